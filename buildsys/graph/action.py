@@ -1,0 +1,42 @@
+"""One node of the build graph: what a target reads, what it writes and all that its result depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class FileRef:
+    """A file by its path relative to the build folder (inputs, outputs) or to the project (sources)."""
+
+    path: str
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A target of the graph, complete: two actions with the same key parts give the same result.
+
+    ``options`` holds the resolved manifest fields that the stage uses and nothing else. It is both what
+    the worker receives and what the action key digests, so a stage cannot depend on a field that is
+    not in its key.
+    """
+
+    target: str  # "engine:resnet50:rtx-fp16"; the only name that doit, the ledger and the user see
+    stage: str  # "engine"
+    model: str
+    variant: str  # engine or precision name, "" for stages that a model has once
+    options: Mapping[str, Any]  # JSON values only
+    inputs: Mapping[str, FileRef]  # role -> output of another action
+    outputs: Mapping[str, FileRef]  # role -> file; always has "result", the stage's JSON
+    sources: tuple[str, ...] = ()  # user files, relative to the project; digested with their local imports
+    after: tuple[str, ...] = ()  # targets whose outputs are inputs
+    order: tuple[str, ...] = ()  # targets that must have passed before, without being an input
+    code: tuple[str, ...] = ()  # buildsys modules whose source (with what they import) is in the key
+    tools: tuple[str, ...] = ()  # distributions whose versions are in the key
+    devices: tuple[str, ...] = ()  # device facts in the key: "cpu", "gpu"
+    exclusive: bool = False  # runs alone on the machine (benchmarks)
+    timeout_s: float | None = None
+    doc: str = field(default="", compare=False)

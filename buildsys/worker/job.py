@@ -1,0 +1,44 @@
+"""What a worker is given and what it gives back. Standard library only: every toolchain imports this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+RESULT_SCHEMA = "buildsys/result/1"
+
+
+def _say_nothing(message: str) -> None:
+    """Drop a progress message."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One stage to run, with absolute paths. Outputs lie in a temporary folder that the executor publishes.
+
+    Roles are the keys of ``inputs`` and ``outputs``. An optional input that was not produced is absent
+    from ``inputs``. A stage may write further files beside its outputs (external data, failing tensors):
+    the executor records whatever it finds in the folder.
+    """
+
+    target: str
+    stage: str
+    model: str
+    variant: str
+    options: Mapping[str, Any]
+    inputs: Mapping[str, Path]
+    outputs: Mapping[str, Path]
+    project: Path
+    progress: Callable[[str], None] = field(default=_say_nothing, compare=False)
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """What a stage found: written to the target's result file with the common header."""
+
+    status: str = "passed"  # passed | failed | unavailable
+    reason: str = ""  # one sentence; empty when passed
+    hint: str = ""
+    figures: Mapping[str, Any] = field(default_factory=dict)
