@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 _DURATION_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
@@ -34,7 +35,7 @@ def parse_size(value: object) -> int:
 
 
 def _parse(value: object, units: dict[str, float] | dict[str, int], expected: str) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf:
         return float(value)
     if isinstance(value, str):
         match = _QUANTITY.fullmatch(value)

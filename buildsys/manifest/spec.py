@@ -1,0 +1,74 @@
+"""What all sections of a manifest are made of: the base class, and the types of names and quantities."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from buildsys.manifest.units import parse_duration, parse_size
+
+DType = Literal[
+    "float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16",
+    "uint32", "uint64", "bool", "complex64", "complex128", "string", "int4", "uint4", "float4e2m1",
+    "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz",
+]  # fmt: skip
+Case = Literal["min", "opt", "max", "odd"]
+Precision = Literal["fp32", "fp16", "bf16"]
+Stage = Literal["export", "reference", "simplify", "convert", "validate", "engine", "verify", "bench", "report"]
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$"
+TENSOR_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.:/+-]*$"
+WORD_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
+CALLABLE_PATTERN = r"^[^:]+\.py:[A-Za-z_][A-Za-z0-9_.]*$"
+SHA256_PATTERN = r"^[0-9a-f]{64}$"
+PATTERN_WORDS = {
+    NAME_PATTERN: "a name of letters, digits and _ . + - that starts with a letter or digit",
+    TENSOR_PATTERN: "a tensor name of letters, digits and _ . : / + - that starts with a letter, a digit or _",
+    WORD_PATTERN: "a word of letters, digits and _ that does not start with a digit",
+    CALLABLE_PATTERN: "a file and a callable such as plugins/models/net.py:make",
+    SHA256_PATTERN: "a SHA-256 digest of 64 hexadecimal digits in lower case",
+}
+Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)]
+TensorName = Annotated[str, Field(pattern=TENSOR_PATTERN, max_length=200)]
+DimName = Annotated[str, Field(pattern=WORD_PATTERN)]
+Callable = Annotated[str, Field(pattern=CALLABLE_PATTERN)]
+
+
+def _check_dim(value: object) -> object:
+    size = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if size or (isinstance(value, str) and re.fullmatch(WORD_PATTERN, value)):
+        return value
+    raise PydanticCustomError("dim", "not a dimension")
+
+
+Dim = Annotated[
+    int | str,
+    BeforeValidator(_check_dim),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": WORD_PATTERN}]}),
+]
+Seconds = Annotated[float, BeforeValidator(parse_duration), Field(json_schema_extra={"type": ["string", "number"]})]
+Bytes = Annotated[int, BeforeValidator(parse_size), Field(json_schema_extra={"type": ["string", "integer"]})]
+ALL_CASES: tuple[Case, ...] = ("min", "opt", "max", "odd")
+
+
+class Spec(BaseModel):
+    """Base of every manifest section: immutable, and a typo is an error.
+
+    Validators are built at first use: only the model that is validated pays, not each of its sections.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sequences_are_tuples(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+
+
+def section(alias: str | None = None) -> Any:
+    """Return a field whose default is the section's own defaults, validated as a part of the whole."""
+    return Field(default_factory=dict, validate_default=True, alias=alias)

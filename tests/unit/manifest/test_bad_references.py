@@ -1,0 +1,87 @@
+"""Files that a manifest names and that are missing, elsewhere or not what was asked for."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+NET = "configs/models/net.yaml"
+
+PYTHON = """\
+model: net
+source: {{python: "{callable}"}}
+inputs: {{x: {{shape: [1]}}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("callable_", "expected"),
+    [
+        ("plugins/nte.py:make", "no file plugins/nte.py; did you mean net.py?"),
+        ("plugins/net.py:maek", "plugins/net.py defines no maek; did you mean make?"),
+        ("plugins/broken.py:make", "plugins/broken.py:2: "),
+        ("plugins/net.py", '"plugins/net.py" is not a file and a callable such as'),
+        ("../../x.py:make", '"../../x.py" leaves the project'),
+        ("/etc/x.py:make", '"/etc/x.py" is absolute; paths are relative to the project'),
+        ("link.py:make", '"link.py" leaves the project'),
+        ("plugins/folder.py:make", "plugins/folder.py is not a regular file"),
+    ],
+)
+def test_a_python_source_that_cannot_be(project, tmp_path_factory, callable_, expected):
+    outside = tmp_path_factory.mktemp("outside") / "x.py"
+    outside.write_text("def make(): ...\n")
+    (project.root / "link.py").symlink_to(outside)
+    (project.root / "plugins/folder.py").mkdir(parents=True)
+    project.write("plugins/net.py", "def make():\n    inner = 1\n")
+    project.write("plugins/broken.py", "x = 1\ndef make(:\n")
+    project.write(NET, PYTHON.format(callable=callable_))
+    [error] = project.errors()
+    assert error.startswith(f"{NET}:2:18: source.python: ")
+    assert expected in error
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def make(): ...",
+        "class make: ...",
+        "make = print",
+        "from json import loads as make",
+        "from json import *",
+        "if True:\n    make = 1",
+        "try:\n    import make\nexcept ImportError:\n    make = None",
+        "def __getattr__(name): ...",
+        "first, make = 1, 2",
+    ],
+)
+def test_every_way_to_define_a_callable_counts(project, source):
+    project.write("plugins/net.py", source)
+    project.write(NET, PYTHON.format(callable="plugins/net.py:make"))
+    assert list(project.load().models) == ["net"]
+
+
+def test_a_name_inside_a_function_is_no_callable(project):
+    project.write("plugins/net.py", "def other():\n    make = 1\n    return lambda: make\n")
+    project.write(NET, PYTHON.format(callable="plugins/net.py:make"))
+    assert "defines no make" in project.errors()[0]
+
+
+def test_weights_of_another_digest(project):
+    weights = project.write("weights/net.pth", b"some weights")
+    right, wrong = hashlib.sha256(weights.read_bytes()).hexdigest(), "f" * 64
+    manifest = (
+        "model: net\n"
+        "source: {{torchvision: resnet18, weights: {{file: {}, sha256: {}}}}}\n"
+        "inputs: {{x: {{shape: [1]}}}}\n"
+    )
+    project.write(NET, manifest.format("weights/net.pth", right))
+    assert project.load().models["net"].data["source"]["weights"] == {"file": "weights/net.pth", "sha256": right}
+    project.write(NET, manifest.format("weights/net.pth", wrong))
+    [error] = project.errors()
+    assert error.startswith(f"{NET}:2:")
+    assert f"source.weights.sha256: the SHA-256 digest of weights/net.pth is {right}" in error
+    project.write(NET, manifest.format("weights/gone.pth", wrong))
+    assert "source.weights.file: no file weights/gone.pth" in project.errors()[0]
+    project.write(NET, manifest.format("weights/net.pth", "abc"))
+    assert 'source.weights.sha256: "abc" is not a SHA-256 digest' in project.errors()[0]

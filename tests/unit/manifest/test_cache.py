@@ -1,0 +1,217 @@
+"""A warm load gives the same, is cheap, and never uses what has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from buildsys.manifest import project as loading
+from buildsys.manifest.snapshot import is_settled
+from tests.unit.manifest.conftest import NET, same_state
+
+LAZY = """
+import sys, time
+from pathlib import Path
+from buildsys.manifest.project import load_project
+started = time.perf_counter()
+names = sorted(load_project(Path(sys.argv[1])).models)
+print(time.perf_counter() - started, *names, *({"pydantic", "yaml"} & sys.modules.keys()))
+"""
+
+
+@pytest.fixture
+def resolved(monkeypatch):
+    """Return the list of files that loads resolve and do not take from the cache."""
+    files = []
+    original = loading._Load._resolve
+
+    def record(self, file, cache):
+        files.append(file.name)
+        return original(self, file, cache)
+
+    monkeypatch.setattr(loading._Load, "_resolve", record)
+    return files
+
+
+def _warm(project, resolved):
+    project.settle()
+    project.load()
+    resolved.clear()
+
+
+def test_a_warm_load_imports_neither_pydantic_nor_yaml_and_is_quick(project):
+    for number in range(17):
+        project.model("engines: [ort-cpu, rtx-fp16]", name=f"net{number:02}")
+    project.settle()
+    cold = project.load()
+    output = subprocess.run(
+        [sys.executable, "-c", LAZY, project.root], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert output[1:] == sorted(cold.models)
+    assert float(output[0]) < 0.1  # 2 ms on an idle machine
+
+
+def test_a_warm_load_gives_the_same_models(project, resolved):
+    project.model("matrix: {export.opset: [13, 17]}\ndescription: -1\n".replace("-1", "x"))
+    project.write("configs/models/inf.yaml", NET.replace("net", "inf").replace("32]}", "32], data: {constant: -.inf}}"))
+    project.settle()
+    cold = project.load()
+    resolved.clear()
+    warm = project.load()
+    assert resolved == []
+    assert warm.models == cold.models
+    assert list(warm.models) == list(cold.models)
+    assert warm.models["net-13"].origins["export.opset"] == "configs/models/net.yaml:6"
+
+
+def test_one_changed_manifest_is_resolved_alone(project, resolved):
+    for name in "abc":
+        project.model(name=name)
+    _warm(project, resolved)
+    project.model("export: {opset: 13}", name="b")
+    assert project.load().models["b"].data["export"]["opset"] == 13
+    assert resolved == ["b.yaml"]
+    (project.root / "configs/models/a.yaml").unlink()
+    project.model(name="d")
+    project.settle()
+    assert list(project.load().models) == ["b", "c", "d"]
+    assert resolved == ["b.yaml", "b.yaml", "d.yaml"]  # b had changed too recently to be kept
+
+
+def test_what_was_written_just_now_is_not_trusted(project, resolved):
+    project.model()
+    project.load()
+    resolved.clear()
+    project.load()
+    assert "net.yaml" in resolved
+
+
+def test_a_settled_state_is_older_than_a_tick():
+    now = time.time_ns()
+    assert is_settled((0, now - 100_000_000, 0, 0), now)
+    assert not is_settled((0, now - 1_000_000, 0, 0), now)
+    assert not is_settled((0, now + 1_000_000_000, 0, 0), now)
+
+
+def test_a_change_that_keeps_size_and_time_is_seen(project, resolved):
+    file = project.model("export: {opset: 13}")
+    _warm(project, resolved)
+    same_state(file, file.read_bytes().replace(b"13", b"14"))
+    assert project.load().models["net"].data["export"]["opset"] == 14
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("configs/project.yaml", "defaults: {export: {opset: 13}}"),
+        ("configs/models/_base.yaml", "export: {opset: 13}"),
+        ("configs/engines.yaml", "ort-cpu: {backend: onnxruntime, intra_op_threads: 3}"),
+    ],
+)
+def test_a_shared_file_that_appears_or_changes_is_seen(project, resolved, path, text):
+    project.write("configs/models/_base.yaml", "bench: {min_samples: 4}")
+    project.model("extends: _base.yaml\nengines: [ort-cpu]")
+    before = project.load().models["net"].data
+    _warm(project, resolved)
+    project.write(path, text)
+    after = project.load().models["net"].data
+    assert after != before
+    assert "net.yaml" in resolved
+
+
+def test_a_callable_that_goes_is_seen(project, resolved):
+    project.write("plugins/net.py", "def make(): ...")
+    project.write("configs/models/net.yaml", NET.replace("torchvision: resnet18", 'python: "plugins/net.py:make"'))
+    _warm(project, resolved)
+    project.write("plugins/net.py", "def other(): ...")
+    assert "plugins/net.py defines no make" in project.errors()[0]
+    (project.root / "plugins/net.py").unlink()
+    assert "no file plugins/net.py" in project.errors()[0]
+
+
+def test_weights_are_hashed_again_only_when_they_change(project, resolved, monkeypatch):
+    weights = project.write("net.pth", b"some weights")
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+    source = f"torchvision: resnet18, weights: {{file: net.pth, sha256: {digest}}}"
+    manifest = project.write("configs/models/net.yaml", NET.replace("torchvision: resnet18", source))
+    _warm(project, resolved)
+    hashed = []
+    monkeypatch.setattr(hashlib, "sha256", lambda: hashed.append(1) or pytest.fail("hashed again"))
+    manifest.write_text(manifest.read_text() + "export: {opset: 13}\n")
+    assert project.load().models["net"].data["export"]["opset"] == 13
+    monkeypatch.undo()
+    assert not hashed
+    same_state(weights, b"OTHER weight")
+    assert "the SHA-256 digest of net.pth is" in project.errors()[0]
+
+
+def test_errors_are_found_again_and_good_files_are_kept(project, resolved):
+    project.model(name="good")
+    project.model("export: {opset: 99}", name="bad")
+    project.settle()
+    first = project.errors()
+    resolved.clear()
+    assert project.errors() == first
+    assert resolved == ["bad.yaml"]
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"garbage", b"00000000\n{}", b"\xff\xfe", None], ids=["empty", "text", "checksum", "bytes", "flip"]
+)
+def test_a_broken_cache_is_only_slow(project, resolved, damage):
+    project.model()
+    _warm(project, resolved)
+    file = project.root / ".buildsys/manifests.json"
+    content = file.read_bytes()
+    file.write_bytes(content.replace(b"resnet18", b"resnet19") if damage is None else damage)
+    assert project.load().models["net"].data["source"]["torchvision"] == "resnet18"
+    assert resolved
+    resolved.clear()
+    project.load()
+    assert resolved == []
+
+
+def test_a_cache_that_cannot_be_written_does_not_matter(project):
+    project.model()
+    project.write(".buildsys", "a file where the folder belongs")
+    assert list(project.load().models) == ["net"]
+    (project.root / ".buildsys").unlink()
+    (project.root / ".buildsys/manifests.json").mkdir(parents=True)
+    project.settle()
+    assert list(project.load().models) == ["net"]
+    assert [path.name for path in (project.root / ".buildsys").iterdir()] == ["manifests.json"]
+
+
+def test_the_cache_of_other_code_is_not_used(project, resolved, monkeypatch):
+    project.model()
+    _warm(project, resolved)
+    monkeypatch.setattr("buildsys.manifest.cache.SCHEMA", "another")
+    project.load()
+    assert "net.yaml" in resolved
+
+
+def test_folders_moved_by_the_environment(project, monkeypatch, tmp_path):
+    project.model()
+    other = tmp_path / "other"
+    (other / "models").mkdir(parents=True)
+    (other / "models/b.yml").write_text(NET.replace("net", "b"))
+    monkeypatch.setenv("BUILDSYS_CONFIGS", "other")
+    monkeypatch.setenv("BUILDSYS_BUILD", str(tmp_path / "out"))
+    loaded = project.load()
+    assert list(loaded.models) == ["b"]
+    assert (loaded.configs, loaded.build) == (other, tmp_path / "out")
+    monkeypatch.delenv("BUILDSYS_CONFIGS")
+    assert list(project.load().models) == ["net"]
+
+
+def test_the_cache_is_plain_json_after_its_checksum(project):
+    project.model()
+    project.settle()
+    project.load()
+    _, _, body = (project.root / ".buildsys/manifests.json").read_bytes().partition(b"\n")
+    assert "configs/models/net.yaml" in json.loads(body)["entries"]

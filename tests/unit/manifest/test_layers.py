@@ -1,0 +1,180 @@
+"""extends, project defaults, matrix, dynamic_axes, engine profiles, and who set what."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buildsys.manifest.tree import leaves, merge, nearest, plain, plant
+from tests.unit.manifest.conftest import NET
+
+
+def test_defaults_lie_under_extends_and_those_under_the_manifest(project):
+    project.write("configs/project.yaml", "defaults: {export: {opset: 11, verbose: true}, bench: {min_samples: 7}}")
+    project.write(
+        "configs/models/_base.yaml", "model: base\nexport: {opset: 12, export_params: true}\nbench: {duration: 1s}\n"
+    )
+    project.model("extends: _base.yaml\nexport: {opset: 13}")
+    [model] = project.load().models.values()
+    assert model.name == "net"
+    assert {name: value for name, value in model.data["export"].items() if value is not None} == {
+        "exporter": "torchscript",
+        "opset": 13,
+        "verbose": True,
+        "export_params": True,
+    }
+    assert (model.data["bench"]["min_samples"], model.data["bench"]["duration"]) == (7, 1.0)
+    assert model.origins["export.opset"] == "configs/models/net.yaml:7"
+    assert model.origins["export.export_params"] == "configs/models/_base.yaml:2"
+    assert model.origins["export.verbose"] == "configs/project.yaml:1"
+    assert "export.training" not in model.origins
+
+
+def test_several_bases_and_a_chain(project):
+    project.write("configs/common/a.yaml", "export: {opset: 11}\nbench: {min_samples: 3}\n")
+    project.write("configs/common/b.yaml", "extends: a.yaml\nexport: {opset: 12}\n")
+    project.write("configs/common/c.yaml", "simplify: {tool: none}\nexport: {opset: 14}\n")
+    project.model("extends: [../common/c.yaml, ../common/b.yaml]")
+    data = project.load().models["net"].data
+    assert (data["export"]["opset"], data["simplify"]["tool"], data["bench"]["min_samples"]) == (12, "none", 3)
+
+
+def test_lists_are_replaced_and_a_source_of_another_kind_too(project):
+    project.write("net.onnx", b"onnx")
+    project.write(
+        "configs/models/_base.yaml",
+        """\
+        source: {torchvision: resnet18, seed: 3, weights: DEFAULT}
+        inputs: {x: {shape: [1, 2], data: {random: uniform, high: 2.0}}}
+        bench: {cases: [min, opt, max]}
+        """,
+    )
+    project.write(
+        "configs/models/a.yaml",
+        "model: a\nextends: _base.yaml\nsource: {onnx: net.onnx}\nbench: {cases: [max]}\n"
+        "inputs: {x: {shape: [4], data: {constant: 1}}}\n",
+    )
+    project.write("configs/models/b.yaml", "model: b\nextends: _base.yaml\nsource: {torchvision: vgg11}\n")
+    models = project.load().models
+    assert models["a"].data["source"] == {"seed": 0, "onnx": "net.onnx"}
+    assert models["a"].data["inputs"]["x"]["data"] == {"constant": 1}
+    assert models["a"].data["inputs"]["x"]["shape"] == [4]
+    assert models["a"].data["bench"]["cases"] == ["max"]
+    assert models["b"].data["source"] == {"seed": 3, "torchvision": "vgg11", "weights": "DEFAULT", "kwargs": {}}
+
+
+def test_shared_dims_that_a_model_does_not_use_are_dropped(project):
+    project.write("configs/project.yaml", "defaults: {dims: {batch: {min: 1, opt: 2, max: 3}}}")
+    project.write("configs/models/a.yaml", "model: a\nsource: {torchvision: r}\ninputs: {x: {shape: [1]}}\n")
+    assert project.load().models["a"].data["dims"] == {}
+
+
+def test_a_matrix_makes_a_model_per_combination(project):
+    project.model("matrix: {export.opset: [13, 17], simplify.tool: [onnxsim, none], engines: [[ort-cpu]]}")
+    models = project.load().models
+    assert list(models) == [
+        "net-13-onnxsim-ort-cpu",
+        "net-13-none-ort-cpu",
+        "net-17-onnxsim-ort-cpu",
+        "net-17-none-ort-cpu",
+    ]
+    assert models["net-17-none-ort-cpu"].data["export"]["opset"] == 17
+    assert models["net-17-none-ort-cpu"].data["simplify"]["tool"] == "none"
+    assert models["net-17-none-ort-cpu"].origins["export.opset"] == "configs/models/net.yaml:6"
+
+
+def test_placeholders_in_a_name(project):
+    text = NET.replace("model: net", "model: net-op{export.opset}")
+    project.write("configs/models/net.yaml", text + "matrix: {export.opset: [13, 17]}\n")
+    assert list(project.load().models) == ["net-op13", "net-op17"]
+    project.write("configs/models/net.yaml", text)
+    [error] = project.errors()
+    assert error.startswith("configs/models/net.yaml:1:8: model: the name uses {export.opset}, which is not set")
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [("[a/b c]", "net-a-b-c"), ("[null]", "net-null"), ("[true]", "net-true"), ("[{rtol: 0.5}]", "net-0.5")],
+)
+def test_values_become_parts_of_names(project, values, name):
+    axis = "engines.0.tolerance" if "rtol" in values or "null" in values else "description"
+    axis = "export.verbose" if "true" in values else axis
+    project.model(f"engines: [{{name: e, backend: onnxruntime}}]\nmatrix: {{{axis}: {values}}}")
+    assert list(project.load().models) == [name]
+
+
+def test_dynamic_axes_become_names_in_shapes(project):
+    project.write(
+        "configs/models/net.yaml",
+        """\
+        model: net
+        source: {torchvision: resnet18}
+        inputs: {x: {shape: [1, 3, 32, 32]}, y: {shape: [1, 8]}}
+        outputs: {z: {shape: [1, 10]}, w: {}}
+        dims: {batch: {min: 1, opt: 2, max: 4}, y_dynamic_axes_1: {min: 1, opt: 2, max: 4}}
+        dynamic_axes: {x: {0: batch}, y: [-1], z: {0: batch}, w: {0: batch}}
+        """,
+    )
+    data = project.load().models["net"].data
+    assert [data["inputs"][name]["shape"] for name in "xy"] == [["batch", 3, 32, 32], [1, "y_dynamic_axes_1"]]
+    assert [data["outputs"][name]["shape"] for name in "zw"] == [["batch", 10], None]
+    assert "dynamic_axes" not in data
+
+
+def test_engine_entries_of_every_form(project):
+    project.model(
+        """\
+        verify: {fp16: {rtol: 0.5}}
+        engines:
+          - ort-cpu
+          - {use: ort-fp16, name: small, intra_op_threads: 1, tolerance: {cosine: 0.5}}
+          - {name: own, backend: tensorrt_rtx, workspace: 2GiB}
+        """
+    )
+    model = project.load().models["net"]
+    first, second, third = model.data["engines"]
+    assert (first["name"], first["backend"], first["precision"]) == ("ort-cpu", "onnxruntime", "fp32")
+    assert (second["name"], second["precision"], second["intra_op_threads"]) == ("small", "fp16", 1)
+    assert second["tolerance"] == {"rtol": 0.5, "cosine": 0.5, "atol": None, "top1": None}
+    assert (third["name"], third["workspace"]) == ("own", 2 * 2**30)
+    assert model.origins["engines.1.precision"] == "configs/engines.yaml:2"
+    assert model.origins["engines.1.name"] == "configs/models/net.yaml:9"
+
+
+def test_a_partial_tolerance_keeps_the_rest_of_its_precision(project):
+    project.model("verify: {fp16: {rtol: 0.5}}")
+    assert project.load().models["net"].data["verify"]["fp16"]["cosine"] == 0.999
+
+
+@pytest.mark.parametrize(("dtype", "high"), [("int64", 10), ("bool", 2), ("int4", 8), ("uint4", 10), ("float32", 10)])
+def test_random_integers_have_a_range_of_their_own(project, dtype, high):
+    project.write(
+        "configs/models/net.yaml",
+        "model: net\nsource: {torchvision: r}\n"
+        f"inputs: {{x: {{shape: [1], dtype: {dtype}, data: {{random: integers}}}}}}\n",
+    )
+    assert project.load().models["net"].data["inputs"]["x"]["data"]["high"] == high
+
+
+def _maps(depth: int = 2) -> st.SearchStrategy[object]:
+    """Return maps in which a, b and c are maps and x, y and z are not, as fields of one schema are."""
+    scalar = st.integers() | st.text(max_size=3) | st.none() | st.lists(st.integers(), max_size=2)
+    fields = dict.fromkeys("xyz", scalar)
+    if depth:
+        fields |= dict.fromkeys("abc", _maps(depth - 1))
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+@given(_maps(), _maps(), _maps())
+def test_laying_over_is_associative_and_keeps_the_top(low, middle, top):
+    trees = [plant(data, __file__) for data in (low, middle, top)]
+    once = merge(merge(trees[0], trees[1]), trees[2])
+    assert plain(once) == plain(merge(trees[0], merge(trees[1], trees[2])))
+    assert plain(merge(trees[2], trees[2])) == top
+    assert plain(merge(plant({}, __file__), trees[2])) == top
+    for key, leaf in leaves(trees[2]):
+        if leaf.value != {}:  # an empty map adds nothing
+            found, missing = nearest(once, key)
+            assert not missing
+            assert plain(found) == plain(leaf)

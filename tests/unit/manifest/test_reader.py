@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buildsys.errors import ManifestError
+from buildsys.manifest.reader import read_positions, read_yaml
+
+FILE = Path("m.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 0.001),
+        ("1.0e-4", 0.0001),
+        (".5", 0.5),
+        ("+3", 3),
+        ("010", 10),
+        ("0o17", 15),
+        ("0x1F", 31),
+        ("on", "on"),
+        ("NO", "NO"),
+        ("yes", "yes"),
+        ("True", True),
+        ("false", False),
+        ("12:30", "12:30"),
+        ("2024-01-01", "2024-01-01"),
+        ("1_000", "1_000"),
+        ("~", None),
+        ("null", None),
+        ("", None),
+        ("-.inf", float("-inf")),
+        ("'3'", "3"),
+        ('"null"', "null"),
+        ("!!str 3", "3"),
+        ("!!float 3", 3),
+        ("=", "="),
+    ],
+)
+def test_scalars_are_those_of_yaml_1_2(text, value):
+    found = read_yaml(FILE, f"a: {text}\n".encode())["a"]
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_aliases_and_whole_number_keys():
+    assert read_yaml(FILE, b"a: &x [1, 2]\nb: {0: *x}\n") == {"a": [1, 2], "b": {"0": [1, 2]}}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: 1\nb: {c: 1, c: 2}", "2:11: b.c: the key is given twice"),
+        ("0: 1\n'0': 2", "2:1: 0: the key is given twice"),
+        ("true: 1", '1:1: the key true is not a string; quote it: "true"'),
+        ("~: 1", "1:1: the key ~ is not a string"),
+        ("1.5: 1", "1:1: the key 1.5 is not a string"),
+        ("? [a]\n: 1", "1:3: a key must be a plain word"),
+        ("<<: {a: 1}", "1:1: merge keys (<<) are not part of YAML 1.2; use extends"),
+        ("a: &x [*x]", "1:8: a.0: the alias *x has no finished anchor before it"),
+        ("a: *nowhere", "1:4: a: the alias *nowhere has no finished anchor before it"),
+        ("a: 1\n---\nb: 1", "2:1: a second document starts here"),
+        (
+            "a: !!python/object:os.system x",
+            "1:4: a: the tag tag:yaml.org,2002:python/object:os.system does not fit here",
+        ),
+        ("a: !!int x", "1:4: a: the tag tag:yaml.org,2002:int does not fit here"),
+        ("a: !mine {}", "1:4: a: the tag !mine does not fit a map"),
+        ("a: " + "9" * 5000, "1:4: a: the whole number does not fit into 64 bits"),
+        ("[" * 1000, "values are nested more than 50 deep"),
+        ("- a\n" * 60_000, "the file expands to more than 50000 values"),
+        ("a: \x07", "1:4: the control character U+0007 is not allowed in YAML"),
+        ("a: 'b", "1:6: not valid YAML: found unexpected end of stream"),
+    ],
+)
+def test_what_is_refused(text, expected):
+    with pytest.raises(ManifestError) as caught:
+        read_yaml(FILE, text.encode())
+    assert expected in str(caught.value)
+
+
+def test_positions_of_keys_and_values():
+    positions = read_positions(FILE, b"a:\n  b: [1, {c: 2}]\n")
+    assert positions.find(("a", "b"), of_key=True) == (2, 3)
+    assert positions.find(("a", "b", 1, "c"), of_key=False) == (2, 14)
+    assert positions.find(("a", "b", 7, "x"), of_key=False) == (2, 6)
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_garbage_is_data_or_a_manifest_error(content):
+    try:
+        read_yaml(FILE, content)
+    except ManifestError as error:
+        assert str(error).startswith("m.yaml")
+
+
+def _numbers() -> st.SearchStrategy[object]:
+    return st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+
+
+def _texts() -> st.SearchStrategy[str]:
+    # JSON escapes are YAML's for all but characters outside the basic plane
+    return st.text(st.characters(min_codepoint=32, max_codepoint=0xD7FF, exclude_categories=("Cs",)), max_size=10)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | _numbers() | _texts(),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_texts(), inner, max_size=4),
+        max_leaves=20,
+    )
+)
+def test_json_reads_as_the_same_data(value):
+    assert read_yaml(FILE, json.dumps(value).encode()) == value

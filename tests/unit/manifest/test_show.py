@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from buildsys.manifest.project import load_project
+from buildsys.manifest.reader import read_yaml
+from buildsys.manifest.show import resolved_text, schema_texts, write_schemas
+
+ROOT = Path(__file__).parents[3]
+
+EVERYTHING = """\
+model: "net-{export.opset}"
+description: "yes: a name, # and a colon"
+source: {torchvision: resnet18, weights: DEFAULT, kwargs: {num_classes: 3, "on": [1, {a: "null"}]}}
+inputs:
+  x: {shape: [batch, 3, 32, 32], data: {random: normal, std: 2}}
+  mask: {shape: [batch], dtype: bool, data: {random: integers}, keyword: mask}
+  bias: {shape: [1], data: {constant: -.inf}}
+outputs: {y: {shape: [batch, null]}}
+dims: {batch: {min: 1, opt: 2, max: 4, odd: 3}}
+matrix: {export.opset: [13, 17]}
+dynamic_axes: {y: {0: batch}}
+export: {custom_opsets: {my.domain: 1}, export_modules_as_functions: [torch.nn.ReLU]}
+engines:
+  - ort-cpu
+  - use: rtx-fp16
+    name: profiled
+    tolerance: {rtol: 1e-2}
+    workspace: 1GiB
+    profiles: [{x: {min: [1, 3, 32, 32], opt: [2, 3, 32, 32], max: [4, 3, 32, 32]},
+                mask: {min: [1], opt: [2], max: [4]}}]
+bench: {duration: 500ms}
+timeout: {export: 10min}
+"""
+
+
+@pytest.fixture
+def everything(project):
+    project.write("configs/models/net.yaml", EVERYTHING)
+    return project
+
+
+def test_each_line_says_who_set_it(everything):
+    lines = resolved_text(everything.load().models["net-17"]).splitlines()
+    by_field = {line.split(":")[0].strip("- "): line for line in lines}
+    assert lines[0] == "# net-17, from configs/models/net.yaml"
+    assert by_field["opset"].split() == ["opset:", "17", "#", "configs/models/net.yaml:10"]
+    assert by_field["workspace"].split() == ["workspace:", "1073741824", "#", "configs/models/net.yaml:18"]
+    assert by_field["training"].split() == ["training:", "null", "#", "default"]
+    assert all("#" in line or line.endswith(":") for line in lines)
+
+
+def test_a_resolved_text_resolves_to_itself(everything):
+    model = everything.load().models["net-17"]
+    everything.write("configs/models/net.yaml", resolved_text(model))
+    again = everything.load().models["net-17"]
+    assert again.data == model.data
+
+
+def test_a_resolved_onnx_source_resolves_to_itself(project):
+    project.write("net.onnx", b"onnx")
+    project.write("configs/models/a.yaml", "model: a\nsource: {onnx: net.onnx}\ninputs: {x: {shape: [1]}}\n")
+    model = project.load().models["a"]
+    project.write("configs/models/a.yaml", resolved_text(model))
+    assert project.load().models["a"].data == model.data
+
+
+def test_every_shipped_manifest_loads_and_resolves_to_itself(project, monkeypatch):
+    for folder in ("plugins", "weights"):
+        if (ROOT / folder).exists():
+            (project.root / folder).symlink_to(ROOT / folder)
+    shipped = load_project(ROOT).models
+    (project.root / "configs/engines.yaml").unlink()
+    (project.root / "plugins").unlink(missing_ok=True)
+    for name, model in shipped.items():
+        if "torchvision" in model.data["source"]:
+            project.write(f"configs/models/{name}.yaml", resolved_text(model))
+    again = project.load().models
+    assert again
+    assert {name: model.data for name, model in again.items()} == {name: shipped[name].data for name in again}
+
+
+def test_the_committed_schemas_are_current(tmp_path):
+    committed = ROOT / "configs/schema"
+    for name, text in schema_texts().items():
+        assert (committed / name).read_text() == text, "run: doit schema"
+    assert {path.name for path in committed.iterdir()} == {path.name for path in write_schemas(tmp_path)}
+
+
+def _validator(name: str) -> jsonschema.Draft202012Validator:
+    schema = json.loads(schema_texts()[name])
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def test_editors_accept_what_the_loader_accepts():
+    model = _validator("model.schema.json")
+    model.validate(read_yaml(Path("net.yaml"), EVERYTHING.encode()))
+    model.validate({"extends": "_base.yaml", "dims": {"batch": {"max": 32}}})
+    for file in (ROOT / "configs/models").rglob("*.y*ml"):
+        model.validate(read_yaml(file, file.read_bytes()))
+    for name in ("project", "engines"):
+        file = ROOT / f"configs/{name}.yaml"
+        _validator(f"{name}.schema.json").validate(read_yaml(file, file.read_bytes()))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"exprot": {}},
+        {"export": {"opset": "17"}},
+        {"export": {"exporter": "dynamic"}},
+        {"inputs": {"x": {"shape": [-1]}}},
+        {"engines": [{"backend": "onnxruntime", "spining": True}]},
+        {"engines": [3]},
+        {"source": {"torchvision": "resnet18", "onnx": "x"}},
+        {"bench": {"cases": ["mid"]}},
+        {"matrix": {"export.opset": 17}},
+    ],
+)
+def test_editors_refuse_what_the_loader_refuses(wrong):
+    assert not _validator("model.schema.json").is_valid(wrong)
+
+
+def test_every_field_of_a_manifest_is_described():
+    schema = json.loads(schema_texts()["model.schema.json"])
+    missing = [name for name, field in schema["properties"].items() if "description" not in field]
+    assert missing == []
