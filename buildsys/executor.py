@@ -1,0 +1,343 @@
+"""Runs one action: lock, look up, stage, run the worker, check the inputs again, publish, record."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable
+from buildsys.graph.action import Action
+from buildsys.graph.key import changed_parts
+from buildsys.snapshot import Snapshot, Surveyor
+from buildsys.store.digest import DigestMemo, FileDigest
+from buildsys.store.ledger import FAILED, PASSED, UNAVAILABLE, ImportMemo, Ledger, OutputFile, Outputs, Record, Run
+from buildsys.store.lock import Holder, Locks, machine_lock_folder
+from buildsys.store.publish import Publisher
+from buildsys.store.state import StateDb, warn_on_stderr
+from buildsys.worker.job import Job
+
+if TYPE_CHECKING:
+    from buildsys.worker.pool import WorkerPool
+
+Event = dict[str, Any]
+_RESULT = "result"  # the role that every action has
+_SUMMARY_ITEMS = 16  # longer lists (raw samples) stay in the result file
+_RUNS_WHEN_TOUCHED = 2
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a target ended."""
+
+    target: str
+    status: str  # passed | unavailable
+    seconds: float  # of the stage itself
+    reason: str = ""
+    hint: str = ""
+    figures: Mapping[str, Any] = field(default_factory=dict)  # of the result file, without long lists
+    log: Path = Path()
+    waited: bool = False  # nothing was run: another process or thread had built it when its turn came
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """A worker's answer, or the verdict that it raised after writing its result file."""
+
+    status: str
+    reason: str
+    hint: str
+    figures: Mapping[str, Any]
+    seconds: float
+
+
+def _ignore(target: str, event: Event) -> None:
+    """Drop an event."""
+
+
+class Executor:
+    """Brings targets up to date and says which are. Threads may share it.
+
+    ``on_event`` gets the worker's events and ``{"event": "waiting", "holder": text}``, with the target.
+    """
+
+    def __init__(
+        self,
+        project_root: Path,
+        build: Path,
+        state: Path,
+        actions: Mapping[str, Action],
+        *,
+        pool: WorkerPool,
+        on_event: Callable[[str, Event], None] = _ignore,
+        notify: Callable[[str], None] = warn_on_stderr,
+    ) -> None:
+        self._project = project_root
+        self._build = build
+        self._actions = actions
+        self._pool = pool
+        self._on_event = on_event
+        self._db = StateDb(state / "state.db", notify)
+        self._memo = DigestMemo(self._db)
+        self._ledger = Ledger(self._db)
+        self._locks = Locks(state / "locks", machine_lock_folder(state / "locks"))
+        self._publisher = Publisher(build, self._memo)
+        self._surveyor = Surveyor(project_root, build, self._memo, ImportMemo(self._db), actions.values())
+        self._swept = False
+        self._sweeping = threading.Lock()
+
+    def is_fresh(self, target: str) -> bool:
+        """Return whether a target's outputs are those of its inputs as they are now.
+
+        A file that cannot be read makes it stale: ``run`` then says what is wrong.
+        """
+        action = self._actions[target]
+        try:
+            return self._fresh_key(action, self._surveyor.snapshot(action)) is not None
+        except StageError:
+            return False
+
+    def run(self, target: str, *, force: bool = False) -> Outcome:
+        """Bring a target up to date, or with ``force`` make it anew even if it is.
+
+        Raises: CheckFailed: its result file and what it kept are published, nothing counts as fresh.
+        StageError: nothing was published. Both leave the target stale.
+        """
+        action = self._actions[target]
+        waiting = partial(self._tell_waiting, target)
+        with self._locks.target(target, waiting) as waited:
+            record = None if force and not waited else self._fresh_record(action)
+            if record is not None:
+                return self._outcome(record, waited=True)
+            with self._locks.machine(target, exclusive=action.exclusive, on_wait=waiting):
+                self._sweep_once()
+                return self._make(action)
+
+    def stale_reason(self, target: str) -> str:
+        """Return in a few words why a target must be made, an empty string when it is fresh."""
+        action = self._actions[target]
+        now = self._surveyor.snapshot(action)
+        if self._fresh_key(action, now) is not None:
+            return ""
+        latest = self._ledger.latest(target)
+        runs = self._ledger.history(target, limit=1)
+        if runs and runs[0].status not in (PASSED, UNAVAILABLE):
+            return f"last run failed: {runs[0].reason}"
+        if latest is None:
+            return "never built"
+        changes = changed_parts(latest.parts, now.parts)
+        if changes:
+            more = f" and {len(changes) - 1} more" if len(changes) > 1 else ""
+            return f"{changes[0]}{more}"
+        if latest.status == UNAVAILABLE and _is_required(action):
+            return f"required, but unavailable: {latest.reason}"
+        return self._output_change(latest.outputs)
+
+    def owned(self, target: str) -> set[str]:
+        """Return what a target has put into the build folder, relative to it: its outputs and what lies beside."""
+        return self._ledger.owned(target)
+
+    def forget(self, target: str) -> None:
+        """Drop a target's records, so that it is stale."""
+        self._ledger.forget(target)
+
+    def close(self) -> None:
+        """End all waiting for locks and close the state; not for use afterwards."""
+        self._locks.stop()
+        self._db.close()
+
+    def _fresh_key(self, action: Action, now: Snapshot) -> str | None:
+        if now.missing:
+            return None
+        found = self._ledger.outputs(action.target, now.key)
+        if found is None:
+            return None
+        status, outputs = found
+        if status == UNAVAILABLE and _is_required(action):
+            return None
+        return None if self._output_change(outputs) else now.key
+
+    def _fresh_record(self, action: Action) -> Record | None:
+        key = self._fresh_key(action, self._surveyor.snapshot(action))
+        return None if key is None else self._ledger.lookup(action.target, key)
+
+    def _output_change(self, outputs: Outputs) -> str:
+        paths = {name: f"{self._build}/{name}" for name in outputs}
+        now = self._memo.digests(paths.values())
+        for name, published in outputs.items():
+            found = now[paths[name]]
+            if published is None and found is not None:
+                return f"output added by somebody else: {name}"
+            if published is not None and found is None:
+                return f"output missing: {name}"
+            if published is not None and found is not None and found.digest != published.digest:
+                return f"output edited: {name}"
+        return ""
+
+    def _make(self, action: Action) -> Outcome:
+        for _ in range(_RUNS_WHEN_TOUCHED):
+            before = self._surveyor.snapshot(action)
+            if before.missing:
+                raise StageError(f"{action.target} needs {self._build / before.missing[0]}, which does not exist")
+            started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            with self._publisher.staging(action.target) as tree:
+                try:
+                    ran = self._work(action, tree)
+                except BuildsysError as error:
+                    self._ledger.note(Run(action.target, before.key, "error", started, 0.0, str(error)))
+                    raise
+                if self._inputs_held(action, before):
+                    return self._publish(action, before, tree, ran, started)
+        raise StageError(f"a file that {action.target} reads was written again and again while it ran", "run it again")
+
+    def _inputs_held(self, action: Action, before: Snapshot) -> bool:
+        """Return whether the worker can only have read what the key says; False: a file was written meanwhile.
+
+        Content that is the same again proves nothing (a branch may have been checked out and back), so
+        such a run is made once more.
+        Raises: StageError: the content is another one now.
+        """
+        now = self._surveyor.snapshot(action)
+        changed = self._surveyor.changed_content(action, before, now)
+        if changed:
+            raise StageError(f"{changed} changed while {action.target} ran; nothing was published", "run it again")
+        return now.files == before.files
+
+    def _work(self, action: Action, tree: Path) -> _Ran:
+        log = self._log(action)
+        outputs = {role: tree / ref.path for role, ref in action.outputs.items()}
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            for path in outputs.values():
+                path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StageError(f"cannot make {error.filename}: {error.strerror}") from error
+        begun = time.perf_counter()
+        try:
+            reply = self._pool.run(
+                self._job(action, outputs),
+                log=log,
+                timeout_s=action.timeout_s,
+                on_event=partial(self._on_event, action.target),
+            )
+        except (CheckFailed, Unavailable) as verdict:
+            if not outputs[_RESULT].exists():
+                raise
+            status = FAILED if isinstance(verdict, CheckFailed) else UNAVAILABLE
+            return _Ran(status, verdict.problem, verdict.hint, {}, time.perf_counter() - begun)
+        return _Ran(reply.status, reply.reason, reply.hint, reply.figures, reply.seconds)
+
+    def _job(self, action: Action, outputs: Mapping[str, Path]) -> Job:
+        inputs = {role: self._build / ref.path for role, ref in action.inputs.items()}
+        return Job(
+            target=action.target,
+            stage=action.stage,
+            model=action.model,
+            variant=action.variant,
+            options=action.options,
+            inputs={role: path for role, path in inputs.items() if path.exists()},
+            outputs=outputs,
+            project=self._project,
+        )
+
+    def _publish(self, action: Action, before: Snapshot, tree: Path, ran: _Ran, started: str) -> Outcome:
+        result = action.outputs[_RESULT].path
+        declared = {ref.path for ref in action.outputs.values()}
+        _require_outputs(action, tree, ran.status)
+        if ran.status == FAILED:  # what failed its check must not lie where a good one is expected
+            for name in declared - {result}:
+                (tree / name).unlink(missing_ok=True)
+        sealed = self._publisher.seal(tree)
+        unwanted = (self._ledger.owned(action.target) | declared) - sealed.keys()
+        self._ledger.claim(action.target, sealed)
+        self._publisher.place(tree, sealed, last=result)
+        self._publisher.remove(unwanted)
+        if ran.status == FAILED:
+            self._ledger.fail(Run(action.target, before.key, FAILED, started, ran.seconds, ran.reason), sealed)
+            raise CheckFailed(ran.reason, _joined(ran.hint, f"details: {self._shown(self._build / result)}"))
+        record = self._record(action, before, sealed, ran, started)
+        self._ledger.record(record)
+        if ran.status == UNAVAILABLE and _is_required(action):
+            raise StageError(f"{action.target} is required, but unavailable: {ran.reason}", ran.hint)
+        return self._outcome(record)
+
+    def _record(
+        self, action: Action, before: Snapshot, sealed: Mapping[str, FileDigest], ran: _Ran, started: str
+    ) -> Record:
+        absent: dict[str, OutputFile | None] = {ref.path: None for ref in action.outputs.values()}
+        published = {name: OutputFile(digest, stamp.size) for name, (digest, stamp) in sealed.items()}
+        return Record(
+            target=action.target,
+            key=before.key,
+            parts=before.parts,
+            outputs={**absent, **published},
+            status=ran.status,
+            started=started,
+            seconds=ran.seconds,
+            reason=ran.reason,
+            hint=ran.hint,
+            figures=_summary(ran.figures),
+            log=self._shown(self._log(action)),
+        )
+
+    def _outcome(self, record: Record, *, waited: bool = False) -> Outcome:
+        return Outcome(
+            target=record.target,
+            status=record.status,
+            seconds=record.seconds,
+            reason=record.reason,
+            hint=record.hint,
+            figures=record.figures,
+            log=self._project / record.log,
+            waited=waited,
+        )
+
+    def _log(self, action: Action) -> Path:
+        return (self._build / action.outputs[_RESULT].path).with_suffix(".log")
+
+    def _shown(self, path: Path) -> str:
+        return str(path.relative_to(self._project) if path.is_relative_to(self._project) else path)
+
+    def _tell_waiting(self, target: str, holder: Holder | None) -> None:
+        self._on_event(target, {"event": "waiting", "holder": "other targets" if holder is None else str(holder)})
+
+    def _sweep_once(self) -> None:
+        with self._sweeping:
+            if not self._swept:
+                self._publisher.sweep()
+                self._swept = True
+
+
+def _require_outputs(action: Action, tree: Path, status: str) -> None:
+    for role, ref in action.outputs.items():
+        needed = role == _RESULT or (status == PASSED and not ref.optional)
+        if needed and not (tree / ref.path).is_file():
+            raise StageError(f"the stage {action.stage} did not write {ref.path} for {action.target}")
+
+
+def _is_required(action: Action) -> bool:
+    """Return whether being unavailable fails the target: by its manifest, or everywhere by BUILDSYS_STRICT."""
+    engine = action.options.get("engine")
+    asked = isinstance(engine, Mapping) and bool(engine.get("required"))
+    return asked or os.environ.get("BUILDSYS_STRICT", "0") not in ("", "0")
+
+
+def _summary(figures: Any) -> Any:
+    """Return figures without long lists, for the records: the result file has them whole."""
+    if isinstance(figures, Mapping):
+        kept = {name: value for name, value in figures.items() if not _is_long(value)}
+        return {name: _summary(value) for name, value in kept.items()}
+    return [_summary(item) for item in figures] if isinstance(figures, (list, tuple)) else figures
+
+
+def _is_long(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) > _SUMMARY_ITEMS
+
+
+def _joined(*sentences: str) -> str:
+    return "; ".join(sentence for sentence in sentences if sentence)

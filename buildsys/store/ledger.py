@@ -1,0 +1,184 @@
+"""What was built, from what, and with which outcome: one record per target and key, committed per action."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from buildsys.store.state import Row, StateDb, Statement
+
+PASSED, UNAVAILABLE, FAILED = "passed", "unavailable", "failed"
+KEEP_RECORDS = 20  # per target: enough to find one's way back, few enough to stay fast
+KEEP_HISTORY = 100
+
+_COLUMNS = "target, key, parts, outputs, status, started, seconds, reason, hint, figures, log"
+_LOOKUP = f"SELECT {_COLUMNS} FROM records WHERE target = ? AND key = ?"  # noqa: S608 - our own column names
+_LATEST = f"SELECT {_COLUMNS} FROM records WHERE target = ? ORDER BY seq DESC LIMIT 1"  # noqa: S608 - as above
+_INSERT = f"INSERT OR REPLACE INTO records ({_COLUMNS}, seq) VALUES ({'?, ' * 11}last_insert_rowid())"  # noqa: S608
+_RUNS = "SELECT target, key, status, started, seconds, reason FROM history WHERE target = ? ORDER BY seq DESC LIMIT ?"
+_NOTE = "INSERT INTO history (target, key, status, started, seconds, reason) VALUES (?, ?, ?, ?, ?, ?)"
+_CLAIM = "INSERT OR REPLACE INTO owned VALUES (?, ?)"
+_PRUNE = """
+DELETE FROM {0} WHERE target = ?1
+AND seq <= (SELECT seq FROM {0} WHERE target = ?1 ORDER BY seq DESC LIMIT 1 OFFSET ?2)
+"""
+
+
+class OutputFile(NamedTuple):
+    """An output as it was published."""
+
+    digest: str
+    size: int
+
+
+Outputs = Mapping[str, "OutputFile | None"]  # path relative to the build folder; None: was not produced
+
+
+@dataclass(frozen=True)
+class Record:
+    """An action record: the parts of a key, field by field, and what came out."""
+
+    target: str
+    key: str
+    parts: Mapping[str, str]
+    outputs: Outputs
+    status: str  # passed | unavailable
+    started: str  # ISO, UTC
+    seconds: float
+    reason: str = ""
+    hint: str = ""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    log: str = ""
+
+
+class Run(NamedTuple):
+    """One line of a target's history."""
+
+    target: str
+    key: str
+    status: str
+    started: str
+    seconds: float
+    reason: str
+
+
+class Ledger:
+    """The records of a project. Safe to use from threads and from several processes at once."""
+
+    def __init__(self, db: StateDb) -> None:
+        self._db = db
+
+    def lookup(self, target: str, key: str) -> Record | None:
+        """Return the record of a target under exactly this key."""
+        rows = self._db.read(_LOOKUP, (target, key))
+        return _record(rows[0]) if rows else None
+
+    def latest(self, target: str) -> Record | None:
+        """Return the record that was written last, whatever its key."""
+        rows = self._db.read(_LATEST, (target,))
+        return _record(rows[0]) if rows else None
+
+    def outputs(self, target: str, key: str) -> tuple[str, Outputs] | None:
+        """Return status and outputs of a record: all that judging it takes, without reading the rest."""
+        rows = self._db.read("SELECT status, outputs FROM records WHERE target = ? AND key = ?", (target, key))
+        found = _outputs(rows[0][1]) if rows else None
+        return None if found is None else (rows[0][0], found)
+
+    def record(self, record: Record) -> None:
+        """Store a finished action; its outputs are then exactly the files that the target owns."""
+        row = (
+            record.target, record.key, _to_json(record.parts), _to_json(record.outputs), record.status, record.started,
+            record.seconds, record.reason, record.hint, _to_json(record.figures), record.log,
+        )  # fmt: skip
+        present = [path for path, output in record.outputs.items() if output is not None]
+        self._db.write([
+            _history_row(Run(record.target, record.key, record.status, record.started, record.seconds, record.reason)),
+            (_INSERT, row),
+            *_ownership(record.target, present),
+            *_pruned(record.target),
+        ])  # fmt: skip
+
+    def fail(self, run: Run, files: Iterable[str]) -> None:
+        """Note in the history that a check failed; ``files`` are what it left in the build folder."""
+        self._db.write([_history_row(run), *_ownership(run.target, files), *_pruned(run.target)])
+
+    def note(self, run: Run) -> None:
+        """Note in the history a run that published nothing."""
+        self._db.write([_history_row(run), *_pruned(run.target)])
+
+    def claim(self, target: str, paths: Iterable[str]) -> None:
+        """Say which files a target is about to put in place, so that a kill in the middle loses track of none."""
+        self._db.write([(_CLAIM, (path, target)) for path in paths])
+
+    def owned(self, target: str) -> set[str]:
+        """Return the files in the build folder that a target has put there."""
+        return {row[0] for row in self._db.read("SELECT path FROM owned WHERE target = ?", (target,))}
+
+    def forget(self, target: str) -> None:
+        """Drop all records of a target: it is stale. Its files and its history stay."""
+        self._db.write([("DELETE FROM records WHERE target = ?", (target,))])
+
+    def history(self, target: str, limit: int = 10) -> list[Run]:
+        """Return the last runs of a target, newest first."""
+        return [Run(*row) for row in self._db.read(_RUNS, (target, limit))]
+
+
+class ImportMemo:
+    """The import statements of source files, by the digest of the file."""
+
+    def __init__(self, db: StateDb) -> None:
+        self._db = db
+        self._known: dict[str, str] = {}
+
+    def get(self, digest: str) -> str | None:
+        """Return what was stored for a digest."""
+        if digest not in self._known:
+            rows = self._db.read("SELECT imports FROM source_imports WHERE digest = ?", (digest,))
+            if not rows:
+                return None
+            self._known[digest] = rows[0][0]
+        return self._known[digest]
+
+    def set(self, digest: str, imports: str) -> None:
+        """Store the imports of a file."""
+        self._known[digest] = imports
+        self._db.write([("INSERT OR REPLACE INTO source_imports VALUES (?, ?)", (digest, imports))])
+
+
+def _history_row(run: Run) -> Statement:
+    return _NOTE, run
+
+
+def _ownership(target: str, paths: Iterable[str]) -> list[Statement]:
+    claims: list[Statement] = [(_CLAIM, (path, target)) for path in paths]
+    return [("DELETE FROM owned WHERE target = ?", (target,)), *claims]
+
+
+def _pruned(target: str) -> list[Statement]:
+    return [(_PRUNE.format("records"), (target, KEEP_RECORDS)), (_PRUNE.format("history"), (target, KEEP_HISTORY))]
+
+
+def _record(row: Row) -> Record | None:
+    """Return a row as a record; one that cannot be read counts as absent, so the target is made again."""
+    target, key, parts, outputs, status, started, seconds, reason, hint, figures, log = row
+    published = _outputs(outputs)
+    if published is None:
+        return None
+    try:
+        return Record(target, key, json.loads(parts), published, status, started, seconds, reason, hint,
+                      json.loads(figures), log)  # fmt: skip
+    except (TypeError, ValueError):
+        return None
+
+
+def _outputs(text: str) -> dict[str, OutputFile | None] | None:
+    try:
+        return {path: None if output is None else OutputFile(*output) for path, output in json.loads(text).items()}
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
+def _to_json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))

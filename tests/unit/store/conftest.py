@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from buildsys.store.state import StateDb
+
+
+@pytest.fixture
+def warnings_given() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def db(tmp_path: Path, warnings_given: list[str]) -> Iterator[StateDb]:
+    state = StateDb(tmp_path / ".buildsys" / "state.db", warnings_given.append)
+    yield state
+    state.close()

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+import buildsys.store.digest as digest_module
+from buildsys.errors import StageError
+from buildsys.store.digest import SETTLE_NS, DigestMemo, hash_file
+from buildsys.store.state import StateDb
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the list of the files that are really read."""
+    read: list[str] = []
+
+    def counting(path: str) -> digest_module.FileDigest:
+        read.append(Path(path).name)
+        return hash_file(path)
+
+    monkeypatch.setattr(digest_module, "hash_file", counting)
+    return read
+
+
+def settled_file(path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    time.sleep(2 * SETTLE_NS / 1e9)
+    return str(path)
+
+
+def sha(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 21) + 3])
+def test_the_digest_is_sha256_of_the_content(tmp_path: Path, size: int) -> None:
+    content = os.urandom(size)
+    (tmp_path / "f").write_bytes(content)
+    assert hash_file(str(tmp_path / "f")).digest == sha(content)
+
+
+def test_a_settled_file_is_read_once(db: StateDb, tmp_path: Path, reads: list[str]) -> None:
+    path = settled_file(tmp_path / "f", b"x")
+    memo = DigestMemo(db)
+    assert [memo.digest(path).digest for _ in range(3)] == [sha(b"x")] * 3
+    assert DigestMemo(db).digests([path])[path].digest == sha(b"x")  # what the next process does
+    assert reads == ["f"]
+
+
+def test_a_file_just_written_is_read_again(db: StateDb, tmp_path: Path, reads: list[str]) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"x")
+    just_now_ns = time.time_ns() + 10**9  # however long this test takes
+    os.utime(path, ns=(just_now_ns, just_now_ns))
+    memo = DigestMemo(db)
+    memo.digest(str(path))
+    memo.digest(str(path))
+    assert reads == ["f", "f"]
+
+
+def test_a_touched_file_is_read_and_has_the_same_digest(db: StateDb, tmp_path: Path, reads: list[str]) -> None:
+    path = settled_file(tmp_path / "f", b"x")
+    memo = DigestMemo(db)
+    before = memo.digest(path)
+    os.utime(path)
+    after = memo.digest(path)
+    assert after.digest == before.digest
+    assert after.stamp != before.stamp
+    assert reads == ["f", "f"]
+
+
+def test_new_content_under_the_old_modification_time_is_seen(db: StateDb, tmp_path: Path) -> None:
+    path = settled_file(tmp_path / "f", b"old")
+    memo = DigestMemo(db)
+    memo.digest(path)
+    times = Path(path).stat()
+    Path(path).write_bytes(b"new")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert memo.digest(path).digest == sha(b"new")
+
+
+def test_a_replaced_file_of_the_same_size_is_seen(db: StateDb, tmp_path: Path) -> None:
+    path = settled_file(tmp_path / "f", b"old")
+    memo = DigestMemo(db)
+    memo.digest(path)
+    settled_file(tmp_path / "g", b"new")
+    times = Path(path).stat()
+    os.utime(tmp_path / "g", ns=(times.st_atime_ns, times.st_mtime_ns))
+    (tmp_path / "g").replace(path)
+    assert memo.digest(path).digest == sha(b"new")
+
+
+def test_what_another_process_has_read_is_not_read_again(db: StateDb, tmp_path: Path, reads: list[str]) -> None:
+    path = settled_file(tmp_path / "f", b"x")
+    first, second = DigestMemo(db), DigestMemo(StateDb(db.path))
+    second.digest(str(tmp_path / "not-there"))
+    second.digests([])  # has loaded the memo before the first one reads the file
+    first.digest(path)
+    second.digest(path)
+    assert reads == ["f"]
+
+
+def test_many_large_files_are_read_in_threads(db: StateDb, tmp_path: Path) -> None:
+    contents = {settled_file(tmp_path / f"f{n}", bytes([n]) * (2 << 20)): bytes([n]) * (2 << 20) for n in range(4)}
+    found = DigestMemo(db).digests([*contents, str(tmp_path / "absent")])
+    assert {path: found[path].digest for path in contents} == {path: sha(data) for path, data in contents.items()}
+    assert found[str(tmp_path / "absent")] is None
+
+
+def test_a_path_below_a_file_is_absent(db: StateDb, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"x")
+    assert DigestMemo(db).digest(str(tmp_path / "f" / "g")) is None
+
+
+def test_a_folder_is_an_error_that_names_it(db: StateDb, tmp_path: Path) -> None:
+    with pytest.raises(StageError, match="is a folder where a file is expected"):
+        DigestMemo(db).digest(str(tmp_path))
+
+
+def test_a_file_that_never_rests_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"x")
+
+    def hash_and_write(read_into: object) -> str:
+        path.write_bytes(path.read_bytes() + b"x")
+        return "digest"
+
+    monkeypatch.setattr(digest_module, "_hash_stream", hash_and_write)
+    with pytest.raises(StageError, match="keeps changing"):
+        hash_file(str(path))

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from buildsys.store.ledger import FAILED, KEEP_HISTORY, KEEP_RECORDS, ImportMemo, Ledger, OutputFile, Record, Run
+from buildsys.store.state import StateDb
+
+RECORD = Record(
+    target="export:m",
+    key="k1",
+    parts={"config:export.opset": "17"},
+    outputs={"m/export/model.onnx": OutputFile("d1", 12), "m/export/model.onnx.data": None},
+    status="passed",
+    started="2026-01-02T03:04:05Z",
+    seconds=1.5,
+    figures={"nodes": 3},
+    log="build/m/export/export.log",
+)
+
+
+def test_a_record_comes_back_whole(db: StateDb) -> None:
+    Ledger(db).record(RECORD)
+    ledger = Ledger(StateDb(db.path))
+    assert ledger.lookup("export:m", "k1") == RECORD
+    assert ledger.latest("export:m") == RECORD
+    assert ledger.outputs("export:m", "k1") == ("passed", RECORD.outputs)
+    assert ledger.owned("export:m") == {"m/export/model.onnx"}
+
+
+def test_a_record_counts_for_its_target_and_key_only(db: StateDb) -> None:
+    ledger = Ledger(db)
+    ledger.record(RECORD)
+    assert ledger.lookup("export:m", "k2") is None
+    assert ledger.lookup("export:other", "k1") is None
+    assert ledger.latest("export:other") is None
+
+
+def test_the_latest_is_the_one_written_last_even_under_an_old_key(db: StateDb) -> None:
+    ledger = Ledger(db)
+    for key in ("k1", "k2", "k1"):
+        ledger.record(replace(RECORD, key=key))
+    assert ledger.latest("export:m").key == "k1"
+    assert ledger.lookup("export:m", "k2").key == "k2"
+    assert [run.key for run in ledger.history("export:m")] == ["k1", "k2", "k1"]
+
+
+def test_forgetting_drops_records_but_not_the_knowledge_of_files(db: StateDb) -> None:
+    ledger = Ledger(db)
+    ledger.record(RECORD)
+    ledger.forget("export:m")
+    assert ledger.latest("export:m") is None
+    assert ledger.owned("export:m") == {"m/export/model.onnx"}
+    assert len(ledger.history("export:m")) == 1
+
+
+def test_a_failure_is_history_and_no_record(db: StateDb) -> None:
+    ledger = Ledger(db)
+    ledger.record(RECORD)
+    ledger.fail(Run("export:m", "k2", FAILED, "2026", 1.0, "numbers differ"), ["m/export/export.json"])
+    assert ledger.lookup("export:m", "k2") is None
+    assert ledger.history("export:m", limit=1)[0].reason == "numbers differ"
+    assert ledger.owned("export:m") == {"m/export/export.json"}
+
+
+def test_a_file_has_one_owner(db: StateDb) -> None:
+    ledger = Ledger(db)
+    ledger.claim("a", ["x", "y"])
+    ledger.claim("b", ["y"])
+    assert (ledger.owned("a"), ledger.owned("b")) == ({"x"}, {"y"})
+
+
+def test_old_records_and_history_are_pruned_per_target(db: StateDb) -> None:
+    ledger = Ledger(db)
+    ledger.record(replace(RECORD, target="export:other"))
+    for number in range(KEEP_HISTORY + 5):
+        ledger.record(replace(RECORD, key=f"k{number}"))
+    newest = KEEP_HISTORY + 4
+    assert ledger.lookup("export:m", f"k{newest - KEEP_RECORDS + 1}") is not None
+    assert ledger.lookup("export:m", f"k{newest - KEEP_RECORDS}") is None
+    assert len(ledger.history("export:m", limit=1000)) == KEEP_HISTORY
+    assert ledger.latest("export:other") is not None
+
+
+def test_a_record_that_cannot_be_read_counts_as_absent(db: StateDb) -> None:
+    ledger = Ledger(db)
+    ledger.record(RECORD)
+    db.write([("UPDATE records SET outputs = '[broken'", ())])
+    assert ledger.lookup("export:m", "k1") is None
+    assert ledger.outputs("export:m", "k1") is None
+
+
+def test_imports_are_remembered_across_processes(db: StateDb) -> None:
+    ImportMemo(db).set("digest", "[]")
+    assert ImportMemo(StateDb(db.path)).get("digest") == "[]"
+    assert ImportMemo(db).get("other") is None

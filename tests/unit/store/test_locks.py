@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from buildsys.errors import StageError
+from buildsys.store.lock import Holder, InterruptedWaitError, Locks, machine_lock_folder
+
+HOLD = (
+    "import sys, time; from pathlib import Path; from buildsys.store.lock import Locks\n"
+    "with Locks(Path(sys.argv[1])).target('engine:m:e', print):\n"
+    "    print('held', flush=True); time.sleep(60)\n"
+)
+
+
+def unexpected(holder: Holder | None) -> None:
+    raise AssertionError(f"waited for {holder}")
+
+
+def in_thread(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+@pytest.fixture
+def locks(tmp_path: Path) -> Locks:
+    return Locks(tmp_path / "locks", tmp_path / "machine")
+
+
+def test_a_free_target_is_had_at_once(locks: Locks) -> None:
+    with locks.target("a", unexpected) as waited, locks.target("b:c/d", unexpected):
+        assert not waited
+    with locks.target("a", unexpected) as waited:
+        assert not waited
+
+
+def test_a_second_thread_waits_and_is_told_for_whom(locks: Locks) -> None:
+    told: list[Holder | None] = []
+    order: list[str] = []
+
+    def second() -> None:
+        with locks.target("a", told.append) as waited:
+            order.append(f"second waited {waited}")
+
+    with locks.target("a", unexpected):
+        thread = in_thread(second)
+        while not told:
+            time.sleep(0.005)
+        order.append("first done")
+    thread.join()
+    assert order == ["first done", "second waited True"]
+    assert told[0] is not None
+    assert (told[0].pid, told[0].target) == (os.getpid(), "a")
+
+
+def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE)
+    assert holder.stdout.readline() == b"held\n"
+    told: list[Holder | None] = []
+
+    def kill(by: Holder | None) -> None:
+        told.append(by)
+        holder.send_signal(signal.SIGKILL)
+
+    with Locks(tmp_path).target("engine:m:e", kill) as waited:
+        assert waited
+    holder.wait()
+    holder.stdout.close()
+    assert told[0].pid == holder.pid
+
+
+def test_shared_holders_of_the_machine_run_together(locks: Locks) -> None:
+    together = threading.Barrier(2, timeout=10)
+
+    def stage() -> None:
+        with locks.machine("s", exclusive=False, on_wait=unexpected):
+            together.wait()
+
+    threads = [in_thread(stage) for _ in range(2)]
+    for thread in threads:
+        thread.join()
+    assert not together.broken
+
+
+def test_an_exclusive_holder_is_alone(locks: Locks) -> None:
+    running: list[str] = []
+    overlaps: list[list[str]] = []
+
+    def stage(name: str, exclusive: bool) -> None:
+        with locks.machine(name, exclusive=exclusive, on_wait=lambda holder: None):
+            running.append(name)
+            if any(other.startswith("bench") for other in running) and len(running) > 1:
+                overlaps.append(list(running))
+            time.sleep(0.02)
+            running.remove(name)
+
+    threads = [in_thread(lambda n=n: stage(f"{'bench' if n % 3 == 0 else 'stage'}{n}", n % 3 == 0)) for n in range(9)]
+    for thread in threads:
+        thread.join()
+    assert overlaps == []
+
+
+def test_a_stream_of_shared_stages_does_not_starve_a_benchmark(locks: Locks) -> None:
+    stop = threading.Event()
+    stages_run = [0]
+
+    def stream() -> None:
+        while not stop.is_set():
+            with locks.machine("s", exclusive=False, on_wait=lambda holder: None):
+                stages_run[0] += 1
+                time.sleep(0.03)
+
+    threads = [in_thread(stream) for _ in range(3)]  # at any time one of them has the machine
+    time.sleep(0.1)
+    before = stages_run[0]
+    with locks.machine("bench", exclusive=True, on_wait=lambda holder: None):
+        during = stages_run[0] - before
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert during <= 10  # those that were running or at the turnstile already
+
+
+def test_stopping_ends_all_waiting(locks: Locks) -> None:
+    other = Locks(locks._folder)
+    caught: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            with locks.target("a", lambda holder: None):
+                pass
+        except InterruptedWaitError as error:
+            caught.append(error)
+
+    with other.target("a", unexpected):
+        thread = in_thread(wait)
+        time.sleep(0.05)
+        locks.stop()
+        thread.join(timeout=5)
+        assert len(caught) == 1
+
+
+def test_a_deleted_lock_folder_does_not_let_two_in(tmp_path: Path) -> None:
+    first, second = Locks(tmp_path / "locks"), Locks(tmp_path / "locks")
+    inside: list[str] = []
+
+    def wait() -> None:
+        with second.target("a", lambda holder: None):
+            inside.append("second")
+
+    with first.target("a", unexpected):
+        thread = in_thread(wait)
+        time.sleep(0.05)
+        shutil.rmtree(tmp_path / "locks")
+    thread.join()
+    third = Locks(tmp_path / "locks")
+    with third.target("a", unexpected):
+        assert inside == ["second"]
+
+
+def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "locks").write_text("")
+    with pytest.raises(StageError, match=r"cannot lock .*writable"), Locks(tmp_path / "locks").target("a", unexpected):
+        pass
+
+
+def test_the_machine_lock_is_shared_by_the_projects_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BUILDSYS_MACHINE_LOCK", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    chosen = machine_lock_folder(tmp_path / "project")
+    assert chosen.parent == tmp_path
+    assert chosen.stat().st_mode & 0o077 == 0
+    assert machine_lock_folder(tmp_path / "another") == chosen
+
+
+def test_a_foreign_folder_in_tmp_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BUILDSYS_MACHINE_LOCK", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"buildsys-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
+    assert machine_lock_folder(tmp_path / "project") == tmp_path / "project"

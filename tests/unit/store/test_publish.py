@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import buildsys.store.digest as digest_module
+import buildsys.store.publish as publish_module
+from buildsys.errors import StageError
+from buildsys.store.digest import SETTLE_NS, DigestMemo
+from buildsys.store.publish import Publisher
+from buildsys.store.state import StateDb
+
+RESULT = "m/export/export.json"
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Path:
+    return tmp_path / "build"
+
+
+@pytest.fixture
+def publisher(build: Path, db: StateDb) -> Publisher:
+    return Publisher(build, DigestMemo(db))
+
+
+def write(tree: Path, **files: bytes) -> None:
+    for name, content in files.items():
+        path = tree / "m" / "export" / name.replace("_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def publish(publisher: Publisher, **files: bytes) -> dict[str, digest_module.FileDigest]:
+    with publisher.staging("export:m") as tree:
+        write(tree, **files)
+        sealed = publisher.seal(tree)
+        publisher.place(tree, sealed, last=RESULT)
+    return sealed
+
+
+def test_everything_in_the_tree_is_published(publisher: Publisher, build: Path) -> None:
+    sealed = publish(publisher, export_json=b"{}", model_onnx=b"model", worst_npy=b"tensor")
+    assert sorted(sealed) == ["m/export/export.json", "m/export/model.onnx", "m/export/worst.npy"]
+    assert (build / "m/export/model.onnx").read_bytes() == b"model"
+    assert list((build / ".tmp").iterdir()) == []
+
+
+def test_nothing_is_seen_before_it_is_placed(publisher: Publisher, build: Path) -> None:
+    with publisher.staging("export:m") as tree:
+        write(tree, model_onnx=b"half")
+        publisher.seal(tree)
+    assert not (build / "m").exists()
+
+
+def test_the_result_file_comes_last(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
+    renamed: list[str] = []
+    replace = Path.replace
+
+    def record(self: Path, target: Path) -> Path:
+        renamed.append(Path(target).name)
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", record)
+    publish(publisher, export_json=b"{}", model_onnx=b"model", zzz=b"")
+    assert renamed == ["model.onnx", "zzz", "export.json"]
+
+
+def test_a_reader_never_sees_a_half_file(publisher: Publisher, build: Path) -> None:
+    contents = [bytes([value]) * 300_000 for value in (65, 66)]
+    publish(publisher, model_onnx=contents[0])
+    stop, seen = threading.Event(), set()
+
+    def read() -> None:
+        while not stop.is_set():
+            seen.add((build / "m/export/model.onnx").read_bytes())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for turn in range(20):
+        publish(publisher, model_onnx=contents[turn % 2])
+    stop.set()
+    reader.join()
+    assert seen <= set(contents)
+
+
+def test_a_large_output_is_read_once(
+    publisher: Publisher, build: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with publisher.staging("export:m") as tree:
+        write(tree, model_onnx=b"x" * 1000)
+        time.sleep(2 * SETTLE_NS / 1e9)  # as long as it takes to hash and fsync a large file
+        sealed = publisher.seal(tree)
+        publisher.place(tree, sealed, last=RESULT)
+    monkeypatch.setattr(digest_module, "hash_file", lambda path: pytest.fail(f"{path} is read again"))
+    path = str(build / "m/export/model.onnx")
+    assert DigestMemo(db).digest(path).digest == sealed["m/export/model.onnx"].digest
+
+
+def test_a_file_written_right_after_publishing_is_noticed(publisher: Publisher, build: Path, db: StateDb) -> None:
+    sealed = publish(publisher, model_onnx=b"one")
+    (build / "m/export/model.onnx").write_bytes(b"two")
+    assert DigestMemo(db).digest(str(build / "m/export/model.onnx")).digest != sealed["m/export/model.onnx"].digest
+
+
+def test_a_full_disk_is_one_clear_error_and_harms_nothing(
+    publisher: Publisher, build: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(publisher, export_json=b"{}", model_onnx=b"good")
+
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(publish_module, "_fsync", full)
+    with pytest.raises(StageError, match=r"No space left on device; free some space"):
+        publish(publisher, export_json=b"{}", model_onnx=b"new")
+    assert (build / "m/export/model.onnx").read_bytes() == b"good"
+    assert list((build / ".tmp").iterdir()) == []
+
+
+def test_a_folder_in_the_way_is_a_clear_error(publisher: Publisher, build: Path) -> None:
+    (build / "m/export/model.onnx/sub").mkdir(parents=True)
+    with pytest.raises(StageError, match=r"cannot publish .*model\.onnx"):
+        publish(publisher, model_onnx=b"x")
+
+
+def test_sweeping_takes_only_what_dead_processes_left(publisher: Publisher, build: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from buildsys.store.publish import Publisher\n"
+        "with Publisher(Path(sys.argv[1]), None).staging('export:dead') as tree:\n"
+        "    (tree / 'half').write_text('x'); os.kill(os.getpid(), 9)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, build], check=False).returncode == -9
+    (build / ".tmp" / "just-made").mkdir()  # by a process that has not locked it yet
+    with publisher.staging("export:m") as tree:
+        assert len(list((build / ".tmp").iterdir())) == 3
+        publisher.sweep()
+        assert sorted(path.name for path in (build / ".tmp").iterdir()) == sorted([tree.parent.name, "just-made"])
+
+
+def test_symbolic_links_are_not_published(publisher: Publisher) -> None:
+    with publisher.staging("export:m") as tree:
+        write(tree, model_onnx=b"x")
+        (tree / "m/export/link").symlink_to(tree / "m/export/model.onnx")
+        assert list(publisher.seal(tree)) == ["m/export/model.onnx"]

@@ -1,0 +1,465 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_project
+from tiny_project import BENCH, ENGINE, EXPORT, REPORT, actions, build, make_executor
+
+import buildsys
+from buildsys.errors import CheckFailed, StageError, WorkerDied
+from buildsys.graph.action import FileRef
+from buildsys.worker.job import Job
+
+ALL = [EXPORT, ENGINE, BENCH, REPORT]
+MODEL = "m/export/model.onnx"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("BUILDSYS_MACHINE_LOCK", str(tmp_path / "machine"))
+    monkeypatch.delenv("BUILDSYS_STRICT", raising=False)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "net.py").write_text("import blocks\n")
+    (folder / "blocks.py").write_text("width = 1\n")
+    yield folder
+    left = folder / "build" / ".tmp"
+    assert not left.exists() or list(left.iterdir()) == []
+
+
+def order(root: Path, target: str, *words: str) -> None:
+    """Tell a stage to do something else as well."""
+    (root / f"do-{target}").write_text(" ".join(words))
+
+
+def published(root: Path) -> dict[str, str]:
+    build_folder = root / "build"
+    files = (path for path in build_folder.rglob("*") if path.is_file() and path.suffix != ".log")
+    return {path.relative_to(build_folder).as_posix(): path.read_text() for path in files}
+
+
+def engine_text(root: Path) -> str:
+    return json.loads((root / "build/m/report/report.json").read_text())["engine"]
+
+
+def stale(root: Path, graph: Any = None) -> list[str]:
+    executor, _ = make_executor(root, graph)
+    return [target for target in graph or actions() if not executor.is_fresh(target)]
+
+
+# --- what is rebuilt, and what is not ----------------------------------------------------------------
+
+
+def test_the_first_run_builds_all_and_the_second_nothing(root: Path) -> None:
+    assert build(root) == ALL
+    assert build(root) == []
+
+
+def test_only_what_a_change_reaches_is_built(root: Path) -> None:
+    build(root)
+    assert build(root, actions(duration=2.0)) == [BENCH, REPORT]
+    assert build(root, actions(opset=18, duration=2.0)) == ALL
+    assert "opset 18" in engine_text(root)
+
+
+def test_a_touch_builds_nothing(root: Path) -> None:
+    build(root)
+    time.sleep(0.06)
+    for path in [root / "net.py", *(root / "build").rglob("*")]:
+        os.utime(path)
+    assert build(root) == []
+
+
+def test_a_source_behind_the_source_is_noticed(root: Path) -> None:
+    build(root)
+    (root / "blocks.py").write_text("width = 2\n")
+    assert build(root) == ALL
+    assert "width = 2" in engine_text(root)
+
+
+def test_early_cut_off_stops_at_equal_bytes(root: Path) -> None:
+    build(root)
+    (root / "net.py").write_text("# a comment\nimport blocks\n")
+    assert build(root) == [EXPORT]
+
+
+def test_changed_content_under_the_old_modification_time_is_noticed(root: Path) -> None:
+    build(root)
+    times = (root / "blocks.py").stat()
+    (root / "blocks.py").write_text("width = 3\n")
+    os.utime(root / "blocks.py", ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert build(root) == ALL
+
+
+@pytest.mark.parametrize("name", [MODEL, "m/export/export.json"])
+def test_an_edited_output_is_made_again(root: Path, name: str) -> None:
+    build(root)
+    good = published(root)[MODEL]
+    (root / "build" / name).write_text("edited")
+    assert build(root) == [EXPORT]  # same bytes again: cut off
+    assert published(root)[MODEL] == good
+    assert published(root)["m/export/export.json"] != "edited"
+
+
+def test_a_deleted_output_is_made_again(root: Path) -> None:
+    build(root)
+    (root / "build" / MODEL).unlink()
+    assert build(root) == [EXPORT]
+
+
+def test_a_deleted_build_folder_is_made_again(root: Path) -> None:
+    build(root)
+    shutil.rmtree(root / "build")
+    assert build(root) == ALL
+
+
+def test_back_to_an_earlier_manifest_is_right(root: Path) -> None:
+    build(root, actions(opset=17))
+    build(root, actions(opset=18))
+    build(root, actions(opset=17))
+    assert "opset 17" in engine_text(root)
+    assert build(root, actions(opset=17)) == []
+
+
+def test_an_optional_output_that_appears_makes_it_stale_and_goes(root: Path) -> None:
+    build(root)
+    (root / "build/m/export/model.onnx.data").write_text("of another model")
+    assert build(root) == [EXPORT]
+    assert "m/export/model.onnx.data" not in published(root)
+    assert build(root) == []
+
+
+def test_outputs_of_the_previous_run_go_when_they_are_not_produced_any_more(root: Path) -> None:
+    order(root, EXPORT, "external")
+    build(root)
+    assert json.loads(published(root)["m/engine/e/engine.json"])["weights"] == "weights"
+    order(root, EXPORT)
+    assert build(root, actions(opset=18)) == ALL
+    assert "m/export/model.onnx.data" not in published(root)
+    assert json.loads(published(root)["m/engine/e/engine.json"])["weights"] is None
+
+
+def test_files_beside_the_outputs_are_published_judged_and_removed(root: Path) -> None:
+    executor, pool = make_executor(root)
+    pool.meanwhile = lambda job: (job.outputs["result"].parent / "profile.txt").write_text("extra")
+    executor.run(EXPORT)
+    assert executor.owned(EXPORT) == {MODEL, "m/export/export.json", "m/export/profile.txt"}
+    (root / "build/m/export/profile.txt").write_text("edited")
+    assert not executor.is_fresh(EXPORT)
+    pool.meanwhile = lambda job: None
+    executor.run(EXPORT)
+    assert "m/export/profile.txt" not in published(root)
+
+
+def test_a_plan_that_moves_an_output_makes_it_stale(root: Path) -> None:
+    build(root)
+    moved = actions()
+    outputs = {**moved[BENCH].outputs, "result": FileRef("m/bench/moved.json")}
+    moved[BENCH] = replace(moved[BENCH], outputs=outputs)
+    assert stale(root, moved)[0] == BENCH
+    executor, _ = make_executor(root, moved)
+    executor.run(BENCH)
+    assert {name for name in published(root) if "bench" in name} == {"m/bench/moved.json"}
+
+
+def test_the_code_of_a_stage_is_in_its_key(root: Path) -> None:
+    build(root)
+    other = {target: replace(a, code=("buildsys.worker.job",)) for target, a in actions().items()}
+    assert stale(root, other) == ALL
+
+
+def test_tools_and_devices_are_in_the_key(root: Path) -> None:
+    build(root)
+    assert BENCH in stale(root, {**actions(), BENCH: replace(actions()[BENCH], tools=("numpy",))})
+    assert BENCH in stale(root, {**actions(), BENCH: replace(actions()[BENCH], devices=("cpu",))})
+
+
+def test_an_executor_sees_what_ran_since_it_looked(root: Path) -> None:
+    executor, _ = make_executor(root)
+    assert not executor.is_fresh(ENGINE)
+    executor.run(EXPORT)
+    executor.run(ENGINE)
+    assert executor.is_fresh(ENGINE)
+    (root / "build" / MODEL).write_text("other bytes")
+    assert not executor.is_fresh(ENGINE)
+
+
+# --- what is told --------------------------------------------------------------------------------------
+
+
+def test_an_outcome_has_what_the_console_needs(root: Path) -> None:
+    events: list[tuple[str, dict[str, Any]]] = []
+    executor, _ = make_executor(root, on_event=lambda target, event: events.append((target, event)))
+    outcome = executor.run(EXPORT)
+    assert (outcome.status, outcome.seconds, outcome.waited) == ("passed", 0.25, False)
+    assert outcome.figures == {"nodes": 3, "cases": [{"name": "opt"}]}  # raw samples stay in the file
+    assert outcome.log == root / "build/m/export/export.log"
+    assert outcome.log.read_text() == "log of export:m\n"
+    assert events == [(EXPORT, {"event": "progress", "message": "at work"})]
+    assert replace(executor.run(EXPORT), waited=False) == outcome  # the same from the record
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda root: None, ""),
+        (lambda root: (root / "blocks.py").write_text("width = 9\n"), "blocks.py: changed"),
+        (lambda root: (root / "build" / MODEL).unlink(), f"output missing: {MODEL}"),
+        (lambda root: (root / "build" / MODEL).write_text("x"), f"output edited: {MODEL}"),
+        (lambda root: shutil.rmtree(root / ".buildsys"), "never built"),
+    ],
+)
+def test_a_stale_target_says_why(root: Path, change: Callable[[Path], object], reason: str) -> None:
+    build(root)
+    change(root)
+    assert make_executor(root)[0].stale_reason(EXPORT) == reason
+
+
+def test_a_changed_field_is_told_with_both_values(root: Path) -> None:
+    build(root)
+    assert make_executor(root, actions(opset=18))[0].stale_reason(EXPORT) == "export.opset: 17 → 18"
+
+
+def test_a_missing_input_is_told(root: Path) -> None:
+    executor, _ = make_executor(root)
+    executor.run(EXPORT)
+    executor.run(ENGINE)
+    (root / "build" / MODEL).unlink()
+    assert executor.stale_reason(ENGINE) == f"{MODEL}: removed"
+    with pytest.raises(StageError, match=r"engine:m:e needs .*model\.onnx, which does not exist"):
+        executor.run(ENGINE)
+
+
+def test_a_failed_run_is_told(root: Path) -> None:
+    executor, _ = make_executor(root)
+    order(root, EXPORT, "break")
+    with pytest.raises(StageError):
+        executor.run(EXPORT)
+    assert executor.stale_reason(EXPORT) == "last run failed: export:m broke"
+
+
+def test_forgetting_makes_it_stale_and_forcing_runs_it_anyway(root: Path) -> None:
+    executor, pool = make_executor(root)
+    executor.run(EXPORT)
+    assert executor.run(EXPORT).waited  # up to date when its turn came: nothing to do
+    executor.run(EXPORT, force=True)
+    assert pool.ran == [EXPORT, EXPORT]
+    executor.forget(EXPORT)
+    assert not executor.is_fresh(EXPORT)
+
+
+# --- failures ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [(), ("raise",)])
+def test_a_failed_check_publishes_its_result_but_no_artefact(root: Path, how: tuple[str, ...]) -> None:
+    build(root)
+    order(root, EXPORT, "fail", *how)
+    executor, _ = make_executor(root, actions(opset=18))
+    with pytest.raises(CheckFailed, match=r"numbers differ; do something; details: build/m/export/export\.json"):
+        executor.run(EXPORT)
+    files = published(root)
+    assert json.loads(files["m/export/export.json"])["status"] == "failed"
+    assert files["m/export/worst.npy"] == "failing tensor"
+    assert MODEL not in files
+    assert not executor.is_fresh(EXPORT)
+    (root / f"do-{EXPORT}").unlink()
+    executor.run(EXPORT)
+    assert "m/export/worst.npy" not in published(root)
+
+
+@pytest.mark.parametrize(("word", "error"), [("die", WorkerDied), ("break", StageError)])
+def test_a_stage_that_breaks_leaves_the_previous_outputs_alone(root: Path, word: str, error: type[Exception]) -> None:
+    build(root)
+    before = published(root)
+    order(root, EXPORT, word)
+    with pytest.raises(error):
+        make_executor(root, actions(opset=18))[0].run(EXPORT)
+    assert published(root) == before
+    assert build(root) == []
+
+
+@pytest.mark.parametrize("word", ["half", "silent"])
+def test_a_stage_that_does_not_write_its_outputs_fails(root: Path, word: str) -> None:
+    order(root, EXPORT, word)
+    with pytest.raises(StageError, match="did not write"):
+        make_executor(root)[0].run(EXPORT)
+    assert published(root) == {}
+
+
+@pytest.mark.parametrize("how", [(), ("raise",)])
+def test_an_unavailable_engine_is_an_outcome_and_fresh(root: Path, how: tuple[str, ...]) -> None:
+    order(root, ENGINE, "unavailable", *how)
+    executor, _ = make_executor(root)
+    executor.run(EXPORT)
+    outcome = executor.run(ENGINE)
+    assert (outcome.status, outcome.reason, outcome.hint) == ("unavailable", "no GPU", "do something")
+    assert executor.is_fresh(ENGINE)
+    assert executor.run(BENCH).status == "passed"  # its stage says what an absent engine means
+
+
+def test_a_required_engine_must_be_available(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order(root, ENGINE, "unavailable")
+    executor, _ = make_executor(root, actions(required=True))
+    executor.run(EXPORT)
+    for _ in range(2):
+        with pytest.raises(StageError, match="engine:m:e is required, but unavailable: no GPU; do something"):
+            executor.run(ENGINE)
+        assert not executor.is_fresh(ENGINE)
+    lenient, _ = make_executor(root)
+    lenient.run(ENGINE)
+    assert lenient.is_fresh(ENGINE)
+    monkeypatch.setenv("BUILDSYS_STRICT", "1")
+    assert not lenient.is_fresh(ENGINE)
+    assert lenient.stale_reason(ENGINE) == "required, but unavailable: no GPU"
+    with pytest.raises(StageError, match="is required"):
+        lenient.run(ENGINE)
+
+
+def test_an_unusable_state_folder_is_one_clear_error(root: Path) -> None:
+    (root / ".buildsys").write_text("a file where the folder belongs")
+    executor, pool = make_executor(root)
+    assert not executor.is_fresh(EXPORT)
+    with pytest.raises(StageError, match="writable"):
+        executor.run(EXPORT)
+    assert pool.ran == []
+
+
+def test_a_corrupt_state_costs_time_not_correctness(root: Path) -> None:
+    build(root)
+    for path in (root / ".buildsys").glob("state.db*"):
+        path.write_bytes(b"\xff" * 9000)
+    warned: list[str] = []
+    executor, _ = make_executor(root, notify=warned.append)
+    assert not executor.is_fresh(EXPORT)
+    executor.run(EXPORT)
+    assert executor.is_fresh(EXPORT)
+    assert len(warned) == 1
+
+
+# --- things that happen meanwhile ------------------------------------------------------------------------
+
+
+def test_a_source_edited_while_the_stage_runs_is_a_failure_that_names_it(root: Path) -> None:
+    executor, pool = make_executor(root)
+    pool.meanwhile = lambda job: (root / "blocks.py").write_text("width = 7\n") and None
+    with pytest.raises(StageError, match=r"^blocks\.py changed while export:m ran"):
+        executor.run(EXPORT)
+    assert published(root) == {}
+    assert not executor.is_fresh(EXPORT)
+
+
+def test_an_input_edited_while_the_stage_runs_is_a_failure_that_names_it(root: Path) -> None:
+    executor, pool = make_executor(root)
+    executor.run(EXPORT)
+    pool.meanwhile = lambda job: (root / "build" / MODEL).write_text("other") and None
+    with pytest.raises(StageError, match=r"m/export/model\.onnx changed while engine:m:e ran"):
+        executor.run(ENGINE)
+
+
+def test_an_optional_input_that_appears_meanwhile_is_noticed(root: Path) -> None:
+    executor, pool = make_executor(root)
+    executor.run(EXPORT)
+    pool.meanwhile = lambda job: (root / "build/m/export/model.onnx.data").write_text("late") and None
+    with pytest.raises(StageError, match=r"model\.onnx\.data changed while engine:m:e ran"):
+        executor.run(ENGINE)
+
+
+def test_an_edit_that_is_taken_back_while_the_stage_runs_runs_it_again(root: Path) -> None:
+    """A branch checked out and back: the content is the same, but the stage may have read the other one."""
+    executor, pool = make_executor(root)
+    time.sleep(0.06)
+
+    def there_and_back(job: Job) -> None:
+        if len(pool.ran) == 1:
+            (root / "blocks.py").write_text("width = 8\n")
+            there = (root / "blocks.py").read_text()
+            (root / "build-was-made-of").write_text(there)
+            (root / "blocks.py").write_text("width = 1\n")
+
+    pool.meanwhile = there_and_back
+    executor.run(EXPORT)
+    assert pool.ran == [EXPORT, EXPORT]
+    assert executor.is_fresh(EXPORT)
+
+
+def test_a_file_that_is_written_all_the_time_is_a_failure(root: Path) -> None:
+    executor, pool = make_executor(root)
+    pool.meanwhile = lambda job: os.utime(root / "net.py")
+    with pytest.raises(StageError, match="written again and again"):
+        executor.run(EXPORT)
+    assert published(root) == {}
+
+
+def test_two_threads_build_a_target_once(root: Path) -> None:
+    executor, pool = make_executor(root)
+    order(root, EXPORT, "slow")
+    outcomes = []
+    threads = [threading.Thread(target=lambda: outcomes.append(executor.run(EXPORT))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert pool.ran == [EXPORT]
+    assert sorted(outcome.waited for outcome in outcomes) == [False, True]
+
+
+def run_process(root: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, tiny_project.__file__, str(root), *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(Path(buildsys.__file__).parent.parent)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def test_two_processes_build_everything_once(root: Path) -> None:
+    order(root, EXPORT, "slow")
+    processes = [run_process(root, "17") for _ in range(2)]
+    printed = sorted("".join(process.communicate(timeout=60)[0] for process in processes).splitlines())
+    assert (root / "runs.txt").read_text().split() == [EXPORT, ENGINE]
+    assert printed.count(f"{EXPORT} ran") == 1
+    assert printed.count(f"{ENGINE} ran") == 1
+
+
+def test_a_kill_between_two_renames_is_judged_stale(root: Path) -> None:
+    order(root, EXPORT, "external")
+    build(root)
+    killed = run_process(root, "18", "kill")
+    killed.communicate(timeout=60)
+    assert killed.returncode == -9
+    assert "opset 18" in published(root)[MODEL]  # in place, while its result file is the old one
+    assert stale(root, actions(18))[0] == EXPORT
+    assert stale(root, actions(17))[0] == EXPORT  # reverting the manifest does not make the half believed
+    assert build(root, actions(17)) == [EXPORT]
+    assert build(root, actions(17)) == []
+
+
+def test_a_file_that_a_killed_run_left_is_removed_later(root: Path) -> None:
+    order(root, EXPORT, "profile")
+    killed = run_process(root, "18", "kill")
+    killed.communicate(timeout=60)
+    assert killed.returncode == -9
+    assert set(published(root)) - {name for name in published(root) if ".tmp" in name} == {"m/export/a-profile.txt"}
+    order(root, EXPORT)
+    build(root, actions(18))
+    assert "m/export/a-profile.txt" not in published(root)
+
+
+def test_a_target_is_read_only_from_what_is_declared(root: Path) -> None:
+    jobs: list[Job] = []
+    executor, pool = make_executor(root)
+    pool.meanwhile = jobs.append
+    executor.run(EXPORT)
+    executor.run(ENGINE)
+    assert set(jobs[1].inputs) == {"model"}  # the optional input that was not produced is not there
+    assert jobs[1].options == {"engine": {"required": False}}
+    assert all(path.is_absolute() for job in jobs for path in (*job.inputs.values(), *job.outputs.values()))

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from buildsys import toolchain
+from buildsys.nvml import GpuError, read_gpus
+
+
+@pytest.fixture
+def fresh_caches() -> None:
+    for function in (toolchain.distribution_version, toolchain._installed, toolchain.gpu_facts):
+        function.cache_clear()
+
+
+def install(folder: Path, name: str, version: str) -> None:
+    (folder / f"{name}-{version}.dist-info").mkdir(parents=True)
+
+
+def test_versions_are_those_of_the_installed_distributions() -> None:
+    names = ["numpy", "torch", "onnx", "doit", "pytest"]
+    assert toolchain.tool_versions(names) == {name: importlib.metadata.version(name) for name in names}
+
+
+@pytest.mark.parametrize("name", ["onnxconverter-common", "onnxconverter_common", "OnnxConverter.Common"])
+def test_spellings_of_a_name_are_alike(name: str) -> None:
+    assert toolchain.distribution_version(name) == importlib.metadata.version("onnxconverter-common")
+
+
+def test_what_is_not_installed_is_absent() -> None:
+    assert toolchain.tool_versions(["no-such-distribution"]) == {"no-such-distribution": "absent"}
+
+
+@pytest.mark.usefixtures("fresh_caches")
+def test_the_first_on_the_path_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path / "a", "some_tool", "1.2+local")
+    install(tmp_path / "b", "some_tool", "3")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "missing"), str(tmp_path / "a"), str(tmp_path / "b")])
+    assert toolchain.distribution_version("some-tool") == "1.2+local"
+
+
+@pytest.mark.usefixtures("fresh_caches")
+def test_onnxruntime_has_several_distributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "onnxruntime_gpu", "1.22.0")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert toolchain.distribution_version("onnxruntime") == "1.22.0 (onnxruntime-gpu)"
+
+
+def test_python_is_named_with_its_version() -> None:
+    assert toolchain.python_facts() == {"python": f"CPython {platform.python_version()}"}
+
+
+def test_the_cpu_is_described() -> None:
+    facts = toolchain.device_facts(["cpu"])
+    assert set(facts) == {"cpu.model", "cpu.instructions", "cpu.cores"}
+    assert platform.machine() in facts["cpu.model"]
+    assert int(facts["cpu.cores"]) >= 1
+
+
+def test_only_instruction_sets_that_matter_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = {"model name": "Some CPU", "flags": "fpu sse sse4_2 avx avx2 avx512f amx_int8 rdtscp arch_capabilities"}
+    monkeypatch.setattr(toolchain, "_first_processor", lambda: lines)
+    assert toolchain.cpu_facts.__wrapped__()["cpu.instructions"] == "amx_int8 avx avx2 avx512f sse4_2"
+
+
+def test_without_proc_the_platform_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "_first_processor", dict)
+    assert platform.machine() in toolchain.cpu_facts.__wrapped__()["cpu.model"]
+
+
+@pytest.mark.usefixtures("fresh_caches")
+def test_no_driver_means_no_gpu_and_no_ctypes(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import sys; from buildsys import toolchain; toolchain._DRIVER_FILES = ('/nowhere',)\n"
+        "print(set(toolchain.device_facts(['gpu']).values()), 'ctypes' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "{'none'} False\n"
+
+
+@pytest.mark.usefixtures("fresh_caches")
+def test_a_driver_that_does_not_answer_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "_DRIVER_FILES", ("/",))
+    monkeypatch.setattr("buildsys.nvml._LIBRARY", "libno-such-driver.so.1")
+    with pytest.raises(GpuError):
+        read_gpus(None)
+    assert set(toolchain.gpu_facts().values()) == {"none"}
+
+
+@pytest.mark.usefixtures("fresh_caches")
+def test_several_kinds_of_gpu_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [
+        {"name": name, "compute_capability": capability, "driver": "580.1", "cuda_driver": "13.0"}
+        for name, capability in (("A", "8.9"), ("A", "8.9"), ("B", "12.0"))
+    ]
+    monkeypatch.setattr(toolchain, "_DRIVER_FILES", ("/",))
+    monkeypatch.setattr("buildsys.nvml.read_gpus", lambda visible: gpus)
+    assert toolchain.gpu_facts() == {
+        "gpu.name": "A + B",
+        "gpu.compute_capability": "8.9 + 12.0",
+        "gpu.driver": "580.1",
+        "gpu.cuda_driver": "13.0",
+    }
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not Path("/proc/driver/nvidia/version").exists(), reason="no NVIDIA driver")
+def test_a_real_gpu_is_described() -> None:
+    gpus = read_gpus(None)
+    assert gpus
+    assert read_gpus("") == []
+    assert read_gpus("0") == gpus[:1]
+    assert read_gpus("99,0") == []
+    assert all(float(gpu["compute_capability"]) >= 5 and gpu["driver"] and gpu["name"] for gpu in gpus)
