@@ -1,0 +1,111 @@
+"""What a backend is: the one interface between the stages and whatever turns ONNX into an engine.
+
+A backend is a module that satisfies ``Backend``. It needs the standard library, numpy and its own library
+only, so that another Python with another version of that library can run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from buildsys.tensors import Tensor
+
+Options = Mapping[str, Any]  # the engine's fields as in the manifest, without its name
+Figures = dict[str, Any]  # JSON values under the keys of the engine's result file
+Run = Callable[[], object]
+
+
+def _say_nothing(message: str) -> None:
+    """Drop a progress message."""
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """An engine to build: from which graph, with which options, into which file."""
+
+    model: str  # for messages
+    onnx: Path  # external data, if any, lies beside it as model.onnx.data
+    engine: Path
+    options: Options
+    inputs: Mapping[str, Mapping[str, Any]]  # {name: {"shape": [...], "dtype": ...}} as in the manifest
+    dims: Mapping[str, Mapping[str, Any]]  # {name: {"min": …, "opt": …, "max": …}}
+    progress: Callable[[str], None] = field(default=_say_nothing, compare=False)
+
+
+@dataclass(frozen=True)
+class UnsupportedNode:
+    """A node of the graph that the backend cannot take, and why."""
+
+    index: int | None
+    name: str
+    operator: str
+    reason: str
+    functions: tuple[str, ...] = ()  # the local functions that it lies in, outermost first
+
+    def __str__(self) -> str:
+        """Return ``node 4 'name' (Operator) in function: reason`` with the parts that are known."""
+        number = "" if self.index is None else f" {self.index}"
+        name = f" '{self.name}'" if self.name else ""
+        operator = f" ({self.operator})" if self.operator else ""
+        inside = f" in {' > '.join(self.functions)}" if self.functions else ""
+        return f"node{number}{name}{operator}{inside}: {self.reason}"
+
+
+class Session(Protocol):
+    """A loaded engine."""
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the outputs by name, in the order of the graph."""
+        ...
+
+    def bind(self, inputs: Mapping[str, Tensor]) -> Run:
+        """Return a call that only computes: what can be done once for these inputs is done already.
+
+        A call returns when the outputs are complete. Only the call of the last ``bind`` may be used.
+        """
+        ...
+
+
+class Backend(Protocol):
+    """A module of ``buildsys.backends``."""
+
+    def prepare(self, options: Options) -> None:
+        """Check that the library and this machine can build with these options.
+
+        Raises: Unavailable: they cannot, with what to install or where to build.
+        StageError: the options contradict each other.
+        """
+        ...
+
+    def unsupported(self, request: BuildRequest) -> list[UnsupportedNode]:
+        """Return every node of the graph that the backend cannot take."""
+        ...
+
+    def build(self, request: BuildRequest) -> Figures:
+        """Write the engine file; return what is known of it from building.
+
+        Raises: StageError: the graph was refused; all reasons at once.
+        """
+        ...
+
+    def describe(self, engine: Path, options: Options) -> Figures:
+        """Return the facts that can be read from a finished engine on this machine; {} where none can."""
+        ...
+
+    def load(self, engine: Path, options: Options) -> Session:
+        """Make a built engine ready to run.
+
+        Raises: Unavailable: this machine cannot run it.
+        """
+        ...
+
+    def unload(self, session: Session) -> None:
+        """Give back all that a session holds."""
+        ...
+
+    def device(self, options: Options) -> Figures:
+        """Return the facts of the device that an engine with these options runs on; never raises."""
+        ...

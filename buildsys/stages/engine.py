@@ -1,0 +1,76 @@
+"""Build an engine: ONNX in, engine file and its provenance out."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+
+from buildsys.backends import load_backend
+from buildsys.backends.base import Backend, BuildRequest, Figures
+from buildsys.errors import StageError, Unavailable
+from buildsys.worker.job import Job, StageResult
+
+_CHUNK = 1 << 20
+
+
+def run(job: Job) -> StageResult:
+    """Build the engine with its backend. ``unavailable`` where the backend cannot work here."""
+    options = job.options["engine"]
+    try:
+        backend = load_backend(options["backend"])
+        backend.prepare(options)
+        figures = _build(job, backend)
+    except Unavailable as reason:
+        _remove_engine(job)
+        return StageResult("unavailable", reason.problem, reason.hint, {"backend": options["backend"]})
+    return StageResult(figures={"backend": options["backend"], **figures})
+
+
+def _build(job: Job, backend: Backend) -> Figures:
+    request = BuildRequest(
+        model=job.model,
+        onnx=job.inputs["model"],
+        engine=job.outputs["engine"],
+        options=job.options["engine"],
+        inputs=job.options["inputs"],
+        dims=job.options["dims"],
+        progress=job.progress,
+    )
+    start = time.perf_counter()
+    built = backend.build(request)
+    seconds = time.perf_counter() - start
+    files = _engine_files(job)
+    job.progress("reading the engine back")
+    return {
+        **built,
+        **backend.describe(request.engine, request.options),
+        "build_seconds": round(seconds, 3),
+        "engine_sha256": _sha256(files),
+        "engine_bytes": sum(file.stat().st_size for file in files),
+        "onnx_sha256": _sha256([job.inputs[role] for role in ("model", "model.data") if role in job.inputs]),
+        "device": backend.device(request.options),
+    }
+
+
+def _engine_files(job: Job) -> list[Path]:
+    """Return the engine file and, when there is one, its external data."""
+    engine = job.outputs["engine"]
+    if not engine.is_file() or engine.stat().st_size == 0:
+        raise StageError(f"model {job.model}: the backend wrote no engine to {engine.name}")
+    return [file for file in (engine, job.outputs["engine.data"]) if file.is_file()]
+
+
+def _remove_engine(job: Job) -> None:
+    for role in ("engine", "engine.data"):
+        job.outputs[role].unlink(missing_ok=True)
+
+
+def _sha256(files: list[Path]) -> str:
+    """Return the digest of one file, or of several one after the other."""
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+    return digest.hexdigest()

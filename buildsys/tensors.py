@@ -1,0 +1,205 @@
+"""Tensors of every ONNX type in numpy arrays, and the files that keep the golden ones.
+
+An ONNX type that numpy lacks (bfloat16, the float8 and the 4-bit ones) is held as its bits in unsigned
+integers beside the type's name, so numpy alone loads and stores everything. ``ml_dtypes`` is needed only
+to compute with the float8 and float4 types.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from buildsys.errors import StageError
+
+Array = npt.NDArray[Any]
+
+NATIVE_DTYPES = (
+    "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "bool", "complex64", "complex128",
+)  # fmt: skip
+BIT_DTYPES = {
+    "bfloat16": "uint16",
+    **dict.fromkeys(("float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz", "float8e8m0"), "uint8"),
+    **dict.fromkeys(("float4e2m1", "int4", "uint4", "int2", "uint2"), "uint8"),  # one element per byte
+}
+_ML_DTYPES = {
+    "bfloat16": "bfloat16", "float8e4m3fn": "float8_e4m3fn", "float8e4m3fnuz": "float8_e4m3fnuz",
+    "float8e5m2": "float8_e5m2", "float8e5m2fnuz": "float8_e5m2fnuz", "float8e8m0": "float8_e8m0fnu",
+    "float4e2m1": "float4_e2m1fn", "int4": "int4", "uint4": "uint4", "int2": "int2", "uint2": "uint2",
+}  # fmt: skip
+_NAME_OF_ML_DTYPE = {theirs: ours for ours, theirs in _ML_DTYPES.items()}
+_INTEGER_BITS = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2}
+_CHUNK = 1 << 18  # elements: temporaries stay in the cache, ten times as fast for large weights
+_DTYPES_KEY = "__dtypes__"
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip entry can have: equal tensors give equal bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """An array and the ONNX name of its type, e.g. ``bfloat16``.
+
+    ``array`` holds the values for numpy's own types (strings as unicode) and the bits, as unsigned
+    integers of the same shape, for the types of ``BIT_DTYPES``.
+    """
+
+    array: Array
+    dtype: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape in elements."""
+        return tuple(self.array.shape)
+
+    def values(self) -> Array:
+        """Return the values in a type that numpy computes with: float32 or an 8-bit integer for bit types.
+
+        Raises: StageError: a float8 or float4 type, and ``ml_dtypes`` is not installed.
+        """
+        return _decode(self.array, self.dtype) if self.dtype in BIT_DTYPES else self.array
+
+
+@dataclass(frozen=True)
+class Case:
+    """The golden inputs of one shape case and the outputs that PyTorch gives for them."""
+
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+
+
+def tensor_of(array: npt.ArrayLike, dtype: str | None = None) -> Tensor:
+    """Return ``array`` as a tensor of the ONNX type ``dtype``, rounding values where the type is narrower.
+
+    Without ``dtype`` it follows from the array (``ml_dtypes`` arrays included). An unsigned array of a
+    bit type's width is taken as values, not bits; build ``Tensor(bits, dtype)`` for bits.
+    """
+    values = np.asarray(array)
+    dtype = dtype or _dtype_name(values.dtype)
+    if dtype == "string":
+        return Tensor(_unicode(values), dtype)
+    if dtype in BIT_DTYPES:
+        return Tensor(_encode(values, dtype), dtype)
+    if dtype not in NATIVE_DTYPES:
+        raise StageError(f"{dtype} is not a tensor type that buildsys knows")
+    return Tensor(values.astype(dtype, copy=False), dtype)
+
+
+def save_case(path: Path, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+    """Write golden tensors to an .npz file that ``numpy.load`` reads; equal tensors give equal bytes."""
+    save_tensors(path, {**{f"in.{n}": t for n, t in inputs.items()}, **{f"out.{n}": t for n, t in outputs.items()}})
+
+
+def load_case(path: Path) -> Case:
+    """Read what ``save_case`` wrote.
+
+    Raises: StageError: the file is not such a file.
+    """
+    tensors = load_tensors(path)
+    inputs = {name[3:]: tensor for name, tensor in tensors.items() if name.startswith("in.")}
+    outputs = {name[4:]: tensor for name, tensor in tensors.items() if name.startswith("out.")}
+    return Case(inputs, outputs)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write named tensors to an uncompressed .npz file with fixed time stamps."""
+    names = json.dumps({name: tensor.dtype for name, tensor in tensors.items()})
+    members = {_DTYPES_KEY: np.asarray(names), **{name: tensor.array for name, tensor in tensors.items()}}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in members.items():
+            entry = zipfile.ZipInfo(f"{name}.npy", _EPOCH)
+            with archive.open(entry, "w", force_zip64=True) as stream:
+                _write_array(stream, array)
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read named tensors; only files that ``save_tensors`` wrote, and never pickled objects.
+
+    Raises: StageError: the file is not such a file.
+    """
+    try:
+        # opened here: numpy leaves the file open when it is not a zip file
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            dtypes: dict[str, str] = json.loads(str(archive[_DTYPES_KEY][()]))
+            return {name: Tensor(archive[name], dtype) for name, dtype in dtypes.items()}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise StageError(f"{path} does not hold tensors: {error}") from error
+
+
+def _write_array(stream: IO[bytes], array: Array) -> None:
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    # not ascontiguousarray: it turns a scalar into a vector
+    np.lib.format.write_array(stream, np.asarray(little, order="C"), version=(1, 0), allow_pickle=False)
+
+
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    if dtype.kind in "OUST":
+        return "string"
+    name = str(dtype.name)
+    return _NAME_OF_ML_DTYPE.get(name, name)
+
+
+def _unicode(values: Array) -> Array:
+    """Return strings as a unicode array. Bytes are UTF-8."""
+    words = [item.decode() if isinstance(item, bytes) else str(item) for item in values.reshape(-1).tolist()]
+    if any(word.endswith("\0") for word in words):
+        raise StageError("a string that ends in a NUL character cannot be stored in a numpy array")
+    return np.array(words, dtype=np.str_).reshape(values.shape)
+
+
+def _encode(values: Array, dtype: str) -> Array:
+    """Return the bits of ``values`` rounded to a bit type."""
+    bits: Array
+    if values.dtype.name == _ML_DTYPES[dtype]:
+        bits = values.view(BIT_DTYPES[dtype])
+    elif dtype == "bfloat16":
+        bits = _bfloat16_bits(values.astype(np.float32))
+    elif dtype in _INTEGER_BITS:
+        bits = values.astype(np.int8).view(np.uint8) & np.uint8(2 ** _INTEGER_BITS[dtype] - 1)
+    else:
+        bits = values.astype(np.float32).astype(_ml_dtype(dtype)).view(BIT_DTYPES[dtype])
+    return bits
+
+
+def _decode(bits: Array, dtype: str) -> Array:
+    values: Array = bits
+    if dtype == "bfloat16":
+        values = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    elif dtype in ("int4", "int2"):
+        spare = np.int8(8 - _INTEGER_BITS[dtype])
+        values = np.right_shift(np.left_shift(bits.view(np.int8), spare), spare)
+    elif dtype not in _INTEGER_BITS:
+        values = bits.view(_ml_dtype(dtype)).astype(np.float32)
+    return values
+
+
+def _bfloat16_bits(values: Array) -> Array:
+    """Round float32 to bfloat16, to nearest and ties to even; a NaN stays a NaN."""
+    flat = np.asarray(values, order="C").reshape(-1).view(np.uint32)
+    rounded = np.empty(flat.size, np.uint16)
+    for start in range(0, flat.size, _CHUNK):
+        bits = flat[start : start + _CHUNK]
+        carry = (bits >> np.uint32(16)) & np.uint32(1)
+        carry += np.uint32(0x7FFF)
+        carry += bits
+        carry >>= np.uint32(16)
+        nan = np.isnan(bits.view(np.float32))
+        if nan.any():
+            carry[nan] = (bits[nan] >> np.uint32(16)) | np.uint32(0x40)  # quiet, or rounding could make it infinite
+        rounded[start : start + _CHUNK] = carry
+    return rounded.reshape(values.shape)
+
+
+def _ml_dtype(dtype: str) -> np.dtype[Any]:
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise StageError(f"{dtype} values need the package ml_dtypes", "pip install ml_dtypes") from error
+    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[dtype]))
+    return found
