@@ -1,0 +1,57 @@
+"""Reference outputs of a ready ONNX file: ONNX Runtime with every graph optimization off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from buildsys.errors import StageError
+from buildsys.tensors import BIT_DTYPES, Tensor, tensor_of
+
+
+class OnnxReference:
+    """An ONNX file that is called with named tensors."""
+
+    def __init__(self, file: Path, shown: str) -> None:
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.log_severity_level = 3
+        self._shown = shown
+        try:
+            self._session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's exceptions share no public base
+            raise StageError(f"ONNX Runtime cannot load {shown}: {_first_line(error)}") from error
+        self._outputs = [output.name for output in self._session.get_outputs()]
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the outputs by name, in the file's order."""
+        feeds = {name: _ort_value(tensor) for name, tensor in inputs.items()}
+        try:
+            values = self._session.run_with_ort_values(self._outputs, feeds)
+        except Exception as error:  # onnxruntime's exceptions share no public base
+            raise StageError(f"ONNX Runtime cannot run {self._shown}: {_first_line(error)}") from error
+        return {name: _tensor(value) for name, value in zip(self._outputs, values, strict=True)}
+
+
+def _ort_value(tensor: Tensor) -> onnxruntime.OrtValue:
+    if tensor.dtype == "string":
+        return onnxruntime.OrtValue.ortvalue_from_numpy(tensor.array.astype(object))
+    if tensor.dtype in BIT_DTYPES:
+        kind = onnx.TensorProto.DataType.Value(tensor.dtype.upper())
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(tensor.array, kind)
+    return onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(tensor.array))
+
+
+def _tensor(value: onnxruntime.OrtValue) -> Tensor:
+    kind = onnx.TensorProto.DataType.Name(value.element_type()).lower()
+    if kind in BIT_DTYPES:
+        raise StageError(f"ONNX Runtime gives no {kind} outputs to numpy", "cast that output to float32 in the model")
+    return tensor_of(value.numpy())
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
