@@ -1,0 +1,105 @@
+"""The numerical comparisons of validate, simplify and verify as one kind of table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from buildsys.report.model import Check, Comparison, Failure
+from buildsys.report.results import FAILED, PASSED, Result, mapping, number
+
+_CASES = ("min", "opt", "max", "odd")
+_LIMITS = ("rtol", "cosine", "atol", "top1")
+
+
+def checks_of(results: Iterable[Result]) -> tuple[Check, ...]:
+    """Return one check per target that compares numbers, in the order of the chain."""
+    readers = {"simplify": _simplify, "validate": _validate, "verify": _verify}
+    return tuple(readers[result.stage](result) for result in results if result.stage in readers)
+
+
+def contradictions(checks: Iterable[Check]) -> Iterator[str]:
+    """Yield a sentence for every check whose status says more than its figures do."""
+    for check in checks:
+        if check.status != PASSED:
+            continue
+        wrong = [line for line in check.comparisons if line.passed is False]
+        if wrong:
+            line = wrong[0]
+            yield f"{check.target} says passed, but output {line.output} in case {line.case} did not pass"
+        elif not check.comparisons and not check.target.startswith("simplify:"):
+            yield f"{check.target} says passed, but it compared nothing"
+
+
+def case_order(case: str) -> tuple[int, str]:
+    """Return a sort key that puts min, opt, max and odd first."""
+    return (_CASES.index(case) if case in _CASES else len(_CASES), case)
+
+
+def _simplify(result: Result) -> Check:
+    rows = _rows("simplified against exported", mapping(result.figures.get("equal")))
+    return _check(result, "exported graph against simplified graph", rows)
+
+
+def _validate(result: Result) -> Check:
+    graphs = mapping(result.figures.get("graphs"))
+    rows = [row for graph, cases in graphs.items() for row in _rows(str(graph), mapping(cases))]
+    return _check(result, "PyTorch against ONNX Runtime", rows)
+
+
+def _verify(result: Result) -> Check:
+    rows = _rows(result.variant, mapping(result.figures.get("cases")))
+    return _check(result, f"golden outputs against engine {result.variant}", rows)
+
+
+def _check(result: Result, subject: str, rows: Iterable[Comparison]) -> Check:
+    tolerance = mapping(result.figures.get("tolerance"))
+    limits = {name: value for name in _LIMITS if (value := number(tolerance.get(name))) is not None}
+    return Check(
+        target=result.target,
+        subject=subject,
+        status=result.status,
+        limits=limits,
+        comparisons=tuple(rows) if result.status in (PASSED, FAILED) else (),
+        failures=tuple(_failures(result)),
+    )
+
+
+def _rows(subject: str, cases: Mapping[str, Any]) -> list[Comparison]:
+    return [
+        _comparison(subject, case, str(output), mapping(figures))
+        for case in sorted(cases, key=case_order)
+        for output, figures in mapping(cases[case]).items()
+    ]
+
+
+def _comparison(subject: str, case: str, output: str, figures: Mapping[str, Any]) -> Comparison:
+    passed = figures.get("passed")
+    not_finite = float("nan") if passed is False and "relative" in figures else None  # JSON has null for it
+    max_abs, relative = (number(figures.get(key)) for key in ("max_abs", "relative"))
+    return Comparison(
+        subject=subject,
+        case=case,
+        output=output,
+        max_abs=not_finite if max_abs is None else max_abs,
+        relative=not_finite if relative is None else relative,
+        cosine=number(figures.get("cosine")),
+        top1=number(figures.get("top1")),
+        passed=passed if isinstance(passed, bool) else None,
+    )
+
+
+def _failures(result: Result) -> Iterator[Failure]:
+    found = result.figures.get("failures")
+    for entry in found if isinstance(found, list) else []:
+        failure = mapping(entry)
+        yield Failure(
+            subject=str(failure.get("graph") or result.variant or result.stage),
+            **{key: _text(failure.get(key)) for key in ("case", "output", "index", "actual", "expected", "problem")},
+        )
+
+
+def _text(value: object) -> str:
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(str(part) for part in value) + "]"
+    return "" if value is None else str(value)

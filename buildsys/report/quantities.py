@@ -1,0 +1,88 @@
+"""Quantities as people read them: rounded so that nothing looks better than it is, always with a unit."""
+
+from __future__ import annotations
+
+import math
+
+NOTHING = "—"
+TIMES = "\N{MULTIPLICATION SIGN}"
+_DOUBLE_NOISE = 1e-12  # a vector's cosine with itself, computed in doubles, misses 1 by less
+_SIZES = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+
+
+def significant(value: float | None, digits: int = 3) -> str:
+    """Return ``value`` with that many significant digits and no exponent: 0.0123, 1.23, 1230."""
+    if value is None:
+        return NOTHING
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{min(decimals, 9)}f}"
+
+
+def size(size_bytes: float | None) -> str:
+    """Return bytes in decimal units: 102 MB."""
+    if size_bytes is None:
+        return NOTHING
+    for factor, unit in _SIZES:
+        if size_bytes >= factor:
+            return f"{significant(size_bytes / factor)} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration in the unit that fits: 35 ms, 4.20 s, 3 min 5 s."""
+    if seconds is None:
+        return NOTHING
+    if seconds >= 60:
+        return f"{int(seconds) // 60} min {int(seconds) % 60} s"
+    return f"{significant(seconds)} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"
+
+
+def count(value: int | None) -> str:
+    """Return a count with thousands separators."""
+    return NOTHING if value is None else f"{value:,}"
+
+
+def nodes(value: int | None) -> str:
+    """Return a count of nodes with its noun."""
+    return f"{count(value)} {'node' if value == 1 else 'nodes'}"
+
+
+def error(value: float | None) -> str:
+    """Return an error with two digits, rounded up: 5.1e-07."""
+    if value is None:
+        return NOTHING
+    if value == 0:
+        return "0"
+    if not math.isfinite(value):
+        return "not finite"
+    exponent = math.floor(math.log10(abs(value)))
+    return f"{math.ceil(round(abs(value) / 10.0**exponent * 10, 6)) / 10 * 10.0**exponent:.1e}"
+
+
+def cosine(value: float | None) -> str:
+    """Return a cosine similarity, cut and not rounded: only what is 1 but for the last bits reads as 1."""
+    if value is None:
+        return NOTHING
+    if not math.isfinite(value):
+        return str(value)
+    return "1" if value > 1 - _DOUBLE_NOISE else f"{math.floor(value * 1e7) / 1e7:.7f}"
+
+
+def share(value: float | None) -> str:
+    """Return a share in percent, cut and not rounded: only all of them read as 100 %."""
+    if value is None:
+        return NOTHING
+    if not math.isfinite(value):
+        return str(value)
+    return "100 %" if value >= 1 else f"{math.floor(value * 1e3) / 10:.1f} %"
+
+
+def speedup(value: float | None) -> str:
+    """Return a speed-up factor; below 1 it says so."""
+    if value is None:
+        return NOTHING
+    return f"{value:.2f}{TIMES}" + (" (slower)" if value < 0.995 else "")

@@ -1,0 +1,189 @@
+"""What the bench scripts share: a project to work on, a clock around processes, sides in turns, a table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import yaml  # noqa: E402 (the path has to be set first)
+
+from buildsys.report.tables import table  # noqa: E402
+
+EIGHT = (
+    "resnet18", "resnet50", "vgg11", "mobilenet_v3_small", "efficientnet_b0", "efficientnet_v2_s", "regnet_x_1_6gf",
+    "swin_t",
+)  # fmt: skip
+_COPIED = ("dodo.py", "pyproject.toml", "configs", "plugins")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line of a bench script."""
+
+    models: tuple[str, ...]
+    rounds: int
+    json: Path | None
+    keep: bool
+
+
+def parse_options(about: str, *, models: Sequence[str], rounds: int) -> Options:
+    """Return the options; ``models`` and ``rounds`` are the script's defaults, no models means all shipped ones."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--models", default=",".join(models), help="names, separated by commas (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=rounds, help="measurements of each side (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="write the figures into this file as well")
+    parser.add_argument("--keep", action="store_true", help="keep the temporary folder and print where it is")
+    given = parser.parse_args()
+    return Options(tuple(filter(None, given.models.split(","))), given.rounds, given.json, given.keep)
+
+
+@contextmanager
+def workspace(*, keep: bool) -> Iterator[Path]:
+    """Yield a temporary folder."""
+    folder = Path(tempfile.mkdtemp(prefix="buildsys-bench-"))
+    try:
+        yield folder
+    finally:
+        if keep:
+            print(f"kept {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def copy_project(folder: Path, models: Sequence[str] = ()) -> Path:
+    """Copy the project's own files into ``folder``, with the manifests of ``models`` only where they are given."""
+    project = folder / "project"
+    project.mkdir()
+    for name in _COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, project / name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif source.exists():
+            shutil.copy2(source, project / name)
+    if models:
+        _keep_only(project, models)
+    return project
+
+
+def _keep_only(project: Path, models: Sequence[str]) -> None:
+    files = {file.stem: file for file in manifests(project)}
+    unknown = sorted(set(models) - set(files))
+    if unknown:
+        raise SystemExit(f"no manifest of {', '.join(unknown)}; there are {', '.join(files)}")
+    for name, file in files.items():
+        if name not in models:
+            file.rename(file.with_name(f"_{file.name}"))  # still there to be extended, but no model of its own
+    for file in manifests(project):
+        edit_manifest(file, lambda content: _rename_bases(content, set(files) - set(models)))
+
+
+def _rename_bases(content: dict[str, Any], renamed: set[str]) -> None:
+    bases = content.get("extends", [])
+    named = [bases] if isinstance(bases, str) else bases
+    if named:
+        content["extends"] = [f"_{base}" if Path(base).stem in renamed else base for base in named]
+
+
+def manifests(project: Path) -> list[Path]:
+    """Return the manifests of models, without the files that are only there to be extended."""
+    files = (project / "configs" / "models").rglob("*.yaml")
+    return sorted(file for file in files if not file.name.startswith("_"))
+
+
+def read_manifest(file: Path) -> dict[str, Any]:
+    """Return a manifest as plain data (the traps of YAML do not matter for the ones that are shipped)."""
+    content: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return content
+
+
+def edit_manifest(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Rewrite a manifest with ``change`` applied to its data."""
+    content = read_manifest(file)
+    change(content)
+    file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+
+
+def shorten_benchmarks(project: Path) -> None:
+    """Let the benchmark stage of every model take as little time as possible; it is not what is measured here."""
+    for file in manifests(project):
+        edit_manifest(file, lambda content: content.update(bench={"duration": 0.01, "warmup": 0, "min_samples": 1}))
+
+
+def doit_command(*arguments: str) -> list[str]:
+    """Return the command line of doit in this interpreter."""
+    return [sys.executable, "-m", "doit", *arguments]
+
+
+def environment() -> dict[str, str]:
+    """Return the environment for the processes of both sides."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("BUILDSYS_")}
+    return {**kept, "PYTHONPATH": str(ROOT)}
+
+
+def timed(command: Sequence[str], folder: Path) -> float:
+    """Run a command in ``folder`` to its end; return its wall time in seconds. A failure ends the script."""
+    start = time.perf_counter()
+    done = subprocess.run(
+        command, cwd=folder, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    seconds = time.perf_counter() - start
+    if done.returncode != 0:
+        print(done.stdout[-4000:], done.stderr[-4000:], sep="\n", file=sys.stderr)
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
+    return seconds
+
+
+def forget_everything(project: Path) -> None:
+    """Remove all that buildsys has made in a project."""
+    for name in ("build", ".buildsys"):
+        shutil.rmtree(project / name, ignore_errors=True)
+
+
+def in_turns(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Measure every side ``rounds`` times, in turns, the order reversed every round."""
+    taken: dict[str, list[float]] = {name: [] for name in sides}
+    order = list(sides)
+    for number in range(rounds):
+        for name in order:
+            taken[name].append(sides[name]())
+            print(f"  round {number + 1} of {rounds}: {name} {taken[name][-1]:.3f} s", file=sys.stderr, flush=True)
+        order.reverse()
+    return taken
+
+
+def time_row(name: str, seconds: Sequence[float], ratio: str = "") -> tuple[str, ...]:
+    """Return one row of a table of wall times."""
+    spread = f"{min(seconds):.3f} to {max(seconds):.3f}"
+    return name, str(len(seconds)), f"{statistics.median(seconds):.3f}", spread, ratio
+
+
+TIME_COLUMNS = ("side", "runs>", "median (s)>", "range (s)>", "ratio>")
+
+
+def publish(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], figures: Any, file: Path | None) -> None:
+    """Print a Markdown table for docs/benchmarks.md, and write the figures behind it where asked."""
+    machine = {
+        "machine": platform.platform(),
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+    }
+    print(f"\n**{title}** ({', '.join(f'{name} {value}' for name, value in machine.items())})\n")
+    print("\n".join(table(columns, rows)))
+    if file:
+        file.write_text(json.dumps({"title": title, **machine, "figures": figures}, indent=2) + "\n", encoding="utf-8")

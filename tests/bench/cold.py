@@ -1,0 +1,75 @@
+"""Eight torchvision models from nothing: doit and doit -n 2 against a plain script in one process, in turns.
+
+What is built on each side: the exported and the simplified graph, their comparison with PyTorch and with each
+other, and a TensorRT-RTX engine in fp32.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import sys
+from pathlib import Path
+
+from _side_by_side import (
+    EIGHT,
+    TIME_COLUMNS,
+    copy_project,
+    doit_command,
+    edit_manifest,
+    forget_everything,
+    in_turns,
+    manifests,
+    parse_options,
+    publish,
+    time_row,
+    timed,
+    workspace,
+)
+
+from buildsys.graph.plan import plan_model
+from buildsys.manifest.project import load_project
+
+ENGINE = "rtx-fp32"
+LIMITS = {"doit": 1.0, "doit -n 2": 0.7}
+PLAIN_SCRIPT = Path(__file__).with_name("plain_script.py")
+
+
+def write_plan(project: Path, file: Path) -> list[str]:
+    """Write the stages' options of every model for the plain script; return the targets for doit."""
+    for manifest in manifests(project):
+        engine = {"name": ENGINE, "backend": "tensorrt_rtx"}
+        edit_manifest(manifest, lambda content, engine=engine: content.update(engines=[engine]))
+    models = load_project(project).models
+    plan = {name: {action.stage: action.options for action in plan_model(model.data)} for name, model in models.items()}
+    file.write_text(json.dumps(plan, default=dict), encoding="utf-8")
+    return [target for name in models for target in (f"validate:{name}", f"engine:{name}:{ENGINE}")]
+
+
+def main() -> None:
+    options = parse_options(__doc__ or "", models=EIGHT, rounds=2)
+    with workspace(keep=options.keep) as folder:
+        project, out = copy_project(folder, options.models), folder / "plain"
+        targets = write_plan(project, folder / "plan.json")
+
+        def doit(*arguments: str) -> float:
+            forget_everything(project)
+            return timed(doit_command(*arguments, *targets), project)
+
+        def plain() -> float:
+            shutil.rmtree(out, ignore_errors=True)
+            return timed([sys.executable, str(PLAIN_SCRIPT), str(folder / "plan.json"), str(out)], folder)
+
+        sides = {"plain script": plain, "doit": doit, "doit -n 2": lambda: doit("-n", "2")}
+        taken = in_turns(sides, options.rounds)
+    base = statistics.median(taken["plain script"])
+    ratios = {name: statistics.median(taken[name]) / base for name in LIMITS}
+    rows = [time_row("plain script", taken["plain script"])]
+    rows += [time_row(name, taken[name], f"{ratios[name]:.2f} (limit {LIMITS[name]})") for name in LIMITS]
+    figures = {"seconds": taken, "ratios": ratios, "limits": LIMITS, "models": list(options.models)}
+    publish(f"{len(targets) // 2} models from nothing", TIME_COLUMNS, rows, figures, options.json)
+
+
+if __name__ == "__main__":
+    main()

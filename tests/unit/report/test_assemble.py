@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tiny_results import NO_GPU, Results
+
+from buildsys.report.assemble import assemble
+from buildsys.report.model import Report, as_json
+
+NAN = float("nan")
+
+
+def report_on(results: Results) -> Report:
+    return assemble("tiny", results.manifest, results.inputs)
+
+
+def test_the_verdict_is_passed_only_when_everything_ran(results: Results) -> None:
+    assert report_on(results).verdict.status == "passed"
+    assert "all 11 targets ran and passed" in report_on(results).verdict.text
+
+
+def test_what_could_not_run_makes_the_verdict_partial(results: Results) -> None:
+    results.without_gpu()
+    report = report_on(results)
+    assert report.verdict.status == "partial"
+    assert report.verdict.text.startswith(
+        "PARTIAL: 9 of 11 targets ran and passed; 2 did not run here: verify:tiny:rtx-fp16"
+    )
+    line = next(line for line in report.summary if line.target == "verify:tiny:rtx-fp16")
+    assert (line.status, line.outcome, line.reason, line.hint) == ("unavailable", "", *NO_GPU)
+    engine = next(line for line in report.engines if line.name == "rtx-fp16")
+    assert (engine.built, engine.verified, engine.timed) == ("passed", "unavailable", "unavailable")
+
+
+def test_a_missing_result_is_never_passed(results: Results) -> None:
+    results.inputs["validate:tiny"].unlink()
+    report = report_on(results)
+    assert report.verdict.status == "partial"
+    assert "validate:tiny" in report.verdict.text
+    assert next(line.status for line in report.summary if line.stage == "validate") == "absent"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"target": "export:other", "status": "passed"}', "\udcff"])
+def test_an_unusable_result_fails_the_verdict(results: Results, content: str) -> None:
+    results.inputs["export:tiny"].write_bytes(content.encode(errors="surrogateescape"))
+    report = report_on(results)
+    assert report.verdict.status == "failed"
+    assert report.verdict.text.startswith("FAILED: export:tiny: the result file")
+
+
+@pytest.mark.parametrize("status", ["", "ok", "PASSED", None])
+def test_an_unknown_status_fails_the_verdict(results: Results, status: str | None) -> None:
+    results.passed("export:tiny", status=status)
+    assert report_on(results).verdict.status == "failed"
+
+
+def test_a_failed_check_comes_first(results: Results) -> None:
+    results.without_gpu()
+    results.failed("validate:tiny", "output scores in case max is off")
+    assert report_on(results).verdict.text == "FAILED: validate:tiny: output scores in case max is off"
+
+
+def test_a_status_that_its_own_figures_contradict_fails_the_verdict(results: Results) -> None:
+    wrong = {"max_abs": NAN, "relative": NAN, "cosine": NAN, "top1": None, "passed": False}
+    results.passed("verify:tiny:ort-cpu", cases={"min": {"scores": wrong}})
+    report = report_on(results)
+    assert report.verdict.status == "failed"
+    assert "verify:tiny:ort-cpu says passed, but output scores in case min did not pass" in report.verdict.text
+    assert report.warnings[0] in report.verdict.text
+
+
+def test_a_check_that_compared_nothing_has_not_passed(results: Results) -> None:
+    results.passed("validate:tiny", graphs={})
+    report = report_on(results)
+    assert report.verdict.status == "failed"
+    assert "validate:tiny says passed, but it compared nothing" in report.verdict.text
+
+
+def test_folded_batch_norms_are_counted(results: Results) -> None:
+    graph = report_on(results).graph
+    assert graph.folded == (
+        "2 of 2 batch norms were folded by the exporter: BatchNormalization 2 → 0 in the exported graph.",
+    )
+    line = next(line for line in graph.modules if line.modules == ("BatchNorm2d",))
+    assert (line.count, line.exported, line.simplified) == (2, 0, 0)
+
+
+def test_batch_norms_that_only_simplification_folds_are_told_apart(results: Results) -> None:
+    operators = {"Conv": 2, "BatchNormalization": 2}
+    results.passed("export:tiny", operators=operators)
+    assert report_on(results).graph.folded == (
+        "2 of 2 batch norms were folded by simplification: BatchNormalization 2 → 0 in the simplified graph.",
+    )
+
+
+def test_nothing_is_said_of_folding_where_modules_were_not_counted(results: Results) -> None:
+    results.passed("export:tiny", modules=None)
+    graph = report_on(results).graph
+    assert (graph.folded, graph.modules) == ((), ())
+
+
+def test_operators_are_listed_with_the_largest_change_first(results: Results) -> None:
+    lines = report_on(results).graph.operators
+    assert [(line.operator, line.exported, line.simplified) for line in lines[:3]] == [
+        ("Slice", 2, 0),
+        ("Shape", 2, 1),
+        ("Concat", 1, 1),
+    ]
+
+
+def test_cases_come_in_their_usual_order(results: Results) -> None:
+    report = report_on(results)
+    validate = next(check for check in report.checks if check.target == "validate:tiny")
+    assert [line.case for line in validate.comparisons] == ["min", "opt", "max", "odd"] * 2
+    assert next(line.outcome for line in report.summary if line.stage == "reference") == "cases min, opt, max, odd"
+
+
+@pytest.mark.parametrize("nan", [NAN, "nan", "NaN", None])
+def test_nan_is_the_worst_error(results: Results, nan: Any) -> None:
+    figures = {
+        "opt": {"scores": {"relative": 0.5}, "boxes": {"relative": nan, "passed": False}, "masks": {"relative": 0.7}}
+    }
+    results.failed("verify:tiny:ort-cpu", "not equal", cases=figures)
+    outcome = next(line.outcome for line in report_on(results).summary if line.target == "verify:tiny:ort-cpu")
+    assert outcome == "worst relative error not finite (boxes, opt)"
+
+
+def test_the_engine_comes_before_its_baseline(results: Results) -> None:
+    first, second = report_on(results).bench[:2]
+    assert (first.contender, first.p50_ms, first.speedup) == ("engine", 2.1, 2.0)
+    assert (second.contender, second.p50_ms, second.speedup) == ("torch", 4.2, None)
+
+
+def test_layers_are_counted_from_their_kinds_and_devices_are_in_words(results: Results) -> None:
+    missing = {"kind": "gpu", "missing": "libcuda.so.1 is not installed"}
+    results.passed("engine:tiny:rtx-fp16", layers={"convolution": 2, "shuffle": 3}, device=missing)
+    results.passed("engine:tiny:ort-cpu", device={"kind": "cpu", "name": "AMD EPYC", "cores": 2})
+    ort, rtx = report_on(results).engines
+    assert (rtx.layers, rtx.device) == (5, "here libcuda.so.1 is not installed")
+    assert (ort.layers, ort.device) == (7, "AMD EPYC, cores 2")
+
+
+def test_a_noisy_benchmark_is_a_warning(results: Results) -> None:
+    results.passed("bench:tiny:ort-cpu", noisy=["other processes used 40% of the processors meanwhile"])
+    assert any(text.startswith("bench:tiny:ort-cpu: other processes used 40%") for text in report_on(results).warnings)
+
+
+def test_few_samples_are_pointed_out(results: Results) -> None:
+    figures = {"dims": {}, "batch": 1, "contenders": {"engine": {"count": 12, "p50_ms": 3.0}}}
+    results.passed("bench:tiny:ort-cpu", cases={"opt": figures})
+    report = report_on(results)
+    assert any("bench:tiny:ort-cpu: as few as 12 samples" in note for note in report.bench_notes)
+    assert report.bench[0].dims == "fixed"
+
+
+def test_different_versions_in_one_build_are_both_named(results: Results) -> None:
+    results.passed("export:tiny", toolchain={"torch": "2.11.0"})
+    assert report_on(results).provenance.versions["torch"] == "2.11.0 and 2.14.1"
+
+
+def test_paths_do_not_depend_on_where_the_build_folder_lies(results: Results) -> None:
+    report = report_on(results)
+    assert next(line.log for line in report.summary if line.stage == "simplify") == "simplify/graph.log"
+    assert str(results.build) not in json.dumps(as_json(report))
+
+
+def test_the_json_has_no_numbers_that_json_does_not_know(results: Results) -> None:
+    broken = {"max_abs": NAN, "relative": float("inf"), "cosine": -float("inf"), "passed": False}
+    results.failed("verify:tiny:ort-cpu", "not equal", cases={"min": {"scores": broken}})
+    text = json.dumps(as_json(report_on(results)), allow_nan=False)
+    check = next(check for check in json.loads(text)["checks"] if check["target"] == "verify:tiny:ort-cpu")
+    assert check["comparisons"][0]["relative"] == "inf"
+
+
+def test_a_model_with_no_results_at_all_still_gives_a_report(results: Results) -> None:
+    report = assemble("tiny", {"model": "tiny"}, {})
+    assert report.verdict.status == "partial"
+
+
+def test_results_without_figures_still_give_a_report(results: Results) -> None:
+    for target in results.inputs:
+        results.write(target, {"status": "passed"})
+    report = report_on(results)
+    assert report.verdict.status == "failed"  # the checks passed without comparing anything
+    assert report.bench == ()
+    assert len(report.summary) == len(results.inputs)

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+from tiny_results import NO_GPU, Results
+
+from buildsys.stages.report import run
+from buildsys.worker.job import Job
+
+
+def job_for(results: Results, folder: Path, *, markdown: bool = True) -> Job:
+    folder.mkdir(exist_ok=True)
+    outputs = {"result": folder / "report.json"}
+    if markdown:
+        outputs["markdown"] = folder / "report.md"
+    options = {"manifest": results.manifest}
+    return Job("report:tiny", "report", "tiny", "", options, results.inputs, outputs, project=folder)
+
+
+def markdown_of(results: Results, folder: Path) -> str:
+    run(job_for(results, folder))
+    return (folder / "report.md").read_text(encoding="utf-8")
+
+
+def spread(results: Results) -> None:
+    """Make every kind of result occur: passed, unavailable, failed with NaN, missing."""
+    results.without_gpu()
+    failure = {"graph": "simplified", "case": "max", "output": "scores", "index": [3, 7], "actual": float("nan")}
+    wrong = {"max_abs": float("nan"), "relative": float("nan"), "cosine": float("nan"), "top1": 0.9999, "passed": False}
+    results.failed(
+        "validate:tiny",
+        "output scores in case max is not a number",
+        graphs={"simplified": {"max": {"scores": wrong}}},
+        failures=[{**failure, "expected": 0.25, "problem": "not a number | here"}],
+    )
+    results.inputs["convert:tiny:fp16"].unlink()
+
+
+def test_the_stage_passes_whenever_the_report_is_written(results: Results, tmp_path: Path) -> None:
+    spread(results)
+    result = run(job_for(results, tmp_path / "report"))
+    assert (result.status, result.reason) == ("passed", "")
+    assert result.figures["verdict"]["status"] == "failed"
+    json.dumps(result.figures, allow_nan=False)
+
+
+def test_markdown_is_written_only_where_it_is_asked_for(results: Results, tmp_path: Path) -> None:
+    run(job_for(results, tmp_path / "report", markdown=False))
+    assert not (tmp_path / "report" / "report.md").exists()
+
+
+def test_figures_leave_the_common_header_alone(results: Results, tmp_path: Path) -> None:
+    header = {
+        "schema",
+        "target",
+        "stage",
+        "model",
+        "variant",
+        "status",
+        "reason",
+        "hint",
+        "started",
+        "seconds",
+        "toolchain",
+    }
+    assert not header & run(job_for(results, tmp_path / "report")).figures.keys()
+
+
+def test_the_same_results_give_the_same_bytes(results: Results, tmp_path: Path) -> None:
+    elsewhere = Results(tmp_path / "another" / "place")
+    assert markdown_of(results, tmp_path / "one") == markdown_of(elsewhere, tmp_path / "two")
+    one, two = run(job_for(results, tmp_path / "one")), run(job_for(elsewhere, tmp_path / "two"))
+    assert json.dumps(one.figures) == json.dumps(two.figures)
+
+
+def test_the_verdict_is_on_top(results: Results, tmp_path: Path) -> None:
+    spread(results)
+    lines = markdown_of(results, tmp_path / "report").splitlines()
+    assert lines[0] == "# tiny: build report"
+    assert lines[2].startswith("**FAILED: validate:tiny: output scores in case max is not a number")
+
+
+def test_a_failure_names_output_case_index_and_both_values(results: Results, tmp_path: Path) -> None:
+    spread(results)
+    text = markdown_of(results, tmp_path / "report")
+    row = next(line for line in text.splitlines() if "not a number \\| here" in line)
+    assert all(part in row for part in ("simplified", "max", "`scores`", "`[3, 7]`", "`nan`", "`0.25`"))
+
+
+def test_what_did_not_run_is_called_so_with_reason_and_remedy(results: Results, tmp_path: Path) -> None:
+    results.without_gpu()
+    text = markdown_of(results, tmp_path / "report")
+    both = "`verify:tiny:rtx-fp16`, `bench:tiny:rtx-fp16` — not run: "
+    assert f"- {both}{NO_GPU[0]}.\n  What to do: {NO_GPU[1]}." in text
+    engine = next(line for line in text.splitlines() if line.startswith("| `rtx-fp16`"))
+    assert [cell.strip() for cell in engine.split("|")[-3:-1]] == ["not run", "not run"]
+    assert "passed" not in engine
+
+
+def test_folding_and_removed_operators_can_be_seen(results: Results, tmp_path: Path) -> None:
+    text = markdown_of(results, tmp_path / "report")
+    assert "2 of 2 batch norms were folded by the exporter: BatchNormalization 2 → 0" in text
+    assert "- Simplification: 13 → 10 nodes (removed 2 Slice, 1 Shape)." in text
+    slices = next(line for line in text.splitlines() if line.startswith("| `Slice`"))
+    assert [cell.strip() for cell in slices.split("|")[2:-1]] == ["2", "0", "-2"]
+
+
+@pytest.mark.parametrize("change", ["nothing", "no gpu", "everything"])
+def test_every_table_renders_whole(results: Results, tmp_path: Path, change: str) -> None:
+    {"nothing": lambda: None, "no gpu": results.without_gpu, "everything": lambda: spread(results)}[change]()
+    text = markdown_of(results, tmp_path / "report")
+    html = MarkdownIt("commonmark").enable("table").render(text)
+    tables = [chunk.partition("</table>")[0] for chunk in html.split("<table>")[1:]]
+    assert len(tables) == sum(line.startswith("| -") for line in text.splitlines())
+    for table in tables:
+        columns = table.partition("</thead>")[0].count("<th") - 1  # one is <thead>
+        assert all(row.count("<td") == columns for row in table.partition("<tbody>")[2].split("</tr>")[:-1])
+    assert "&amp;lt;" not in html
+
+
+def test_many_comparisons_are_cut_to_the_worst_and_say_so(results: Results, tmp_path: Path) -> None:
+    outputs = {f"out{n}": {"max_abs": 1.0, "relative": n * 1e-9, "cosine": 1.0, "passed": True} for n in range(200)}
+    results.passed("verify:tiny:ort-cpu", cases={"min": outputs})
+    text = markdown_of(results, tmp_path / "report")
+    assert "The 64 worst of 200 comparisons" in text
+    assert "`out199`" in text
+    assert "`out0`" not in text
+    report = run(job_for(results, tmp_path / "report")).figures
+    check = next(check for check in report["checks"] if check["target"] == "verify:tiny:ort-cpu")
+    assert len(check["comparisons"]) == 200
+
+
+def test_numbers_in_the_report_have_units(results: Results, tmp_path: Path) -> None:
+    text = markdown_of(results, tmp_path / "report")
+    for part in ("p50 (ms)", "112 kB", "4.20 s", "throughput (/s)", "123 ms"):
+        assert part in text
+
+
+def test_json_and_markdown_tell_the_same_verdict(results: Results, tmp_path: Path) -> None:
+    spread(results)
+    figures = run(job_for(results, tmp_path / "report")).figures
+    assert figures["verdict"]["text"] in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")

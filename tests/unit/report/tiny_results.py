@@ -1,0 +1,192 @@
+"""Result files of a model as the stages write them, to be varied by each test."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+TOOLS = {"python": "3.12.7", "torch": "2.14.1", "onnx": "1.23.2", "onnxruntime": "1.31.1", "numpy": "2.4.0"}
+LIMITS = {"rtol": 1e-4, "cosine": 0.9999, "atol": None, "top1": None}
+SETTINGS = {"threads": 2, "device": {"kind": "cpu"}, "inputs": "on the device before the clock starts"}
+
+
+def compared(relative: float, **more: Any) -> dict[str, Any]:
+    return {"max_abs": relative * 3, "relative": relative, "cosine": 1 - relative, "top1": 1.0, "passed": True, **more}
+
+
+def case_figures(*errors: float) -> dict[str, Any]:
+    return {
+        case: {"scores": compared(value)} for case, value in zip(("min", "opt", "max", "odd"), errors, strict=False)
+    }
+
+
+def contender(p50_ms: float, count: int = 150) -> dict[str, Any]:
+    return {
+        "samples_ms": [p50_ms] * count,
+        "count": count,
+        "mean_ms": p50_ms * 1.02,
+        "p50_ms": p50_ms,
+        "p90_ms": p50_ms * 1.1,
+        "p95_ms": p50_ms * 1.2,
+        "p99_ms": p50_ms * 1.4,
+        "min_ms": p50_ms * 0.9,
+        "max_ms": p50_ms * 1.5,
+        "throughput_per_s": 8000 / p50_ms,
+    }
+
+
+EXPORT_OPERATORS = {
+    "Conv": 2,
+    "Relu": 2,
+    "Shape": 2,
+    "Slice": 2,
+    "Concat": 1,
+    "Reshape": 2,
+    "GlobalAveragePool": 1,
+    "Gemm": 1,
+}
+SIMPLE_OPERATORS = {"Conv": 2, "Relu": 2, "Shape": 1, "Concat": 1, "Reshape": 2, "GlobalAveragePool": 1, "Gemm": 1}
+
+MANIFEST: dict[str, Any] = {
+    "model": "tiny",
+    "description": "Two convolutions | with batch norm",
+    "source": {"python": "plugins/models/tiny.py:make", "seed": 0, "weights": None, "randomize": True, "kwargs": {}},
+    "inputs": {"image": {"shape": ["batch", 3, 64, 64], "dtype": "float32", "data": None, "keyword": None}},
+    "outputs": {"scores": {"shape": ["batch", 10], "dtype": None, "key": None}},
+    "dims": {"batch": {"min": 1, "opt": 8, "max": 16, "odd": None, "multiple_of": 1}},
+    "engines": [
+        {"name": "ort-cpu", "backend": "onnxruntime", "precision": "fp32", "required": False},
+        {"name": "rtx-fp16", "backend": "tensorrt_rtx", "precision": "fp16", "required": False},
+    ],
+}
+
+PASSING: dict[str, dict[str, Any]] = {
+    "export:tiny": {
+        "exporter": "torchscript",
+        "opset": 17,
+        "ir_version": 8,
+        "nodes": 13,
+        "operators": EXPORT_OPERATORS,
+        "modules": {"Conv2d": 2, "BatchNorm2d": 2, "ReLU": 2, "Linear": 1, "AdaptiveAvgPool1d": 1},
+        "parameters": 27_690,
+        "bytes": 112_345,
+        "sha256": "a" * 64,
+        "inputs": [{"name": "image", "dtype": "float32", "shape": ["batch", 3, 64, 64]}],
+        "outputs": [{"name": "scores", "dtype": "float32", "shape": ["batch", 10]}],
+        "warnings": ["Converting a tensor to a Python <int> might cause the trace to be incorrect"],
+        "stripped": [],
+    },
+    "reference:tiny": {
+        "cases": {case: {"dims": {"batch": n}} for case, n in (("max", 16), ("min", 1), ("odd", 3), ("opt", 8))},
+        "weights": "drawn from seed 0, batch-norm statistics too",
+    },
+    "simplify:tiny": {
+        "tool": "onnxsim",
+        "before": {"nodes": 13, "operators": EXPORT_OPERATORS, "bytes": 112_345},
+        "after": {"nodes": 10, "operators": SIMPLE_OPERATORS, "bytes": 111_900},
+        "removed": {"Slice": 2, "Shape": 1},
+        "added": {},
+        "equal": {"opt": {"scores": {"max_abs": 0.0, "relative": 0.0, "cosine": 1.0}}},
+    },
+    "convert:tiny:fp16": {
+        "precision": "fp16",
+        "method": "onnxconverter-common",
+        "initializers": {"float16": 6, "int64": 2},
+        "casts": 2,
+        "bytes_before": 111_900,
+        "bytes_after": 57_000,
+        "kept_fp32": ["/Resize"],
+    },
+    "validate:tiny": {
+        "graphs": {
+            "exported": case_figures(3.1e-7, 4.4e-7, 5.12e-7, 4e-7),
+            "simplified": case_figures(3.1e-7, 4.4e-7, 6.01e-7, 4e-7),
+        },
+        "tolerance": LIMITS,
+        "failures": [],
+    },
+    "engine:tiny:ort-cpu": {
+        "backend": "onnxruntime",
+        "engine_sha256": "b" * 64,
+        "engine_bytes": 118_000,
+        "layers": 7,
+        "build_seconds": 0.123,
+        "messages": [],
+        "device": {"kind": "cpu", "name": "AMD EPYC", "cores": 2},
+    },
+    "verify:tiny:ort-cpu": {"cases": case_figures(1e-6, 2e-6, 3e-6, 1e-6), "tolerance": LIMITS, "failures": []},
+    "bench:tiny:ort-cpu": {
+        "cases": {
+            "opt": {
+                "dims": {"batch": 8},
+                "batch": 8,
+                "contenders": {"torch": contender(4.2), "engine": contender(2.1)},
+                "speedup": 2.0,
+            }
+        },
+        "settings": SETTINGS,
+        "interleaving": "blocks of the engine and of torch in turn",
+        "cpu": "AMD EPYC, 2 cores",
+    },
+    "engine:tiny:rtx-fp16": {
+        "backend": "tensorrt_rtx",
+        "engine_sha256": "c" * 64,
+        "engine_bytes": 535_000,
+        "layers": {"convolution": 9, "shuffle": 40},
+        "build_seconds": 4.2,
+        "messages": ["Using default for use_trt | see docs"],
+        "device": {"kind": "gpu", "missing": "libcuda.so.1 is not installed"},
+    },
+    "verify:tiny:rtx-fp16": {"cases": case_figures(1e-3, 1e-3), "tolerance": LIMITS, "failures": []},
+    "bench:tiny:rtx-fp16": {
+        "cases": {"opt": {"dims": {"batch": 8}, "batch": 8, "contenders": {"engine": contender(0.2)}, "speedup": None}},
+        "settings": SETTINGS,
+    },
+}
+NO_GPU = (
+    "no NVIDIA GPU was found (libcuda.so.1 is not installed)",
+    "run it on a machine with an RTX GPU and its driver",
+)
+_FILES = {"export": "export/export.json", "reference": "reference/reference.json", "simplify": "simplify/graph.json",
+          "validate": "validate/result.json"}  # fmt: skip
+
+
+def result_path(build: Path, target: str) -> Path:
+    stage, model, *variant = target.split(":")
+    name = variant[0] if variant else ""
+    by_variant = {"convert": f"convert/{name}/convert.json", "engine": f"engine/{name}/engine.json"}
+    return build / model / (_FILES.get(stage) or by_variant.get(stage) or f"{stage}/{name}.json")
+
+
+class Results:
+    """The results of a build in a folder; every change rewrites the file that it concerns."""
+
+    def __init__(self, build: Path) -> None:
+        self.build = build
+        self.manifest = copy.deepcopy(MANIFEST)
+        self.inputs = {target: result_path(build, target) for target in PASSING}
+        for target in PASSING:
+            self.passed(target)
+
+    def passed(self, target: str, **figures: Any) -> None:
+        self.write(target, {"status": "passed", **copy.deepcopy(PASSING[target]), **figures})
+
+    def unavailable(self, target: str) -> None:
+        self.write(target, {"status": "unavailable", "reason": NO_GPU[0], "hint": NO_GPU[1]})
+
+    def failed(self, target: str, reason: str, **figures: Any) -> None:
+        self.write(target, {"status": "failed", "reason": reason, **copy.deepcopy(PASSING[target]), **figures})
+
+    def write(self, target: str, content: dict[str, Any]) -> None:
+        stage, model, *variant = target.split(":")
+        header = {"schema": "buildsys/result/1", "target": target, "stage": stage, "model": model}
+        times = {"started": "2026-11-03T10:00:00Z", "seconds": 1.5, "toolchain": TOOLS, "reason": "", "hint": ""}
+        path = self.inputs[target]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({**header, "variant": "".join(variant), **times, **content}))
+
+    def without_gpu(self) -> None:
+        self.unavailable("verify:tiny:rtx-fp16")
+        self.unavailable("bench:tiny:rtx-fp16")
