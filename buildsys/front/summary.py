@@ -1,0 +1,102 @@
+"""The figure of each stage that people look for first, in a few words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from buildsys.report import quantities
+
+Figures = Mapping[str, Any]
+
+
+def key_figure(stage: str, result: Figures) -> str:
+    """Return the key figure out of a result file, or "" where there is none.
+
+    A result that lacks a field (an older one, or one cut short by a failed check) gives less text, never an error.
+    """
+    told = _KEY_FIGURES.get(stage)
+    try:
+        return told(result) if told else ""
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return ""
+
+
+def worst_relative(comparisons: Any) -> tuple[float, str] | None:
+    """Return the largest relative error in nested comparisons and where it is; NaN is worse than any number."""
+    found = list(_relatives(comparisons, ()))
+    if not found:
+        return None
+    value, path = max(found, key=lambda entry: (entry[0] != entry[0], entry[0]))
+    return value, " ".join(path)
+
+
+def _relatives(node: Any, path: tuple[str, ...]) -> Iterator[tuple[float, tuple[str, ...]]]:
+    if not isinstance(node, Mapping):
+        return
+    relative = node.get("relative")
+    if isinstance(relative, int | float | str):
+        yield float(relative), path
+    for name, value in node.items():
+        yield from _relatives(value, (*path, name))
+
+
+def _export(result: Figures) -> str:
+    nodes = f"{quantities.count(result['nodes'])} node{'s' * (result['nodes'] != 1)}"
+    return f"opset {result['opset']}, {nodes}, {quantities.size(result['bytes'])}"
+
+
+def _reference(result: Figures) -> str:
+    cases = list(result["cases"])
+    return f"{'case' if len(cases) == 1 else 'cases'} {', '.join(cases)}"
+
+
+def _simplify(result: Figures) -> str:
+    before, after = (quantities.count(result[when]["nodes"]) for when in ("before", "after"))
+    return f"{before} → {after} nodes"
+
+
+def _convert(result: Figures) -> str:
+    return f"{quantities.size(result['bytes_before'])} → {quantities.size(result['bytes_after'])}"
+
+
+def _validate(result: Figures) -> str:
+    return _worst(result["graphs"])
+
+
+def _verify(result: Figures) -> str:
+    return _worst(result["cases"])
+
+
+def _engine(result: Figures) -> str:
+    return quantities.size(result["engine_bytes"])
+
+
+def _bench(result: Figures) -> str:
+    cases = result["cases"]
+    name = "opt" if "opt" in cases else next(iter(cases))
+    return f"{name}: {_latency(cases[name])}"
+
+
+def _latency(case: Figures) -> str:
+    own = case["contenders"]["engine"]
+    text = f"p50 {quantities.significant(own['p50_ms'])} ms, {quantities.significant(own['throughput_per_s'])}/s"
+    speedup = case.get("speedup")
+    return text + (f", {quantities.speedup(speedup)} torch" if isinstance(speedup, int | float) else "")
+
+
+def _worst(comparisons: Figures) -> str:
+    worst = worst_relative(comparisons)
+    return f"worst relative error {quantities.error(worst[0])} ({worst[1]})" if worst else ""
+
+
+_KEY_FIGURES: dict[str, Callable[[Figures], str]] = {
+    "export": _export,
+    "reference": _reference,
+    "simplify": _simplify,
+    "convert": _convert,
+    "validate": _validate,
+    "engine": _engine,
+    "verify": _verify,
+    "bench": _bench,
+}

@@ -1,0 +1,1 @@
+"""Stages run in processes of their own: a pool of servers that fork a child per job."""

@@ -1,0 +1,51 @@
+"""The environment variables that a worker server starts with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+import buildsys
+
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+def server_environment(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
+    """Return ``base`` with what a server needs besides; ``folder`` takes files made for it."""
+    environment = dict(base)
+    # it would run in a thread, which a fork does not copy, and send facts about models to its vendor
+    environment.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    package = Path(buildsys.__file__).resolve().parent.parent
+    if package.name not in _INSTALLED:  # those are found anyway, and must not come before the standard library
+        _prepend(environment, "PYTHONPATH", package)
+    libraries = _rtx_library_folder(folder / "lib")
+    if libraries is not None:
+        _prepend(environment, "LD_LIBRARY_PATH", libraries)
+    return environment
+
+
+def _prepend(environment: dict[str, str], name: str, entry: Path) -> None:
+    environment[name] = os.pathsep.join(part for part in (str(entry), environment.get(name, "")) if part)
+
+
+def _rtx_library_folder(folder: Path) -> Path | None:
+    """Return a folder where TensorRT-RTX's parser finds the library that it opens for Python plugins.
+
+    It opens ``libtensorrt_rtx.so``, and the process aborts when there is none; the wheel has
+    ``libtensorrt_rtx.so.1`` only. The loader sees through the link that this is the library it has.
+    """
+    spec = PathFinder.find_spec("tensorrt_rtx_libs")
+    locations = spec.submodule_search_locations if spec is not None else None
+    found = sorted(Path(locations[0]).glob("libtensorrt_rtx.so.*")) if locations else []
+    if not found:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    link = folder / "libtensorrt_rtx.so"
+    if not link.is_symlink() or link.readlink() != found[-1]:
+        fresh = folder / f".libtensorrt_rtx.so.{os.getpid()}"
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(found[-1])
+        fresh.replace(link)  # another run may be starting its server from here
+    return folder

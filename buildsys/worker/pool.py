@@ -1,0 +1,126 @@
+"""The worker servers of one run, started when first needed. Nothing here imports a heavy library."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from buildsys.errors import StageError, WorkerDied
+from buildsys.worker.job import Job
+from buildsys.worker.profiles import LIGHT, TORCH, Profile, profile_of
+
+if TYPE_CHECKING:
+    from buildsys.worker.handle import ServerHandle
+
+
+@dataclass(frozen=True)
+class JobReply:
+    """What a stage found; ``figures`` are in the result file too. The peak counts pages shared with the server."""
+
+    status: str  # passed | failed | unavailable
+    reason: str
+    hint: str
+    figures: dict[str, Any]
+    seconds: float
+    log: Path
+    peak_rss_mib: float = 0.0
+
+
+def _ignore(event: dict[str, Any]) -> None:
+    """Drop an event."""
+
+
+class WorkerPool:
+    """Runs jobs in worker processes; threads may share it.
+
+    The servers die with this process, however it ends; ``close`` ends them, and what they run, at once.
+    """
+
+    def __init__(self, state: Path, *, python: str = sys.executable) -> None:
+        self._folder = state / "workers"
+        self._python = python
+        self._servers: dict[str, ServerHandle] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def run(
+        self,
+        job: Job,
+        *,
+        log: Path,
+        timeout_s: float | None = None,
+        on_event: Callable[[dict[str, Any]], None] = _ignore,
+    ) -> JobReply:
+        """Run ``job`` in a process of its own, all that it prints going to ``log``.
+
+        Events: ``started`` (pid), any number of ``progress`` (message), ``finished`` (status, seconds, peak_rss_mib).
+        They come in the calling thread; an exception there stops the job.
+        Raises: StageError: what the stage raised, with its class. WorkerDied: the process ended without an answer.
+        """
+        profile = profile_of(job)
+
+        def heard(event: dict[str, Any]) -> None:
+            if profile is TORCH and event["event"] == "started":
+                self._server(LIGHT)  # what is exported is simplified next: those libraries load meanwhile
+            on_event(event)
+
+        try:
+            answer = self._server(profile).run(job, log=log, timeout_s=timeout_s, on_event=heard)
+        except WorkerDied as error:
+            if self._closed:
+                error = WorkerDied(f"{job.target} was stopped because the run was ended", error.hint)
+            _append(log, error)
+            raise error from None
+        on_event({"event": "finished", **{field: answer[field] for field in ("status", "seconds", "peak_rss_mib")}})
+        return JobReply(log=log, **{field: value for field, value in answer.items() if field != "event"})
+
+    def close(self) -> None:
+        """End all servers; a job that still runs in another thread fails at once."""
+        with self._lock:
+            self._closed = True
+            for server in self._servers.values():
+                server.hang_up()
+            for server in self._servers.values():
+                server.close()
+            self._servers.clear()
+
+    def _server(self, profile: Profile) -> ServerHandle:
+        with self._lock:
+            if self._closed:
+                raise WorkerDied("no worker can start any more: the run was ended")
+            server = self._servers.get(profile.name)
+            if server is None or not server.alive:
+                server = self._servers[profile.name] = self._start(profile, dead=server)
+            return server
+
+    def _start(self, profile: Profile, dead: ServerHandle | None) -> ServerHandle:
+        # a run with nothing to do never gets here, and need not wait for these
+        from buildsys.worker.environment import server_environment
+        from buildsys.worker.handle import ServerHandle
+
+        if dead is not None:
+            dead.close()
+        try:
+            environment = server_environment(self._folder, os.environ)
+            return ServerHandle(profile, python=self._python, environment=environment, folder=self._folder)
+        except OSError as error:
+            where = f": {error.filename}" if error.filename else ""
+            raise StageError(f"cannot start a worker server with {self._python}: {error.strerror}{where}") from None
+
+
+def _append(log: Path, error: WorkerDied) -> None:
+    """End a log whose writer can no longer do it."""
+    with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as stream:  # the error itself says it all
+        stream.write(f"# {error.problem}\n")
