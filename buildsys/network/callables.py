@@ -9,7 +9,7 @@ edit between two builds easily has, and the build would then use the old code.
 from __future__ import annotations
 
 import difflib
-import hashlib
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -73,7 +73,8 @@ def _load_module(file: Path, shown: str, project: Path) -> ModuleType:
     if not file.is_file():
         raise StageError(f"{shown} does not exist in the project", _similar_files(file, project))
     _make_importable(project, file.parent)
-    name = f"_buildsys_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
+    # private, so that it shadows nothing; without the checkout's path, because exporters write it into files
+    name = "_buildsys_" + re.sub(r"\W", "_", shown.removesuffix(".py"))
     spec = spec_from_file_location(name, file, loader=_UncachedLoader(name, str(file)))
     if spec is None or spec.loader is None:
         raise StageError(f"{shown} is not a Python file")

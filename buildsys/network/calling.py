@@ -122,7 +122,7 @@ def check_outputs(
     Raises: StageError: one differs.
     """
     for name, output in declared.items():
-        found, dtype = tuple(outputs[name].shape), dtype_name(outputs[name].dtype)
+        found, dtype = list(outputs[name].shape), dtype_name(outputs[name].dtype)
         if output["dtype"] not in (None, dtype):
             raise StageError(f"output {name} is {dtype}, the manifest declares {output['dtype']}")
         if output["shape"] is None:
@@ -131,7 +131,7 @@ def check_outputs(
         if len(wanted) != len(found) or any(w not in (None, f) for w, f in zip(wanted, found, strict=True)):
             shown = ", ".join("?" if size is None else str(size) for size in wanted)
             raise StageError(
-                f"output {name} has the shape {found} for {describe_inputs(inputs)}, the manifest declares ({shown})"
+                f"output {name} has the shape {found} for {describe_inputs(inputs)}, the manifest declares [{shown}]"
             )
 
 
@@ -157,8 +157,8 @@ class FlatCall(nn.Module):
 
 
 def describe_inputs(inputs: Tensors) -> str:
-    """Return e.g. ``ids int64 (2, 16), mask bool (2, 16)``."""
-    return ", ".join(f"{name} {dtype_name(value.dtype)} {tuple(value.shape)}" for name, value in inputs.items())
+    """Return e.g. ``ids int64 [2, 16], mask bool [2, 16]``."""
+    return ", ".join(f"{name} {dtype_name(value.dtype)} {list(value.shape)}" for name, value in inputs.items())
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -214,4 +214,4 @@ def _count(number: int, noun: str) -> str:
 
 
 def _shapes(tensors: Tensors) -> str:
-    return ", ".join(f"{dtype_name(tensor.dtype)} {tuple(tensor.shape)}" for tensor in tensors.values())
+    return ", ".join(f"{dtype_name(tensor.dtype)} {list(tensor.shape)}" for tensor in tensors.values())

@@ -29,28 +29,31 @@ class OnnxReference:
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs by name, in the file's order."""
-        feeds = {name: _ort_value(tensor) for name, tensor in inputs.items()}
+        in_numpy = not any(tensor.dtype in BIT_DTYPES for tensor in inputs.values())
         try:
-            values = self._session.run_with_ort_values(self._outputs, feeds)
+            values = self._run_arrays(inputs) if in_numpy else self._run_values(inputs)
         except Exception as error:  # onnxruntime's exceptions share no public base
             raise StageError(f"ONNX Runtime cannot run {self._shown}: {_first_line(error)}") from error
-        return {name: _tensor(value) for name, value in zip(self._outputs, values, strict=True)}
+        return dict(zip(self._outputs, values, strict=True))
+
+    def _run_arrays(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        feeds = {
+            name: tensor.array.astype(object) if tensor.dtype == "string" else tensor.array
+            for name, tensor in inputs.items()
+        }
+        return [tensor_of(array) for array in self._session.run(self._outputs, feeds)]
+
+    def _run_values(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        """Run with types that numpy lacks; these calls take no strings."""
+        feeds = {name: _ort_value(tensor) for name, tensor in inputs.items()}
+        return [tensor_of(value.numpy()) for value in self._session.run_with_ort_values(self._outputs, feeds)]
 
 
 def _ort_value(tensor: Tensor) -> onnxruntime.OrtValue:
-    if tensor.dtype == "string":
-        return onnxruntime.OrtValue.ortvalue_from_numpy(tensor.array.astype(object))
     if tensor.dtype in BIT_DTYPES:
         kind = onnx.TensorProto.DataType.Value(tensor.dtype.upper())
         return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(tensor.array, kind)
     return onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(tensor.array))
-
-
-def _tensor(value: onnxruntime.OrtValue) -> Tensor:
-    kind = onnx.TensorProto.DataType.Name(value.element_type()).lower()
-    if kind in BIT_DTYPES:
-        raise StageError(f"ONNX Runtime gives no {kind} outputs to numpy", "cast that output to float32 in the model")
-    return tensor_of(value.numpy())
 
 
 def _first_line(error: Exception) -> str:

@@ -100,7 +100,7 @@ def _check_fit(state: Mapping[str, Any], wanted: Mapping[str, Any], shown: str, 
 
 
 def _shape(value: Any) -> str:
-    return "×".join(map(str, value.shape)) or "a scalar" if isinstance(value, torch.Tensor) else type(value).__name__  # noqa: RUF001
+    return "x".join(map(str, value.shape)) or "a scalar" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def _list(names: Iterable[str]) -> str:

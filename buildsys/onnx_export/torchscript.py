@@ -1,0 +1,94 @@
+"""The exporter that traces: torch.onnx.export(dynamo=False)."""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+
+from buildsys.errors import StageError
+from buildsys.onnx_export.request import ExportRequest
+from buildsys.onnx_graph import INLINE_LIMIT, load_model
+
+_PASSED_ON = (
+    "export_params",
+    "keep_initializers_as_inputs",
+    "do_constant_folding",
+    "custom_opsets",
+    "autograd_inlining",
+)
+_TRAINING_MODES = {"eval": "EVAL", "preserve": "PRESERVE", "train": "TRAINING"}
+
+
+def export_torchscript(request: ExportRequest) -> onnx.ModelProto:
+    """Trace and translate; returns the model with its weights in memory.
+
+    A model that fits into one file is at ``request.path`` afterwards, as the exporter wrote it.
+    """
+    if request.weight_bytes < INLINE_LIMIT:
+        _export(request, request.path)
+        return _with_output_names(load_model(request.path), request)
+    # above 2 GB the exporter leaves one file per tensor beside the model: they are gathered later
+    with tempfile.TemporaryDirectory(dir=request.path.parent) as folder:
+        file = Path(folder) / request.path.name
+        _export(request, file)
+        return _with_output_names(load_model(file), request)
+
+
+def _export(request: ExportRequest, file: Path) -> None:
+    torch.onnx.export(
+        request.module,
+        request.arguments,
+        str(file),
+        dynamo=False,
+        opset_version=request.options["opset"],
+        input_names=list(request.input_names),
+        output_names=list(request.output_names),
+        dynamic_axes={name: dict(axes) for name, axes in {**request.dynamic_inputs, **request.dynamic_outputs}.items()},
+        verbose=bool(request.options["verbose"]),
+        **_translated(request),
+        **request.given(*_PASSED_ON),
+    )
+
+
+def _with_output_names(model: onnx.ModelProto, request: ExportRequest) -> onnx.ModelProto:
+    """Give outputs the names back that they lose where a module exported as a function makes them."""
+    found = [value.name for value in model.graph.output]
+    if not request.options["export_modules_as_functions"] or len(found) != len(request.output_names):
+        return model
+    names = {old: new for old, new in zip(found, request.output_names, strict=True) if old != new}
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+    for value in model.graph.output:
+        value.name = names.get(value.name, value.name)
+    if names:
+        request.path.unlink(missing_ok=True)  # it is not the exporter's file any more
+    return model
+
+
+def _translated(request: ExportRequest) -> dict[str, Any]:
+    """Return the options whose values in torch are not plain data."""
+    given = request.given("training", "operator_export_type", "export_modules_as_functions")
+    if "training" in given:
+        given["training"] = getattr(torch.onnx.TrainingMode, _TRAINING_MODES[given["training"]])
+    if "operator_export_type" in given:
+        given["operator_export_type"] = getattr(torch.onnx.OperatorExportTypes, given["operator_export_type"].upper())
+    if isinstance(given.get("export_modules_as_functions"), list | tuple):
+        given["export_modules_as_functions"] = {_module_class(p) for p in given["export_modules_as_functions"]}
+    return given
+
+
+def _module_class(path: str) -> type[torch.nn.Module]:
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise StageError(f"export.export_modules_as_functions: there is no class {path} ({error})") from error
+    if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
+        raise StageError(f"export.export_modules_as_functions: {path} is not a subclass of torch.nn.Module")
+    return found

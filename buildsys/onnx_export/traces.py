@@ -1,0 +1,51 @@
+"""What an exported file says about where it was made: it is not content, and it differs between checkouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import onnx
+
+from buildsys.onnx_graph import all_nodes, subgraphs
+
+_TRACES = "pkg.torch"  # stack traces with the paths and source lines of the user's checkout
+
+
+def strip_traces(model: onnx.ModelProto) -> list[str]:
+    """Remove stack traces and doc strings; returns the names of what was removed."""
+    stripped: set[str] = set()
+    for message in _annotated(model):
+        kept = [entry for entry in message.metadata_props if not entry.key.startswith(_TRACES)]
+        if len(kept) != len(message.metadata_props):
+            stripped.update(entry.key for entry in message.metadata_props if entry.key.startswith(_TRACES))
+            del message.metadata_props[:]
+            message.metadata_props.extend(kept)
+        if message.doc_string:
+            stripped.add("doc_string")
+            message.ClearField("doc_string")
+    return sorted(stripped)
+
+
+def _annotated(model: onnx.ModelProto) -> Iterator[Any]:
+    """Yield every message that may carry metadata or a doc string."""
+    for graph in _graphs(model):
+        yield graph
+        yield from (*graph.input, *graph.output, *graph.value_info, *graph.initializer, *graph.node)
+    for function in model.functions:
+        yield function
+        yield from (*function.value_info, *function.node)
+
+
+def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    yield model.graph
+    yield from _bodies(all_nodes(model.graph))
+    for function in model.functions:
+        for body in _bodies(function.node):
+            yield body
+            yield from _bodies(all_nodes(body))
+
+
+def _bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
+    for node in nodes:
+        yield from subgraphs(node)

@@ -1,0 +1,178 @@
+"""Simplify an exported graph, and show that the result is valid, has the same interface and computes the same."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TensorProto
+
+from buildsys.backends.ort_session import OrtGraph, session_options
+from buildsys.compare import Comparison, compare
+from buildsys.errors import CheckFailed, StageError
+from buildsys.graph.cases import concrete_shape
+from buildsys.onnx_graph import (
+    check_file,
+    copy_model,
+    dtype_name,
+    file_facts,
+    has_input_initializers,
+    load_model,
+    ports,
+    tensors_of,
+)
+from buildsys.stages import onnxsim_tool, onnxslim_tool
+from buildsys.stages.graph_interface import interface, interface_changes
+from buildsys.tensors import Tensor, tensor_of
+from buildsys.worker.job import Job, StageResult
+
+Outputs = dict[str, Tensor]
+Limits = Mapping[str, float]
+Tool = Callable[[Path, Path, Mapping[str, Any], bool], None]
+
+_TOOLS: Mapping[str, Tool] = {"onnxsim": onnxsim_tool.simplify, "onnxslim": onnxslim_tool.simplify}
+_RANDOM_OPERATORS = frozenset(
+    ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout")
+)
+# Both graphs run in one runtime on equal inputs, so only the order of additions may differ: far less
+# than between two frameworks. The narrowest float type of the graph decides.
+_LIMITS: Mapping[str, Limits] = {
+    "float32": {"rtol": 1e-5, "cosine": 0.99999},
+    "float16": {"rtol": 1e-2, "cosine": 0.9999},
+    "bfloat16": {"rtol": 5e-2, "cosine": 0.999},
+}
+
+
+def run(job: Job) -> StageResult:
+    """Simplify ``model`` by the manifest's tool; a result that is not the same network fails.
+
+    Raises: StageError: the exported graph is not valid or the tool gave up. CheckFailed: the result is
+        not valid, or has another interface or other outputs than the exported graph.
+    """
+    source, target, spec = job.inputs["model"], job.outputs["model"], job.options["simplify"]
+    check_file(source, "the exported graph")
+    original = load_model(source, external_data=False)
+    before = file_facts(original, source)
+    promised, limits = interface(original), _limits(original)
+    initializers_are_inputs = has_input_initializers(original)
+    del original  # the weights of a large graph are not kept while the tool holds its own copies
+    if spec["tool"] == "none":
+        _only_defaults(spec)
+        copy_model(source, target)
+        return StageResult(figures=_figures("none", before, before, {}))
+    job.progress(f"simplifying {before['nodes']} nodes with {spec['tool']}")
+    _TOOLS[spec["tool"]](source, target, spec, initializers_are_inputs)
+    simplified = load_model(target, external_data=False)
+    after = file_facts(simplified, target)
+    _check_result(target, simplified, promised, spec["tool"])
+    del simplified
+    random_operators = sorted(before["operators"].keys() & _RANDOM_OPERATORS)
+    equal = _equal_outputs(job, promised["input"], limits, random_operators)
+    figures = _figures(spec["tool"], before, after, equal)
+    broken = [
+        (case, name, found) for case, outputs in equal.items() for name, found in outputs.items() if found.problem
+    ]
+    if broken:
+        case, name, found = broken[0]
+        sentence = found.sentence("the simplified graph", "the exported graph")
+        return StageResult("failed", f"{name} changed by simplification in case {case}: {sentence}", figures=figures)
+    return StageResult(figures=figures)
+
+
+def random_inputs(inputs: Mapping[str, Any], case: str, dims: Mapping[str, int]) -> dict[str, Tensor]:
+    """Return seeded inputs of one shape case: normal floats, integers 0 or 1 (valid indices everywhere)."""
+    return {
+        name: _random_tensor(spec["dtype"], concrete_shape(spec["shape"], dims), zlib.crc32(f"{case}/{name}".encode()))
+        for name, spec in inputs.items()
+    }
+
+
+def _random_tensor(dtype: str, shape: tuple[int, ...], seed: int) -> Tensor:
+    rng = np.random.default_rng(seed)
+    if dtype.startswith("float") or dtype == "bfloat16":
+        return tensor_of(rng.standard_normal(shape, dtype=np.float32), dtype)
+    if dtype.startswith("complex"):
+        return tensor_of(rng.standard_normal(shape) + 1j * rng.standard_normal(shape), dtype)
+    bits = rng.integers(0, 2, shape)
+    return tensor_of(np.where(bits, "a", "b") if dtype == "string" else bits, dtype)
+
+
+def _check_result(target: Path, simplified: ModelProto, promised: dict[str, Any], tool: str) -> None:
+    try:
+        check_file(target, f"what {tool} made of the graph")
+    except StageError as error:
+        raise CheckFailed(error.problem, error.hint) from error
+    changed = next(interface_changes(promised, interface(simplified)), None)
+    if changed:
+        raise CheckFailed(f"{tool} changed the interface of the graph: {changed}", "simplify: {tool: none} keeps it")
+
+
+def _limits(model: ModelProto) -> Limits:
+    stored = {dtype_name(t.data_type) for t in tensors_of(model) if t.data_type != TensorProto.UNDEFINED}
+    types = stored.union(port["dtype"] for side in ports(model) for port in side)
+    return next((_LIMITS[name] for name in ("bfloat16", "float16") if name in types), _LIMITS["float32"])
+
+
+def _equal_outputs(
+    job: Job, graph_inputs: list[dict[str, Any]], limits: Limits, random_operators: list[str]
+) -> dict[str, dict[str, Comparison]]:
+    """Run both graphs in ONNX Runtime, one after the other: two sessions at once would double the memory."""
+    # a graph without its parameters has them as further inputs, whose shapes are fixed
+    fixed = {
+        port["name"]: port for port in graph_inputs if all(isinstance(size, int) for size in port["shape"] or ("",))
+    }
+    inputs = {**fixed, **job.options["inputs"]}
+    feeds = {case: random_inputs(inputs, case, dims) for case, dims in job.options["cases"].items()}
+    job.progress(f"comparing both graphs in {len(feeds)} cases")
+    expected = _run_all(job.inputs["model"], feeds)
+    actual = _run_all(job.outputs["model"], feeds)
+    equal = {
+        case: {name: compare(actual[case][name], tensor, limits) for name, tensor in outputs.items()}
+        for case, outputs in expected.items()
+    }
+    if random_operators or any(found.problem for outputs in equal.values() for found in outputs.values()):
+        _refuse_random_graph(job.inputs["model"], next(iter(feeds.values())), limits, random_operators)
+    return equal
+
+
+def _run_all(path: Path, feeds: Mapping[str, dict[str, Tensor]]) -> dict[str, Outputs]:
+    # Without optimizations, or the runtime's own fusions would stand between the two graphs.
+    graph = OrtGraph(path, session_options(optimization="disable"))
+    return {case: graph.run(inputs) for case, inputs in feeds.items()}
+
+
+def _refuse_random_graph(source: Path, inputs: dict[str, Tensor], limits: Limits, drawn_by: list[str]) -> None:
+    # Two runs of one session: a new session starts its random numbers anew and hides that they are random.
+    graph = OrtGraph(source, session_options(optimization="disable"))
+    first, second = graph.run(inputs), graph.run(inputs)
+    for name, tensor in first.items():
+        if not compare(second[name], tensor, limits).passed:
+            by = f" ({', '.join(drawn_by)})" if drawn_by else ""
+            raise CheckFailed(
+                f"the exported graph draws random numbers{by}: two runs on the same inputs differ in {name}",
+                "export the model in evaluation mode, or make the noise an input",
+            )
+
+
+def _only_defaults(spec: Mapping[str, Any]) -> None:
+    changed = [name for name in ("constant_folding", "shape_inference", "fuse") if not spec[name]]
+    changed += ["tensor_size_threshold"] if spec["tensor_size_threshold"] is not None else []
+    if changed:
+        raise StageError(f"simplify.{changed[0]} has no effect with tool: none", "remove it or choose a tool")
+
+
+def _figures(tool: str, before: Any, after: Any, equal: Mapping[str, Mapping[str, Comparison]]) -> dict[str, Any]:
+    counts = {op: (before["operators"].get(op, 0), after["operators"].get(op, 0)) for op in before["operators"]}
+    counts |= {op: (0, count) for op, count in after["operators"].items() if op not in counts}
+    return {
+        "tool": tool,
+        "before": before,
+        "after": after,
+        "removed": {op: was - now for op, (was, now) in counts.items() if was > now},
+        "added": {op: now - was for op, (was, now) in counts.items() if now > was},
+        "equal": {case: {name: found.figures() for name, found in outputs.items()} for case, outputs in equal.items()},
+        "checker": "passed",
+    }

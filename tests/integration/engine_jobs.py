@@ -1,0 +1,83 @@
+"""Engines of small graphs: complete options as the schema resolves them, jobs and golden cases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from small_graphs import data_role
+
+from buildsys.backends.base import BuildRequest
+from buildsys.graph.plan import plan_model
+from buildsys.manifest.schema import ModelSpec
+from buildsys.tensors import Tensor, save_case, tensor_of
+from buildsys.worker.job import Job
+
+BATCHES = {"min": 1, "opt": 2, "max": 8}
+DIMS = {"batch": BATCHES}
+INPUTS: dict[str, dict[str, Any]] = {"x": {"shape": ["batch", 3, 8, 8], "dtype": "float32"}}
+
+
+def resolved(engine: Mapping[str, Any], **sections: Any) -> dict[str, Any]:
+    """Return the resolved manifest of a model m with one engine e and the input x of ``INPUTS``."""
+    spec = {
+        "model": "m",
+        "source": {"onnx": "m.onnx"},
+        "inputs": {name: {"shape": list(tensor["shape"])} for name, tensor in INPUTS.items()},
+        "dims": DIMS,
+        "engines": [{"name": "e", **engine}],
+        **sections,
+    }
+    return ModelSpec.model_validate(spec).model_dump(mode="json", by_alias=True)
+
+
+def engine_options(backend: str, **fields: Any) -> dict[str, Any]:
+    return dict(_action(resolved({"backend": backend, **fields}), "engine").options["engine"])
+
+
+def request(
+    model: Path, folder: Path, options: Mapping[str, Any], inputs: Mapping[str, Any] = INPUTS, **more: Any
+) -> BuildRequest:
+    folder.mkdir(parents=True, exist_ok=True)
+    name = "engine.onnx" if options["backend"] == "onnxruntime" else "engine.engine"
+    return BuildRequest("m", model, folder / name, options, inputs, more.pop("dims", DIMS), **more)
+
+
+def stage_job(spec: Mapping[str, Any], stage: str, build: Path, model: Path | None = None) -> Job:
+    """Return the job that the executor would make: optional inputs that do not exist are left out."""
+    action = _action(spec, stage)
+    inputs = {role: build / ref.path for role, ref in action.inputs.items()}
+    if model is not None:
+        inputs |= {"model": model, **data_role(model)}
+    outputs = {role: build / ref.path for role, ref in action.outputs.items()}
+    for path in outputs.values():
+        path.parent.mkdir(parents=True, exist_ok=True)
+    return Job(
+        target=action.target, stage=stage, model="m", variant=action.variant, options=action.options,
+        inputs={role: path for role, path in inputs.items() if path.is_file()}, outputs=outputs, project=build,
+    )  # fmt: skip
+
+
+def random_x(batch: int, dtype: str = "float32", seed: int = 0) -> dict[str, Tensor]:
+    shape = (batch, *INPUTS["x"]["shape"][1:])
+    return {"x": tensor_of(np.random.default_rng(seed).standard_normal(shape).astype(np.float32), dtype)}
+
+
+def write_golden(build: Path, outputs: Mapping[str, Mapping[str, Tensor]], inputs: Mapping[str, Any]) -> None:
+    """Write golden cases where the plan expects them: {case: outputs} and {case: inputs}."""
+    (build / "m" / "reference").mkdir(parents=True, exist_ok=True)
+    for case, expected in outputs.items():
+        save_case(build / "m" / "reference" / f"{case}.npz", inputs[case], expected)
+
+
+def save_at(path: Path, model: onnx.ModelProto) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(model, path)
+    return path
+
+
+def _action(spec: Mapping[str, Any], stage: str) -> Any:
+    return next(action for action in plan_model(spec) if action.stage == stage)

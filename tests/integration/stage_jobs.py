@@ -1,0 +1,32 @@
+"""Jobs of the export and reference stages, made from manifests by way of the schema and the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from buildsys.graph.plan import plan_model
+from buildsys.manifest.schema import ModelSpec
+from buildsys.worker.job import Job
+
+ROOT = Path(__file__).parents[2]
+
+
+def manifest(**sections: Any) -> dict[str, Any]:
+    """Return the resolved form of a manifest's sections; the model is called m, its input x is [batch, 4]."""
+    dims = {"batch": {"min": 1, "opt": 3, "max": 8}}
+    defaults = {"model": "m", "inputs": {"x": {"shape": ["batch", 4]}}, "dims": dims}
+    return ModelSpec.model_validate({**defaults, **sections}).model_dump(mode="json", by_alias=True)
+
+
+def stage_job(stage: str, resolved: Mapping[str, Any], build: Path, project: Path = ROOT) -> Job:
+    """Return the job that the executor would make for a stage that reads no other stage."""
+    action = next(action for action in plan_model(resolved) if action.stage == stage)
+    outputs = {role: build / ref.path for role, ref in action.outputs.items()}
+    for path in outputs.values():
+        path.parent.mkdir(parents=True, exist_ok=True)
+    return Job(
+        target=action.target, stage=stage, model=action.model, variant="", options=action.options,
+        inputs={}, outputs=outputs, project=project,
+    )  # fmt: skip

@@ -1,0 +1,96 @@
+"""The engine stage: provenance of what was built, and no engine where none could be."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_jobs import resolved, save_at, stage_job
+from small_graphs import conv_bn, one_node
+
+from buildsys.backends.cuda_driver import find_driver
+from buildsys.errors import StageError
+from buildsys.stages import engine
+from buildsys.worker.job import Job
+
+CONTRACT = {
+    "backend", "engine_sha256", "engine_bytes", "onnx_sha256", "settings", "profiles", "inputs", "outputs", "layers",
+    "precision_shares", "build_seconds", "messages", "device",
+}  # fmt: skip
+
+
+def engine_job(folder: Path, backend: str, model: Any = None, **fields: Any) -> Job:
+    path = save_at(folder / "model.onnx", model or conv_bn())
+    return stage_job(resolved({"backend": backend, **fields}), "engine", folder / "build", path)
+
+
+def test_an_onnxruntime_engine_has_its_provenance(tmp_path: Path) -> None:
+    job = engine_job(tmp_path, "onnxruntime")
+    result = engine.run(job)
+    assert result.status == "passed"
+    assert set(result.figures) == CONTRACT
+    written = job.outputs["engine"].read_bytes()
+    assert job.outputs["engine"].name == "engine.onnx"
+    assert result.figures["engine_sha256"] == hashlib.sha256(written).hexdigest()
+    assert result.figures["engine_bytes"] == len(written)
+    assert result.figures["onnx_sha256"] == hashlib.sha256((tmp_path / "model.onnx").read_bytes()).hexdigest()
+    assert not job.outputs["engine.data"].exists()
+    assert json.loads(json.dumps(result.figures)) == result.figures
+
+
+def test_a_tensorrt_rtx_engine_has_its_provenance(tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    job = engine_job(tmp_path, "tensorrt_rtx")
+    result = engine.run(job)
+    assert result.status == "passed"
+    assert set(result.figures) >= CONTRACT
+    assert job.outputs["engine"].read_bytes()[:4] == b"vtrt"
+    assert result.figures["engine_bytes"] == job.outputs["engine"].stat().st_size
+
+
+def test_external_data_is_part_of_the_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from buildsys.backends import onnxruntime as backend
+
+    monkeypatch.setattr(backend, "_INLINE_LIMIT_BYTES", 0)
+    job = engine_job(tmp_path, "onnxruntime", one_node("Relu"))
+    result = engine.run(job)
+    files = [job.outputs[role] for role in ("engine", "engine.data") if job.outputs[role].exists()]
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    assert result.figures["engine_sha256"] == digest
+    assert result.figures["engine_bytes"] == sum(file.stat().st_size for file in files)
+
+
+@pytest.mark.skipif(bool(find_driver().gpus), reason="checks what is said on a machine without a GPU")
+@pytest.mark.parametrize(
+    ("backend", "fields", "reason"),
+    [
+        ("onnxruntime", {"provider": "cuda"}, "CUDA provider"),
+        ("tensorrt_rtx", {"compute_capabilities": ("current",)}, "compute capability 'current'"),
+    ],
+)
+def test_a_backend_that_cannot_work_here_leaves_no_engine(
+    tmp_path: Path, backend: str, fields: dict[str, Any], reason: str
+) -> None:
+    pytest.importorskip(backend)
+    job = engine_job(tmp_path, backend, **fields)
+    result = engine.run(job)
+    assert result.status == "unavailable"
+    assert reason in result.reason
+    assert result.hint
+    assert result.figures["backend"] == backend
+    assert not job.outputs["engine"].exists()
+
+
+def test_a_refused_graph_fails_with_the_model_and_the_node(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match="model m: ONNX Runtime cannot take node 0 'nosuchoperator'"):
+        engine.run(engine_job(tmp_path, "onnxruntime", one_node("NoSuchOperator")))
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    job = engine_job(tmp_path, "onnxruntime")
+    said: list[str] = []
+    engine.run(Job(**{**vars(job), "progress": said.append}))
+    assert said == ["optimizing the graph", "reading the engine back"]

@@ -1,0 +1,236 @@
+"""What people do with doit, as real processes on tiny models with the real libraries."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ProjectFolder, Ran, processes_of_session, wait_until
+
+TARGETS = {
+    "export:lin",
+    "reference:lin",
+    "simplify:lin",
+    "validate:lin",
+    "engine:lin:ort",
+    "verify:lin:ort",
+    "bench:lin:ort",
+    "report:lin",
+}
+UP_TO_DATE = "everything is up to date (8 targets)\n"
+HEAVY = {"torch", "onnx", "onnxruntime", "onnxscript", "numpy", "tensorrt_rtx"}
+NOT_FOR_NOTHING = HEAVY | {"pydantic", "yaml", "rich", "concurrent.futures", "asyncio"}
+
+
+def imported(project: ProjectFolder, *arguments: str) -> set[str]:
+    """Return the names of all modules that the doit process itself imports."""
+    command = [sys.executable, "-X", "importtime", "-m", "doit", *arguments]
+    done = subprocess.run(
+        command, cwd=project.root, env=project.environment, capture_output=True, text=True, check=True
+    )
+    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+
+
+def test_doit_builds_everything_and_says_where_the_report_is(built_once: tuple[ProjectFolder, Ran]) -> None:
+    project, built = built_once
+    assert built.code == 0, built.out + built.err
+    assert built.passed == TARGETS
+    assert "report: build/lin/report/report.md\n" in built.out
+    assert "8 passed in" in built.out
+    assert (project.root / "build/lin/report/report.md").is_file()
+    result = json.loads((project.root / "build/lin/validate/result.json").read_text())
+    assert result["status"] == "passed"
+    assert result["target"] == "validate:lin"
+
+
+def test_a_second_run_does_nothing_and_says_so_in_one_line(built: ProjectFolder) -> None:
+    assert built.doit() == Ran(0, UP_TO_DATE, "")
+    assert built.doit("-n", "2") == Ran(0, UP_TO_DATE, "")
+
+
+def test_nothing_to_do_imports_nothing_that_it_can_go_without(built: ProjectFolder) -> None:
+    built.doit()  # the manifests were resolved in the folder that this one is copied from
+    assert not imported(built) & NOT_FOR_NOTHING
+    assert not imported(built, "list", "--all") & NOT_FOR_NOTHING
+
+
+def test_a_run_leaves_the_heavy_libraries_to_the_workers(built: ProjectFolder) -> None:
+    built.edit("configs/models/lin.yaml", "opset: 17", "opset: 16")
+    modules = imported(built, "export:lin")
+    assert "rich" in modules, "something ran"
+    assert not modules & HEAVY
+
+
+def test_touching_files_runs_nothing(built: ProjectFolder) -> None:
+    for path in [*built.root.rglob("*.yaml"), *built.root.rglob("*.py"), *(built.root / "build").rglob("*.*")]:
+        if path.is_file():
+            path.touch()
+    assert built.doit() == Ran(0, UP_TO_DATE, "")
+
+
+def test_a_comment_in_the_manifest_runs_nothing(built: ProjectFolder) -> None:
+    built.edit("configs/models/lin.yaml", "model: lin\n", "# the first layer\nmodel: lin\n")
+    assert built.doit() == Ran(0, UP_TO_DATE, "")
+
+
+def test_a_benchmark_setting_reruns_the_benchmark_and_the_report(built: ProjectFolder) -> None:
+    built.edit("configs/models/lin.yaml", "duration: 50ms", "duration: 60ms")
+    again = built.doit()
+    assert again.code == 0
+    assert again.ran == {"bench:lin:ort", "report:lin"}
+    assert "bench.duration: 0.05 → 0.06" in again.out
+    assert "2 passed, 6 fresh in" in again.out
+
+
+def test_an_opset_reruns_everything_behind_the_export_and_tells_why(built: ProjectFolder) -> None:
+    built.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
+    again = built.doit("build:lin")
+    assert again.code == 0
+    assert again.passed == TARGETS - {"reference:lin"}
+    assert "run          export:lin  … export.opset: 17 → 18\n" in again.out
+
+
+def test_one_stage_of_one_model_runs_only_what_it_needs(project: ProjectFolder) -> None:
+    project.add_model("lin")
+    project.add_model("other")
+    assert project.doit("simplify:lin").passed == {"export:lin", "simplify:lin"}
+    assert {path.split("/")[0] for path in project.files()} == {"lin"}
+
+
+def test_list_info_clean_and_forget(built: ProjectFolder) -> None:
+    listed = built.doit("list", "--all", "--status")
+    status = {line.split()[1]: line[0] for line in listed.out.splitlines()}
+    assert status.keys() >= TARGETS
+    assert {status[target] for target in TARGETS} == {"U"}
+
+    info = built.doit("info", "bench:lin:ort")
+    assert info.code == 0
+    assert "build/lin/bench/ort.json" in info.out
+    assert "verify:lin:ort" in info.out
+
+    assert built.doit("forget", "bench:lin:ort").code == 0
+    info = built.doit("info", "bench:lin:ort")
+    assert (info.code, "never built" in info.out) == (1, True)
+    assert "bench:lin:ort" in built.doit().ran
+
+    before = built.files()
+    assert built.doit("clean", "--dry-run").out.count("removing") == len(before)
+    assert built.files() == before
+    built.doit("clean", "report:lin")
+    assert before - built.files() == {f"lin/report/report.{end}" for end in ("json", "md", "log")}
+    assert built.doit().ran == {"report:lin"}
+    built.doit("clean")
+    assert built.files() == set()
+    assert built.doit("list", "-s", "export:lin").out.startswith("R ")
+
+
+def test_a_check_that_fails_ends_with_1_and_continue_builds_the_rest(project: ProjectFolder) -> None:
+    project.add_model("bad", "SizeDependent")
+    project.add_model("good")
+    failed = project.doit("--continue", "-n", "2")
+    assert failed.code == 1, failed.out + failed.err
+    assert "report:good" in failed.passed
+    assert "validate:bad" in failed.ran - failed.passed
+    assert "report:bad" not in failed.ran
+    told = [line for line in failed.out.splitlines() if line.startswith("failed       validate:bad")]
+    assert len(told) == 1
+    assert "min" in told[0], "the case is named"
+    assert "log: build/bad/validate/result.log" in failed.out
+    result = json.loads((project.root / "build/bad/validate/result.json").read_text())
+    assert result["status"] == "failed"
+    again = project.doit("--continue")
+    assert again.code == 1, "a failure stays one"
+    assert not {target for target in again.ran if target.endswith("good")}
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [("raising", "the weights are on the other disk"), ("crashing", "SIGABRT")],
+)
+def test_a_stage_that_cannot_work_ends_with_2_one_sentence_and_its_log(
+    project: ProjectFolder, make: str, sentence: str
+) -> None:
+    project.add_model("lin", make)
+    failed = project.doit("export:lin")
+    assert failed.code == 2, failed.out + failed.err
+    assert failed.out.count(sentence) == 1
+    assert "build/lin/export/export.log" in failed.out
+    assert (project.root / "build/lin/export/export.log").is_file()
+    assert not (project.root / "build/lin/export/model.onnx").exists()
+
+
+def test_a_misspelt_target_is_answered_with_the_nearest(built: ProjectFolder) -> None:
+    wrong = built.doit("build:ln")
+    assert (wrong.code, wrong.out) == (3, "")
+    assert wrong.err.startswith("ERROR: there is no target 'build:ln'; nearest: build:lin")
+
+
+def test_wrong_manifests_are_all_told_at_once_and_nothing_is_built(project: ProjectFolder) -> None:
+    project.add_model("one")
+    project.add_model("two")
+    project.add_model("good")
+    project.edit("configs/models/one.yaml", "opset: 17", "opset: 99")
+    project.edit("configs/models/two.yaml", "engines:", "engine:")
+    wrong = project.doit("build:good")
+    assert (wrong.code, wrong.out) == (3, "")
+    first, *errors = wrong.err.splitlines()
+    assert first.startswith("ERROR: ")
+    assert [error.split(":")[0] for error in errors if error] == ["configs/models/one.yaml", "configs/models/two.yaml"]
+    assert not (project.root / "build").exists()
+
+
+def test_resolve_and_schema(built: ProjectFolder) -> None:
+    resolved = built.doit("resolve", "lin")
+    assert resolved.code == 0
+    assert "configs/models/lin.yaml:1" in resolved.out
+    unknown = built.doit("resolve", "line")
+    assert (unknown.code, unknown.err) == (3, "ERROR: there is no model 'line'; nearest: lin\n")
+    assert built.doit("resolve").code == 3
+    assert built.doit("schema").code == 0
+    assert json.loads((built.root / "configs/schema/model.schema.json").read_text())["title"]
+
+
+def test_doit_works_from_another_folder(built: ProjectFolder, tmp_path: Path) -> None:
+    dodo = str(built.root / "dodo.py")
+    assert built.doit("-f", dodo, cwd=tmp_path) == Ran(0, UP_TO_DATE, "")
+    assert built.doit("-f", dodo, "-d", str(tmp_path), cwd=tmp_path) == Ran(0, UP_TO_DATE, "")
+    built.doit("forget", "-f", dodo, "report:lin", cwd=tmp_path)
+    assert built.doit("-f", dodo, cwd=tmp_path).ran == {"report:lin"}
+    assert not (tmp_path / "build").exists()
+
+
+def test_the_folders_can_be_moved(built: ProjectFolder) -> None:
+    (built.root / "build").rename(built.root / "out")
+    (built.root / "configs").rename(built.root / "manifests")
+    built.environment |= {"BUILDSYS_BUILD": "out", "BUILDSYS_CONFIGS": "manifests"}
+    assert built.doit() == Ran(0, UP_TO_DATE, "")
+
+
+@pytest.mark.parametrize(
+    ("processes", "to_all"), [((), True), (("-n", "2"), False)], ids=["as-a-terminal-does", "to-doit-alone"]
+)
+def test_ctrl_c_ends_promptly_with_130_and_leaves_no_process(
+    project: ProjectFolder, processes: tuple[str, ...], to_all: bool
+) -> None:
+    project.add_model("lin", "slow")
+    process = project.start(*processes, "export:lin")
+    log = project.root / "build/lin/export/export.log"
+    try:
+        wait_until(lambda: log.exists() and "sleeping" in log.read_text(), 60, "the stage has begun")
+        began = time.monotonic()
+        (os.killpg if to_all else os.kill)(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+        assert time.monotonic() - began < 5
+        assert process.returncode == 130
+        assert "Traceback" not in out + err
+        assert "interrupted" in out
+        wait_until(lambda: not processes_of_session(process.pid), 5, "all workers are gone")
+    finally:
+        for left in processes_of_session(process.pid):
+            os.kill(left, signal.SIGKILL)

@@ -1,0 +1,167 @@
+"""Stages that behave badly, each in its own way. A job names one in ``options["do"]``."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from buildsys.errors import CheckFailed, StageError, Unavailable
+from buildsys.worker.job import Job, StageResult
+
+
+def run(job: Job) -> StageResult:
+    behaviour = globals()[job.options["do"]]
+    result = behaviour(job)
+    return result if isinstance(result, StageResult) else StageResult(figures={"pid": os.getpid()})
+
+
+def echo(job: Job) -> StageResult:
+    return StageResult(figures={"options": dict(job.options), "cwd": str(Path.cwd()), "parent": os.getppid()})
+
+
+def report_progress(job: Job) -> None:
+    job.progress("first")
+    job.progress("second")
+
+
+def fail_check(job: Job) -> StageResult:
+    return StageResult("failed", "it is wrong", "look at it", {"worst": 3})
+
+
+def raise_stage_error(job: Job) -> None:
+    raise StageError("no such operator", "use another opset")
+
+
+def raise_check_failed(job: Job) -> None:
+    raise CheckFailed("outputs differ", "see the tensors")
+
+
+def raise_unavailable(job: Job) -> None:
+    raise Unavailable("there is no GPU", "run it elsewhere")
+
+
+def raise_unexpected(job: Job) -> None:
+    try:
+        {}["missing"]
+    except KeyError as cause:
+        raise ValueError("first line of it\nsecond line") from cause
+
+
+def return_nonsense(job: Job) -> StageResult:
+    return StageResult("fine")
+
+
+def give_unwritable_figures(job: Job) -> StageResult:
+    return StageResult(figures={"value": object()})
+
+
+def kill_itself(job: Job) -> None:
+    os.kill(os.getpid(), getattr(signal, job.options.get("signal", "SIGKILL")))
+    time.sleep(60)
+
+
+def crash(job: Job) -> None:
+    ctypes.string_at(0)
+
+
+def abort(job: Job) -> None:
+    os.abort()
+
+
+def sys_exit(job: Job) -> None:
+    sys.exit(3)
+
+
+def leave_silently(job: Job) -> None:
+    os._exit(0)
+
+
+def hang(job: Job) -> None:
+    job.progress(f"{os.getpid()}")
+    time.sleep(600)
+
+
+def hang_deaf(job: Job) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    hang(job)
+
+
+def fill_memory(job: Job) -> None:
+    limit = 300 << 20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    hog = []
+    while True:
+        hog.append(bytearray(16 << 20))
+
+
+def claim_no_memory(job: Job) -> None:
+    raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried 1 TB")
+
+
+def hold_memory(job: Job) -> None:
+    resting = bytearray(64 << 20)
+    resting[::4096] = b"x" * len(resting[::4096])
+
+
+def start_grandchild(job: Job) -> StageResult:
+    return StageResult(figures={"grandchild": _sleeper().pid})
+
+
+def start_grandchild_and_hang(job: Job) -> None:
+    job.progress(f"{_sleeper().pid}")
+    hang(job)
+
+
+def fork_grandchild_and_die(job: Job) -> None:
+    if os.fork() == 0:  # keeps every descriptor of its parent open
+        time.sleep(600)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def print_everywhere(job: Job) -> None:
+    print("from Python, with ✅")
+    libc = ctypes.CDLL(None)
+    libc.printf(b"from C stdio\n")
+    os.write(2, b"from a bare descriptor\n")
+    subprocess.run(["echo", "from a subprocess"], check=True)
+
+
+def printf_and_crash(job: Job) -> None:
+    ctypes.CDLL(None).printf(b"last words\n")
+    ctypes.string_at(0)
+
+
+def sleep(job: Job) -> StageResult:
+    began = time.monotonic()
+    time.sleep(job.options["seconds"])
+    return StageResult(figures={"began": began, "ended": time.monotonic()})
+
+
+def say_much(job: Job) -> StageResult:
+    for _ in range(2000):
+        job.progress("x" * 500)
+    return StageResult(figures={"samples": list(range(200_000))})
+
+
+def list_descriptors(job: Job) -> StageResult:
+    return StageResult(figures={"descriptors": [str(entry.readlink()) for entry in _open_descriptors()]})
+
+
+def _open_descriptors() -> list[Path]:
+    entries = sorted(Path("/proc/self/fd").iterdir())
+    return [entry for entry in entries if entry.is_symlink()]  # the one that listed them is closed by now
+
+
+def describe_collector(job: Job) -> StageResult:
+    return StageResult(figures={"frozen": gc.get_freeze_count(), "enabled": gc.isenabled()})
+
+
+def _sleeper() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sleep", "600"])

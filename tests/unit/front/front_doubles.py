@@ -1,0 +1,77 @@
+"""An executor that does what a test says, so that the front end is tested without stages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from buildsys.front.session import Session
+from buildsys.manifest.schema import ModelSpec
+
+MANIFEST: dict[str, Any] = {
+    "source": {"python": "net.py:make"},
+    "inputs": {"x": {"shape": [1, 4]}},
+    "engines": [{"backend": "onnxruntime", "name": "ort"}, {"backend": "tensorrt_rtx", "name": "rtx"}],
+}
+
+
+class ScriptedExecutor:
+    """Knows which targets are fresh; running one calls what the test gave for it."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.fresh: set[str] = set()
+        self.forgotten: list[str] = []
+        self.forced: list[str] = []
+        self.actions: dict[str, Callable[[], Any]] = {}
+        self.reasons: dict[str, str] = {}
+
+    def is_fresh(self, target: str) -> bool:
+        return target in self.fresh
+
+    def stale_reason(self, target: str) -> str:
+        return self.reasons.get(target, "")
+
+    def run(self, target: str, *, force: bool = False) -> Any:
+        self.forced += [target] if force else []
+        outcome = self.actions.get(target, lambda: None)() or passed()
+        write_result(self._session, target, status=outcome.status, reason=outcome.reason)
+        return outcome
+
+    def owned(self, target: str) -> set[str]:
+        return set()
+
+    def forget(self, target: str) -> None:
+        self.forgotten.append(target)
+
+    def close(self) -> None:
+        pass
+
+
+def passed(**changes: Any) -> Any:
+    return SimpleNamespace(**{"status": "passed", "seconds": 0.1, "reason": "", "hint": "", "waited": False, **changes})
+
+
+def make_session(root: Path, *models: str) -> tuple[Session, ScriptedExecutor]:
+    resolved = {name: ModelSpec.model_validate({**MANIFEST, "model": name}) for name in models or ("net",)}
+    project = SimpleNamespace(
+        root=root,
+        build=root / "build",
+        state=root / ".buildsys",
+        models={n: SimpleNamespace(data=spec.model_dump(mode="json", by_alias=True)) for n, spec in resolved.items()},
+    )
+    session = Session(project)  # type: ignore[arg-type]  # a project as far as the front end looks at it
+    executor = ScriptedExecutor(session)
+    vars(session)["executor"] = executor
+    return session, executor
+
+
+def write_result(session: Session, target: str, **fields: Any) -> None:
+    for output in session.actions[target].outputs.values():
+        path = session.project.build / output.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(fields))
+    session.log(target).write_text("what the stage printed")

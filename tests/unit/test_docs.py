@@ -1,0 +1,146 @@
+"""The documentation says what the code does: fields, defaults, commands, exit codes, links."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildsys import errors
+from buildsys.manifest import schema
+from buildsys.manifest.schema import Spec
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+MANIFEST_PAGE = (ROOT / "docs" / "manifest.md").read_text(encoding="utf-8")
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+# Said in the text of the sections that use them, and compared below.
+TOLERANCES = {"fp32": schema.Fp32Tolerance, "fp16": schema.Fp16Tolerance, "bf16": schema.Bf16Tolerance}
+SPECS = [
+    spec
+    for spec in vars(schema).values()
+    if isinstance(spec, type) and issubclass(spec, Spec) and spec is not Spec and not spec.__name__.startswith("_")
+    if spec not in (schema.Tolerance, *TOLERANCES.values())
+]
+
+
+def documented_fields(spec: type[Spec]) -> dict[str, str]:
+    """Return field -> default as the table after the marker of ``spec`` has them."""
+    _, marker, rest = MANIFEST_PAGE.partition(f"<!-- fields: {spec.__name__} -->\n")
+    assert marker, f"docs/manifest.md has no table of {spec.__name__}"
+    rows = [line.split("|")[1:3] for line in rest.partition("\n\n")[0].splitlines()[2:]]
+    return {field.strip().strip("`"): default.strip() for field, default in rows}
+
+
+def actual_fields(spec: type[Spec]) -> dict[str, str]:
+    return {info.alias or name: default_text(info) for name, info in spec.model_fields.items()}
+
+
+def default_text(info: Any) -> str:
+    if info.is_required():
+        return "required"
+    value = info.get_default(call_default_factory=True)
+    if value is None:
+        return "—"
+    return "empty" if value == "" else f"`{yaml_text(value)}`"
+
+
+def yaml_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(yaml_text, value))}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.__name__)
+def test_every_field_and_its_default_is_documented(spec: type[Spec]) -> None:
+    assert documented_fields(spec) == actual_fields(spec)
+
+
+def test_every_documented_table_is_of_a_real_section() -> None:
+    named = re.findall(r"<!-- fields: (\w+) -->", MANIFEST_PAGE)
+    assert sorted(named) == sorted(spec.__name__ for spec in SPECS)
+
+
+@pytest.mark.parametrize("precision", TOLERANCES)
+def test_the_limits_of_each_precision_are_documented(precision: str) -> None:
+    row = next(line for line in MANIFEST_PAGE.splitlines() if line.startswith(f"| `{precision}` |"))
+    limits = TOLERANCES[precision]()
+    assert f"`rtol` {limits.rtol:g}, `cosine` {limits.cosine:g}." in row
+
+
+@pytest.mark.parametrize(
+    "words", [schema.DType, schema.Precision, schema.ComputeCapability], ids=["dtype", "precision", "cc"]
+)
+def test_values_named_in_the_page_exist(words: Any) -> None:
+    if words is schema.DType:
+        shown = re.search(r"Any ONNX type: `([^`]+)`", MANIFEST_PAGE)
+    elif words is schema.Precision:
+        shown = re.search(r"`precision` \| `fp32` \| (`fp32`, `fp16` or `bf16`)", MANIFEST_PAGE)
+    else:
+        shown = re.search(r"runs on: `([^`]+)`", MANIFEST_PAGE)
+    assert shown is not None
+    named = {word for word in re.split(r"[\s,`]+", shown[1]) if word not in ("", "…", "or")}
+    assert named <= set(words.__args__)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if target.startswith("http"):
+            continue
+        file, _, anchor = target.partition("#")
+        linked = (page.parent / file) if file else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", linked.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings]
+
+
+def test_the_readme_has_the_two_commands() -> None:
+    lines = README.splitlines()
+    assert "pip install -e '.[rtx]' && doit build:resnet50" in lines
+    assert "pip install -e '.[test]' && pytest" in lines
+
+
+def test_ci_runs_the_command_of_the_readme() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    pattern = re.search(r"grep -E '([^']+)' README.md", script.read_text(encoding="utf-8"))
+    assert pattern is not None
+    found = [line for line in README.splitlines() if re.search(pattern[1], line)]
+    assert found == ["pip install -e '.[test]' && pytest"]
+    subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+def test_the_readme_has_every_exit_code() -> None:
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", README, flags=re.MULTILINE)}
+    kinds = [errors.BuildsysError, *errors.BuildsysError.__subclasses__(), errors.CheckFailed]
+    assert {kind.exit_code for kind in kinds} <= listed
+
+
+def test_the_bench_scripts_of_the_docs_exist() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    scripts = set(re.findall(r"tests/bench/\w+\.py", page))
+    assert scripts == {f"tests/bench/{file.name}" for file in (ROOT / "tests" / "bench").glob("[a-z]*.py")}
+
+
+def test_the_manifest_of_the_readme_loads(tmp_path: Path) -> None:
+    from buildsys.manifest.project import load_project
+
+    blocks = re.findall(r"```(python|yaml)\n(.*?)```", README, flags=re.DOTALL)
+    files = re.findall(r"^`((?:plugins|configs)/\S+)`:", README, flags=re.MULTILINE)
+    assert len(blocks) == len(files) == 2
+    engines = ROOT / "configs" / "engines.yaml"
+    for file, (_, text) in zip([*files, "configs/engines.yaml"], [*blocks, ("yaml", engines.read_text())], strict=True):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    (tmp_path / "dodo.py").touch()
+    model = load_project(tmp_path).models["classifier"]
+    assert model.data["source"]["kwargs"] == {"width": 32}
+    assert [engine["name"] for engine in model.data["engines"]] == ["ort-cpu"]

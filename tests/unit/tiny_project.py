@@ -1,0 +1,188 @@
+"""A project of four tiny real stages, run in this process; as a program it builds targets in a process of its own.
+
+export:m reads the user's source net.py (and what that imports), engine:m:e reads the export, bench:m:e and
+report:m read the engine. What a stage does beyond its work is set by files named ``do-TARGET``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from buildsys.errors import CheckFailed, StageError, Unavailable, WorkerDied
+from buildsys.executor import Executor
+from buildsys.graph.action import Action, FileRef
+from buildsys.worker.job import Job
+from buildsys.worker.pool import JobReply
+
+EXPORT, ENGINE, BENCH, REPORT = "export:m", "engine:m:e", "bench:m:e", "report:m"
+
+
+def actions(opset: int = 17, duration: float = 1.0, required: bool = False) -> dict[str, Action]:
+    model, engine = FileRef("m/export/model.onnx"), FileRef("m/engine/e/engine.bin", optional=True)
+    data = FileRef("m/export/model.onnx.data", optional=True)
+
+    def action(target: str, **fields: Any) -> Action:
+        stage, name, *variant = target.split(":")
+        return Action(
+            target=target, stage=stage, model=name, variant="".join(variant), code=("buildsys.errors",), **fields
+        )
+
+    found = [
+        action(
+            EXPORT,
+            options={"export": {"opset": opset}},
+            inputs={},
+            outputs={"model": model, "model.data": data, "result": FileRef("m/export/export.json")},
+            sources=("net.py",),
+        ),
+        action(
+            ENGINE,
+            options={"engine": {"required": required}},
+            inputs={"model": model, "model.data": data},
+            outputs={"engine": engine, "result": FileRef("m/engine/e/engine.json")},
+            after=(EXPORT,),
+        ),
+        action(
+            BENCH,
+            options={"duration": duration},
+            inputs={"engine": engine},
+            outputs={"result": FileRef("m/bench/e.json")},
+            after=(ENGINE,),
+            exclusive=True,
+        ),
+        action(
+            REPORT,
+            options={},
+            inputs={ENGINE: FileRef("m/engine/e/engine.json"), BENCH: FileRef("m/bench/e.json")},
+            outputs={"result": FileRef("m/report/report.json")},
+            after=(ENGINE, BENCH),
+        ),
+    ]
+    return {item.target: item for item in found}
+
+
+class InlinePool:
+    """Runs the stages in the calling thread and notes which ran."""
+
+    def __init__(self, root: Path) -> None:
+        self.ran: list[str] = []
+        self.meanwhile: Callable[[Job], None] = lambda job: None
+        self._root = root
+
+    def run(self, job: Job, *, log: Path, timeout_s: float | None = None, on_event: Any = None) -> JobReply:
+        self.ran.append(job.target)
+        log.write_text(f"log of {job.target}\n")
+        on_event({"event": "progress", "message": "at work"})
+        self.meanwhile(job)
+        with (self._root / "runs.txt").open("a") as runs:
+            runs.write(job.target + "\n")
+        figures = STAGES[job.stage](job)
+        return finish(job, "passed", "", figures, log)
+
+
+def finish(job: Job, status: str, reason: str, figures: dict[str, Any], log: Path) -> JobReply:
+    wanted = orders(job)
+    if "die" in wanted:
+        raise WorkerDied(f"the worker of {job.target} crashed")
+    if "break" in wanted:
+        raise StageError(f"{job.target} broke")
+    if "fail" in wanted:
+        status, reason = "failed", "numbers differ"
+        (job.outputs["result"].parent / "worst.npy").write_text("failing tensor")
+    if "unavailable" in wanted:
+        status, reason = "unavailable", "no GPU"
+        job.outputs.get("engine", Path("/nonexistent/file")).unlink(missing_ok=True)
+    if "silent" not in wanted:
+        result = {"status": status, "reason": reason, "started": time.time_ns(), **figures}
+        job.outputs["result"].write_text(json.dumps(result))
+    if "raise" in wanted:
+        raise (CheckFailed if status == "failed" else Unavailable)(reason, "do something")
+    return JobReply(status, reason, "do something" if reason else "", figures, 0.25, log)
+
+
+def orders(job: Job) -> list[str]:
+    path = job.project / f"do-{job.target}"
+    return path.read_text().split() if path.exists() else []
+
+
+def export(job: Job) -> dict[str, Any]:
+    source = (job.project / "net.py").read_text() + "".join(
+        path.read_text() for path in sorted(job.project.glob("blocks.py"))
+    )
+    code = " ".join(line for line in source.splitlines() if not line.startswith("#"))
+    job.outputs["model"].write_text(f"opset {job.options['export']['opset']}: {code}")
+    if "external" in orders(job):
+        job.outputs["model.data"].write_text("weights")
+    if "profile" in orders(job):
+        (job.outputs["result"].parent / "a-profile.txt").write_text("a file beside the outputs")
+    if "half" in orders(job):
+        job.outputs["model"].unlink()
+    if "slow" in orders(job):
+        time.sleep(0.5)
+    return {"nodes": 3, "samples": list(range(1000)), "cases": [{"name": "opt", "raw": [0.1] * 500}]}
+
+
+def engine(job: Job) -> dict[str, Any]:
+    job.outputs["engine"].write_text(f"engine of {job.inputs['model'].read_text()}")
+    return {"weights": job.inputs["model.data"].read_text() if "model.data" in job.inputs else None}
+
+
+def bench(job: Job) -> dict[str, Any]:
+    return {"engine": job.inputs["engine"].read_text() if "engine" in job.inputs else None}
+
+
+def report(job: Job) -> dict[str, Any]:
+    return {"engine": json.loads(job.inputs[BENCH].read_text())["engine"]}
+
+
+STAGES: dict[str, Callable[[Job], dict[str, Any]]] = {
+    "export": export,
+    "engine": engine,
+    "bench": bench,
+    "report": report,
+}
+
+
+def make_executor(root: Path, graph: dict[str, Action] | None = None, **options: Any) -> tuple[Executor, InlinePool]:
+    pool = InlinePool(root)
+    graph = graph if graph is not None else actions()
+    return Executor(root, root / "build", root / ".buildsys", graph, pool=pool, **options), pool
+
+
+def build(root: Path, graph: dict[str, Action] | None = None) -> list[str]:
+    """Bring everything up to date as doit would, in order; return what ran."""
+    executor, pool = make_executor(root, graph)
+    for target in graph or actions():
+        if not executor.is_fresh(target):
+            executor.run(target)
+    executor.close()
+    return pool.ran
+
+
+def kill_after_first_rename(executor: Executor) -> None:
+    place = Path.replace
+
+    def replace_and_die(self: Path, target: Path) -> Path:
+        done = place(self, target)
+        if "build" in Path(target).parts and ".tmp" in self.parts:
+            os.kill(os.getpid(), 9)
+        return done
+
+    Path.replace = replace_and_die  # type: ignore[method-assign,assignment]
+
+
+if __name__ == "__main__":
+    root, opset, *flags = Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
+    executor, pool = make_executor(root, actions(opset))
+    if "kill" in flags:
+        kill_after_first_rename(executor)
+    for target in (EXPORT, ENGINE):
+        if not executor.is_fresh(target):
+            outcome = executor.run(target)
+            print(target, "waited" if outcome.waited else "ran", flush=True)
