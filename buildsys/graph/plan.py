@@ -118,23 +118,28 @@ def _simplify(spec: Resolved) -> Action:
 def _convert(spec: Resolved, precision: str) -> Action:
     model = spec["model"]
     folder = f"{model}/convert/{precision}"
+    cases = shape_cases(spec["dims"], spec["verify"]["cases"])
     return Action(
         target=f"convert:{model}:{precision}",
         stage="convert",
         model=model,
         variant=precision,
-        options={"precision": precision},
-        inputs=_onnx_refs(f"{model}/simplify"),
+        # the limits of the precision: an engine's own ones may be wider, and are for that engine
+        options={"precision": precision, "tolerance": spec["verify"][precision], "cases": cases},
+        inputs={
+            **_onnx_refs(f"{model}/simplify"),
+            **{f"case.{case}": FileRef(_case_path(model, case)) for case in cases},
+        },
         outputs={
             "model": FileRef(f"{folder}/model.onnx"),
             "model.data": FileRef(f"{folder}/model.onnx.data", optional=True),
             "result": FileRef(f"{folder}/convert.json"),
         },
-        after=(f"simplify:{model}",),
+        after=(f"simplify:{model}", f"reference:{model}"),
         code=_STAGE_CODE["convert"],
-        tools=("onnx", "numpy", *(("onnxconverter-common",) if precision == "fp16" else ())),
+        tools=("onnx", "onnxruntime", "numpy"),
         timeout_s=_timeout(spec, "convert"),
-        doc=f"convert {model} to {precision}",
+        doc=f"convert {model} to {precision} and check its numbers",
     )
 
 

@@ -96,11 +96,11 @@ def _execute(spec: ModuleSpec) -> ModuleType:
 
 def _make_importable(project: Path, folder: Path) -> None:
     """Let imports find the project's files, past any bytecode cache."""
-    root = str(project.resolve())
+    root = project.resolve()
 
     def find(path: str) -> FileFinder:
         inside = Path(path).resolve()
-        if not str(inside).startswith(root) or any(part in _LIBRARY_FOLDERS for part in inside.parts):
+        if not inside.is_relative_to(root) or any(part in _LIBRARY_FOLDERS for part in inside.parts):
             raise ImportError("not a folder of the project")
         return FileFinder(path, (ExtensionFileLoader, EXTENSION_SUFFIXES), (_UncachedLoader, [".py"]))
 
@@ -109,7 +109,7 @@ def _make_importable(project: Path, folder: Path) -> None:
         if entry in sys.path:
             sys.path.remove(entry)
         sys.path.insert(0, entry)
-    for known in [path for path in sys.path_importer_cache if path.startswith(root)]:
+    for known in [path for path in sys.path_importer_cache if Path(path).is_relative_to(root)]:
         del sys.path_importer_cache[known]
 
 

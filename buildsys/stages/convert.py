@@ -1,13 +1,27 @@
-"""Convert a simplified graph to the precision of an engine: typed ONNX, as strongly typed builders want it."""
+"""Convert a simplified graph to the precision of an engine, and check what it computes in that precision.
+
+The result is typed ONNX, as strongly typed builders want it. Its numbers are checked here, on the CPU, with
+the rounding and the range of the precision: a wrong conversion or an overflow needs no GPU to be found, and
+no engine is built from it.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from onnx import ModelProto, TensorProto, version_converter
 
+from buildsys.backends.ort_session import OrtGraph, session_options
+from buildsys.conversion.emulation import emulate
+from buildsys.conversion.overflow import Origin, add_probes, find_origin
+from buildsys.conversion.rewrite import Conversion, convert_precision
+from buildsys.conversion.tensor_types import DTYPES
 from buildsys.errors import CheckFailed, StageError
+from buildsys.golden import Finding, and_more, case_figures, failures, judge_outputs, keep_failed
 from buildsys.onnx_graph import (
     INLINE_LIMIT,
     check_file,
@@ -18,10 +32,9 @@ from buildsys.onnx_graph import (
     opsets,
     save_model,
 )
-from buildsys.stages.precision import Conversion, convert_precision
+from buildsys.tensors import Case, load_case
 from buildsys.worker.job import Job, StageResult
 
-_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 _BF16_OPSET, _BF16_IR_VERSION = 22, 10  # the first opset whose Conv and pooling take bfloat16
 _FLUSHED_WARNING = 0.01  # share of all weights
 
@@ -29,16 +42,38 @@ _FLUSHED_WARNING = 0.01  # share of all weights
 def run(job: Job) -> StageResult:
     """Write the graph with its operators in ``precision``; its inputs and outputs stay as they are.
 
-    Raises: StageError: nothing that does heavy work can be converted.
+    Every case is run with the rounding of the precision. A failure names the output, the case, the index,
+    both values and, after an overflow, the node; the tensors of each failed case are kept as
+    ``failed/PRECISION-CASE.npz`` (keys ``in.``, ``expected.`` and ``actual.``) beside the result.
+
+    Raises: StageError: nothing that does heavy work can be converted. CheckFailed: the result is not valid.
     """
+    figures = _convert(job)
+    golden = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
+    findings = list(_findings(job, golden))
+    failed = failures(findings)
+    keep_failed(job.outputs["result"].parent / "failed", failed, golden)
+    figures |= {
+        "cases": case_figures(findings),
+        "tolerance": dict(job.options["tolerance"]),
+        "failures": [finding.failure() for finding in failed],
+    }
+    if not failed:
+        return StageResult(figures=figures)
+    origin = _origin(job, golden[failed[0].case])
+    figures["overflow"] = None if origin is None else {"node": origin.node, "tensor": origin.tensor}
+    return StageResult("failed", _reason(job, failed, origin), _hint(job, origin), figures)
+
+
+def _convert(job: Job) -> dict[str, Any]:
     precision = job.options["precision"]
     source, target = job.inputs["model"], job.outputs["model"]
     model = load_model(source)
     warnings: list[str] = []
     if precision == "bf16":
         model, warnings = _raise_opset(model)
-    job.progress(f"converting {len(model.graph.node)} nodes to {_DTYPES[precision]}")
-    found = convert_precision(model, _DTYPES[precision])
+    job.progress(f"converting {len(model.graph.node)} nodes to {DTYPES[precision]}")
+    found = convert_precision(model, precision)
     save_model(model, target)
     try:
         check_file(target, f"the graph converted to {precision}")
@@ -46,7 +81,50 @@ def run(job: Job) -> StageResult:
         raise CheckFailed(error.problem, error.hint) from error
     figures = _figures(model, found)
     sizes = {"bytes_before": file_bytes(source), "bytes_after": file_bytes(target)}
-    return StageResult(figures={"precision": precision, **figures, **sizes, "warnings": [*warnings, *_warnings(found)]})
+    return {"precision": precision, **figures, **sizes, "warnings": [*warnings, *_warnings(found)]}
+
+
+def _findings(job: Job, golden: Mapping[str, Case]) -> Iterator[Finding]:
+    precision = job.options["precision"]
+    job.progress(f"running the {precision} graph with its rounding in {len(golden)} cases")
+    # the written file is what engines are built from
+    graph = _open(emulate(load_model(job.outputs["model"]), precision), job.outputs["model"].parent)
+    for case, tensors in golden.items():
+        actual = graph.run(tensors.inputs)
+        yield from judge_outputs(precision, case, actual, tensors.outputs, job.options["tolerance"])
+
+
+def _origin(job: Job, golden: Case) -> Origin | None:
+    """Run one case again to find out where numbers left the range of the precision."""
+    typed = load_model(job.outputs["model"])
+    nodes = list(typed.graph.node)
+    probes = add_probes(emulate(typed, job.options["precision"]))
+    found = _open(probes.model, job.outputs["model"].parent).run(golden.inputs)
+    finite = {tensor for probe, tensor in probes.tensors.items() if found[probe].array == 0}
+    return find_origin(nodes, finite, set(probes.tensors.values()) - finite)
+
+
+def _open(model: ModelProto, folder: Path) -> OrtGraph:
+    """Load a graph without optimizations, so that each node is computed as the file says."""
+    with TemporaryDirectory(dir=folder) as scratch:  # by path: a graph in memory ends at 2 GiB
+        path = Path(scratch) / "model.onnx"
+        save_model(model, path)
+        return OrtGraph(path, session_options(optimization="disable"))
+
+
+def _reason(job: Job, failed: list[Finding], origin: Origin | None) -> str:
+    sentence = failed[0].sentence() + and_more(failed)
+    if origin is None:
+        return sentence
+    precision = job.options["precision"]
+    return f"the {precision} graph overflows: {origin.tensor}, of {origin}, is not finite, and {sentence}"
+
+
+def _hint(job: Job, origin: Origin | None) -> str:
+    precision = job.options["precision"]
+    if origin is None:
+        return f"if this is near enough, set verify.{precision}; fp32 has no rounding"
+    return "bf16 has the range of float32" if precision == "fp16" else ""
 
 
 def _raise_opset(model: ModelProto) -> tuple[ModelProto, list[str]]:

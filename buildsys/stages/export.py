@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -73,7 +74,9 @@ def _exported_model(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, dic
     check_opset(model, options["export"]["opset"], exporter)
     _check_exported_signature(model, options, request.output_names)
     parameters = sum(parameter.numel() for parameter in network.module.parameters())
-    return model, {"exporter": exporter, "weights": network.weights, "parameters": parameters}
+    modules = dict(Counter(type(module).__name__ for module in network.module.modules()).most_common())
+    origin = {"exporter": exporter, "weights": network.weights, "parameters": parameters, "modules": modules}
+    return model, origin
 
 
 def _request(network: Network, options: Mapping[str, Any], path: Path) -> ExportRequest:

@@ -13,7 +13,6 @@ _LIBRARIES = (
     "ml_dtypes",
     "numpy",
     "onnx",
-    "onnxconverter_common",
     "onnxruntime",
     "onnxscript",
     "onnxsim",

@@ -12,14 +12,13 @@ import onnxruntime as ort
 import pytest
 from engine_jobs import engine_options, random_x, request
 from onnx import TensorProto, helper
-from onnxconverter_common import float16
 from small_graphs import conv_bn, make_model, one_node, write
 
 from buildsys.backends import onnxruntime as backend
 from buildsys.backends.ort_session import OrtGraph, session_options
+from buildsys.conversion.rewrite import convert_precision
 from buildsys.errors import StageError, Unavailable
 from buildsys.machine import usable_cores
-from buildsys.stages.precision import convert_precision
 from buildsys.tensors import Tensor, tensor_of
 
 IMAGE = ["batch", 3, 8, 8]
@@ -70,7 +69,8 @@ def test_the_facts_are_those_of_the_optimized_graph(tmp_path: Path) -> None:
 
 
 def test_an_fp16_graph_runs_on_the_cpu_and_says_how(tmp_path: Path) -> None:
-    typed = float16.convert_float_to_float16(conv_bn(), keep_io_types=True)
+    typed = conv_bn()
+    convert_precision(typed, "fp16")
     engine, facts = build(tmp_path, typed, precision="fp16", graph_optimization_level="basic")
     inputs = random_x(2)
     exact = OrtGraph(conv_bn().SerializeToString()).run(inputs)["y"].array
@@ -82,7 +82,7 @@ def test_an_fp16_graph_runs_on_the_cpu_and_says_how(tmp_path: Path) -> None:
 
 def test_a_bf16_graph_is_emulated_on_the_cpu(tmp_path: Path) -> None:
     typed = conv_bn()
-    convert_precision(typed, "bfloat16")
+    convert_precision(typed, "bf16")
     engine, facts = build(tmp_path, typed, precision="bf16")
     inputs = random_x(2)
     exact = OrtGraph(conv_bn().SerializeToString()).run(inputs)["y"].array

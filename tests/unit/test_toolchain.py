@@ -27,9 +27,9 @@ def test_versions_are_those_of_the_installed_distributions() -> None:
     assert toolchain.tool_versions(names) == {name: importlib.metadata.version(name) for name in names}
 
 
-@pytest.mark.parametrize("name", ["onnxconverter-common", "onnxconverter_common", "OnnxConverter.Common"])
+@pytest.mark.parametrize("name", ["pytest-timeout", "pytest_timeout", "PyTest.Timeout"])
 def test_spellings_of_a_name_are_alike(name: str) -> None:
-    assert toolchain.distribution_version(name) == importlib.metadata.version("onnxconverter-common")
+    assert toolchain.distribution_version(name) == importlib.metadata.version("pytest-timeout")
 
 
 def test_what_is_not_installed_is_absent() -> None:
