@@ -322,9 +322,7 @@ def _require_outputs(action: Action, tree: Path, status: str) -> None:
 
 def _is_required(action: Action) -> bool:
     """Return whether being unavailable fails the target: by its manifest, or everywhere by BUILDSYS_STRICT."""
-    engine = action.options.get("engine")
-    asked = isinstance(engine, Mapping) and bool(engine.get("required"))
-    return asked or os.environ.get("BUILDSYS_STRICT", "0") not in ("", "0")
+    return action.required or os.environ.get("BUILDSYS_STRICT", "0") not in ("", "0")
 
 
 def _summary(figures: Any) -> Any:

@@ -185,8 +185,9 @@ def _emulates(options: Options) -> bool:
 
 def _emulated(onnx_file: Path, folder: Path) -> Path:
     """Return a file with a float32 graph that rounds as the bfloat16 one does."""
-    from buildsys.onnx_graph import load_model, save_model  # need onnx, which running an engine does not
-    
+    from buildsys.conversion.emulation import emulate  # needs onnx, which running an engine does not
+    from buildsys.onnx_graph import load_model, save_model
+
     emulated = folder / "model.onnx"
     save_model(emulate(load_model(onnx_file), "bf16"), emulated)
     return emulated

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,15 +16,17 @@ _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 @dataclass(frozen=True)
 class Origin:
-    """The first node whose result is not finite although all that it takes is."""
+    """The first tensor that is not finite although all that it is computed from is."""
 
-    node: str
-    operator: str
     tensor: str
+    operator: str = ""  # that gives it, and its node; none for an input of the graph
+    node: str = ""
 
     def __str__(self) -> str:
-        """Return the node as messages name it."""
-        return f"{self.operator} ({f'node {self.node}' if self.node else 'a node without a name'})"
+        """Return the tensor as messages name it."""
+        if not self.operator:
+            return f"{self.tensor}, an input of the graph,"
+        return f"{self.tensor}, of {self.operator} ({f'node {self.node}' if self.node else 'a node without a name'}),"
 
 
 @dataclass
@@ -60,14 +62,20 @@ def add_probes(model: ModelProto) -> Probes:
     return probes
 
 
-def find_origin(nodes: Iterable[NodeProto], finite: Collection[str], infinite: Collection[str]) -> Origin | None:
+def find_origin(nodes: Sequence[NodeProto], finite: Collection[str], infinite: Collection[str]) -> Origin | None:
     """Return where the ``infinite`` tensors come from, or None where it cannot be told.
 
-    A node that takes no numbers, such as the constant of a mask, is none.
+    A node that takes no numbers, such as the constant of a mask, is none. A number that a cast cannot
+    hold comes from what is cast.
     """
     for node in nodes:
         known = [name for name in node.input if name in finite or name in infinite]
         result = next((name for name in node.output if name in infinite), None)
         if result is not None and known and not any(name in infinite for name in known):
-            return Origin(node.name, node.op_type, result)
+            return _made(node.input[0], nodes) if node.op_type == "Cast" else _made(result, nodes)
     return None
+
+
+def _made(tensor: str, nodes: Iterable[NodeProto]) -> Origin:
+    maker = next((node for node in nodes if tensor in node.output), None)
+    return Origin(tensor) if maker is None else Origin(tensor, maker.op_type, maker.name)

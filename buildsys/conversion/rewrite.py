@@ -128,7 +128,9 @@ class _Rewriter:
         return found
 
     def _add_cast(self, source: str, target: str, elem_type: int) -> None:
-        self._nodes.append(helper.make_node("Cast", [source], [target], self._fresh.new(f"{target}_cast"), to=elem_type))
+        self._nodes.append(
+            helper.make_node("Cast", [source], [target], self._fresh.new(f"{target}_cast"), to=elem_type)
+        )
         self._casts += 1
 
     def _store_initializers(self) -> None:

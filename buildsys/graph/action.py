@@ -37,6 +37,7 @@ class Action:
     code: tuple[str, ...] = ()  # buildsys modules whose source (with what they import) is in the key
     tools: tuple[str, ...] = ()  # distributions whose versions are in the key
     devices: tuple[str, ...] = ()  # device facts in the key: "cpu", "gpu"
+    required: bool = field(default=False, compare=False)  # being unavailable fails it; not part of its result
     exclusive: bool = False  # runs alone on the machine (benchmarks)
     timeout_s: float | None = None
     doc: str = field(default="", compare=False)

@@ -87,7 +87,7 @@ def _reference(spec: Resolved) -> Action:
         },
         sources=(*_network_sources(spec), *_data_sources(spec)),
         code=_STAGE_CODE["reference"],
-        tools=("numpy", *_network_tools(spec)),
+        tools=("ml_dtypes", *_network_tools(spec)),
         timeout_s=_timeout(spec, "reference"),
         doc=f"golden inputs and outputs of {model}",
     )
@@ -176,7 +176,7 @@ def _engine(spec: Resolved, engine: Mapping[str, Any]) -> Action:
         stage="engine",
         model=model,
         variant=name,
-        options={"engine": _build_fields(engine), "dims": spec["dims"], **_tensors(spec)},
+        options={"engine": _engine_fields(engine), "dims": spec["dims"], **_tensors(spec)},
         inputs=_onnx_refs(source),
         outputs={
             "engine": FileRef(_engine_path(model, engine), optional=True),
@@ -187,6 +187,7 @@ def _engine(spec: Resolved, engine: Mapping[str, Any]) -> Action:
         code=_backend_code("engine", engine),
         tools=("numpy", _BACKEND_TOOL[engine["backend"]]),
         devices=_devices(engine),
+        required=engine["required"],
         timeout_s=_timeout(spec, "engine"),
         doc=f"build the engine {name} of {model}",
     )
@@ -201,7 +202,7 @@ def _verify(spec: Resolved, engine: Mapping[str, Any]) -> Action:
         stage="verify",
         model=model,
         variant=name,
-        options={"engine": _run_fields(engine), "tolerance": tolerance, "cases": cases, **_tensors(spec)},
+        options={"engine": _engine_fields(engine), "tolerance": tolerance, "cases": cases, **_tensors(spec)},
         inputs={**_engine_refs(model, engine), **{f"case.{case}": FileRef(_case_path(model, case)) for case in cases}},
         outputs={"result": FileRef(f"{model}/verify/{name}.json")},
         after=(f"engine:{model}:{name}", f"reference:{model}"),
@@ -217,7 +218,7 @@ def _bench(spec: Resolved, engine: Mapping[str, Any]) -> Action:
     model, name = spec["model"], engine["name"]
     cases = shape_cases(spec["dims"], spec["bench"]["cases"])
     bench = {field: value for field, value in spec["bench"].items() if field != "cases"}
-    options = {"engine": _run_fields(engine), "bench": bench, "cases": cases, **_tensors(spec)}
+    options = {"engine": _engine_fields(engine), "bench": bench, "cases": cases, **_tensors(spec)}
     with_torch = bool(bench["baselines"]) and "onnx" not in spec["source"]
     if with_torch:
         options["network"] = {**_network_options(spec), "outputs": spec["outputs"]}
@@ -233,7 +234,7 @@ def _bench(spec: Resolved, engine: Mapping[str, Any]) -> Action:
         after=(f"engine:{model}:{name}", f"reference:{model}"),
         order=(f"verify:{model}:{name}",),  # the figures of a wrong engine are worth nothing
         code=_backend_code("bench", engine),
-        tools=("numpy", _BACKEND_TOOL[engine["backend"]], *(_network_tools(spec) if with_torch else ())),
+        tools=(*(_network_tools(spec) if with_torch else ("numpy",)), _BACKEND_TOOL[engine["backend"]]),
         devices=("cpu", "gpu"),
         exclusive=True,
         timeout_s=_timeout(spec, "bench"),
@@ -301,7 +302,7 @@ def _network_tools(spec: Resolved) -> tuple[str, ...]:
     if "onnx" in spec["source"]:
         return ("onnx", "onnxruntime")
     # a python: source may use torchvision as well, and a wrong "fresh" costs more than a rerun
-    return ("torch", "torchvision")
+    return ("torch", "torchvision", "numpy")
 
 
 def _converted_precisions(spec: Resolved) -> tuple[str, ...]:
@@ -309,12 +310,8 @@ def _converted_precisions(spec: Resolved) -> tuple[str, ...]:
     return tuple(precision for precision in asked if precision != _FULL_PRECISION)
 
 
-def _build_fields(engine: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an engine's fields without those that only judge the finished engine."""
-    return {field: value for field, value in engine.items() if field not in ("name", "tolerance")}
-
-
-def _run_fields(engine: Mapping[str, Any]) -> dict[str, Any]:
+def _engine_fields(engine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an engine's fields without those that only name it or judge the finished engine."""
     return {field: value for field, value in engine.items() if field not in ("name", "tolerance", "required")}
 
 

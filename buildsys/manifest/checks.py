@@ -111,6 +111,18 @@ def _opset(view: View, exporter: str) -> Iterator[Problem]:
         yield view.problem(("export", "opset"), f"{opset} is not an opset the {exporter} exporter can write {span}")
 
 
+def _simplify(view: View) -> Iterator[Problem]:
+    if view.get("simplify", "tool") != "none":
+        return
+    changed = [
+        option for option in ("constant_folding", "shape_inference", "fuse") if view.get("simplify", option) is False
+    ]
+    changed += ["tensor_size_threshold"] if view.get("simplify", "tensor_size_threshold") is not None else []
+    for option in changed:
+        text = "no tool simplifies the graph, so that it has no effect"
+        yield view.problem(("simplify", option), text, "remove it or choose a tool", of_key=True)
+
+
 def _dims(view: View) -> Iterator[Problem]:
     declared = view.map("dims")
     for section in ("inputs", "outputs"):
@@ -202,4 +214,12 @@ def _ranges(view: View, key: Key, ranges: dict[str, Any], shape: list[Any]) -> I
             yield view.problem(key, f"axis {axis} is {low} to {high}, and the input's shape has {shape[axis]} there")
 
 
-_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (_export, _dims, _tensors, _data, _cases, _engines)
+_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
+    _export,
+    _simplify,
+    _dims,
+    _tensors,
+    _data,
+    _cases,
+    _engines,
+)

@@ -1,4 +1,4 @@
-"""The numerical comparisons of validate, simplify and verify as one kind of table."""
+"""The numerical comparisons of simplify, convert, validate and verify as one kind of table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIMITS = ("rtol", "cosine", "atol", "top1")
 
 def checks_of(results: Iterable[Result]) -> tuple[Check, ...]:
     """Return one check per target that compares numbers, in the order of the chain."""
-    readers = {"simplify": _simplify, "validate": _validate, "verify": _verify}
+    readers = {"simplify": _simplify, "convert": _convert, "validate": _validate, "verify": _verify}
     return tuple(readers[result.stage](result) for result in results if result.stage in readers)
 
 
@@ -39,6 +39,11 @@ def case_order(case: str) -> tuple[int, str]:
 def _simplify(result: Result) -> Check:
     rows = _rows("simplified against exported", mapping(result.figures.get("equal")))
     return _check(result, "exported graph against simplified graph", rows)
+
+
+def _convert(result: Result) -> Check:
+    rows = _rows(result.variant, mapping(result.figures.get("cases")))
+    return _check(result, f"golden outputs against the {result.variant} graph with its rounding", rows)
 
 
 def _validate(result: Result) -> Check:

@@ -105,7 +105,7 @@ class Conversion:
 class Comparison:
     """One output of one case, compared with its reference."""
 
-    subject: str  # "exported", "simplified", "simplified against exported" or an engine's name
+    subject: str  # "exported", "simplified against exported", a precision or the name of an engine
     case: str
     output: str
     max_abs: float | None

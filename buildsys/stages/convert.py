@@ -117,7 +117,7 @@ def _reason(job: Job, failed: list[Finding], origin: Origin | None) -> str:
     if origin is None:
         return sentence
     precision = job.options["precision"]
-    return f"the {precision} graph overflows: {origin.tensor}, of {origin}, is not finite, and {sentence}"
+    return f"the {precision} graph overflows: {origin} is not finite in {precision}, and {sentence}"
 
 
 def _hint(job: Job, origin: Origin | None) -> str:

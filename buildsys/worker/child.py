@@ -24,7 +24,7 @@ from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable
 from buildsys.worker.death import shown
 from buildsys.worker.job import Job, StageResult
 from buildsys.worker.protocol import Message, encode, error_to_json
-from buildsys.worker.result import write_result
+from buildsys.worker.result import without_long_lists, write_result
 
 _IOLBF = 1  # stdio.h: line buffered
 # how libraries that do not raise MemoryError say that there is none
@@ -89,7 +89,7 @@ def _answer(job: Job, log: Path) -> Message:
         return {"event": "error", "error": error_to_json(error), **figures}
     assert result is not None
     fields = {"status": result.status, "reason": result.reason, "hint": result.hint}
-    return {"event": "result", **fields, "figures": dict(result.figures), **figures}
+    return {"event": "result", **fields, "figures": without_long_lists(result.figures), **figures}
 
 
 def _run_stage(job: Job) -> StageResult:

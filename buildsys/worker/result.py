@@ -1,11 +1,14 @@
-"""The result file of a target: the common header, then its stage's figures."""
+"""The result file of a target: the common header, then its stage's figures. Strict JSON that reads well."""
 
 from __future__ import annotations
 
 import json
+import math
 import platform
 import sys
+from collections.abc import Iterator, Mapping
 from datetime import datetime
+from typing import Any
 
 from buildsys.worker.job import RESULT_SCHEMA, Job, StageResult
 
@@ -22,10 +25,15 @@ _LIBRARIES = (
     "torch",
     "torchvision",
 )
+_ANSWERED_ITEMS = 16
+_SCALARS = (str, int, float, type(None))
 
 
 def write_result(job: Job, result: StageResult, *, started: datetime, seconds: float, peak_rss_mib: float) -> None:
-    """Write the file that ``job`` names as its output ``result``."""
+    """Write the file that ``job`` names as its output ``result``.
+
+    Raises: TypeError, ValueError: a figure is not JSON; nothing is written.
+    """
     header = {
         "schema": RESULT_SCHEMA,
         "target": job.target,
@@ -40,11 +48,67 @@ def write_result(job: Job, result: StageResult, *, started: datetime, seconds: f
         "peak_rss_mib": peak_rss_mib,
         "toolchain": loaded_versions(),
     }
-    text = json.dumps({**header, **result.figures}, indent=2, ensure_ascii=False)
-    job.outputs["result"].write_text(text + "\n", encoding="utf-8")
+    text = as_text({**header, **result.figures})
+    job.outputs["result"].write_text(text, encoding="utf-8")
+
+
+def as_text(figures: Mapping[str, Any]) -> str:
+    """Return ``figures`` as indented JSON in which a list of numbers or words is one line.
+
+    JSON has no NaN and no infinity: they become ``null``, which readers take for "not known".
+    """
+    return "".join(_pieces(figures, "\n")) + "\n"
+
+
+def without_long_lists(figures: Any) -> Any:
+    """Return ``figures`` as they go to the orchestrator: long lists (raw samples) stay in the result file."""
+    if isinstance(figures, Mapping):
+        kept = {name: value for name, value in figures.items() if not _is_long(value)}
+        return {name: without_long_lists(value) for name, value in kept.items()}
+    if isinstance(figures, (list, tuple)):
+        return [without_long_lists(item) for item in figures]
+    return _finite(figures)
 
 
 def loaded_versions() -> dict[str, str]:
     """Return the version of Python and of each library that this process has loaded."""
     loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in _LIBRARIES}
     return {"python": platform.python_version(), **{name: str(found) for name, found in loaded.items() if found}}
+
+
+def _pieces(value: Any, newline: str) -> Iterator[str]:
+    inner = newline + "  "
+    if isinstance(value, Mapping) and value:
+        for position, (name, member) in enumerate(value.items()):
+            yield f"{',' if position else '{'}{inner}{_name(name)}: "
+            yield from _pieces(member, inner)
+        yield newline + "}"
+    elif isinstance(value, (list, tuple)) and not all(isinstance(item, _SCALARS) for item in value):
+        for position, item in enumerate(value):
+            yield f"{',' if position else '['}{inner}"
+            yield from _pieces(item, inner)
+        yield newline + "]"
+    else:
+        yield _line(value)
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, (str, int)):
+        raise TypeError(f"not the name of a figure: {name!r}")
+    return json.dumps(str(name), ensure_ascii=False)
+
+
+def _line(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # asked only now: a million samples are written at the speed of C
+        finite = [_finite(item) for item in value] if isinstance(value, (list, tuple)) else _finite(value)
+        return json.dumps(finite, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _is_long(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) > _ANSWERED_ITEMS

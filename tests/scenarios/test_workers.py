@@ -92,7 +92,13 @@ def test_events_come_in_order(bench: Bench) -> None:
 def test_large_answers_and_many_events_pass(bench: Bench) -> None:
     reply = bench.run("say_much")
     assert len(bench.events) == 2002
-    assert reply.figures["samples"] == list(range(200_000))
+    assert reply.figures["text"] == "x" * 1_000_000
+
+
+def test_raw_samples_are_in_the_file_and_not_in_the_answer(bench: Bench) -> None:
+    reply = bench.run("say_much")
+    assert set(reply.figures) == {"text"}
+    assert json.loads((bench.project / "say_much.json").read_text())["samples"] == list(range(200_000))
 
 
 def test_a_failed_check_is_an_answer(bench: Bench) -> None:

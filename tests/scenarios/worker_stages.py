@@ -147,7 +147,7 @@ def sleep(job: Job) -> StageResult:
 def say_much(job: Job) -> StageResult:
     for _ in range(2000):
         job.progress("x" * 500)
-    return StageResult(figures={"samples": list(range(200_000))})
+    return StageResult(figures={"samples": list(range(200_000)), "text": "x" * 1_000_000})
 
 
 def list_descriptors(job: Job) -> StageResult:

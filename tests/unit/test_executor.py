@@ -461,5 +461,5 @@ def test_a_target_is_read_only_from_what_is_declared(root: Path) -> None:
     executor.run(EXPORT)
     executor.run(ENGINE)
     assert set(jobs[1].inputs) == {"model"}  # the optional input that was not produced is not there
-    assert jobs[1].options == {"engine": {"required": False}}
+    assert jobs[1].options == {"engine": {}}
     assert all(path.is_absolute() for job in jobs for path in (*job.inputs.values(), *job.outputs.values()))

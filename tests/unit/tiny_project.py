@@ -43,7 +43,8 @@ def actions(opset: int = 17, duration: float = 1.0, required: bool = False) -> d
         ),
         action(
             ENGINE,
-            options={"engine": {"required": required}},
+            options={"engine": {}},
+            required=required,
             inputs={"model": model, "model.data": data},
             outputs={"engine": engine, "result": FileRef("m/engine/e/engine.json")},
             after=(EXPORT,),

@@ -67,7 +67,8 @@ def test_no_two_targets_write_the_same_file() -> None:
         ({"export": {"opset": 18}}, {"export:net"}),
         ({"simplify": {"tool": "onnxslim"}}, {"simplify:net"}),
         ({"validate": {"rtol": 1e-3}}, {"validate:net"}),
-        ({"verify": {"fp16": {"rtol": 0.5}}}, {"verify:net:rtx16"}),
+        ({"verify": {"fp16": {"rtol": 0.5}}}, {"convert:net:fp16", "verify:net:rtx16"}),
+        ({"verify": {"fp32": {"rtol": 0.5}}}, {"verify:net:ort"}),
         ({"description": "a net"}, set()),
         ({"timeout": {"export": "1min"}}, set()),
         (
@@ -78,7 +79,14 @@ def test_no_two_targets_write_the_same_file() -> None:
             {"engines": [{**MANIFEST["engines"][0], "tolerance": {"rtol": 0.1}}, MANIFEST["engines"][1]]},
             {"verify:net:ort"},
         ),
-        ({"engines": [MANIFEST["engines"][0]]}, {f"{stage}:net:rtx16" for stage in ("engine", "verify", "bench")} | {"convert:net:fp16"}),
+        (
+            {"engines": [MANIFEST["engines"][0], {**MANIFEST["engines"][1], "tolerance": {"rtol": 0.1}}]},
+            {"verify:net:rtx16"},
+        ),
+        (
+            {"engines": [MANIFEST["engines"][0]]},
+            {"convert:net:fp16", "engine:net:rtx16", "verify:net:rtx16", "bench:net:rtx16"},
+        ),
     ],
 )  # fmt: skip
 def test_a_field_reaches_exactly_the_stages_that_use_it(changes: dict[str, Any], targets: set[str]) -> None:
@@ -102,3 +110,13 @@ def test_a_half_precision_engine_is_built_from_the_converted_model() -> None:
     actions = plan()
     assert actions["engine:net:rtx16"].after == ("convert:net:fp16",)
     assert actions["engine:net:ort"].after == ("simplify:net",)
+
+
+def test_a_conversion_is_checked_in_the_cases_of_verify() -> None:
+    convert = plan(verify={"cases": ["min", "max"], "fp16": {"rtol": 0.5}})["convert:net:fp16"]
+    assert convert.after == ("simplify:net", "reference:net")
+    assert set(convert.options) == {"precision", "tolerance", "cases"}
+    assert convert.options["cases"] == {"min": {"batch": 1}, "max": {"batch": 8}}
+    assert convert.options["tolerance"] == {"rtol": 0.5, "cosine": 0.999, "atol": None, "top1": None}
+    assert set(convert.inputs) == {"model", "model.data", "case.min", "case.max"}
+    assert "onnxruntime" in convert.tools

@@ -31,6 +31,11 @@ FIELDS = [
         "6:10: export.external_data: the torchscript exporter ignores it; it decides by size",
     ),
     (
+        "simplify: {tool: none, fuse: false}",
+        "6:24: simplify.fuse: no tool simplifies the graph, so that it has no effect; remove it or choose a tool",
+    ),
+    ("simplify: {tool: none, tensor_size_threshold: 1MiB}", "6:24: simplify.tensor_size_threshold: no tool simplifies"),
+    (
         "export: {exporter: dynamo, export_params: false}",
         "6:43: export.export_params: the dynamo exporter writes an invalid file without the parameters; "
         "set keep_initializers_as_inputs: true as well",

@@ -76,6 +76,20 @@ def test_a_check_that_compared_nothing_has_not_passed(results: Results) -> None:
     report = report_on(results)
     assert report.verdict.status == "failed"
     assert "validate:tiny says passed, but it compared nothing" in report.verdict.text
+    results.passed("validate:tiny")
+    results.passed("convert:tiny:fp16", cases={})
+    assert "convert:tiny:fp16 says passed, but it compared nothing" in report_on(results).verdict.text
+
+
+def test_the_numbers_of_a_conversion_are_among_the_checks(results: Results) -> None:
+    report = report_on(results)
+    check = next(check for check in report.checks if check.target == "convert:tiny:fp16")
+    assert check.subject == "golden outputs against the fp16 graph with its rounding"
+    assert [(line.subject, line.case, line.relative) for line in check.comparisons] == [
+        ("fp16", "min", 2e-3), ("fp16", "opt", 3e-3), ("fp16", "max", 2.5e-3), ("fp16", "odd", 2e-3),
+    ]  # fmt: skip
+    line = next(line for line in report.summary if line.target == "convert:tiny:fp16")
+    assert line.outcome.endswith("worst relative error 3.0e-03 (scores, opt)")
 
 
 def test_folded_batch_norms_are_counted(results: Results) -> None:
