@@ -10,6 +10,25 @@ from pathlib import Path
 import buildsys
 
 _INSTALLED = ("site-packages", "dist-packages")
+# no library looks at these when it is loaded; they differ from one terminal, or one call, to the next
+_OF_A_CALL = frozenset(
+    """
+    _ ALACRITTY_WINDOW_ID COLUMNS GNOME_TERMINAL_SCREEN GPG_TTY INVOCATION_ID ITERM_SESSION_ID JOURNAL_STREAM KITTY_PID
+    KITTY_WINDOW_ID LINES OLDPWD PWD PYTEST_CURRENT_TEST SHLVL SSH_AUTH_SOCK SSH_CLIENT SSH_CONNECTION SSH_TTY STY TERM
+    TERM_SESSION_ID TMUX TMUX_PANE WEZTERM_PANE WINDOWID XDG_SESSION_ID
+    """.split()
+)
+
+
+def split_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the variables that a server starts with, and those that every job brings along.
+
+    The second kind lets a server be used again from another terminal; together they are all that a job sees.
+    """
+    lasting, passing = dict[str, str](), dict[str, str]()
+    for name, value in environment.items():
+        (passing if name in _OF_A_CALL or name.startswith("BUILDSYS_") else lasting)[name] = value
+    return lasting, passing
 
 
 def server_environment(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
@@ -17,6 +36,9 @@ def server_environment(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
     environment = dict(base)
     # it would run in a thread, which a fork does not copy, and send facts about models to its vendor
     environment.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    if environment.get("PYTHONPATH"):  # a server starts in another folder
+        entries = environment["PYTHONPATH"].split(os.pathsep)
+        environment["PYTHONPATH"] = os.pathsep.join(str(Path(entry).absolute()) for entry in entries if entry)
     package = Path(buildsys.__file__).resolve().parent.parent
     if package.name not in _INSTALLED:  # those are found anyway, and must not come before the standard library
         _prepend(environment, "PYTHONPATH", package)

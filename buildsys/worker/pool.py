@@ -1,9 +1,8 @@
-"""The worker servers of one run, started when first needed. Nothing here imports a heavy library."""
+"""The worker servers of one run, started or found when first needed. Nothing here imports a heavy library."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -39,7 +38,8 @@ def _ignore(event: dict[str, Any]) -> None:
 class WorkerPool:
     """Runs jobs in worker processes; threads may share it.
 
-    The servers die with this process, however it ends; ``close`` ends them, and what they run, at once.
+    What runs dies with this process, however that ends, and ``close`` ends it at once. A server may outlive it
+    for a while, so that the next run need not load everything again (``BUILDSYS_WORKER_IDLE``).
     """
 
     def __init__(self, state: Path, *, python: str = sys.executable) -> None:
@@ -77,7 +77,7 @@ class WorkerPool:
             on_event(event)
 
         try:
-            answer = self._server(profile).run(job, log=log, timeout_s=timeout_s, on_event=heard)
+            answer = self._answer(profile, job, log=log, timeout_s=timeout_s, on_event=heard)
         except WorkerDied as error:
             if self._closed:
                 error = WorkerDied(f"{job.target} was stopped because the run was ended", error.hint)
@@ -96,6 +96,17 @@ class WorkerPool:
                 server.close()
             self._servers.clear()
 
+    def _answer(self, profile: Profile, job: Job, **how: Any) -> dict[str, Any]:
+        server = self._server(profile)
+        try:
+            return server.run(job, **how)
+        except WorkerDied as error:
+            from buildsys.worker.handle import NotTakenError
+
+            if self._closed or not server.reused or not isinstance(error, NotTakenError):
+                raise
+        return self._server(profile).run(job, **how)  # an earlier run's server was about to end, or hung
+
     def _server(self, profile: Profile) -> ServerHandle:
         with self._lock:
             if self._closed:
@@ -107,14 +118,12 @@ class WorkerPool:
 
     def _start(self, profile: Profile, dead: ServerHandle | None) -> ServerHandle:
         # a run with nothing to do never gets here, and need not wait for these
-        from buildsys.worker.environment import server_environment
-        from buildsys.worker.handle import ServerHandle
+        from buildsys.worker.starting import start_server
 
         if dead is not None:
             dead.close()
         try:
-            environment = server_environment(self._folder, os.environ)
-            return ServerHandle(profile, python=self._python, environment=environment, folder=self._folder)
+            return start_server(profile, python=self._python, folder=self._folder)
         except OSError as error:
             where = f": {error.filename}" if error.filename else ""
             raise StageError(f"cannot start a worker server with {self._python}: {error.strerror}{where}") from None

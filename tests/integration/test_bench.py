@@ -108,7 +108,7 @@ def test_a_baseline_that_fails_on_the_inputs_says_where(tmp_path: Path) -> None:
     spec = resolved({"backend": "onnxruntime"}, bench=QUICK, source={"python": "net.py:Slow"})
     write_golden(tmp_path, {case: {} for case in INPUTS}, INPUTS)
     engine.run(stage_job(spec, "engine", tmp_path, save_at(tmp_path / "model.onnx", conv_bn())))
-    with pytest.raises(StageError, match=r"forward of Slow failed on x float32 \(2, 3, 8, 8\)"):
+    with pytest.raises(StageError, match=r"forward of Slow failed on x float32 \[2, 3, 8, 8\]"):
         bench.run(stage_job(spec, "bench", tmp_path))
 
 
