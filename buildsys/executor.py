@@ -63,7 +63,8 @@ def _ignore(target: str, event: Event) -> None:
 class Executor:
     """Brings targets up to date and says which are. Threads may share it.
 
-    ``on_event`` gets the worker's events and ``{"event": "waiting", "holder": text}``, with the target.
+    ``threads`` is each worker's share of the processor, 0 all of it. ``on_event`` gets the worker's events and
+    ``{"event": "waiting", "holder": text}``, with the target.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Executor:
         actions: Mapping[str, Action],
         *,
         pool: WorkerPool,
+        threads: int = 0,
         on_event: Callable[[str, Event], None] = _ignore,
         notify: Callable[[str], None] = warn_on_stderr,
     ) -> None:
@@ -81,6 +83,7 @@ class Executor:
         self._build = build
         self._actions = actions
         self._pool = pool
+        self._threads = threads
         self._on_event = on_event
         self._db = StateDb(state / "state.db", notify)
         self._memo = DigestMemo(self._db)
@@ -243,6 +246,7 @@ class Executor:
             inputs={role: path for role, path in inputs.items() if path.exists()},
             outputs=outputs,
             project=self._project,
+            threads=0 if action.exclusive else self._threads,
         )
 
     def _publish(self, action: Action, before: Snapshot, tree: Path, ran: _Ran, started: str) -> Outcome:

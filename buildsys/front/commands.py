@@ -41,6 +41,20 @@ def schema(root: Path, arguments: Sequence[str]) -> str:
     return "".join(f"wrote {os.path.relpath(path)}\n" for path in write_schemas(folder))
 
 
+def workers(_root: Path, arguments: Sequence[str]) -> str:
+    """Return a table of the worker servers that wait for a next run; with ``--stop`` end them all.
+
+    They are those of this user in all projects.
+    """
+    from buildsys.worker import listing
+
+    if arguments not in ([], ["--stop"]):
+        raise UsageError("workers takes no arguments")
+    if arguments:
+        return listing.stopped_text(listing.stop_servers(os.environ))
+    return listing.running_text(listing.list_servers(os.environ))
+
+
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """Return the few names that are most like ``name``, best first; those that contain it count as alike."""
     import difflib

@@ -7,6 +7,8 @@ that matters but what ``doit ignore`` marks.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import inspect
 import os
 import sqlite3
@@ -56,7 +58,8 @@ def load(root: Path) -> tuple[dict[str, Any], Callable[[], Iterator[Task]]]:
     Raises: InvalidDodoFile: something is wrong with the manifests; doit prints it and exits with 3.
     """
     try:
-        session = Session(load_project(root))
+        with _uncollected():
+            session = Session(load_project(root))
         session.project.state.mkdir(parents=True, exist_ok=True)
     except ManifestErrors as error:
         count = len(error.errors)
@@ -64,6 +67,17 @@ def load(root: Path) -> tuple[dict[str, Any], Callable[[], Iterator[Task]]]:
     except (BuildsysError, OSError) as error:
         raise InvalidDodoFile(str(error)) from None
     return offer(session)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Look for no garbage while modules and manifests are loaded, nor ever among them: that is 60 ms of a run."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def offer(session: Session) -> tuple[dict[str, Any], Callable[[], Iterator[Task]]]:
@@ -258,6 +272,7 @@ class Run(_WithoutTraceback, DoitRun):  # type: ignore[misc]
 
     def execute(self, params: Any, args: list[str]) -> Any:
         """Return 1 where doit counts the targets behind a failed check as errors."""
+        Session.jobs = max(1, params["num_process"])
         code = super().execute(params, args)
         session = getattr(self.loader.load_doit_config().get("reporter"), "session", None)
         return session.exit_code if code == TASK_ERROR and session and session.exit_code else code
@@ -286,7 +301,7 @@ class Ignore(_WithoutTraceback, DoitIgnore):  # type: ignore[misc]
 class _ProjectCommand(Command):  # type: ignore[misc]
     """A command of ours: a function of the project's folder and the arguments that returns what to print."""
 
-    cmd_options = (opt_dodo,)
+    cmd_options: tuple[dict[str, Any], ...] = (opt_dodo,)
     answer: staticmethod[[Path, Sequence[str]], str]
 
     def execute(self, params: Any, args: list[str]) -> int:
@@ -308,6 +323,21 @@ class Resolve(_ProjectCommand):
     doc_purpose = "print a model's manifest as its targets use it"
     doc_usage = "MODEL"
     answer = staticmethod(commands.resolve)
+
+
+class Workers(_ProjectCommand):
+    """``doit workers``."""
+
+    doc_purpose = "list the worker servers that wait for a next run, or end them"
+    cmd_options = (
+        opt_dodo,
+        {"name": "stop", "long": "stop", "type": bool, "default": False, "help": "end them, with what runs in them"},
+    )
+    answer = staticmethod(commands.workers)
+
+    def execute(self, params: Any, args: list[str]) -> int:
+        """Hand the option on as an argument."""
+        return super().execute(params, [*args, *(["--stop"] if params["stop"] else [])])
 
 
 class Schema(_ProjectCommand):

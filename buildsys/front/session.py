@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from buildsys.errors import BuildsysError
 from buildsys.graph.action import Action
@@ -46,6 +46,8 @@ class Session:
     the threads of ``doit -n``.
     """
 
+    jobs: ClassVar[int] = 1  # that this process runs at a time (``doit -n``), known before the project is loaded
+
     def __init__(self, project: Project) -> None:
         self.project = project
         self.actions: dict[str, Action] = {}
@@ -74,8 +76,18 @@ class Session:
 
         project = self.project
         return Executor(
-            project.root, project.build, project.state, self.actions, pool=self._pool, on_event=self._take_event
+            project.root,
+            project.build,
+            project.state,
+            self.actions,
+            pool=self._pool,
+            threads=self._share(),
+            on_event=self._take_event,
         )
+
+    def _share(self) -> int:
+        """Return the threads of each job: more than there are cores spin against each other and stand still."""
+        return 0 if self.jobs <= 1 else max(1, len(os.sched_getaffinity(0)) // self.jobs)
 
     def is_fresh(self, target: str) -> bool:
         """Tell whether a target has nothing to do.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 from buildsys.errors import StageError
 from buildsys.onnx_export.request import ExportRequest
-from buildsys.onnx_graph import INLINE_LIMIT, load_model
+from buildsys.onnx_graph import ONE_MESSAGE_LIMIT, load_model
 
 _PASSED_ON = (
     "export_params",
@@ -25,25 +26,23 @@ _TRAINING_MODES = {"eval": "EVAL", "preserve": "PRESERVE", "train": "TRAINING"}
 
 
 def export_torchscript(request: ExportRequest) -> onnx.ModelProto:
-    """Trace and translate; returns the model with its weights in memory.
-
-    A model that fits into one file is at ``request.path`` afterwards, as the exporter wrote it.
-    """
-    if request.weight_bytes < INLINE_LIMIT:
-        _export(request, request.path)
-        return _with_output_names(load_model(request.path), request)
+    """Trace and translate; returns the model with its weights in memory."""
+    if request.weight_bytes < ONE_MESSAGE_LIMIT:
+        stream = io.BytesIO()
+        _export(request, stream)
+        return _with_output_names(onnx.load_model_from_string(stream.getvalue()), request)
     # above 2 GB the exporter leaves one file per tensor beside the model: they are gathered later
     with tempfile.TemporaryDirectory(dir=request.path.parent) as folder:
         file = Path(folder) / request.path.name
-        _export(request, file)
+        _export(request, str(file))
         return _with_output_names(load_model(file), request)
 
 
-def _export(request: ExportRequest, file: Path) -> None:
+def _export(request: ExportRequest, file: str | io.BytesIO) -> None:
     torch.onnx.export(
         request.module,
         request.arguments,
-        str(file),
+        file,  # type: ignore[arg-type]  # a stream as well, for this exporter
         dynamo=False,
         opset_version=request.options["opset"],
         input_names=list(request.input_names),
@@ -66,8 +65,6 @@ def _with_output_names(model: onnx.ModelProto, request: ExportRequest) -> onnx.M
         node.output[:] = [names.get(name, name) for name in node.output]
     for value in model.graph.output:
         value.name = names.get(value.name, value.name)
-    if names:
-        request.path.unlink(missing_ok=True)  # it is not the exporter's file any more
     return model
 
 

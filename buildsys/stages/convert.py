@@ -23,7 +23,7 @@ from buildsys.conversion.tensor_types import DTYPES
 from buildsys.errors import CheckFailed, StageError
 from buildsys.golden import Finding, and_more, case_figures, failures, judge_outputs, keep_failed
 from buildsys.onnx_graph import (
-    INLINE_LIMIT,
+    ONE_MESSAGE_LIMIT,
     check_file,
     dtype_name,
     file_bytes,
@@ -88,7 +88,7 @@ def _findings(job: Job, golden: Mapping[str, Case]) -> Iterator[Finding]:
     precision = job.options["precision"]
     job.progress(f"running the {precision} graph with its rounding in {len(golden)} cases")
     # the written file is what engines are built from
-    graph = _open(emulate(load_model(job.outputs["model"]), precision), job.outputs["model"].parent)
+    graph = _open(emulate(load_model(job.outputs["model"]), precision), job.outputs["model"].parent, job.threads)
     for case, tensors in golden.items():
         actual = graph.run(tensors.inputs)
         yield from judge_outputs(precision, case, actual, tensors.outputs, job.options["tolerance"])
@@ -99,17 +99,17 @@ def _origin(job: Job, golden: Case) -> Origin | None:
     typed = load_model(job.outputs["model"])
     nodes = list(typed.graph.node)
     probes = add_probes(emulate(typed, job.options["precision"]))
-    found = _open(probes.model, job.outputs["model"].parent).run(golden.inputs)
+    found = _open(probes.model, job.outputs["model"].parent, job.threads).run(golden.inputs)
     finite = {tensor for probe, tensor in probes.tensors.items() if found[probe].array == 0}
     return find_origin(nodes, finite, set(probes.tensors.values()) - finite)
 
 
-def _open(model: ModelProto, folder: Path) -> OrtGraph:
+def _open(model: ModelProto, folder: Path, threads: int) -> OrtGraph:
     """Load a graph without optimizations, so that each node is computed as the file says."""
     with TemporaryDirectory(dir=folder) as scratch:  # by path: a graph in memory ends at 2 GiB
         path = Path(scratch) / "model.onnx"
         save_model(model, path)
-        return OrtGraph(path, session_options(optimization="disable"))
+        return OrtGraph(path, session_options(optimization="disable", intra_op_threads=threads))
 
 
 def _reason(job: Job, failed: list[Finding], origin: Origin | None) -> str:
@@ -134,7 +134,7 @@ def _raise_opset(model: ModelProto) -> tuple[ModelProto, list[str]]:
         return model, []
     if len(model.functions) > 0:
         return model, [f"opset {version} stays: onnx.version_converter drops local functions"]
-    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > INLINE_LIMIT:
+    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > ONE_MESSAGE_LIMIT:
         return model, [f"opset {version} stays: onnx.version_converter takes graphs below 2 GB"]
     try:
         raised = version_converter.convert_version(model, _BF16_OPSET)

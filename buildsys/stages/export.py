@@ -42,8 +42,7 @@ def run(job: Job) -> StageResult:
     stripped = strip_traces(model)
     path, external = job.outputs["model"], job.options["export"]["external_data"]
     figures = {"parameters": parameter_count(model), **origin, **_model_figures(model)}
-    if stripped or external or not path.is_file():  # else it is there as the exporter wrote it
-        save_model(model, path, inline_limit=_INLINE_LIMITS[external])
+    save_model(model, path, inline_limit=_INLINE_LIMITS[external])
     job.progress("checking the file")
     with ThreadPoolExecutor(max_workers=1) as beside:
         digest = beside.submit(sha256_of, path)
@@ -61,10 +60,14 @@ def _model_figures(model: onnx.ModelProto) -> dict[str, Any]:
 
 def _exported_model(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, dict[str, Any]]:
     # torch is not needed for a ready ONNX file
+    import torch
+
     from buildsys.network.calling import make_network
     from buildsys.onnx_export.request import collecting_warnings
 
     options, exporter = job.options, job.options["export"]["exporter"]
+    if job.threads:
+        torch.set_num_threads(job.threads)
     job.progress("building the network")
     network = make_network(options, job.project)
     request = _request(network, options, job.outputs["model"])

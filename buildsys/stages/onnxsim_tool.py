@@ -14,7 +14,15 @@ from typing import Any
 from onnx import ModelProto, TensorProto
 
 from buildsys.errors import StageError
-from buildsys.onnx_graph import DATA_SUFFIX, first_line, load_model, save_model, tensors_of
+from buildsys.onnx_graph import (
+    DATA_SUFFIX,
+    ONE_MESSAGE_LIMIT,
+    file_bytes,
+    first_line,
+    load_model,
+    save_model,
+    tensors_of,
+)
 
 _LARGEST_THRESHOLD = 2**31 - 10000  # beyond it onnxsim refuses
 _METADATA_PREFIX = "onnxsim."
@@ -25,18 +33,28 @@ def simplify(source: Path, target: Path, spec: Mapping[str, Any], initializers_a
 
     Raises: StageError: onnxsim refuses the graph, or an option has no meaning for it.
     """
-    options = _options(spec)
+    options = {**_options(spec), "mutable_initializer": initializers_are_inputs}
     onnxsim = _import_onnxsim()
+    try:
+        if file_bytes(source) < ONE_MESSAGE_LIMIT:
+            model, _ = onnxsim.simplify(str(source), **options)
+            _strip_metadata(model)
+            save_model(model, target)
+        else:
+            _simplify_files(onnxsim, source, target, options)
+    except StageError:
+        raise
+    except Exception as error:  # its C++ core raises whatever ONNX raises
+        raise StageError(
+            f"onnxsim cannot simplify the graph: {first_line(error)}", "try simplify: {tool: onnxslim}"
+        ) from error
+
+
+def _simplify_files(onnxsim: ModuleType, source: Path, target: Path, options: Mapping[str, Any]) -> None:
+    """Simplify from file to file: no message of more than 2 GiB comes about."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="onnxsim-") as folder:
         raw = Path(folder) / "model.onnx"
-        try:
-            # From file to file: the graph then never passes through Python, which costs most of the
-            # time and memory of a large one, and the size may exceed protobuf's 2 GiB.
-            onnxsim.simplify(str(source), output_path=str(raw), mutable_initializer=initializers_are_inputs, **options)
-        except Exception as error:  # its C++ core raises whatever ONNX raises
-            raise StageError(
-                f"onnxsim cannot simplify the graph: {first_line(error)}", "try simplify: {tool: onnxslim}"
-            ) from error
+        onnxsim.simplify(str(source), output_path=str(raw), **options)
         _publish(raw, target)
 
 

@@ -65,6 +65,8 @@ def _torch_oracle(job: Job) -> tuple[Oracle, str]:
     from buildsys.network.calling import check_outputs, make_network
     from buildsys.network.dtypes import from_torch, to_torch
 
+    if job.threads:
+        torch.set_num_threads(job.threads)
     job.progress("building the network")
     network = make_network(job.options, job.project)
     declared = job.options["outputs"]

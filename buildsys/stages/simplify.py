@@ -127,8 +127,8 @@ def _equal_outputs(
     inputs = {**fixed, **job.options["inputs"]}
     feeds = {case: random_inputs(inputs, case, dims) for case, dims in _compared_cases(job.options["cases"]).items()}
     job.progress(f"comparing both graphs in {len(feeds)} cases")
-    expected = _run_all(job.inputs["model"], feeds)
-    actual = _run_all(job.outputs["model"], feeds)
+    expected = _run_all(job.inputs["model"], feeds, job.threads)
+    actual = _run_all(job.outputs["model"], feeds, job.threads)
     equal = {
         case: {name: compare(actual[case][name], tensor, limits) for name, tensor in outputs.items()}
         for case, outputs in expected.items()
@@ -143,9 +143,9 @@ def _compared_cases(cases: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping
     return {case: dims for case, dims in cases.items() if case in ("min", "odd")} or dict(cases)
 
 
-def _run_all(path: Path, feeds: Mapping[str, dict[str, Tensor]]) -> dict[str, Outputs]:
+def _run_all(path: Path, feeds: Mapping[str, dict[str, Tensor]], threads: int) -> dict[str, Outputs]:
     # Without optimizations, or the runtime's own fusions would stand between the two graphs.
-    graph = OrtGraph(path, session_options(optimization="disable"))
+    graph = OrtGraph(path, session_options(optimization="disable", intra_op_threads=threads))
     return {case: graph.run(inputs) for case, inputs in feeds.items()}
 
 

@@ -34,7 +34,7 @@ def _findings(job: Job, name: str, golden: Mapping[str, Case]) -> Iterator[Findi
     # ONNX Runtime's own optimizations are off, so that each node is computed as the file says. With them a
     # fusion could hide what other runtimes will meet, and an error of a fusion would be blamed on the
     # export; the optimized graph is judged on its own when an ONNX Runtime engine is verified.
-    graph = OrtGraph(job.inputs[f"{name}.model"], session_options(optimization="disable"))
+    graph = OrtGraph(job.inputs[f"{name}.model"], session_options(optimization="disable", intra_op_threads=job.threads))
     for case, tensors in golden.items():
         actual = graph.run(tensors.inputs)
         yield from judge_outputs(name, case, actual, tensors.outputs, job.options["tolerance"])

@@ -12,11 +12,35 @@ import buildsys
 _INSTALLED = ("site-packages", "dist-packages")
 # no library looks at these when it is loaded; they differ from one terminal, or one call, to the next
 _OF_A_CALL = frozenset(
-    """
-    _ ALACRITTY_WINDOW_ID COLUMNS GNOME_TERMINAL_SCREEN GPG_TTY INVOCATION_ID ITERM_SESSION_ID JOURNAL_STREAM KITTY_PID
-    KITTY_WINDOW_ID LINES OLDPWD PWD PYTEST_CURRENT_TEST SHLVL SSH_AUTH_SOCK SSH_CLIENT SSH_CONNECTION SSH_TTY STY TERM
-    TERM_SESSION_ID TMUX TMUX_PANE WEZTERM_PANE WINDOWID XDG_SESSION_ID
-    """.split()
+    {
+        "_",
+        "ALACRITTY_WINDOW_ID",
+        "COLUMNS",
+        "GNOME_TERMINAL_SCREEN",
+        "GPG_TTY",
+        "INVOCATION_ID",
+        "ITERM_SESSION_ID",
+        "JOURNAL_STREAM",
+        "KITTY_PID",
+        "KITTY_WINDOW_ID",
+        "LINES",
+        "OLDPWD",
+        "PWD",
+        "PYTEST_CURRENT_TEST",
+        "SHLVL",
+        "SSH_AUTH_SOCK",
+        "SSH_CLIENT",
+        "SSH_CONNECTION",
+        "SSH_TTY",
+        "STY",
+        "TERM",
+        "TERM_SESSION_ID",
+        "TMUX",
+        "TMUX_PANE",
+        "WEZTERM_PANE",
+        "WINDOWID",
+        "XDG_SESSION_ID",
+    }
 )
 
 

@@ -13,7 +13,7 @@ import resource
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import buildsys
 from buildsys.worker.profiles import Profile
@@ -23,7 +23,7 @@ _STATUS = ("Umask", "Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Seccomp", "
 _SYSTEM_FILES = ("/proc/sys/kernel/random/boot_id", "/proc/self/cgroup", "/proc/self/oom_score_adj")
 _LIBRARY_CACHE = "/etc/ld.so.cache"  # rewritten when a system library or the driver is installed
 
-Stamp = "tuple[int, int, int] | None"
+Stamp: TypeAlias = "tuple[int, int, int] | None"
 
 
 def fingerprint(profile: Profile, *, python: str, environment: Mapping[str, str], folder: Path) -> str:

@@ -16,9 +16,9 @@ from buildsys.errors import WorkerDied
 from buildsys.worker.conversation import Conversation, OnEvent
 from buildsys.worker.death import how_it_ended, shown
 from buildsys.worker.job import Job
+from buildsys.worker.process import Process
 from buildsys.worker.profiles import late_preload
 from buildsys.worker.protocol import Message, encode, error_from_json, job_to_json
-from buildsys.worker.servers import Process
 
 _START_LIMIT_S = 600.0  # a server that has not taken a job by then never will (say, a hanging network disk)
 _READY_LIMIT_S = 60.0  # the same for one that had loaded everything before
@@ -32,10 +32,9 @@ class NotTakenError(WorkerDied):
 class ServerHandle:
     """A connection to a running server. Threads may share it: each job has its own channels."""
 
-    start_limit_s = _START_LIMIT_S
-
     def __init__(self, control: socket.socket, *, log: Path, environment: Mapping[str, str]) -> None:
         self.log = log
+        self._start_limit_s = _START_LIMIT_S
         self._control = control
         self._environment = environment  # what of it differs from job to job
         self._sending = threading.Lock()
@@ -71,7 +70,7 @@ class ServerHandle:
         if conversation is None:
             raise self._server_died(job, log, None)
         try:
-            answer = conversation.listen(self.start_limit_s, timeout_s, on_event)
+            answer = conversation.listen(self._start_limit_s, timeout_s, on_event)
         finally:
             self._conversations.discard(conversation)
             conversation.close()
@@ -168,7 +167,8 @@ class SharedServer(ServerHandle):
         super().__init__(control, log=log, environment=environment)
         self._server = server
         self._started = started  # by this process
-        self.start_limit_s = _READY_LIMIT_S if ready else _START_LIMIT_S
+        if ready:
+            self._start_limit_s = _READY_LIMIT_S
 
     @property
     def reused(self) -> bool:

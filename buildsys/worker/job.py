@@ -31,6 +31,7 @@ class Job:
     inputs: Mapping[str, Path]
     outputs: Mapping[str, Path]
     project: Path
+    threads: int = 0  # that it may compute with, where its result does not depend on it; 0: all cores
     progress: Callable[[str], None] = field(default=_say_nothing, compare=False)
 
 

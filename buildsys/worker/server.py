@@ -6,29 +6,26 @@ Single-threaded on purpose: a fork copies one thread only. Standard library only
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import gc
 import os
 import selectors
 import signal
 import socket
 import sys
 import time
-import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NoReturn
 
 from buildsys.errors import StageError
-from buildsys.worker.child import run_child
 from buildsys.worker.doorway import Doorway
+from buildsys.worker.forking import Forker, flush, signal_group
 from buildsys.worker.lifeline import die_with_parent
 from buildsys.worker.preload import load
-from buildsys.worker.protocol import LineBuffer, Message, encode, error_to_json, job_from_json
+from buildsys.worker.protocol import LineBuffer, Message, encode, error_to_json
+from buildsys.worker.servers import idle_limit_s
 
 _KILL_GRACE_S = 2.0  # between SIGTERM and SIGKILL
 _RETRY_S = 0.05
-_OUR_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
 
 
 @dataclass(eq=False)
@@ -70,9 +67,11 @@ class Server:
         self._parent = parent
         self._doorway = doorway
         self._idle_s = idle_s
-        self._leave_at = time.monotonic() + idle_s  # when it has no connection
+        self._leave_at = time.monotonic() + idle_s  # if it has no connection then
+        self._retiring = False  # to be found by nobody any more, and to leave after the last connection
         self._pid = os.getpid()
         self._problem = ""
+        self._forker = Forker(self._close_inherited)
         self._running: dict[int, _Running] = {}
         self._connections: set[_Connection] = set()
         self._selector = selectors.DefaultSelector()
@@ -100,11 +99,16 @@ class Server:
     def serve(self, problem: str) -> NoReturn:
         """Take jobs until nobody can have one any more; with a ``problem`` every job fails with it."""
         self._problem = problem
-        self._leave_at = 0.0 if problem else time.monotonic() + self._idle_s
-        if self._doorway is not None and not problem:
+        self._retiring = bool(problem)
+        self._leave_at = time.monotonic() + self._idle_s
+        if self._doorway is not None:
             self._doorway.note_ready()
         while True:
-            for key, _ in self._selector.select(self._time_to_next_limit()):
+            ready = [] if self._forker.is_prepared else self._selector.select(0)
+            if not ready:
+                self._prepare()
+                ready = self._selector.select(self._time_to_next_limit())
+            for key, _ in ready:
                 self._handle(key)
             self._reap()
             self._enforce_limits()
@@ -139,11 +143,9 @@ class Server:
             return
         for message in connection.buffer.feed(piece):
             if "retire" in message:
-                self._leave_at = 0.0
+                self._retiring = True
                 continue
-            events, fate = connection.descriptors[:2]
-            del connection.descriptors[:2]
-            self._start(message, connection, events, socket.socket(fileno=fate))
+            self._start(message, connection)
 
     def _drop(self, connection: _Connection) -> None:
         """Kill what runs for an orchestrator that has gone."""
@@ -151,72 +153,62 @@ class Server:
             self._stop()
         for job in self._running.values():
             if job.connection is connection:
-                _signal_group(job.pid, signal.SIGKILL)
+                signal_group(job.pid, signal.SIGKILL)
         self._connections.discard(connection)
         self._selector.unregister(connection.control)
         connection.control.close()  # which tells it that its children are no more
         for descriptor in connection.descriptors:
             os.close(descriptor)
+        self._leave_at = time.monotonic() + self._idle_s
+        self._note_use()
 
-    def _start(self, message: Message, connection: _Connection, events: int, fate: socket.socket) -> None:
+    def _start(self, message: Message, connection: _Connection) -> None:
+        self._idle_s = idle_limit_s(message["environment"])  # what the latest run wants holds
         problem, pid = self._problem, 0
-        for name in message["preload"] if not problem else ():
-            load(name)
         if not problem:
             try:
-                pid = self._fork(message, events, fate)
+                pid = self._waiting_child(message["preload"])
             except OSError as error:  # no memory or no process left
                 problem = f"cannot start a worker for {message['job']['target']}: {error.strerror}"
-        os.close(events)
+        events, number = connection.descriptors[:2]
+        del connection.descriptors[:2]  # not before the fork, which closes them in the child
+        fate = socket.socket(fileno=number)
         if problem:
             hint = f"full log: {message['server_log']}"
             _tell(fate, {"event": "refused", "error": error_to_json(StageError(problem, hint))})
             fate.close()
-            return
-        timeout_s = message["timeout_s"]
-        stop_at = None if timeout_s is None else time.monotonic() + timeout_s
-        self._running[pid] = job = _Running(pid, connection, fate, stop_at)
-        self._selector.register(fate, selectors.EVENT_READ, job)
-        _tell(fate, {"event": "started", "pid": pid})
-        self._note_use()
+        else:
+            timeout_s = message["timeout_s"]
+            stop_at = None if timeout_s is None else time.monotonic() + timeout_s
+            self._running[pid] = job = _Running(pid, connection, fate, stop_at)
+            self._selector.register(fate, selectors.EVENT_READ, job)
+            _tell(fate, {"event": "started", "pid": pid})  # before the child can say anything
+            self._forker.hand_over(message, events)
+            self._note_use()
+        os.close(events)
 
-    def _fork(self, message: Message, events: int, fate: socket.socket) -> int:
-        _flush()
-        gc.freeze()  # a collection in the child leaves the shared pages alone
-        signal.pthread_sigmask(signal.SIG_BLOCK, _OUR_SIGNALS)  # a child must not run the server's handlers
-        try:
-            pid = os.fork()
-            if pid == 0:
-                self._become_child(message, events, fate)
-            return pid
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _OUR_SIGNALS)
+    def _waiting_child(self, preload: Iterable[str]) -> int:
+        missing = [name for name in preload if name not in sys.modules]
+        for name in missing:
+            load(name)
+        if missing:
+            self._forker.discard()
+        return self._forker.prepare()
 
-    def _become_child(self, message: Message, events: int, fate: socket.socket) -> NoReturn:
-        try:
-            os.setsid()  # its own group: a time-out reaches its processes, Ctrl-C does not
-            signal.set_wakeup_fd(-1)
-            for number in (signal.SIGINT, *_OUR_SIGNALS):
-                signal.signal(number, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _OUR_SIGNALS)
-            die_with_parent(self._pid, signal.SIGKILL)
-            self._close_descriptors(fate)
-            gc.enable()
-            os.environ.update(message["environment"])
-            run_child(job_from_json(message["job"]), Path(message["log"]), events)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(70)  # never back into the server's loop; run_child itself does not return
+    def _prepare(self) -> None:
+        """Fork the child of the next job while there is nothing else to do."""
+        if not self._problem:
+            with contextlib.suppress(OSError):  # the job itself will say so
+                self._forker.prepare()
 
-    def _close_descriptors(self, fate: socket.socket) -> None:
+    def _close_inherited(self) -> None:
         """Close in a child what is the server's: an end that stays open here would not tell of the other's end."""
         self._selector.close()
         if self._doorway is not None:
             self._doorway.listener.close()
         fates = (job.fate for job in self._running.values())
         controls = (connection.control for connection in self._connections)
-        for end in (self._wakeup, self._wakeup_writer, fate, *fates, *controls):
+        for end in (self._wakeup, self._wakeup_writer, *fates, *controls):
             end.close()
         for descriptor in (number for connection in self._connections for number in connection.descriptors):
             os.close(descriptor)
@@ -224,13 +216,16 @@ class Server:
     def _cancel(self, job: _Running) -> None:
         """Stop the child whose orchestrator thread has hung up."""
         self._selector.unregister(job.fate)
-        _signal_group(job.pid, signal.SIGKILL)
+        signal_group(job.pid, signal.SIGKILL)
 
     def _reap(self) -> None:
         while (pid := _ended_child()) is not None:
-            _signal_group(pid, signal.SIGKILL)  # what it started; before wait4, while the pid is still its own
+            signal_group(pid, signal.SIGKILL)  # what it started; before wait4, while the pid is still its own
             _, status, usage = os.wait4(pid, 0)
-            job = self._running.pop(pid)
+            job = self._running.pop(pid, None)
+            if job is None:
+                self._forker.forget(pid)
+                continue
             code = os.waitstatus_to_exitcode(status)
             peak_mib = round(usage.ru_maxrss / 1024, 1)
             _tell(job.fate, {"event": "exit", "code": code, "timed_out": job.timed_out, "peak_rss_mib": peak_mib})
@@ -242,40 +237,40 @@ class Server:
     def _note_use(self) -> None:
         if self._doorway is not None:
             self._doorway.note_use()
-            if self._leave_at:  # it was not told to leave
-                self._leave_at = time.monotonic() + self._idle_s
 
     def _time_to_next_limit(self) -> float | None:
         limits = [limit for job in self._running.values() if (limit := job.kill_at or job.stop_at) is not None]
-        if self._parent is None and not self._connections:
-            limits.append(max(self._leave_at, time.monotonic() + _RETRY_S))
+        if self._doorway is not None and (self._retiring or not self._connections):
+            soon = time.monotonic() + _RETRY_S
+            limits.append(soon if self._retiring else max(self._leave_at, soon))
         return max(0.0, min(limits) - time.monotonic()) if limits else None
 
     def _enforce_limits(self) -> None:
         now = time.monotonic()
         for job in self._running.values():
             if job.kill_at is not None and now >= job.kill_at:
-                _signal_group(job.pid, signal.SIGKILL)
+                signal_group(job.pid, signal.SIGKILL)
                 job.kill_at = now + _KILL_GRACE_S
             elif job.kill_at is None and job.stop_at is not None and now >= job.stop_at:
                 job.timed_out, job.kill_at = True, now + _KILL_GRACE_S
-                _signal_group(job.pid, signal.SIGTERM)
+                signal_group(job.pid, signal.SIGTERM)
 
     def _leave_if_idle(self) -> None:
         """End a server that nobody needs, unless somebody has come at the last moment."""
-        if self._parent is not None or self._connections or time.monotonic() < self._leave_at:
-            return
-        if self._doorway is not None:
+        if self._doorway is not None and (self._retiring or self._is_idle()):
             try:
                 late = self._doorway.close()
-            except OSError:  # somebody is about to come
+            except OSError:  # somebody is about to come: looked at again soon
                 return
             self._selector.unregister(self._doorway.listener)
             self._doorway = None
             for channel in late:
                 self._add(channel)
-        if not self._connections:
+        if self._doorway is None and not self._connections:
             self._stop()
+
+    def _is_idle(self) -> bool:
+        return not self._connections and time.monotonic() >= self._leave_at
 
     def _drain_wakeup(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -287,10 +282,10 @@ class Server:
 
     def _stop(self) -> NoReturn:
         for pid in self._running:
-            _signal_group(pid, signal.SIGKILL)
+            signal_group(pid, signal.SIGKILL)
         if self._doorway is not None:
             self._doorway.unlink()
-        _flush()
+        flush()
         os._exit(0)  # the teardown of torch takes a second
 
 
@@ -303,21 +298,7 @@ def _ended_child() -> int | None:
     return ended.si_pid if ended is not None else None
 
 
-def _signal_group(pid: int, number: signal.Signals) -> None:
-    try:
-        os.killpg(pid, number)
-    except ProcessLookupError:  # just forked: not yet the leader of its group
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
 def _tell(fate: socket.socket, message: Message) -> None:
     """Send a message that is smaller than any socket's buffer; an orchestrator that hung up misses it."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         fate.sendall(encode(message))
-
-
-def _flush() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    ctypes.CDLL(None).fflush(None)

@@ -12,17 +12,17 @@ import fcntl
 import json
 import os
 import re
-import signal
 import socket
 import stat
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from buildsys.errors import UsageError
+from buildsys.worker.process import Process
 from buildsys.worker.protocol import encode
 
 IDLE_VARIABLE = "BUILDSYS_WORKER_IDLE"
@@ -32,7 +32,6 @@ _NAME_LENGTH = 20  # of a fingerprint's 64 digits: an address of a socket has ro
 _ADDRESS_LIMIT = 107
 _LOCK_LIMIT_S = 5.0  # held for milliseconds by anyone who is not stopped
 _CONNECT_LIMIT_S = 1.0
-_STOP_LIMIT_S = 2.0
 
 
 def idle_limit_s(environment: Mapping[str, str]) -> float:
@@ -47,46 +46,6 @@ def idle_limit_s(environment: Mapping[str, str]) -> float:
     if found is None:
         raise UsageError(f"{IDLE_VARIABLE}={text} is not a time", "write 300, 300s, 5min or 1h; 0 keeps no servers")
     return float(found[1]) * _UNITS_S[found[2]]
-
-
-@dataclass(frozen=True)
-class Process:
-    """One process, told from a later one with the same number by when it started."""
-
-    pid: int
-    started: int  # clock ticks since the machine booted
-
-    @classmethod
-    def of(cls, pid: int) -> Process:
-        """Return the process that has the number ``pid`` now."""
-        return cls(pid, _started(pid))
-
-    @property
-    def lives(self) -> bool:
-        """Whether it has not ended."""
-        return self.started > 0 and _started(self.pid) == self.started
-
-    def ends_within(self, limit_s: float) -> bool:
-        """Wait until it has ended; return whether it did in time."""
-        deadline = time.monotonic() + limit_s
-        while self.lives:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.01)
-        return True
-
-    def terminate(self) -> None:
-        """Ask it to end."""
-        self._signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End it."""
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self.lives:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(self.pid, number)
 
 
 @dataclass(frozen=True)
@@ -106,19 +65,9 @@ class Record:
         return Process(self.pid, self.started)
 
     @property
-    def project(self) -> Path:
+    def project(self) -> str:
         """The project that it was started for; its log lies in ``PROJECT/.buildsys/workers``."""
-        return Path(self.log).parents[2]
-
-
-@dataclass(frozen=True)
-class RunningServer:
-    """A server as ``doit workers`` shows it."""
-
-    record: Record
-    age_s: float
-    idle_s: float | None  # None: it is at work
-    memory_mib: float
+        return str(Path(self.log).parents[2])
 
 
 def server_folder(environment: Mapping[str, str]) -> Path | None:
@@ -220,56 +169,6 @@ def retire_others(path: Path, log: Path) -> None:
             continue
         with channel, contextlib.suppress(OSError):
             channel.sendall(encode({"retire": True}))
-
-
-def list_servers(environment: Mapping[str, str]) -> list[RunningServer]:
-    """Return the servers of this user that are running, and clear away what others have left behind."""
-    folder = server_folder(environment)
-    if folder is None:
-        return []
-    found = []
-    with locked(folder):
-        for path in sorted(folder.glob("*.sock")):
-            record = read_record(path)
-            if record is None or not record.process.lives:
-                remove(path)
-            else:
-                found.append(_described(path, record))
-    return found
-
-
-def stop_servers(environment: Mapping[str, str], tell: Callable[[RunningServer], None]) -> None:
-    """End all servers of this user, with what runs in them; each is told once it has ended."""
-    running = list_servers(environment)
-    for server in running:
-        server.record.process.terminate()
-    for server in running:
-        if not server.record.process.ends_within(_STOP_LIMIT_S):  # in the middle of loading a library
-            server.record.process.kill()
-            server.record.process.ends_within(_STOP_LIMIT_S)
-        tell(server)
-
-
-def _described(path: Path, record: Record) -> RunningServer:
-    process = Path("/proc", str(record.pid))
-    try:
-        uptime_s = float(Path("/proc/uptime").read_text().split()[0])
-        memory_mib = int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
-        works = bool((process / "task" / str(record.pid) / "children").read_text())
-        quiet_s = max(0.0, time.time() - record_path(path).stat().st_mtime)
-    except OSError:  # it has just ended
-        return RunningServer(record, 0.0, 0.0, 0.0)
-    age_s = uptime_s - record.started / os.sysconf("SC_CLK_TCK")
-    return RunningServer(record, age_s, None if works or not record.ready else quiet_s, memory_mib)
-
-
-def _started(pid: int) -> int:
-    """Return when a process started, in clock ticks; 0 when it has ended."""
-    try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (OSError, ValueError):
-        return 0
-    return 0 if state in "ZX" else int(fields[18])
 
 
 def _is_made(folder: Path) -> bool:

@@ -16,6 +16,7 @@ from buildsys.worker import servers
 from buildsys.worker.environment import server_environment, split_environment
 from buildsys.worker.fingerprint import fingerprint
 from buildsys.worker.handle import OwnServer, ServerHandle, SharedServer
+from buildsys.worker.process import Process
 from buildsys.worker.profiles import Profile
 from buildsys.worker.protocol import Message
 
@@ -79,7 +80,7 @@ class _Start:
             listener.bind(str(path))
             listener.listen(_QUEUE)
             process = self._spawn({"listener": listener.fileno(), "path": str(path), "idle_s": idle_s}, listener)
-        server = servers.Process.of(process.pid)
+        server = Process.of(process.pid)
         record = servers.Record(server.pid, server.started, self.profile.name, self.python, str(self.log))
         try:
             servers.write_record(path, record)
@@ -95,7 +96,7 @@ class _Start:
     def _handle(
         self,
         control: socket.socket,
-        server: servers.Process,
+        server: Process,
         *,
         started: subprocess.Popen[bytes] | None = None,
         ready: bool = False,

@@ -240,7 +240,7 @@ def test_external_data_is_one_file_beside_the_model(tmp_path: Path, options: dic
 
 
 def test_a_model_too_large_for_one_file_is_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchscript, "INLINE_LIMIT", 1000)
+    monkeypatch.setattr(torchscript, "ONE_MESSAGE_LIMIT", 1000)
     run(tmp_path, "make_large", export={"external_data": True})
     assert sorted(path.name for path in (tmp_path / "m/export").iterdir()) == ["model.onnx", "model.onnx.data"]
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from small_graphs import CASES, INPUTS, conv_bn, make_model, one_node, simplify_job, weights, write
+from small_graphs import INPUTS, conv_bn, make_model, one_node, simplify_job, weights, write
 
 from buildsys.errors import CheckFailed, StageError
 from buildsys.onnx_graph import file_bytes, load_model, operator_counts, parameter_count, ports, save_model

@@ -8,11 +8,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from buildsys.worker import listing
 
 REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 120
@@ -80,7 +84,7 @@ class ProjectFolder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.environment = {key: value for key, value in os.environ.items() if not key.startswith("BUILDSYS_")}
-        self.environment["PYTHONPATH"] = str(REPOSITORY)
+        self.environment |= {"PYTHONPATH": str(REPOSITORY), "BUILDSYS_WORKER_IDLE": "0"}
 
     def create(self) -> None:
         for name in ("dodo.py", "pyproject.toml"):
@@ -157,6 +161,17 @@ def wait_until(condition: object, timeout_s: float, what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
+
+
+@pytest.fixture
+def lasting_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Let servers outlive their run for this test; yields the folder that they are found in."""
+    runtime = Path(tempfile.mkdtemp(prefix="bs-"))  # of pytest's folders the addresses would become too long
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    monkeypatch.setenv("BUILDSYS_WORKER_IDLE", "60")
+    yield runtime / "buildsys"
+    listing.stop_servers(os.environ)
+    shutil.rmtree(runtime)
 
 
 @pytest.fixture(scope="session")

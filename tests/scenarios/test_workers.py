@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from buildsys.errors import CheckFailed, StageError, Unavailable, WorkerDied
+from buildsys.worker import conversation as conversation_module
 from buildsys.worker import handle as handle_module
 from buildsys.worker import pool as pool_module
 from buildsys.worker.job import Job
@@ -60,8 +61,11 @@ class Bench:
         return self.run("echo").figures["parent"]
 
 
-@pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+@pytest.fixture(params=["own", "lasting"])
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """The bench with a server of the run, and with one that would outlive it: no difference may be seen."""
+    if request.param == "lasting":
+        request.getfixturevalue("lasting_servers")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     bench = Bench(tmp_path)
     yield bench
@@ -253,7 +257,7 @@ def test_fifty_jobs_in_a_row(bench: Bench) -> None:
     pids = {bench.run("report_progress").figures["pid"] for _ in range(50)}
     assert len(pids) == 50
     server = bench.server_pid()
-    _wait_for(lambda: not Path(f"/proc/{server}/task/{server}/children").read_text())  # no zombie either
+    _wait_for(lambda: len(_children(server)) == 1)  # the one that waits for the next job, and no zombie
     assert len(list(Path("/proc/self/fd").iterdir())) < 64
 
 
@@ -300,6 +304,16 @@ def test_an_idle_server_that_was_killed_is_replaced(bench: Bench) -> None:
     assert bench.server_pid() != server
 
 
+def test_a_child_that_was_killed_while_it_waited_is_replaced(bench: Bench) -> None:
+    server = bench.server_pid()
+    _wait_for(lambda: len(_children(server)) == 1)
+    (waiting,) = _children(server)
+    os.kill(waiting, signal.SIGKILL)
+    assert _ends(waiting)
+    assert bench.run("echo").figures["parent"] == server
+    _wait_for(lambda: len(_children(server)) == 1 and waiting not in _children(server))
+
+
 def test_a_library_that_does_not_load_is_named(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     (bench.project / "broken_torch.py").write_text("raise ImportError('libcudart.so: cannot open shared object file')")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(bench.project))))
@@ -340,7 +354,7 @@ def test_a_server_that_never_gets_ready_is_given_up(bench: Bench, monkeypatch: p
 
 def test_a_server_that_hangs_does_not_hang_its_jobs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     server = bench.server_pid()
-    monkeypatch.setattr(handle_module, "_LIMIT_SLACK_S", 0.3)
+    monkeypatch.setattr(conversation_module, "_LIMIT_SLACK_S", 0.3)
     stop = lambda event: os.kill(server, signal.SIGSTOP) if event["event"] == "started" else None  # noqa: E731
     error = bench.error("hang", timeout_s=0.3, on_event=stop)
     assert str(error) == "the worker server that ran export:hang stopped answering; full log: build/hang.log"
@@ -472,6 +486,10 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return ""
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def _parent_of(pid: int) -> int:

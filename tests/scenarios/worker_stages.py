@@ -26,6 +26,18 @@ def echo(job: Job) -> StageResult:
     return StageResult(figures={"options": dict(job.options), "cwd": str(Path.cwd()), "parent": os.getppid()})
 
 
+def show_environment(job: Job) -> StageResult:
+    return StageResult(
+        figures={"cwd": str(Path.cwd()), **{name: os.environ.get(name) for name in ("BUILDSYS_MARK", "TERM")}}
+    )
+
+
+def list_own_modules(job: Job) -> StageResult:
+    own = [module for name, module in sys.modules.items() if name.partition(".")[0] == "buildsys"]
+    files = sorted(file for module in own if (file := module.__file__) is not None)
+    return StageResult(figures={"files": {file: 1 for file in files}})
+
+
 def report_progress(job: Job) -> None:
     job.progress("first")
     job.progress("second")
