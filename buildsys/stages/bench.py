@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -114,6 +115,7 @@ def _settings(options: Options, threads: int, device: Figures) -> Figures:
     return {
         "threads": threads,
         "device": device,
+        "malloc": " ".join(f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith("MALLOC_")),
         "inputs": "on the device before the clock starts; outputs stay there",
         **({"spinning": options["spinning"]} if "spinning" in options else {}),
     }

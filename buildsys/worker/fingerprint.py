@@ -6,6 +6,7 @@ Not seen is an edit deep inside an installed library that leaves its folder's li
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -21,6 +22,8 @@ from buildsys.worker.profiles import Profile
 _SCHEMA = "buildsys/server/1"
 _STATUS = ("Umask", "Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Seccomp", "Cpus_allowed_list", "Mems_allowed_list")
 _SYSTEM_FILES = ("/proc/sys/kernel/random/boot_id", "/proc/self/cgroup", "/proc/self/oom_score_adj")
+# comes and goes with the interpreter
+_STANDARD = frozenset((str(Path(os.__file__).parent), f"{Path(os.__file__).parent}/lib-dynload"))
 _LIBRARY_CACHE = "/etc/ld.so.cache"  # rewritten when a system library or the driver is installed
 
 Stamp: TypeAlias = "tuple[int, int, int] | None"
@@ -34,8 +37,9 @@ def fingerprint(profile: Profile, *, python: str, environment: Mapping[str, str]
     parts = {
         "schema": _SCHEMA,
         "profile": [profile.name, profile.preload, profile.without],
-        "python": [python, sys.version, _stamp(python)],
-        "folder": [str(folder), _identity(folder)],
+        # a virtual environment has the same one under several names
+        "python": [str(Path(python).parent), os.path.realpath(python), sys.version, _stamp(python)],
+        "folder": [str(folder), _mark(folder)],
         "code": _own_code(),
         "modules": {entry: list(_modules(entry)) for entry in _module_folders(environment, folder)},
         "libraries": _stamp(_LIBRARY_CACHE),
@@ -64,6 +68,9 @@ def _module_folders(environment: Mapping[str, str], folder: Path) -> list[str]:
 
 def _modules(entry: str) -> Iterator[tuple[str, Stamp]]:
     """Yield what can be imported from a folder; a package by its ``__init__.py``, a release by its list of files."""
+    if entry in _STANDARD:
+        yield entry, _stamp(entry)
+        return
     try:
         with os.scandir(entry) as found:
             names = sorted(item.name for item in found)
@@ -103,6 +110,18 @@ def _stamp(path: str) -> Stamp:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _mark(folder: Path) -> str:
+    """Return what tells a folder from an earlier one of that name, whose inode it may have."""
+    file = folder / ".mark"
+    if not file.exists():
+        fresh = folder / f".mark.{os.getpid()}"
+        fresh.write_text(os.urandom(16).hex())
+        with contextlib.suppress(FileExistsError):  # another run was faster
+            file.hardlink_to(fresh)
+        fresh.unlink()
+    return file.read_text()
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -21,7 +21,7 @@ class RunningServer:
 
     record: Record
     age_s: float
-    idle_s: float | None  # None: it is at work
+    idle_s: float | None  # None: it is at work, or still loads
     memory_mib: float
 
 
@@ -64,7 +64,8 @@ def running_text(running: Sequence[RunningServer]) -> str:
         return "no worker servers\n"
     rows = [("pid", "profile", "age", "idle", "memory", "python", "project")]
     for server in sorted(running, key=lambda server: -server.age_s):
-        record, idle = server.record, "at work" if server.idle_s is None else _duration(server.idle_s)
+        record, busy = server.record, "at work" if server.record.ready else "loading"
+        idle = busy if server.idle_s is None else _duration(server.idle_s)
         memory = f"{server.memory_mib:.0f} MiB"
         rows.append(
             (str(record.pid), record.profile, _duration(server.age_s), idle, memory, record.python, record.project)

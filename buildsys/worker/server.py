@@ -10,7 +10,6 @@ import os
 import selectors
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -72,6 +71,7 @@ class Server:
         self._pid = os.getpid()
         self._problem = ""
         self._forker = Forker(self._close_inherited)
+        self._loaded_late: set[str] = set()  # or tried to
         self._running: dict[int, _Running] = {}
         self._connections: set[_Connection] = set()
         self._selector = selectors.DefaultSelector()
@@ -156,11 +156,17 @@ class Server:
                 signal_group(job.pid, signal.SIGKILL)
         self._connections.discard(connection)
         self._selector.unregister(connection.control)
-        connection.control.close()  # which tells it that its children are no more
+        self._hang_up(connection)
         for descriptor in connection.descriptors:
             os.close(descriptor)
+        connection.descriptors.clear()
         self._leave_at = time.monotonic() + self._idle_s
         self._note_use()
+
+    def _hang_up(self, connection: _Connection) -> None:
+        """Tell an orchestrator that waits for it that nothing runs for it any more, once that is so."""
+        if not any(job.connection is connection for job in self._running.values()):
+            connection.control.close()
 
     def _start(self, message: Message, connection: _Connection) -> None:
         self._idle_s = idle_limit_s(message["environment"])  # what the latest run wants holds
@@ -188,11 +194,12 @@ class Server:
         os.close(events)
 
     def _waiting_child(self, preload: Iterable[str]) -> int:
-        missing = [name for name in preload if name not in sys.modules]
-        for name in missing:
+        late = [name for name in preload if name not in self._loaded_late]
+        for name in late:
             load(name)
-        if missing:
+        if late:
             self._forker.discard()
+            self._loaded_late.update(late)
         return self._forker.prepare()
 
     def _prepare(self) -> None:
@@ -207,8 +214,8 @@ class Server:
         if self._doorway is not None:
             self._doorway.listener.close()
         fates = (job.fate for job in self._running.values())
-        controls = (connection.control for connection in self._connections)
-        for end in (self._wakeup, self._wakeup_writer, *fates, *controls):
+        connections = self._connections | {job.connection for job in self._running.values()}
+        for end in (self._wakeup, self._wakeup_writer, *fates, *(connection.control for connection in connections)):
             end.close()
         for descriptor in (number for connection in self._connections for number in connection.descriptors):
             os.close(descriptor)
@@ -232,6 +239,8 @@ class Server:
             with contextlib.suppress(KeyError):  # a cancelled job's is no longer watched
                 self._selector.unregister(job.fate)
             job.fate.close()
+            if job.connection not in self._connections:
+                self._hang_up(job.connection)
             self._note_use()
 
     def _note_use(self) -> None:

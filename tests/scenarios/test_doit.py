@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ProjectFolder, Ran, processes_of_session, wait_until
+from project_folder import ProjectFolder, Ran, processes_of_session, wait_until
 
 TARGETS = {
     "export:lin",

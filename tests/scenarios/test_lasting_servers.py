@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ProjectFolder, wait_until
+from project_folder import ProjectFolder, wait_until
 
 from buildsys.errors import StageError, UsageError, WorkerDied
 from buildsys.worker import handle, listing, servers
@@ -35,14 +38,25 @@ from buildsys.worker.pool import WorkerPool
 project, do = Path(sys.argv[1]), sys.argv[2]
 job = Job("export:m", "{STAGES}", "m", "", {{"do": do}}, {{}}, {{"result": project / f"{{do}}.json"}}, project)
 pool = WorkerPool(project / ".buildsys")
-reply = pool.run(job, log=project / "log", on_event=lambda event: print(event.get("pid") or event.get("message"), flush=True))
+say = lambda event: print(event.get("pid") or event.get("message"), flush=True)
+reply = pool.run(job, log=project / "log", on_event=say)
 print(reply.figures.get("parent"), flush=True)
 """
 
 
+@pytest.fixture(scope="module")
+def plain_path() -> list[str]:
+    """Where a process looks for modules that pytest and other tests have not changed."""
+    program = "import json, sys; print(json.dumps(sys.path[1:]))"
+    ran = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    found: list[str] = json.loads(ran.stdout)
+    return found
+
+
 @pytest.fixture(autouse=True)
-def folder(lasting_servers: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(lasting_servers: Path, plain_path: list[str], monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(sys, "path", plain_path)
     return lasting_servers
 
 
@@ -70,13 +84,24 @@ def lives(pid: int) -> bool:
     return Process.of(pid).lives
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def wait_for_end(pid: int) -> None:
     wait_until(lambda: not lives(pid), 10, f"{pid} still lives")
 
 
-def orchestrator(project: Path, do: str) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def orchestrator(project: Path, do: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a run in a process of its own."""
     command = [sys.executable, "-c", ORCHESTRATOR, str(project), do]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_the_next_run_finds_the_server(tmp_path: Path) -> None:
@@ -146,15 +171,14 @@ def test_nothing_of_this_package_is_in_memory_but_what_is_told_apart(
 def test_two_runs_share_a_server_and_do_not_disturb_each_other(tmp_path: Path) -> None:
     with orchestrator(tmp_path, "start_grandchild_and_hang") as one, WorkerPool(tmp_path / ".buildsys") as other:
         assert one.stdout is not None
-        child = int(one.stdout.readline())
-        message = one.stdout.readline()
+        child, grandchild = int(one.stdout.readline()), int(one.stdout.readline())
         server = run_in(other, tmp_path)["parent"]
-        assert Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1] == str(server)
+        assert parent_of(child) == server
         with ThreadPoolExecutor(1) as threads:
             steady = threads.submit(run_in, other, tmp_path, "sleep", seconds=1)
             one.kill()
             wait_for_end(child)
-            wait_for_end(int(message))
+            wait_for_end(grandchild)
             assert not steady.done()
             assert steady.result()["ended"]
     assert lives(server)
@@ -193,8 +217,9 @@ def test_a_process_with_pipes_ends_while_its_server_lives_on(tmp_path: Path) -> 
 
 
 def test_many_runs_at_once_start_one_server(tmp_path: Path) -> None:
-    processes = [orchestrator(tmp_path, "echo") for _ in range(4)]
-    answers = [process.communicate(timeout=60) for process in processes]
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(orchestrator(tmp_path, "echo")) for _ in range(4)]
+        answers = [process.communicate(timeout=60) for process in processes]
     assert [err for _, err in answers] == [""] * 4
     assert {int(out.split()[-1]) for out, _ in answers} == set(running())
     assert len(running()) == 1

@@ -35,7 +35,7 @@ def show_environment(job: Job) -> StageResult:
 def list_own_modules(job: Job) -> StageResult:
     own = [module for name, module in sys.modules.items() if name.partition(".")[0] == "buildsys"]
     files = sorted(file for module in own if (file := module.__file__) is not None)
-    return StageResult(figures={"files": {file: 1 for file in files}})
+    return StageResult(figures={"files": dict.fromkeys(files, 1)})
 
 
 def report_progress(job: Job) -> None:

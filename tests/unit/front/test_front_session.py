@@ -7,6 +7,7 @@ from front_doubles import make_session, passed, write_result
 
 from buildsys.errors import CheckFailed, StageError
 from buildsys.front.clean import remove_target_files
+from buildsys.worker.result import as_text
 
 
 @pytest.mark.parametrize(
@@ -82,6 +83,15 @@ def test_a_result_that_cannot_be_read_counts_as_none(tmp_path: Path) -> None:
     for content in (b'{"status": "pas', b"[1]", b"\xff"):
         path.write_bytes(content)
         assert session.result("export:net") == {}
+
+
+def test_raw_samples_are_not_read_into_this_process(tmp_path: Path) -> None:
+    session, _ = make_session(tmp_path)
+    path = session.project.build / "net/export/export.json"
+    path.parent.mkdir(parents=True)
+    figures = {"samples_ms": [0.5, -1e-3] * 5000, "shape": [1, 3], "words": ["a b"] * 500, "count": 10_000}
+    path.write_text(as_text(figures))
+    assert session.result("export:net") == {**figures, "samples_ms": []}
 
 
 def test_clean_removes_what_a_target_has_put_there_and_nothing_else(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ def _loaded_by(statement: str, suspects: str) -> str:
 
 
 def test_the_orchestrator_side_loads_nothing_heavy() -> None:
-    assert _loaded_by("import buildsys.worker.pool, buildsys.worker.handle", HEAVY) == "[]"
+    assert _loaded_by("import buildsys.worker.pool, buildsys.worker.starting, buildsys.worker.listing", HEAVY) == "[]"
 
 
 def test_the_server_loads_nothing_heavy_before_it_is_told_to() -> None:
@@ -20,5 +20,6 @@ def test_the_server_loads_nothing_heavy_before_it_is_told_to() -> None:
 
 
 def test_a_pool_that_runs_nothing_costs_no_server_code() -> None:
-    assert _loaded_by("import buildsys.worker.pool", "{'buildsys.worker.handle'}") == "[]"
-    assert _loaded_by("import buildsys.worker.handle", "{'buildsys.worker.handle'}") != "[]"
+    server_code = "{'buildsys.worker.handle', 'buildsys.worker.servers', 'buildsys.worker.fingerprint', 'socket'}"
+    assert _loaded_by("import buildsys.worker.pool", server_code) == "[]"
+    assert _loaded_by("import buildsys.worker.starting", server_code).count("'") == 8

@@ -1,0 +1,157 @@
+"""A project in a temporary folder and the real doit process on it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+TIMEOUT_S = 120
+MODEL_FILE = '''\
+import torch
+
+
+class Linear(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class SizeDependent(Linear):
+    """Traced with one size it is wrong at another, which only a comparison can tell."""
+
+    def forward(self, x):
+        return super().forward(x) * (2.0 if x.shape[0] == 1 else 1.0)
+
+
+def raising():
+    raise RuntimeError("the weights are on the other disk")
+
+
+def crashing():
+    import os
+
+    os.abort()
+
+
+def slow():
+    import time
+
+    print("sleeping", flush=True)
+    time.sleep(600)
+'''
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A finished doit process."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def ran(self) -> set[str]:
+        """The targets that were run."""
+        return set(re.findall(r"^run +(\S+)", self.out, re.MULTILINE))
+
+    @property
+    def passed(self) -> set[str]:
+        """The targets that passed."""
+        return set(re.findall(r"^done +(\S+)", self.out, re.MULTILINE))
+
+
+class ProjectFolder:
+    """A project on disk."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.environment = {key: value for key, value in os.environ.items() if not key.startswith("BUILDSYS_")}
+        self.environment |= {"PYTHONPATH": str(REPOSITORY), "BUILDSYS_WORKER_IDLE": "0"}
+
+    def create(self) -> None:
+        for name in ("dodo.py", "pyproject.toml"):
+            shutil.copy(REPOSITORY / name, self.root)
+        for folder in ("configs/models", "plugins/models"):
+            (self.root / folder).mkdir(parents=True)
+        (self.root / "plugins/models/small.py").write_text(MODEL_FILE)
+
+    def add_model(self, name: str, make: str = "Linear") -> Path:
+        """Write a manifest; every run on it takes a moment only."""
+        path = self.root / f"configs/models/{name}.yaml"
+        path.write_text(
+            f"model: {name}\n"
+            f"source: {{python: plugins/models/small.py:{make}}}\n"
+            "inputs: {x: {shape: [batch, 4]}}\n"
+            "outputs: {y: {shape: [batch, 3]}}\n"
+            "dims: {batch: {min: 1, opt: 2, max: 4}}\n"
+            "export: {opset: 17}\n"
+            "engines: [{backend: onnxruntime, name: ort}]\n"
+            "bench: {duration: 50ms, warmup: 10ms, baselines: []}\n"
+        )
+        return path
+
+    def edit(self, path: str, old: str, new: str) -> None:
+        file = self.root / path
+        text = file.read_text()
+        assert old in text
+        file.write_text(text.replace(old, new))
+
+    def start(self, *arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
+        """Start doit as the leader of a new session, so that all that it leaves behind can be found."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "doit", *arguments],
+            cwd=cwd or self.root,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def doit(self, *arguments: str, cwd: Path | None = None) -> Ran:
+        process = self.start(*arguments, cwd=cwd)
+        try:
+            out, err = process.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        assert "Traceback" not in out + err
+        return Ran(process.returncode, out, err)
+
+    def files(self) -> set[str]:
+        """Return the files of the build folder."""
+        build = self.root / "build"
+        return {str(path.relative_to(build)) for path in build.rglob("*") if path.is_file()}
+
+
+def processes_of_session(leader: int) -> list[int]:
+    """Return the living processes that a session leader has left behind."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, *fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has just ended
+        if int(fields[2]) == leader and state != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def wait_until(condition: object, timeout_s: float, what: str) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
