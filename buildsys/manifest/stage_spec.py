@@ -47,7 +47,9 @@ class ExportSpec(Spec):
     report: bool | None = Field(None, description="dynamo only; the report lies beside the model.")
     profile: bool | None = Field(None, description="dynamo only.")
     dump_exported_program: bool | None = Field(None, description="dynamo only.")
-    external_data: bool | None = Field(None, description="dynamo only; not set: weights above 64 MiB lie in model.onnx.data.")
+    external_data: bool | None = Field(
+        None, description="dynamo only; not set: weights above 64 MiB lie in model.onnx.data."
+    )
     verbose: bool | None = None
 
 
