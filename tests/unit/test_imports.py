@@ -34,7 +34,7 @@ IN_WORKERS = {
     "compare": {"tensors"},
     "conversion": {"errors", "onnx_graph", "tensors"},
     "golden": {"compare", "tensors"},
-    "onnx_graph": {"errors"},
+    "onnx_graph": {"errors", "writeback"},
     "tensors": {"errors"},
 }
 ORCHESTRATION = {"store", "snapshot", "executor", "front", "toolchain"}
