@@ -57,6 +57,7 @@ def job_to_json(job: Job) -> Message:
         "inputs": {role: str(path) for role, path in job.inputs.items()},
         "outputs": {role: str(path) for role, path in job.outputs.items()},
         "project": str(job.project),
+        "threads": job.threads,
     }
 
 

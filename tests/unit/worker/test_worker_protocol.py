@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,14 @@ JOB = Job(
     inputs={"model": Path("/p/in.onnx")},
     outputs={"result": Path("/p/out.json")},
     project=Path("/p"),
+    threads=3,
 )
 
 
 def test_job_survives_the_journey() -> None:
     (message,) = LineBuffer().feed(encode(job_to_json(JOB)))
     assert job_from_json(message) == JOB
+    assert {field.name for field in fields(Job)} - message.keys() == {"progress"}
 
 
 def test_progress_is_given_at_the_other_end() -> None:
