@@ -102,7 +102,8 @@ def build(request: BuildRequest) -> Figures:
         source = _emulated(request.onnx, Path(folder)) if _emulates(options) else request.onnx
         session = _session_options(options, optimization=options["graph_optimization_level"])
         session.optimized_model_filepath = str(request.engine)
-        if _size(source) > _INLINE_LIMIT_BYTES:
+        # Weights that lie beside the source and that no optimization touched would stay there.
+        if _size(source) > _INLINE_LIMIT_BYTES or source.with_name(f"{source.name}.data").exists():
             data = f"{request.engine.name}.data"
             session.add_session_config_entry("session.optimized_model_external_initializers_file_name", data)
             session.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")

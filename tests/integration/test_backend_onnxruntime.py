@@ -19,6 +19,7 @@ from buildsys.backends.ort_session import OrtGraph, session_options
 from buildsys.conversion.rewrite import convert_precision
 from buildsys.errors import StageError, Unavailable
 from buildsys.machine import usable_cores
+from buildsys.onnx_graph import save_model
 from buildsys.tensors import Tensor, tensor_of
 
 IMAGE = ["batch", 3, 8, 8]
@@ -153,6 +154,26 @@ def test_large_graphs_keep_their_weights_beside(tmp_path: Path, monkeypatch: pyt
     expected = inputs["x"].array.sum(axis=-1, keepdims=True)
     assert np.allclose(run(moved / "engine.onnx", inputs)["y"].array, expected, atol=1e-5)
     assert facts["precision_shares"]["weights"] == {"float32": 1.0}
+
+
+@pytest.mark.parametrize("level", ["disable", "all"])
+def test_an_engine_takes_along_the_weights_that_lay_beside_its_source(tmp_path: Path, level: str) -> None:
+    model = make_model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], name="mm")],
+        {"x": (TensorProto.FLOAT, IMAGE)},
+        {"y": (TensorProto.FLOAT, [*IMAGE[:3], 1000])},
+        {"w": np.ones((8, 1000), np.float32)},
+    )
+    source = tmp_path / "model.onnx"
+    save_model(model, source, inline_limit=0)
+    (tmp_path / "engine").mkdir()
+    asked = request(source, tmp_path / "engine", options(graph_optimization_level=level))
+    backend.build(asked)
+    for file in tmp_path.glob("model.onnx*"):
+        file.unlink()
+    inputs = random_x(1)
+    expected = inputs["x"].array.sum(axis=-1, keepdims=True)
+    assert np.allclose(run(asked.engine, inputs)["y"].array, expected, atol=1e-5)
 
 
 def test_all_unknown_operators_are_named_at_once(tmp_path: Path) -> None:
