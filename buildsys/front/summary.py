@@ -75,7 +75,8 @@ def _engine(result: Figures) -> str:
 def _bench(result: Figures) -> str:
     cases = result["cases"]
     name = "opt" if "opt" in cases else next(iter(cases))
-    return f"{name}: {_latency(cases[name])}"
+    doubt = ", noisy" if result.get("noisy") else ""
+    return f"{name}: {_latency(cases[name])}{doubt}"
 
 
 def _latency(case: Figures) -> str:

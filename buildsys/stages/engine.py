@@ -10,6 +10,7 @@ from buildsys.backends import load_backend
 from buildsys.backends.base import Backend, BuildRequest, Figures
 from buildsys.errors import StageError, Unavailable
 from buildsys.worker.job import Job, StageResult
+from buildsys.writeback import start_writeback
 
 _CHUNK = 1 << 20
 
@@ -41,6 +42,8 @@ def _build(job: Job, backend: Backend) -> Figures:
     built = backend.build(request)
     seconds = time.perf_counter() - start
     files = _engine_files(job)
+    for file in files:
+        start_writeback(file)
     job.progress("reading the engine back")
     return {
         **built,

@@ -53,6 +53,7 @@ def test_a_result_without_its_figures_says_nothing_instead_of_failing(stage: str
 def test_without_a_baseline_no_speedup_is_told() -> None:
     cases = {"min": {"contenders": {"engine": {"p50_ms": 2.0, "throughput_per_s": 500.0}}, "speedup": None}}
     assert key_figure("bench", {"cases": cases}) == "min: p50 2.00 ms, 500/s"
+    assert key_figure("bench", {"cases": cases, "noisy": ["a busy neighbour"]}) == "min: p50 2.00 ms, 500/s, noisy"
 
 
 def test_nan_is_worse_than_any_number() -> None:

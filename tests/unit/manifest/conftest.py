@@ -1,56 +1,10 @@
 from __future__ import annotations
 
-import os
-import textwrap
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-from buildsys.errors import ManifestErrors
-from buildsys.manifest.project import Project, load_project
-
-NET = """\
-model: net
-source: {torchvision: resnet18}
-inputs:
-  x: {shape: [batch, 3, 32, 32]}
-dims: {batch: {min: 1, opt: 2, max: 4}}
-"""
-
-
-@dataclass(frozen=True)
-class ProjectFolder:
-    """A project in a temporary folder, with what tests do to it."""
-
-    root: Path
-
-    def write(self, path: str, text: str | bytes) -> Path:
-        file = self.root / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        content = text if isinstance(text, bytes) else textwrap.dedent(text).encode()
-        file.write_bytes(content)
-        return file
-
-    def model(self, extra: str = "", *, name: str = "net") -> Path:
-        """Write the usual manifest with further lines; they stand from line 6 on."""
-        return self.write(
-            f"configs/models/{name}.yaml", NET.replace("model: net", f"model: {name}") + textwrap.dedent(extra)
-        )
-
-    def load(self) -> Project:
-        return load_project(self.root)
-
-    def errors(self) -> list[str]:
-        with pytest.raises(ManifestErrors) as caught:
-            self.load()
-        return str(caught.value).splitlines()
-
-    def settle(self) -> None:
-        """Wait until no file counts as written just now."""
-        time.sleep(0.03)
+from manifest_files import ProjectFolder
 
 
 @pytest.fixture
@@ -80,11 +34,3 @@ def yaml_errors(project: ProjectFolder) -> Callable[[str | bytes], list[str]]:
         return project.errors()
 
     return errors
-
-
-def same_state(file: Path, content: bytes) -> None:
-    """Replace a file's content by as many other bytes and set its modification time back."""
-    before = file.stat()
-    assert len(content) == before.st_size
-    file.write_bytes(content)
-    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))

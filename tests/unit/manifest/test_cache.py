@@ -9,10 +9,10 @@ import sys
 import time
 
 import pytest
+from manifest_files import NET, same_state
 
 from buildsys.manifest import project as loading
 from buildsys.manifest.snapshot import is_settled
-from tests.unit.manifest.conftest import NET, same_state
 
 LAZY = """
 import sys, time

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from manifest_files import NET
 
 from buildsys.manifest.tree import leaves, merge, nearest, plain, plant
-from tests.unit.manifest.conftest import NET
 
 
 def test_defaults_lie_under_extends_and_those_under_the_manifest(project):
