@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import threading
@@ -36,7 +35,7 @@ class Stamp(NamedTuple):
 
 
 class FileDigest(NamedTuple):
-    """The sha256 of a file's content and the stamp that the file had then."""
+    """The BLAKE3 digest of a file's content and the stamp that the file had then."""
 
     digest: str
     stamp: Stamp
@@ -178,7 +177,10 @@ def _stamp(found: os.stat_result) -> Stamp:
 
 
 def _hash_stream(read_into: Callable[[memoryview], int | None]) -> str:
-    digest = hashlib.sha256()
+    # three to four times as fast as SHA-256, which is what reading large engines back is bound by
+    from blake3 import blake3  # not on the path of a run without work
+
+    digest = blake3()
     view = memoryview(bytearray(_CHUNK_BYTES))
     while count := read_into(view):
         digest.update(view[:count])

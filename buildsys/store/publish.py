@@ -6,9 +6,10 @@ import errno
 import fcntl
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from buildsys.store.digest import SETTLE_NS, THREADS_FROM_BYTES, DigestMemo, Fil
 TEMPORARY = ".tmp"
 _TREE = "tree"
 _LOCK = "lock"
+_REPLACED = "replaced-"
+_LARGE_BYTES = 1 << 20
 _ABANDONED_S = 3600.0  # a folder without a lock file belongs to a process that died while making it
 
 
@@ -36,8 +39,10 @@ class Publisher:
         try:
             yield folder / _TREE
         finally:
-            shutil.rmtree(folder, ignore_errors=True)  # what is left of it is swept by a later run
-            os.close(lock)
+            if any(folder.glob(f"{_REPLACED}*")):  # freeing large files takes a while, and nobody waits for it
+                threading.Thread(target=_discard, args=(folder, lock)).start()
+            else:
+                _discard(folder, lock)
 
     def seal(self, tree: Path) -> dict[str, FileDigest]:
         """Make all files of a finished tree durable and return their digests by relative path.
@@ -59,6 +64,7 @@ class Publisher:
         for name in ordered:
             with _disk_errors(f"publish {self._build / name}"):
                 (self._build / name).parent.mkdir(parents=True, exist_ok=True)
+                _keep_aside(self._build / name, tree.parent)
                 (tree / name).replace(self._build / name)
         with _disk_errors(f"publish into {self._build}"):
             for folder in folders:
@@ -105,6 +111,18 @@ class Publisher:
                 continue
             if stamp.ctime_ns - stamp.mtime_ns > SETTLE_NS:
                 yield path, FileDigest(digest, stamp)
+
+
+def _keep_aside(old: Path, folder: Path) -> None:
+    """Give a large file that is about to be replaced a second name, so that freeing its pages is not waited for."""
+    with suppress(OSError):  # there is none, or the file system has no links
+        if old.stat().st_size >= _LARGE_BYTES:
+            os.link(old, folder / f"{_REPLACED}{os.urandom(6).hex()}", follow_symlinks=False)
+
+
+def _discard(folder: Path, lock: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)  # what is left of it is swept by a later run
+    os.close(lock)
 
 
 def _fsync(path: Path) -> None:
