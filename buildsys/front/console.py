@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TextIO
 
@@ -42,6 +43,7 @@ class Reporter:
         self._lines: dict[str, Line] = {}
         self._screen: Screen | None = None
         self._problems: list[str] = []
+        self._prepared = False
         self._handlers: dict[signal.Signals, Any] = {}
         self._began = time.monotonic()
 
@@ -65,6 +67,9 @@ class Reporter:
         with self._lock:
             line.status, line.began, line.why = "running", time.monotonic(), why
             self._open_screen().started(line)
+            if not self._prepared:  # rich is loaded while the first worker works, not when all are done
+                self._prepared = True
+                threading.Thread(target=import_module, args=("buildsys.front.closing",), daemon=True).start()
 
     def add_success(self, task: Any) -> None:
         """Show that a target passed, or that it cannot run on this machine."""
