@@ -68,6 +68,7 @@ def collecting_warnings(found: list[str]) -> Iterator[None]:
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
+            warnings.filterwarnings("ignore", message=".*LeafSpec")  # torch 2.11 about its own code
             yield
     finally:
         for logger in loggers:

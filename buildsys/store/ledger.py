@@ -21,8 +21,8 @@ _RUNS = "SELECT target, key, status, started, seconds, reason FROM history WHERE
 _NOTE = "INSERT INTO history (target, key, status, started, seconds, reason) VALUES (?, ?, ?, ?, ?, ?)"
 _CLAIM = "INSERT OR REPLACE INTO owned VALUES (?, ?)"
 _PRUNE = """
-DELETE FROM {0} WHERE target = ?1
-AND seq <= (SELECT seq FROM {0} WHERE target = ?1 ORDER BY seq DESC LIMIT 1 OFFSET ?2)
+DELETE FROM {0} WHERE target = ?
+AND seq <= (SELECT seq FROM {0} WHERE target = ? ORDER BY seq DESC LIMIT 1 OFFSET ?)
 """
 
 
@@ -157,7 +157,8 @@ def _ownership(target: str, paths: Iterable[str]) -> list[Statement]:
 
 
 def _pruned(target: str) -> list[Statement]:
-    return [(_PRUNE.format("records"), (target, KEEP_RECORDS)), (_PRUNE.format("history"), (target, KEEP_HISTORY))]
+    kept = {"records": KEEP_RECORDS, "history": KEEP_HISTORY}
+    return [(_PRUNE.format(table), (target, target, count)) for table, count in kept.items()]
 
 
 def _record(row: Row) -> Record | None:
