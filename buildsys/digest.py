@@ -8,10 +8,11 @@ from pathlib import Path
 _BLOCK_BYTES = 1 << 20
 
 
-def sha256_of(file: Path) -> str:
-    """Return the sha256 of a file's content in hex."""
+def sha256_of(*files: Path) -> str:
+    """Return the sha256 of a file's content in hex, or of several files one after the other."""
     digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(_BLOCK_BYTES):
-            digest.update(block)
+    for file in files:
+        with file.open("rb") as stream:
+            while block := stream.read(_BLOCK_BYTES):
+                digest.update(block)
     return digest.hexdigest()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from pathlib import Path
 
 from buildsys.backends import load_backend
 from buildsys.backends.base import Backend, BuildRequest, Figures
+from buildsys.digest import sha256_of
 from buildsys.errors import StageError, Unavailable
 from buildsys.worker.job import Job, StageResult
 from buildsys.writeback import start_writeback
-
-_CHUNK = 1 << 20
 
 
 def run(job: Job) -> StageResult:
@@ -49,9 +47,9 @@ def _build(job: Job, backend: Backend) -> Figures:
         **built,
         **backend.describe(request.engine, request.options),
         "build_seconds": round(seconds, 3),
-        "engine_sha256": _sha256(files),
+        "engine_sha256": sha256_of(*files),
         "engine_bytes": sum(file.stat().st_size for file in files),
-        "onnx_sha256": _sha256([job.inputs[role] for role in ("model", "model.data") if role in job.inputs]),
+        "onnx_sha256": sha256_of(*(job.inputs[role] for role in ("model", "model.data") if role in job.inputs)),
         "device": backend.device(request.options),
     }
 
@@ -67,13 +65,3 @@ def _engine_files(job: Job) -> list[Path]:
 def _remove_engine(job: Job) -> None:
     for role in ("engine", "engine.data"):
         job.outputs[role].unlink(missing_ok=True)
-
-
-def _sha256(files: list[Path]) -> str:
-    """Return the digest of one file, or of several one after the other."""
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as stream:
-            while chunk := stream.read(_CHUNK):
-                digest.update(chunk)
-    return digest.hexdigest()
