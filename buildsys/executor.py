@@ -6,23 +6,30 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from buildsys.cache import Cache
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable
 from buildsys.graph.action import Action
-from buildsys.graph.key import changed_parts
+from buildsys.graph.explain import ASKED_FOR, Reason, encode_reasons, in_brief, own_reasons
+from buildsys.judge import Judge, is_required
+from buildsys.settled import Candidate, SettledModels
 from buildsys.snapshot import Snapshot, Surveyor
+from buildsys.store.background import Background
+from buildsys.store.cas import Store
 from buildsys.store.digest import DigestMemo, FileDigest
-from buildsys.store.ledger import FAILED, PASSED, UNAVAILABLE, ImportMemo, Ledger, OutputFile, Outputs, Record, Run
+from buildsys.store.ledger import FAILED, PASSED, UNAVAILABLE, ImportMemo, Ledger, OutputFile, Record, Run
 from buildsys.store.lock import Holder, Locks, machine_lock_folder
 from buildsys.store.publish import Publisher
 from buildsys.store.state import StateDb, warn_on_stderr
 from buildsys.worker.job import Job
 
 if TYPE_CHECKING:
+    from buildsys.store.remote import Remote
     from buildsys.worker.pool import WorkerPool
 
 Event = dict[str, Any]
@@ -43,6 +50,7 @@ class Outcome:
     figures: Mapping[str, Any] = field(default_factory=dict)  # of the result file, without long lists
     log: Path = Path()
     waited: bool = False  # nothing was run: another process or thread had built it when its turn came
+    restored: bool = False  # nothing was run: its outputs came from the store
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,7 @@ class Executor:
     """Brings targets up to date and says which are. Threads may share it.
 
     ``threads`` is each worker's share of the processor, 0 all of it. ``on_event`` gets the worker's events and
-    ``{"event": "waiting", "holder": text}``, with the target.
+    ``{"event": "waiting", "holder": text, "elsewhere": whether that is another process}``, with the target.
     """
 
     def __init__(
@@ -75,6 +83,8 @@ class Executor:
         actions: Mapping[str, Action],
         *,
         pool: WorkerPool,
+        store: Store,
+        remote: Remote | None = None,
         threads: int = 0,
         on_event: Callable[[str, Event], None] = _ignore,
         notify: Callable[[str], None] = warn_on_stderr,
@@ -89,8 +99,12 @@ class Executor:
         self._memo = DigestMemo(self._db)
         self._ledger = Ledger(self._db)
         self._locks = Locks(state / "locks", machine_lock_folder(state / "locks"))
-        self._publisher = Publisher(build, self._memo)
-        self._surveyor = Surveyor(project_root, build, self._memo, ImportMemo(self._db), actions.values())
+        self._background = Background()
+        self._publisher = Publisher(build, self._memo, self._background, notify)
+        self._cache = Cache(build, store, self._ledger, self._background, remote, notify)
+        self._surveyor = Surveyor(project_root, build, self._memo, ImportMemo(self._db))
+        self._judge = Judge(project_root, build, self._surveyor, self._db, self._memo)
+        self._settled = SettledModels(build, self._db, self._surveyor)
         self._swept = False
         self._sweeping = threading.Lock()
 
@@ -99,11 +113,32 @@ class Executor:
 
         A file that cannot be read makes it stale: ``run`` then says what is wrong.
         """
+        return self.fresh_key(target) is not None
+
+    def fresh_key(self, target: str) -> str | None:
+        """Return the key under which a target is up to date, None when it is stale or a file cannot be read."""
         action = self._actions[target]
         try:
-            return self._fresh_key(action, self._surveyor.snapshot(action)) is not None
+            return self._judge.fresh_key(action, self._surveyor.snapshot(action))
         except StageError:
-            return False
+            return None
+
+    def settled(self, models: Mapping[str, str]) -> dict[str, list[str]]:
+        """Return the targets of those models (name -> resolved manifest) that had nothing to do and have not changed.
+
+        Raises: StageError: the state cannot be used.
+        """
+        return self._settled.find(models)
+
+    def settle(self, models: Mapping[str, Candidate]) -> dict[str, list[str]]:
+        """Look at models, each up to its first stale target; return the targets of those that have none.
+
+        That is kept for ``settled`` of a later run. Raises: StageError: the state cannot be used.
+        """
+        verdicts = list(self._settled.judge(models, self.fresh_key))
+        with suppress(StageError):  # where nothing can be written every run looks at everything
+            self._settled.keep(verdicts)
+        return {verdict.model: list(verdict.keys) for verdict in verdicts}
 
     def run(self, target: str, *, force: bool = False) -> Outcome:
         """Bring a target up to date, or with ``force`` make it anew even if it is.
@@ -114,32 +149,28 @@ class Executor:
         action = self._actions[target]
         waiting = partial(self._tell_waiting, target)
         with self._locks.target(target, waiting) as waited:
-            record = None if force and not waited else self._fresh_record(action)
+            now = self._surveyor.snapshot(action)
+            record = None if force and not waited else self._judge.fresh_record(action, now)
             if record is not None:
                 return self._outcome(record, waited=True)
-            with self._locks.machine(target, exclusive=action.exclusive, on_wait=waiting):
-                self._sweep_once()
-                return self._make(action)
+            force = force or self._ledger.is_forgotten(target)
+            record = None if force else self._restore(action, now)
+            if record is None and self._cache.wait_for_others(action, now, waiting):
+                record = None if force else self._restore(action, now)
+            if record is not None:
+                self._cache.give_up(now.key)
+                return self._outcome(record, restored=True)
+            try:
+                with self._locks.machine(target, exclusive=action.exclusive, on_wait=waiting):
+                    self._sweep_once()
+                    return self._make(action, now, encode_reasons(self._reasons(action, now)))
+            except BaseException:
+                self._cache.give_up(now.key)
+                raise
 
     def stale_reason(self, target: str) -> str:
         """Return in a few words why a target must be made, an empty string when it is fresh."""
-        action = self._actions[target]
-        now = self._surveyor.snapshot(action)
-        if self._fresh_key(action, now) is not None:
-            return ""
-        latest = self._ledger.latest(target)
-        runs = self._ledger.history(target, limit=1)
-        if runs and runs[0].status not in (PASSED, UNAVAILABLE):
-            return f"last run failed: {runs[0].reason}"
-        if latest is None:
-            return "never built"
-        changes = changed_parts(latest.parts, now.parts)
-        if changes:
-            more = f" and {len(changes) - 1} more" if len(changes) > 1 else ""
-            return f"{changes[0]}{more}"
-        if latest.status == UNAVAILABLE and _is_required(action):
-            return f"required, but unavailable: {latest.reason}"
-        return self._output_change(latest.outputs)
+        return in_brief(own_reasons(self._judge.examine(self._actions[target])))
 
     def owned(self, target: str) -> set[str]:
         """Return what a target has put into the build folder, relative to it: its outputs and what lies beside."""
@@ -150,41 +181,16 @@ class Executor:
         self._ledger.forget(target)
 
     def close(self) -> None:
-        """End all waiting for locks and close the state; not for use afterwards."""
+        """End all waiting for locks, finish what goes on beside and close the state; not for use afterwards."""
         self._locks.stop()
+        self._background.close()
         self._db.close()
 
-    def _fresh_key(self, action: Action, now: Snapshot) -> str | None:
-        if now.missing:
-            return None
-        found = self._ledger.outputs(action.target, now.key)
-        if found is None:
-            return None
-        status, outputs = found
-        if status == UNAVAILABLE and _is_required(action):
-            return None
-        return None if self._output_change(outputs) else now.key
+    def _reasons(self, action: Action, now: Snapshot) -> list[Reason]:
+        return own_reasons(self._judge.examine(action, now)) or [Reason(ASKED_FOR)]
 
-    def _fresh_record(self, action: Action) -> Record | None:
-        key = self._fresh_key(action, self._surveyor.snapshot(action))
-        return None if key is None else self._ledger.lookup(action.target, key)
-
-    def _output_change(self, outputs: Outputs) -> str:
-        paths = {name: f"{self._build}/{name}" for name in outputs}
-        now = self._memo.digests(paths.values())
-        for name, published in outputs.items():
-            found = now[paths[name]]
-            if published is None and found is not None:
-                return f"output added by somebody else: {name}"
-            if published is not None and found is None:
-                return f"output missing: {name}"
-            if published is not None and found is not None and found.digest != published.digest:
-                return f"output edited: {name}"
-        return ""
-
-    def _make(self, action: Action) -> Outcome:
+    def _make(self, action: Action, before: Snapshot, why: str) -> Outcome:
         for _ in range(_RUNS_WHEN_TOUCHED):
-            before = self._surveyor.snapshot(action)
             if before.missing:
                 raise StageError(f"{action.target} needs {self._build / before.missing[0]}, which does not exist")
             started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -192,20 +198,51 @@ class Executor:
                 try:
                     ran = self._work(action, tree)
                 except BuildsysError as error:
-                    self._ledger.note(Run(action.target, before.key, "error", started, 0.0, str(error)))
+                    if isinstance(error, StageError):  # libraries do not always say that it was the disk
+                        error.hint = _joined(self._publisher.little_room(), error.hint)
+                    self._ledger.note(Run(action.target, before.key, "error", started, 0.0, str(error), why))
                     raise
-                if self._inputs_held(action, before):
-                    return self._publish(action, before, tree, ran, started)
+                after = self._surveyor.snapshot(action)
+                if self._inputs_held(action, before, after):
+                    return self._publish(action, before, tree, ran, started, why)
+            before = after
         raise StageError(f"a file that {action.target} reads was written again and again while it ran", "run it again")
 
-    def _inputs_held(self, action: Action, before: Snapshot) -> bool:
+    def _restore(self, action: Action, now: Snapshot) -> Record | None:
+        """Bring back the outputs that this key had before; None when they are not to be had."""
+        if now.missing:
+            return None
+        record = self._cache.find(action, now)
+        if record is None or (record.status == UNAVAILABLE and is_required(action)):
+            return None
+        wanted = record.files
+        why = encode_reasons(self._reasons(action, now))
+        there = self._memo.digests(str(self._build / name) for name in wanted)
+        self._sweep_once()
+        lacking = {name: file for name, file in wanted.items() if _other(there[str(self._build / name)], file)}
+        with self._publisher.staging(action.target) as tree:
+            if not self._cache.fetch(record, lacking, tree):
+                return None
+            placed = self._publisher.take(tree, {name: file.digest for name, file in lacking.items()})
+            unwanted = (self._ledger.owned(action.target) | record.outputs.keys()) - wanted.keys()
+            self._ledger.claim(action.target, wanted)
+            self._publisher.place(tree, placed, last=action.outputs[_RESULT].path, restored=True)
+            self._publisher.remove(unwanted)
+        self._write_log(action, f"# {action.target} was taken from the store; it was built at {record.started}\n")
+        self._ledger.record(record, restored=True, why=why)
+        return record
+
+    def _write_log(self, action: Action, text: str) -> None:
+        with suppress(OSError):  # a courtesy: what was restored is whole without it
+            self._log(action).write_text(text, encoding="utf-8")
+
+    def _inputs_held(self, action: Action, before: Snapshot, now: Snapshot) -> bool:
         """Return whether the worker can only have read what the key says; False: a file was written meanwhile.
 
         Content that is the same again proves nothing (a branch may have been checked out and back), so
         such a run is made once more.
         Raises: StageError: the content is another one now.
         """
-        now = self._surveyor.snapshot(action)
         changed = self._surveyor.changed_content(action, before, now)
         if changed:
             raise StageError(f"{changed} changed while {action.target} ran; nothing was published", "run it again")
@@ -249,7 +286,7 @@ class Executor:
             threads=0 if action.exclusive else self._threads,
         )
 
-    def _publish(self, action: Action, before: Snapshot, tree: Path, ran: _Ran, started: str) -> Outcome:
+    def _publish(self, action: Action, before: Snapshot, tree: Path, ran: _Ran, started: str, why: str) -> Outcome:
         result = action.outputs[_RESULT].path
         declared = {ref.path for ref in action.outputs.values()}
         _require_outputs(action, tree, ran.status)
@@ -262,11 +299,13 @@ class Executor:
         self._publisher.place(tree, sealed, last=result)
         self._publisher.remove(unwanted)
         if ran.status == FAILED:
-            self._ledger.fail(Run(action.target, before.key, FAILED, started, ran.seconds, ran.reason), sealed)
+            self._ledger.fail(Run(action.target, before.key, FAILED, started, ran.seconds, ran.reason, why), sealed)
             raise CheckFailed(ran.reason, _joined(ran.hint, f"details: {self._shown(self._build / result)}"))
         record = self._record(action, before, sealed, ran, started)
-        self._ledger.record(record)
-        if ran.status == UNAVAILABLE and _is_required(action):
+        self._ledger.record(record, why=why)
+        self._judge.keep_lines(before)
+        self._cache.keep(action, record)
+        if ran.status == UNAVAILABLE and is_required(action):
             raise StageError(f"{action.target} is required, but unavailable: {ran.reason}", ran.hint)
         return self._outcome(record)
 
@@ -289,7 +328,7 @@ class Executor:
             log=self._shown(self._log(action)),
         )
 
-    def _outcome(self, record: Record, *, waited: bool = False) -> Outcome:
+    def _outcome(self, record: Record, *, waited: bool = False, restored: bool = False) -> Outcome:
         return Outcome(
             target=record.target,
             status=record.status,
@@ -299,6 +338,7 @@ class Executor:
             figures=record.figures,
             log=self._project / record.log,
             waited=waited,
+            restored=restored,
         )
 
     def _log(self, action: Action) -> Path:
@@ -307,8 +347,10 @@ class Executor:
     def _shown(self, path: Path) -> str:
         return str(path.relative_to(self._project) if path.is_relative_to(self._project) else path)
 
-    def _tell_waiting(self, target: str, holder: Holder | None) -> None:
-        self._on_event(target, {"event": "waiting", "holder": "other targets" if holder is None else str(holder)})
+    def _tell_waiting(self, target: str, holder: Holder | str | None) -> None:
+        told = "other targets" if holder is None else str(holder)
+        elsewhere = isinstance(holder, str) or (holder is not None and holder.pid != os.getpid())
+        self._on_event(target, {"event": "waiting", "holder": told, "elsewhere": elsewhere})
 
     def _sweep_once(self) -> None:
         with self._sweeping:
@@ -324,11 +366,6 @@ def _require_outputs(action: Action, tree: Path, status: str) -> None:
             raise StageError(f"the stage {action.stage} did not write {ref.path} for {action.target}")
 
 
-def _is_required(action: Action) -> bool:
-    """Return whether being unavailable fails the target: by its manifest, or everywhere by BUILDSYS_STRICT."""
-    return action.required or os.environ.get("BUILDSYS_STRICT", "0") not in ("", "0")
-
-
 def _summary(figures: Any) -> Any:
     """Return figures without long lists, for the records: the result file has them whole."""
     if isinstance(figures, Mapping):
@@ -339,6 +376,10 @@ def _summary(figures: Any) -> Any:
 
 def _is_long(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) > _SUMMARY_ITEMS
+
+
+def _other(found: FileDigest | None, wanted: OutputFile) -> bool:
+    return found is None or found.digest != wanted.digest
 
 
 def _joined(*sentences: str) -> str:

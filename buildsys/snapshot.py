@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from buildsys import toolchain
+from buildsys import libraries, toolchain
+from buildsys.digest import sha256_of
 from buildsys.graph.action import Action
-from buildsys.graph.key import action_key, content_parts, declared_parts
-from buildsys.graph.sources import Memo, SourceTree
+from buildsys.graph.key import ABSENT, action_key, content_parts, declared_parts
+from buildsys.graph.python_source import Import
+from buildsys.graph.sources import Folders, Memo, Reach, SourceTree
+from buildsys.graph.state_dict import tensors_digest
 from buildsys.store.digest import DigestMemo, FileDigest
 
 _PACKAGE = "buildsys"
 _CODE_ROOT = str(Path(__file__).resolve().parent.parent)
+# stages name what they use of these; what else they require does not count
+_KNOWN_LIBRARIES = ("ml-dtypes", "numpy", "onnx", "onnxruntime", "onnxscript", "torch", "torchvision")
 
 
 @dataclass(frozen=True)
@@ -35,23 +42,26 @@ class Snapshot:
 class Surveyor:
     """Takes snapshots. Files are looked at every time; libraries, devices and our own code once per process."""
 
-    def __init__(self, project: Path, build: Path, memo: DigestMemo, imports: Memo, actions: Iterable[Action]) -> None:
+    def __init__(self, project: Path, build: Path, memo: DigestMemo, imports: Memo) -> None:
         self._project = str(project)
         self._build = str(build)
         self._memo = memo
-        self._imports = imports
-        self._stages = {action.code for action in actions}
-        self._facts: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[str, str]] = {}
+        self._contents = imports
+        self._folders = Folders()
+        self._facts: dict[tuple[tuple[str, ...], ...], dict[str, str]] = {}
+        self._providers: dict[str, tuple[list[str], str | None]] = {}
+        self._code: dict[tuple[str, ...], dict[str, str | None]] = {}
 
     def snapshot(self, action: Action) -> Snapshot:
         """Return the snapshot of this moment. Raises: StageError: a file cannot be read."""
         files: dict[str, FileDigest | None] = {}
         parts = declared_parts(action)
-        parts |= self._libraries_and_devices(action)
-        parts |= content_parts("code", self._code[action.code])
+        parts |= self._surroundings(action)
+        parts |= content_parts("code", self._code_of(action.code))
         missing = self._add_inputs(action, parts, files)
+        self._add_weights(action, parts, files)
         if action.sources:
-            parts |= content_parts("source", self._user_tree(files).closure(action.sources))
+            self._add_sources(action, parts, files)
         return Snapshot(action.target, parts, files, missing)
 
     def changed_content(self, action: Action, before: Snapshot, now: Snapshot) -> str:
@@ -59,7 +69,7 @@ class Surveyor:
         for label in sorted(before.files.keys() | now.files.keys()):
             if _digest(before.files.get(label)) != _digest(now.files.get(label)):
                 return label.partition(":")[2]
-        pinned = self._code[action.code]
+        pinned = self._code_of(action.code)
         code = _code_digests(self._code_tree(), action.code)
         return next((name for name, digest in code.items() if digest != pinned.get(name)), "")
 
@@ -73,38 +83,117 @@ class Surveyor:
         parts |= content_parts("input", {name: _digest(digest) for name, digest in digests.items()})
         return tuple(ref.path for ref in action.inputs.values() if not ref.optional and digests[ref.path] is None)
 
-    def _libraries_and_devices(self, action: Action) -> dict[str, str]:
-        wanted = (action.tools, action.devices)
+    def _add_weights(self, action: Action, parts: dict[str, str], files: dict[str, FileDigest | None]) -> None:
+        for name, wanted in action.weights.items():
+            path = f"{self._project}/{name}"
+            files[f"weights:{name}"] = found = self._memo.digest(path)
+            parts[f"weights:{name}"] = ABSENT if found is None else self._tensors(path, found.digest)
+            # a digest that the file has says nothing that its tensors do not; with another one the stage fails
+            for label in [label for label in parts if label.endswith("source.weights.sha256")]:
+                met = wanted is None or (found is not None and self._sha256(path, found.digest) == wanted)
+                if met:
+                    del parts[label]
+                else:
+                    parts[label] = f"{wanted}, which the file does not have"
+
+    def _tensors(self, path: str, digest: str) -> str:
+        """Return the digest of a file's state dict, that of the file where it is not understood."""
+        known = self._contents.get(name := f"state_dict/1:{digest}")
+        if known is None:
+            known = tensors_digest(path) or digest
+            if _digest(self._memo.digest(path)) != digest:
+                return digest  # written meanwhile: nothing is known of either content
+            self._contents.set(name, known)
+        return known
+
+    def _sha256(self, path: str, digest: str) -> str:
+        known = self._contents.get(name := f"sha256/1:{digest}")
+        if known is None:
+            known = sha256_of(Path(path))
+            if _digest(self._memo.digest(path)) != digest:
+                return ""
+            self._contents.set(name, known)
+        return known
+
+    def _add_sources(self, action: Action, parts: dict[str, str], files: dict[str, FileDigest | None]) -> None:
+        reach = self._tree(self._project, files).reach(action.sources)
+        parts |= content_parts("source", reach.files)
+        modules: dict[str, list[Import]] = {}
+        for item in reach.outside:
+            modules.setdefault(item.module.partition(".")[0], []).append(item)
+        variables = list(reach.variables)
+        for module, imports in modules.items():
+            distributions, root = self._provider(module)
+            parts |= {f"tool:{name}": version for name, version in toolchain.tool_versions(distributions).items()}
+            if root is not None and root != self._project:
+                outside = self._outside(root, module, imports, files)
+                parts |= content_parts("source", outside.files)
+                variables += outside.variables
+        # not the value itself: it may be a secret, and records are kept and shared
+        read = {name: os.environ.get(name) for name in variables}
+        parts |= {f"env:{name}": "unset" if value is None else _hidden(value) for name, value in read.items()}
+
+    def _outside(self, root: str, module: str, imports: list[Import], files: dict[str, FileDigest | None]) -> Reach:
+        """Return what a module depends on that lies in a folder of its own: on PYTHONPATH, or installed editable."""
+        return self._tree(root, files, package=module).reach((), imports)
+
+    def _provider(self, module: str) -> tuple[list[str], str | None]:
+        if module not in self._providers:
+            found = libraries.distributions_of([module], self._contents, known=_KNOWN_LIBRARIES)
+            self._providers[module] = found, libraries.source_root(module)
+        return self._providers[module]
+
+    def _surroundings(self, action: Action) -> dict[str, str]:
+        wanted = (action.tools, action.devices, action.environment)
         if wanted not in self._facts:
             tools = toolchain.tool_versions(action.tools)
             devices = toolchain.device_facts(action.devices)
+            variables = toolchain.environment_facts(action.environment, os.environ)
             self._facts[wanted] = {
-                **toolchain.python_facts(),
                 **{f"tool:{name}": version for name, version in tools.items()},
                 **{f"device:{name}": value for name, value in devices.items()},
+                **{f"env:{name}": value for name, value in variables.items()},
             }
         return self._facts[wanted]
 
-    def _user_tree(self, files: dict[str, FileDigest | None]) -> SourceTree:
-        prefix = len(self._project) + 1
+    def _tree(self, root: str, files: dict[str, FileDigest | None], *, package: str = "") -> SourceTree:
+        prefix = len(root) + 1
 
         def look(path: str) -> str | None:
             files[f"source:{path[prefix:]}"] = found = self._memo.digest(path)
             return _digest(found)
 
-        return SourceTree(self._project, look, self._imports)
+        return SourceTree(root, look, self._contents, package=package, folders=self._folders)
+
+    def _code_of(self, modules: tuple[str, ...]) -> dict[str, str | None]:
+        if modules not in self._code:
+            self._code[modules] = _code_digests(self._first_code, modules)
+        return self._code[modules]
 
     @cached_property
-    def _code(self) -> dict[tuple[str, ...], dict[str, str | None]]:
-        """Digests of the code of all stages, taken together before a worker can have loaded any of it."""
-        tree = self._code_tree()
-        return {modules: _code_digests(tree, modules) for modules in self._stages}
+    def _first_code(self) -> SourceTree:
+        """Our own code as it was at the first look, all of it, before a worker can have loaded any."""
+        first = self._memo.digests(own_code())
+
+        def look(path: str) -> str | None:
+            return _digest(first[path] if path in first else self._memo.digest(path))
+
+        return SourceTree(_CODE_ROOT, look, self._contents, package=_PACKAGE)
 
     def _code_tree(self) -> SourceTree:
         def look(path: str) -> str | None:
             return _digest(self._memo.digest(path))
 
-        return SourceTree(_CODE_ROOT, look, self._imports, package=_PACKAGE)
+        return SourceTree(_CODE_ROOT, look, self._contents, package=_PACKAGE)
+
+
+def own_code(folder: str = f"{_CODE_ROOT}/{_PACKAGE}") -> Iterator[str]:
+    """Yield the paths of all modules of this package."""
+    for entry in os.scandir(folder):
+        if entry.name.endswith(".py"):
+            yield entry.path
+        elif entry.is_dir():
+            yield from own_code(entry.path)
 
 
 def _code_digests(tree: SourceTree, modules: tuple[str, ...]) -> dict[str, str | None]:
@@ -115,6 +204,10 @@ def _code_digests(tree: SourceTree, modules: tuple[str, ...]) -> dict[str, str |
 def _module_path(module: str) -> str:
     path = module.replace(".", "/")
     return f"{path}/__init__.py" if Path(_CODE_ROOT, path).is_dir() else f"{path}.py"
+
+
+def _hidden(value: str) -> str:
+    return f"set, digest {hashlib.sha256(value.encode(errors='surrogateescape')).hexdigest()[:16]}"
 
 
 def _digest(found: FileDigest | None) -> str | None:

@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -15,21 +15,42 @@ NONE = "none"
 GPU_FACTS = ("name", "compute_capability", "driver", "cuda_driver")
 _OTHER_BUILDS = {"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")}  # the same module under other names
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")  # dxg: WSL
+# environment variables that change what a library computes, by what looks at them
+ENVIRONMENT = {
+    "torch": re.compile(
+        r"(TORCH|PYTORCH|ATEN|ONEDNN|DNNL|ONNXSCRIPT|TORCHDYNAMO|TORCHLIB)_.+|MKL_(CBWR|ENABLE_INSTRUCTIONS)"
+    ),
+    "onnxruntime": re.compile(r"ORT_.+"),
+    "onnxsim": re.compile(r"ONNXSIM_.+"),
+    "onnxslim": re.compile(r"ONNXSLIM_.+"),
+    "gpu": re.compile(r"NVIDIA_TF32_OVERRIDE|CUBLAS_.+|CUBLASLT_.+|CUDNN_.+|TRT_.+|TENSORRT_.+"),
+    "speed": re.compile(
+        r"(OMP|GOMP|KMP|MKL|OPENBLAS|MALLOC|CUDA)_.+|LD_PRELOAD|GLIBC_TUNABLES|PYTHONOPTIMIZE|PYTHONMALLOC"
+    ),
+}
+# these say where something lies or what is logged
+_NO_RESULT = re.compile(
+    r"(_HOME|_DIR|_PATH|_ROOT|_LOGS?|_LOG_.*|_CACHE.*|_STACKTRACES|_VERBOSE)$|^ORT_DISABLE_TELEMETRY$"
+    r"|^CUDA_(VISIBLE_DEVICES|DEVICE_ORDER)$"  # what they choose is in the key: the GPU's facts
+)
 _INSTRUCTION_SETS = re.compile(
     r"\b(sse4_2|avx|avx2|fma|f16c|avx_vnni|avx512\w*|amx_\w+|asimd\w*|sve\w*|i8mm|bf16|fphp)\b"
 )
 
 
 def tool_versions(names: Iterable[str]) -> dict[str, str]:
-    """Return the installed version of each distribution, ``absent`` for one that is not installed."""
-    return {name: distribution_version(name) for name in names}
+    """Return the installed version of each distribution, ``absent`` for one that is not installed.
+
+    ``python`` is the interpreter, without the number of its bug-fix release.
+    """
+    return {name: python_version() if name == "python" else distribution_version(name) for name in names}
 
 
 @cache
 def distribution_version(name: str) -> str:
     """Return the version of a distribution (``-``, ``_`` and ``.`` in names are alike), or ``absent``."""
-    installed = _installed(tuple(sys.path))
-    builds = (_normalized(name), *_OTHER_BUILDS.get(name, ()))
+    installed = installed_versions()
+    builds = (normalized(name), *_OTHER_BUILDS.get(name, ()))
     found = {build: installed[build] for build in builds if build in installed}
     if found:
         return " + ".join(found[build] if build == builds[0] else f"{found[build]} ({build})" for build in found)
@@ -41,46 +62,72 @@ def distribution_version(name: str) -> str:
         return ABSENT
 
 
-def python_facts() -> dict[str, str]:
-    """Return the interpreter's implementation and version."""
-    return {"python": f"{platform.python_implementation()} {platform.python_version()}"}
+def python_version() -> str:
+    """Return the interpreter's implementation and its release, in which language and bytecode stay the same."""
+    return f"{platform.python_implementation()} {'.'.join(platform.python_version_tuple()[:2])}"
+
+
+def installed_versions() -> Mapping[str, str]:
+    """Return normalized name -> version of the distributions on the module path."""
+    return _installed(tuple(sys.path))
+
+
+def environment_facts(families: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of ``environment`` that belong to one of ``families`` (``ENVIRONMENT``)."""
+    patterns = [ENVIRONMENT[family] for family in families]
+    return {
+        name: value
+        for name, value in environment.items()
+        if not _NO_RESULT.search(name) and any(pattern.fullmatch(name) for pattern in patterns)
+    }
 
 
 @cache
 def cpu_facts() -> Mapping[str, str]:
-    """Return the CPU's model, the vector instruction sets that engines use, and the number of its cores."""
+    """Return the CPU's model and the vector instruction sets that engines use."""
     described = _first_processor()
     model = described.get("model name") or described.get("CPU part") or platform.processor() or platform.machine()
     flags = described.get("flags") or described.get("Features") or ""
     return {
         "cpu.model": f"{model} ({platform.machine()})",
         "cpu.instructions": " ".join(sorted(set(_INSTRUCTION_SETS.findall(flags)))),
-        "cpu.cores": str(_usable_cores()),
     }
+
+
+def core_facts() -> Mapping[str, str]:
+    """Return the number of processors that this process may use."""
+    return {"cpu.cores": str(_usable_cores())}
 
 
 @cache
 def gpu_facts() -> Mapping[str, str]:
     """Return name, compute capability, driver and CUDA driver version of the GPU in use, ``none`` without one.
 
-    CUDA_VISIBLE_DEVICES is honoured. Where several kinds of GPU are visible, all of them are named.
+    CUDA_VISIBLE_DEVICES is honoured. Where several kinds of GPU are visible, all of them are named; where it
+    cannot be told which kind CUDA takes first (it sorts by speed, the driver by place), all that are there, with
+    the variables that decide.
     """
     nothing = {f"gpu.{fact}": NONE for fact in GPU_FACTS}
     if not any(os.path.exists(path) for path in _DRIVER_FILES):  # noqa: PTH110 - before ctypes is worth its import
         return nothing
     from buildsys.nvml import GpuError, read_gpus
 
+    visible, order = (os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"))
     try:
-        gpus = read_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        gpus, every = read_gpus(visible), read_gpus(None)
     except GpuError:
         return nothing
-    facts = {f"gpu.{fact}": " + ".join(dict.fromkeys(gpu[fact] for gpu in gpus)) for fact in GPU_FACTS}
-    return facts if gpus else nothing
+    if not gpus:
+        return nothing
+    chosen = {}
+    if len({gpu["name"] for gpu in every}) > 1 and order != "PCI_BUS_ID":
+        gpus, chosen = every, {"gpu.chosen_by": f"CUDA_VISIBLE_DEVICES={visible} CUDA_DEVICE_ORDER={order}"}
+    return {**{f"gpu.{fact}": " + ".join(dict.fromkeys(gpu[fact] for gpu in gpus)) for fact in GPU_FACTS}, **chosen}
 
 
 def device_facts(devices: Iterable[str]) -> dict[str, str]:
-    """Return the facts of the devices that an action names: ``cpu``, ``gpu``."""
-    known = {"cpu": cpu_facts, "gpu": gpu_facts}
+    """Return the facts of the devices that an action names: ``cpu``, ``cores``, ``gpu``."""
+    known: Mapping[str, Callable[[], Mapping[str, str]]] = {"cpu": cpu_facts, "cores": core_facts, "gpu": gpu_facts}
     return {label: value for device in devices for label, value in known[device]().items()}
 
 
@@ -99,11 +146,12 @@ def _installed(search_path: tuple[str, ...]) -> Mapping[str, str]:
         for entry in entries:
             if entry.endswith(".dist-info"):
                 name, _, version = entry.removesuffix(".dist-info").partition("-")
-                versions.setdefault(_normalized(name), version)
+                versions.setdefault(normalized(name), version)
     return versions
 
 
-def _normalized(name: str) -> str:
+def normalized(name: str) -> str:
+    """Return a distribution's name in the one spelling that all its spellings share."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

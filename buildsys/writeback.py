@@ -12,8 +12,8 @@ _WORTH_IT = 16 * 2**20  # bytes
 def start_writeback(path: Path) -> None:
     """Begin to flush ``path`` in the background.
 
-    Outputs are made durable before they are published; what is on its way already costs no time then.
-    Nothing relies on it, so nothing is said when it fails.
+    Some file systems write a file out when it replaces another one, as outputs do when they are published: what is
+    on its way already does not hold that up. Nothing relies on it, so nothing is said when it fails.
     """
     if path.stat().st_size >= _WORTH_IT:
         threading.Thread(target=_flush, args=(path,), daemon=True).start()
@@ -26,7 +26,7 @@ def _flush(path: Path) -> None:
         return
     try:
         os.fdatasync(handle)
-    except OSError:  # the fsync before publishing reports it
+    except OSError:  # the fsync after publishing reports it
         return
     finally:
         os.close(handle)

@@ -17,8 +17,8 @@ from buildsys.front.lines import ENDED, Line, duration
 from buildsys.front.session import Session
 from buildsys.front.summary import key_figure
 
-_STYLES = {"passed": "green", "unavailable": "yellow", "failed": "bold red"}
-_ORDER = ("passed", "fresh", "unavailable", "failed", "ignored", "not run")
+_STYLES = {"passed": "green", "restored": "cyan", "unavailable": "yellow", "failed": "bold red"}
+_ORDER = ("passed", "restored", "fresh", "unavailable", "failed", "ignored", "not run")
 _PLAIN_WIDTH = 120  # of tables in logs and pipes, unless COLUMNS says otherwise
 
 
@@ -63,20 +63,22 @@ def _name(line: Line) -> str:
 
 def _status(line: Line, result: Mapping[str, Any]) -> str:
     """Return the line's status; what is up to date but could not run here is not called fresh."""
-    return "unavailable" if line.status == "fresh" and result.get("status") == "unavailable" else line.status
+    return (
+        "unavailable" if line.status in ("fresh", "restored") and result.get("status") == "unavailable" else line.status
+    )
 
 
 def _figure(line: Line, status: str, result: Mapping[str, Any]) -> Text:
     if status == "unavailable":
         return Text(str(result.get("reason", "")) or line.reason)  # without the hint, which stands above
-    if status in ("passed", "fresh") or status == result.get("status"):
+    if status in ("passed", "restored", "fresh") or status == result.get("status"):
         return Text(key_figure(line.stage, result))
     return Text("" if status == "failed" else line.reason)  # the reason of a failure has been told
 
 
 def _report(session: Session, lines: Iterable[Line]) -> str:
     for line in lines:
-        if line.stage == "report" and line.status in ("passed", "fresh"):
+        if line.stage == "report" and line.status in ("passed", "restored", "fresh"):
             outputs = session.actions[line.target].outputs
             file = outputs.get("markdown", outputs["result"])
             return relative(session.project.build / file.path)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from buildsys.errors import UsageError
 
@@ -18,14 +19,36 @@ def resolve(root: Path, arguments: Sequence[str]) -> str:
     from buildsys.manifest.show import resolved_text
 
     project = load_project(root)
-    known = ", ".join(project.models) or "none yet"
+    return resolved_text(project.models[known_model("resolve", project.models, arguments)])
+
+
+def repro(root: Path, arguments: Sequence[str], *, until: str, as_json: bool, keep: bool) -> tuple[str, int]:
+    """Build a model twice in clean folders; return which of its artifacts are byte-equal, and the exit code.
+
+    Raises: ManifestErrors: the manifests are wrong. UsageError: no known model or stage was named.
+    StageError: a build could not be made at all.
+    """
+    from buildsys.front.repro import Request, compare_two_builds
+
+    model, *stages = arguments or [""]
+    verdict = compare_two_builds(root, Request(model, stages, until, keep))
+    return verdict.as_json() if as_json else verdict.as_text(), verdict.exit_code
+
+
+def known_model(command: str, models: Iterable[str], arguments: Sequence[str]) -> str:
+    """Return the one model that ``arguments`` name.
+
+    Raises: UsageError: none, more than one, or one that there is not.
+    """
+    names = list(models)
+    known = ", ".join(names) or "none yet"
     if len(arguments) != 1:
-        raise UsageError("resolve takes the name of one model", f"models: {known}")
+        raise UsageError(f"{command} takes the name of one model", f"models: {known}")
     name = arguments[0]
-    if name not in project.models:
-        near = nearest(name, project.models)
+    if name not in names:
+        near = nearest(name, names)
         raise UsageError(f"there is no model {name!r}", f"nearest: {', '.join(near)}" if near else f"models: {known}")
-    return resolved_text(project.models[name])
+    return name
 
 
 def schema(root: Path, arguments: Sequence[str]) -> str:
@@ -53,6 +76,20 @@ def workers(_root: Path, arguments: Sequence[str]) -> str:
     if arguments:
         return listing.stopped_text(listing.stop_servers(os.environ))
     return listing.running_text(listing.list_servers(os.environ))
+
+
+def cache(root: Path, arguments: Sequence[str], options: Mapping[str, Any]) -> tuple[str, int]:
+    """Show, verify or collect the store; return what to print and the exit code.
+
+    Raises: UsageError: an unknown action or option value. ManifestErrors: the manifests are wrong.
+    """
+    from buildsys.front import cache_command
+
+    actions = {"show": cache_command.show, "verify": cache_command.verify, "gc": cache_command.collect}
+    name = arguments[0] if arguments else "show"
+    if name not in actions or len(arguments) > 1:
+        raise UsageError("cache takes one of show, verify, gc", "`doit help cache` tells their options")
+    return actions[name](root, options)
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:

@@ -52,7 +52,9 @@ class Reporter:
     def initialize(self, tasks: Mapping[str, Any], selected_tasks: Sequence[str]) -> None:
         """Note all targets that this run may come to."""
         self._lines = {target: self._line(target) for target in self._reachable(tasks, selected_tasks)}
+        self._lines.update((target, self._line(target, "fresh")) for target in self.session.settled_targets)
         self.session.progress = self._progress
+        self.session.waits = self._waits
         self._handle(signal.SIGTERM, _terminate)
 
     def get_status(self, task: Any) -> None:
@@ -77,8 +79,9 @@ class Reporter:
         if line is None or finished is None:
             return
         with self._lock:
-            line.status = "fresh" if finished.elsewhere else finished.status
-            line.seconds = None if finished.elsewhere else finished.seconds  # without waiting for other benchmarks
+            line.status = "fresh" if finished.elsewhere else "restored" if finished.restored else finished.status
+            unrun = finished.elsewhere or finished.restored
+            line.seconds = None if unrun else finished.seconds  # without waiting for other benchmarks
             told = ("built by another run meanwhile",) if finished.elsewhere else (finished.reason, finished.hint)
             line.reason = "; ".join(text for text in told if text)
             self._open_screen().ended(line)
@@ -130,7 +133,7 @@ class Reporter:
             if stopped:
                 self.session.close()
                 self._stop_running_lines()
-            self._tell_end(stopped)
+            self._tell_end(stopped, broken=error is not None)
         finally:
             self.session.close()
             for number, handler in self._handlers.items():
@@ -140,13 +143,13 @@ class Reporter:
 
     # --- behind them ------------------------------------------------------------------------------
 
-    def _tell_end(self, stopped: bool) -> None:
+    def _tell_end(self, stopped: bool, *, broken: bool) -> None:
         lines = list(self._lines.values())
         if any(line.status in ENDED for line in lines):
             from buildsys.front.closing import tell_end
 
             tell_end(self._out, self.session, lines, time.monotonic() - self._began)
-        elif not stopped and not self._problems:
+        elif not broken and not self._problems:
             self._out.write(_nothing_to_do(lines))
         for problem in self._problems:
             self._out.write(f"{problem.strip()}\n")
@@ -158,9 +161,9 @@ class Reporter:
         if threading.current_thread() is threading.main_thread():  # Python takes signals nowhere else
             self._handlers[number] = signal.signal(number, handler)
 
-    def _line(self, target: str) -> Line:
-        action = self.session.actions[target]
-        return Line(target, action.model, action.stage, action.variant)
+    def _line(self, target: str, status: str = "not run") -> Line:
+        stage, model, variant = (*target.split(":", 2), "")[:3]
+        return Line(target, model, stage, variant, status)
 
     def _reachable(self, tasks: Mapping[str, Any], selected: Iterable[str]) -> list[str]:
         """Return the targets that ``selected`` comes to, in the order of the plan."""
@@ -171,7 +174,7 @@ class Reporter:
             if name not in reached:
                 reached.add(name)
                 waiting.extend(tasks[name].task_dep)
-        return [target for target in self.session.actions if target in reached]
+        return [name for name, task in tasks.items() if name in reached and not task.has_subtask]
 
     def _needed(self, targets: Sequence[str]) -> str:
         """Return what a target waits for, of targets that did not pass: those that failed, not those behind them."""
@@ -185,6 +188,11 @@ class Reporter:
     def _progress(self, target: str, message: str) -> None:
         if target in self._lines:
             self._lines[target].message = message
+
+    def _waits(self, target: str, holder: str) -> None:
+        with self._lock:
+            if target in self._lines:
+                self._open_screen().waits(self._lines[target], holder)
 
     def _log(self, target: str, reason: str) -> str:
         """Return where the log of a failed target lies, unless ``reason`` says it already."""

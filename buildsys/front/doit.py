@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import getopt
 import inspect
 import os
 import sqlite3
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 from doit import Globals
 from doit.cmd_base import Command, opt_dodo
@@ -25,15 +27,17 @@ from doit.cmd_ignore import Ignore as DoitIgnore
 from doit.cmd_info import Info as DoitInfo
 from doit.cmd_list import List as DoitList
 from doit.cmd_run import Run as DoitRun
-from doit.dependency import DatabaseException
+from doit.dependency import DatabaseException, SqliteDB
 from doit.exceptions import InvalidCommand, InvalidDodoFile, TaskError, TaskFailed
 from doit.runner import ERROR as TASK_ERROR
 from doit.task import Task
 
-from buildsys.errors import BuildsysError, CheckFailed, ManifestErrors
+from buildsys.errors import BuildsysError, CheckFailed, ManifestErrors, UsageError
 from buildsys.front import commands
 from buildsys.front.clean import remove_target_files
 from buildsys.front.console import Reporter
+from buildsys.front.doit_record import UnusableRecordError, clear_away, write_at_the_end
+from buildsys.front.selection import Asked, select
 from buildsys.front.session import Session
 from buildsys.manifest.project import load_project
 
@@ -86,9 +90,7 @@ def offer(session: Session) -> tuple[dict[str, Any], Callable[[], Iterator[Task]
     def create_tasks() -> Iterator[Task]:
         """Build inference engines from model manifests."""
         _forget_with_doit(session)
-        yield from _groups(session)
-        for target in session.actions:
-            yield TargetTask(session, target)
+        yield from _selected_tasks(session) or _all_tasks(session)
 
     return _config(session), create_tasks
 
@@ -103,17 +105,36 @@ def _config(session: Session) -> dict[str, Any]:
     }
 
 
-class TargetTask(Task):  # type: ignore[misc]  # doit has no type information
-    """One target of the graph as doit sees it."""
+def _all_tasks(session: Session) -> Iterator[Task]:
+    yield from _groups(session)
+    for target in session.actions:
+        yield TargetTask(session, target, session.actions)
 
-    def __init__(self, session: Session, target: str) -> None:
+
+def _selected_tasks(session: Session) -> list[Task]:
+    """Return the tasks that the run at hand needs, none where that cannot be told from its command line."""
+    asked = Run.asked() if Run.asked else None
+    with _uncollected():
+        selection = select(session, asked) if asked else None
+    if selection is None:
+        return []
+    session.settled_targets = selection.settled
+    wanted = dict.fromkeys(selection.targets)
+    groups = [GroupTask(session, name, session.members_among(name, wanted)) for name in selection.groups]
+    return [*groups, *(TargetTask(session, target, wanted) for target in selection.targets)]
+
+
+class TargetTask(Task):  # type: ignore[misc]  # doit has no type information
+    """One target of the graph as doit sees it, after those of ``others`` that it needs."""
+
+    def __init__(self, session: Session, target: str, others: Container[str]) -> None:
         action = session.actions[target]
         build = os.path.relpath(session.project.build)
         super().__init__(
             target,
             [(_run_target, [session, target])],
             targets=[f"{build}/{output.path}" for output in action.outputs.values() if not output.optional],
-            task_dep=list(dict.fromkeys((*action.after, *action.order))),
+            task_dep=[name for name in dict.fromkeys((*action.after, *action.order)) if name in others],
             uptodate=[UpToDate(session, (target,))],
             subtask_of=action.stage,
             doc=action.doc,
@@ -130,9 +151,8 @@ class TargetTask(Task):  # type: ignore[misc]  # doit has no type information
 class GroupTask(Task):  # type: ignore[misc]  # doit has no type information
     """A name for several targets: a stage, all of a model, or one stage of a model's variants."""
 
-    def __init__(self, session: Session, name: str, doc: str) -> None:
+    def __init__(self, session: Session, name: str, members: list[str]) -> None:
         self._session = session
-        members = session.members(name)
         stage = name.partition(":")[0]
         super().__init__(
             name,
@@ -141,7 +161,7 @@ class GroupTask(Task):  # type: ignore[misc]  # doit has no type information
             uptodate=[UpToDate(session, members, remembered=True)],
             subtask_of=stage if name != stage and stage != "build" else None,  # `doit list` tells every model
             has_subtask=True,
-            doc=doc,
+            doc=_group_doc(name),
         )
 
     def clean(self, outstream: TextIO, dryrun: bool) -> None:
@@ -175,14 +195,22 @@ class UpToDate:
 
 
 def _groups(session: Session) -> Iterator[GroupTask]:
-    stages = dict.fromkeys(("build", *(action.stage for action in session.actions.values())))
-    for stage in stages:
-        yield GroupTask(session, stage, _STAGE_DOCS.get(stage, f"{stage} of every model"))
-    for model in session.project.models:
-        yield GroupTask(session, f"build:{model}", f"everything of {model}")
-    varied = {(action.stage, action.model): None for action in session.actions.values() if action.variant}
-    for stage, model in varied:
-        yield GroupTask(session, f"{stage}:{model}", f"{stage} of every variant of {model}")
+    by_stage: dict[str, list[str]] = {"build": list(session.actions)}
+    by_variants: dict[str, list[str]] = {}
+    for action in session.actions.values():
+        by_stage.setdefault(action.stage, []).append(action.target)
+        if action.variant:
+            by_variants.setdefault(f"{action.stage}:{action.model}", []).append(action.target)
+    by_model = {f"build:{model}": list(session.actions.of(model)) for model in session.project.models}
+    for name, members in {**by_stage, **by_model, **by_variants}.items():
+        yield GroupTask(session, name, members)
+
+
+def _group_doc(name: str) -> str:
+    stage, _, model = name.partition(":")
+    if not model:
+        return _STAGE_DOCS.get(stage, f"{stage} of every model")
+    return f"everything of {model}" if stage == "build" else f"{stage} of every variant of {model}"
 
 
 def _clean(session: Session, targets: Iterable[str], out: TextIO, dry_run: bool) -> None:
@@ -210,12 +238,13 @@ def _forget_with_doit(session: Session) -> None:
     """Let ``doit forget`` and ``doit clean --forget`` reach our ledger, which doit's own database is not.
 
     doit also drops a record whenever a task fails. That is left out: it is of no use, and its sqlite
-    transaction would lock the database for any other doit until this one ends.
+    transaction would lock the database for any other doit until this one ends. Nor does a run fail that cannot
+    write its own record at the end.
     """
     database = Globals.dep_manager
     if database is None:  # loaded by a command that runs without tasks
         return
-    remove, remove_all = database.remove, database.remove_all
+    remove, remove_all, close = database.remove, database.remove_all, database.close
 
     def forget(name: str) -> None:
         if not session.judging:
@@ -226,11 +255,24 @@ def _forget_with_doit(session: Session) -> None:
         session.forget(session.actions)
         remove_all()
 
-    database.remove, database.remove_all = forget, forget_all
+    def close_run() -> None:
+        if session.judging:
+            write_at_the_end(close, session.project.state / "doit.db")
+        else:  # `doit ignore` has nothing else to do
+            close()
+
+    database.remove, database.remove_all, database.close = forget, forget_all, close_run
+
+
+def _leave_broken_pipe() -> int:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it exits
+    return BROKEN_PIPE
 
 
 class _WithoutTraceback:
     """Mixed into doit's commands: what people do wrong, Ctrl-C and a closed pipe end in one line or none."""
+
+    dep_manager: Any  # doit's; None until its database is open
 
     def also_known(self) -> Sequence[str]:
         """Return what else than a target might have been meant."""
@@ -243,12 +285,14 @@ class _WithoutTraceback:
         except KeyboardInterrupt:
             return INTERRUPTED
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it exits
-            return BROKEN_PIPE
+            return _leave_broken_pipe()
         except (DatabaseException, sqlite3.DatabaseError) as error:  # doit's; ours never comes here
-            told = str(error.__cause__ or error.__context__ or error)
-            hint = "it may be deleted: only what `doit ignore` has marked is lost"
-            raise InvalidDodoFile(f"cannot use doit's own record {params['dep_file']}: {told}; {hint}") from None
+            try:
+                clear_away(Path(params["dep_file"]), error)
+            except UnusableRecordError as problem:
+                raise InvalidDodoFile(str(problem)) from None
+            if self.dep_manager is not None:  # met in the middle
+                raise InvalidDodoFile("doit's own record was damaged; run again") from None
         except (InvalidCommand, KeyError) as error:
             tasks = [task.name for task in getattr(self, "task_list", [])]
             asked = [getattr(error, "not_found", None) or "", *args]
@@ -258,12 +302,14 @@ class _WithoutTraceback:
             near = commands.nearest(unknown, [*tasks, *self.also_known()])
             hint = f"nearest: {', '.join(near)}" if near else "`doit list --all` tells all of them"
             raise InvalidCommand(f"there is no target {unknown!r}; {hint}") from None
+        return self.execute(params, args)  # with a new database
 
 
 class Run(_WithoutTraceback, DoitRun):  # type: ignore[misc]
     """doit's run, with an exit code that tells a failed check from an error also under ``--continue``."""
 
     name = "run"
+    asked: ClassVar[Callable[[], Asked] | None] = None  # while a run goes on; complete once the project is loaded
 
     def also_known(self) -> Sequence[str]:
         """Return the commands: `doit lst` comes here as a target that is to run."""
@@ -273,9 +319,29 @@ class Run(_WithoutTraceback, DoitRun):  # type: ignore[misc]
     def execute(self, params: Any, args: list[str]) -> Any:
         """Return 1 where doit counts the targets behind a failed check as errors."""
         Session.jobs = max(1, params["num_process"])
-        code = super().execute(params, args)
+        Run.asked = partial(_asked, params, args)
+        try:
+            code = super().execute(params, args)
+        finally:
+            Run.asked = None
         session = getattr(self.loader.load_doit_config().get("reporter"), "session", None)
         return session.exit_code if code == TASK_ERROR and session and session.exit_code else code
+
+
+def _asked(params: Any, names: Sequence[str]) -> Asked:
+    reporter = params["reporter"]
+    ours = isinstance(reporter, Reporter) or (isinstance(reporter, type) and issubclass(reporter, Reporter))
+    everything = params["always"] or params["single"] or not ours or _anything_ignored()
+    return Asked(names or params["default_tasks"], with_fresh=everything)
+
+
+def _anything_ignored() -> bool:
+    """Tell whether `doit ignore` may have marked a target: those behind it do not run either."""
+    database = Globals.dep_manager.backend
+    if not isinstance(database, SqliteDB):
+        return True  # chosen with --backend; nobody knows how to ask it at once
+    marked = "SELECT 1 FROM doit WHERE task_data LIKE '%\"ignore:\"%' LIMIT 1"
+    return database._conn.execute(marked).fetchone() is not None
 
 
 class List(_WithoutTraceback, DoitList):  # type: ignore[misc]
@@ -304,17 +370,49 @@ class _ProjectCommand(Command):  # type: ignore[misc]
     cmd_options: tuple[dict[str, Any], ...] = (opt_dodo,)
     answer: staticmethod[[Path, Sequence[str]], str]
 
-    def execute(self, params: Any, args: list[str]) -> int:
-        """Print the answer; an expected failure is one line and exit code 3."""
-        dodo = Path(params["dodoFile"]).resolve()
-        if not dodo.is_file():
-            raise InvalidDodoFile(f"there is no {params['dodoFile']} here; name it with -f")
+    def parse_execute(self, in_args: list[str]) -> Any:
+        """Take options behind names as well: ``doit explain export:resnet50 --json``."""
+        parser = self.cmdparser
         try:
-            text = self.answer(dodo.parent, args)
+            found, names = getopt.gnu_getopt(in_args, parser.get_short(), parser.get_long())
+        except getopt.GetoptError as error:
+            raise InvalidCommand(f"{error}; `doit help {self.name}` tells the options") from None
+        flags = {option for option, _ in found if parser.get_option(option)[0].type is bool}
+        options = [word for pair in found for word in (pair[:1] if pair[0] in flags else pair)]
+        return super().parse_execute([*options, "--", *names])
+
+    def execute(self, params: Any, args: list[str]) -> int:
+        """Print the answer; an expected failure is one line, with exit code 3 where the command was wrong."""
+        try:
+            code = self.tell(_project_root(params), params, args)
+            sys.stdout.flush()  # a closed pipe is met here, not when Python exits
+            return code
         except BuildsysError as error:
-            raise InvalidCommand(str(error)) from None
-        sys.stdout.write(text)
+            if error.exit_code == UsageError.exit_code:
+                raise InvalidCommand(str(error)) from None
+            sys.stderr.write(f"ERROR: {error}\n")
+            return error.exit_code
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except BrokenPipeError:
+            return _leave_broken_pipe()
+        except OSError as error:  # a full disk, most likely: of the temporary folder, or behind stdout
+            told = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
+            sys.stderr.write(f"ERROR: {told}\n")
+            return BuildsysError.exit_code
+
+    def tell(self, root: Path, params: Any, args: Sequence[str]) -> int:
+        """Print what the command answers; return the exit code."""
+        del params
+        sys.stdout.write(self.answer(root, args))
         return 0
+
+
+def _project_root(params: Any) -> Path:
+    dodo = Path(params["dodoFile"]).resolve()
+    if not dodo.is_file():
+        raise InvalidDodoFile(f"there is no {params['dodoFile']} here; name it with -f")
+    return dodo.parent
 
 
 class Resolve(_ProjectCommand):
@@ -340,8 +438,104 @@ class Workers(_ProjectCommand):
         return super().execute(params, [*args, *(["--stop"] if params["stop"] else [])])
 
 
+class Cache(_ProjectCommand):
+    """``doit cache``."""
+
+    doc_purpose = "show, verify or collect what is stored of earlier builds"
+    doc_usage = "[show | verify | gc]"
+    doc_description = (
+        "show    what each stage has in the store (the default)\n"
+        "verify  read everything; what is damaged goes into quarantine (exit code 1)\n"
+        "gc      remove what the manifests here do not reach, or only what is too old or too much of it"
+    )
+    cmd_options = (
+        opt_dodo,
+        {"name": "json", "long": "json", "type": bool, "default": False, "help": "print JSON"},
+        {"name": "older_than", "long": "older-than", "type": str, "default": "", "help": "gc: unused that long (30d)"},
+        {"name": "max_size", "long": "max-size", "type": str, "default": "", "help": "gc: down to this size (20GiB)"},
+        {"name": "keep_refs", "long": "keep-refs", "type": str, "default": "",
+         "help": "gc: keep what the manifests of these git revisions reach, separated by commas"},
+        {"name": "dry_run", "long": "dry-run", "type": bool, "default": False, "help": "gc: tell, and remove nothing"},
+    )  # fmt: skip
+
+    def tell(self, root: Path, params: Any, args: Sequence[str]) -> int:
+        """Print the answer; return 1 when something in the store is damaged."""
+        text, code = commands.cache(root, args, params)
+        sys.stdout.write(text)
+        return code
+
+
+_OPT_JSON = {"name": "json", "long": "json", "type": bool, "default": False, "help": "one JSON document on stdout"}
+
+
+class Explain(_ProjectCommand):
+    """``doit explain``."""
+
+    doc_purpose = "tell why targets are stale, or when and why they were built"
+    doc_usage = "[TARGET ...]"
+    cmd_options = (opt_dodo, _OPT_JSON)
+
+    def tell(self, root: Path, params: Any, args: Sequence[str]) -> int:
+        """Print the explanations."""
+        from buildsys.front.explaining import explain_targets
+
+        explain_targets(root, args, sys.stdout, as_json=params["json"])
+        return 0
+
+
+class Plan(_ProjectCommand):
+    """``doit plan``."""
+
+    doc_purpose = "tell what would run and how long it usually takes, or what differs from a git revision"
+    doc_usage = "[TARGET ...]"
+    cmd_options = (
+        opt_dodo,
+        _OPT_JSON,
+        {"name": "since", "long": "since", "type": str, "default": None, "help": "compare with a git revision"},
+        {"name": "jobs", "short": "n", "type": str, "default": "1", "help": "the targets that would run at a time"},
+    )
+
+    def tell(self, root: Path, params: Any, args: Sequence[str]) -> int:
+        """Print the plan."""
+        if params["since"] is not None:
+            from buildsys.front.since import plan_since
+
+            plan_since(root, args, sys.stdout, revision=params["since"], as_json=params["json"])
+        else:
+            from buildsys.front.planning import plan_run
+
+            plan_run(root, args, sys.stdout, jobs=_jobs(params["jobs"]), as_json=params["json"])
+        return 0
+
+
+def _jobs(asked: str) -> int:
+    if not asked.isdecimal() or int(asked) < 1:
+        raise UsageError(f"-n takes a number from 1 on, not {asked!r}")
+    return int(asked)
+
+
 class Schema(_ProjectCommand):
     """``doit schema``."""
 
     doc_purpose = "write the JSON Schemas for editors into configs/schema"
     answer = staticmethod(commands.schema)
+
+
+class Repro(_ProjectCommand):
+    """``doit repro MODEL [STAGE…]``."""
+
+    doc_purpose = "build a model twice in clean folders and tell which artifacts are byte-equal"
+    doc_usage = "MODEL [STAGE ...]"
+    cmd_options = (
+        opt_dodo,
+        {"name": "until", "long": "until", "type": str, "default": "", "help": "the last stage to build"},
+        {"name": "json", "long": "json", "type": bool, "default": False, "help": "print it for programs"},
+        {"name": "keep", "long": "keep", "type": bool, "default": False, "help": "keep both folders, and say where"},
+    )
+
+    def tell(self, root: Path, params: Any, args: Sequence[str]) -> int:
+        """Print the comparison; return 1 where something differs that should not."""
+        options = {"until": params["until"], "as_json": params["json"], "keep": params["keep"]}
+        text, code = commands.repro(root, args, **options)
+        sys.stdout.write(text)
+        return code

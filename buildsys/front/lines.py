@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ENDED = ("passed", "unavailable", "failed")
+ENDED = ("passed", "restored", "unavailable", "failed")
 
 
 @dataclass
@@ -15,7 +15,7 @@ class Line:
     model: str
     stage: str
     variant: str
-    status: str = "not run"  # not run | running | passed | fresh | unavailable | failed | ignored
+    status: str = "not run"  # not run | running | passed | restored | fresh | unavailable | failed | ignored
     began: float = 0.0  # monotonic clock
     seconds: float | None = None
     why: str = ""  # why it runs

@@ -13,8 +13,8 @@ from buildsys.front.lines import Line, duration
 if TYPE_CHECKING:
     from rich.table import Table
 
-_MARKS = {"passed": "✓", "fresh": "✓", "unavailable": "-", "failed": "✗"}
-_STYLES = {"passed": "green", "fresh": "green", "unavailable": "yellow", "failed": "bold red"}
+_MARKS = {"passed": "✓", "restored": "✓", "fresh": "✓", "unavailable": "-", "failed": "✗"}
+_STYLES = {"passed": "green", "restored": "cyan", "fresh": "green", "unavailable": "yellow", "failed": "bold red"}
 _WORDS = {"passed": "done"}
 _FIRST_TIME = "never built"  # the executor's words
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -25,6 +25,9 @@ class Screen(Protocol):
 
     def started(self, line: Line) -> None:
         """Show that a target runs."""
+
+    def waits(self, line: Line, holder: str) -> None:
+        """Show that a target waits for another process, which ``holder`` describes."""
 
     def ended(self, line: Line) -> None:
         """Show how a target ended."""
@@ -49,6 +52,10 @@ class PlainScreen:
     def started(self, line: Line) -> None:
         """Write which target runs and why."""
         self._write("run", line.target, f"… {line.why}" if line.why else "")
+
+    def waits(self, line: Line, holder: str) -> None:
+        """Write for which process a target waits: nobody would know why nothing happens."""
+        self._write("waits", line.target, f"for {holder}")
 
     def ended(self, line: Line) -> None:
         """Write how a target ended, how long it took, and why unless it passed."""
@@ -93,6 +100,9 @@ class LiveScreen:
             self._begun.set()
             self._live.start()
 
+    def waits(self, line: Line, holder: str) -> None:
+        """Do nothing: it is the target's last message, which is redrawn."""
+
     def ended(self, line: Line) -> None:
         """Print the line that stays."""
         from rich.text import Text
@@ -100,7 +110,9 @@ class LiveScreen:
         took = "" if line.seconds is None else duration(line.seconds)
         text = Text.assemble((_MARKS[line.status], _STYLES[line.status]), f" {line.target}  ", (took, "cyan"))
         why = _worth_telling(line.why)
-        if line.status == "passed" and why:
+        if line.status == "restored":
+            text.append("from the store", "dim")
+        elif line.status == "passed" and why:
             text.append(f"  {why}", "dim")
         elif line.status != "passed" and line.reason:
             text.append(f"\n  {line.reason}", "red" if line.status == "failed" else "dim")

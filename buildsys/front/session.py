@@ -9,19 +9,19 @@ import re
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from buildsys.errors import BuildsysError
-from buildsys.graph.action import Action
-from buildsys.graph.plan import plan_model
+from buildsys.graph.project_plan import ProjectPlan, model_of
 
 if TYPE_CHECKING:
     from buildsys.executor import Executor, Outcome
     from buildsys.manifest.project import Project
+    from buildsys.store.remote import Remote
     from buildsys.worker.pool import WorkerPool
 
 _CLOSING_S = 5.0  # how long stages that were interrupted may take to notice
@@ -37,27 +37,28 @@ class Finished:
     reason: str = ""
     hint: str = ""
     elsewhere: bool = False  # another run had built it when its turn came: nothing was run here
+    restored: bool = False  # it came from the store: nothing was run here
 
 
 class Session:
     """The targets of a project and the executor behind them, which is made when it is first asked.
 
-    Loading costs nothing but the plan, so that listing tasks stays fast. All methods may be called from
-    the threads of ``doit -n``.
+    Loading costs nothing: models are planned when they are asked for. All methods may be called from the threads of
+    ``doit -n``.
     """
 
     jobs: ClassVar[int] = 1  # that this process runs at a time (``doit -n``), known before the project is loaded
 
     def __init__(self, project: Project) -> None:
         self.project = project
-        self.actions: dict[str, Action] = {}
-        for model in project.models.values():
-            self.actions.update((action.target, action) for action in plan_model(model.data))
+        self.actions = ProjectPlan(project.models)
         self.finished: dict[str, Finished] = {}
         self.progress: Callable[[str, str], None] = _say_nothing  # (target, message), from any thread
+        self.waits: Callable[[str, str], None] = _say_nothing  # (target, for which process), from any thread
         self.exit_code = 0  # of the worst failure so far
         self.judging = False  # doit has asked whether a target is up to date: it is not forgetting or cleaning
         self.cleaned: set[str] = set()  # by `doit clean`, which names a target again with each of its groups
+        self.settled_targets: Sequence[str] = ()  # that this run was asked for and has nothing to do for, without tasks
         self._fresh: set[str] = set()
         self._idle = threading.Condition()
         self._busy = 0
@@ -72,7 +73,9 @@ class Session:
     @cached_property
     def executor(self) -> Executor:
         """The executor of this project; nothing is started before a stage runs."""
+        from buildsys.cache import store_folder
         from buildsys.executor import Executor
+        from buildsys.store.cas import Store
 
         project = self.project
         return Executor(
@@ -81,6 +84,8 @@ class Session:
             project.state,
             self.actions,
             pool=self._pool,
+            store=Store(store_folder(project.state)),
+            remote=_shared_cache(project),
             threads=self._share(),
             on_event=self._take_event,
         )
@@ -106,6 +111,27 @@ class Session:
     def are_settled(self, targets: Iterable[str]) -> bool:
         """Tell whether none of ``targets`` has anything to do, without looking twice in one process."""
         return all(target in self._fresh or target in self.finished or self.is_fresh(target) for target in targets)
+
+    def settled(self, models: Iterable[str], judge: Collection[str]) -> dict[str, list[str]]:
+        """Return all targets of those models that have nothing to do at all, without planning them where possible.
+
+        Models in ``judge`` are looked at in full where no earlier run has left a verdict.
+        """
+        from buildsys.settled import Candidate  # with the executor, which other commands need not load
+
+        texts = {model: self.project.models[model].text for model in models}
+        self.judging = True
+        try:
+            settled = self.executor.settled(texts)
+            unknown = [model for model in judge if model not in settled]
+            if unknown:
+                planned = ((model, list(self.actions.of(model).values())) for model in unknown)
+                settled |= self.executor.settle({name: Candidate(texts[name], actions) for name, actions in planned})
+        except (BuildsysError, OSError, ValueError):  # the targets run, and meet it again
+            return {}
+        for targets in settled.values():
+            self._fresh.update(targets)
+        return settled
 
     def stale_reason(self, target: str) -> str:
         """Return why a target runs, in a few words."""
@@ -142,15 +168,32 @@ class Session:
         for target in targets:
             self.executor.forget(target)
 
+    def needed(self, targets: Iterable[str]) -> dict[str, None]:
+        """Return targets and all that has to be made before them, as the keys of a map; plans no other model."""
+        reached: dict[str, None] = {}
+        waiting = list(targets)
+        while waiting:
+            target = waiting.pop()
+            if target not in reached:
+                reached[target] = None
+                action = self.actions[target]
+                waiting += (*action.after, *action.order)
+        return reached
+
     def members(self, name: str) -> list[str]:
         """Return the targets behind a task name: a target, a group such as ``build:MODEL``, or a whole stage."""
         if name in self.actions:
             return [name]
+        model = name.partition(":")[2]
+        return self.members_among(name, self.actions.of(model) if model else self.actions)
+
+    def members_among(self, name: str, targets: Iterable[str]) -> list[str]:
+        """Return those of ``targets`` that belong to a group."""
         stage, _, model = name.partition(":")
         return [
             target
-            for target, action in self.actions.items()
-            if stage in ("build", action.stage) and model in ("", action.model)
+            for target in targets
+            if (stage == "build" or target.startswith(f"{stage}:")) and (not model or model_of(target) == model)
         ]
 
     def result(self, target: str) -> dict[str, Any]:
@@ -197,6 +240,20 @@ class Session:
             self.progress(target, event["message"])
         elif event["event"] == "waiting":
             self.progress(target, f"waiting for {event['holder']}")
+            if event["elsewhere"]:
+                self.waits(target, event["holder"])
+
+
+def _shared_cache(project: Project) -> Remote | None:
+    from buildsys.manifest.shared_cache import shared_cache
+
+    settings = shared_cache(project.root, project.configs)
+    if settings is None:
+        return None
+    from buildsys.store.remote import Remote, RemoteSettings
+    from buildsys.store.state import warn_on_stderr
+
+    return Remote(RemoteSettings(**settings), warn_on_stderr)
 
 
 def _say_nothing(target: str, message: str) -> None:
@@ -204,4 +261,4 @@ def _say_nothing(target: str, message: str) -> None:
 
 
 def _finished(outcome: Outcome) -> Finished:
-    return Finished(outcome.status, outcome.seconds, outcome.reason, outcome.hint, outcome.waited)
+    return Finished(outcome.status, outcome.seconds, outcome.reason, outcome.hint, outcome.waited, outcome.restored)

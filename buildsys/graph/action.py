@@ -31,12 +31,14 @@ class Action:
     options: Mapping[str, Any]  # JSON values only
     inputs: Mapping[str, FileRef]  # role -> output of another action
     outputs: Mapping[str, FileRef]  # role -> file; always has "result", the stage's JSON
-    sources: tuple[str, ...] = ()  # user files, relative to the project; digested with their local imports
+    sources: tuple[str, ...] = ()  # user files, relative to the project; digested with what they import
+    weights: Mapping[str, str | None] = field(default_factory=dict)  # files of state dicts -> sha256 they must have
     after: tuple[str, ...] = ()  # targets whose outputs are inputs
     order: tuple[str, ...] = ()  # targets that must have passed before, without being an input
     code: tuple[str, ...] = ()  # buildsys modules whose source (with what they import) is in the key
     tools: tuple[str, ...] = ()  # distributions whose versions are in the key
-    devices: tuple[str, ...] = ()  # device facts in the key: "cpu", "gpu"
+    devices: tuple[str, ...] = ()  # device facts in the key: "cpu", "cores", "gpu"
+    environment: tuple[str, ...] = ()  # families of environment variables in the key
     required: bool = field(default=False, compare=False)  # being unavailable fails it; not part of its result
     exclusive: bool = False  # runs alone on the machine (benchmarks)
     timeout_s: float | None = None

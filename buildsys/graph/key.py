@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 
 from buildsys.graph.action import Action, FileRef
 
-SCHEMA = "buildsys/action/1"  # bump when the meaning of any part changes
+SCHEMA = "buildsys/action/2"  # bump when the meaning of any part changes
 ABSENT = "absent"  # the value of a file or distribution that does not exist
 _SPECIAL = re.compile(r"([\\.\[\]])")
-_ORDER = ("config", "source", "input", "tool", "device", "code")
+_ORDER = ("config", "weights", "source", "input", "tool", "device", "env", "code")
 _encode = json.JSONEncoder().encode  # json.dumps chooses among its options anew for every value
-_CONTENT = ("source", "input", "code")  # their values are digests: nothing that a person would read
 
 
 class PartChange(NamedTuple):
@@ -25,17 +24,6 @@ class PartChange(NamedTuple):
     label: str
     old: str | None
     new: str | None
-
-    def __str__(self) -> str:
-        """Return ``export.opset: 17 → 18``, ``plugins/models/x.py: changed``, ``torch: 2.9.0 → 2.10.0``."""
-        kind, colon, name = self.label.partition(":")
-        if not colon:
-            kind, name = "", self.label
-        if kind not in _CONTENT:
-            return f"{name}: {_shown(self.old)} → {_shown(self.new)}"
-        if self.old in (None, ABSENT):
-            return f"{name}: added"
-        return f"{name}: {'removed' if self.new in (None, ABSENT) else 'changed'}"
 
 
 def action_key(target: str, parts: Mapping[str, str]) -> str:
@@ -111,7 +99,3 @@ def _roles(files: Mapping[str, FileRef]) -> str:
 def _rank(label: str) -> tuple[int, str]:
     kind = label.partition(":")[0]
     return _ORDER.index(kind) if kind in _ORDER else len(_ORDER), label
-
-
-def _shown(value: str | None) -> str:
-    return "unset" if value is None else value

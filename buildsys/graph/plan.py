@@ -19,6 +19,7 @@ _STAGE_CODE = {stage: (f"buildsys.stages.{stage}",) for stage in (
 )}  # fmt: skip
 _BACKEND_TOOL = {"onnxruntime": "onnxruntime", "tensorrt_rtx": "tensorrt_rtx"}
 _FULL_PRECISION = "fp32"
+_POINTS = ("min", "opt", "max")
 
 
 def plan_model(spec: Resolved) -> tuple[Action, ...]:
@@ -54,7 +55,7 @@ def _export(spec: Resolved) -> Action:
         stage="export",
         model=model,
         variant="",
-        options={**_network_options(spec), "outputs": spec["outputs"], "export": spec["export"]},
+        options=_export_options(spec),
         inputs={},
         outputs={
             "model": FileRef(f"{model}/export/model.onnx"),
@@ -62,8 +63,10 @@ def _export(spec: Resolved) -> Action:
             "result": FileRef(f"{model}/export/export.json"),
         },
         sources=_network_sources(spec),
+        weights=_weights_files(spec),
         code=_STAGE_CODE["export"],
-        tools=("onnx", *_network_tools(spec), *(("onnxscript",) if spec["export"]["exporter"] == "dynamo" else ())),
+        tools=("onnx", *_network_tools(spec), *_exporter_tools(spec)),
+        environment=() if "onnx" in spec["source"] else ("torch",),
         timeout_s=_timeout(spec, "export"),
         doc=f"export {model} to ONNX",
     )
@@ -72,7 +75,7 @@ def _export(spec: Resolved) -> Action:
 def _reference(spec: Resolved) -> Action:
     model = spec["model"]
     cases = shape_cases(spec["dims"])
-    options = {**_network_options(spec), "outputs": spec["outputs"], "cases": cases}
+    options = {**_network_options(spec), "cases": cases}
     options["data"] = {name: tensor["data"] for name, tensor in spec["inputs"].items()}
     return Action(
         target=f"reference:{model}",
@@ -86,8 +89,10 @@ def _reference(spec: Resolved) -> Action:
             "result": FileRef(f"{model}/reference/reference.json"),
         },
         sources=(*_network_sources(spec), *_data_sources(spec)),
+        weights=_weights_files(spec),
         code=_STAGE_CODE["reference"],
-        tools=("ml_dtypes", *_network_tools(spec)),
+        tools=("numpy", *_network_tools(spec), *_oracle_tools(spec), *_small_float_tools(spec)),
+        environment=("onnxruntime",) if "onnx" in spec["source"] else ("torch",),
         timeout_s=_timeout(spec, "reference"),
         doc=f"golden inputs and outputs of {model}",
     )
@@ -100,7 +105,7 @@ def _simplify(spec: Resolved) -> Action:
         stage="simplify",
         model=model,
         variant="",
-        options={"simplify": spec["simplify"], "cases": shape_cases(spec["dims"]), **_tensors(spec)},
+        options={"simplify": spec["simplify"], "cases": _simplify_cases(spec), "inputs": _graph_inputs(spec)},
         inputs=_onnx_refs(f"{model}/export"),
         outputs={
             "model": FileRef(f"{model}/simplify/model.onnx"),
@@ -109,7 +114,8 @@ def _simplify(spec: Resolved) -> Action:
         },
         after=(f"export:{model}",),
         code=_STAGE_CODE["simplify"],
-        tools=("onnx", "onnxruntime", "numpy", *((tool,) if tool != "none" else ())),
+        tools=("onnx", *_simplify_tools(spec)),
+        environment=(tool, "onnxruntime") if tool != "none" else (),
         timeout_s=_timeout(spec, "simplify"),
         doc=f"simplify the graph of {model}",
     )
@@ -138,6 +144,7 @@ def _convert(spec: Resolved, precision: str) -> Action:
         after=(f"simplify:{model}", f"reference:{model}"),
         code=_STAGE_CODE["convert"],
         tools=("onnx", "onnxruntime", "numpy"),
+        environment=("onnxruntime",),
         timeout_s=_timeout(spec, "convert"),
         doc=f"convert {model} to {precision} and check its numbers",
     )
@@ -152,7 +159,7 @@ def _validate(spec: Resolved) -> Action:
         stage="validate",
         model=model,
         variant="",
-        options={"tolerance": tolerance, "cases": cases, **_tensors(spec)},
+        options={"tolerance": tolerance, "cases": cases},
         inputs={
             **{f"exported.{role}": ref for role, ref in _onnx_refs(f"{model}/export").items()},
             **{f"simplified.{role}": ref for role, ref in _onnx_refs(f"{model}/simplify").items()},
@@ -161,7 +168,8 @@ def _validate(spec: Resolved) -> Action:
         outputs={"result": FileRef(f"{model}/validate/result.json")},
         after=(f"export:{model}", f"reference:{model}", f"simplify:{model}"),
         code=_STAGE_CODE["validate"],
-        tools=("onnx", "onnxruntime", "numpy"),
+        tools=("onnxruntime", "numpy", *_small_float_tools(spec)),
+        environment=("onnxruntime",),
         timeout_s=_timeout(spec, "validate"),
         doc=f"check {model} in ONNX Runtime against PyTorch",
     )
@@ -176,7 +184,7 @@ def _engine(spec: Resolved, engine: Mapping[str, Any]) -> Action:
         stage="engine",
         model=model,
         variant=name,
-        options={"engine": _engine_fields(engine), "dims": spec["dims"], **_tensors(spec)},
+        options={"engine": _engine_fields(engine), **_profile_options(spec, engine)},
         inputs=_onnx_refs(source),
         outputs={
             "engine": FileRef(_engine_path(model, engine), optional=True),
@@ -185,8 +193,9 @@ def _engine(spec: Resolved, engine: Mapping[str, Any]) -> Action:
         },
         after=(f"convert:{model}:{precision}" if converted else f"simplify:{model}",),
         code=_backend_code("engine", engine),
-        tools=("numpy", _BACKEND_TOOL[engine["backend"]]),
-        devices=_devices(engine),
+        tools=(_BACKEND_TOOL[engine["backend"]], *(("onnx",) if engine["backend"] == "onnxruntime" else ())),
+        devices=(*_devices(engine), *_cores(engine)),
+        environment=_engine_environment(engine),
         required=engine["required"],
         timeout_s=_timeout(spec, "engine"),
         doc=f"build the engine {name} of {model}",
@@ -202,13 +211,14 @@ def _verify(spec: Resolved, engine: Mapping[str, Any]) -> Action:
         stage="verify",
         model=model,
         variant=name,
-        options={"engine": _engine_fields(engine), "tolerance": tolerance, "cases": cases, **_tensors(spec)},
+        options={"engine": _engine_fields(engine), "tolerance": tolerance, "cases": cases},
         inputs={**_engine_refs(model, engine), **{f"case.{case}": FileRef(_case_path(model, case)) for case in cases}},
         outputs={"result": FileRef(f"{model}/verify/{name}.json")},
         after=(f"engine:{model}:{name}", f"reference:{model}"),
         code=_backend_code("verify", engine),
-        tools=("numpy", _BACKEND_TOOL[engine["backend"]]),
+        tools=("numpy", *_run_tools(spec, engine)),
         devices=_devices(engine),
+        environment=_engine_environment(engine),
         timeout_s=_timeout(spec, "verify"),
         doc=f"check the engine {name} of {model} against the golden outputs",
     )
@@ -217,11 +227,12 @@ def _verify(spec: Resolved, engine: Mapping[str, Any]) -> Action:
 def _bench(spec: Resolved, engine: Mapping[str, Any]) -> Action:
     model, name = spec["model"], engine["name"]
     cases = shape_cases(spec["dims"], spec["bench"]["cases"])
-    bench = {field: value for field, value in spec["bench"].items() if field != "cases"}
-    options = {"engine": _engine_fields(engine), "bench": bench, "cases": cases, **_tensors(spec)}
-    with_torch = bool(bench["baselines"]) and "onnx" not in spec["source"]
+    with_torch = bool(spec["bench"]["baselines"]) and "onnx" not in spec["source"]
+    bench = {field: value for field, value in spec["bench"].items() if field not in ("cases", "baselines")}
+    bench["baselines"] = spec["bench"]["baselines"] if with_torch else []
+    options = {"engine": _engine_fields(engine), "bench": bench, "cases": cases}
     if with_torch:
-        options["network"] = {**_network_options(spec), "outputs": spec["outputs"]}
+        options["network"] = {**_network_options(spec), "outputs": {}}  # what it returns is not looked at
     return Action(
         target=f"bench:{model}:{name}",
         stage="bench",
@@ -231,11 +242,14 @@ def _bench(spec: Resolved, engine: Mapping[str, Any]) -> Action:
         inputs={**_engine_refs(model, engine), **{f"case.{case}": FileRef(_case_path(model, case)) for case in cases}},
         outputs={"result": FileRef(f"{model}/bench/{name}.json")},
         sources=_network_sources(spec) if with_torch else (),
+        weights=_weights_files(spec) if with_torch else {},
         after=(f"engine:{model}:{name}", f"reference:{model}"),
         order=(f"verify:{model}:{name}",),  # the figures of a wrong engine are worth nothing
         code=_backend_code("bench", engine),
-        tools=(*(_network_tools(spec) if with_torch else ("numpy",)), _BACKEND_TOOL[engine["backend"]]),
-        devices=("cpu", "gpu"),
+        # the calls that are timed are made in Python
+        tools=("python", "numpy", *(_network_tools(spec) if with_torch else ()), *_run_tools(spec, engine)),
+        devices=tuple(dict.fromkeys(("cpu", "cores", *_devices(engine)))),
+        environment=(*_engine_environment(engine), *(("torch",) if with_torch else ()), "speed"),
         exclusive=True,
         timeout_s=_timeout(spec, "bench"),
         doc=f"benchmark the engine {name} of {model}",
@@ -262,31 +276,57 @@ def _report(spec: Resolved, results: list[Action]) -> Action:
     )
 
 
-def _network_options(spec: Resolved) -> dict[str, Any]:
-    """Return what it takes to make the PyTorch network and call it once."""
-    return {"source": spec["source"], "example": example_dims(spec["dims"]), "inputs": _input_signature(spec)}
-
-
-def _input_signature(spec: Resolved) -> dict[str, Any]:
-    return {
-        name: {"shape": tensor["shape"], "dtype": tensor["dtype"], "keyword": tensor["keyword"]}
-        for name, tensor in spec["inputs"].items()
+def _export_options(spec: Resolved) -> dict[str, Any]:
+    if "onnx" not in spec["source"]:
+        return {**_network_options(spec), "export": spec["export"]}
+    return {  # the file is taken over, its seed, examples and exporter are nobody's
+        "source": {"onnx": spec["source"]["onnx"]},
+        "inputs": _graph_inputs(spec),
+        "outputs": spec["outputs"],
+        "export": {"external_data": spec["export"]["external_data"]},
     }
 
 
-def _tensors(spec: Resolved) -> dict[str, Any]:
-    """Return the names, shapes and dtypes of the inputs and the declared outputs of the graph."""
-    inputs = {name: {"shape": t["shape"], "dtype": t["dtype"]} for name, t in spec["inputs"].items()}
-    return {"inputs": inputs, "outputs": list(spec["outputs"])}
+def _network_options(spec: Resolved) -> dict[str, Any]:
+    """Return what it takes to make the network and call it: for PyTorch with the example as well."""
+    if "onnx" in spec["source"]:
+        return {"source": spec["source"], "inputs": _graph_inputs(spec)}
+    inputs = {
+        name: {"shape": tensor["shape"], "dtype": tensor["dtype"], "keyword": tensor["keyword"]}
+        for name, tensor in spec["inputs"].items()
+    }
+    example = example_dims(spec["dims"])
+    return {"source": spec["source"], "example": example, "inputs": inputs, "outputs": spec["outputs"]}
+
+
+def _graph_inputs(spec: Resolved) -> dict[str, Any]:
+    """Return the shapes and dtypes of the graph's inputs."""
+    return {name: {"shape": tensor["shape"], "dtype": tensor["dtype"]} for name, tensor in spec["inputs"].items()}
+
+
+def _profile_options(spec: Resolved, engine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ranges of shapes that TensorRT builds for; ONNX Runtime takes what the graph takes."""
+    if engine["backend"] == "onnxruntime":
+        return {}
+    spans = {name: {point: span[point] for point in _POINTS} for name, span in spec["dims"].items()}
+    return {"dims": spans if engine["profiles"] is None else {}, "inputs": _graph_inputs(spec)}
+
+
+def _simplify_cases(spec: Resolved) -> dict[str, Any]:
+    """Return the smallest and the odd shape: validate runs both graphs in every case."""
+    return shape_cases(spec["dims"], ("min", "odd")) if spec["simplify"]["tool"] != "none" else {}
 
 
 def _network_sources(spec: Resolved) -> tuple[str, ...]:
     source = spec["source"]
     files = [source["python"].rpartition(":")[0]] if "python" in source else []
     files += [source["onnx"]] if "onnx" in source else []
-    weights = source.get("weights")
-    files += [weights["file"]] if isinstance(weights, dict) else []
     return tuple(files)
+
+
+def _weights_files(spec: Resolved) -> dict[str, str | None]:
+    weights = spec["source"].get("weights")
+    return {weights["file"]: weights["sha256"]} if isinstance(weights, dict) else {}
 
 
 def _data_sources(spec: Resolved) -> tuple[str, ...]:
@@ -299,10 +339,44 @@ def _data_sources(spec: Resolved) -> tuple[str, ...]:
 
 
 def _network_tools(spec: Resolved) -> tuple[str, ...]:
+    """Return what makes and runs the network; what the user's own files import is found in them."""
     if "onnx" in spec["source"]:
-        return ("onnx", "onnxruntime")
-    # a python: source may use torchvision as well, and a wrong "fresh" costs more than a rerun
-    return ("torch", "torchvision", "numpy")
+        return ()
+    return ("python", "torch", "numpy", *(("torchvision",) if "torchvision" in spec["source"] else ()))
+
+
+def _exporter_tools(spec: Resolved) -> tuple[str, ...]:
+    dynamo = "onnx" not in spec["source"] and spec["export"]["exporter"] == "dynamo"
+    return ("onnxscript", "onnx-ir", "sympy") if dynamo else ()  # sympy writes the names of computed sizes
+
+
+def _simplify_tools(spec: Resolved) -> tuple[str, ...]:
+    tool = spec["simplify"]["tool"]
+    if tool == "none":
+        return ()
+    shapes = ("sympy",) if tool == "onnxslim" else ()
+    return (tool, *shapes, "onnxruntime", "numpy", *_small_float_tools(spec))
+
+
+def _oracle_tools(spec: Resolved) -> tuple[str, ...]:
+    return ("onnx", "onnxruntime") if "onnx" in spec["source"] else ()
+
+
+def _small_float_tools(spec: Resolved) -> tuple[str, ...]:
+    """Return what rounds to the types of 8 and 4 bits, where an input or output has one."""
+    dtypes = (tensor["dtype"] or "" for part in ("inputs", "outputs") for tensor in spec[part].values())
+    return ("ml_dtypes",) if any(dtype.startswith(("float8", "float4")) for dtype in dtypes) else ()
+
+
+def _run_tools(spec: Resolved, engine: Mapping[str, Any]) -> tuple[str, ...]:
+    cuda = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12", "nvidia-cublas")
+    more = cuda if engine.get("provider") == "cuda" else ()
+    return (_BACKEND_TOOL[engine["backend"]], *more, *_small_float_tools(spec))
+
+
+def _engine_environment(engine: Mapping[str, Any]) -> tuple[str, ...]:
+    runtime = ("onnxruntime",) if engine["backend"] == "onnxruntime" else ()
+    return (*runtime, *(("gpu",) if "gpu" in _devices(engine) else ()))
 
 
 def _converted_precisions(spec: Resolved) -> tuple[str, ...]:
@@ -344,3 +418,8 @@ def _devices(engine: Mapping[str, Any]) -> tuple[str, ...]:
 def _timeout(spec: Resolved, stage: str) -> float | None:
     limit: float | None = spec["timeout"].get(stage)
     return limit
+
+
+def _cores(engine: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return whether an engine's settings say how many processors there are."""
+    return ("cores",) if engine.get("intra_op_threads") == 0 else ()

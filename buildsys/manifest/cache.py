@@ -1,7 +1,7 @@
 """The resolved manifests of the last load, valid while every file that they came from is in the same state.
 
-A load from the cache imports neither pydantic nor yaml. A cache that is missing, broken or cannot be
-written costs time and nothing else.
+A load from the cache imports neither pydantic nor yaml, and takes each model as the JSON text that it was kept as: of a
+thousand models a run may need one. A cache that is missing, broken or cannot be written costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any
 
 from buildsys.manifest.snapshot import FileState, file_state
 
-SCHEMA = "buildsys/manifests/1"
+SCHEMA = "buildsys/manifests/2"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What one file came to: its models (name, data), and the paths that this depends on."""
+    """What one file came to: its models (name, JSON text), and the paths that this depends on."""
 
-    models: list[tuple[str, dict[str, Any]]]
+    models: list[tuple[str, str]]
     depends: list[str]
 
 
@@ -52,27 +52,37 @@ def read_cache(file: Path, configs: str) -> Cache:
         checksum, _, body = content.partition(b"\n")
         if int(checksum, 16) != zlib.crc32(body):
             return Cache()
-        stored = json.loads(body)
+        header, *texts = body.decode().split("\n")  # JSON on one line has no line breaks in it
+        stored = json.loads(header)
         if stored["written_by"] != _writer(configs):
             return Cache()
         return Cache(
-            entries={name: Entry(*entry) for name, entry in stored["entries"].items()},
+            entries={
+                name: Entry([(model, texts[line]) for model, line in models], depends)
+                for name, (models, depends) in stored["entries"].items()
+            },
             states={path: _state(state) for path, state in stored["states"].items()},
             digests={path: (_some_state(state), digest) for path, (state, digest) in stored["digests"].items()},
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return Cache()
 
 
 def write_cache(file: Path, configs: str, cache: Cache) -> None:
     """Replace the cache as a whole."""
+    texts: list[str] = []
+    entries = {}
+    for name, entry in cache.entries.items():
+        models = [(model, len(texts) + position) for position, (model, _) in enumerate(entry.models)]
+        entries[name] = models, entry.depends
+        texts += [text for _, text in entry.models]
     stored = {
         "written_by": _writer(configs),
-        "entries": {name: (entry.models, entry.depends) for name, entry in cache.entries.items()},
+        "entries": entries,
         "states": cache.states,
         "digests": cache.digests,
     }
-    body = json.dumps(stored, separators=(",", ":")).encode()
+    body = "\n".join([json.dumps(stored, separators=(",", ":")), *texts]).encode()
     # the next load resolves again if this one cannot be kept
     with contextlib.suppress(OSError):
         _replace(file, b"%08x\n" % zlib.crc32(body) + body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,14 +25,20 @@ _STATE_FOLDER = ".buildsys"
 class ResolvedModel:
     """One model after extends, matrix, defaults and engine profiles.
 
-    ``data`` is complete and plain; ``origins`` maps a dotted field to the ``file:line`` that set it, and has
-    nothing for defaults of the schema.
+    ``text`` is ``data`` as JSON: two models with the same text are the same. ``origins`` maps a dotted field to the
+    ``file:line`` that set it, and has nothing for defaults of the schema.
     """
 
     name: str
     file: str
-    data: dict[str, Any]
+    text: str
     origins: Mapping[str, str] = field(repr=False, compare=False)
+
+    @cached_property
+    def data(self) -> dict[str, Any]:
+        """Every field, complete and plain."""
+        data: dict[str, Any] = json.loads(self.text)
+        return data
 
 
 @dataclass(frozen=True)
@@ -45,17 +52,20 @@ class Project:
     models: Mapping[str, ResolvedModel]
 
 
-def load_project(root: Path) -> Project:
+def load_project(
+    root: Path, *, remember: bool = True, configs: Path | None = None, links_into: Path | None = None
+) -> Project:
     """Load every manifest below ``configs/models``; files that start with ``_`` are only there to be extended.
 
-    BUILDSYS_CONFIGS and BUILDSYS_BUILD, absolute or relative to ``root``, move the two folders.
+    BUILDSYS_CONFIGS and BUILDSYS_BUILD, absolute or relative to ``root``, move the two folders; ``configs`` goes first.
+    Without ``remember`` nothing is written. Files of the project may be links into ``links_into``.
 
     Raises: ManifestErrors: everything that is wrong in any file.
     """
     root = Path(os.path.abspath(root))  # noqa: PTH100 - resolve() would change what errors show
-    configs = _folder(root, "BUILDSYS_CONFIGS", "configs")
+    configs = configs or _folder(root, "BUILDSYS_CONFIGS", "configs")
     project = Project(root, configs, _folder(root, "BUILDSYS_BUILD", "build"), root / _STATE_FOLDER, {})
-    load = _Load(project)
+    load = _Load(project, remember, links_into)
     models = load.models()
     if load.errors:
         raise ManifestErrors(tuple(sorted(_distinct(load.errors), key=_place)))
@@ -65,22 +75,25 @@ def load_project(root: Path) -> Project:
 class _Load:
     """One load: takes from the cache what is valid, resolves the rest and keeps it."""
 
-    def __init__(self, project: Project) -> None:
+    def __init__(self, project: Project, remember: bool, links_into: Path | None) -> None:
         self._project = project
+        self._remember = remember
+        self._links_into = links_into
         self._started_ns = now_ns()
         self.errors: list[ManifestError] = []
 
     def models(self) -> dict[str, ResolvedModel]:
         root, configs = self._project.root, self._project.configs
         cache_file = self._project.state / "manifests.json"
-        files = [configs / "project.yaml", configs / "engines.yaml", *self._manifests()]
+        files = [f"{configs}/project.yaml", f"{configs}/engines.yaml", *self._manifests()]
         cache = read_cache(cache_file, str(configs))
         valid = cache.valid(root)
         entries = {}
         for file in files:
             name = self._shown(file)
-            entries[name] = valid.get(name) or self._resolve(file, cache)
-        if entries.keys() != valid.keys() or any(valid[name] is not entry for name, entry in entries.items()):
+            entries[name] = valid.get(name) or self._resolve(Path(file), cache)
+        changed = entries.keys() != valid.keys() or any(valid[name] is not entry for name, entry in entries.items())
+        if changed and self._remember:
             kept = self._kept(entries, valid, cache)
             if kept.entries.keys() != cache.entries.keys() or kept.states != cache.states:
                 write_cache(cache_file, str(configs), kept)
@@ -92,7 +105,7 @@ class _Load:
         from buildsys.manifest.resolve import Resolver
         from buildsys.manifest.workspace import Workspace
 
-        workspace = Workspace(self._project.root, self._project.configs)
+        workspace = Workspace(self._project.root, self._project.configs, self._links_into)
         return Resolver(workspace), workspace
 
     def _resolve(self, file: Path, cache: Cache) -> Entry | None:
@@ -103,7 +116,7 @@ class _Load:
         with workspace.noting() as noted:
             found, errors = ([], resolver.shared(file)) if shared else resolver.resolve(file)
         self.errors += errors
-        return None if errors else Entry([(model.name, model.data) for model in found], sorted(noted))
+        return None if errors else Entry([(model.name, _to_json(model.data)) for model in found], sorted(noted))
 
     def _kept(self, entries: Mapping[str, Entry | None], valid: Mapping[str, Entry], cache: Cache) -> Cache:
         """Return the cache of the next load: what is right and rests on files that have settled."""
@@ -126,10 +139,10 @@ class _Load:
     def _by_name(self, entries: Mapping[str, Entry]) -> dict[str, ResolvedModel]:
         models: dict[str, ResolvedModel] = {}
         for file, entry in entries.items():
-            for name, data in entry.models:
+            for name, text in entry.models:
                 if name in models:
                     self.errors.append(self._duplicate(file, name, models[name].file))
-                models.setdefault(name, ResolvedModel(name, file, data, _Origins(self._project, file, name)))
+                models.setdefault(name, ResolvedModel(name, file, text, _Origins(self._project, file, name)))
         return models
 
     def _duplicate(self, file: str, name: str, other: str) -> ManifestError:
@@ -142,18 +155,18 @@ class _Load:
         problem = Problem(Origin(Path(file), ("model",)), text, "rename one of them")
         return workspace.errors([problem])[0]
 
-    def _manifests(self) -> list[Path]:
-        folder = self._project.configs / "models"
+    def _manifests(self) -> list[str]:
+        folder = f"{self._project.configs}/models"
         try:
-            return sorted(_yaml_files(folder))
+            return sorted(_yaml_files(folder), key=_parts)
         except OSError as error:
             hint = "put one YAML file per model there"
             text = f"the folder cannot be read: {(error.strerror or str(error)).lower()}"
             self.errors.append(ManifestError(Path(self._shown(folder)), (), text, hint))
             return []
 
-    def _shown(self, path: Path) -> str:
-        return str(path.relative_to(self._project.root)) if path.is_relative_to(self._project.root) else str(path)
+    def _shown(self, path: str) -> str:
+        return path.removeprefix(f"{self._project.root}{os.sep}")  # as text: there may be thousands
 
 
 class _Origins(Mapping[str, str]):
@@ -187,19 +200,27 @@ def _trace_origins(project: Project, file: str, name: str) -> dict[str, str]:
     return next((origins_of(model.tree, workspace) for model in models if model.name == name), {})
 
 
+def _to_json(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, separators=(",", ":"))
+
+
 def _folder(root: Path, variable: str, default: str) -> Path:
     return Path(os.path.normpath(root / (os.environ.get(variable) or default)))
 
 
-def _yaml_files(folder: Path) -> Iterator[Path]:
+def _parts(path: str) -> list[str]:
+    return path.split(os.sep)  # noqa: PTH206 - Path takes thirty times as long
+
+
+def _yaml_files(folder: str) -> Iterator[str]:
     """Yield the manifests below a folder, without hidden files and those to be extended."""
     for entry in os.scandir(folder):
         if entry.name.startswith((".", "_")):
             continue
         if entry.is_dir(follow_symlinks=False):
-            yield from _yaml_files(Path(entry.path))
+            yield from _yaml_files(entry.path)
         elif entry.name.endswith((".yaml", ".yml")):
-            yield Path(entry.path)
+            yield entry.path
 
 
 def _distinct(errors: list[ManifestError]) -> list[ManifestError]:

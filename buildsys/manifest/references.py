@@ -33,8 +33,11 @@ def check_references(tree: Node, file: Path, workspace: Workspace) -> Iterator[P
             yield view.problem(key, text, hint)
 
 
-def locate(root: Path, path: str) -> Path | str:
-    """Return the absolute path of a project file, or the sentence that says why it is none."""
+def locate(root: Path, path: str, links_into: Path) -> Path | str:
+    """Return the absolute path of a project file, or the sentence that says why it is none.
+
+    It may be a link to another place in the project, or in ``links_into``.
+    """
     if not path.strip() or "\0" in path:
         return f"{show_value(path)} is not a path"
     if Path(path).is_absolute():
@@ -43,7 +46,7 @@ def locate(root: Path, path: str) -> Path | str:
         real = (root / path).resolve()
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
         return f"{show_value(path)} cannot be followed: {error}"
-    if not real.is_relative_to(root.resolve()):
+    if not any(real.is_relative_to(folder.resolve()) for folder in (root, links_into)):
         return f"{show_value(path)} leaves the project"
     return root / path
 
@@ -69,7 +72,7 @@ def _python_reference(key: Key, value: str) -> Reference:
 
 
 def _file_problems(reference: Reference, workspace: Workspace) -> Iterator[tuple[str, str]]:
-    path = locate(workspace.root, reference.path)
+    path = locate(workspace.root, reference.path, workspace.links_into)
     if isinstance(path, str):
         yield path, ""
         return

@@ -18,7 +18,7 @@ from buildsys.manifest.matrix import expand_matrix
 from buildsys.manifest.numbers import default_high
 from buildsys.manifest.problem import Problem, show_value, suggest, suggest_file
 from buildsys.manifest.references import check_references
-from buildsys.manifest.schema import Engine, ModelSpec
+from buildsys.manifest.schema import CacheSpec, Engine, ModelSpec
 from buildsys.manifest.tree import Node, Origin, leaves, merge, plain
 from buildsys.manifest.words import schema_problems
 from buildsys.manifest.workspace import Workspace
@@ -171,22 +171,28 @@ class Resolver:
 
     def _misfits(self) -> list[ManifestError]:
         """Return what is wrong with each profile by itself; costs a validator of its own."""
-        engine: TypeAdapter[Any] = TypeAdapter(Engine)
-        problems: list[Problem] = []
-        for profile in filter(None, (self._profiles or {}).values()):
-            try:
-                engine.validate_python(plain(profile))
-            except ValidationError as error:
-                problems += schema_problems(error, profile, Engine)
-        return self._workspace.errors(problems)
+        profiles = filter(None, (self._profiles or {}).values())
+        return self._workspace.errors([problem for profile in profiles for problem in _misfits_of(profile, Engine)])
+
+
+def _misfits_of(node: Node, spec: Any) -> Iterator[Problem]:
+    """Yield what is wrong with a part that is validated by itself."""
+    validator: TypeAdapter[Any] = TypeAdapter(spec)
+    try:
+        validator.validate_python(plain(node))
+    except ValidationError as error:
+        yield from schema_problems(error, node, spec)
 
 
 def _project_problems(document: Node) -> Iterator[Problem]:
     if not isinstance(document.value, dict):
         yield Problem(document.origin, f"found {show_value(document.value)}; a map with the field defaults is wanted")
     for name, node in document.items():
-        if name != "defaults":
-            yield Problem(node.origin, "unknown field", suggest(name, ("defaults",), what="known fields"), of_key=True)
+        if name == "cache":
+            yield from _misfits_of(node, CacheSpec)
+        elif name != "defaults":
+            known = ("defaults", "cache")
+            yield Problem(node.origin, "unknown field", suggest(name, known, what="known fields"), of_key=True)
         elif not isinstance(node.value, dict):
             yield Problem(node.origin, f"found {show_value(node.value)}; a map of manifest sections is wanted")
         else:

@@ -6,7 +6,7 @@ reads while typing. Nothing in this module touches a file or imports a library t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -155,7 +155,16 @@ class ModelSpec(Spec):
     timeout: dict[Stage, Seconds] = Field(default_factory=dict, description="Limit per stage, e.g. {export: 10min}.")
 
 
+class CacheSpec(Spec):
+    """A cache of built outputs that several people and machines share."""
+
+    remote: str = Field(min_length=1, description="A folder, or a URL: sftp://host/path, s3://bucket/path.")
+    mode: Literal["read-only", "read-write"] = Field("read-only", description="Whether results are added to it.")
+    timeout: Seconds = Field(30.0, gt=0, description="What one target may need of it before the run goes on without.")
+
+
 class ProjectSpec(Spec):
     """configs/project.yaml: what all models of the project share."""
 
     defaults: dict[str, Any] = Field(default_factory=dict, description="Manifest sections under every model's own.")
+    cache: CacheSpec | None = Field(None, description="The shared cache, behind the store of this project.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-_DURATION_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_DURATION_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_BYTES = {
     "B": 1,
     "kB": 10**3,

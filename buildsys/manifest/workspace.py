@@ -24,8 +24,9 @@ class Workspace:
     result may be used as long as all of its paths are in the same state.
     """
 
-    def __init__(self, root: Path, configs: Path) -> None:
+    def __init__(self, root: Path, configs: Path, links_into: Path | None = None) -> None:
         self.root = root
+        self.links_into = links_into or root  # files of the project may be links to there
         self.configs = configs
         self.states: dict[str, FileState | None] = {}
         self.digests: dict[str, tuple[FileState, str]] = {}  # sha256 of weights; kept from load to load

@@ -12,8 +12,8 @@ from torch import nn
 
 from buildsys.digest import sha256_of
 from buildsys.errors import StageError
+from buildsys.graph.state_dict import state_dict_of
 
-_WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys under which training scripts save it
 _PARALLEL_PREFIX = "module."  # DataParallel saves every name with it
 _NAMED = 3  # how many names an error shows of each kind
 
@@ -58,10 +58,7 @@ def _load(file: Path, shown: str) -> Any:
 
 
 def _state_dict(loaded: Any, shown: str) -> dict[str, Any]:
-    for key in _WRAPPERS:
-        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
-            loaded = loaded[key]
-            break
+    loaded = state_dict_of(loaded)
     if not isinstance(loaded, Mapping) or not any(isinstance(value, torch.Tensor) for value in loaded.values()):
         raise StageError(
             f"{shown} holds {_describe(loaded)}, not a state dict",

@@ -12,6 +12,7 @@ import onnx
 import torch
 
 from buildsys.errors import StageError
+from buildsys.onnx_export.functions import settle_functions
 from buildsys.onnx_export.request import ExportRequest
 from buildsys.onnx_graph import ONE_MESSAGE_LIMIT, load_model
 
@@ -30,12 +31,12 @@ def export_torchscript(request: ExportRequest) -> onnx.ModelProto:
     if request.weight_bytes < ONE_MESSAGE_LIMIT:
         stream = io.BytesIO()
         _export(request, stream)
-        return _with_output_names(onnx.load_model_from_string(stream.getvalue()), request)
+        return _settled(onnx.load_model_from_string(stream.getvalue()), request)
     # above 2 GB the exporter leaves one file per tensor beside the model: they are gathered later
     with tempfile.TemporaryDirectory(dir=request.path.parent) as folder:
         file = Path(folder) / request.path.name
         _export(request, str(file))
-        return _with_output_names(load_model(file), request)
+        return _settled(load_model(file), request)
 
 
 def _export(request: ExportRequest, file: str | io.BytesIO) -> None:
@@ -54,18 +55,25 @@ def _export(request: ExportRequest, file: str | io.BytesIO) -> None:
     )
 
 
-def _with_output_names(model: onnx.ModelProto, request: ExportRequest) -> onnx.ModelProto:
-    """Give outputs the names back that they lose where a module exported as a function makes them."""
+def _settled(model: onnx.ModelProto, request: ExportRequest) -> onnx.ModelProto:
+    """Put right what the exporter does to modules that become functions."""
+    if request.options["export_modules_as_functions"]:
+        settle_functions(model)
+        _restore_output_names(model, request)
+    return model
+
+
+def _restore_output_names(model: onnx.ModelProto, request: ExportRequest) -> None:
+    """Give outputs the names back that they lose where a function makes them."""
     found = [value.name for value in model.graph.output]
-    if not request.options["export_modules_as_functions"] or len(found) != len(request.output_names):
-        return model
+    if len(found) != len(request.output_names):
+        return
     names = {old: new for old, new in zip(found, request.output_names, strict=True) if old != new}
     for node in model.graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
     for value in model.graph.output:
         value.name = names.get(value.name, value.name)
-    return model
 
 
 def _translated(request: ExportRequest) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What an exported file says about where it was made: it is not content, and it differs between checkouts."""
+"""What an exported file says about how and where it was made: it is not content, and it differs between checkouts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from typing import Any
 
 import onnx
 
-from buildsys.onnx_graph import all_nodes, subgraphs
+from buildsys.onnx_graph import all_nodes, subgraphs, tensors_of
 
-_TRACES = "pkg.torch"  # stack traces with the paths and source lines of the user's checkout
+# ``pkg.``: stack traces with the paths and source lines of the user's checkout, symbols and parameters of the captured
+# program, what the exporter has folded; ``namespace``: the user's file, class and modules behind a node
+_TRACES = ("pkg.", "namespace")
 
 
 def strip_traces(model: onnx.ModelProto) -> list[str]:
-    """Remove stack traces and doc strings; returns the names of what was removed."""
+    """Remove traces of the exporter, doc strings and its version; returns the names of what was removed.
+
+    The names of nodes and tensors stay, and so do metadata and doc string of the model itself, which people set.
+    """
     stripped: set[str] = set()
     for message in _annotated(model):
         kept = [entry for entry in message.metadata_props if not entry.key.startswith(_TRACES)]
@@ -24,6 +29,9 @@ def strip_traces(model: onnx.ModelProto) -> list[str]:
         if message.doc_string:
             stripped.add("doc_string")
             message.ClearField("doc_string")
+    if model.producer_version:  # 2.14.1 or 2.14.1+cu130: a new one need not change a single node
+        stripped.add("producer_version")
+        model.ClearField("producer_version")
     return sorted(stripped)
 
 
@@ -31,10 +39,11 @@ def _annotated(model: onnx.ModelProto) -> Iterator[Any]:
     """Yield every message that may carry metadata or a doc string."""
     for graph in _graphs(model):
         yield graph
-        yield from (*graph.input, *graph.output, *graph.value_info, *graph.initializer, *graph.node)
+        yield from (*graph.input, *graph.output, *graph.value_info, *graph.node)
     for function in model.functions:
         yield function
         yield from (*function.value_info, *function.node)
+    yield from tensors_of(model)
 
 
 def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:

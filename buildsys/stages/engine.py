@@ -32,8 +32,8 @@ def _build(job: Job, backend: Backend) -> Figures:
         onnx=job.inputs["model"],
         engine=job.outputs["engine"],
         options=job.options["engine"],
-        inputs=job.options["inputs"],
-        dims=job.options["dims"],
+        inputs=job.options.get("inputs", {}),  # and dims: for those who build for ranges of shapes
+        dims=job.options.get("dims", {}),
         progress=job.progress,
     )
     start = time.perf_counter()

@@ -39,9 +39,9 @@ def run(job: Job) -> StageResult:
         model, origin = _given_model(job), {"exporter": "none", "weights": f"from {job.options['source']['onnx']}"}
     else:
         model, origin = _exported_model(job, warnings)
+    figures = {"parameters": parameter_count(model), **origin, **_model_figures(model)}
     stripped = strip_traces(model)
     path, external = job.outputs["model"], job.options["export"]["external_data"]
-    figures = {"parameters": parameter_count(model), **origin, **_model_figures(model)}
     save_model(model, path, inline_limit=_INLINE_LIMITS[external])
     job.progress("checking the file")
     with ThreadPoolExecutor(max_workers=1) as beside:

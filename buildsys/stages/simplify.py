@@ -125,7 +125,7 @@ def _equal_outputs(
         port["name"]: port for port in graph_inputs if all(isinstance(size, int) for size in port["shape"] or ("",))
     }
     inputs = {**fixed, **job.options["inputs"]}
-    feeds = {case: random_inputs(inputs, case, dims) for case, dims in _compared_cases(job.options["cases"]).items()}
+    feeds = {case: random_inputs(inputs, case, dims) for case, dims in job.options["cases"].items()}
     job.progress(f"comparing both graphs in {len(feeds)} cases")
     expected = _run_all(job.inputs["model"], feeds, job.threads)
     actual = _run_all(job.outputs["model"], feeds, job.threads)
@@ -136,11 +136,6 @@ def _equal_outputs(
     if random_operators or any(found.problem for outputs in equal.values() for found in outputs.values()):
         _refuse_random_graph(job.inputs["model"], next(iter(feeds.values())), limits, random_operators)
     return equal
-
-
-def _compared_cases(cases: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, int]]:
-    """Return the smallest and the odd shape: validate runs both graphs in every case, these without optimizations."""
-    return {case: dims for case, dims in cases.items() if case in ("min", "odd")} or dict(cases)
 
 
 def _run_all(path: Path, feeds: Mapping[str, dict[str, Tensor]], threads: int) -> dict[str, Outputs]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from buildsys.store.state import Row, StateDb, Statement
 
 PASSED, UNAVAILABLE, FAILED = "passed", "unavailable", "failed"
+RESTORED = "restored"  # in the history: taken from the store
 KEEP_RECORDS = 20  # per target: enough to find one's way back, few enough to stay fast
 KEEP_HISTORY = 100
 
@@ -17,8 +18,9 @@ _COLUMNS = "target, key, parts, outputs, status, started, seconds, reason, hint,
 _LOOKUP = f"SELECT {_COLUMNS} FROM records WHERE target = ? AND key = ?"  # noqa: S608 - our own column names
 _LATEST = f"SELECT {_COLUMNS} FROM records WHERE target = ? ORDER BY seq DESC LIMIT 1"  # noqa: S608 - as above
 _INSERT = f"INSERT OR REPLACE INTO records ({_COLUMNS}, seq) VALUES ({'?, ' * 11}last_insert_rowid())"  # noqa: S608
-_RUNS = "SELECT target, key, status, started, seconds, reason FROM history WHERE target = ? ORDER BY seq DESC LIMIT ?"
-_NOTE = "INSERT INTO history (target, key, status, started, seconds, reason) VALUES (?, ?, ?, ?, ?, ?)"
+_RUN = "target, key, status, started, seconds, reason, why"
+_RUNS = f"SELECT {_RUN} FROM history WHERE target = ? ORDER BY seq DESC LIMIT ?"  # noqa: S608 - as above
+_NOTE = f"INSERT INTO history ({_RUN}) VALUES (?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - as above
 _CLAIM = "INSERT OR REPLACE INTO owned VALUES (?, ?)"
 _PRUNE = """
 DELETE FROM {0} WHERE target = ?
@@ -52,6 +54,11 @@ class Record:
     figures: Mapping[str, Any] = field(default_factory=dict)
     log: str = ""
 
+    @property
+    def files(self) -> dict[str, OutputFile]:
+        """The outputs that were produced."""
+        return {path: output for path, output in self.outputs.items() if output is not None}
+
 
 class Run(NamedTuple):
     """One line of a target's history."""
@@ -62,6 +69,7 @@ class Run(NamedTuple):
     started: str
     seconds: float
     reason: str
+    why: str = ""  # the reasons for which it was made, as ``graph.explain`` writes them
 
 
 class Ledger:
@@ -86,17 +94,18 @@ class Ledger:
         found = _outputs(rows[0][1]) if rows else None
         return None if found is None else (rows[0][0], found)
 
-    def record(self, record: Record) -> None:
-        """Store a finished action; its outputs are then exactly the files that the target owns."""
+    def record(self, record: Record, *, why: str = "", restored: bool = False) -> None:
+        """Store a finished action and why it ran; its outputs are then exactly the files that the target owns."""
         row = (
             record.target, record.key, _to_json(record.parts), _to_json(record.outputs), record.status, record.started,
             record.seconds, record.reason, record.hint, _to_json(record.figures), record.log,
         )  # fmt: skip
-        present = [path for path, output in record.outputs.items() if output is not None]
+        status = RESTORED if restored else record.status
         self._db.write([
-            _history_row(Run(record.target, record.key, record.status, record.started, record.seconds, record.reason)),
+            _history_row(Run(record.target, record.key, status, record.started, record.seconds, record.reason, why)),
+            ("DELETE FROM forgotten WHERE target = ?", (record.target,)),
             (_INSERT, row),
-            *_ownership(record.target, present),
+            *_ownership(record.target, record.files),
             *_pruned(record.target),
         ])  # fmt: skip
 
@@ -114,11 +123,23 @@ class Ledger:
 
     def owned(self, target: str) -> set[str]:
         """Return the files in the build folder that a target has put there."""
-        return {row[0] for row in self._db.read("SELECT path FROM owned WHERE target = ?", (target,))}
+        rows = self._db.read("SELECT path FROM owned WHERE target = ?", (target,))
+        return {path for (path,) in rows if isinstance(path, str) and _is_inside(path)}
 
     def forget(self, target: str) -> None:
-        """Drop all records of a target: it is stale. Its files and its history stay."""
-        self._db.write([("DELETE FROM records WHERE target = ?", (target,))])
+        """Drop all records of a target: it is stale, and is built next time. Its files and its history stay."""
+        self._db.write([
+            ("DELETE FROM records WHERE target = ?", (target,)),
+            ("INSERT OR REPLACE INTO forgotten VALUES (?)", (target,)),
+        ])  # fmt: skip
+
+    def is_forgotten(self, target: str) -> bool:
+        """Return whether a target was forgotten and not built since."""
+        return bool(self._db.read("SELECT 1 FROM forgotten WHERE target = ?", (target,)))
+
+    def has_records(self, target: str) -> bool:
+        """Return whether anything is recorded of a target, be it readable or not."""
+        return bool(self._db.read("SELECT 1 FROM records WHERE target = ? LIMIT 1", (target,)))
 
     def history(self, target: str, limit: int = 10) -> list[Run]:
         """Return the last runs of a target, newest first."""
@@ -175,10 +196,17 @@ def _record(row: Row) -> Record | None:
 
 
 def _outputs(text: str) -> dict[str, OutputFile | None] | None:
+    """Return what was published; None where that cannot be read, or would reach out of the build folder."""
     try:
-        return {path: None if output is None else OutputFile(*output) for path, output in json.loads(text).items()}
+        found = {path: None if output is None else OutputFile(*output) for path, output in json.loads(text).items()}
     except (AttributeError, TypeError, ValueError):
         return None
+    return found if all(map(_is_inside, found)) else None
+
+
+def _is_inside(path: str) -> bool:
+    """Tell whether a path stays in the folder that it is relative to: what is recorded may be deleted one day."""
+    return not path.startswith("/") and ".." not in path.split("/") and "\0" not in path
 
 
 def _to_json(value: object) -> str:

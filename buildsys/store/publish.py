@@ -1,4 +1,8 @@
-"""Outputs appear whole or not at all: written under ``build/.tmp``, fsynced, then renamed into place."""
+"""Outputs appear whole or not at all: written under ``build/.tmp``, digested, then renamed into place.
+
+Their way to the disk is seen to beside the next stages. Until then the digest memo answers for them in this boot of the
+machine only: after a power cut they are read again, and what did not survive it is stale.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +18,38 @@ from functools import partial
 from pathlib import Path
 
 from buildsys.errors import StageError
-from buildsys.store.digest import SETTLE_NS, THREADS_FROM_BYTES, DigestMemo, FileDigest, hash_file, run_all, stamp_file
+from buildsys.store.background import Background
+from buildsys.store.digest import (
+    SETTLE_NS,
+    THREADS_FROM_BYTES,
+    DigestMemo,
+    FileDigest,
+    Stamp,
+    hash_file,
+    run_all,
+    stamp_file,
+)
+from buildsys.store.state import warn_on_stderr
 
 TEMPORARY = ".tmp"
 _TREE = "tree"
 _LOCK = "lock"
 _REPLACED = "replaced-"
 _LARGE_BYTES = 1 << 20
+_LITTLE_BYTES = 1 << 20
 _ABANDONED_S = 3600.0  # a folder without a lock file belongs to a process that died while making it
 
 
 class Publisher:
     """Puts the outputs of an action into the build folder."""
 
-    def __init__(self, build: Path, memo: DigestMemo) -> None:
+    def __init__(
+        self, build: Path, memo: DigestMemo, background: Background, notify: Callable[[str], None] = warn_on_stderr
+    ) -> None:
         self._build = build
         self._memo = memo
+        self._background = background
+        self._notify = notify
 
     @contextmanager
     def staging(self, target: str) -> Iterator[Path]:
@@ -45,31 +65,45 @@ class Publisher:
                 _discard(folder, lock)
 
     def seal(self, tree: Path) -> dict[str, FileDigest]:
-        """Make all files of a finished tree durable and return their digests by relative path.
-
-        A file is read once, by the hash; fsync goes on beside it. Symbolic links are left out.
-        """
+        """Return the digests of all files of a finished tree by relative path. Symbolic links are left out."""
         paths = [path for path in sorted(tree.rglob("*")) if path.is_file() and not path.is_symlink()]
-        with _disk_errors("write the outputs to disk"):
-            large = sum(path.stat().st_size for path in paths) >= THREADS_FROM_BYTES
-            jobs: list[Callable[[], FileDigest | None]] = [partial(_fsync, path) for path in paths]
-            jobs += [partial(hash_file, str(path)) for path in paths]
-            digests = [digest for digest in run_all(jobs, in_threads=large) if digest is not None]
+        with _disk_errors("read the outputs"):
+            large = sum(map(_settle, paths)) >= THREADS_FROM_BYTES
+            digests = run_all([partial(hash_file, str(path)) for path in paths], in_threads=large)
         return {path.relative_to(tree).as_posix(): digest for path, digest in zip(paths, digests, strict=True)}
 
-    def place(self, tree: Path, sealed: Mapping[str, FileDigest], last: str) -> None:
-        """Rename sealed files into the build folder; ``last`` (the result file) comes after all others."""
+    def take(self, tree: Path, digests: Mapping[str, str]) -> dict[str, FileDigest]:
+        """Return the same as ``seal`` for files whose digests are known already."""
+        with _disk_errors("read the outputs"):
+            for name in digests:
+                _settle(tree / name)
+        stamps = {name: stamp_file(str(tree / name)) for name in digests}
+        return {name: FileDigest(digests[name], stamp) for name, stamp in stamps.items() if stamp is not None}
+
+    def place(self, tree: Path, sealed: Mapping[str, FileDigest], last: str, *, restored: bool = False) -> None:
+        """Rename sealed files into the build folder; ``last`` (the result file) comes after all others.
+
+        Nobody sees to the way to the disk of what is ``restored``: the store has it as well.
+        """
         ordered = sorted(sealed, key=lambda name: (name == last, name))
-        folders = {(self._build / name).parent for name in ordered}
         for name in ordered:
             with _disk_errors(f"publish {self._build / name}"):
                 (self._build / name).parent.mkdir(parents=True, exist_ok=True)
                 _keep_aside(self._build / name, tree.parent)
                 (tree / name).replace(self._build / name)
-        with _disk_errors(f"publish into {self._build}"):
-            for folder in folders:
-                _fsync(folder)
-        self._memo.remember(self._settled(sealed))
+        settled = list(self._settled(sealed))
+        self._memo.remember(settled)
+        if not restored:
+            self._background.submit(partial(self._bring_to_disk, [(path, stamp) for path, (_, stamp) in settled]))
+
+    def little_room(self) -> str:
+        """Return a sentence about the disk of the build folder if it is as good as full, else an empty string."""
+        try:
+            found = os.statvfs(self._build)
+        except OSError:
+            return ""
+        room = found.f_bavail * found.f_frsize
+        return f"the disk of {self._build} has {room >> 10} KiB left" if room < _LITTLE_BYTES else ""
 
     def remove(self, names: Iterable[str]) -> None:
         """Delete files that a target has published before and does not produce any more."""
@@ -83,6 +117,27 @@ class Publisher:
         if temporary.is_dir():
             for folder in temporary.iterdir():
                 _sweep_folder(folder)
+
+    def _bring_to_disk(self, files: list[tuple[str, Stamp]]) -> None:
+        """Flush published files, their names last; what cannot be flushed counts as unknown."""
+        flushed: dict[str, list[tuple[str, Stamp]]] = {}
+        for path, stamp in files:
+            if self._flush(path):
+                flushed.setdefault(str(Path(path).parent), []).append((path, stamp))
+        for folder, members in flushed.items():
+            if self._flush(folder):
+                self._memo.confirm(members)
+
+    def _flush(self, path: str) -> bool:
+        try:
+            _fsync(path)
+        except FileNotFoundError:  # replaced or removed meanwhile
+            return False
+        except OSError as error:
+            self._notify(f"cannot bring {path} to the disk: {error.strerror}; it is looked at again by the next run")
+            self._memo.drop(path)
+            return False
+        return True
 
     def _make_folder(self, target: str) -> tuple[Path, int]:
         """Return a new folder and its locked lock file: the lock tells ``sweep`` that the owner is alive."""
@@ -121,11 +176,33 @@ def _keep_aside(old: Path, folder: Path) -> None:
 
 
 def _discard(folder: Path, lock: int) -> None:
-    shutil.rmtree(folder, ignore_errors=True)  # what is left of it is swept by a later run
+    _remove(folder)  # what is left of it is swept by a later run
     os.close(lock)
 
 
-def _fsync(path: Path) -> None:
+def _remove(folder: Path) -> None:
+    """Delete a temporary folder, its lock file last: without that nobody would dare to sweep it for a while."""
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if path.name == _TREE:
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != _LOCK:
+                path.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _settle(path: Path) -> int:
+    """Date a file back a moment if it has just been written; return its size in bytes.
+
+    A change right after the rename then shows in its times, and its digest may be remembered at once.
+    """
+    found = path.stat()
+    if time.time_ns() - found.st_mtime_ns < 2 * SETTLE_NS:
+        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns - 2 * SETTLE_NS))
+    return found.st_size
+
+
+def _fsync(path: str) -> None:
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -152,7 +229,7 @@ def _sweep_folder(folder: Path) -> None:
         return  # another user's, or no folder at all: not ours to judge
     try:
         if _try_lock(lock):
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
     finally:
         os.close(lock)
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from buildsys.worker.protocol import LineBuffer, Message
 
-_LIMIT_SLACK_S = 20.0  # the server itself stops a job at its limit; beyond this the server is what hangs
+# the server itself stops a job at its limit, and tells when a child has ended; beyond this the server is what hangs
+_LIMIT_SLACK_S = 20.0
 
 OnEvent = Callable[[Message], None]
 
@@ -26,6 +27,7 @@ class Conversation:
         self._fate, self._remote_fate = socket.socketpair()
         self._server = control.dup()  # its own, so that closing the pool cannot pull it away; readable = ended
         self._event_lines, self._fate_lines = LineBuffer(), LineBuffer()
+        self._hung_up = False  # the child has, without an answer
 
     @property
     def remote_descriptors(self) -> list[int]:
@@ -63,6 +65,8 @@ class Conversation:
                 answer = self._read_events(on_event, selector)
                 if answer is not None or ending is not None or gone:
                     return answer or ending
+                if self._hung_up and (deadline is None or deadline > time.monotonic() + _LIMIT_SLACK_S):
+                    deadline = time.monotonic() + _LIMIT_SLACK_S
 
     def _read_fate(self) -> list[Message] | None:
         try:
@@ -81,6 +85,7 @@ class Conversation:
             if not piece:  # the child has closed it: its fate comes next
                 with contextlib.suppress(KeyError):
                     selector.unregister(self._events)
+                self._hung_up = True
                 return None
             for message in self._event_lines.feed(piece):
                 if message["event"] != "progress":

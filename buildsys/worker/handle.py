@@ -200,6 +200,7 @@ class SharedServer(ServerHandle):
         if self._server.ends_within(_CLOSE_LIMIT_S):
             return "ended unexpectedly"
         self._server.kill()
+        self._server.ends_within(_CLOSE_LIMIT_S)  # until then the next to connect would meet it again
         return how_it_ended(None)
 
 
@@ -208,6 +209,8 @@ def _wait_or_kill(process: subprocess.Popen[bytes]) -> int | None:
         return process.wait(_CLOSE_LIMIT_S)
     except subprocess.TimeoutExpired:
         process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # until it is gone the next to connect would meet it again
+            process.wait(_CLOSE_LIMIT_S)
         return None
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from project_folder import ProjectFolder, Ran
+from ready_project import ReadyProject
 
 from buildsys.worker import listing
 
@@ -49,3 +50,51 @@ def project(tmp_path: Path) -> ProjectFolder:
     project.root.mkdir()
     project.create()
     return project
+
+
+@pytest.fixture(scope="session")
+def runtime_folder() -> Iterator[Path]:
+    """Where the worker servers of ready projects are found."""
+    folder = Path(tempfile.mkdtemp(prefix="bs-"))  # of pytest's folders the addresses would become too long
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def ready_place(tmp_path_factory: pytest.TempPathFactory, runtime_folder: Path) -> Iterator[ReadyProject]:
+    """Where one ready project after the other lies, so that a worker server serves them all."""
+    place = ReadyProject(tmp_path_factory.mktemp("ready") / "project", runtime_folder)
+    place.root.mkdir()
+    yield place
+    place.end()
+
+
+@pytest.fixture(scope="session")
+def ready_kept(ready_place: ReadyProject, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with the ready network ``a``, built; to be copied only."""
+    kept = tmp_path_factory.mktemp("kept") / "project"
+    ready_place.clear()
+    ready_place.create()
+    ready_place.add_model("a")
+    assert ready_place.doit().code == 0
+    shutil.copytree(ready_place.root, kept)
+    return kept
+
+
+@pytest.fixture
+def ready(ready_place: ReadyProject) -> Iterator[ReadyProject]:
+    """A project with the ready network ``a``, not built."""
+    ready_place.clear()
+    ready_place.create()
+    ready_place.add_model("a")
+    yield ready_place
+    ready_place.finish_runs()
+
+
+@pytest.fixture
+def ready_built(ready_kept: Path, ready_place: ReadyProject) -> Iterator[ReadyProject]:
+    """A copy of the built project with the ready network ``a``."""
+    ready_place.clear()
+    shutil.copytree(ready_kept, ready_place.root, dirs_exist_ok=True, ignore=shutil.ignore_patterns("workers"))
+    yield ready_place
+    ready_place.finish_runs()

@@ -63,8 +63,13 @@ class Ran:
 
     @property
     def ran(self) -> set[str]:
-        """The targets that were run."""
+        """The targets that were brought up to date: made anew, or restored from the store."""
         return set(re.findall(r"^run +(\S+)", self.out, re.MULTILINE))
+
+    @property
+    def restored(self) -> set[str]:
+        """The targets that came from the store."""
+        return set(re.findall(r"^restored +(\S+)", self.out, re.MULTILINE))
 
     @property
     def passed(self) -> set[str]:

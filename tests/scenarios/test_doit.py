@@ -116,7 +116,7 @@ def test_list_info_clean_and_forget(built: ProjectFolder) -> None:
 
     assert built.doit("forget", "bench:lin:ort").code == 0
     info = built.doit("info", "bench:lin:ort")
-    assert (info.code, "never built" in info.out) == (1, True)
+    assert (info.code, "forgotten" in info.out) == (1, True)
     assert "bench:lin:ort" in built.doit().ran
 
     before = built.files()

@@ -361,6 +361,19 @@ def test_a_server_that_hangs_does_not_hang_its_jobs(bench: Bench, monkeypatch: p
     assert bench.server_pid() != server
 
 
+def test_a_server_that_hangs_does_not_hide_the_end_of_its_child(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = bench.server_pid()
+    monkeypatch.setattr(conversation_module, "_LIMIT_SLACK_S", 0.3)
+
+    def stop_and_kill(event: dict[str, Any]) -> None:
+        if event["event"] == "progress":
+            os.kill(server, signal.SIGSTOP)
+            os.kill(int(event["message"]), signal.SIGKILL)
+
+    error = bench.error("hang", timeout_s=None, on_event=stop_and_kill)
+    assert str(error) == "the worker server that ran export:hang stopped answering; full log: build/hang.log"
+
+
 def test_a_collection_in_a_child_leaves_shared_memory_alone(bench: Bench) -> None:
     collector = bench.run("describe_collector").figures
     assert collector["enabled"]

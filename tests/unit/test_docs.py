@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from buildsys import errors
+from buildsys.graph import explain
 from buildsys.manifest import schema
 from buildsys.manifest.schema import Spec
 
@@ -128,6 +129,21 @@ def test_the_bench_scripts_of_the_docs_exist() -> None:
     page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     scripts = set(re.findall(r"tests/bench/\w+\.py", page))
     assert scripts == {f"tests/bench/{file.name}" for file in (ROOT / "tests" / "bench").glob("[a-z]*.py")}
+
+
+def test_every_kind_of_reason_is_documented() -> None:
+    page = (ROOT / "docs" / "explain.md").read_text(encoding="utf-8")
+    listed = re.search(r"or one of\n([^.]+)\.", page)
+    assert listed is not None
+    assert set(re.findall(r"`([a-z-]+)`", listed[1])) == set(explain._WORDS)
+
+
+def test_the_readme_has_our_commands() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    commands = re.findall(r'^(\w+) = "buildsys\.front\.doit:', project, flags=re.MULTILINE)
+    assert {"explain", "plan", "resolve"} <= set(commands)
+    shown = set(re.findall(r"^\| `doit (\w+)", README, flags=re.MULTILINE))
+    assert set(commands) - {"run", "ignore"} <= shown
 
 
 def test_the_manifest_of_the_readme_loads(tmp_path: Path) -> None:

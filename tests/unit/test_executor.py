@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 import tiny_project
+from blake3 import blake3
 from tiny_project import BENCH, ENGINE, EXPORT, REPORT, actions, build, make_executor
 
 import buildsys
 from buildsys.errors import CheckFailed, StageError, WorkerDied
 from buildsys.graph.action import FileRef
+from buildsys.store.cas import Store
 from buildsys.worker.job import Job
 
 ALL = [EXPORT, ENGINE, BENCH, REPORT]
@@ -103,39 +105,144 @@ def test_changed_content_under_the_old_modification_time_is_noticed(root: Path) 
 
 
 @pytest.mark.parametrize("name", [MODEL, "m/export/export.json"])
-def test_an_edited_output_is_made_again(root: Path, name: str) -> None:
+@pytest.mark.parametrize("stored", [True, False])
+def test_an_edited_output_is_put_right(root: Path, name: str, *, stored: bool) -> None:
+    build(root)
+    good = published(root)
+    if not stored:
+        shutil.rmtree(root / ".buildsys/store")
+    (root / "build" / name).write_text("edited")
+    assert stale(root)[0] == EXPORT
+    assert build(root) == ([] if stored else [EXPORT])  # same bytes again: cut off
+    assert published(root)[MODEL] == good[MODEL]
+    assert published(root)["m/export/export.json"] != "edited"
+    assert not stored or published(root) == good
+    assert stale(root) == []
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_deleted_output_is_put_back(root: Path, *, stored: bool) -> None:
+    build(root)
+    if not stored:
+        shutil.rmtree(root / ".buildsys/store")
+    (root / "build" / MODEL).unlink()
+    assert build(root) == ([] if stored else [EXPORT])
+    assert stale(root) == []
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_deleted_build_folder_is_put_back(root: Path, *, stored: bool) -> None:
+    build(root)
+    good = published(root)
+    if not stored:
+        shutil.rmtree(root / ".buildsys/store")
+    shutil.rmtree(root / "build")
+    assert build(root) == ([] if stored else ALL)
+    assert not stored or published(root) == good
+    assert stale(root) == []
+
+
+def test_back_to_an_earlier_manifest_is_restored(root: Path) -> None:
+    build(root, actions(opset=17))
+    first = published(root)
+    assert build(root, actions(opset=18)) == ALL
+    second = published(root)
+    for opset, wanted in ((17, first), (18, second), (17, first)):
+        assert build(root, actions(opset=opset)) == []
+        assert published(root) == wanted
+
+
+def test_a_failed_check_leaves_nothing_to_be_restored(root: Path) -> None:
+    build(root)
+    order(root, ENGINE, "fail")
+    with pytest.raises(CheckFailed):
+        build(root, actions(opset=18))
+    order(root, ENGINE)
+    assert build(root, actions(opset=18)) == [ENGINE, BENCH, REPORT]
+
+
+def test_what_is_forgotten_is_built_and_not_restored(root: Path) -> None:
+    build(root)
+    executor, pool = make_executor(root)
+    executor.forget(EXPORT)
+    assert not executor.is_fresh(EXPORT)
+    assert not executor.run(EXPORT).restored
+    assert pool.ran == [EXPORT]
+    executor.close()
+    assert build(root) == []
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "gone", "record"])
+def test_a_damaged_store_costs_a_rebuild_and_is_told(
+    root: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     build(root)
     good = published(root)[MODEL]
-    (root / "build" / name).write_text("edited")
-    assert build(root) == [EXPORT]  # same bytes again: cut off
-    assert published(root)[MODEL] == good
-    assert published(root)["m/export/export.json"] != "edited"
-
-
-def test_a_deleted_output_is_made_again(root: Path) -> None:
-    build(root)
+    found = Store(root / ".buildsys/store").object_path(blake3(good.encode()).hexdigest())
+    if damage == "gone":
+        found.unlink()
+    elif damage == "record":
+        shutil.rmtree(root / ".buildsys" / "store" / "actions")
+        (root / ".buildsys/state.db").unlink()
+    else:
+        found.chmod(0o644)
+        found.write_text(good[:-1] if damage == "cut" else good[:-1] + "x")
     (root / "build" / MODEL).unlink()
-    assert build(root) == [EXPORT]
+    ran = build(root)
+    assert ran[0] == EXPORT
+    assert published(root)[MODEL] == good
+    assert ("put into quarantine; export:m is built anew" in capsys.readouterr().err) == (damage == "flip")
+    (root / "build" / MODEL).unlink()
+    assert build(root) == []  # what was built anew is in the store again
 
 
-def test_a_deleted_build_folder_is_made_again(root: Path) -> None:
+def test_an_edit_in_the_build_folder_does_not_reach_the_store(root: Path) -> None:
     build(root)
-    shutil.rmtree(root / "build")
-    assert build(root) == ALL
+    good = published(root)
+    for name in good:
+        with (root / "build" / name).open("r+") as file:
+            file.write("edited in place")
+    assert build(root) == []
+    assert published(root) == good
 
 
-def test_back_to_an_earlier_manifest_is_right(root: Path) -> None:
-    build(root, actions(opset=17))
-    build(root, actions(opset=18))
-    build(root, actions(opset=17))
-    assert "opset 17" in engine_text(root)
-    assert build(root, actions(opset=17)) == []
+def test_a_lost_state_costs_no_rebuild(root: Path) -> None:
+    build(root)
+    good = published(root)
+    for file in (root / ".buildsys").glob("state.db*"):
+        file.unlink()
+    assert build(root) == []
+    assert published(root) == good
+
+
+def test_two_projects_may_share_a_store(root: Path, tmp_path: Path) -> None:
+    build(root)
+    other = tmp_path / "other"
+    shutil.copytree(root, other, ignore=shutil.ignore_patterns("build", ".buildsys"))
+    executor, pool = make_executor(other, store=Store(root / ".buildsys/store"))
+    outcomes = [executor.run(target) for target in ALL]
+    executor.close()
+    assert all(outcome.restored for outcome in outcomes)
+    assert pool.ran == []
+    assert published(other).keys() >= published(root).keys()
+
+
+def test_a_store_that_cannot_be_written_is_told_once(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "store").write_text("a file where a folder belongs")
+    executor, pool = make_executor(root, store=Store(root / "store"))
+    for target in ALL:
+        executor.run(target)
+    executor.close()
+    assert pool.ran == ALL
+    assert capsys.readouterr().err.count("cannot write to the store") == 1
+    assert stale(root) == []
 
 
 def test_an_optional_output_that_appears_makes_it_stale_and_goes(root: Path) -> None:
     build(root)
     (root / "build/m/export/model.onnx.data").write_text("of another model")
-    assert build(root) == [EXPORT]
+    assert stale(root)[0] == EXPORT
+    assert build(root) == []  # restored
     assert "m/export/model.onnx.data" not in published(root)
     assert build(root) == []
 
@@ -214,9 +321,9 @@ def test_an_outcome_has_what_the_console_needs(root: Path) -> None:
     ("change", "reason"),
     [
         (lambda root: None, ""),
-        (lambda root: (root / "blocks.py").write_text("width = 9\n"), "blocks.py: changed"),
+        (lambda root: (root / "blocks.py").write_text("width = 9\n"), "blocks.py changed (line 1)"),
         (lambda root: (root / "build" / MODEL).unlink(), f"output missing: {MODEL}"),
-        (lambda root: (root / "build" / MODEL).write_text("x"), f"output edited: {MODEL}"),
+        (lambda root: (root / "build" / MODEL).write_text("x"), f"output edited by hand: {MODEL}"),
         (lambda root: shutil.rmtree(root / ".buildsys"), "never built"),
     ],
 )
@@ -236,7 +343,7 @@ def test_a_missing_input_is_told(root: Path) -> None:
     executor.run(EXPORT)
     executor.run(ENGINE)
     (root / "build" / MODEL).unlink()
-    assert executor.stale_reason(ENGINE) == f"{MODEL}: removed"
+    assert executor.stale_reason(ENGINE) == f"input {MODEL} is missing"
     with pytest.raises(StageError, match=r"engine:m:e needs .*model\.onnx, which does not exist"):
         executor.run(ENGINE)
 
@@ -439,8 +546,9 @@ def test_a_kill_between_two_renames_is_judged_stale(root: Path) -> None:
     assert "opset 18" in published(root)[MODEL]  # in place, while its result file is the old one
     assert stale(root, actions(18))[0] == EXPORT
     assert stale(root, actions(17))[0] == EXPORT  # reverting the manifest does not make the half believed
-    assert build(root, actions(17)) == [EXPORT]
-    assert build(root, actions(17)) == []
+    assert build(root, actions(17)) == []  # restored
+    assert "opset 17" in published(root)[MODEL]
+    assert stale(root, actions(17)) == []
 
 
 def test_a_file_that_a_killed_run_left_is_removed_later(root: Path) -> None:

@@ -21,23 +21,31 @@ ALLOWED = {
     "errors": set(),
     "store": {"errors"},
     "nvml": {"errors"},
+    "digest": set(),
+    "libraries": {"toolchain"},
     "toolchain": {"errors", "nvml"},
     "manifest": {"errors"},
     "graph": {"errors", "manifest"},
     "worker": {"errors"},
-    "snapshot": {"errors", "graph", "store", "toolchain"},
-    "executor": {"errors", "graph", "store", "toolchain", "snapshot", "worker"},
-    "front": {"errors", "executor", "graph", "manifest", "report", "worker", "store", "toolchain"},
+    "snapshot": {"digest", "errors", "graph", "libraries", "store", "toolchain"},
+    "cache": {"errors", "graph", "store", "snapshot"},
+    "judge": {"errors", "cache", "graph", "snapshot", "store"},
+    "settled": {"graph", "snapshot", "store"},
+    "executor": {"errors", "cache", "graph", "judge", "settled", "store", "toolchain", "snapshot", "worker"},
+    "repro": {"errors", "graph", "manifest", "store"},
+    "front": {"errors", "executor", "cache", "judge", "snapshot", "graph", "manifest", "report"}
+    | {"repro", "settled", "worker", "store", "toolchain"},
 }
 # the same for parts that work in workers and on which others build
 IN_WORKERS = {
     "compare": {"tensors"},
     "conversion": {"errors", "onnx_graph", "tensors"},
     "golden": {"compare", "tensors"},
+    "onnx_difference": {"errors", "onnx_graph"},
     "onnx_graph": {"errors", "writeback"},
     "tensors": {"errors"},
 }
-ORCHESTRATION = {"store", "snapshot", "executor", "front", "toolchain"}
+ORCHESTRATION = {"store", "settled", "snapshot", "cache", "judge", "executor", "front", "toolchain"}
 HEAVY = {"torch", "torchvision", "onnx", "onnxruntime", "onnxscript", "numpy", "tensorrt", "tensorrt_rtx", "onnxsim"}
 SLOW_TO_IMPORT = {"pydantic", "yaml", "rich", "doit"}
 

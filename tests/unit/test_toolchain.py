@@ -52,11 +52,12 @@ def test_onnxruntime_has_several_distributions(tmp_path: Path, monkeypatch: pyte
 
 
 def test_python_is_named_with_its_version() -> None:
-    assert toolchain.python_facts() == {"python": f"CPython {platform.python_version()}"}
+    release = ".".join(platform.python_version_tuple()[:2])
+    assert toolchain.tool_versions(["python"]) == {"python": f"CPython {release}"}
 
 
 def test_the_cpu_is_described() -> None:
-    facts = toolchain.device_facts(["cpu"])
+    facts = toolchain.device_facts(["cpu", "cores"])
     assert set(facts) == {"cpu.model", "cpu.instructions", "cpu.cores"}
     assert platform.machine() in facts["cpu.model"]
     assert int(facts["cpu.cores"]) >= 1
@@ -99,13 +100,21 @@ def test_several_kinds_of_gpu_are_all_named(monkeypatch: pytest.MonkeyPatch) -> 
         for name, capability in (("A", "8.9"), ("A", "8.9"), ("B", "12.0"))
     ]
     monkeypatch.setattr(toolchain, "_DRIVER_FILES", ("/",))
-    monkeypatch.setattr("buildsys.nvml.read_gpus", lambda visible: gpus)
-    assert toolchain.gpu_facts() == {
+    monkeypatch.setattr("buildsys.nvml.read_gpus", lambda visible: gpus if visible is None else gpus[:2])
+    everything = {
         "gpu.name": "A + B",
         "gpu.compute_capability": "8.9 + 12.0",
         "gpu.driver": "580.1",
         "gpu.cuda_driver": "13.0",
     }
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    # CUDA counts the fastest GPU first, so its 0 may be the driver's 2
+    chosen_by = {"gpu.chosen_by": "CUDA_VISIBLE_DEVICES=0,1 CUDA_DEVICE_ORDER=None"}
+    assert toolchain.gpu_facts() == {**everything, **chosen_by}
+    toolchain.gpu_facts.cache_clear()
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    assert toolchain.gpu_facts() == {**everything, "gpu.name": "A", "gpu.compute_capability": "8.9"}
 
 
 @pytest.mark.gpu
@@ -117,3 +126,14 @@ def test_a_real_gpu_is_described() -> None:
     assert read_gpus("0") == gpus[:1]
     assert read_gpus("99,0") == []
     assert all(float(gpu["compute_capability"]) >= 5 and gpu["driver"] and gpu["name"] for gpu in gpus)
+
+
+def test_variables_that_only_place_or_log_something_do_not_count() -> None:
+    environment = {
+        "ATEN_CPU_CAPABILITY": "avx2", "TORCH_HOME": "/x", "TORCH_LOGS": "all", "TORCHINDUCTOR_CACHE_DIR": "/x",
+        "TORCH_CPP_LOG_LEVEL": "1", "ONEDNN_DEFAULT_FPMATH_MODE": "BF16", "OMP_NUM_THREADS": "1", "HOME": "/x",
+        "ORT_DISABLE_TELEMETRY": "1", "CUDA_VISIBLE_DEVICES": "0",
+    }  # fmt: skip
+    found = toolchain.environment_facts(["torch", "onnxruntime", "gpu"], environment)
+    assert set(found) == {"ATEN_CPU_CAPABILITY", "ONEDNN_DEFAULT_FPMATH_MODE"}
+    assert set(toolchain.environment_facts(["speed"], environment)) == {"OMP_NUM_THREADS"}

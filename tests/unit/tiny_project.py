@@ -17,6 +17,7 @@ from typing import Any
 from buildsys.errors import CheckFailed, StageError, Unavailable, WorkerDied
 from buildsys.executor import Executor
 from buildsys.graph.action import Action, FileRef
+from buildsys.store.cas import Store
 from buildsys.worker.job import Job
 from buildsys.worker.pool import JobReply
 
@@ -153,6 +154,7 @@ STAGES: dict[str, Callable[[Job], dict[str, Any]]] = {
 def make_executor(root: Path, graph: dict[str, Action] | None = None, **options: Any) -> tuple[Executor, InlinePool]:
     pool = InlinePool(root)
     graph = graph if graph is not None else actions()
+    options.setdefault("store", Store(root / ".buildsys" / "store"))
     return Executor(root, root / "build", root / ".buildsys", graph, pool=pool, **options), pool
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from buildsys.front.session import Session
+from buildsys.graph.action import Action
 from buildsys.manifest.schema import ModelSpec
+from buildsys.settled import Candidate
 
 MANIFEST: dict[str, Any] = {
     "source": {"python": "net.py:make"},
@@ -32,6 +34,20 @@ class ScriptedExecutor:
     def is_fresh(self, target: str) -> bool:
         return target in self.fresh
 
+    def settled(self, models: Mapping[str, str]) -> dict[str, list[str]]:
+        return {}  # no earlier run has found anything
+
+    def settle(self, models: Mapping[str, Candidate]) -> dict[str, list[str]]:
+        settled = {}
+        for model, (_, actions) in models.items():
+            if all(action.target in self.fresh and self._is_whole(action) for action in actions):
+                settled[model] = [action.target for action in actions]
+        return settled
+
+    def _is_whole(self, action: Action) -> bool:
+        build = self._session.project.build
+        return all((build / output.path).exists() for output in action.outputs.values() if not output.optional)
+
     def stale_reason(self, target: str) -> str:
         return self.reasons.get(target, "")
 
@@ -52,7 +68,9 @@ class ScriptedExecutor:
 
 
 def passed(**changes: Any) -> Any:
-    return SimpleNamespace(**{"status": "passed", "seconds": 0.1, "reason": "", "hint": "", "waited": False, **changes})
+    return SimpleNamespace(
+        **{"status": "passed", "seconds": 0.1, "reason": "", "hint": "", "waited": False, "restored": False, **changes}
+    )
 
 
 def make_session(root: Path, *models: str) -> tuple[Session, ScriptedExecutor]:
@@ -61,12 +79,16 @@ def make_session(root: Path, *models: str) -> tuple[Session, ScriptedExecutor]:
         root=root,
         build=root / "build",
         state=root / ".buildsys",
-        models={n: SimpleNamespace(data=spec.model_dump(mode="json", by_alias=True)) for n, spec in resolved.items()},
+        models={name: _resolved(spec) for name, spec in resolved.items()},
     )
     session = Session(project)  # type: ignore[arg-type]  # a project as far as the front end looks at it
     executor = ScriptedExecutor(session)
     vars(session)["executor"] = executor
     return session, executor
+
+
+def _resolved(spec: ModelSpec) -> Any:
+    return SimpleNamespace(data=spec.model_dump(mode="json", by_alias=True), text=spec.model_dump_json(by_alias=True))
 
 
 def write_result(session: Session, target: str, **fields: Any) -> None:

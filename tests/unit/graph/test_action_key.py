@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from buildsys.graph.action import Action, FileRef
-from buildsys.graph.key import PartChange, action_key, changed_parts, content_parts, declared_parts, flatten_options
+from buildsys.graph.key import action_key, changed_parts, content_parts, declared_parts, flatten_options
 
 ACTION = Action(
     target="export:m",
@@ -97,7 +97,7 @@ def test_the_key_depends_on_target_labels_and_values() -> None:
 
 def test_the_key_is_stable() -> None:
     assert action_key("export:m", {"config:export.opset": "17", "tool:torch": "2.9.0"}) == (
-        "165c1391008204f8c88cab54cb503adf4df2d0171cfebebf3c106648d72c325b"
+        "495db9c9f30f0be52517483d2840ff7dda8b429096b396a678c5a072ab51a426"
     )
 
 
@@ -126,26 +126,13 @@ def test_changes_are_told_in_the_order_of_interest() -> None:
     old = {"code:buildsys.x": "a", "config:export.opset": "17", "tool:torch": "2.9", "input:m/a": "absent", "same": "1"}
     new = {"code:buildsys.x": "b", "config:export.opset": "18", "tool:torch": "2.10", "input:m/a": "d", "same": "1",
            "config:extra": "true"}  # fmt: skip
-    assert [str(change) for change in changed_parts(old, new)] == [
-        "export.opset: 17 → 18",
-        "extra: unset → true",
-        "m/a: added",
-        "torch: 2.9 → 2.10",
-        "buildsys.x: changed",
+    assert [change.label for change in changed_parts(old, new)] == [
+        "config:export.opset",
+        "config:extra",
+        "input:m/a",
+        "tool:torch",
+        "code:buildsys.x",
     ]
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (PartChange("source:plugins/x.py", "a", None), "plugins/x.py: removed"),
-        (PartChange("input:m/x.data", "a", "absent"), "m/x.data: removed"),
-        (PartChange("device:gpu.name", "none", "H200"), "gpu.name: none → H200"),
-        (PartChange("python", "CPython 3.10.1", "CPython 3.11.2"), "python: CPython 3.10.1 → CPython 3.11.2"),
-    ],
-)
-def test_a_change_reads_well(change: PartChange, text: str) -> None:
-    assert str(change) == text
 
 
 def test_equal_parts_have_no_changes() -> None:

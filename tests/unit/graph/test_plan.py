@@ -96,14 +96,17 @@ def test_a_field_reaches_exactly_the_stages_that_use_it(changes: dict[str, Any],
 def test_a_wider_range_does_not_touch_the_export() -> None:
     targets = changed(dims={"batch": {"min": 1, "opt": 8, "max": 16}})
     assert "export:net" not in targets
-    assert {"reference:net", "validate:net", "engine:net:ort"} <= targets
+    assert {"reference:net", "validate:net", "engine:net:rtx16"} <= targets
+    assert "engine:net:ort" not in targets  # the graph says what it takes, and no profile is built
 
 
 def test_user_files_are_sources_of_the_stages_that_load_them() -> None:
     actions = plan()
-    assert actions["export:net"].sources == ("plugins/net.py", "weights/net.pth")
-    assert actions["reference:net"].sources == ("plugins/net.py", "weights/net.pth", "data/x.npz")
+    assert actions["export:net"].sources == ("plugins/net.py",)
+    assert actions["reference:net"].sources == ("plugins/net.py", "data/x.npz")
     assert actions["simplify:net"].sources == ()
+    with_weights = {target for target, action in actions.items() if action.weights == {"weights/net.pth": None}}
+    assert with_weights == {"export:net", "reference:net", "bench:net:ort", "bench:net:rtx16"}
 
 
 def test_a_half_precision_engine_is_built_from_the_converted_model() -> None:
@@ -120,3 +123,40 @@ def test_a_conversion_is_checked_in_the_cases_of_verify() -> None:
     assert convert.options["tolerance"] == {"rtol": 0.5, "cosine": 0.999, "atol": None, "top1": None}
     assert set(convert.inputs) == {"model", "model.data", "case.min", "case.max"}
     assert "onnxruntime" in convert.tools
+
+
+@pytest.mark.parametrize(
+    ("changes", "target", "tools"),
+    [
+        ({"source": {"torchvision": "resnet18"}}, "export:net", {"torchvision", "torch"}),
+        ({"source": {"torchvision": "resnet18"}}, "bench:net:ort", {"torchvision", "torch"}),
+        ({"export": {"exporter": "dynamo", "opset": 18}}, "export:net", {"onnxscript", "onnx-ir", "sympy"}),
+        ({"simplify": {"tool": "onnxslim"}}, "simplify:net", {"onnxslim", "sympy"}),
+        ({"outputs": {"y": {"dtype": "float8e4m3fn"}}}, "reference:net", {"ml_dtypes"}),
+        (
+            {"engines": [{"backend": "onnxruntime", "name": "ort", "provider": "cuda"}]},
+            "verify:net:ort",
+            {"nvidia-cudnn-cu13", "nvidia-cublas"},
+        ),
+    ],
+)  # fmt: skip
+def test_a_choice_brings_the_libraries_that_it_uses(changes: dict[str, Any], target: str, tools: set[str]) -> None:
+    assert tools <= set(plan(**changes)[target].tools)
+    assert not tools <= set(plan()[target].tools)
+
+
+def test_an_onnx_source_uses_neither_torch_nor_a_seed_nor_an_exporter() -> None:
+    def given(**changes: Any) -> dict[str, Action]:
+        return plan(**{"source": {"onnx": "net.onnx"}, **changes})
+
+    assert not {"torch", "python", "onnxruntime"} & set(given()["export:net"].tools)
+    for change in ({"source": {"onnx": "net.onnx", "seed": 1}}, {"export": {"opset": 18}}):
+        assert given(**change)["export:net"] == given()["export:net"]
+    assert given(bench={"baselines": []})["bench:net:ort"] == given()["bench:net:ort"]
+
+
+def test_simplification_is_compared_in_the_smallest_and_the_odd_shape_alone() -> None:
+    assert plan()["simplify:net"].options["cases"] == {"min": {"batch": 1}, "odd": {"batch": 3}}
+    equal = {"batch": {"min": 2, "opt": 2, "max": 8}}
+    assert plan(dims=equal)["simplify:net"].options["cases"] == {"opt": {"batch": 2}, "odd": {"batch": 3}}
+    assert plan(simplify={"tool": "none"})["simplify:net"].options["cases"] == {}

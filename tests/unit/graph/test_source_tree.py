@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
 
-from buildsys.graph.sources import Import, SourceTree, find_imports
+from buildsys.graph.python_source import Import, find_needs
+from buildsys.graph.sources import Folders, SourceTree
 
 
 class Memo(dict[str, str]):
@@ -160,8 +162,69 @@ def test_with_a_package_only_its_modules_count(project: Path) -> None:
     assert set(tree.closure(["pack/a.py"])) == {"pack/a.py", "pack/b.py", "pack/c.py"}
 
 
+def test_what_no_file_answers_to_is_outside(project: Path) -> None:
+    write(
+        project, net="import torch, os, blocks\nfrom timm.layers import Mlp\nfrom . import gone", blocks="import einops"
+    )
+    reach = SourceTree(str(project), digest, Memo()).reach(["net.py"])
+    assert reach.outside == [Import(0, "einops", []), Import(0, "timm.layers", ["Mlp"]), Import(0, "torch", [])]
+
+
+def test_a_folder_without_modules_hides_no_library(project: Path) -> None:
+    write(project, net="import data, pack", pack__sub__x="")
+    (project / "data").mkdir()
+    outside = SourceTree(str(project), digest, Memo()).reach(["net.py"]).outside
+    assert [item.module for item in outside] == ["data", "pack"]
+
+
+def test_environment_variables_that_are_read_are_named(project: Path) -> None:
+    text = (
+        "import os\nfrom os import environ, getenv\na = os.environ['A']\nb = environ.get('B', '1')\nc = getenv('C')\n"
+        "d = 'D' in os.environ\ne = os.getenv('E')\nf = os.environ[a]\ng = {}.get('G')\nh = environ.pop('H')\n"
+    )
+    write(project, net=f"import blocks\n{text}", blocks="import os\nos.environ['Z']")
+    assert SourceTree(str(project), digest, Memo()).reach(["net.py"]).variables == [*"ABCDEHZ"]
+
+
+def test_a_compiled_module_counts(project: Path) -> None:
+    write(project, net="import kernels")
+    (project / f"kernels{EXTENSION_SUFFIXES[0]}").write_bytes(b"\x7fELF")
+    assert closure(project, "net.py") == {"net.py", f"kernels{EXTENSION_SUFFIXES[0]}"}
+
+
+def test_a_module_that_appears_is_seen_by_the_same_listing(project: Path) -> None:
+    write(project, net="import blocks", deep__a="")
+    folders = Folders()
+    for folder in (project, project / "deep"):
+        os.utime(folder, ns=(10**18, 10**18))  # long settled
+    assert SourceTree(str(project), digest, Memo(), folders=folders).closure(["net.py"]).keys() == {"net.py"}
+    write(project, blocks="import deep.b", deep__b="")
+    found = SourceTree(str(project), digest, Memo(), folders=folders).closure(["net.py"])
+    assert found.keys() == {"net.py", "blocks.py", "deep/b.py"}
+    (project / "blocks.py").unlink()
+    assert SourceTree(str(project), digest, Memo(), folders=folders).closure(["net.py"]).keys() == {"net.py"}
+
+
+def test_an_onnx_file_brings_the_files_of_its_tensors(project: Path) -> None:
+    # ModelProto.graph.initializer.external_data: one entry {key: "location", value: PLACE}
+    def field(number: int, content: bytes) -> bytes:
+        return bytes([number << 3 | 2, len(content)]) + content
+
+    def entry(place: bytes) -> bytes:
+        return field(7, field(5, field(9, b"raw") + field(13, field(1, b"location") + field(2, place))))
+
+    (project / "net.onnx").write_bytes(b"\x08\x08" + entry(b"a/w.bin") + entry(b"w2.bin") + entry(b"../../secret"))
+    assert closure(project, "net.onnx") == {"net.onnx", "a/w.bin", "w2.bin"}
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"\x3a\x7f", b"import net", bytes(range(256))])
+def test_what_is_no_protobuf_brings_nothing(project: Path, content: bytes) -> None:
+    (project / "net.onnx").write_bytes(content)
+    assert closure(project, "net.onnx") == {"net.onnx"}
+
+
 def test_import_statements_are_read_exactly() -> None:
     code = b"import a.b, c\nfrom ..d.e import f as g, h\n"
-    assert sorted(find_imports(code)) == [
+    assert sorted(find_needs(code).imports) == [
         Import(0, "a.b", []), Import(0, "c", []), Import(2, "d.e", ["f", "h"]),
     ]  # fmt: skip

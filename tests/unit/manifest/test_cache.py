@@ -209,9 +209,10 @@ def test_folders_moved_by_the_environment(project, monkeypatch, tmp_path):
     assert list(project.load().models) == ["net"]
 
 
-def test_the_cache_is_plain_json_after_its_checksum(project):
+def test_the_cache_is_lines_of_plain_json_after_its_checksum(project):
     project.model()
     project.settle()
     project.load()
-    _, _, body = (project.root / ".buildsys/manifests.json").read_bytes().partition(b"\n")
-    assert "configs/models/net.yaml" in json.loads(body)["entries"]
+    _, header, model = (project.root / ".buildsys/manifests.json").read_bytes().split(b"\n")
+    assert "configs/models/net.yaml" in json.loads(header)["entries"]
+    assert json.loads(model)["model"] == "net"

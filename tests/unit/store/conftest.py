@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from buildsys.store.background import Background
 from buildsys.store.state import StateDb
+
+
+@pytest.fixture
+def background() -> Iterator[Background]:
+    beside = Background()
+    yield beside
+    beside.close()
 
 
 @pytest.fixture

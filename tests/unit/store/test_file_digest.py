@@ -36,7 +36,7 @@ def sha(content: bytes) -> str:
     return blake3(content).hexdigest()
 
 
-@pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 21) + 3])
+@pytest.mark.parametrize("size", [0, 1, (1 << 18) - 1, 1 << 18, (1 << 21) + 3, 8 << 20, (9 << 20) + 1])
 def test_the_digest_is_blake3_of_the_content(tmp_path: Path, size: int) -> None:
     content = os.urandom(size)
     (tmp_path / "f").write_bytes(content)
@@ -125,10 +125,31 @@ def test_a_file_that_never_rests_is_an_error(tmp_path: Path, monkeypatch: pytest
     path = tmp_path / "f"
     path.write_bytes(b"x")
 
-    def hash_and_write(read_into: object) -> str:
+    def hash_and_write(read_into: object, size: int) -> str:
         path.write_bytes(path.read_bytes() + b"x")
         return "digest"
 
     monkeypatch.setattr(digest_module, "_hash_stream", hash_and_write)
     with pytest.raises(StageError, match="keeps changing"):
         hash_file(str(path))
+
+
+def test_the_whole_memo_is_read_only_for_many_files(
+    db: StateDb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("buildsys.store.digest._FEW_FILES", 3)
+    paths = [str(tmp_path / f"{number}.bin") for number in range(6)]
+    for path in paths:
+        Path(path).write_text(path)
+        os.utime(path, ns=(1, 1))
+    time.sleep(0.1)
+    expected = DigestMemo(db).digests(paths)
+    questions: list[str] = []
+    read = db.read
+    monkeypatch.setattr(db, "read", lambda query, values=(): questions.append(query) or read(query, values))
+    monkeypatch.setattr("buildsys.store.digest.hash_file", None)  # nothing is read again
+    one_by_one = DigestMemo(db)
+    assert {path: one_by_one.digest(path) for path in paths} == expected
+    assert len(questions) == 4, "three single files, then all at once"
+    assert DigestMemo(db).digests(paths) == expected
+    assert len(questions) == 5

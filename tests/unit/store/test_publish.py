@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 import buildsys.store.digest as digest_module
 import buildsys.store.publish as publish_module
 from buildsys.errors import StageError
-from buildsys.store.digest import SETTLE_NS, DigestMemo
+from buildsys.store.background import Background
+from buildsys.store.digest import DigestMemo
 from buildsys.store.publish import Publisher
 from buildsys.store.state import StateDb
 
@@ -25,8 +27,8 @@ def build(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def publisher(build: Path, db: StateDb) -> Publisher:
-    return Publisher(build, DigestMemo(db))
+def publisher(build: Path, db: StateDb, background: Background, warnings_given: list[str]) -> Publisher:
+    return Publisher(build, DigestMemo(db), background, warnings_given.append)
 
 
 def write(tree: Path, **files: bytes) -> None:
@@ -94,7 +96,6 @@ def test_a_large_output_is_read_once(
 ) -> None:
     with publisher.staging("export:m") as tree:
         write(tree, model_onnx=b"x" * 1000)
-        time.sleep(2 * SETTLE_NS / 1e9)  # as long as it takes to hash and fsync a large file
         sealed = publisher.seal(tree)
         publisher.place(tree, sealed, last=RESULT)
     monkeypatch.setattr(digest_module, "hash_file", lambda path: pytest.fail(f"{path} is read again"))
@@ -113,14 +114,62 @@ def test_a_full_disk_is_one_clear_error_and_harms_nothing(
 ) -> None:
     publish(publisher, export_json=b"{}", model_onnx=b"good")
 
-    def full(path: Path) -> None:
+    def full(path: Path, target: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(publish_module, "_fsync", full)
+    monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(StageError, match=r"No space left on device; free some space"):
         publish(publisher, export_json=b"{}", model_onnx=b"new")
     assert (build / "m/export/model.onnx").read_bytes() == b"good"
     assert list((build / ".tmp").iterdir()) == []
+
+
+def boots(db: StateDb, path: Path) -> list[tuple[str, ...]]:
+    return db.read("SELECT boot FROM file_digests WHERE path = ?", (str(path),))
+
+
+def test_what_has_reached_the_disk_is_known_after_a_restart_too(
+    publisher: Publisher, build: Path, db: StateDb, background: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(publisher, model_onnx=b"model")
+    background.close()
+    assert boots(db, build / "m/export/model.onnx") == [("",)]
+    monkeypatch.setattr(digest_module, "boot_id", lambda: "the next one")
+    monkeypatch.setattr(digest_module, "hash_file", lambda path: pytest.fail(f"{path} is read again"))
+    assert DigestMemo(db).digest(str(build / "m/export/model.onnx")) is not None
+
+
+def test_what_a_power_cut_took_is_read_again(
+    build: Path, db: StateDb, background: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Publisher, "_bring_to_disk", lambda self, files: None)  # the cut comes first
+    publish(Publisher(build, DigestMemo(db), background), model_onnx=b"model")
+    path = build / "m/export/model.onnx"
+    times = path.stat()
+    with path.open("r+b") as file:  # the file system keeps the size and has lost the content
+        file.write(bytes(5))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    db.write([("UPDATE file_digests SET ctime_ns = ?", (path.stat().st_ctime_ns,))])
+    assert DigestMemo(db).digest(str(path)).digest == blake3(b"model").hexdigest()  # not before the machine restarts
+    monkeypatch.setattr(digest_module, "boot_id", lambda: "the next one")
+    assert DigestMemo(db).digest(str(path)).digest == blake3(bytes(5)).hexdigest()
+
+
+def test_a_disk_that_fails_later_is_told_and_the_file_looked_at_again(
+    publisher: Publisher, build: Path, db: StateDb, background: Background,
+    monkeypatch: pytest.MonkeyPatch, warnings_given: list[str],
+) -> None:  # fmt: skip
+    def broken(path: str) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(publish_module, "_fsync", broken)
+    publish(publisher, model_onnx=b"model")
+    background.close()
+    path = build / "m/export/model.onnx"
+    assert warnings_given == [
+        f"cannot bring {path} to the disk: Input/output error; it is looked at again by the next run"
+    ]
+    assert boots(db, path) == []
 
 
 def test_a_folder_in_the_way_is_a_clear_error(publisher: Publisher, build: Path) -> None:
@@ -132,7 +181,7 @@ def test_a_folder_in_the_way_is_a_clear_error(publisher: Publisher, build: Path)
 def test_sweeping_takes_only_what_dead_processes_left(publisher: Publisher, build: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from buildsys.store.publish import Publisher\n"
-        "with Publisher(Path(sys.argv[1]), None).staging('export:dead') as tree:\n"
+        "with Publisher(Path(sys.argv[1]), None, None).staging('export:dead') as tree:\n"
         "    (tree / 'half').write_text('x'); os.kill(os.getpid(), 9)\n"
     )
     assert subprocess.run([sys.executable, "-c", code, build], check=False).returncode == -9

@@ -1,0 +1,105 @@
+"""What ``doit cache`` answers: the store's size, whether it is whole, and what was collected."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+from buildsys.cache import store_folder
+from buildsys.errors import UsageError
+from buildsys.manifest.units import parse_duration, parse_size
+from buildsys.report.quantities import count, size
+from buildsys.report.tables import table
+from buildsys.store import collect as collecting
+from buildsys.store.cas import Store
+
+_DAMAGED = 1
+_STATE = ".buildsys"
+T = TypeVar("T")
+Options = Mapping[str, Any]
+
+
+def show(root: Path, options: Options) -> tuple[str, int]:
+    """Return a table of what each stage has in the store."""
+    store = _store(root)
+    found = _reading(store, lambda: collecting.usage(store))
+    quarantined = sum(1 for _ in store.folder.glob("quarantine/*"))
+    total = sum(row.bytes for row in found)
+    if options["json"]:
+        rows = {row.stage or "unreferenced": {"actions": row.actions, "bytes": row.bytes} for row in found}
+        return _json(folder=str(store.folder), stages=rows, bytes=total, quarantined=quarantined), 0
+    cells = [(row.stage or "named by no record", count(row.actions), size(row.bytes)) for row in found if row.bytes]
+    text = f"{store.folder}: {size(total)}\n"
+    if cells:
+        text += "\n".join(table(("stage", "records>", "size>"), cells)) + "\n"
+    if quarantined:
+        text += f"{count(quarantined)} in quarantine: {store.folder / 'quarantine'} (safe to delete)\n"
+    return text, 0
+
+
+def verify(root: Path, options: Options) -> tuple[str, int]:
+    """Read the whole store; return what is damaged."""
+    store = _store(root)
+    problems = _reading(store, lambda: collecting.verify(store, _tell_progress))
+    code = _DAMAGED if problems else 0
+    if options["json"]:
+        return _json(folder=str(store.folder), damaged=problems), code
+    if not problems:
+        return f"{store.folder}: everything is what its name says\n", code
+    lines = "".join(f"{problem}\n" for problem in problems)
+    return f"{lines}{count(len(problems))} put into quarantine; what needs them is built again\n", code
+
+
+def collect(root: Path, options: Options) -> tuple[str, int]:
+    """Remove what is not reached, too old or too much."""
+    from buildsys.front.reached import reached_by
+
+    older_than = _quantity(parse_duration, options["older_than"], "--older-than")
+    max_size = _quantity(parse_size, options["max_size"], "--max-size")
+    refs = [ref for ref in options["keep_refs"].split(",") if ref]
+    store = _store(root)
+    reached = reached_by(root, refs)
+    dry_run = options["dry_run"]
+    found = _reading(
+        store,
+        lambda: collecting.collect(
+            store, unused_for_s=older_than, max_bytes=max_size, reached=reached, dry_run=dry_run
+        ),
+    )
+    if options["json"]:
+        return _json(folder=str(store.folder), dry_run=dry_run, **asdict(found)), 0
+    done = "would remove" if dry_run else "removed"
+    freed = f"{done} {count(len(found.actions))} records and {count(found.objects)} files, {size(found.bytes)}"
+    return f"{freed}; {count(found.kept_actions)} records stay, {size(found.kept_bytes)}\n", 0
+
+
+def _store(root: Path) -> Store:
+    return Store(store_folder(root / _STATE))
+
+
+def _reading(store: Store, work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except OSError as error:
+        raise UsageError(f"cannot use the store {store.folder}: {error.strerror or error}") from error
+
+
+def _quantity(parse: Callable[[object], T], text: str, option: str) -> T | None:
+    try:
+        return parse(float(text) if text.replace(".", "", 1).isdigit() else text) if text else None
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
+
+
+def _tell_progress(done: int, total: int) -> None:
+    if sys.stderr.isatty() and (done % 16 == 0 or done == total):
+        sys.stderr.write(f"\r{done} of {total} read" + ("\r\x1b[K" if done == total else ""))
+        sys.stderr.flush()
+
+
+def _json(**fields: Any) -> str:
+    return json.dumps({"schema": "buildsys/cache/1", **fields}, indent=2) + "\n"

@@ -1,0 +1,83 @@
+"""Which installed distributions stand behind the modules that a user's file imports."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator
+from importlib import util
+from pathlib import Path
+from typing import Protocol
+
+from buildsys.toolchain import installed_versions, normalized
+
+_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
+_EXTRA = re.compile(r";.*\bextra\b")
+_LIBRARY_FOLDERS = ("site-packages", "dist-packages")
+
+
+class Memo(Protocol):
+    """Remembers texts by name."""
+
+    def get(self, digest: str) -> str | None:
+        """Return what was stored under a name."""
+
+    def set(self, digest: str, imports: str) -> None:
+        """Store a text."""
+
+
+def distributions_of(modules: Iterable[str], memo: Memo, *, known: Collection[str]) -> list[str]:
+    """Return the distributions that bring ``modules`` (top-level names), and those that these require.
+
+    What a distribution of ``known`` requires is not followed: stages name what matters of it themselves.
+    """
+    versions = installed_versions()
+    mark = hashlib.sha256(json.dumps(sorted(versions.items())).encode()).hexdigest()
+    found: dict[str, None] = {}
+    for module in sorted(set(modules)):
+        name = f"libraries/1:{mark}:{'+'.join(sorted(known))}:{module}"
+        text = memo.get(name)
+        if text is None:
+            memo.set(name, text := json.dumps(list(_with_requirements(_providers(module), known, versions))))
+        found.update(dict.fromkeys(json.loads(text)))
+    return list(found)
+
+
+def source_root(module: str) -> str | None:
+    """Return the folder that a module outside all library folders is imported from, None where there is none."""
+    try:
+        spec = util.find_spec(module)
+    except (ImportError, ValueError, AttributeError):  # a finder of somebody else's may raise anything of these
+        return None
+    if spec is None or spec.origin is None or not spec.has_location:
+        return None
+    file = Path(spec.origin)
+    if any(part in _LIBRARY_FOLDERS for part in file.parts):
+        return None
+    return str(file.parent.parent if spec.submodule_search_locations else file.parent)
+
+
+def _providers(module: str) -> list[str]:
+    if normalized(module) in installed_versions():
+        return [normalized(module)]
+    from importlib import metadata  # slow: once per environment and module
+
+    return sorted({normalized(name) for name in metadata.packages_distributions().get(module, ())})
+
+
+def _with_requirements(names: list[str], known: Collection[str], versions: Collection[str]) -> Iterator[str]:
+    from importlib import metadata
+
+    seen: set[str] = set()
+    waiting = list(reversed(names))
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name not in versions:
+            continue
+        seen.add(name)
+        yield name
+        if name not in known:
+            requires = metadata.requires(name) or []
+            matches = (_REQUIREMENT.match(line) for line in requires if not _EXTRA.search(line))
+            waiting += sorted((normalized(match[1]) for match in matches if match), reverse=True)

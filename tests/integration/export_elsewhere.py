@@ -1,0 +1,33 @@
+"""Export and simplify models of a project folder; tell the digest of each file: ``ROOT OUT MODEL…``.
+
+A program for tests, which run it in processes and folders of different kinds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from stage_jobs import stage_job
+
+from buildsys.manifest.project import load_project
+from buildsys.stages import export, simplify
+
+
+def main(root: Path, out: Path, names: list[str]) -> dict[str, str]:
+    models = load_project(root).models
+    for name in names:
+        exported, simplified = (stage_job(stage, models[name].data, out, root) for stage in ("export", "simplify"))
+        export.run(exported)
+        inputs = {role: path for role, path in exported.outputs.items() if role != "result" and path.exists()}
+        result = simplify.run(replace(simplified, inputs=inputs))
+        assert result.status == "passed", result.reason
+    files = sorted(out.rglob("model.onnx*"))
+    return {path.relative_to(out).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])))

@@ -1,0 +1,209 @@
+"""A built project of three small models whose parts can be changed one at a time, and which then ran again."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from buildsys import toolchain
+from buildsys.front.session import Session
+from buildsys.manifest.project import load_project
+from buildsys.worker.pool import WorkerPool
+
+_CACHED = (
+    toolchain.distribution_version, toolchain._installed, toolchain.cpu_facts, toolchain.gpu_facts
+)  # fmt: skip
+NET = """\
+import os
+
+import torch
+
+from plugins.lib import blocks
+
+try:
+    import keyed_tool  # not installed at first
+except ImportError:
+    pass
+
+
+class Net(torch.nn.Module):
+    def __init__(self, hidden=5):
+        super().__init__()
+        self.first = torch.nn.Linear(4, hidden)
+        self.last = torch.nn.Linear(hidden, 3)
+
+    def forward(self, x):
+        return self.last(blocks.activate(self.first(x)) * float(os.environ.get("KEYED_SCALE", "1")))
+"""
+BLOCKS = """\
+import torch
+
+
+def activate(x):
+    return torch.relu(x)
+"""
+DATA = """\
+import numpy
+
+
+def make(shape, dtype, case, seed):
+    return numpy.full(shape, 0.5, dtype)
+"""
+NET_YAML = """\
+model: net
+source: {python: plugins/models/net.py:Net, weights: {file: weights/net.pth}, seed: 0, kwargs: {hidden: 5}}
+inputs: {x: {shape: [batch, 4], data: {npz: data/x.npz}}}
+outputs: {y: {shape: [batch, 3]}}
+dims: {batch: {min: 1, opt: 2, max: 4}}
+export: {opset: 17}
+simplify: {tool: onnxsim}
+validate: {rtol: 1.0e-4}
+engines:
+  - {backend: onnxruntime, name: ort}
+  - {backend: onnxruntime, name: half, precision: fp16, intra_op_threads: 1}
+  - {backend: tensorrt_rtx, name: rtx}
+verify: {fp16: {rtol: 2.0e-2}}
+bench: {duration: 20ms, warmup: 5ms, min_samples: 3, baselines: [torch]}
+"""
+GIVEN_YAML = """\
+model: given
+source: {onnx: models/given.onnx}
+inputs: {x: {shape: [batch, 4], data: {python: plugins/data/values.py:make}}}
+outputs: {y: {shape: [batch, 4]}}
+dims: {batch: {min: 1, opt: 2, max: 4}}
+simplify: {tool: none}
+engines: [{backend: onnxruntime, name: ort, intra_op_threads: 1}]
+bench: {duration: 20ms, warmup: 5ms, min_samples: 3, baselines: []}
+"""
+TRACED_YAML = """\
+model: traced
+source: {python: plugins/models/other.py:Other, randomize: true}
+inputs: {x: {shape: [2, 4]}}
+outputs: {y: {shape: [2, 3]}}
+export: {exporter: dynamo, opset: 18}
+simplify: {tool: onnxslim}
+engines: []
+"""
+OTHER = """\
+import torch
+import torchvision  # counts, as it is imported
+
+
+class Other(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+"""
+
+
+class KeyProject:
+    """The project on disk, the state that it was built to, and one pool of workers for all that runs in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root / "project"
+        self._kept = root / "kept"
+        self._pool = WorkerPool(root / "pool")
+        for path, text in {
+            "plugins/models/net.py": NET, "plugins/models/other.py": OTHER, "plugins/lib/blocks.py": BLOCKS,
+            "plugins/data/values.py": DATA, "configs/models/net.yaml": NET_YAML,
+            "configs/models/given.yaml": GIVEN_YAML, "configs/models/traced.yaml": TRACED_YAML,
+        }.items():  # fmt: skip
+            self.write(path, text)
+        self.save_weights(0.0)
+        self.save_data(1.0)
+        self.save_onnx(1.0)
+        assert set(self.build()) == set(self.session().actions)
+        shutil.copytree(self.root, self._kept)
+
+    def write(self, path: str, text: str) -> None:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def replace(self, path: str, old: str, new: str) -> None:
+        text = (self.root / path).read_text()
+        assert old in text, (path, old)
+        self.write(path, text.replace(old, new))
+
+    def append(self, path: str, text: str) -> None:
+        self.write(path, (self.root / path).read_text() + text)
+
+    def save_weights(self, added: float, **more: object) -> None:
+        torch.manual_seed(0)
+        sizes = {"first.weight": (5, 4), "first.bias": (5,), "last.weight": (3, 5), "last.bias": (3,)}
+        state = {name: torch.rand(size) for name, size in sizes.items()}
+        state["last.bias"][0] += added
+        (self.root / "weights").mkdir(exist_ok=True)
+        torch.save({"state_dict": state, **more}, self.root / "weights/net.pth")
+
+    def save_data(self, scale: float) -> None:
+        (self.root / "data").mkdir(exist_ok=True)
+        np.savez(self.root / "data/x.npz", x=np.linspace(-scale, scale, 32, dtype=np.float32).reshape(8, 4))
+
+    def save_onnx(self, scale: float) -> None:
+        """Write an ONNX file whose weights lie in a file beside it."""
+        weight = numpy_helper.from_array(np.full((64, 4), scale, np.float32)[:1], "w")
+        value = helper.make_tensor_value_info
+        graph = helper.make_graph(
+            [helper.make_node("Add", ["x", "w"], ["y"])],
+            "given",
+            [value("x", TensorProto.FLOAT, ["batch", 4])],
+            [value("y", TensorProto.FLOAT, ["batch", 4])],
+            [weight],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        path = self.root / "models/given.onnx"
+        path.parent.mkdir(exist_ok=True)
+        path.with_name("given.weights").unlink(missing_ok=True)
+        onnx.save(model, path, save_as_external_data=True, location="given.weights", size_threshold=0)
+
+    def session(self) -> Session:
+        session = Session(load_project(self.root))
+        vars(session)["_pool"] = self._pool
+        return session
+
+    def records(self) -> dict[str, dict[str, str]]:
+        """Return the parts that each target was last made with."""
+        session = self.session()
+        ledger = session.executor._ledger
+        found = {target: ledger.latest(target) for target in session.actions}
+        session.executor.close()
+        return {target: dict(record.parts) for target, record in found.items() if record is not None}
+
+    def build(self) -> list[str]:
+        """Bring everything up to date in the order that doit would take; return what ran."""
+        for function in _CACHED:  # each build is a process of its own as far as facts go
+            function.cache_clear()
+        session = self.session()
+        ran = []
+        for target in session.actions:
+            if not session.is_fresh(target):
+                outcome = session.executor.run(target)
+                ran += [] if outcome.waited else [target]
+        session.executor.close()
+        return ran
+
+    def labels(self) -> dict[str, set[str]]:
+        """Return the labels in the key of every target."""
+        session = self.session()
+        found = {t: set(session.executor._surveyor.snapshot(a).parts) for t, a in session.actions.items()}
+        session.executor.close()
+        return found
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Take the project back to what was built, whatever happens inside."""
+        try:
+            yield
+        finally:
+            shutil.rmtree(self.root)
+            shutil.copytree(self._kept, self.root)
+
+    def close(self) -> None:
+        self._pool.close()

@@ -1,0 +1,231 @@
+"""A project whose networks are ready ONNX files: all stages are real, none needs torch, and a build takes a second.
+
+Its golden inputs come from a function that a test can hold in the middle of the stage ``reference``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+import uuid
+from pathlib import Path
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+from project_folder import ProjectFolder, wait_until
+
+FEATURES = 256  # 256 KiB of weights: writing them is not over in one moment
+NETWORK, VALUES = "networks/net.onnx", "plugins/data/values.py"
+_CLEAN: dict[str, dict[str, str]] = {}
+VALUES_FILE = """\
+import time
+from pathlib import Path
+
+import numpy
+
+SCALE = 1.0
+
+
+def load(shape, dtype, case, seed):
+    with open("calls", "a") as calls:
+        print(case, file=calls)
+    hold = Path("hold")
+    if hold.exists():
+        Path("held").touch()
+    while hold.exists():
+        time.sleep(0.01)
+    return (SCALE * numpy.linspace(-1, 1, numpy.prod(shape))).reshape(shape).astype(dtype)
+"""
+
+
+def targets(model: str) -> set[str]:
+    """Return all targets of a model that was added here."""
+    stages = {"export", "reference", "simplify", "validate", "report"}
+    return {f"{stage}:{model}" for stage in stages} | {
+        f"{stage}:{model}:ort" for stage in ("engine", "verify", "bench")
+    }
+
+
+class ReadyProject(ProjectFolder):
+    """A project of ready networks. Its worker servers outlive a run, as for everybody; ``end`` ends them.
+
+    ``mark`` is in the environment of every process that belongs to it.
+    """
+
+    def __init__(self, root: Path, runtime: Path) -> None:
+        super().__init__(root)
+        self._started: list[subprocess.Popen[str]] = []
+        self.mark = f"BELONGS_TO={uuid.uuid4()}"
+        name, _, value = self.mark.partition("=")
+        self.environment |= {name: value, "XDG_RUNTIME_DIR": str(runtime), "BUILDSYS_WORKER_IDLE": "60"}
+        self.environment["BUILDSYS_MACHINE_LOCK"] = str(runtime)  # benchmarks elsewhere are no concern of these tests
+
+    def end(self) -> None:
+        """Kill every process that belongs to this project."""
+        while left := processes_marked(self.mark):
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+        self.finish_runs()
+
+    def finish_runs(self) -> None:
+        """Kill the runs that a test has left, and what they do; servers stay."""
+        self.let_go()
+        for process in self._started:
+            process.kill()
+            process.communicate()
+        self._started.clear()
+        wait_until(lambda: not workers_in(self.root / "build"), 10, "the workers end with their runs")
+
+    def clear(self) -> None:
+        """Delete everything but what the servers that run can be found by."""
+        for path in (*self.root.glob("*"), *self.root.glob(".buildsys/*"), *self.root.glob(".kept")):
+            if path.name not in (".buildsys", "workers"):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    def start(self, *arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
+        process = super().start(*arguments, cwd=cwd)
+        self._started.append(process)
+        return process
+
+    def create(self) -> None:
+        super().create()
+        (self.root / VALUES).parent.mkdir()
+        (self.root / VALUES).write_text(VALUES_FILE)
+        self.write_network(0)
+
+    def write_network(self, seed: int, path: str = NETWORK) -> Path:
+        """Write a network with other weights; its file has the same size for every seed."""
+        file = self.root / path
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(network(seed))
+        return file
+
+    def add_model(self, name: str, make: str = NETWORK) -> Path:
+        path = self.root / f"configs/models/{name}.yaml"
+        path.write_text(
+            f"model: {name}\n"
+            f"source: {{onnx: {make}}}\n"
+            f"inputs: {{x: {{shape: [batch, {FEATURES}], data: {{python: {VALUES}:load}}}}}}\n"
+            f"outputs: {{y: {{shape: [batch, {FEATURES}]}}}}\n"
+            "dims: {batch: {min: 1, opt: 2, max: 4}}\n"
+            "simplify: {tool: onnxsim}\n"
+            "engines: [{backend: onnxruntime, name: ort}]\n"
+            "bench: {duration: 20ms, warmup: 5ms, baselines: []}\n"
+        )
+        return path
+
+    def clean_contents(self) -> dict[str, str]:
+        """Return the contents of a build of the same inputs that knows nothing of an earlier one.
+
+        They depend on the inputs alone, so each is made once.
+        """
+        folders = ("networks", "plugins/data", "configs/models")
+        inputs = {path.name: path.read_bytes() for name in folders for path in sorted((self.root / name).glob("*.*"))}
+        if str(inputs) not in _CLEAN:
+            _CLEAN[str(inputs)] = self._clean_build()
+        return _CLEAN[str(inputs)]
+
+    def _clean_build(self) -> dict[str, str]:
+        state, kept = self.root / ".buildsys", self.root / ".kept"
+        kept.mkdir()
+        state.mkdir(exist_ok=True)
+        for entry in state.iterdir():
+            if entry.name != "workers":  # the servers that run already may be used
+                entry.rename(kept / entry.name)
+        self.environment["BUILDSYS_BUILD"] = "clean"
+        clean = self.doit()
+        del self.environment["BUILDSYS_BUILD"]
+        found = contents(self.root / "clean")
+        assert clean.code == 0
+        assert clean.ran == clean.passed
+        shutil.rmtree(self.root / "clean")
+        for entry in kept.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(state / entry.name, ignore_errors=True)
+            entry.rename(state / entry.name)
+        kept.rmdir()
+        return found
+
+    def hold(self) -> None:
+        """Let the stage ``reference`` stop in the middle of its work; ``held`` appears then."""
+        (self.root / "held").unlink(missing_ok=True)
+        (self.root / "hold").touch()
+
+    @property
+    def is_held(self) -> bool:
+        return (self.root / "held").exists()
+
+    def let_go(self) -> None:
+        (self.root / "hold").unlink(missing_ok=True)
+
+
+def network(seed: int) -> bytes:
+    """Return an ONNX file with one matrix product and two additions that a simplifier makes one."""
+    weights = np.random.default_rng(seed).normal(0, FEATURES**-0.5, (FEATURES, FEATURES)).astype(np.float32)
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", FEATURES]) for name in ("x", "y")]
+    nodes = [
+        helper.make_node("Identity", ["w"], ["v"]),
+        helper.make_node("MatMul", ["x", "v"], ["z"]),
+        helper.make_node("Add", ["z", "b"], ["y"]),
+    ]
+    stored = [numpy_helper.from_array(weights, "w"), numpy_helper.from_array(np.ones(FEATURES, np.float32), "b")]
+    graph = helper.make_graph(nodes, "net", ends[:1], ends[1:], stored)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    content: bytes = model.SerializeToString(deterministic=True)
+    return content
+
+
+def contents(build: Path) -> dict[str, str]:
+    """Return what must be the same in every build of the same project, by the name of the file.
+
+    That is the digest of every artifact and, of results, which hold times, their stage and how it ended.
+    """
+    found = {}
+    for path in sorted(build.rglob("*")):
+        name = path.relative_to(build).as_posix()
+        if path.is_file() and not name.startswith(".tmp/") and path.suffix not in (".log", ".md"):
+            found[name] = content_of(path)
+    return found
+
+
+def content_of(path: Path) -> str:
+    """Return what must be the same of one file in every build."""
+    content = path.read_bytes()
+    try:
+        result = json.loads(content) if path.suffix == ".json" else {}
+        return f"{result['stage']} {result['status']}"
+    except (ValueError, KeyError):  # an artifact, or a result that is not whole
+        return hashlib.sha256(content).hexdigest()
+
+
+def processes_marked(mark: str) -> dict[int, str]:
+    """Return the living processes whose environment has ``mark``, with their command lines."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (folder / "environ").read_bytes():
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue  # it has just ended
+    return found
+
+
+def workers_in(build: Path) -> dict[Path, int]:
+    """Return the workers that are at work in a build folder, by the log that their output goes to."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            log = (folder / "fd/1").readlink()
+        except OSError:
+            continue  # it has just ended
+        if log.is_relative_to(build):
+            found[log] = int(folder.name)
+    return found

@@ -1,0 +1,142 @@
+"""Full and read-only disks, really mounted, and a limit on the size of files, which needs no right to mount."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from project_folder import Ran
+from ready_project import NETWORK, ReadyProject, contents, targets
+
+pytestmark = pytest.mark.timeout(120)
+UP_TO_DATE = Ran(0, "everything is up to date (8 targets)\n", "")
+ALL = targets("a")
+
+
+def mount(*arguments: object) -> None:
+    done = subprocess.run(["mount", *map(str, arguments)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot mount here: {done.stderr.strip()}")
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[None]:
+    folder.mkdir(exist_ok=True)
+    mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)  # a server may still have its log there
+
+
+@contextlib.contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    mount("--bind", folder, folder)
+    try:
+        mount("-o", "remount,bind,ro", folder)
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Leave no room on a disk; return the file to delete."""
+    path = folder / "fill"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+    with contextlib.suppress(OSError):
+        while True:
+            os.write(descriptor, bytes(4096))
+    os.close(descriptor)
+    return path
+
+
+def sentence(ran: Ran) -> str:
+    """Return what was told of the one target that failed."""
+    (line,) = [line for line in ran.out.splitlines() if line.startswith("failed ")]
+    return line
+
+
+def test_a_full_build_folder(ready: ReadyProject) -> None:
+    with small_disk(ready.root / "build", "700k"):
+        full = ready.doit()
+        assert full.code == 2
+        assert f"the disk of {ready.root / 'build'} has " in sentence(full)
+        clean = ready.clean_contents().items()
+        assert contents(ready.root / "build").items() <= clean, "something is half"
+        mount("-o", "remount,size=64m", ready.root / "build")
+        again = ready.doit()
+        assert (again.code, again.passed) == (0, ALL - full.passed)
+        assert contents(ready.root / "build").items() == clean
+        assert ready.doit() == UP_TO_DATE
+
+
+def test_a_full_state_folder(ready: ReadyProject) -> None:
+    with small_disk(ready.root / ".buildsys", "16m"):
+        assert ready.doit().code == 0
+        filler = fill(ready.root / ".buildsys")
+        assert ready.doit() == UP_TO_DATE
+        ready.write_network(1)
+        full = ready.doit()
+        assert full.code == 2
+        assert "its disk not full" in sentence(full)
+        filler.unlink()
+        again = ready.doit()
+        assert (again.code, again.passed) == (0, ALL - full.passed)
+        assert ready.doit() == UP_TO_DATE
+        built = contents(ready.root / "build")
+    assert built == ready.clean_contents()
+
+
+def test_a_state_folder_without_any_room(ready: ReadyProject) -> None:
+    with small_disk(ready.root / ".buildsys", "4k"):
+        full = ready.doit()
+        assert (full.code, full.out) == (3, "")
+        assert full.err.startswith("ERROR: cannot use doit's own record ")
+        assert "disk is full; its folder must be writable and its disk not full\n" in full.err
+
+
+def test_a_read_only_build_folder(ready_built: ReadyProject) -> None:
+    with read_only(ready_built.root / "build"):
+        assert ready_built.doit() == UP_TO_DATE
+        ready_built.write_network(1)
+        ran = ready_built.doit()
+        assert ran.code == 2
+        folder = ready_built.root / "build"
+        assert f"cannot make a temporary folder in {folder}: Read-only file system" in sentence(ran)
+    assert ready_built.doit().passed == ALL
+    assert contents(ready_built.root / "build") == ready_built.clean_contents()
+
+
+def test_a_read_only_state_folder(ready_built: ReadyProject) -> None:
+    assert ready_built.doit() == UP_TO_DATE  # has looked at the files of the copied project
+    with read_only(ready_built.root / ".buildsys"):
+        assert ready_built.doit() == UP_TO_DATE
+        assert ready_built.doit("list").code == 0
+        ready_built.write_network(1)
+        ran = ready_built.doit()
+        assert ran.code == 2
+        assert "Read-only file system; the folder must be writable" in sentence(ran)
+    assert ready_built.doit().passed == ALL
+    assert contents(ready_built.root / "build") == ready_built.clean_contents()
+
+
+def test_a_limit_on_the_size_of_files(ready: ReadyProject) -> None:
+    network = (ready.root / NETWORK).stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (network - 1000, before[1]))  # the state fits, an artifact does not
+    try:
+        process = ready.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    out, err = process.communicate(timeout=60)
+    limited = Ran(process.returncode, out, err)
+    assert limited.code == 2, limited
+    assert "File too large" in sentence(limited) or "disk I/O error" in sentence(limited)  # the artifact, or the state
+    assert ready.files() <= {"a/export/export.log"}
+    assert ready.doit().passed == ALL
+    assert contents(ready.root / "build") == ready.clean_contents()

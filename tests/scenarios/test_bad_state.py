@@ -1,0 +1,201 @@
+"""What we keep is damaged, lost or lies: it costs time, with one clear sentence, and the build is right in the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+from project_folder import Ran, wait_until
+from ready_project import VALUES, ReadyProject, contents, targets
+
+pytestmark = pytest.mark.timeout(120)
+UP_TO_DATE = Ran(0, "everything is up to date (8 targets)\n", "")
+ALL = targets("a")
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def fill_with_garbage(path: Path) -> None:
+    path.write_bytes(os.urandom(10_000))
+
+
+def make_newer(path: Path) -> None:
+    execute(path, "PRAGMA user_version = 99")
+
+
+def execute(path: Path, statement: str, *values: object) -> None:
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute(statement, values)
+    connection.close()
+
+
+def state(project: ReadyProject, name: str = "state.db") -> Path:
+    return project.root / ".buildsys" / name
+
+
+def test_a_damaged_state_is_set_aside(ready_built: ReadyProject) -> None:
+    path = state(ready_built)
+    for damage in (cut, fill_with_garbage, make_newer):
+        damage(path)
+        ran = ready_built.doit()
+        assert (ran.code, ran.ran, ran.restored) == (0, ALL, ALL)
+        (told,) = ran.err.splitlines()
+        assert told.startswith(f"buildsys: warning: the build state {path} is not readable (")
+        assert "); set aside as state.db.broken-" in told
+        assert ready_built.doit() == UP_TO_DATE
+        assert contents(ready_built.root / "build") == ready_built.clean_contents()
+
+
+def test_a_damaged_record_of_doit_costs_nothing(ready_built: ReadyProject) -> None:
+    for damage in (cut, fill_with_garbage):
+        damage(state(ready_built, "doit.db"))
+        ran = ready_built.doit()
+        assert (ran.code, ran.out) == (0, UP_TO_DATE.out), ran
+        (told,) = ran.err.splitlines()
+        assert told.startswith("buildsys: warning: doit's own record ")
+        assert told.endswith(": only what `doit ignore` has marked is lost")
+        assert ready_built.doit() == UP_TO_DATE
+
+
+def test_another_database_in_place_of_doits_is_set_aside_as_well(ready_built: ReadyProject) -> None:
+    path = state(ready_built, "doit.db")
+    path.unlink()
+    execute(path, "CREATE TABLE doit (something)")
+    ran = ready_built.doit()
+    assert (ran.code, ran.out) == (3, "")
+    warning, error = ran.err.splitlines()
+    assert warning.startswith("buildsys: warning: doit's own record ")
+    assert error == "ERROR: doit's own record was damaged; run again"
+    assert ready_built.doit() == UP_TO_DATE
+
+
+def test_damaged_resolved_manifests_are_made_again(ready_built: ReadyProject) -> None:
+    for damage in (cut, fill_with_garbage, Path.unlink):
+        damage(state(ready_built, "manifests.json"))
+        assert ready_built.doit() == UP_TO_DATE
+
+
+@pytest.mark.parametrize("what", ["state.db", "."])
+def test_what_is_kept_is_deleted_while_a_run_goes_on(ready: ReadyProject, what: str) -> None:
+    ready.hold()
+    process = ready.start("-n", "2")
+    wait_until(lambda: ready.is_held, 60, "reference:a is at work")
+    path = state(ready, what)
+    if path.is_file():
+        path.unlink()
+    while path.exists():  # what has passed is being stored meanwhile
+        shutil.rmtree(path, ignore_errors=True)
+    state(ready, "doit.db").unlink(missing_ok=True)
+    ready.let_go()
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in out + err) == (0, False), out + err
+    again = ready.doit()
+    assert (again.code, "reference:a" in again.ran) == (0, False)
+    assert ready.doit() == UP_TO_DATE
+    assert contents(ready.root / "build") == ready.clean_contents()
+
+
+def test_a_record_that_is_cut_short_is_none(ready_built: ReadyProject) -> None:
+    for column in ("parts", "figures", "outputs"):
+        cut_short = f"UPDATE records SET {column} = substr({column}, 1, length({column}) / 2) WHERE target = ?"
+        execute(state(ready_built), cut_short, "simplify:a")
+        if column == "outputs":  # all that judging needs
+            ran = ready_built.doit()
+            assert (ran.code, ran.ran, ran.passed) == (0, {"simplify:a"}, set())
+            assert "simplify:a  … the record of its last build cannot be read\n" in ran.out
+        assert ready_built.doit() == UP_TO_DATE
+    assert contents(ready_built.root / "build") == ready_built.clean_contents()
+
+
+def test_a_record_does_not_reach_out_of_the_build_folder(ready_built: ReadyProject) -> None:
+    precious = ready_built.root.parent / "precious"
+    precious.write_text("of somebody else")
+    for lie in ("../../precious", str(precious), "a/../../../precious"):
+        connection = sqlite3.connect(state(ready_built))
+        with connection:
+            for target, text in connection.execute("SELECT target, outputs FROM records").fetchall():
+                outputs = json.dumps({**json.loads(text), lie: ["0" * 64, 16]})
+                connection.execute("UPDATE records SET outputs = ? WHERE target = ?", (outputs, target))
+            connection.execute("INSERT INTO owned VALUES (?, 'export:a')", (lie,))
+        connection.close()
+        ran = ready_built.doit()
+        assert (ran.code, ran.ran, ran.restored) == (0, ALL, ALL)
+        assert "export:a  … the record of its last build cannot be read\n" in ran.out
+        assert ready_built.doit() == UP_TO_DATE
+        execute(state(ready_built), "INSERT INTO owned VALUES (?, 'export:a')", lie)
+        assert ready_built.doit("clean").code == 0
+        assert precious.read_text() == "of somebody else"
+        assert ready_built.files() == set()
+        assert ready_built.doit().code == 0
+
+
+def test_records_without_outputs_count_for_nothing(ready_built: ReadyProject) -> None:
+    execute(state(ready_built), "UPDATE records SET outputs = '{}'")
+    shutil.rmtree(ready_built.root / "build")
+    assert ready_built.doit().ran == ALL
+    assert contents(ready_built.root / "build") == ready_built.clean_contents()
+
+
+def test_a_clock_that_was_wrong_runs_nothing(ready_built: ReadyProject) -> None:
+    """Also a clock that jumps back: what it has dated before lies in the future then."""
+    assert ready_built.doit() == UP_TO_DATE
+    for table in ("records", "history"):
+        execute(state(ready_built), f"UPDATE {table} SET started = '2099-01-01T00:00:00Z'")
+    values = ready_built.root / VALUES
+    for scale, other in ((2, time.time() - 10**8), (3, time.time() + 10**8)):
+        for path in ready_built.root.rglob("*"):
+            if path.is_file():
+                os.utime(path, (other, other))
+        assert ready_built.doit() == UP_TO_DATE
+        assert ready_built.doit() == UP_TO_DATE
+        ready_built.edit(VALUES, f"SCALE = {scale - 1}.0", f"SCALE = {scale}.0")  # of the same size
+        os.utime(values, (other, other))
+        assert "reference:a" in ready_built.doit().passed
+    assert contents(ready_built.root / "build") == ready_built.clean_contents()
+
+
+def test_odd_paths_and_links(tmp_path: Path, runtime_folder: Path) -> None:
+    project = ReadyProject(tmp_path / "modèles d'été № 1 (ä b)", runtime_folder)
+    project.root.mkdir()
+    project.create()
+    elsewhere = tmp_path / "anders wo"
+    elsewhere.mkdir()
+    project.add_model("a").rename(elsewhere / "one.yaml")
+    (project.root / "configs/models/a.yaml").symlink_to(elsewhere / "one.yaml")
+    (project.root / "configs").rename(elsewhere / "configs")
+    (project.root / "configs").symlink_to(elsewhere / "configs")
+    (elsewhere / "build").mkdir()
+    (project.root / "build").symlink_to("../anders wo/build")
+    try:
+        assert project.doit("-n", "2").passed == ALL
+        assert project.doit() == UP_TO_DATE
+        manifest = elsewhere / "one.yaml"
+        manifest.write_text(manifest.read_text().replace("duration: 20ms", "duration: 21ms"))
+        assert project.doit().ran == {"bench:a:ort", "report:a"}
+        other = elsewhere / "two.yaml"
+        other.write_text(manifest.read_text().replace("tool: onnxsim", "tool: none"))
+        (project.root / "configs/models/a.yaml").unlink()
+        (project.root / "configs/models/a.yaml").symlink_to(other)
+        assert "simplify:a" in project.doit().ran
+        assert project.doit() == UP_TO_DATE
+        assert contents(elsewhere / "build") == project.clean_contents()
+        assert project.doit("clean").code == 0
+        assert (project.root / "build").is_symlink()
+        assert project.files() == set()
+    finally:
+        project.end()
+
+
+def test_a_build_folder_that_is_a_link_to_nowhere(ready: ReadyProject) -> None:
+    (ready.root / "build").symlink_to("nowhere")
+    ran = ready.doit()
+    assert ran.code == 2
+    assert "cannot make" in ran.out

@@ -1,0 +1,188 @@
+"""``doit repro``: two real builds of small models in clean folders, and what is said about them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from project_folder import ProjectFolder, processes_of_session, wait_until
+
+BY_PROCESS = '''
+
+class ByProcess(Linear):
+    """Holds the number of the process that exports it."""
+
+    def __init__(self):
+        import os
+
+        super().__init__()
+        self.register_buffer("number", torch.tensor([float(os.getpid()), 2.0, 3.0]))
+
+    def forward(self, x):
+        return super().forward(x) + self.number
+
+
+def by_folder():
+    from pathlib import Path
+
+    layer = Linear()
+    layer.layer.bias.data[1] = len(str(Path(__file__)))
+    return layer
+'''
+
+
+@pytest.fixture
+def temporary(project: ProjectFolder, tmp_path: Path) -> Path:
+    """The folder for temporary files of the processes of ``project``."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    project.environment |= {"TMPDIR": str(folder), "BUILDSYS_MACHINE_LOCK": str(tmp_path / "machine")}
+    with (project.root / "plugins/models/small.py").open("a") as file:
+        file.write(BY_PROCESS)
+    return folder
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_a_model_is_built_twice_and_nothing_else_is_touched(project: ProjectFolder, temporary: Path) -> None:
+    project.add_model("lin")
+    assert project.doit("export:lin").code == 0
+    state = project.root / ".buildsys/state.db"
+    before, built = contents(project.root / "build"), state.read_bytes()
+    shutil.rmtree(temporary)
+    temporary.mkdir()
+
+    ran = project.doit("repro", "lin")
+    assert ran.code == 0, ran.out + ran.err
+    for line in (
+        "equal                     export:lin      export/model.onnx ",
+        "equal                     simplify:lin    simplify/model.onnx ",
+        "equal                     reference:lin   reference/opt.npz ",
+        "engine:lin:ort  engine/ort/engine.onnx ",
+        "only times differ (a record with times)",
+    ):
+        assert line in ran.out
+    assert "DIFFERENT" not in ran.out
+    assert ran.out.endswith("reproducible: all 6 artifacts that should be byte-equal are\n")
+    assert "first build, 1 of 4: export:lin …\n" in ran.err
+    assert "second build, 4 of 4: engine:lin:ort passed" in ran.err
+
+    assert contents(project.root / "build") == before
+    assert state.read_bytes() == built
+    assert not list(temporary.iterdir())
+
+
+def test_what_depends_on_the_process_is_named(project: ProjectFolder, temporary: Path) -> None:
+    project.add_model("lin", "ByProcess")
+    ran = project.doit("repro", "lin", "--until", "simplify", "--json", "--keep")
+    assert ran.code == 1, ran.out + ran.err
+    told = json.loads(ran.out)
+    assert (told["schema"], told["status"]) == ("buildsys/repro/1", "different")
+    found = {artifact["file"]: artifact for artifact in told["artifacts"]}
+    assert found.keys() == {"export/model.onnx", "export/export.json", "simplify/model.onnx", "simplify/graph.json"}
+    exported = found["export/model.onnx"]
+    assert (exported["state"], exported["expected"]) == ("different", True)
+    assert exported["field"]["kind"] in ("initializer", "node")
+    assert " at element 0" in exported["difference"]
+    folders = [Path(build["folder"]) for build in told["builds"]]
+    files = [(folder / "build/lin/export/model.onnx").read_bytes() for folder in folders]
+    assert exported["bytes"] == [len(file) for file in files]
+    position = exported["first_byte"]
+    assert files[0][:position] == files[1][:position]
+    assert files[0][position] != files[1][position]
+    assert not found["export/export.json"]["expected"]
+    assert len({build["hash_seed"] for build in told["builds"]}) == 2
+
+
+def test_what_depends_on_the_folder_is_named(project: ProjectFolder, temporary: Path) -> None:
+    project.add_model("lin", "by_folder")
+    ran = project.doit("repro", "--until=export", "lin")
+    assert ran.code == 1, ran.out + ran.err
+    line = next(line for line in ran.out.splitlines() if "DIFFERENT" in line)
+    assert "initializer layer.bias: values: " in line
+    assert "at element 1" in line
+    assert ran.out.endswith(
+        "not reproducible: 1 of 1 artifacts that should be byte-equal are not, first export:lin export/model.onnx\n"
+    )
+    assert not list(temporary.iterdir())
+
+
+def test_a_model_that_cannot_be_built_ends_with_2(project: ProjectFolder, temporary: Path) -> None:
+    project.add_model("lin", "raising")
+    ran = project.doit("repro", "lin", "export")
+    assert ran.code == 2, ran.out + ran.err
+    assert "export:lin could not be built: " in ran.out
+    assert "the weights are on the other disk" in ran.out
+    assert "second build" not in ran.err
+    assert not list(temporary.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("lon",), "there is no model 'lon'; nearest: lin"),
+        ((), "repro takes the name of one model; models: lin"),
+        (("lin", "simplfy"), "there is no stage 'simplfy'; nearest: simplify"),
+        (("lin", "--until", "bench"), "bench is never repeated by repro"),
+        (("lin", "export", "--until", "simplify"), "name stages or --until, not both"),
+        (("lin", "convert"), "lin has no targets of the stage convert"),
+        (("lin", "--jsn"), "option --jsn not recognized"),
+    ],
+)
+def test_wrong_usage_ends_with_3_and_builds_nothing(
+    project: ProjectFolder, temporary: Path, arguments: tuple[str, ...], sentence: str
+) -> None:
+    project.add_model("lin")
+    ran = project.doit("repro", *arguments)
+    assert (ran.code, ran.out) == (3, "")
+    assert sentence in ran.err
+    assert ran.err.count("\n") == 1
+    assert not list(temporary.iterdir())
+
+
+@pytest.mark.parametrize(("number", "to_all", "code"), [
+    (signal.SIGINT, True, 130), (signal.SIGINT, False, 130), (signal.SIGTERM, False, 143),
+])  # fmt: skip
+def test_an_interrupted_comparison_leaves_nothing_behind(
+    project: ProjectFolder, temporary: Path, number: signal.Signals, to_all: bool, code: int
+) -> None:
+    project.add_model("lin", "slow")
+    process = project.start("repro", "lin")
+    try:
+        logs = "*/a/project/build/lin/export/export.log"
+        wait_until(
+            lambda: any("sleeping" in log.read_text() for log in temporary.glob(logs)), 60, "the stage has begun"
+        )
+        began = time.monotonic()
+        (os.killpg if to_all else os.kill)(process.pid, number)
+        out, err = process.communicate(timeout=30)
+        assert time.monotonic() - began < 15
+        assert process.returncode == code, out + err
+        assert "Traceback" not in out + err
+        assert out == ""
+        wait_until(lambda: not processes_of_session(process.pid), 5, "all workers are gone")
+        assert not list(temporary.iterdir())
+    finally:
+        for left in processes_of_session(process.pid):
+            os.kill(left, signal.SIGKILL)
+
+
+def test_a_new_export_of_the_same_graph_stops_there(project: ProjectFolder, temporary: Path) -> None:
+    """Only the report runs again: it tells how long each target took."""
+    for exporter in ("torchscript", "dynamo"):
+        project.add_model(exporter)
+        project.edit(f"configs/models/{exporter}.yaml", "{opset: 17}", f"{{opset: 18, exporter: {exporter}}}")
+    assert project.doit().code == 0
+    project.edit("plugins/models/small.py", "import torch\n", "import torch\n\nUNUSED = 1\n")
+    again = project.doit()
+    assert again.code == 0, again.out + again.err
+    assert again.passed == {
+        f"{stage}:{exporter}" for stage in ("export", "reference", "report") for exporter in ("torchscript", "dynamo")
+    }

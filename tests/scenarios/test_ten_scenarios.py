@@ -1,0 +1,229 @@
+"""The ten scenarios in which build systems go wrong, each with real processes and real stages.
+
+``ran`` are the targets that were brought up to date: ``passed`` those made anew, ``restored`` those from the store.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections import Counter
+
+import pytest
+from project_folder import Ran, wait_until
+from ready_project import NETWORK, VALUES, ReadyProject, contents, targets, workers_in
+
+pytestmark = pytest.mark.timeout(120)
+ALL = targets("a")
+UP_TO_DATE = Ran(0, "everything is up to date (8 targets)\n", "")
+MANIFEST = "configs/models/a.yaml"
+BEHIND_SIMPLIFY = {"validate:a", "engine:a:ort", "verify:a:ort", "bench:a:ort", "report:a"}
+
+
+def finish(process: subprocess.Popen[str], timeout_s: float = 60) -> Ran:
+    """Wait for a process: one that never ends fails the test."""
+    out, err = process.communicate(timeout=timeout_s)
+    assert "Traceback" not in out + err
+    return Ran(process.returncode, out, err)
+
+
+def check_right_and_fresh(project: ReadyProject) -> None:
+    """Check that everything is as a clean build has it, and that the next run does nothing."""
+    assert project.doit() == UP_TO_DATE
+    assert contents(project.root / "build") == project.clean_contents()
+
+
+def test_1_doit_is_killed_in_the_middle_and_the_manifest_reverted(ready_built: ReadyProject) -> None:
+    before = contents(ready_built.root / "build")
+    ready_built.edit(MANIFEST, "max: 4", "max: 8")
+    ready_built.edit(MANIFEST, "tool: onnxsim", "tool: none")
+    ready_built.hold()
+    process = ready_built.start("-n", "2")
+    wait_until(lambda: ready_built.is_held, 60, "reference:a is in the middle of its work")
+    engine = "a/engine/ort/engine.onnx"
+    wait_until(lambda: contents(ready_built.root / "build")[engine] != before[engine], 60, "the other thread is done")
+    time.sleep(0.3)
+    process.kill()
+    killed = finish(process)
+    assert (killed.code, killed.passed) == (-signal.SIGKILL, {"simplify:a", "engine:a:ort"})
+    now = contents(ready_built.root / "build")
+    assert {name for name in now if now[name] != before[name]} == {engine, "a/simplify/model.onnx"}
+
+    ready_built.let_go()
+    ready_built.edit(MANIFEST, "max: 8", "max: 4")
+    ready_built.edit(MANIFEST, "tool: none", "tool: onnxsim")
+    again = ready_built.doit()
+    assert again.code == 0
+    assert again.ran == again.restored == {"simplify:a", "engine:a:ort"}
+    check_right_and_fresh(ready_built)
+
+
+@pytest.mark.parametrize(
+    ("output", "target"),
+    [
+        ("a/simplify/model.onnx", "simplify:a"),
+        ("a/reference/min.npz", "reference:a"),
+        ("a/report/report.md", "report:a"),
+    ],
+)
+def test_2_an_output_is_edited_by_hand(ready_built: ReadyProject, output: str, target: str) -> None:
+    file = ready_built.root / "build" / output
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    again = ready_built.doit()
+    assert (again.code, again.ran, again.restored) == (0, {target}, {target})
+    assert f"{target}  … output edited by hand: {output}\n" in again.out
+    assert file.read_bytes() == whole
+    assert ready_built.doit() == UP_TO_DATE
+
+
+def test_3_a_field_goes_there_and_back_and_there(ready_built: ReadyProject) -> None:
+    built = {"onnxsim": contents(ready_built.root / "build")}
+    for old, new in (("onnxsim", "none"), ("none", "onnxsim"), ("onnxsim", "none")):
+        ready_built.edit(MANIFEST, f"tool: {old}", f"tool: {new}")
+        again = ready_built.doit()
+        assert again.code == 0
+        assert again.ran == {"simplify:a", *BEHIND_SIMPLIFY}
+        if new in built:
+            assert again.restored == again.ran
+            assert contents(ready_built.root / "build") == built[new]
+        built[new] = contents(ready_built.root / "build")
+        assert ready_built.doit() == UP_TO_DATE
+    assert built["none"] != built["onnxsim"]
+    check_right_and_fresh(ready_built)
+
+
+def test_4_everything_is_touched(ready_built: ReadyProject) -> None:
+    for path in ready_built.root.rglob("*"):
+        if path.is_file() and ".buildsys" not in path.parts:
+            path.touch()
+    assert ready_built.doit() == UP_TO_DATE
+
+
+def test_5_an_input_is_edited_while_a_stage_runs(ready_built: ReadyProject) -> None:
+    before = contents(ready_built.root / "build")
+    ready_built.edit(VALUES, "SCALE = 1.0", "SCALE = 2.0")
+    ready_built.hold()
+    process = ready_built.start()
+    wait_until(lambda: ready_built.is_held, 60, "reference:a has read its input")
+    ready_built.edit(VALUES, "SCALE = 2.0", "SCALE = 3.0")
+    ready_built.let_go()
+    edited = finish(process)
+    assert (edited.code, edited.ran, edited.passed) == (2, {"reference:a"}, set())
+    assert f"{VALUES} changed while reference:a ran; nothing was published; run it again\n" in edited.out
+    assert contents(ready_built.root / "build") == before
+
+    again = ready_built.doit()
+    assert again.code == 0
+    assert again.passed == {"reference:a", "validate:a", "verify:a:ort", "bench:a:ort", "report:a"}
+    check_right_and_fresh(ready_built)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("duration: 20ms", "duration: 21ms", {"bench:a:ort", "report:a"}),
+        (
+            "tool: onnxsim",
+            "tool: onnxsim, tensor_size_threshold: 1MiB",
+            {"simplify:a", "report:a"},
+        ),  # to the same bytes
+        ("name: ort", "name: ort, tolerance: {rtol: 0.5}", {"verify:a:ort", "report:a"}),
+        ("outputs:", "description: shown in the report\noutputs:", {"report:a"}),
+        ("tool: onnxsim", "tool: none", {"simplify:a", *BEHIND_SIMPLIFY}),
+    ],
+)
+def test_6_an_option_is_changed(ready_built: ReadyProject, old: str, new: str, expected: set[str]) -> None:
+    before = contents(ready_built.root / "build")
+    ready_built.edit(MANIFEST, old, new)
+    again = ready_built.doit()
+    assert (again.code, again.passed) == (0, expected)
+    assert ready_built.doit() == UP_TO_DATE
+    unchanged = contents(ready_built.root / "build") == before
+    assert unchanged == ("engine:a:ort" not in expected)
+
+
+@pytest.mark.parametrize("how", ["rewritten", "replaced"])
+def test_7_content_changes_and_times_and_size_stay(ready_built: ReadyProject, how: str) -> None:
+    network = ready_built.root / NETWORK
+    before = network.stat()
+    if how == "replaced":  # the inode changes as well
+        ready_built.write_network(1, "networks/other.onnx").replace(network)
+    else:
+        ready_built.write_network(1)
+    manifest = ready_built.root / MANIFEST
+    written = manifest.stat()
+    ready_built.edit(MANIFEST, "duration: 20ms", "duration: 30ms")
+    for path, times in ((network, before), (manifest, written)):
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        now = path.stat()
+        assert (now.st_mtime_ns, now.st_size) == (times.st_mtime_ns, times.st_size)
+    again = ready_built.doit()
+    assert (again.code, again.passed) == (0, ALL)
+    assert "bench:a:ort  … bench.duration: 0.02 → 0.03" in again.out
+    check_right_and_fresh(ready_built)
+
+
+@pytest.mark.parametrize(
+    ("deleted", "expected"),
+    [
+        ("a/simplify/model.onnx", {"simplify:a"}),
+        ("a/engine", {"engine:a:ort"}),
+        (".", ALL),
+    ],
+)
+def test_8_an_output_is_deleted(ready_built: ReadyProject, deleted: str, expected: set[str]) -> None:
+    before = contents(ready_built.root / "build")
+    path = ready_built.root / "build" / deleted
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    again = ready_built.doit()
+    assert again.code == 0
+    assert again.ran == again.restored == expected
+    assert contents(ready_built.root / "build") == before
+    assert ready_built.doit() == UP_TO_DATE
+
+
+def test_9_three_at_once_build_each_target_once(ready: ReadyProject) -> None:
+    ready.hold()
+    first = ready.start()
+    wait_until(lambda: ready.is_held, 60, "the first one is at work")
+    others = [ready.start("-n", "2"), ready.start()]
+    time.sleep(1)  # by now they wait
+    ready.let_go()
+    ran = [finish(process) for process in (first, *others)]
+    assert [one.code for one in ran] == [0, 0, 0]
+    assert Counter(target for one in ran for target in one.passed) == Counter(ALL)
+    assert (ready.root / "calls").read_text().split() == ["min", "opt", "max", "odd"]
+    told = [line for one in ran[1:] for line in one.out.splitlines() if line.startswith("waits        reference:a  ")]
+    assert len(told) == 2
+    assert all(f"for process {first.pid} on " in line and "(reference:a, since " in line for line in told)
+    check_right_and_fresh(ready)
+
+
+@pytest.mark.parametrize("go_on", [False, True], ids=["stopping", "continuing"])
+def test_10_a_worker_is_killed_under_n_2(ready: ReadyProject, go_on: bool) -> None:
+    ready.add_model("b")
+    ready.hold()
+    process = ready.start("-n", "2", *(["--continue"] if go_on else []))
+    log = ready.root / "build/a/reference/reference.log"
+    wait_until(lambda: ready.is_held and log in workers_in(ready.root), 60, "reference:a is at work")
+    os.kill(workers_in(ready.root)[log], signal.SIGKILL)
+    ready.let_go()
+    killed = finish(process)
+    assert killed.code == 2
+    sentence = (
+        "the worker of reference:a was killed by signal 9 (SIGKILL), most likely by the system for lack of memory"
+    )
+    assert killed.out.count(f"{sentence}; full log: build/a/reference/reference.log\n") == 1
+    done_of_a = {"export:a", "simplify:a", "engine:a:ort"}
+    if go_on:
+        assert killed.passed == done_of_a | targets("b")
+
+    again = ready.doit("-n", "2")
+    assert again.code == 0
+    assert again.passed == (ALL | targets("b")) - killed.passed
+    assert ready.doit() == Ran(0, "everything is up to date (16 targets)\n", "")
+    assert contents(ready.root / "build/a") == contents(ready.root / "build/b")

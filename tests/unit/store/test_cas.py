@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+import buildsys.store.cas as cas_module
+from buildsys.errors import StageError
+from buildsys.store.cas import DamagedError, Store, copy_file
+from buildsys.store.collect import collect, usage, verify
+from buildsys.store.ledger import OutputFile, Record
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def kept(store: Store, folder: Path, content: bytes) -> OutputFile:
+    source = folder / "source"
+    source.write_bytes(content)
+    file = OutputFile(blake3(content).hexdigest(), len(content))
+    assert store.put(source, file)
+    return file
+
+
+def record(key: str, target: str = "export:m", **outputs: OutputFile | None) -> Record:
+    named = {f"m/export/{name}": file for name, file in outputs.items()}
+    return Record(target, key * 64, {"config:x": "1"}, named, "passed", "2026-01-02T03:04:05Z", 1.0, figures={"n": 1})
+
+
+@pytest.mark.parametrize("size", [0, 1, (4 << 20) - 1, 4 << 20, (4 << 20) + 7])
+def test_what_is_put_in_comes_out(store: Store, tmp_path: Path, size: int) -> None:
+    content = os.urandom(size)
+    file = kept(store, tmp_path, content)
+    assert store.holds(file)
+    store.fetch(file, tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == content
+    assert list((store.folder / "tmp").iterdir()) == []
+
+
+def test_no_file_of_the_store_is_shared_with_anyone(store: Store, tmp_path: Path) -> None:
+    file = kept(store, tmp_path, b"content")
+    store.fetch(file, tmp_path / "out")
+    assert store.object_path(file.digest).stat().st_nlink == 1
+    for path in (tmp_path / "source", tmp_path / "out"):
+        with path.open("r+b") as stream:
+            stream.write(b"edited!")
+    assert store.object_path(file.digest).read_bytes() == b"content"
+    assert store.object_path(file.digest).stat().st_mode & 0o222 == 0
+
+
+def test_a_file_that_has_changed_meanwhile_is_not_put_in(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(b"other")
+    file = OutputFile(blake3(b"content").hexdigest(), 7)
+    assert not store.put(tmp_path / "source", file)
+    assert not store.put(tmp_path / "gone", file)
+    assert not store.holds(file)
+
+
+@pytest.mark.parametrize("damage", [b"", b"conten", b"contenT"])
+def test_a_damaged_object_is_not_handed_out(store: Store, tmp_path: Path, damage: bytes) -> None:
+    file = kept(store, tmp_path, b"content")
+    path = store.object_path(file.digest)
+    path.chmod(0o644)
+    path.write_bytes(damage)
+    with pytest.raises(DamagedError, match="does not have the content that its name says"):
+        store.fetch(file, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert not store.holds(file)
+    assert [found.read_bytes() for found in (store.folder / "quarantine").iterdir()] == [damage]
+    kept(store, tmp_path, b"content")
+    store.fetch(file, tmp_path / "out")
+
+
+def test_a_record_comes_back_whole(store: Store) -> None:
+    given = record("a", model=OutputFile("d" * 64, 5), data=None)
+    store.write_action(given)
+    assert store.read_action("export:m", "a" * 64) == given
+    assert store.read_action("export:m", "b" * 64) is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda body: body[:-20],
+        lambda body: b"",
+        lambda body: body.replace(b"passed", b"failed"),
+        lambda body: b"\x00" * len(body),
+    ],
+)
+def test_a_damaged_record_goes_into_quarantine(store: Store, damage: object) -> None:
+    store.write_action(record("a"))
+    path = store.action_path("a" * 64)
+    path.chmod(0o644)
+    path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
+    with pytest.raises(DamagedError, match="put into quarantine"):
+        store.read_action("export:m", "a" * 64)
+    assert store.read_action("export:m", "a" * 64) is None
+
+
+def forged(store: Store, **fields: object) -> None:
+    store.write_action(record("a"))
+    path = store.action_path("a" * 64)
+    body = json.dumps({**json.loads(path.read_bytes().partition(b"\n")[2]), **fields}).encode()
+    path.chmod(0o644)
+    path.write_bytes(blake3(body).hexdigest().encode() + b"\n" + body)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("key", "b" * 64), ("target", "export:other"), ("outputs", {"x": ["../../etc", 1]}), ("outputs", 3), ("new", 1)],
+)
+def test_a_record_that_says_something_else_is_not_used(store: Store, field: str, value: object) -> None:
+    forged(store, **{field: value})
+    with pytest.raises(DamagedError):
+        store.read_action("export:m", "a" * 64)
+
+
+def test_a_record_of_a_newer_buildsys_is_left_alone(store: Store) -> None:
+    forged(store, schema=99, something="new")
+    with pytest.raises(StageError, match="was written by a newer buildsys; update buildsys here, or use another store"):
+        store.read_action("export:m", "a" * 64)
+    assert store.action_path("a" * 64).exists()
+    assert verify(store, lambda done, total: None) == []
+
+
+def test_blocks_are_shared_only_where_the_file_system_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def share(writer: int, request: int, reader: int) -> None:
+        os.write(writer, b"content")  # what the file system does behind our back
+
+    monkeypatch.setattr(cas_module.fcntl, "ioctl", share)
+    (tmp_path / "source").write_bytes(b"content")
+    assert copy_file(tmp_path / "source", tmp_path / "out") == blake3(b"content").hexdigest()
+    assert (tmp_path / "out").read_bytes() == b"content"
+
+
+def test_a_killed_process_leaves_nothing_half(store: Store, tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from buildsys.store.cas import Store\n"
+        "from buildsys.store.ledger import OutputFile\n"
+        "def dying():\n    yield b'half'\n    os.kill(os.getpid(), 9)\n"
+        "Store(Path(sys.argv[1])).add(OutputFile('d' * 64, 9), dying())\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, store.folder], check=False).returncode == -9
+    (left,) = (store.folder / "tmp").iterdir()
+    assert list(store.objects()) == []
+    os.utime(left, (0, 0))
+    store.sweep()
+    assert not left.exists()
+
+
+# --- what `doit cache` does --------------------------------------------------------------------------
+
+
+def filled(store: Store, tmp_path: Path) -> dict[str, OutputFile]:
+    """Two exports that share weights, an engine, and one object that nobody names."""
+    files = {name: kept(store, tmp_path, name.encode() * 100) for name in ("weights", "one", "two", "engine", "lost")}
+    store.write_action(record("a", model=files["one"], data=files["weights"]))
+    store.write_action(record("b", model=files["two"], data=files["weights"]))
+    store.write_action(record("c", "engine:m:e", engine=files["engine"]))
+    for number, key in enumerate("abc"):
+        os.utime(store.action_path(key * 64), (1000 + number, 1000 + number))
+    return files
+
+
+def test_usage_counts_shared_content_once(store: Store, tmp_path: Path) -> None:
+    filled(store, tmp_path)
+    found = {row.stage: (row.actions, row.bytes) for row in usage(store)}
+    assert found == {"export": (2, 700 + 300 + 300), "engine": (1, 600), "": (0, 400)}
+
+
+def test_verify_finds_what_is_damaged(store: Store, tmp_path: Path) -> None:
+    files = filled(store, tmp_path)
+    assert verify(store, lambda done, total: None) == []
+    path = store.object_path(files["two"].digest)
+    path.chmod(0o644)
+    path.write_bytes(b"x")
+    (problem,) = verify(store, lambda done, total: None)
+    assert problem == f"{path} does not have the content that its name says"
+    assert verify(store, lambda done, total: None) == []
+    assert len(list((store.folder / "quarantine").iterdir())) == 1
+
+
+def names(store: Store) -> set[str]:
+    return {action.record.key[0] for action in store.actions()}
+
+
+def test_collecting_keeps_what_is_reached(store: Store, tmp_path: Path) -> None:
+    files = filled(store, tmp_path)
+    done = collect(store, unused_for_s=None, max_bytes=None, reached=lambda found: found.key[0] == "b", dry_run=False)
+    assert names(store) == {"b"}
+    assert {path.name for path in store.objects()} == {files["two"].digest, files["weights"].digest}
+    assert (done.actions, done.objects, done.bytes) == (("engine:m:e", "export:m"), 3, 300 + 600 + 400)
+
+
+def test_a_dry_run_tells_the_same_and_removes_nothing(store: Store, tmp_path: Path) -> None:
+    filled(store, tmp_path)
+    before = sorted(store.folder.rglob("*"))
+    told = [
+        collect(store, unused_for_s=None, max_bytes=None, reached=lambda found: False, dry_run=dry)
+        for dry in (True, False)
+    ]
+    assert told[0] == told[1]
+    assert len(before) > len(sorted(store.folder.rglob("*")))
+
+
+def test_age_counts_from_the_last_use(store: Store, tmp_path: Path) -> None:
+    filled(store, tmp_path)
+    store.note_use("a" * 64)
+    collect(store, unused_for_s=3600.0, max_bytes=None, reached=lambda found: found.key[0] == "b", dry_run=False)
+    assert names(store) == {"a", "b"}
+
+
+def test_size_takes_the_longest_unused_first(store: Store, tmp_path: Path) -> None:
+    filled(store, tmp_path)
+    done = collect(store, unused_for_s=None, max_bytes=1700, reached=lambda found: False, dry_run=False)
+    assert names(store) == {"b", "c"}
+    assert done.kept_bytes == 1600
+    collect(store, unused_for_s=None, max_bytes=0, reached=lambda found: found.key[0] == "b", dry_run=False)
+    assert names(store) == {"b"}  # what is reached stays, whatever its size
+
+
+def test_nothing_is_collected_while_somebody_adds(store: Store, tmp_path: Path) -> None:
+    filled(store, tmp_path)
+    order: list[str] = []
+
+    def gather() -> None:
+        collect(store, unused_for_s=None, max_bytes=None, reached=lambda found: True, dry_run=False)
+        order.append("collected")
+
+    with store.adding():
+        thread = threading.Thread(target=gather)
+        thread.start()
+        file = kept(store, tmp_path, b"new")
+        thread.join(0.3)
+        store.write_action(record("d", model=file))
+        order.append("added")
+    thread.join(30)
+    assert order == ["added", "collected"]
+    assert store.holds(file)
+
+
+def test_a_record_whose_output_leaves_the_store_does_not_reach_outside(store: Store, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("precious")
+    store.write_action(replace(record("a"), outputs={"m/x": OutputFile("../../outside", 8)}))
+    assert list(store.actions()) == []
+    collect(store, unused_for_s=None, max_bytes=None, reached=lambda found: False, dry_run=False)
+    assert outside.read_text() == "precious"
