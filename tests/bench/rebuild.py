@@ -1,4 +1,7 @@
-"""What a rebuild after an opset change costs beyond the stages' own work, for each model on its own."""
+"""What a rebuild after an opset change costs beyond the stages' own work, for each model on its own.
+
+An empty dodo file's doit is timed after every rebuild: how fast the machine is at that moment.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,10 @@ def rebuild(project: Path, file: Path, model: str, opset: int) -> tuple[float, f
 
 def measure(model: str, rounds: int, folder: Path) -> list[dict[str, Any]]:
     """Return the figures of all rounds of one model."""
-    folder.mkdir()
+    empty = folder / "empty"
+    empty.mkdir(parents=True)
+    (empty / "dodo.py").touch()
+    timed(doit_command(), empty)
     project = copy_project(folder, (model,))
     shorten_benchmarks(project)
     file = manifests(project)[0]
@@ -59,21 +65,31 @@ def measure(model: str, rounds: int, folder: Path) -> list[dict[str, Any]]:
     for opset in OPSETS[:rounds]:
         wall_s, stages_s, ran = rebuild(project, file, model, opset)
         print(f"  {model}, opset {opset}: {wall_s:.2f} s, stages {stages_s:.2f} s", file=sys.stderr, flush=True)
-        taken.append({"opset": opset, "wall_s": wall_s, "stages_s": stages_s, "ran": ran})
+        empty_s = min(timed(doit_command(), empty) for _ in range(3))
+        taken.append({"opset": opset, "wall_s": wall_s, "stages_s": stages_s, "empty_s": empty_s, "ran": ran})
     return taken
 
 
 def row_of(model: str, taken: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     """Return the table row of one model, by medians."""
-    wall, stages, over = (
+    wall, stages, over, ratio = (
         statistics.median(values)
         for values in (
             [run["wall_s"] for run in taken],
             [run["stages_s"] for run in taken],
             [run["wall_s"] - run["stages_s"] for run in taken],
+            [(run["wall_s"] - run["stages_s"]) / run["empty_s"] for run in taken],
         )
     )
-    return model, str(len(taken)), str(len(taken[0]["ran"])), f"{wall:.2f}", f"{stages:.2f}", f"{over:+.2f}"
+    return (
+        model,
+        str(len(taken)),
+        str(len(taken[0]["ran"])),
+        f"{wall:.2f}",
+        f"{stages:.2f}",
+        f"{over:+.2f}",
+        f"{ratio:.1f}",
+    )
 
 
 def main() -> None:
@@ -89,6 +105,7 @@ def main() -> None:
         "wall (s)>",
         "stages (s)>",
         f"above the stages (s), limit {LIMIT_S}>",
+        "in empty doit runs>",
     )
     rows = [row_of(model, taken) for model, taken in figures.items()]
     publish("Rebuild after an opset change", columns, rows, figures, options.json)

@@ -1,0 +1,123 @@
+"""A project of any number of small manifests, filled so that a run has nothing to do.
+
+One model is built for real. The outputs of all others are copies of its outputs, with their own names in the results,
+and are recorded by the project's own code under the keys that their own manifests, sources and inputs have. So a later
+run meets the same files, digests, keys and records as after days of building, and leaves out no check.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from _side_by_side import ROOT, doit_command, timed
+
+from buildsys.front.session import Session
+from buildsys.graph.action import Action
+from buildsys.manifest.project import load_project
+from buildsys.snapshot import Snapshot, Surveyor
+from buildsys.store.digest import DigestMemo, hash_file
+from buildsys.store.ledger import ImportMemo, Ledger, OutputFile, Record
+from buildsys.store.state import StateDb
+
+FAMILY_SIZE = 50  # models that share a source file
+FIRST = "m00000"
+_SOURCE = '''"""A linear layer whose weights are scaled."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class Scaled(nn.Module):
+    """One linear layer from 4 to 3 features, without bias."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3, bias=False)
+        self.linear.weight = nn.Parameter(torch.arange(12.0).reshape(3, 4) * scale)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the layer says about x."""
+        out: torch.Tensor = self.linear(x)
+        return out
+'''
+_MANIFEST = """\
+# yaml-language-server: $schema=../schema/model.schema.json
+model: {name}
+description: A linear layer, scaled by {scale}.
+source: {{python: plugins/models/{family}.py:Scaled, kwargs: {{scale: {scale}}}}}
+inputs:
+  x: {{shape: [batch, 4], data: {{random: normal}}}}
+outputs:
+  y: {{shape: [batch, 3]}}
+dims:
+  batch: {{min: 1, opt: 8, max: 16}}
+engines: [ort-cpu]
+bench: {{duration: 0.01, warmup: 0, min_samples: 1, baselines: []}}
+"""
+
+
+def model_name(number: int) -> str:
+    """Return the name of a model by its number."""
+    return f"m{number:05d}"
+
+
+def write_manifests(project: Path, count: int) -> None:
+    """Write a project with ``count`` manifests and the sources that they name, without building anything."""
+    models, sources = project / "configs" / "models", project / "plugins" / "models"
+    models.mkdir(parents=True)
+    sources.mkdir(parents=True)
+    for name in ("dodo.py", "pyproject.toml"):
+        shutil.copy2(ROOT / name, project)
+    for name in ("project.yaml", "engines.yaml"):
+        shutil.copy2(ROOT / "configs" / name, project / "configs")
+    for number in range(count):
+        family = f"family_{number // FAMILY_SIZE:03d}"
+        (sources / f"{family}.py").write_text(_SOURCE, encoding="utf-8")
+        text = _MANIFEST.format(name=model_name(number), scale=1.0 + number / 100, family=family)
+        (models / f"{model_name(number)}.yaml").write_text(text, encoding="utf-8")
+
+
+def fill(project: Path) -> int:
+    """Build the first model for real and record all others with its outputs; return the number of targets."""
+    timed(doit_command(f"build:{FIRST}"), project)
+    session = Session(load_project(project))
+    root, build = session.project.root, session.project.build
+    db = StateDb(session.project.state / "state.db")
+    memo, ledger = DigestMemo(db), Ledger(db)
+    surveyor = Surveyor(root, build, memo, ImportMemo(db))
+    begun = time.monotonic()
+    for done, (target, action) in enumerate(session.actions.items()):
+        if action.model != FIRST:
+            built = ledger.latest(target.replace(action.model, FIRST))
+            if built is None:
+                raise SystemExit(f"{FIRST} was not built")
+            ledger.record(_copied(action, built, surveyor.snapshot(action), build))
+        if done % 8000 == 7999:
+            print(f"  {done + 1} targets after {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+    db.close()
+    return len(session.actions)
+
+
+def _copied(action: Action, built: Record, now: Snapshot, build: Path) -> Record:
+    """Put copies of the first model's outputs in place; return the record that they belong to."""
+    outputs: dict[str, OutputFile | None] = {}
+    for source, output in built.outputs.items():
+        name = source.replace(FIRST, action.model)
+        outputs[name] = None if output is None else _copy(build / source, build / name, action.model)
+    return replace(built, target=action.target, key=now.key, parts=now.parts, outputs=outputs)
+
+
+def _copy(source: Path, copy: Path, model: str) -> OutputFile:
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    content = source.read_bytes()
+    if source.suffix in (".json", ".md"):
+        content = content.replace(FIRST.encode(), model.encode())
+    copy.write_bytes(content)
+    digest, stamp = hash_file(str(copy))
+    return OutputFile(digest, stamp.size)

@@ -1,0 +1,170 @@
+"""How doit behaves on a generated project of a thousand manifests, beside plain doit, DVC and Snakemake.
+
+All sides run in turns; each is told as wall time, processor time (user + system) and peak memory. An empty dodo file's
+doit runs among them: it tells how fast the machine is at that moment. With ``--project`` a project that an earlier run
+has left with ``--keep`` is taken again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import _scale_rivals as rivals
+from _scale_project import fill, model_name, write_manifests
+from _side_by_side import doit_command, environment, publish, workspace
+
+TARGETS_PER_MODEL = 8
+SMALL = 10  # manifests of the small project
+STAGES = 1000  # that DVC and Snakemake get
+COLUMNS = ("side", "runs>", "wall (s)>", "range (s)>", "CPU (s)>", "peak (MB)>", "limit")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one process took."""
+
+    wall_s: float
+    cpu_s: float
+    peak_mb: float = 0.0
+
+
+Side = Callable[[], Cost]
+
+
+def cost(command: Sequence[str], folder: Path) -> Cost:
+    """Run a command to its end and return what it took."""
+    begun = time.perf_counter()
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    wall_s = time.perf_counter() - begun
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode} in {folder}")
+    return Cost(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e6)
+
+
+def first_stage(project: Path) -> Cost:
+    """Edit one manifest and return how long doit takes until it says that the first stage runs; then undo the edit."""
+    file = project / "configs" / "models" / f"{model_name(1)}.yaml"
+    before = file.read_text(encoding="utf-8")
+    file.write_text(before.replace("min_samples: 1", "min_samples: 2"), encoding="utf-8")
+    begun = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-u", *doit_command()[1:]],
+        cwd=project, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    for line in process.stdout or ():
+        if line.startswith("run "):
+            break
+    taken = time.perf_counter() - begun
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+    file.write_text(before, encoding="utf-8")
+    time.sleep(0.1)  # what was written just now is not remembered
+    cost(doit_command(), project)
+    return Cost(taken, 0.0)
+
+
+def in_turns(sides: Mapping[str, Side], rounds: int) -> dict[str, list[Cost]]:
+    """Measure every side in turns, the order reversed every round."""
+    taken: dict[str, list[Cost]] = {name: [] for name in sides}
+    order = list(sides)
+    for number in range(rounds):
+        for name in order:
+            taken[name].append(sides[name]())
+            wall_s, cpu_s = taken[name][-1].wall_s, taken[name][-1].cpu_s
+            told = f"{wall_s:.3f} s, CPU {cpu_s:.3f} s"
+            print(f"  round {number + 1} of {rounds}: {name} {told}", file=sys.stderr, flush=True)
+        order.reverse()
+    return taken
+
+
+def row_of(name: str, taken: Sequence[Cost], limit: str) -> tuple[str, ...]:
+    """Return the table row of one side, by medians."""
+    wall = [run.wall_s for run in taken]
+    cpu, peak = (statistics.median(getattr(run, field) for run in taken) for field in ("cpu_s", "peak_mb"))
+    spread = f"{min(wall):.3f} to {max(wall):.3f}"
+    shown = (f"{value:.2f}" if value else "" for value in (cpu, peak))
+    return name, str(len(taken)), f"{statistics.median(wall):.3f}", spread, *shown, limit
+
+
+def make_project(folder: Path, count: int) -> Path:
+    """Return a project of ``count`` manifests with nothing to do."""
+    project = folder / f"project-{count}"
+    write_manifests(project, count)
+    print(f"filling {project}", file=sys.stderr, flush=True)
+    fill(project)
+    return project
+
+
+def sides_of(project: Path, count: int, folder: Path, given: argparse.Namespace) -> Iterator[tuple[str, Side, str]]:
+    """Yield name, measurement and limit of every side."""
+    empty = folder / "empty"
+    empty.mkdir()
+    (empty / "dodo.py").touch()
+    small = make_project(folder, SMALL)
+    targets = TARGETS_PER_MODEL * count
+    plain = rivals.plain_doit(folder / "plain", targets)
+    yield "empty dodo file", lambda: cost(doit_command(), empty), ""
+    yield f"nothing to do, {targets} targets", lambda: cost(doit_command(), project), "1.0 s, 200 MB"
+    yield f"plain doit, {targets} tasks", lambda: cost(plain, folder / "plain"), "not less than ours"
+    yield f"build:one of {count}", lambda: cost(doit_command(f"build:{model_name(1)}"), project), "0.4 s"
+    yield f"list, {SMALL} manifests", lambda: cost(doit_command("list"), small), "0.25 s"
+    yield "one manifest edited, to its first stage", lambda: first_stage(project), "nothing to do + 0.3 s"
+    if given.dvc or given.snakemake:
+        equal = make_project(folder, STAGES // TARGETS_PER_MODEL)
+        yield f"nothing to do, {STAGES} targets", lambda: cost(doit_command(), equal), ""
+    if given.dvc:
+        command = rivals.dvc(folder / "dvc", STAGES, given.dvc)
+        yield f"dvc repro, {STAGES} stages", lambda: cost(command, folder / "dvc"), ""
+    if given.snakemake:
+        jobs = rivals.snakemake(folder / "snakemake", STAGES, given.snakemake)
+        yield f"snakemake, {STAGES} jobs", lambda: cost(jobs, folder / "snakemake"), ""
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--manifests", type=int, default=1000, help="of the generated project (default: %(default)s)")
+    parser.add_argument("--project", type=Path, help="take this generated project instead of making one")
+    parser.add_argument("--rounds", type=int, default=7, help="measurements of each side (default: %(default)s)")
+    parser.add_argument("--dvc", type=Path, help="a dvc program to compare with")
+    parser.add_argument("--snakemake", type=Path, help="a snakemake program to compare with")
+    parser.add_argument("--json", type=Path, help="write the figures into this file as well")
+    parser.add_argument("--keep", action="store_true", help="keep the temporary folder and print where it is")
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = parse()
+    with workspace(keep=given.keep) as folder:
+        project = given.project.resolve() if given.project else make_project(folder, given.manifests)
+        count = len(list((project / "configs" / "models").iterdir()))
+        measured = list(sides_of(project, count, folder, given))
+        for _, side, _ in measured:  # caches of the disk and of the tools
+            side()
+        taken = in_turns({name: side for name, side, _ in measured}, given.rounds)
+    limits = {name: limit for name, _, limit in measured}
+    rows = [row_of(name, runs, limits[name]) for name, runs in taken.items()]
+    ours, theirs = (
+        statistics.median(run.cpu_s for name, runs in taken.items() if name.startswith(start) for run in runs)
+        for start in (f"nothing to do, {TARGETS_PER_MODEL * count}", "plain doit")
+    )
+    figures: dict[str, Any] = {name: [asdict(run) for run in runs] for name, runs in taken.items()}
+    publish(f"Scale, {count} manifests", COLUMNS, rows, {"sides": figures, "cpu_ratio": ours / theirs}, given.json)
+    print(f"\nprocessor time of nothing to do against plain doit: {ours / theirs:.2f}")
+
+
+if __name__ == "__main__":
+    main()
