@@ -8,6 +8,7 @@ has left with ``--keep`` is taken again.
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import signal
 import statistics
@@ -41,18 +42,37 @@ class Cost:
 Side = Callable[[], Cost]
 
 
+# A process starts with the peak memory of the one that started it, so a small one stands between: it prints wall and
+# processor seconds, the peak in KiB and the exit code.
+_SMALL_PARENT = """
+import os, resource, sys, time
+begun = time.perf_counter()
+_, status = os.waitpid(os.posix_spawnp(sys.argv[1], sys.argv[1:], os.environ), 0)
+wall_s = time.perf_counter() - begun
+usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+figures = wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss, os.waitstatus_to_exitcode(status)
+os.write(int(os.environ["FIGURES_FD"]), repr(figures).encode())
+"""
+
+
 def cost(command: Sequence[str], folder: Path) -> Cost:
     """Run a command to its end and return what it took."""
-    begun = time.perf_counter()
-    process = subprocess.Popen(
-        command, cwd=folder, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    read, write = os.pipe()
+    subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _SMALL_PARENT, *command],
+        cwd=folder,
+        env={**environment(), "FIGURES_FD": str(write)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=(write,),
+        check=True,
     )
-    _, status, usage = os.wait4(process.pid, 0)
-    wall_s = time.perf_counter() - begun
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {process.returncode} in {folder}")
-    return Cost(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e6)
+    os.close(write)
+    with open(read, encoding="ascii") as pipe:
+        wall_s, cpu_s, peak_kib, code = ast.literal_eval(pipe.read())
+    if code:
+        raise SystemExit(f"{' '.join(command)} ended with {code} in {folder}")
+    return Cost(wall_s, cpu_s, peak_kib * 1024 / 1e6)
 
 
 def first_stage(project: Path) -> Cost:
