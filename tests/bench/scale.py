@@ -68,8 +68,8 @@ def cost(command: Sequence[str], folder: Path) -> Cost:
         check=True,
     )
     os.close(write)
-    with open(read, encoding="ascii") as pipe:
-        wall_s, cpu_s, peak_kib, code = ast.literal_eval(pipe.read())
+    wall_s, cpu_s, peak_kib, code = ast.literal_eval(os.read(read, 1000).decode())
+    os.close(read)
     if code:
         raise SystemExit(f"{' '.join(command)} ended with {code} in {folder}")
     return Cost(wall_s, cpu_s, peak_kib * 1024 / 1e6)
