@@ -1,0 +1,164 @@
+"""What of a manifest each stage uses: options, files, libraries, devices.
+
+An action's options are exactly the manifest fields that its stage uses: what is not passed here can
+neither reach the stage nor make its target stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from buildsys.graph.cases import example_dims, shape_cases
+from buildsys.graph.flow import Resolved
+
+STAGE_CODE = {stage: (f"buildsys.stages.{stage}",) for stage in (
+    "export", "reference", "simplify", "convert", "validate", "engine", "verify", "bench", "report",
+)}  # fmt: skip
+BACKEND_TOOLS = {"onnxruntime": "onnxruntime", "tensorrt_rtx": "tensorrt_rtx"}
+FULL_PRECISION = "fp32"
+_POINTS = ("min", "opt", "max")
+
+
+def export_options(spec: Resolved) -> dict[str, Any]:
+    """Return what the export uses of a manifest."""
+    if "onnx" not in spec["source"]:
+        return {**network_options(spec), "export": spec["export"]}
+    return {  # the file is taken over, its seed, examples and exporter are nobody's
+        "source": {"onnx": spec["source"]["onnx"]},
+        "inputs": graph_inputs(spec),
+        "outputs": spec["outputs"],
+        "export": {"external_data": spec["export"]["external_data"]},
+    }
+
+
+def network_options(spec: Resolved) -> dict[str, Any]:
+    """Return what it takes to make the network and call it: for PyTorch with the example as well."""
+    if "onnx" in spec["source"]:
+        return {"source": spec["source"], "inputs": graph_inputs(spec)}
+    inputs = {
+        name: {"shape": tensor["shape"], "dtype": tensor["dtype"], "keyword": tensor["keyword"]}
+        for name, tensor in spec["inputs"].items()
+    }
+    example = example_dims(spec["dims"])
+    return {"source": spec["source"], "example": example, "inputs": inputs, "outputs": spec["outputs"]}
+
+
+def graph_inputs(spec: Resolved) -> dict[str, Any]:
+    """Return the shapes and dtypes of the graph's inputs."""
+    return {name: {"shape": tensor["shape"], "dtype": tensor["dtype"]} for name, tensor in spec["inputs"].items()}
+
+
+def profile_options(spec: Resolved, engine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ranges of shapes that TensorRT builds for; ONNX Runtime takes what the graph takes."""
+    if engine["backend"] == "onnxruntime":
+        return {}
+    spans = {name: {point: span[point] for point in _POINTS} for name, span in spec["dims"].items()}
+    return {"dims": spans if engine["profiles"] is None else {}, "inputs": graph_inputs(spec)}
+
+
+def simplify_cases(spec: Resolved) -> dict[str, Any]:
+    """Return the smallest and the odd shape: validate runs both graphs in every case."""
+    return shape_cases(spec["dims"], ("min", "odd")) if spec["simplify"]["tool"] != "none" else {}
+
+
+def network_sources(spec: Resolved) -> tuple[str, ...]:
+    """Return the user's files that make the network."""
+    source = spec["source"]
+    files = [source["python"].rpartition(":")[0]] if "python" in source else []
+    files += [source["onnx"]] if "onnx" in source else []
+    return tuple(files)
+
+
+def weights_files(spec: Resolved) -> dict[str, str | None]:
+    """Return state dicts and the digests that they must have."""
+    weights = spec["source"].get("weights")
+    return {weights["file"]: weights["sha256"]} if isinstance(weights, dict) else {}
+
+
+def data_sources(spec: Resolved) -> tuple[str, ...]:
+    """Return the user's files that golden inputs come from."""
+    files = []
+    for tensor in spec["inputs"].values():
+        data = tensor["data"] or {}
+        files += [data["npz"]] if "npz" in data else []
+        files += [data["python"].rpartition(":")[0]] if "python" in data else []
+    return tuple(dict.fromkeys(files))
+
+
+def network_tools(spec: Resolved) -> tuple[str, ...]:
+    """Return what makes and runs the network; what the user's own files import is found in them."""
+    if "onnx" in spec["source"]:
+        return ()
+    return ("python", "torch", "numpy", *(("torchvision",) if "torchvision" in spec["source"] else ()))
+
+
+def exporter_tools(spec: Resolved) -> tuple[str, ...]:
+    """Return what the exporter needs beside torch."""
+    dynamo = "onnx" not in spec["source"] and spec["export"]["exporter"] == "dynamo"
+    return ("onnxscript", "onnx-ir", "sympy") if dynamo else ()  # sympy writes the names of computed sizes
+
+
+def simplify_tools(spec: Resolved) -> tuple[str, ...]:
+    """Return what simplifies and compares."""
+    tool = spec["simplify"]["tool"]
+    if tool == "none":
+        return ()
+    shapes = ("sympy",) if tool == "onnxslim" else ()
+    return (tool, *shapes, "onnxruntime", "numpy", *small_float_tools(spec))
+
+
+def oracle_tools(spec: Resolved) -> tuple[str, ...]:
+    """Return what computes the reference of a ready ONNX file."""
+    return ("onnx", "onnxruntime") if "onnx" in spec["source"] else ()
+
+
+def small_float_tools(spec: Resolved) -> tuple[str, ...]:
+    """Return what rounds to the types of 8 and 4 bits, where an input or output has one."""
+    dtypes = (tensor["dtype"] or "" for part in ("inputs", "outputs") for tensor in spec[part].values())
+    return ("ml_dtypes",) if any(dtype.startswith(("float8", "float4")) for dtype in dtypes) else ()
+
+
+def run_tools(spec: Resolved, engine: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what runs an engine."""
+    cuda = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12", "nvidia-cublas")
+    more = cuda if engine.get("provider") == "cuda" else ()
+    return (BACKEND_TOOLS[engine["backend"]], *more, *small_float_tools(spec))
+
+
+def engine_environment(engine: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the families of environment variables that an engine depends on."""
+    runtime = ("onnxruntime",) if engine["backend"] == "onnxruntime" else ()
+    return (*runtime, *(("gpu",) if "gpu" in devices(engine) else ()))
+
+
+def converted_precisions(spec: Resolved) -> tuple[str, ...]:
+    """Return the precisions that graphs are converted to."""
+    asked = dict.fromkeys(engine["precision"] for engine in spec["engines"])
+    return tuple(precision for precision in asked if precision != FULL_PRECISION)
+
+
+def engine_fields(engine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an engine's fields without those that only name it or judge the finished engine."""
+    return {field: value for field, value in engine.items() if field not in ("name", "tolerance", "required")}
+
+
+def backend_code(stage: str, engine: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the modules of a stage that works through a backend."""
+    return (*STAGE_CODE[stage], f"buildsys.backends.{engine['backend']}")
+
+
+def devices(engine: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the devices that an engine depends on."""
+    return ("gpu",) if engine["backend"] == "tensorrt_rtx" or engine.get("provider") == "cuda" else ("cpu",)
+
+
+def timeout(spec: Resolved, stage: str) -> float | None:
+    """Return the limit of a stage in seconds."""
+    limit: float | None = spec["timeout"].get(stage)
+    return limit
+
+
+def cores(engine: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return whether an engine's settings say how many processors there are."""
+    return ("cores",) if engine.get("intra_op_threads") == 0 else ()
