@@ -1,0 +1,71 @@
+"""The examples of docs/rungs, run as the pages have them.
+
+A fenced block whose first line is ``# file: PATH`` (``// file: PATH`` in C) is a file of a new project; a later block
+with the same path replaces it. A ``console`` block is a terminal: each line after ``$ `` is run there, and every line
+that follows, but ``...``, must be among the lines that it prints, in that order; ``...`` within a line stands for
+anything.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from project_folder import REPOSITORY, ProjectFolder
+
+PAGES = sorted(path for path in (REPOSITORY / "docs" / "rungs").glob("*.md") if path.name != "README.md")
+_BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"(?:#|//) file: (?P<path>\S+)\n")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_example_of_the_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
+    project = ProjectFolder(tmp_path / "project")
+    project.root.mkdir()
+    for name in ("dodo.py", "pyproject.toml"):
+        shutil.copy(REPOSITORY / name, project.root)
+    (project.root / "configs/models").mkdir(parents=True)
+    ran = 0
+    for block in _BLOCK.finditer(page.read_text(encoding="utf-8")):
+        named = _FILE.match(block["text"])
+        if named:
+            file = project.root / named["path"]
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(block["text"][named.end() :], encoding="utf-8")
+        elif block["language"] == "console":
+            ran += replay(project, block["text"])
+    assert ran, f"{page.name} has no example"
+
+
+def replay(project: ProjectFolder, terminal: str) -> int:
+    """Run the commands of a console block; return how many there were."""
+    commands = [part.splitlines() for part in re.split(r"^\$ ", terminal, flags=re.MULTILINE)[1:]]
+    for command, *expected in commands:
+        program, *arguments = shlex.split(command)
+        assert program == "doit", command
+        done = project.doit(*arguments)
+        printed = iter(f"{done.out}\n{done.err}".splitlines())
+        for line in (line for line in expected if line.strip() not in ("", "...")):
+            pattern = ".*".join(re.escape(part.strip()) for part in line.split("..."))
+            assert any(re.search(pattern, said) for said in printed), (
+                f"`{command}` did not print {line!r} (in this order), but\n{done.out}\n{done.err}"
+            )
+    return len(commands)
+
+
+def test_a_page_that_promises_too_much_is_caught(tmp_path: Path) -> None:
+    project = ProjectFolder(tmp_path / "project")
+    project.root.mkdir()
+    project.create()
+    project.add_model("lin")
+    assert replay(project, "$ doit list\nbuild:lin ...\n") == 1
+    with pytest.raises(AssertionError, match="did not print"):
+        replay(project, "$ doit list\nbuild:other\n")
+
+
+def test_every_page_is_in_the_table() -> None:
+    index = (REPOSITORY / "docs" / "rungs" / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\((\w+)\.md\)", index)) == {page.stem for page in PAGES}
