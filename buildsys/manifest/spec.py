@@ -22,12 +22,14 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$"
 TENSOR_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.:/+-]*$"
 WORD_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 CALLABLE_PATTERN = r"^[^:]+\.py:[A-Za-z_][A-Za-z0-9_.]*$"
+MODULE_PATTERN = r"^[^:]+\.py$"
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
 PATTERN_WORDS = {
     NAME_PATTERN: "a name of letters, digits and _ . + - that starts with a letter or digit",
     TENSOR_PATTERN: "a tensor name of letters, digits and _ . : / + - that starts with a letter, a digit or _",
     WORD_PATTERN: "a word of letters, digits and _ that does not start with a digit",
     CALLABLE_PATTERN: "a file and a callable such as plugins/models/net.py:make",
+    MODULE_PATTERN: "a Python file such as plugins/symbolics/asinh.py",
     SHA256_PATTERN: "a SHA-256 digest of 64 hexadecimal digits in lower case",
 }
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)]
