@@ -65,10 +65,12 @@ def network_file(source: dict[str, Any]) -> str:
     return str(source["python"]).rpartition(":")[0] if "python" in source else ""
 
 
-def watched(registration: Registration, check: Callable[[Any], str], project: Path, takes: str) -> Callable[..., Any]:
+def watched(
+    registration: Registration, check: Callable[[Any, Any], str], project: Path, takes: str
+) -> Callable[..., Any]:
     """Return the registered function, which now counts its calls and fails in a sentence.
 
-    ``check`` says what is wrong with what it returned, given the arguments' first; "" where nothing is. ``takes`` is
+    ``check`` gets its first argument and what it returned, and says what is wrong; "" where nothing is. ``takes`` is
     what the operator's schema says.
     """
 
@@ -81,7 +83,7 @@ def watched(registration: Registration, check: Callable[[Any], str], project: Pa
         except Exception as error:
             hint = _schema_hint(error) or takes
             raise StageError(f"{registration.described} raised {describe_exception(error, project)}", hint) from error
-        problem = check(result)
+        problem = check(arguments[0] if arguments else None, result)
         if problem:
             raise StageError(f"{registration.described} {problem}", takes)
         return result

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import torch
+from torch.onnx._internal import torchscript_exporter
 from torch.onnx._internal.torchscript_exporter import registration as torch_registration
 
 from buildsys.errors import StageError
@@ -35,6 +37,7 @@ def register_symbolics(options: Mapping[str, Any], project: Path) -> list[Regist
 
     Raises: StageError: a file fails, an operator or number of inputs is wrong, or the export's opset reaches none.
     """
+    load_own_symbolics()
     opset = options["export"]["opset"]
     found = list(_found(options["symbolics"], PluginFiles(project, network_file(options["source"])), opset))
     for index, registration in enumerate(found):
@@ -46,6 +49,13 @@ def register_symbolics(options: Mapping[str, Any], project: Path) -> list[Regist
     for registration in found:
         _register(registration, project)
     return found
+
+
+def load_own_symbolics() -> None:
+    """Complete torch's registry with its own symbolics of all opsets, most of which torch imports as it exports."""
+    for module in iter_modules(torchscript_exporter.__path__):
+        if module.name.startswith("symbolic_opset"):
+            import_module(f"{_NEW}.{module.name}")
 
 
 def _found(entries: Sequence[Mapping[str, Any]], files: PluginFiles, opset: int) -> Iterator[Registration]:
@@ -162,12 +172,15 @@ def _register(registration: Registration, project: Path) -> None:
     torch_registration.registry.register(registration.op, registration.opset, function, custom=True)
 
 
-def _result_problem(result: Any) -> str:
-    """Return what is wrong with what a symbolic returned."""
+def _result_problem(graph: Any, result: Any) -> str:
+    """Return what is wrong with what a symbolic returned for the node that ``graph`` stands at."""
     values = result if isinstance(result, tuple | list) else (result,)
     wrong = [value for value in values if not isinstance(value, torch._C.Value)]
     if not values:
         return "returned nothing; a symbolic returns what g.op(…) returns"
+    outputs = graph.original_node.outputsSize()
+    if len(values) != outputs:
+        return f"returned {len(values)} outputs, and the operator has {outputs}"
     if isinstance(result, tuple | list) and any(isinstance(value, torch._C.Value) for value in values):
         wrong = [value for value in wrong if value is not None]  # an output that the network does not use
     return f"returned {described_result(wrong[0])}; a symbolic returns what g.op(…) returns" if wrong else ""

@@ -53,11 +53,19 @@ def _overload(op: str) -> Any:
     except AttributeError:
         names = {known.partition(".")[0] for known in torch._C._dispatch_get_all_op_names()}
         raise unknown_operator(name, sorted(names)) from None
-    if (overload or "default") in overloads:
-        return getattr(packet, overload or "default")
-    several = ", ".join(f"{name}.{known}" for known in overloads)
-    problem = f"{name} has no overload {overload}" if overload else f"{name} has no default overload"
+    of_tensors = [known for known in overloads if _may_be_captured(getattr(packet, known)._schema)]
+    if overload in overloads:
+        return getattr(packet, overload)
+    if not overload and "default" in (of_tensors or overloads):
+        return packet.default
+    several = ", ".join(f"{name}.{known}" for known in of_tensors or overloads)
+    problem = f"{name} has no overload {overload}" if overload else f"{name} has no default overload for tensors"
     raise StageError(problem, f"name one of {several}")
+
+
+def _may_be_captured(schema: Any) -> bool:
+    """Say whether an overload may be in a captured graph: numbers are computed while it is captured."""
+    return any("Tensor" in str(argument.type) for argument in schema.arguments) and not schema.is_mutable
 
 
 def _check_annotated(registration: Registration, overload: Any) -> None:
@@ -89,7 +97,7 @@ def _check_arity(registration: Registration, overload: Any) -> None:
 def _watched(registration: Registration, overload: Any, project: Path) -> Callable[..., Any]:
     returns = len(overload._schema.returns)
 
-    def problem(result: Any) -> str:
+    def problem(_: Any, result: Any) -> str:
         values = result if isinstance(result, tuple | list) else (result,)
         wrong = [value for value in values if not hasattr(value, "dtype") or isinstance(value, torch.Tensor)]
         if wrong:

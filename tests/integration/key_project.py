@@ -49,6 +49,28 @@ import torch
 def activate(x):
     return torch.relu(x)
 """
+SYMBOLIC = """\
+from plugins.lib import written
+
+
+def relu(g, x):
+    return written.relu(g, x)
+"""
+WRITTEN = """\
+def relu(g, x):
+    return g.op("Relu", x)
+"""
+TRANSLATION = """\
+from onnxscript import opset18 as op
+
+
+def linear(x, weight, bias=None):
+    return op.Gemm(x, weight, bias, transB=1)
+
+
+def other(x, weight, bias=None):
+    return linear(x, weight, bias)
+"""
 DATA = """\
 import numpy
 
@@ -63,6 +85,7 @@ inputs: {x: {shape: [batch, 4], data: {npz: data/x.npz}}}
 outputs: {y: {shape: [batch, 3]}}
 dims: {batch: {min: 1, opt: 2, max: 4}}
 export: {opset: 17}
+symbolics: [{op: "aten::relu", function: "plugins/symbolics/relu.py:relu", opset: 9}]
 simplify: {tool: onnxsim}
 validate: {rtol: 1.0e-4}
 engines:
@@ -88,6 +111,7 @@ source: {python: plugins/models/other.py:Other, randomize: true}
 inputs: {x: {shape: [2, 4]}}
 outputs: {y: {shape: [2, 3]}}
 export: {exporter: dynamo, opset: 18}
+translations: [{op: "aten::linear", function: "plugins/translations/linear.py:linear"}]
 simplify: {tool: onnxslim}
 engines: []
 """
@@ -162,6 +186,8 @@ class KeyProject:
         for path, text in {
             "plugins/models/net.py": NET, "plugins/models/other.py": OTHER, "plugins/lib/blocks.py": BLOCKS,
             "plugins/data/values.py": DATA, "configs/models/net.yaml": NET_YAML,
+            "plugins/symbolics/relu.py": SYMBOLIC, "plugins/lib/written.py": WRITTEN,
+            "plugins/translations/linear.py": TRANSLATION,
             "configs/models/given.yaml": GIVEN_YAML, "configs/models/traced.yaml": TRACED_YAML,
             "configs/models/custom.yaml": CUSTOM_YAML, "plugins/models/custom.py": CUSTOM,
             "plugins/ops/swish.py": SWISH, "plugins/ops/clamp_swish.c": (OPS / "clamp_swish.c").read_text(),
