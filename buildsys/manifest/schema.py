@@ -38,9 +38,25 @@ from buildsys.manifest.network_spec import (
     TorchvisionWeights,
     WeightsFile,
 )
+from buildsys.manifest.ops_spec import (
+    LIBRARY_KINDS,
+    PLUGIN_KINDS,
+    BuiltLibrary,
+    FunctionPerBackend,
+    GivenLibrary,
+    OperatorFunction,
+    OperatorLibrary,
+    OperatorPlugin,
+    OperatorSpec,
+    OperatorUse,
+    PluginLibrary,
+    PythonPlugin,
+)
 from buildsys.manifest.spec import (
     CALLABLE_PATTERN,
+    CXX_SOURCE_PATTERN,
     NAME_PATTERN,
+    OPERATOR_PATTERN,
     PATTERN_WORDS,
     SHA256_PATTERN,
     TENSOR_PATTERN,
@@ -73,19 +89,25 @@ from buildsys.manifest.stage_spec import (
     ValidateSpec,
     VerifySpec,
 )
+from buildsys.manifest.symbolic_spec import PythonFile, SymbolicSpec, TranslationSpec
 
 __all__ = [
     "BACKENDS",
     "CALLABLE_PATTERN",
+    "CXX_SOURCE_PATTERN",
     "DATA_KINDS",
+    "LIBRARY_KINDS",
     "NAME_PATTERN",
+    "OPERATOR_PATTERN",
     "PATTERN_WORDS",
+    "PLUGIN_KINDS",
     "SHA256_PATTERN",
     "SOURCE_KINDS",
     "TENSOR_PATTERN",
     "WORD_PATTERN",
     "BenchSpec",
     "Bf16Tolerance",
+    "BuiltLibrary",
     "Bytes",
     "Callable",
     "Case",
@@ -100,6 +122,8 @@ __all__ = [
     "ExportSpec",
     "Fp16Tolerance",
     "Fp32Tolerance",
+    "FunctionPerBackend",
+    "GivenLibrary",
     "InputData",
     "InputSpec",
     "ModelSpec",
@@ -108,10 +132,18 @@ __all__ = [
     "NpzData",
     "OnnxRuntimeEngine",
     "OnnxSource",
+    "OperatorFunction",
+    "OperatorLibrary",
+    "OperatorPlugin",
+    "OperatorSpec",
+    "OperatorUse",
     "OutputSpec",
+    "PluginLibrary",
     "Precision",
     "ProjectSpec",
     "PythonData",
+    "PythonFile",
+    "PythonPlugin",
     "PythonSource",
     "RandomData",
     "ReportSpec",
@@ -123,11 +155,13 @@ __all__ = [
     "Source",
     "Spec",
     "Stage",
+    "SymbolicSpec",
     "TensorName",
     "TensorRtRtxEngine",
     "Tolerance",
     "TorchvisionSource",
     "TorchvisionWeights",
+    "TranslationSpec",
     "ValidateSpec",
     "VerifySpec",
     "WeightsFile",
@@ -145,7 +179,10 @@ class ModelSpec(Spec):
         default_factory=dict, description="In order; default: as the model returns them."
     )
     dims: dict[DimName, DimSpec] = Field(default_factory=dict, description="Ranges of the dynamic dimensions.")
+    ops: tuple[OperatorSpec, ...] = Field((), description="Custom operators and what implements them.")
     export: ExportSpec = section()
+    symbolics: tuple[SymbolicSpec, ...] = Field((), description="Operators taught to exporter: torchscript.")
+    translations: tuple[TranslationSpec, ...] = Field((), description="Operators taught to exporter: dynamo.")
     simplify: SimplifySpec = section()
     validation: ValidateSpec = section(alias="validate")
     engines: tuple[Engine, ...] = Field((), description="Engines to build, verify and time.")
