@@ -1,0 +1,83 @@
+"""Shared libraries that hold TensorRT plugins: checked before TensorRT opens them, as it says little when it cannot."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from buildsys.backends.plugin_files import VERSION, registered_creator
+from buildsys.errors import StageError
+
+_ENTRY_POINTS = ("getCreators", "getPluginCreators")  # what the registry looks for, the first for V3 plugins
+_ELF_MAGIC, _ELF_64_BITS, _ELF_LIBRARY = b"\x7fELF", 2, 3  # e_ident, EI_CLASS, e_type
+_MACHINES = {3: "i386", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}  # e_machine
+_HEADER = struct.Struct("<4sB11xHH")
+
+
+def load_library(path: str, operators: Sequence[str], trt: ModuleType, project: Path) -> list[Any]:
+    """Load a plugin library of the project and return its creators of ``operators``, ``domain::Name``.
+
+    Raises: StageError: it is no library for this machine, cannot be loaded, or lacks a creator.
+    """
+    file = project / path
+    _check_file(file, path)
+    _check_entry_point(file, path)
+    registry = trt.get_plugin_registry()
+    before = set(_names(registry))
+    if registry.load_library(str(file)) is None:
+        raise StageError(
+            f"{path}: {trt.__name__} takes no plugin from it", "it registers a name that is taken, or none"
+        )
+    return [_creator(registry, operator, path, before) for operator in operators]
+
+
+def _check_file(file: Path, shown: str) -> None:
+    if not file.is_file():
+        raise StageError(f"{shown} does not exist in the project")
+    with file.open("rb") as stream:
+        head = stream.read(_HEADER.size)
+    if len(head) < _HEADER.size or head[:4] != _ELF_MAGIC:
+        raise StageError(f"{shown} is not a shared library")
+    _, bits, kind, machine = _HEADER.unpack(head)
+    built_for = _MACHINES.get(machine, f"machine {machine}")
+    if bits != _ELF_64_BITS or built_for != platform.machine():
+        raise StageError(f"{shown} is built for {built_for}, and this machine is {platform.machine()}")
+    if kind != _ELF_LIBRARY:
+        raise StageError(f"{shown} is not a shared library but another kind of ELF file")
+
+
+def _check_entry_point(file: Path, shown: str) -> None:
+    try:
+        library = ctypes.CDLL(str(file))
+    except OSError as error:  # a symbol or a library that it needs is missing: the loader names it
+        reason = str(error).removeprefix(f"{file}: ")
+        raise StageError(f"{shown} cannot be loaded: {reason}", _hint(reason)) from error
+    if not any(hasattr(library, name) for name in _ENTRY_POINTS):
+        raise StageError(f"{shown} has neither {' nor '.join(_ENTRY_POINTS)}", "a plugin library exports one of them")
+
+
+def _hint(reason: str) -> str:
+    if "libnvinfer" in reason:
+        return "it is linked with TensorRT, and this engine is built by another library"
+    return "link it with the library that has the symbol" if "undefined symbol" in reason else ""
+
+
+def _creator(registry: Any, operator: str, path: str, before: set[str]) -> Any:
+    creator = registered_creator(registry, operator)
+    if creator is not None:
+        return creator
+    domain, _, name = operator.rpartition("::")
+    found = ", ".join(name for name in _names(registry) if name not in before) or "none"
+    raise StageError(
+        f"{path} has no plugin creator for the operator {operator}; it has {found}",
+        f"the parser looks for the name {name}, the version {VERSION} and the namespace '' or '{domain}'",
+    )
+
+
+def _names(registry: Any) -> list[str]:
+    return [f"{each.plugin_namespace}::{each.name} {each.plugin_version}" for each in registry.all_creators]
