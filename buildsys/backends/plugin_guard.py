@@ -16,12 +16,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from buildsys.backends.base import Fail
 from buildsys.errors import StageError
 from buildsys.network.callables import describe_exception, with_article
 
-Fail = Callable[[StageError], NoReturn]
-
-# of a plugin in the sense of IPluginV3, by the capability that a callback belongs to; those in capitals must be there
+# the methods that a plugin must have, by the capability that they belong to
 _PLUGIN = ("clone", "get_capability_interface")
 _BUILD = ("get_output_data_types", "get_output_shapes", "supports_format_combination", "configure_plugin")
 _RUNTIME = ("get_fields_to_serialize", "attach_to_context", "on_shape_change", "enqueue")

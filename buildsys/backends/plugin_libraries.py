@@ -19,26 +19,24 @@ _MACHINES = {3: "i386", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
 _HEADER = struct.Struct("<4sB11xHH")
 
 
-def load_library(path: str, operators: Sequence[str], trt: ModuleType, project: Path) -> list[Any]:
-    """Load a plugin library of the project and return its creators of ``operators``, ``domain::Name``.
+def load_library(file: Path, shown: str, operators: Sequence[str], trt: ModuleType) -> list[Any]:
+    """Load a plugin library, ``shown`` in messages, and return its creators of ``operators``, ``domain::Name``.
 
     Raises: StageError: it is no library for this machine, cannot be loaded, or lacks a creator.
     """
-    file = project / path
-    _check_file(file, path)
-    _check_entry_point(file, path)
+    _check_file(file, shown)
+    _check_entry_point(file, shown)
     registry = trt.get_plugin_registry()
     before = set(_names(registry))
     if registry.load_library(str(file)) is None:
-        raise StageError(
-            f"{path}: {trt.__name__} takes no plugin from it", "it registers a name that is taken, or none"
-        )
-    return [_creator(registry, operator, path, before) for operator in operators]
+        problem = f"{shown}: {trt.__name__} takes no plugin from it"
+        raise StageError(problem, "it has none, or one whose name is taken")
+    return [_creator(registry, operator, shown, before) for operator in operators]
 
 
 def _check_file(file: Path, shown: str) -> None:
     if not file.is_file():
-        raise StageError(f"{shown} does not exist in the project")
+        raise StageError(f"{shown} does not exist")
     with file.open("rb") as stream:
         head = stream.read(_HEADER.size)
     if len(head) < _HEADER.size or head[:4] != _ELF_MAGIC:
