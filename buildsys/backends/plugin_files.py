@@ -16,7 +16,7 @@ from buildsys.backends.plugin_guard import Guard
 from buildsys.errors import StageError
 from buildsys.network.callables import blame, load_file
 
-_CREATOR_FIELDS = ("name", "plugin_version", "plugin_namespace", "field_names")
+_CREATOR_FIELDS = ("name", "plugin_version", "plugin_namespace")
 VERSION = "1"  # what the parser asks for, as ONNX nodes have no version of their own
 _KEPT: list[Any] = []  # creators: the registry does not keep them alive
 
@@ -94,6 +94,8 @@ def _make(owner: type, path: str, guard: Guard) -> Any:
     with blame(f"{path}: making the creator {owner.__name__} failed", guard.project):
         creator = owner()
         missing = [name for name in _CREATOR_FIELDS if getattr(creator, name, None) is None]
+        if not len(creator.field_names):  # not set: the parser would read through a null pointer
+            creator.field_names = guard.trt.PluginFieldCollection([])
     if missing:
         problem = f"{path}: the creator {owner.__name__} does not set {' and '.join(missing)}"
         raise StageError(problem, "set it in __init__")

@@ -56,7 +56,7 @@ class Guard:
 
     def _require(self, part: Any, attributes: Iterable[str], label: str) -> None:
         for name in attributes:
-            if getattr(part, name, None) is None:
+            if getattr(part, name, None) in (None, -1):  # what the bindings say of one that is not set
                 self.fail(StageError(f"{label}: {type(part).__name__} does not set {name}", "set it in __init__"))
 
     def _wrap(self, owner: type, callbacks: Iterable[str], label: str) -> None:

@@ -13,7 +13,7 @@ from engine_jobs import engine_options
 from onnx import TensorProto, helper
 from small_graphs import make_model, write
 
-from buildsys.errors import StageError
+from buildsys.errors import StageError, WorkerDied
 from buildsys.worker.job import Job
 from buildsys.worker.pool import JobReply, WorkerPool
 
@@ -57,7 +57,9 @@ class Project:
             "dims": {"batch": {"min": 1, "opt": 2, "max": 8}},
         }
         graph = write(self.root, clip_graph(**node))
-        job = Job("engine:m:e", "tests.integration.plugin_stages", "m", "e", options, {"model": graph}, outputs, self.root)
+        job = Job(
+            "engine:m:e", "tests.integration.plugin_stages", "m", "e", options, {"model": graph}, outputs, self.root
+        )
         return self.pool.run(job, log=self.root / "e.log", timeout_s=60)
 
     def error(self, *plugins: tuple[str, str]) -> str:
@@ -112,3 +114,130 @@ def test_a_callback_that_raises_fails_with_its_line(project: Project, callback: 
 def test_a_creator_that_raises_fails_with_its_line(project: Project) -> None:
     project.write("def broken(self, *args):\n    return {}['gain']\nScaledClipCreator.create_plugin = broken\n")
     assert f"{FILE}: plugin ScaledClip: create_plugin() raised KeyError: 'gain' ({FILE}:" in project.error()
+
+
+WRONG_VALUES = {
+    "clone": ("None", "returned nothing instead of an IPluginV3"),
+    "get_capability_interface": ("None", "returned nothing instead of an IPluginCapability"),
+    "get_fields_to_serialize": ("[]", "returned a list of nothing instead of a PluginFieldCollection"),
+    "get_output_data_types": ("[args[0][0]]", "returned 1 of 2 outputs"),
+    "get_output_shapes": ("[2, 'x']", "returned a list of int, str instead of a list of DimsExprs"),
+    "supports_format_combination": ("None", "returned nothing instead of an int"),
+    "get_workspace_size": ("'1 MiB'", "returned a str instead of an int"),
+    "get_valid_tactics": ("3", "returned an int instead of a list of int"),
+}
+
+
+@pytest.mark.parametrize("callback", WRONG_VALUES)
+def test_a_callback_that_returns_something_else_is_told(project: Project, callback: str) -> None:
+    value, told = WRONG_VALUES[callback]
+    project.write(f"ScaledClip.{callback} = lambda self, *args: {value}\n")
+    assert project.error() == f"{FILE}: plugin ScaledClip: {callback}() of ScaledClip {told}"
+
+
+def test_a_creator_that_returns_no_plugin_is_told(project: Project) -> None:
+    project.write("ScaledClipCreator.create_plugin = lambda self, *args: print('made')\n")
+    assert "create_plugin() of ScaledClipCreator returned nothing instead of an IPluginV3" in project.error()
+
+
+@pytest.mark.parametrize("callback", ["clone", "enqueue", "get_fields_to_serialize", "get_output_shapes"])
+def test_a_method_that_is_missing_is_told(project: Project, callback: str) -> None:
+    project.write(f"del ScaledClip.{callback}\n")
+    assert project.error() == f"{FILE}: plugin ScaledClip: ScaledClip has no method {callback}"
+
+
+def test_what_a_plugin_does_not_set_is_told(project: Project) -> None:
+    text = PLUGIN.read_text().replace("        self.num_outputs = 2\n", "")
+    project.write("", text=text)
+    assert f"{FILE}: plugin ScaledClip: ScaledClip does not set num_outputs; set it in __init__" in project.error()
+
+
+def test_a_plugin_that_crashes_leaves_its_line_in_the_log(project: Project) -> None:
+    project.write("import ctypes\nScaledClip.clone = lambda self: ctypes.string_at(0)\n")
+    with pytest.raises(WorkerDied, match="crashed with a segmentation fault") as caught:
+        project.build()
+    assert "e.log" in str(caught.value)
+    assert (
+        f'{FILE}", line {len(PLUGIN.read_text().splitlines()) + 2} in <lambda>' in (project.root / "e.log").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("del ScaledClipCreator\n", f"has no plugin creator for the operator {OP}; define a class derived from"),
+        (
+            "class Other(ScaledClipCreator):\n    def __init__(self):\n"
+            "        super().__init__()\n        self.name = 'ScaledClap'\n",
+            f"has no plugin creator for the operator {OP}, only Other (ScaledClap); did you mean ScaledClip",
+        ),
+        (
+            "class Other(ScaledClipCreator):\n    def __init__(self):\n"
+            "        super().__init__()\n        self.plugin_namespace = 'other'\n",
+            "Other has plugin_namespace 'other', and the operator's domain is 'mydomain'; set plugin_namespace",
+        ),
+        (
+            "class Other(ScaledClipCreator):\n    def __init__(self):\n"
+            "        super().__init__()\n        self.plugin_version = '2'\n",
+            "Other has plugin_version '2', and the parser looks for '1'; set plugin_version = '1'",
+        ),
+        (
+            "class Other(ScaledClipCreator):\n    def __init__(self, gain):\n        super().__init__()\n",
+            "making the creator Other failed: TypeError",
+        ),
+        (
+            "class Other(trt.IPluginCreatorV3One):\n    def __init__(self):\n"
+            "        trt.IPluginCreatorV3One.__init__(self)\n        self.name = 'ScaledClip'\n",
+            "the creator Other does not set plugin_version and plugin_namespace; set it in __init__",
+        ),
+        ("import no_such_module\n", f"importing {FILE} failed: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("def broken(:\n", f"importing {FILE} failed: SyntaxError"),
+        ("raise RuntimeError('no luck')\n", f"importing {FILE} failed: RuntimeError: no luck ({FILE}:"),
+    ],
+)  # fmt: skip
+def test_a_file_without_the_plugin_says_what_it_has(project: Project, more: str, told: str) -> None:
+    project.write(more)
+    assert told in project.error()
+
+
+def test_a_file_that_is_missing_is_told(project: Project) -> None:
+    assert project.error((OP, "plugins/ops/clop.py")) == (
+        "plugins/ops/clop.py does not exist in the project; did you mean plugins/ops/clip.py?"
+    )
+
+
+def test_a_name_of_another_plugin_is_told(project: Project) -> None:
+    own = "MyelinWeightsTransformPlugin"
+    assert project.error((f"mydomain::{own}", FILE)) == (
+        f"{FILE}: tensorrt_rtx knows another plugin that mydomain::{own} would be taken for: {own};"
+        " give the operator another name, or each creator its domain as plugin_namespace"
+    )
+    project.write("", file="plugins/ops/other.py")
+    assert "tensorrt_rtx knows another plugin that" in project.error(
+        (OP, FILE), ("b::ScaledClip", "plugins/ops/other.py")
+    )
+
+
+def test_a_file_may_register_its_creators_itself(project: Project) -> None:
+    project.write("creator = ScaledClipCreator()\ntrt.get_plugin_registry().register_creator(creator, '')\n")
+    assert project.build().status == "passed"
+    project.write(
+        "creator = ScaledClipCreator()\ntrt.get_plugin_registry().register_creator(creator, '')\n"
+        "ScaledClip.clone = lambda self: 1 / 0\n"
+    )
+    assert "clone() raised ZeroDivisionError" in project.error()
+
+
+def test_a_namespace_may_be_the_operators_domain(project: Project) -> None:
+    text = PLUGIN.read_text().replace(
+        'self.plugin_namespace = "ScaledClip", "1", ""', 'self.plugin_namespace = "ScaledClip", "1", "mydomain"'
+    )
+    project.write("", text=text)
+    project.build()
+    (plugin,) = json.loads((project.root / "engine.json").read_text())["plugins"]
+    assert plugin["namespace"] == "mydomain"
+
+
+def test_attributes_that_are_not_listed_do_not_arrive_and_nothing_crashes(project: Project) -> None:
+    project.write("", text=PLUGIN.read_text().replace("self.field_names =", "unused ="))
+    assert f"{FILE}: plugin ScaledClip: create_plugin() raised KeyError: 'scale' ({FILE}:" in project.error()
