@@ -53,7 +53,7 @@ def _check_entry_point(file: Path, shown: str) -> None:
     try:
         library = ctypes.CDLL(str(file))
     except OSError as error:  # a symbol or a library that it needs is missing: the loader names it
-        reason = str(error).removeprefix(f"{file}: ")
+        reason = " ".join(str(error).replace(f"{file}:", "").split())
         raise StageError(f"{shown} cannot be loaded: {reason}", _hint(reason)) from error
     if not any(hasattr(library, name) for name in _ENTRY_POINTS):
         raise StageError(f"{shown} has neither {' nor '.join(_ENTRY_POINTS)}", "a plugin library exports one of them")

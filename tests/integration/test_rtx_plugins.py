@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,9 @@ ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "plugins/ops/scaled_clip_plugin.py"
 FILE = "plugins/ops/clip.py"
 OP = "mydomain::ScaledClip"
+SOURCE = Path(__file__).with_name("plugin_library.cc")
+LIBRARY = "libsame.so"
+SAME = ("mydomain::Same", LIBRARY)
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +53,14 @@ class Project:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text((PLUGIN.read_text() if text is None else text) + more)
 
+    def compile(self, *flags: str, name: str = "Same", entry: str = "getCreators", file: str = LIBRARY) -> Path:
+        """Build the library with the operator mydomain::Same."""
+        compiler = shutil.which("c++") or pytest.skip("there is no C++ compiler")
+        defined = (f'-DNAME="{name}"', f"-DENTRY={entry}", *flags)
+        command = (compiler, "-std=c++17", "-shared", "-fPIC", *defined, str(SOURCE), "-o", str(self.root / file))
+        subprocess.run(command, check=True)
+        return self.root / file
+
     def build(self, *plugins: tuple[str, str], **node: Any) -> JobReply:
         outputs = {"engine": self.root / "e.engine", "result": self.root / "engine.json"}
         options = {
@@ -56,7 +69,7 @@ class Project:
             "inputs": {"x": {"shape": ["batch", 4], "dtype": "float32"}},
             "dims": {"batch": {"min": 1, "opt": 2, "max": 8}},
         }
-        graph = write(self.root, clip_graph(**node))
+        graph = write(self.root, node.pop("graph", None) or clip_graph(**node))
         job = Job(
             "engine:m:e", "tests.integration.plugin_stages", "m", "e", options, {"model": graph}, outputs, self.root
         )
@@ -241,3 +254,64 @@ def test_a_namespace_may_be_the_operators_domain(project: Project) -> None:
 def test_attributes_that_are_not_listed_do_not_arrive_and_nothing_crashes(project: Project) -> None:
     project.write("", text=PLUGIN.read_text().replace("self.field_names =", "unused ="))
     assert f"{FILE}: plugin ScaledClip: create_plugin() raised KeyError: 'scale' ({FILE}:" in project.error()
+
+
+def test_an_engine_with_a_plugin_library_is_built(project: Project) -> None:
+    project.compile()
+    shape = (TensorProto.FLOAT, ["batch", 4])
+    same = helper.make_node("Same", ["x"], ["y"], "same", domain="mydomain")
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("mydomain", 1)]
+    project.build(SAME, graph=make_model([same], {"x": shape}, {"y": shape}, opsets=opsets))
+    figures = json.loads((project.root / "engine.json").read_text())
+    (plugin,) = figures["plugins"]
+    assert plugin["file_sha256"]
+    assert (plugin["name"], plugin["namespace"], plugin["file"]) == ("Same", "mydomain", LIBRARY)
+    assert figures["layers"] == {"plugin_v3": 1}
+
+
+def test_a_library_that_is_missing_is_told(project: Project) -> None:
+    assert project.error(SAME) == "libsame.so does not exist"
+
+
+def test_a_file_that_is_no_library_is_told(project: Project) -> None:
+    (project.root / LIBRARY).write_text("#!/bin/sh\necho a script, not a library\n")
+    assert project.error(SAME) == "libsame.so is not a shared library"
+
+
+def test_a_library_for_another_machine_is_told(project: Project) -> None:
+    library = project.compile()
+    content = bytearray(library.read_bytes())
+    content[18:20] = (183 if platform.machine() == "x86_64" else 62).to_bytes(2, "little")  # e_machine
+    library.write_bytes(content)
+    other = "aarch64" if platform.machine() == "x86_64" else "x86_64"
+    assert project.error(SAME) == f"libsame.so is built for {other}, and this machine is {platform.machine()}"
+
+
+def test_a_library_that_lacks_a_symbol_is_told(project: Project) -> None:
+    project.compile("-DMISSING")
+    assert project.error(SAME) == (
+        "libsame.so cannot be loaded: undefined symbol: function_of_another_library;"
+        " link it with the library that has the symbol"
+    )
+
+
+def test_a_library_without_an_entry_point_is_told(project: Project) -> None:
+    project.compile(entry="getPlugins")
+    assert project.error(SAME) == (
+        "libsame.so has neither getCreators nor getPluginCreators; a plugin library exports one of them"
+    )
+
+
+def test_a_library_without_the_operator_says_what_it_has(project: Project) -> None:
+    project.compile(name="Sane")
+    assert project.error(SAME) == (
+        "libsame.so has no plugin creator for the operator mydomain::Same; it has mydomain::Sane 1;"
+        " the parser looks for the name Same, the version 1 and the namespace '' or 'mydomain'"
+    )
+
+
+def test_a_library_whose_name_is_taken_is_told(project: Project) -> None:
+    project.compile()
+    project.compile(file="libagain.so")
+    told = project.error(SAME, ("mydomain::Same", "libagain.so"))
+    assert told == "libagain.so: tensorrt_rtx takes no plugin from it; it has none, or one whose name is taken"
