@@ -89,7 +89,7 @@ def unsupported(request: BuildRequest) -> list[UnsupportedNode]:
     """Return the nodes whose operator ONNX Runtime does not know; others it may still refuse for their types."""
     from buildsys.backends.ort_graph import unknown_operators  # needs onnx, which running an engine does not
 
-    return unknown_operators(request.onnx)
+    return unknown_operators(request.onnx, [use.op for use in request.operators])
 
 
 def build(request: BuildRequest) -> Figures:
