@@ -1,10 +1,11 @@
-"""Shared libraries that hold TensorRT plugins: checked before TensorRT opens them, as it says little when it cannot."""
+"""Shared libraries that hold TensorRT plugins: tried before TensorRT opens them, as it says little when it cannot.
+
+That a library is made for this machine was checked where it came into the build, by the stage ``operators``.
+"""
 
 from __future__ import annotations
 
 import ctypes
-import platform
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -14,17 +15,13 @@ from buildsys.backends.plugin_files import VERSION, registered_creator
 from buildsys.errors import StageError
 
 _ENTRY_POINTS = ("getCreators", "getPluginCreators")  # what the registry looks for, the first for V3 plugins
-_ELF_MAGIC, _ELF_64_BITS, _ELF_LIBRARY = b"\x7fELF", 2, 3  # e_ident, EI_CLASS, e_type
-_MACHINES = {3: "i386", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}  # e_machine
-_HEADER = struct.Struct("<4sB11xHH")
 
 
 def load_library(file: Path, shown: str, operators: Sequence[str], trt: ModuleType) -> list[Any]:
     """Load a plugin library, ``shown`` in messages, and return its creators of ``operators``, ``domain::Name``.
 
-    Raises: StageError: it is no library for this machine, cannot be loaded, or lacks a creator.
+    Raises: StageError: it cannot be loaded, or lacks a creator.
     """
-    _check_file(file, shown)
     _check_entry_point(file, shown)
     registry = trt.get_plugin_registry()
     before = set(_names(registry))
@@ -32,21 +29,6 @@ def load_library(file: Path, shown: str, operators: Sequence[str], trt: ModuleTy
         problem = f"{shown}: {trt.__name__} takes no plugin from it"
         raise StageError(problem, "it has none, or one whose name is taken")
     return [_creator(registry, operator, shown, before) for operator in operators]
-
-
-def _check_file(file: Path, shown: str) -> None:
-    if not file.is_file():
-        raise StageError(f"{shown} does not exist")
-    with file.open("rb") as stream:
-        head = stream.read(_HEADER.size)
-    if len(head) < _HEADER.size or head[:4] != _ELF_MAGIC:
-        raise StageError(f"{shown} is not a shared library")
-    _, bits, kind, machine = _HEADER.unpack(head)
-    built_for = _MACHINES.get(machine, f"machine {machine}")
-    if bits != _ELF_64_BITS or built_for != platform.machine():
-        raise StageError(f"{shown} is built for {built_for}, and this machine is {platform.machine()}")
-    if kind != _ELF_LIBRARY:
-        raise StageError(f"{shown} is not a shared library but another kind of ELF file")
 
 
 def _check_entry_point(file: Path, shown: str) -> None:

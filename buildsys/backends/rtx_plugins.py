@@ -60,7 +60,7 @@ def _facts(use: OperatorUse, creator: Any) -> Figures:
 
 
 def _shown(use: OperatorUse) -> str:
-    return str(use.path.relative_to(use.project) if use.path.is_relative_to(use.project) else use.path)
+    return str(use.path.relative_to(use.project)) if use.path.is_relative_to(use.project) else use.path.name
 
 
 def _check_parsers_library() -> None:

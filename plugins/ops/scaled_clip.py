@@ -10,7 +10,9 @@ from onnxscript.values import Opset
 
 
 @script(Opset("mydomain", 1), default_opset=op)
-def ScaledClip(x: FLOAT[...], scale: float, bounds: Sequence[float]) -> tuple[FLOAT[...], BOOL[...]]:
+def ScaledClip(  # noqa: N802 (the operator is called so)
+    x: FLOAT[...], scale: float, bounds: Sequence[float]
+) -> tuple[FLOAT[...], BOOL[...]]:
     """Return the clipped values, and where they lie strictly between the bounds."""
     scaled = x * op.CastLike(op.Constant(value_float=scale), x)
     limits = op.CastLike(op.Constant(value_floats=bounds), x)

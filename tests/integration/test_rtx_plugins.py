@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 from small_graphs import make_model, write
 
 from buildsys.errors import StageError, WorkerDied
+from buildsys.stages import operators
 from buildsys.worker.job import Job
 from buildsys.worker.pool import JobReply, WorkerPool
 
@@ -32,11 +33,8 @@ SAME = ("mydomain::Same", LIBRARY)
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))
-        pool = WorkerPool(tmp_path_factory.mktemp("state"))
+    with WorkerPool(tmp_path_factory.mktemp("state")) as pool:
         yield pool
-        pool.close()
 
 
 class Project:
@@ -62,18 +60,26 @@ class Project:
         return self.root / file
 
     def build(self, *plugins: tuple[str, str], **node: Any) -> JobReply:
-        outputs = {"engine": self.root / "e.engine", "result": self.root / "engine.json"}
+        """Run the stage engine, as a job with these plugins: (operator, file)."""
+        entries, libraries = [], {}
+        for op, path in plugins or ((OP, FILE),):
+            entries.append({"op": op, "kind": "plugin", "python" if path.endswith(".py") else "library": path})
+            libraries |= {} if path.endswith(".py") else {f"library.{path}": self.root / path}
         options = {
             "engine": engine_options("tensorrt_rtx"),
-            "plugins": plugins or ((OP, FILE),),
+            "operators": entries,
             "inputs": {"x": {"shape": ["batch", 4], "dtype": "float32"}},
             "dims": {"batch": {"min": 1, "opt": 2, "max": 8}},
         }
-        graph = write(self.root, node.pop("graph", None) or clip_graph(**node))
-        job = Job(
-            "engine:m:e", "tests.integration.plugin_stages", "m", "e", options, {"model": graph}, outputs, self.root
-        )
+        inputs = {"model": write(self.root, node.pop("graph", None) or clip_graph(**node)), **libraries}
+        names = {"engine": "e.engine", "engine.data": "e.engine.data", "result": "engine.json"}
+        outputs = {role: self.root / "out" / name for role, name in names.items()}
+        (self.root / "out").mkdir(exist_ok=True)
+        job = Job("engine:m:e", "engine", "m", "e", options, inputs, outputs, self.root)
         return self.pool.run(job, log=self.root / "e.log", timeout_s=60)
+
+    def result(self) -> dict[str, Any]:
+        return dict(json.loads((self.root / "out" / "engine.json").read_text()))
 
     def error(self, *plugins: tuple[str, str]) -> str:
         with pytest.raises(StageError) as caught:
@@ -100,13 +106,13 @@ def clip_graph(elem_type: int = TensorProto.FLOAT, **attributes: Any) -> Any:
 @pytest.mark.parametrize("elem_type", [TensorProto.FLOAT, TensorProto.FLOAT16])
 def test_an_engine_with_a_python_plugin_is_built(project: Project, elem_type: int) -> None:
     reply = project.build(elem_type=elem_type)
-    figures = json.loads((project.root / "engine.json").read_text())
+    figures = project.result()
     (plugin,) = figures["plugins"]
     assert len(plugin.pop("file_sha256")) == 64
     assert plugin == {"operator": OP, "name": "ScaledClip", "version": "1", "namespace": "", "file": FILE}
     assert figures["layers"] == {"plugin_v3": 1}
     assert reply.status == "passed"
-    assert b"ScaledClip" in (project.root / "e.engine").read_bytes()
+    assert b"ScaledClip" in (project.root / "out" / "e.engine").read_bytes()
 
 
 CALLBACKS = [
@@ -121,7 +127,7 @@ def test_a_callback_that_raises_fails_with_its_line(project: Project, callback: 
     line = len(PLUGIN.read_text().splitlines()) + 2
     expected = f"{FILE}: plugin ScaledClip: {callback}() raised ValueError: boom ({FILE}:{line})"
     assert project.error() == expected
-    assert not (project.root / "e.engine").exists()
+    assert not (project.root / "out" / "e.engine").exists()
 
 
 def test_a_creator_that_raises_fails_with_its_line(project: Project) -> None:
@@ -247,7 +253,7 @@ def test_a_namespace_may_be_the_operators_domain(project: Project) -> None:
     )
     project.write("", text=text)
     project.build()
-    (plugin,) = json.loads((project.root / "engine.json").read_text())["plugins"]
+    (plugin,) = project.result()["plugins"]
     assert plugin["namespace"] == "mydomain"
 
 
@@ -262,29 +268,22 @@ def test_an_engine_with_a_plugin_library_is_built(project: Project) -> None:
     same = helper.make_node("Same", ["x"], ["y"], "same", domain="mydomain")
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("mydomain", 1)]
     project.build(SAME, graph=make_model([same], {"x": shape}, {"y": shape}, opsets=opsets))
-    figures = json.loads((project.root / "engine.json").read_text())
+    figures = project.result()
     (plugin,) = figures["plugins"]
     assert plugin["file_sha256"]
     assert (plugin["name"], plugin["namespace"], plugin["file"]) == ("Same", "mydomain", LIBRARY)
     assert figures["layers"] == {"plugin_v3": 1}
 
 
-def test_a_library_that_is_missing_is_told(project: Project) -> None:
-    assert project.error(SAME) == "libsame.so does not exist"
-
-
-def test_a_file_that_is_no_library_is_told(project: Project) -> None:
-    (project.root / LIBRARY).write_text("#!/bin/sh\necho a script, not a library\n")
-    assert project.error(SAME) == "libsame.so is not a shared library"
-
-
-def test_a_library_for_another_machine_is_told(project: Project) -> None:
-    library = project.compile()
-    content = bytearray(library.read_bytes())
-    content[18:20] = (183 if platform.machine() == "x86_64" else 62).to_bytes(2, "little")  # e_machine
-    library.write_bytes(content)
-    other = "aarch64" if platform.machine() == "x86_64" else "x86_64"
-    assert project.error(SAME) == f"libsame.so is built for {other}, and this machine is {platform.machine()}"
+def test_a_library_for_another_machine_is_told_before_anything_is_built(project: Project) -> None:
+    content = bytearray(project.compile().read_bytes())
+    here, other, number = ("x86_64", "aarch64", 183) if platform.machine() == "x86_64" else ("aarch64", "x86_64", 62)
+    content[18:20] = number.to_bytes(2, "little")  # e_machine
+    (project.root / LIBRARY).write_bytes(content)
+    options = {"libraries": {"libsame": {"file": LIBRARY, "symbol": ""}}}
+    outputs = {"library.libsame": project.root / "copy.so", "result": project.root / "operators.json"}
+    with pytest.raises(StageError, match=f"{LIBRARY} is built for {other}, and this machine is {here}"):
+        operators.run(Job("operators:m", "operators", "m", "", options, {}, outputs, project.root))
 
 
 def test_a_library_that_lacks_a_symbol_is_told(project: Project) -> None:
