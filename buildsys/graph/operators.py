@@ -140,15 +140,14 @@ def library_ref(spec: Resolved, name: str) -> FileRef:
 def operator_options(spec: Resolved) -> dict[str, Any]:
     """Return what the stage ``operators`` uses of a manifest."""
     libraries = {name: dict(library) for name, library in operator_libraries(spec).items()}
-    options = {"functions": graph_functions(spec), "own_functions": backend_functions(spec), "libraries": libraries}
+    options = {"functions": _functions_by_role(spec), "libraries": libraries}
     return {name: value for name, value in options.items() if value}
 
 
 def operator_outputs(spec: Resolved) -> dict[str, FileRef]:
     """Return the files of the stage ``operators`` by role."""
     return {
-        **({"functions": functions_ref(spec)} if graph_functions(spec) else {}),
-        **{f"functions.{backend}": functions_ref(spec, backend) for backend in backend_functions(spec)},
+        **{role: FileRef(f"{spec['model']}/operators/{role}.onnx") for role in _functions_by_role(spec)},
         **{f"library.{name}": library_ref(spec, name) for name in operator_libraries(spec)},
         "result": FileRef(f"{spec['model']}/operators/operators.json"),
     }
@@ -156,11 +155,18 @@ def operator_outputs(spec: Resolved) -> dict[str, FileRef]:
 
 def operator_sources(spec: Resolved) -> tuple[str, ...]:
     """Return the user's files that the stage ``operators`` reads."""
-    functions = [graph_functions(spec), *backend_functions(spec).values()]
+    functions = _functions_by_role(spec).values()
     files = [reference.rpartition(":")[0] for own in functions for reference in own.values()]
     for library in operator_libraries(spec).values():
         files += library["sources"] if "sources" in library else [library["file"]]
     return tuple(dict.fromkeys(files))
+
+
+def _functions_by_role(spec: Resolved) -> dict[str, dict[str, str]]:
+    """Return operator -> ``FILE.py:NAME`` for each file of local functions."""
+    shared = graph_functions(spec)
+    own = {f"functions.{backend}": functions for backend, functions in backend_functions(spec).items()}
+    return {**({"functions": shared} if shared else {}), **own}
 
 
 def operator_tools(spec: Resolved) -> tuple[str, ...]:

@@ -57,6 +57,7 @@ def _build_from(graph: Path, operators: tuple[OperatorUse, ...], job: Job, backe
     return {
         **built,
         **backend.describe(request.engine, request.options, operators),
+        **({"operators": {use.op: f"{use.kind} {use.path.name}" for use in operators}} if operators else {}),
         "build_seconds": round(seconds, 3),
         "engine_sha256": sha256_of(*files),
         "engine_bytes": sum(file.stat().st_size for file in files),

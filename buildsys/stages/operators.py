@@ -14,17 +14,15 @@ def run(job: Job) -> StageResult:
 
     Raises: StageError: a function cannot be made or is not valid, a source does not compile, a library does not fit.
     """
-    figures: dict[str, Any] = {}
-    if "functions" in job.options:
-        figures["functions"] = _functions(job, "functions", job.options["functions"])
-    for backend, references in job.options.get("own_functions", {}).items():
-        figures[f"functions.{backend}"] = _functions(job, f"functions.{backend}", references)
+    functions = {
+        role: _functions(job, role, references) for role, references in job.options.get("functions", {}).items()
+    }
     libraries = {}
     for name, entry in job.options.get("libraries", {}).items():
         target = job.outputs[f"library.{name}"]
         job.progress(f"making the library {name}")
         libraries[name] = {**make_library(entry, target, job.project), "sha256": sha256_of(target)}
-    return StageResult(figures={**figures, "libraries": libraries})
+    return StageResult(figures={"functions": functions, "libraries": libraries})
 
 
 def _functions(job: Job, role: str, references: dict[str, str]) -> dict[str, Any]:
