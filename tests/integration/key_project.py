@@ -1,4 +1,4 @@
-"""A built project of three small models whose parts can be changed one at a time, and which then ran again."""
+"""A built project of four small models whose parts can be changed one at a time, and which then ran again."""
 
 from __future__ import annotations
 
@@ -100,6 +100,56 @@ class Other(torch.nn.Linear):
     def __init__(self):
         super().__init__(4, 3)
 """
+CUSTOM_YAML = """\
+model: custom
+source: {python: plugins/models/custom.py:Custom}
+inputs: {x: {shape: [2, 4]}}
+outputs: {y: {shape: [2, 4]}}
+ops:
+  - op: "custom_domain::customOp2"
+    function: plugins/ops/swish.py:swish
+    library: {sources: [plugins/ops/clamp_swish.c], flags: [-lm, -march=native]}
+    use: {onnxruntime: library}
+engines:
+  - {backend: onnxruntime, name: ort, intra_op_threads: 1}
+  - {backend: tensorrt_rtx, name: rtx}
+bench: {duration: 20ms, warmup: 5ms, min_samples: 3, baselines: []}
+"""
+CUSTOM = """\
+import torch
+
+
+class Swish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.relu(x) * torch.sigmoid(torch.relu(x))
+
+    @staticmethod
+    def symbolic(g, x):
+        return g.op("custom_domain::customOp2", x).setType(x.type())
+
+
+class Custom(torch.nn.Module):
+    def forward(self, x):
+        return Swish.apply(x)
+"""
+SWISH = """\
+import os
+
+from onnx import helper
+
+os.environ.get("KEYED_SCALE")
+
+
+def swish():
+    nodes = [("Relu", ["x"], ["z"]), ("Sigmoid", ["z"], ["s"]), ("Mul", ["z", "s"], ["y"])]
+    nodes = [helper.make_node(*node) for node in nodes]
+    return helper.make_function("custom_domain", "customOp2", ["x"], ["y"], nodes, [helper.make_opsetid("", 17)])
+
+
+again = swish
+"""
+OPS = Path(__file__).parents[2] / "plugins" / "ops"
 
 
 class KeyProject:
@@ -113,6 +163,9 @@ class KeyProject:
             "plugins/models/net.py": NET, "plugins/models/other.py": OTHER, "plugins/lib/blocks.py": BLOCKS,
             "plugins/data/values.py": DATA, "configs/models/net.yaml": NET_YAML,
             "configs/models/given.yaml": GIVEN_YAML, "configs/models/traced.yaml": TRACED_YAML,
+            "configs/models/custom.yaml": CUSTOM_YAML, "plugins/models/custom.py": CUSTOM,
+            "plugins/ops/swish.py": SWISH, "plugins/ops/clamp_swish.c": (OPS / "clamp_swish.c").read_text(),
+            "plugins/ops/ort_custom_op.h": (OPS / "ort_custom_op.h").read_text(),
         }.items():  # fmt: skip
             self.write(path, text)
         self.save_weights(0.0)
