@@ -81,8 +81,13 @@ class Taken(NamedTuple):
 
     @property
     def tools(self) -> tuple[str, ...]:
-        """What changes the graph that a backend reads."""
-        return ("onnx",) if self.options else ()
+        """What changes the graph that a backend reads, and what runs plugins in Python."""
+        return (*(("onnx",) if self.options else ()), *self.plugin_tools)
+
+    @property
+    def plugin_tools(self) -> tuple[str, ...]:
+        """What runs plugins in Python; the libraries that they import are found in their files."""
+        return ("python",) if self.sources else ()
 
 
 NOTHING = Taken()

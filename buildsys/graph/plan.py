@@ -257,7 +257,7 @@ def _verify(spec: Resolved, engine: Mapping[str, Any]) -> Action:
         sources=taken.sources,
         after=(f"engine:{model}:{name}", golden_target(spec)),
         code=used.backend_code("verify", engine),
-        tools=("numpy", *used.run_tools(spec, engine)),
+        tools=("numpy", *used.run_tools(spec, engine), *taken.plugin_tools),
         devices=used.devices(engine),
         environment=used.engine_environment(engine),
         timeout_s=used.timeout(spec, "verify"),

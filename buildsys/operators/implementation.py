@@ -99,7 +99,7 @@ def implementation_of(job: Job, backend: str = "onnxruntime") -> Implementation:
 
 def _use(job: Job, entry: Mapping[str, str]) -> OperatorUse:
     path = job.inputs[f"library.{entry['library']}"] if "library" in entry else job.project / entry["python"]
-    return OperatorUse(entry["op"], entry["kind"], path)
+    return OperatorUse(entry["op"], entry["kind"], path, job.project, job.fail)
 
 
 def _operators(model: ModelProto) -> Counter[str]:

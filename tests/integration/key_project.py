@@ -134,6 +134,10 @@ ops:
     function: plugins/ops/swish.py:swish
     library: {sources: [plugins/ops/clamp_swish.c], flags: [-lm, -march=native]}
     use: {onnxruntime: library}
+  - op: "mydomain::Twice"
+    function: plugins/ops/swish.py:twice
+    plugin: {python: plugins/ops/twice_plugin.py}
+    use: {tensorrt_rtx: plugin}
 engines:
   - {backend: onnxruntime, name: ort, intra_op_threads: 1}
   - {backend: tensorrt_rtx, name: rtx}
@@ -153,9 +157,19 @@ class Swish(torch.autograd.Function):
         return g.op("custom_domain::customOp2", x).setType(x.type())
 
 
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x + x
+
+    @staticmethod
+    def symbolic(g, x):
+        return g.op("mydomain::Twice", x).setType(x.type())
+
+
 class Custom(torch.nn.Module):
     def forward(self, x):
-        return Swish.apply(x)
+        return Swish.apply(Twice.apply(x))
 """
 SWISH = """\
 import os
@@ -172,6 +186,59 @@ def swish():
 
 
 again = swish
+
+
+def twice():
+    node = helper.make_node("Add", ["x", "x"], ["y"])
+    return helper.make_function("mydomain", "Twice", ["x"], ["y"], [node], [helper.make_opsetid("", 17)])
+"""
+PLUGIN = """\
+import tensorrt_rtx as trt
+from plugin_bases import ALL
+
+
+class Twice(*ALL):
+    def __init__(self):
+        for base in ALL:
+            base.__init__(self)
+        self.plugin_name, self.plugin_version, self.plugin_namespace, self.num_outputs = "Twice", "1", "", 1
+
+    def get_capability_interface(self, kind):
+        return self
+
+    def clone(self):
+        return Twice()
+
+    def get_fields_to_serialize(self):
+        return trt.PluginFieldCollection([])
+
+    def get_output_data_types(self, types):
+        return types
+
+    def get_output_shapes(self, inputs, shape_inputs, builder):
+        return [trt.DimsExprs(inputs[0])]
+
+    def supports_format_combination(self, position, tensors, input_count):
+        return tensors[position].desc.format == trt.TensorFormat.LINEAR
+
+    def configure_plugin(self, inputs, outputs):
+        pass
+
+    attach_to_context = on_shape_change = enqueue = lambda self, *arguments: self
+
+
+class TwiceCreator(trt.IPluginCreatorV3One):
+    def __init__(self):
+        trt.IPluginCreatorV3One.__init__(self)
+        self.name, self.plugin_version, self.plugin_namespace = "Twice", "1", ""
+
+    def create_plugin(self, name, fields, phase):
+        return Twice()
+"""
+PLUGIN_BASES = """\
+import tensorrt_rtx as trt
+
+ALL = trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime
 """
 OPS = Path(__file__).parents[2] / "plugins" / "ops"
 
@@ -192,6 +259,7 @@ class KeyProject:
             "configs/models/custom.yaml": CUSTOM_YAML, "plugins/models/custom.py": CUSTOM,
             "plugins/ops/swish.py": SWISH, "plugins/ops/clamp_swish.c": (OPS / "clamp_swish.c").read_text(),
             "plugins/ops/ort_custom_op.h": (OPS / "ort_custom_op.h").read_text(),
+            "plugins/ops/twice_plugin.py": PLUGIN, "plugins/ops/plugin_bases.py": PLUGIN_BASES,
         }.items():  # fmt: skip
             self.write(path, text)
         self.save_weights(0.0)

@@ -166,6 +166,8 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
         "plugins/ops/clamp_swish.c", "int another_symbol(void) { return 1; }\n"
     ),
     "ops flags": in_file(CUSTOM, "[-lm, -march=native]", "[-lm, -march=native, -DUNUSED]"),
+    "plugin": in_file("plugins/ops/twice_plugin.py", "class TwiceCreator", "# a comment\nclass TwiceCreator"),
+    "plugin module": in_file("plugins/ops/plugin_bases.py", "ALL =", "# a comment\nALL ="),
     "ops reference": in_file(CUSTOM, "plugins/ops/swish.py:swish", "plugins/ops/swish.py:again"),
     "ops use": in_file(CUSTOM, "use: {onnxruntime: library}", "use: {onnxruntime: function}"),
     "compiler": another_compiler,

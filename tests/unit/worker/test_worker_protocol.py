@@ -25,7 +25,7 @@ JOB = Job(
 def test_job_survives_the_journey() -> None:
     (message,) = LineBuffer().feed(encode(job_to_json(JOB)))
     assert job_from_json(message) == JOB
-    assert {field.name for field in fields(Job)} - message.keys() == {"progress"}
+    assert {field.name for field in fields(Job)} - message.keys() == {"progress", "fail"}
 
 
 def test_progress_is_given_at_the_other_end() -> None:
