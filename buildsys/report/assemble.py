@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.report.checks import checks_of, contradictions
+from buildsys.report.custom_operators import operator_lines
 from buildsys.report.engines import bench_notes, engine_lines, timings
 from buildsys.report.graphs import conversion_of, graph_of
 from buildsys.report.model import FileLine, Provenance, Report, TensorLine
@@ -36,6 +37,7 @@ def assemble(model: str, manifest: Manifest, inputs: Mapping[str, Path]) -> Repo
         tensors=tuple(_tensors(export)),
         dims={name: _range(mapping(span)) for name, span in mapping(manifest.get("dims")).items()},
         graph=graph_of(export, simplify),
+        custom_operators=tuple(operator_lines(manifest)),
         conversions=tuple(conversion_of(result) for result in results if result.stage == "convert"),
         checks=checks,
         engines=engine_lines(results, manifest),

@@ -27,6 +27,7 @@ def _lines(report: Report) -> Lines:
     yield from _summary(report)
     yield from _chain(report)
     yield from _graph(report.graph)
+    yield from _custom_operators(report)
     yield from numbers.conversions(report)
     yield from numbers.checks(report)
     yield from numbers.engines(report)
@@ -116,6 +117,17 @@ def _graph(graph: Graph) -> Lines:
         for line in graph.operators
     ]
     yield from ("", *table(("operator", "exported>", "simplified>", "change>"), rows))
+
+
+def _custom_operators(report: Report) -> Lines:
+    if not report.custom_operators:
+        return
+    yield from ("", "## Custom operators", "")
+    rows = [
+        (code(line.operator), escape(line.place), code(line.implementation) or "nothing implements it")
+        for line in report.custom_operators
+    ]
+    yield from table(("operator", "where", "implemented by"), rows)
 
 
 def _difference(graph: Graph) -> str:

@@ -141,6 +141,15 @@ class Check:
 
 
 @dataclass(frozen=True)
+class OperatorLine:
+    """What implements a custom operator at one place; an empty text: nothing does."""
+
+    operator: str
+    place: str
+    implementation: str
+
+
+@dataclass(frozen=True)
 class EngineLine:
     """One engine: built, verified and timed are three statuses, and each stands for itself."""
 
@@ -213,6 +222,7 @@ class Report:
     tensors: tuple[TensorLine, ...]
     dims: Mapping[str, str]
     graph: Graph
+    custom_operators: tuple[OperatorLine, ...]
     conversions: tuple[Conversion, ...]
     checks: tuple[Check, ...]
     engines: tuple[EngineLine, ...]

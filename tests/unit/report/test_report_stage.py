@@ -143,3 +143,12 @@ def test_json_and_markdown_tell_the_same_verdict(results: Results, tmp_path: Pat
     spread(results)
     figures = run(job_for(results, tmp_path / "report")).figures
     assert figures["verdict"]["text"] in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+
+
+def test_custom_operators_are_told_with_what_implements_them(results: Results, tmp_path: Path) -> None:
+    library = {"sources": ["plugins/ops/a.c"], "flags": []}
+    results.manifest["ops"] = [{"op": "a::b", "function": None, "library": library, "plugin": None, "use": {}}]
+    page = markdown_of(results, tmp_path / "report")
+    section = page.partition("## Custom operators")[2].partition("\n## ")[0]
+    assert "| `a::b`   | checks of the graph | `library plugins/ops/a.c` |" in section
+    assert "nothing implements it" in section  # for TensorRT
