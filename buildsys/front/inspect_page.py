@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.front.graph_files import GraphFile, shown_path
-from buildsys.report.quantities import TIMES, count, significant, size
+from buildsys.report.quantities import TIMES, count, large, size
 
-_PREFIXES = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**4, "k"))
 _INDENT = 12
 _SHOWN_OPERATORS = 12
 _SHOWN_TENSORS = 6
@@ -81,16 +80,6 @@ def engine_lines(graph: GraphFile, figures: Mapping[str, Any]) -> list[str]:
         if name not in _ENGINE_HEADER and value not in ("", [], {}, None):
             lines += _entry(name, [_plain(value)], indent=18)
     return lines
-
-
-def large(value: float | None) -> str:
-    """Return a count with a prefix from 10,000 on: 4.09 G."""
-    if value is None:
-        return "?"
-    for factor, prefix in _PREFIXES:
-        if value >= factor:
-            return f"{significant(value / factor)} {prefix}"
-    return f"{int(value):,}"
 
 
 def _entry(title: str, values: Iterable[str], indent: int = _INDENT) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import logging
 import shutil
 import signal
 import socket
@@ -53,10 +54,11 @@ def serve(root: Path, name: str, out: TextIO, *, port: str, browse: bool) -> Non
 
 def _serve(file: Path, port: int, out: TextIO, *, browse: bool) -> None:
     netron: Any = importlib.import_module("netron")
+    logging.getLogger("netron").setLevel(logging.CRITICAL)  # it has words of its own for the same
     ended = threading.Event()
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        with contextlib.redirect_stdout(None):  # it has words of its own for the same
+        with contextlib.redirect_stdout(None):
             address = netron.start(str(file), (_HOST, port), browse=browse)
         out.write(f"http://{address[0]}:{address[1]} shows it; Ctrl-C ends\n")
         out.flush()

@@ -61,4 +61,10 @@ def each_nodes_macs(body: Body, outer: Lookup = nothing) -> Iterator[int | None]
 
 
 def _inlined(model: ModelProto) -> ModelProto:
-    return inliner.inline_local_functions(model) if model.functions else model
+    """Return a model with its local functions where they are called; where ONNX cannot do that, they stay."""
+    if not model.functions:
+        return model
+    try:
+        return inliner.inline_local_functions(model)
+    except (RuntimeError, ValueError):  # a function of an opset that does not fit the model's
+        return model

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from onnx import ModelProto
 
 from buildsys.inspection.counting import each_nodes_macs, macs_at, macs_figures
+from buildsys.inspection.figures import initializer_figures, parameters
 from buildsys.inspection.macs import COUNTED, Macs
-from buildsys.inspection.network import Body, Network, Placed, Stored, Value, operator_histogram
+from buildsys.inspection.network import Body, Network, Placed, Value, operator_histogram
 from buildsys.inspection.reading import read_network
 from buildsys.inspection.shapes import input_dims, with_shapes, with_sizes
-
-_LARGEST = 5
-_NOT_WEIGHTS = ("int64", "int32", "int16", "bool", "string", "undefined")  # indices, shapes and flags
 
 
 def describe(model: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
@@ -47,41 +45,6 @@ def describe(model: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
         ],
         "tensors": _tensors(network, sized),
     }  # fmt: skip
-
-
-def graph_figures(model: ModelProto, base: Mapping[str, int]) -> dict[str, Any]:
-    """Return what the result of a stage keeps of its graph; large weights must be gone."""
-    network = read_network(model)
-    return {
-        "opsets": dict(network.opsets),
-        "initializers": initializer_figures(network),
-        "weights": parameters(network.stored),
-        "macs": macs_figures(model, base),
-    }
-
-
-def initializer_figures(network: Network) -> dict[str, Any]:
-    """Return count, bytes, the same by dtype, and the largest."""
-    stored = list(network.stored)
-    dtypes: dict[str, dict[str, int]] = {}
-    for one in stored:
-        found = dtypes.setdefault(one.dtype, {"count": 0, "bytes": 0})
-        found["count"] += 1
-        found["bytes"] += one.bytes
-    largest = sorted(stored, key=lambda one: (-one.bytes, one.name))[:_LARGEST]
-    return {
-        "count": len(stored),
-        "bytes": sum(one.bytes for one in stored),
-        "dtypes": dict(sorted(dtypes.items(), key=lambda item: (-item[1]["bytes"], item[0]))),
-        "largest": [
-            {"name": one.name, "dtype": one.dtype, "shape": list(one.shape), "bytes": one.bytes} for one in largest
-        ],
-    }
-
-
-def parameters(stored: Iterable[Stored]) -> int:
-    """Return the elements of the initializers that are weights: of a float type, or quantized to 8 bits or fewer."""
-    return sum(one.elements for one in stored if one.dtype not in _NOT_WEIGHTS)
 
 
 def custom_domains(network: Network) -> dict[str, dict[str, int]]:
