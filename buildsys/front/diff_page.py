@@ -34,7 +34,7 @@ def _sections(document: Mapping[str, Any]) -> Iterator[str]:
     yield from _section("functions", [_come_or_gone(name, pair) for name, pair in document["functions"].items()])
     for side, changes in document["interface"].items():
         yield from _section(side, [f"{one['name']}: {_arrow((one['from'], one['to']))}" for one in changes])
-    operators = (f"{name} {was or 0} → {now or 0}" for name, (was, now) in document["operators"].items())
+    operators = (f"{name} {was} → {now}" for name, (was, now) in document["operators"].items())
     yield from _section("operators", _wrapped(operators))
     yield from _node_sections(document)
     shapes = list(_shapes(document["shapes"]))
@@ -122,7 +122,7 @@ def _end(ends: Sequence[Mapping[str, Any]], border: str) -> str:
 def _change_text(change: Mapping[str, Any]) -> list[str]:
     operator = change["operator"]
     told = [f"{operator}: {name} {_arrow(pair)}" for name, pair in change["attributes"].items()]
-    told += [f"{operator} with other weights"] if change["weights"] else []
+    told += [f"{operator} with other {'weights' if change['numbers'] else 'constants'}"] if change["weights"] else []
     told += [f"{operator} takes another tensor at input {one['port']}" for one in change["inputs"]]
     told += [f"{operator} with another {name}" for name in change["bodies"]]
     return told or [f"{operator} with another value"]

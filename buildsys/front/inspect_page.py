@@ -108,23 +108,28 @@ def _stored(one: Mapping[str, Any]) -> str:
 
 def _macs(macs: Mapping[str, Any]) -> Iterator[str]:
     sizes = ", ".join(f"{name} = {value}" for name, value in macs["dims"].items())
-    yield f"{large(macs['total'])}{f' at {sizes}' if sizes else ''}{_formula(macs['formula'])}"
+    yield f"{_total(macs)}{f' at {sizes}' if sizes else ''}{_formula(macs['formula'])}"
     shares = (
         f"{name} {large(found['macs'])} in {found['nodes']}"
         for name, found in list(macs["operators"].items())[:_SHOWN_OPERATORS]
     )
     told = ", ".join(shares)
-    yield (
-        f"{told}; element-wise operators, norms and poolings are not counted"
-        if told
-        else ("no operator here multiplies and accumulates (convolutions, matrix products, recurrent layers)")
-    )
+    if told:
+        yield f"{told}; element-wise operators, norms and poolings are not counted"
+    elif macs["complete"]:
+        yield "no operator here multiplies and accumulates (convolutions, matrix products, recurrent layers)"
     if macs["unknown_shapes"]:
         yield f"not counted, as their shapes are not known: {_counts(macs['unknown_shapes'])}"
     if macs["unknown_operators"]:
         yield f"not counted, as nobody here knows the operator: {_counts(macs['unknown_operators'])}"
     if macs["loops_counted_once"]:
         yield "bodies of loops are counted once, as nobody knows how often they run"
+
+
+def _total(macs: Mapping[str, Any]) -> str:
+    if macs["complete"] or not (macs["unknown_shapes"] or macs["unknown_operators"]):
+        return large(macs["total"])
+    return f"at least {large(macs['total'])}" if macs["total"] else "not known"
 
 
 def _formula(terms: Mapping[str, int] | None) -> str:

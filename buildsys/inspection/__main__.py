@@ -57,15 +57,13 @@ def _light(graph: Mapping[str, Any]) -> ModelProto:
 _QUESTIONS: Mapping[str, Callable[[Request], Answer]] = {"describe": _describe, "compare": _compare, "draw": _draw}
 
 
-def main() -> None:
-    """Answer the request on stdin."""
-    request = json.load(sys.stdin)
+def answer(request: Request) -> Answer:
+    """Answer one request."""
     try:
-        answer = _QUESTIONS[request["question"]](request)
+        return _QUESTIONS[request["question"]](request)
     except (StageError, UsageError) as error:
-        answer = {"error": error.problem, "hint": error.hint, "usage": isinstance(error, UsageError)}
-    json.dump(answer, sys.stdout)
+        return {"error": error.problem, "hint": error.hint, "usage": isinstance(error, UsageError)}
 
 
 if __name__ == "__main__":
-    main()
+    json.dump(answer(json.load(sys.stdin)), sys.stdout)

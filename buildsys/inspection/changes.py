@@ -30,6 +30,7 @@ class Change:
             "label": self.other.label, "operator": self.other.operator, "was": self.node.label,
             "attributes": {name: list(pair) for name, pair in self.attributes.items()},
             "weights": [{"port": port, "from": was, "to": now} for port, was, now in self.weights],
+            "numbers": self.has_other_numbers,
             "inputs": [{"port": port, "from": was, "to": now} for port, was, now in self.inputs],
             "bodies": dict(self.bodies),
         }  # fmt: skip

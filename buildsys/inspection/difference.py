@@ -22,7 +22,7 @@ def compare(first: Network, second: Network) -> dict[str, Any]:
         "opsets": _mapping_changes(first.opsets, second.opsets),
         "functions": _mapping_changes(*functions),
         "interface": {side: _ports(first.body, second.body, side) for side in ("inputs", "outputs")},
-        "operators": _mapping_changes(*histograms),
+        "operators": _mapping_changes(*histograms, absent=0),
         **bodies,
     }
     nodes = [sum(histogram.values()) for histogram in histograms]
@@ -110,9 +110,11 @@ def _ports(first: Body, second: Body, side: str) -> list[dict[str, Any]]:
     return found
 
 
-def _mapping_changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, list[Any]]:
-    names = dict.fromkeys((*first, *second))
-    return {name: [first.get(name), second.get(name)] for name in names if first.get(name) != second.get(name)}
+def _mapping_changes(
+    first: Mapping[str, Any], second: Mapping[str, Any], absent: int | None = None
+) -> dict[str, list[Any]]:
+    pairs = {name: [first.get(name, absent), second.get(name, absent)] for name in (*first, *second)}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _function_text(nodes: Sequence[Node]) -> str:

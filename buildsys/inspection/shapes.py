@@ -27,10 +27,11 @@ def with_sizes(model: ModelProto, dims: Mapping[str, int]) -> ModelProto:
     """
     sized = ModelProto()
     sized.CopyFrom(model)
-    for value in (*sized.graph.input, *sized.graph.output):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param in dims:
-                dim.dim_value = dims[dim.dim_param]
+    for graph in _graphs(sized.graph):
+        for value in (*graph.input, *graph.output):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param in dims:
+                    dim.dim_value = dims[dim.dim_param]
     for value in sized.graph.output:  # names that the exporter made up stand for what inference finds
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
@@ -46,9 +47,14 @@ def input_dims(model: ModelProto) -> list[str]:
     return list(dict.fromkeys(dim.dim_param for shape in shapes for dim in shape.dim if dim.dim_param))
 
 
+def _graphs(graph: GraphProto) -> list[GraphProto]:
+    """Return a graph and all bodies in it."""
+    return [graph, *(body for node in all_nodes(graph) for body in subgraphs(node))]
+
+
 def _forget_shapes(graph: GraphProto) -> None:
     """Drop shapes with names in them; types stay, as no one else knows those of unknown operators."""
-    for part in (graph, *(body for node in all_nodes(graph) for body in subgraphs(node))):
+    for part in _graphs(graph):
         for value in part.value_info:
             if any(not dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim):
                 value.type.tensor_type.ClearField("shape")
