@@ -41,10 +41,11 @@ def macs_figures(model: ModelProto, base: Mapping[str, int]) -> dict[str, Any]:
         return seen[key]
 
     first = at(sizes)
+    missing = dict(sorted((first.unknown + first.opaque).items()))
+    if not first.is_complete:  # what is left would look like all of it
+        return {"formula": None, "operators": {}, "not_counted": missing}
     operators = {operator: formula(_count_of(at, operator), sizes) for operator in sorted(first.by_operator)}
-    missing = first.unknown + first.opaque
-    whole = None if missing or first.loops else formula(lambda dims: at(dims).total, sizes)
-    return {"formula": whole, "operators": operators, "not_counted": dict(sorted(missing.items()))}
+    return {"formula": formula(lambda dims: at(dims).total, sizes), "operators": operators, "not_counted": missing}
 
 
 def _count_of(at: Callable[[Mapping[str, int]], Macs], operator: str) -> Callable[[Mapping[str, int]], int]:
