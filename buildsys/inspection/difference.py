@@ -15,14 +15,14 @@ def compare(first: Network, second: Network) -> dict[str, Any]:
     """Return all differences as JSON values; ``is_equal`` tells whether there are any."""
     histograms = operator_histogram(first), operator_histogram(second)
     bodies = compare_bodies(first.body, second.body)
-    functions = ({one.name: _function_text(one.nodes) for one in network.functions} for network in (first, second))
+    functions = [{one.name: _function_text(one.nodes) for one in network.functions} for network in (first, second)]
     header = {"ir_version": (first.ir_version, second.ir_version), "producer": (first.producer, second.producer)}
     found = {
         "header": {name: list(pair) for name, pair in header.items() if pair[0] != pair[1]},
         "opsets": _mapping_changes(first.opsets, second.opsets),
-        "functions": _mapping_changes(*functions),
+        "functions": _mapping_changes(functions[0], functions[1]),
         "interface": {side: _ports(first.body, second.body, side) for side in ("inputs", "outputs")},
-        "operators": _mapping_changes(*histograms, absent=0),
+        "operators": _mapping_changes(histograms[0], histograms[1], absent=0),
         **bodies,
     }
     nodes = [sum(histogram.values()) for histogram in histograms]
