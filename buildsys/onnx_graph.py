@@ -144,8 +144,8 @@ def ports(model: ModelProto) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
     A size in ``shape`` is a number, the name of a dynamic dimension, or None.
     """
     stored = {tensor.name for tensor in model.graph.initializer}
-    inputs = [_port(value) for value in model.graph.input if value.name not in stored]
-    return inputs, [_port(value) for value in model.graph.output]
+    inputs = [port_of(value) for value in model.graph.input if value.name not in stored]
+    return inputs, [port_of(value) for value in model.graph.output]
 
 
 def has_input_initializers(model: ModelProto) -> bool:
@@ -177,7 +177,8 @@ def first_line(error: BaseException) -> str:
     return text if len(text) <= 400 else text[:400] + "…"
 
 
-def _port(value: ValueInfoProto) -> dict[str, Any]:
+def port_of(value: ValueInfoProto) -> dict[str, Any]:
+    """Return a tensor's ``{name, dtype, shape}``, as in ``ports``."""
     if not value.type.HasField("tensor_type"):
         return {"name": value.name, "dtype": str(value.type.WhichOneof("value")), "shape": None}
     tensor = value.type.tensor_type

@@ -24,6 +24,7 @@ def assemble(model: str, manifest: Manifest, inputs: Mapping[str, Path]) -> Repo
     """Return the report on ``model`` from its resolved manifest and its result files (target -> path)."""
     results = read_results(inputs)
     export, reference, simplify = (_first(results, stage, model) for stage in ("export", "reference", "simplify"))
+    converted = [result for result in results if result.stage == "convert"]
     checks = checks_of(results)
     odd = tuple(contradictions(checks))
     compared = {check.target: check.comparisons for check in checks}
@@ -36,9 +37,9 @@ def assemble(model: str, manifest: Manifest, inputs: Mapping[str, Path]) -> Repo
         summary=tuple(target_line(result, compared.get(result.target, ())) for result in results),
         tensors=tuple(_tensors(export)),
         dims={name: _range(mapping(span)) for name, span in mapping(manifest.get("dims")).items()},
-        graph=graph_of(export, simplify),
+        graph=graph_of(export, simplify, converted, _opt_sizes(manifest)),
         custom_operators=tuple(operator_lines(manifest)),
-        conversions=tuple(conversion_of(result) for result in results if result.stage == "convert"),
+        conversions=tuple(conversion_of(result) for result in converted),
         checks=checks,
         engines=engine_lines(results, manifest),
         bench=timings(results),
@@ -67,6 +68,12 @@ def _weights(manifest: Manifest) -> str:
     if weights or "onnx" in source:
         return str(weights or "as in the file")
     return f"not loaded; seed {source.get('seed', 0)}"
+
+
+def _opt_sizes(manifest: Manifest) -> dict[str, int]:
+    """Return the sizes of dynamic dimensions that engines are built for."""
+    dims = mapping(manifest.get("dims")).items()
+    return {name: size for name, span in dims if (size := whole(mapping(span).get("opt"))) is not None}
 
 
 def _range(span: Mapping[str, Any]) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from buildsys.report.model import Conversion, Graph, GraphSize, ModuleCount, OperatorCount
+from buildsys.inspection.macs import evaluate
+from buildsys.report.model import Conversion, Graph, GraphSize, GraphStage, ModuleCount, OperatorCount
 from buildsys.report.results import Result, mapping, texts, whole
 
 Counts = Mapping[str, int]
@@ -20,8 +21,11 @@ _NODE_OF_MODULE = {
 _BATCH_NORM = ("BatchNormalization",)
 
 
-def graph_of(export: Result, simplify: Result) -> Graph:
-    """Return the graph's figures from the results of export and simplify, as far as they exist."""
+def graph_of(export: Result, simplify: Result, conversions: Sequence[Result], dims: Mapping[str, int]) -> Graph:
+    """Return the graph's figures from the results of its stages, as far as they exist.
+
+    ``dims`` are the sizes of dynamic dimensions for which multiply-accumulates are told.
+    """
     before, after = mapping(simplify.figures.get("before")), mapping(simplify.figures.get("after"))
     exported = export.figures if "operators" in export.figures else before
     old, new = _counts(exported.get("operators")), _counts(after.get("operators"))
@@ -37,7 +41,32 @@ def graph_of(export: Result, simplify: Result) -> Graph:
         operators=_operators(old, new),
         modules=modules,
         folded=tuple(_folded(modules)),
+        stages=tuple(_stage(result, dims) for result in (export, simplify, *conversions) if "graph" in result.figures),
+        macs_at=dims,
     )
+
+
+def _stage(result: Result, dims: Mapping[str, int]) -> GraphStage:
+    figures = mapping(result.figures.get("graph"))
+    stored, macs = mapping(figures.get("initializers")), mapping(figures.get("macs"))
+    formula = _counts(macs.get("formula")) or {}
+    return GraphStage(
+        stage=f"{result.stage}:{result.variant}" if result.variant else result.stage,
+        opsets=_counts(figures.get("opsets")) or {},
+        weights=whole(figures.get("weights")),
+        initializers=whole(stored.get("count")),
+        initializer_bytes=whole(stored.get("bytes")),
+        macs=_macs_at(macs.get("formula"), dims),
+        formula=formula,
+        operator_macs={name: _macs_at(found, dims) for name, found in mapping(macs.get("operators")).items()},
+        not_counted=_counts(macs.get("not_counted")) or {},
+    )
+
+
+def _macs_at(terms: object, dims: Mapping[str, int]) -> int | None:
+    """Return the value of a formula, None where there is none; one without terms is 0."""
+    found = _counts(terms)
+    return None if found is None else evaluate(found, dims)
 
 
 def conversion_of(result: Result) -> Conversion:

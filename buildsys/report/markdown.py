@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from buildsys.report import markdown_numbers as numbers
 from buildsys.report import quantities as q
-from buildsys.report.model import Graph, GraphSize, ModuleCount, Report, TargetLine
+from buildsys.report.model import Graph, GraphSize, GraphStage, ModuleCount, Report, TargetLine
 from buildsys.report.summary import status_word
 from buildsys.report.tables import code, escape, sentence, table
 
 Lines = Iterator[str]
+_STAGE_COLUMNS = ("graph", "opsets", "weights>", "initializers>", "their size>", "MACs>", "MACs by size")
 
 
 def render(report: Report) -> str:
@@ -109,6 +110,7 @@ def _graph(graph: Graph) -> Lines:
         before, after = q.count(graph.exported.nodes), q.nodes(graph.simplified.nodes)
         yield f"- Simplification: {before} → {after}{_difference(graph)}."
     yield from (f"- {fact}" for fact in graph.folded)
+    yield from _stages(graph)
     if graph.modules:
         columns = ("PyTorch modules", "modules>", "operator", "exported>", "simplified>")
         yield from ("", *table(columns, map(_module, graph.modules)))
@@ -128,6 +130,44 @@ def _custom_operators(report: Report) -> Lines:
         for line in report.custom_operators
     ]
     yield from table(("operator", "where", "implemented by"), rows)
+
+
+def _stages(graph: Graph) -> Lines:
+    if not graph.stages:
+        return
+    if any(stage.macs for stage in graph.stages):
+        sizes = ", ".join(f"{name} = {size}" for name, size in graph.macs_at.items())
+        counted = "multiply-accumulates of convolutions, matrix products and recurrent layers"
+        yield f"- MACs{f' at {sizes}' if sizes else ''}: {counted}."
+    for stage in graph.stages:
+        if stage.not_counted:
+            yield f"- The MACs of {stage.stage} are not known: {_counts(stage.not_counted)} cannot be counted."
+    yield from ("", *table(_STAGE_COLUMNS, map(_stage, graph.stages)))
+
+
+def _stage(stage: GraphStage) -> tuple[str, ...]:
+    opsets = ", ".join(f"{domain} {version}" for domain, version in stage.opsets.items())
+    return (
+        stage.stage,
+        escape(opsets) or q.NOTHING,
+        q.count(stage.weights),
+        q.count(stage.initializers),
+        q.size(stage.initializer_bytes),
+        q.large(stage.macs),
+        escape(_formula(stage.formula)) or q.NOTHING,
+    )
+
+
+def _formula(terms: Mapping[str, int]) -> str:
+    """Return e.g. 4.09 G times batch; nothing where no dimension is dynamic."""
+    if not any(terms):
+        return ""
+    parts = (f"{q.large(factor)} {q.TIMES} {term}" if term else q.large(factor) for term, factor in terms.items())
+    return " + ".join(parts)
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{code(name)} {q.TIMES}{number}" for name, number in counts.items())
 
 
 def _difference(graph: Graph) -> str:

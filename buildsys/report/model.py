@@ -72,6 +72,21 @@ class ModuleCount:
 
 
 @dataclass(frozen=True)
+class GraphStage:
+    """The graph as one stage wrote it; None where a figure is not known."""
+
+    stage: str  # export, simplify, convert:fp16
+    opsets: Mapping[str, int]
+    weights: int | None  # elements of initializers that are weights
+    initializers: int | None
+    initializer_bytes: int | None
+    macs: int | None  # at the sizes that engines are built for
+    formula: Mapping[str, int]  # of the same, by dynamic dimensions
+    operator_macs: Mapping[str, int | None]
+    not_counted: Mapping[str, int]  # operator -> nodes
+
+
+@dataclass(frozen=True)
 class Graph:
     """The graph on its way from PyTorch to the engines."""
 
@@ -85,6 +100,8 @@ class Graph:
     operators: tuple[OperatorCount, ...]
     modules: tuple[ModuleCount, ...]
     folded: tuple[str, ...]  # sentences
+    stages: tuple[GraphStage, ...]
+    macs_at: Mapping[str, int]  # dynamic dimension -> size
 
 
 @dataclass(frozen=True)

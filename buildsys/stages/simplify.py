@@ -14,6 +14,7 @@ from buildsys.backends.ort_session import OrtGraph, session_options
 from buildsys.compare import Comparison, compare
 from buildsys.errors import CheckFailed, StageError
 from buildsys.graph.cases import concrete_shape
+from buildsys.inspection.figures import graph_figures
 from buildsys.onnx_graph import (
     check_file,
     copy_model,
@@ -60,16 +61,18 @@ def run(job: Job) -> StageResult:
     before = file_facts(original, source)
     promised, limits = interface(original), _limits(original)
     initializers_are_inputs = has_input_initializers(original)
-    del original  # the weights of a large graph are not kept while the tool holds its own copies
+    sizes: Mapping[str, int] = next(iter(job.options["cases"].values()), {})
     if spec["tool"] == "none":
         _only_defaults(spec)
         copy_model(source, target)
-        return StageResult(figures=_figures("none", before, before, {}))
+        return StageResult(figures={**_figures("none", before, before, {}), "graph": graph_figures(original, sizes)})
+    del original  # the weights of a large graph are not kept while the tool holds its own copies
     job.progress(f"simplifying {before['nodes']} nodes with {spec['tool']}")
     _TOOLS[spec["tool"]](source, target, spec, initializers_are_inputs)
     simplified = load_model(target, external_data=False)
     after = file_facts(simplified, target)
     _check_result(target, simplified, promised, spec["tool"])
+    graph = graph_figures(simplified, sizes)
     del simplified
     random_operators = sorted(before["operators"].keys() & _RANDOM_OPERATORS)
     implementation = implementation_of(job)
@@ -77,7 +80,7 @@ def run(job: Job) -> StageResult:
         warnings = ["both graphs were not compared: ONNX Runtime has no implementation of an operator"]
         return StageResult(figures={**_figures(spec["tool"], before, after, {}), "warnings": warnings})
     equal = _equal_outputs(job, promised["input"], limits, random_operators)
-    figures = _figures(spec["tool"], before, after, equal)
+    figures = {**_figures(spec["tool"], before, after, equal), "graph": graph}
     broken = [
         (case, name, found) for case, outputs in equal.items() for name, found in outputs.items() if found.problem
     ]
