@@ -19,6 +19,7 @@ STAGE_CODE = {stage: (f"buildsys.stages.{stage}",) for stage in (
 BACKEND_TOOLS = {"onnxruntime": "onnxruntime", "tensorrt_rtx": "tensorrt_rtx"}
 FULL_PRECISION = "fp32"
 TAUGHT = ("symbolics", "translations")  # sections that teach an exporter operators
+_RARE = (*TAUGHT, "ops", "surgery")  # sections that few models have
 _POINTS = ("min", "opt", "max")
 
 
@@ -85,7 +86,7 @@ def reported(spec: Resolved) -> dict[str, Any]:
 
     A section that few models have is left out where it is empty: it has nothing to say there.
     """
-    return {name: value for name, value in spec.items() if name != "timeout" and (value or name not in TAUGHT)}
+    return {name: value for name, value in spec.items() if name != "timeout" and (value or name not in _RARE)}
 
 
 def weights_files(spec: Resolved) -> dict[str, str | None]:
