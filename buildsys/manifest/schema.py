@@ -39,8 +39,10 @@ from buildsys.manifest.network_spec import (
     WeightsFile,
 )
 from buildsys.manifest.spec import (
+    AXIS_PATTERN,
     CALLABLE_PATTERN,
     NAME_PATTERN,
+    NODE_PATTERN,
     PATTERN_WORDS,
     SHA256_PATTERN,
     TENSOR_PATTERN,
@@ -73,15 +75,35 @@ from buildsys.manifest.stage_spec import (
     ValidateSpec,
     VerifySpec,
 )
+from buildsys.manifest.surgery_spec import (
+    STEP_KINDS,
+    CastStep,
+    Cut,
+    CutStep,
+    FixDimsStep,
+    FreeDimsStep,
+    FunctionStep,
+    NewInput,
+    Reference,
+    RemoveStep,
+    RenameStep,
+    Replacement,
+    ReplaceStep,
+    SurgeryStep,
+    TensorSpec,
+)
 
 __all__ = [
+    "AXIS_PATTERN",
     "BACKENDS",
     "CALLABLE_PATTERN",
     "DATA_KINDS",
     "NAME_PATTERN",
+    "NODE_PATTERN",
     "PATTERN_WORDS",
     "SHA256_PATTERN",
     "SOURCE_KINDS",
+    "STEP_KINDS",
     "TENSOR_PATTERN",
     "WORD_PATTERN",
     "BenchSpec",
@@ -89,8 +111,11 @@ __all__ = [
     "Bytes",
     "Callable",
     "Case",
+    "CastStep",
     "ComputeCapability",
     "ConstantData",
+    "Cut",
+    "CutStep",
     "DType",
     "Dim",
     "DimName",
@@ -98,13 +123,17 @@ __all__ = [
     "Engine",
     "EngineTolerance",
     "ExportSpec",
+    "FixDimsStep",
     "Fp16Tolerance",
     "Fp32Tolerance",
+    "FreeDimsStep",
+    "FunctionStep",
     "InputData",
     "InputSpec",
     "ModelSpec",
     "Modules",
     "Name",
+    "NewInput",
     "NpzData",
     "OnnxRuntimeEngine",
     "OnnxSource",
@@ -114,6 +143,11 @@ __all__ = [
     "PythonData",
     "PythonSource",
     "RandomData",
+    "Reference",
+    "RemoveStep",
+    "RenameStep",
+    "ReplaceStep",
+    "Replacement",
     "ReportSpec",
     "RtxFlag",
     "Scalar",
@@ -123,8 +157,10 @@ __all__ = [
     "Source",
     "Spec",
     "Stage",
+    "SurgeryStep",
     "TensorName",
     "TensorRtRtxEngine",
+    "TensorSpec",
     "Tolerance",
     "TorchvisionSource",
     "TorchvisionWeights",
@@ -146,6 +182,7 @@ class ModelSpec(Spec):
     )
     dims: dict[DimName, DimSpec] = Field(default_factory=dict, description="Ranges of the dynamic dimensions.")
     export: ExportSpec = section()
+    surgery: tuple[SurgeryStep, ...] = Field((), description="Steps that change the graph, in this order.")
     simplify: SimplifySpec = section()
     validation: ValidateSpec = section(alias="validate")
     engines: tuple[Engine, ...] = Field((), description="Engines to build, verify and time.")

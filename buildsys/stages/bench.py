@@ -51,7 +51,7 @@ def _figures(job: Job, binders: Mapping[str, Binder], settings: Figures) -> Figu
     cases = {}
     for name, dims in job.options["cases"].items():
         job.progress(f"case {name}")
-        cases[name] = {"dims": dict(dims), **_measure_case(load_case(job.inputs[f"case.{name}"]).inputs, binders, pace)}
+        cases[name] = {"dims": dict(dims), **_measure_case(_inputs(job, name, binders), binders, pace)}
     share = others.share()
     return {
         "cases": cases,
@@ -63,9 +63,16 @@ def _figures(job: Job, binders: Mapping[str, Binder], settings: Figures) -> Figu
     }
 
 
-def _measure_case(inputs: Inputs, binders: Mapping[str, Binder], pace: Pace) -> Figures:
-    samples = measure({name: bind(inputs) for name, bind in binders.items()}, pace)
-    batch = _batch(inputs)
+def _inputs(job: Job, case: str, binders: Mapping[str, Binder]) -> dict[str, Inputs]:
+    """Return contender -> inputs: the network has its own where surgery has changed those of the engine."""
+    inputs = load_case(job.inputs[f"case.{case}"]).inputs
+    own = job.inputs.get(f"network.case.{case}")
+    return {name: load_case(own).inputs if own and name == "torch" else inputs for name in binders}
+
+
+def _measure_case(inputs: Mapping[str, Inputs], binders: Mapping[str, Binder], pace: Pace) -> Figures:
+    samples = measure({name: bind(inputs[name]) for name, bind in binders.items()}, pace)
+    batch = _batch(inputs["engine"])
     contenders = {name: summarize(taken, batch) for name, taken in samples.items()}
     speedup = contenders["torch"]["p50_ms"] / contenders["engine"]["p50_ms"] if "torch" in contenders else None
     return {"batch": batch, "contenders": contenders, "speedup": speedup}
