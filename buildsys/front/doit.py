@@ -46,6 +46,7 @@ _STAGE_DOCS = {
     "build": "everything of every model (the default)",
     "export": "export to ONNX",
     "reference": "golden inputs and outputs of the original model",
+    "surgery": "change graphs by the steps of their manifests",
     "simplify": "simplify the exported graphs",
     "convert": "convert graphs to other precisions",
     "validate": "check the graphs in ONNX Runtime against the original model",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from buildsys.report.model import Conversion, Graph, GraphSize, ModuleCount, OperatorCount
-from buildsys.report.results import Result, mapping, texts, whole
+from buildsys.report.model import Conversion, Graph, GraphSize, ModuleCount, OperatorCount, SurgeryStep
+from buildsys.report.results import Result, mapping, number, texts, whole
 
 Counts = Mapping[str, int]
 # Modules that stand for one node each as long as nothing is folded or decomposed.
@@ -20,8 +20,11 @@ _NODE_OF_MODULE = {
 _BATCH_NORM = ("BatchNormalization",)
 
 
-def graph_of(export: Result, simplify: Result) -> Graph:
-    """Return the graph's figures from the results of export and simplify, as far as they exist."""
+def graph_of(export: Result, simplify: Result, *, changed: bool = False) -> Graph:
+    """Return the graph's figures from the results of export and simplify, as far as they exist.
+
+    Where surgery has ``changed`` it, not all that is gone was simplified away.
+    """
     before, after = mapping(simplify.figures.get("before")), mapping(simplify.figures.get("after"))
     exported = export.figures if "operators" in export.figures else before
     old, new = _counts(exported.get("operators")), _counts(after.get("operators"))
@@ -36,8 +39,27 @@ def graph_of(export: Result, simplify: Result) -> Graph:
         simplified=_size(after),
         operators=_operators(old, new),
         modules=modules,
-        folded=tuple(_folded(modules)),
+        folded=tuple(_folded(modules, changed=changed)),
     )
+
+
+def surgery_of(result: Result) -> Iterator[SurgeryStep]:
+    """Yield the steps of one surgery target, as far as they were taken."""
+    steps = result.figures.get("steps")
+    for figures in map(mapping, steps if isinstance(steps, list) else []):
+        compared = [
+            mapping(output) for case in mapping(figures.get("cases")).values() for output in mapping(case).values()
+        ]
+        errors = [float("nan") if (found := number(output.get("relative"))) is None else found for output in compared]
+        yield SurgeryStep(
+            when=result.variant,
+            step=str(figures.get("step") or ""),
+            nodes=whole(figures.get("nodes")),
+            removed=_counts(figures.get("removed")) or {},
+            added=_counts(figures.get("added")) or {},
+            against=str(figures.get("against") or ""),
+            relative=max(errors, key=lambda error: (error != error, error), default=None),
+        )
 
 
 def conversion_of(result: Result) -> Conversion:
@@ -92,14 +114,14 @@ def _modules(modules: Counts | None, old: Counts | None, new: Counts | None) -> 
     )
 
 
-def _folded(modules: Iterable[ModuleCount]) -> Iterable[str]:
+def _folded(modules: Iterable[ModuleCount], *, changed: bool) -> Iterable[str]:
     for line in modules:
         if line.operators != _BATCH_NORM or line.exported is None:
             continue
         folded_at_export = line.count - line.exported
         if folded_at_export > 0:
             yield _sentence(folded_at_export, line.count, "by the exporter", "exported", line.exported)
-        if line.simplified is not None and line.simplified < line.exported:
+        if not changed and line.simplified is not None and line.simplified < line.exported:
             gone = line.exported - line.simplified
             yield _sentence(gone, line.exported, "by simplification", "simplified", line.simplified)
 

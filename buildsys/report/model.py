@@ -88,6 +88,19 @@ class Graph:
 
 
 @dataclass(frozen=True)
+class SurgeryStep:
+    """One step that changed a graph, and how its numbers were checked."""
+
+    when: str
+    step: str
+    nodes: int | None
+    removed: Mapping[str, int]
+    added: Mapping[str, int]
+    against: str
+    relative: float | None  # the worst of all outputs and cases
+
+
+@dataclass(frozen=True)
 class Conversion:
     """One precision that the graph was converted to."""
 
@@ -105,7 +118,7 @@ class Conversion:
 class Comparison:
     """One output of one case, compared with its reference."""
 
-    subject: str  # "exported", "simplified against exported", a precision or the name of an engine
+    subject: str  # "exported", "simplified against exported", a step, a precision or the name of an engine
     case: str
     output: str
     max_abs: float | None
@@ -213,6 +226,7 @@ class Report:
     tensors: tuple[TensorLine, ...]
     dims: Mapping[str, str]
     graph: Graph
+    surgery: tuple[SurgeryStep, ...]
     conversions: tuple[Conversion, ...]
     checks: tuple[Check, ...]
     engines: tuple[EngineLine, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from onnx import ModelProto, NodeProto, ValueInfoProto, shape_inference
@@ -13,36 +13,42 @@ from buildsys.onnx_graph import all_nodes, check_file, load_model, save_model
 _KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 
 
-def write_checked(model: ModelProto, path: Path) -> ModelProto:
+def write_checked(model: ModelProto, path: Path, before: Sequence[ValueInfoProto]) -> ModelProto:
     """Write ``model`` to ``path`` with fresh shapes; return it as it lies there, large weights left outside.
 
     Shapes of inner tensors are inferred anew, since those from before may be wrong; only what operators outside ONNX
-    make keeps them, as nothing else knows them. Opsets of domains that no node is of go, graphsurgeon leaves them.
+    make keeps them, as nothing else knows them. An output that lost its shape, which cannot be inferred either, gets
+    the one that it had ``before``. Opsets of domains that no node is of go: graphsurgeon leaves them.
     Raises: CheckFailed: the graph is not valid.
     """
     _forget_shapes(model)
     _forget_opsets(model)
     path.parent.mkdir(parents=True, exist_ok=True)
     save_model(model, path)
+    written = _with_shapes(load_model(path, external_data=False))
+    _restore_outputs(written, before)
+    save_model(written, path)
     try:
         check_file(path, "the graph")
     except StageError as error:
         raise CheckFailed(error.problem, error.hint) from error
-    written = load_model(path, external_data=False)
-    inferred = shape_inference.infer_shapes(written, data_prop=True)
-    save_model(inferred, path)
-    return inferred
+    return written
 
 
-def restore_output_shapes(model: ModelProto, before: ModelProto, path: Path) -> None:
-    """Give outputs that lost their shape, and whose shape cannot be inferred, the one from before."""
-    known = {value.name: value for value in before.graph.output}
-    lost = [value for value in model.graph.output if value.name in known and not _has_shape(value)]
-    for value in lost:
-        if value.type.tensor_type.elem_type in (0, known[value.name].type.tensor_type.elem_type):
-            value.type.CopyFrom(known[value.name].type)
-    if lost:
-        save_model(model, path)
+def _with_shapes(model: ModelProto) -> ModelProto:
+    try:
+        return shape_inference.infer_shapes(model, data_prop=True)
+    except (shape_inference.InferenceError, ValueError, RuntimeError):
+        return model  # the checker says what is wrong
+
+
+def _restore_outputs(model: ModelProto, before: Sequence[ValueInfoProto]) -> None:
+    known = {value.name: value.type for value in before}
+    for value in model.graph.output:
+        if value.name not in known or _has_shape(value):
+            continue
+        if value.type.tensor_type.elem_type in (0, known[value.name].tensor_type.elem_type):
+            value.type.CopyFrom(known[value.name])
 
 
 def _has_shape(value: ValueInfoProto) -> bool:

@@ -16,7 +16,7 @@ from buildsys.manifest.surgery_interface import Interface, interface_after, kind
 from buildsys.onnx_graph import load_model, operator_counts, ports
 from buildsys.surgery import carrying, cutting, freeing, hooks, operators, referring
 from buildsys.surgery import ports as port_steps
-from buildsys.surgery.mending import restore_output_shapes, write_checked
+from buildsys.surgery.mending import write_checked
 from buildsys.surgery.point import Carried, Outputs, Point, Setting, Step
 
 _SAME_INTERFACE = ("function", "replace", "remove")
@@ -80,8 +80,8 @@ def take(step: Step, number: int, point: Point, setting: Setting) -> Taken:
     counts, limits, promised = operator_counts(before), limits_of(before), interface(before)
     carried = carrying.cut(point, step, setting) if "cut" in step else None
     path = setting.scratch / f"step{number}" / "model.onnx"
-    after = write_checked(_edit(before, step, point, setting, carried), path)
-    restore_output_shapes(after, load_model(point.path, external_data=False), path)
+    outputs = load_model(point.path, external_data=False).graph.output
+    after = write_checked(_edit(before, step, point, setting, carried), path, outputs)
     _check_interface(step, promised, interface(after))
     carried = carried or _carry(step, point, setting, after)
     feeds = {case: tensors.inputs for case, tensors in carried.golden.items()}
