@@ -14,14 +14,7 @@ _LIMITS = ("rtol", "cosine", "atol", "top1")
 
 def checks_of(results: Iterable[Result]) -> tuple[Check, ...]:
     """Return one check per target that compares numbers, in the order of the chain."""
-    readers = {
-        "surgery": _surgery,
-        "simplify": _simplify,
-        "convert": _convert,
-        "validate": _validate,
-        "verify": _verify,
-    }
-    return tuple(readers[result.stage](result) for result in results if result.stage in readers)
+    return tuple(_READERS[result.stage](result) for result in results if result.stage in _READERS)
 
 
 def contradictions(checks: Iterable[Check]) -> Iterator[str]:
