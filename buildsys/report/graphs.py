@@ -58,6 +58,7 @@ def surgery_of(result: Result) -> Iterator[SurgeryStep]:
             removed=_counts(figures.get("removed")) or {},
             added=_counts(figures.get("added")) or {},
             against=str(figures.get("against") or ""),
+            basis=number(figures.get("basis")),
             relative=max(errors, key=lambda error: (error != error, error), default=None),
         )
 

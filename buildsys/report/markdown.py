@@ -140,11 +140,16 @@ def _surgery(steps: Sequence[SurgeryStep]) -> Lines:
             _nodes(step.removed),
             _nodes(step.added),
             q.count(step.nodes),
-            f"{q.error(step.relative)} against {escape(step.against)}",
+            _checked(step),
         )
         for step in steps
     ]
     yield from table(("when", "step", "gone", "come", "nodes>", "worst relative error"), rows)
+
+
+def _checked(step: SurgeryStep) -> str:
+    basis = "" if step.basis is None else f", which gives the golden outputs to {q.error(step.basis)}"
+    return f"{q.error(step.relative)} against {escape(step.against)}{basis}"
 
 
 def _nodes(counts: Mapping[str, int]) -> str:

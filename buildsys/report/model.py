@@ -98,6 +98,7 @@ class SurgeryStep:
     added: Mapping[str, int]
     against: str
     relative: float | None  # the worst of all outputs and cases
+    basis: float | None  # that of the graph before against the network, where golden outputs were taken from it
 
 
 @dataclass(frozen=True)
