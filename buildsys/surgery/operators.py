@@ -124,7 +124,7 @@ def _check_call(node: NodeProto, function: FunctionProto, reference: str) -> Non
         if attribute.name not in known:
             raise StageError(
                 f"{what} has the attribute {attribute.name}, which {reference} does not take",
-                suggest(attribute.name, known, what="its attributes"),
+                suggest(attribute.name, known, what="its attributes") or f"give it a parameter {attribute.name}: …",
             )
 
 
