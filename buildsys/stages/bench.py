@@ -41,7 +41,7 @@ def run(job: Job) -> StageResult:
         if "network" in job.options and "torch" in job.options["bench"]["baselines"]:
             job.progress("making the PyTorch baseline")
             binders["torch"] = stack.enter_context(_torch_baseline(job, threads, device["kind"]))
-        return StageResult(figures=_figures(job, binders, _settings(options, threads, device)))
+        return StageResult(figures=_figures(job, binders, {**_settings(options, threads, device), **_surgery(job)}))
 
 
 def _figures(job: Job, binders: Mapping[str, Binder], settings: Figures) -> Figures:
@@ -126,6 +126,12 @@ def _settings(options: Options, threads: int, device: Figures) -> Figures:
         "inputs": "on the device before the clock starts; outputs stay there",
         **({"spinning": options["spinning"]} if "spinning" in options else {}),
     }
+
+
+def _surgery(job: Job) -> Figures:
+    """Say what the baseline is where surgery has changed the engine's inputs or outputs."""
+    changed = any(role.startswith("network.case.") for role in job.inputs)
+    return {"torch": "is the network from before surgery, with its own inputs"} if changed else {}
 
 
 def _interleaving(binders: Mapping[str, Binder], pace: Pace) -> str:
