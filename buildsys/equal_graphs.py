@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from onnx import ModelProto, TensorProto
@@ -11,7 +12,10 @@ from buildsys.backends.ort_session import OrtGraph, session_options
 from buildsys.compare import Comparison, compare
 from buildsys.errors import CheckFailed
 from buildsys.onnx_graph import dtype_name, ports, tensors_of
+from buildsys.operators.implementation import Implementation, implementation_of
+from buildsys.operators.running import open_graph
 from buildsys.tensors import Tensor
+from buildsys.worker.job import Job
 
 Tensors = Mapping[str, Tensor]
 Limits = Mapping[str, float]
@@ -35,14 +39,28 @@ def limits_of(model: ModelProto) -> Limits:
     return next((_LIMITS[name] for name in ("bfloat16", "float16") if name in types), _LIMITS["float32"])
 
 
-def open_graph(path: Path, threads: int = 0) -> OrtGraph:
-    """Load a graph without optimizations, or the runtime's own fusions would stand between two graphs."""
-    return OrtGraph(path, session_options(optimization="disable", intra_op_threads=threads))
+@dataclass(frozen=True)
+class Runtime:
+    """ONNX Runtime as all graphs of a job are run in it: with what implements their custom operators."""
+
+    implementation: Implementation
+    scratch: Path
+    threads: int = 0
+
+    @classmethod
+    def of(cls, job: Job) -> Runtime:
+        """Return the runtime of a job."""
+        return cls(implementation_of(job), job.outputs["result"].parent, job.threads)
+
+    def open(self, path: Path) -> OrtGraph:
+        """Load a graph without optimizations, or the runtime's own fusions would stand between two graphs."""
+        options = session_options(optimization="disable", intra_op_threads=self.threads)
+        return open_graph(path, self.implementation, options, self.scratch)
 
 
-def run_cases(path: Path, feeds: Mapping[str, Tensors], threads: int = 0) -> dict[str, dict[str, Tensor]]:
+def run_cases(path: Path, feeds: Mapping[str, Tensors], runtime: Runtime) -> dict[str, dict[str, Tensor]]:
     """Return case -> outputs of a graph; it is closed again: two sessions at once would double the memory."""
-    graph = open_graph(path, threads)
+    graph = runtime.open(path)
     return {case: graph.run(inputs) for case, inputs in feeds.items()}
 
 
@@ -61,10 +79,12 @@ def random_operators(operators: Collection[str]) -> list[str]:
     return sorted(_RANDOM_OPERATORS.intersection(operators))
 
 
-def refuse_random_graph(path: Path, what: str, inputs: Tensors, limits: Limits, drawn_by: list[str]) -> None:
+def refuse_random_graph(
+    path: Path, what: str, inputs: Tensors, limits: Limits, drawn_by: list[str], runtime: Runtime
+) -> None:
     """Raise CheckFailed where two runs on the same inputs differ; ``what`` names the graph."""
     # Two runs of one session: a new session starts its random numbers anew and hides that they are random.
-    graph = open_graph(path)
+    graph = runtime.open(path)
     first, second = graph.run(inputs), graph.run(inputs)
     for name, tensor in first.items():
         if not compare(second[name], tensor, limits).passed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,17 @@ _BOOL_OPERATORS = (
 _CONDITIONAL_OPERATORS = ("Where", "If", "Loop")  # their first input does not give their type
 
 
-def unknown_operators(model_file: Path) -> list[UnsupportedNode]:
+def unknown_operators(model_file: Path, provided: Collection[str] = ()) -> list[UnsupportedNode]:
     """Return the nodes, also of subgraphs and local functions, whose operator has no schema in ONNX Runtime.
 
-    A session names only the first. A file that is no ONNX model has none.
+    A session names only the first. A file that is no ONNX model has none. ``provided`` are operators of libraries.
     """
     try:
         model = onnx.load(str(model_file), load_external_data=False)
     except (OSError, DecodeError):
         return []
     functions = {(function.domain, function.name) for function in model.functions}
+    functions |= {(domain, name) for domain, _, name in (op.partition("::") for op in provided)}
     found = [_unknown(index, node, (), functions) for index, node in _nodes(model.graph.node)]
     for function in model.functions:
         found += [_unknown(index, node, (function.name,), functions) for index, node in _nodes(function.node)]
@@ -56,7 +57,7 @@ def graph_facts(model_file: Path) -> Figures:
 
 def _unknown(index: int, node: Any, inside: tuple[str, ...], functions: set[tuple[str, str]]) -> UnsupportedNode | None:
     domain = "" if node.domain in _DEFAULT_DOMAIN else node.domain
-    if (domain, node.op_type) in functions or (domain, node.op_type) in _known_operators():
+    if (domain, node.op_type) in functions or (domain, node.op_type) in known_operators():
         return None
     reason = f"not an operator of the domain {domain or 'ai.onnx'} in this ONNX Runtime, and no function of the model"
     return UnsupportedNode(index, node.name, node.op_type, reason, inside)
@@ -72,7 +73,8 @@ def _nodes(nodes: Any) -> Iterator[tuple[int, Any]]:
 
 
 @lru_cache(maxsize=1)
-def _known_operators() -> frozenset[tuple[str, str]]:
+def known_operators() -> frozenset[tuple[str, str]]:
+    """Return domain and name of every operator that ONNX Runtime itself has; ONNX's own domain is empty."""
     return frozenset((schema.domain, schema.name) for schema in ort_state.get_all_operator_schema())
 
 

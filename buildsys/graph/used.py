@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from buildsys.graph import operators
 from buildsys.graph.cases import example_dims
 from buildsys.graph.flow import Resolved
 from buildsys.graph.surgery import (
@@ -27,18 +28,21 @@ from buildsys.graph.surgery import (
 )
 
 STAGE_CODE = {stage: (f"buildsys.stages.{stage}",) for stage in (
-    "export", "reference", "surgery", "simplify", "convert", "validate", "engine", "verify", "bench", "report",
+    "operators", "export", "reference", "surgery", "simplify", "convert", "validate", "engine", "verify", "bench",
+    "report",
 )}  # fmt: skip
 BACKEND_TOOLS = {"onnxruntime": "onnxruntime", "tensorrt_rtx": "tensorrt_rtx"}
 FULL_PRECISION = "fp32"
+TAUGHT = ("symbolics", "translations")  # sections that teach an exporter operators
 _POINTS = ("min", "opt", "max")
-_OPTIONAL_SECTIONS = ("surgery",)
+_RARE = (*TAUGHT, "ops", "surgery")  # sections that few models have
 
 
 def export_options(spec: Resolved) -> dict[str, Any]:
     """Return what the export uses of a manifest."""
     if "onnx" not in spec["source"]:
-        return {**network_options(spec), "export": spec["export"]}
+        taught = {section: spec[section] for section in TAUGHT if spec[section]}
+        return {**network_options(spec), "export": spec["export"], **taught}
     return {  # the file is taken over, its seed, examples and exporter are nobody's
         "source": {"onnx": spec["source"]["onnx"]},
         "inputs": graph_inputs(spec),
@@ -120,11 +124,7 @@ def reported(spec: Resolved) -> dict[str, Any]:
 
     A section that few models have is left out where it is empty: it has nothing to say there.
     """
-    return {
-        section: value
-        for section, value in spec.items()
-        if section != "timeout" and (value or section not in _OPTIONAL_SECTIONS)
-    }
+    return {name: value for name, value in spec.items() if name != "timeout" and (value or name not in _RARE)}
 
 
 def network_sources(spec: Resolved) -> tuple[str, ...]:
@@ -133,6 +133,13 @@ def network_sources(spec: Resolved) -> tuple[str, ...]:
     files = [source["python"].rpartition(":")[0]] if "python" in source else []
     files += [source["onnx"]] if "onnx" in source else []
     return tuple(files)
+
+
+def taught_sources(spec: Resolved) -> tuple[str, ...]:
+    """Return the user's files that teach the exporter operators."""
+    entries = [entry for section in TAUGHT for entry in spec[section]]
+    files = [entry.get("module") or entry["function"].rpartition(":")[0] for entry in entries]
+    return tuple(dict.fromkeys(files)) if "onnx" not in spec["source"] else ()
 
 
 def weights_files(spec: Resolved) -> dict[str, str | None]:
@@ -176,6 +183,22 @@ def simplify_tools(spec: Resolved) -> tuple[str, ...]:
 def oracle_tools(spec: Resolved) -> tuple[str, ...]:
     """Return what computes the reference of a ready ONNX file."""
     return ("onnx", "onnxruntime") if "onnx" in spec["source"] else ()
+
+
+def engine_tools(engine: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what builds an engine, and onnx, which reads the figures of one of ONNX Runtime."""
+    return (BACKEND_TOOLS[engine["backend"]], *(("onnx",) if engine["backend"] == "onnxruntime" else ()))
+
+
+def oracle_operators(spec: Resolved) -> operators.Taken:
+    """Return what implements the operators of a ready ONNX file, whose outputs ONNX Runtime computes."""
+    if "onnx" not in spec["source"] or not spec["ops"]:
+        return operators.NOTHING
+    taken = operators.taken(spec, operators.MAIN)
+    if not operators.graph_functions(spec):
+        return taken
+    inputs = {"graph_functions": operators.functions_ref(spec), **taken.inputs}
+    return operators.Taken(taken.options, inputs, after=(operators.operators_target(spec),))
 
 
 def small_float_tools(spec: Resolved) -> tuple[str, ...]:

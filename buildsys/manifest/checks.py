@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.manifest.numbers import data_problem
+from buildsys.manifest.operators import operator_problems
 from buildsys.manifest.problem import Problem, problem_at, show_value, suggest
 from buildsys.manifest.surgery_checks import dims_of_surgery, shapes_after_surgery, surgery_problems
+from buildsys.manifest.symbolic_checks import check_registrations
 from buildsys.manifest.tree import Key, Node, nearest, plain
 
 TORCHSCRIPT_OPSETS = range(6, 24)
@@ -217,6 +219,7 @@ def _ranges(view: View, key: Key, ranges: dict[str, Any], shape: list[Any]) -> I
 
 _CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     _export,
+    check_registrations,
     _simplify,
     _dims,
     _tensors,
@@ -224,4 +227,5 @@ _CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     _cases,
     _engines,
     surgery_problems,
+    operator_problems,
 )

@@ -7,7 +7,7 @@ import stat
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from buildsys.manifest.checks import View
 from buildsys.manifest.problem import Problem, show_value, suggest, suggest_file
@@ -61,6 +61,34 @@ def _references(view: View) -> Iterator[Reference]:
         yield Reference(("source", "weights", "file"), path, sha256=sha256 if isinstance(sha256, str) else "")
     yield from _data_references(view, ("inputs",))
     yield from _surgery_references(view)
+    for index in range(len(view.list("ops"))):
+        yield from _operator_references(view, index)
+    for section in ("symbolics", "translations"):
+        for index, entry in enumerate(view.list(section)):
+            if isinstance(entry, dict):
+                yield from _registered(section, index, entry)
+
+
+def _operator_references(view: View, index: int) -> Iterator[Reference]:
+    """Yield the files that implement one custom operator."""
+    key: Key = ("ops", index, "function")
+    for callable_key in (key, *((*key, backend) for backend in view.map(*key))):
+        if isinstance(path := view.get(*callable_key), str):
+            yield _python_reference(callable_key, path)
+    for number, path in enumerate(view.list("ops", index, "library", "sources")):
+        if isinstance(path, str):
+            yield Reference(("ops", index, "library", "sources", number), path)
+    for kind, field in (("library", "file"), ("plugin", "python"), ("plugin", "library")):
+        if isinstance(path := view.get("ops", index, kind, field), str):
+            yield Reference(("ops", index, kind, field), path)
+
+
+def _registered(section: str, index: int, entry: dict[str, Any]) -> Iterator[Reference]:
+    """Yield the file of a function or module that teaches an exporter an operator."""
+    if isinstance(path := entry.get("function"), str):
+        yield _python_reference((section, index, "function"), path)
+    if isinstance(path := entry.get("module"), str):
+        yield Reference((section, index, "module"), path)
 
 
 def _surgery_references(view: View) -> Iterator[Reference]:

@@ -38,11 +38,27 @@ from buildsys.manifest.network_spec import (
     TorchvisionWeights,
     WeightsFile,
 )
+from buildsys.manifest.ops_spec import (
+    LIBRARY_KINDS,
+    PLUGIN_KINDS,
+    BuiltLibrary,
+    FunctionPerBackend,
+    GivenLibrary,
+    OperatorFunction,
+    OperatorLibrary,
+    OperatorPlugin,
+    OperatorSpec,
+    OperatorUse,
+    PluginLibrary,
+    PythonPlugin,
+)
 from buildsys.manifest.spec import (
     AXIS_PATTERN,
     CALLABLE_PATTERN,
+    CXX_SOURCE_PATTERN,
     NAME_PATTERN,
     NODE_PATTERN,
+    OPERATOR_PATTERN,
     PATTERN_WORDS,
     SHA256_PATTERN,
     TENSOR_PATTERN,
@@ -92,15 +108,20 @@ from buildsys.manifest.surgery_spec import (
     SurgeryStep,
     TensorSpec,
 )
+from buildsys.manifest.symbolic_spec import PythonFile, SymbolicSpec, TranslationSpec
 
 __all__ = [
     "AXIS_PATTERN",
     "BACKENDS",
     "CALLABLE_PATTERN",
+    "CXX_SOURCE_PATTERN",
     "DATA_KINDS",
+    "LIBRARY_KINDS",
     "NAME_PATTERN",
     "NODE_PATTERN",
+    "OPERATOR_PATTERN",
     "PATTERN_WORDS",
+    "PLUGIN_KINDS",
     "SHA256_PATTERN",
     "SOURCE_KINDS",
     "STEP_KINDS",
@@ -108,6 +129,7 @@ __all__ = [
     "WORD_PATTERN",
     "BenchSpec",
     "Bf16Tolerance",
+    "BuiltLibrary",
     "Bytes",
     "Callable",
     "Case",
@@ -127,7 +149,9 @@ __all__ = [
     "Fp16Tolerance",
     "Fp32Tolerance",
     "FreeDimsStep",
+    "FunctionPerBackend",
     "FunctionStep",
+    "GivenLibrary",
     "InputData",
     "InputSpec",
     "ModelSpec",
@@ -137,10 +161,18 @@ __all__ = [
     "NpzData",
     "OnnxRuntimeEngine",
     "OnnxSource",
+    "OperatorFunction",
+    "OperatorLibrary",
+    "OperatorPlugin",
+    "OperatorSpec",
+    "OperatorUse",
     "OutputSpec",
+    "PluginLibrary",
     "Precision",
     "ProjectSpec",
     "PythonData",
+    "PythonFile",
+    "PythonPlugin",
     "PythonSource",
     "RandomData",
     "Reference",
@@ -158,12 +190,14 @@ __all__ = [
     "Spec",
     "Stage",
     "SurgeryStep",
+    "SymbolicSpec",
     "TensorName",
     "TensorRtRtxEngine",
     "TensorSpec",
     "Tolerance",
     "TorchvisionSource",
     "TorchvisionWeights",
+    "TranslationSpec",
     "ValidateSpec",
     "VerifySpec",
     "WeightsFile",
@@ -181,7 +215,10 @@ class ModelSpec(Spec):
         default_factory=dict, description="In order; default: as the model returns them."
     )
     dims: dict[DimName, DimSpec] = Field(default_factory=dict, description="Ranges of the dynamic dimensions.")
+    ops: tuple[OperatorSpec, ...] = Field((), description="Custom operators and what implements them.")
     export: ExportSpec = section()
+    symbolics: tuple[SymbolicSpec, ...] = Field((), description="Operators taught to exporter: torchscript.")
+    translations: tuple[TranslationSpec, ...] = Field((), description="Operators taught to exporter: dynamo.")
     surgery: tuple[SurgeryStep, ...] = Field((), description="Steps that change the graph, in this order.")
     simplify: SimplifySpec = section()
     validation: ValidateSpec = section(alias="validate")

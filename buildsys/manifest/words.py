@@ -10,7 +10,15 @@ from pydantic import BaseModel, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
 from buildsys.manifest.problem import Problem, problem_at, show_value, suggest
-from buildsys.manifest.schema import BACKENDS, DATA_KINDS, PATTERN_WORDS, SOURCE_KINDS, STEP_KINDS
+from buildsys.manifest.schema import (
+    BACKENDS,
+    DATA_KINDS,
+    LIBRARY_KINDS,
+    PATTERN_WORDS,
+    PLUGIN_KINDS,
+    SOURCE_KINDS,
+    STEP_KINDS,
+)
 from buildsys.manifest.tree import Key, Node
 
 _OTHER_NAMES = {  # what people write who know the name from torch or from other tools
@@ -22,6 +30,8 @@ _KINDS = {  # pydantic's type of error -> what it is about
     "source_kind": ("the source", SOURCE_KINDS),
     "data_kind": ("the data", DATA_KINDS),
     "step_kind": ("the step", STEP_KINDS),
+    "library_kind": ("the library", LIBRARY_KINDS),
+    "plugin_kind": ("the plugin", PLUGIN_KINDS),
 }
 _FILE_FIELDS = {"ModelSpec": ("extends", "matrix", "dynamic_axes")}  # resolved before validation
 _WANTED = {

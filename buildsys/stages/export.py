@@ -6,6 +6,7 @@ import traceback
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +20,12 @@ from buildsys.onnx_export.failures import checker_failure, export_failure
 from buildsys.onnx_export.signature import check_opset, check_signature
 from buildsys.onnx_export.traces import strip_traces
 from buildsys.onnx_graph import INLINE_LIMIT, file_facts, load_model, opsets, parameter_count, ports, save_model
+from buildsys.operators.placing import put_in
 from buildsys.worker.job import Job, StageResult
 
 if TYPE_CHECKING:
     from buildsys.network.calling import Network
+    from buildsys.onnx_export.registrations import Registration
     from buildsys.onnx_export.request import ExportRequest
 
 # weights up to this size stay in the file: external_data unset, false, true
@@ -39,6 +42,8 @@ def run(job: Job) -> StageResult:
         model, origin = _given_model(job), {"exporter": "none", "weights": f"from {job.options['source']['onnx']}"}
     else:
         model, origin = _exported_model(job, warnings)
+    if "functions" in job.inputs:
+        warnings += put_in(model, load_model(job.inputs["functions"]))
     figures = {"parameters": parameter_count(model), **origin, **_model_figures(model)}
     stripped = strip_traces(model)
     path, external = job.outputs["model"], job.options["export"]["external_data"]
@@ -63,6 +68,7 @@ def _exported_model(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, dic
     import torch
 
     from buildsys.network.calling import make_network
+    from buildsys.onnx_export.registrations import unused
     from buildsys.onnx_export.request import collecting_warnings
 
     options, exporter = job.options, job.options["export"]["exporter"]
@@ -71,9 +77,11 @@ def _exported_model(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, dic
     job.progress("building the network")
     network = make_network(options, job.project)
     request = _request(network, options, job.outputs["model"])
+    request, taught = _teach(request, options, job.project)
     job.progress(f"exporting with {exporter}")
     with collecting_warnings(warnings):
         model = _export(request, job.project)
+    warnings += unused(taught)
     check_opset(model, options["export"]["opset"], exporter)
     _check_exported_signature(model, options, request.output_names)
     parameters = sum(parameter.numel() for parameter in network.module.parameters())
@@ -108,6 +116,22 @@ def _request(network: Network, options: Mapping[str, Any], path: Path) -> Export
     )
 
 
+def _teach(
+    request: ExportRequest, options: Mapping[str, Any], project: Path
+) -> tuple[ExportRequest, list[Registration]]:
+    """Teach the exporter the operators of the manifest."""
+    if "symbolics" in options:
+        from buildsys.onnx_export.symbolics import register_symbolics
+
+        return request, register_symbolics(options, project)
+    if "translations" in options:
+        from buildsys.onnx_export.translations import make_translations
+
+        table, registrations = make_translations(options, project)
+        return replace(request, translations=table), registrations
+    return request, []
+
+
 def _refuse_complex(tensors: Mapping[str, Any]) -> None:
     for name, tensor in tensors.items():
         if tensor.is_complex():
@@ -128,8 +152,18 @@ def _export(request: ExportRequest, project: Path) -> onnx.ModelProto:
     except BuildsysError:
         raise
     except Exception as error:  # exporters raise whatever comes their way
+        if own := _own_failure(error):
+            raise own from error
         traceback.print_exception(error)  # into the log: the sentence below is its last line only
         raise export_failure(error, exporter, opset, project) from error
+
+
+def _own_failure(error: BaseException) -> BuildsysError | None:
+    """Return the failure of a function that the exporter was taught, which it wraps in its own."""
+    current: BaseException | None = error
+    while current is not None and not isinstance(current, BuildsysError):
+        current = current.__cause__
+    return current
 
 
 def _check_exported_signature(model: onnx.ModelProto, options: Mapping[str, Any], names: tuple[str, ...]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from buildsys.equal_graphs import run_cases
+from buildsys.equal_graphs import Runtime, run_cases
 from buildsys.errors import StageError
 from buildsys.golden import Finding, keep_failed
 from buildsys.onnx_graph import check_file, copy_model, file_facts, load_model, ports
@@ -50,7 +50,7 @@ def _setting(job: Job, scratch: Path) -> Setting:
         dims={case: origin["dims"] for case, origin in job.options["cases"].items()},
         tolerance=job.options.get("tolerance", {}),
         seed=job.options.get("seed", 0),
-        threads=job.threads,
+        runtime=Runtime.of(job),
         progress=job.progress,
     )
 
@@ -59,7 +59,7 @@ def _start(job: Job) -> Point:
     source = job.inputs["model"]
     check_file(source, "the graph before surgery")
     golden = {case: load_case(job.inputs[f"case.{origin['golden']}"]) for case, origin in job.options["cases"].items()}
-    computed = run_cases(source, {case: tensors.inputs for case, tensors in golden.items()}, job.threads)
+    computed = run_cases(source, {case: tensors.inputs for case, tensors in golden.items()}, Runtime.of(job))
     return Point(source, job.options["inputs"], golden, computed)
 
 

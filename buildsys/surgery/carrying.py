@@ -67,7 +67,7 @@ def cast(point: Point, step: Step, setting: Setting) -> Carried:
         golden = {case: Case(inputs[case], tensors.outputs) for case, tensors in point.golden.items()}
         return Carried(golden, point.computed)
     basis = require_golden(point, setting)
-    expected = run_cases(point.path, back, setting.threads)
+    expected = run_cases(point.path, back, setting.runtime)
     changed = ", ".join(f"{name} are no values of {dtype}" for name, dtype in lossy.items())
     warning = f"the golden inputs of {changed}: they are rounded, and the outputs computed again by the graph before"
     return Carried(
@@ -87,7 +87,8 @@ def cut(point: Point, step: Step, setting: Setting) -> Carried:
         probe.parent.mkdir(exist_ok=True)
         made = [name for name in (*inputs, *outputs) if name not in known]
         save_model(with_outputs(model, made), probe)
-        whole = dict(run_cases(probe, {case: tensors.inputs for case, tensors in point.golden.items()}))
+        feeds = {case: tensors.inputs for case, tensors in point.golden.items()}
+        whole = dict(run_cases(probe, feeds, setting.runtime))
     golden, expected = {}, {}
     for case, tensors in point.golden.items():
         found = {**whole[case], **tensors.inputs}

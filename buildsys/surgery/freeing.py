@@ -32,7 +32,7 @@ def free(point: Point, step: Step, setting: Setting, outputs: Sequence[Mapping[s
     for case, tensors in point.golden.items():
         size = setting.dims[case][dim]
         pieces = _pieces(tensors.inputs, inputs, size)
-        done = run_cases(point.path, pieces, setting.threads)
+        done = run_cases(point.path, pieces, setting.runtime)
         joined = _joined([done[key] for key in pieces], results, size)
         expected[case] = joined
         golden[case] = Case(joined_inputs(tensors.inputs, inputs, size), joined)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from buildsys.equal_graphs import Runtime
 from buildsys.manifest.surgery_interface import Inputs
 from buildsys.tensors import Case, Tensor
 
@@ -23,7 +24,7 @@ class Setting:
     dims: Mapping[str, Mapping[str, int]]  # case -> values of all dimensions
     tolerance: Mapping[str, float | None]  # against golden outputs; empty where no step needs it
     seed: int
-    threads: int
+    runtime: Runtime
     progress: Callable[[str], None]
 
 

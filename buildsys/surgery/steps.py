@@ -85,12 +85,12 @@ def take(step: Step, number: int, point: Point, setting: Setting) -> Taken:
     _check_interface(step, promised, interface(after))
     carried = carried or _carry(step, point, setting, after)
     feeds = {case: tensors.inputs for case, tensors in carried.golden.items()}
-    actual = run_cases(path, feeds, setting.threads)
+    actual = run_cases(path, feeds, setting.runtime)
     compared = compare_cases(actual, carried.expected, carried.limits or limits)
     drawn_by = random_operators(counts)
     if drawn_by or any(found.problem for outputs in compared.values() for found in outputs.values()):
         first = next(iter(point.golden.values())).inputs
-        refuse_random_graph(point.path, "the graph before it", first, limits, drawn_by)
+        refuse_random_graph(point.path, "the graph before it", first, limits, drawn_by, setting.runtime)
     now = operator_counts(after)
     inputs = interface_after(Interface(dict(point.inputs), None), [step]).inputs
     return Taken(

@@ -29,7 +29,8 @@ GOOD: dict[str, Any] = {
     "dynamic_axes": {"x": {"0": "batch"}, "z": [0]},
     "export": {"exporter": "dynamo", "opset": 18, "optimize": True, "verbose": None},
     "surgery": [
-        {"rename": {"x": "u", "z": "w"}}, {"cast": {"u": "int32"}}, {"fix_dims": {"batch": 2}, "when": "after_simplify"},
+        {"rename": {"x": "u", "z": "w"}}, {"cast": {"u": "int32"}},
+        {"fix_dims": {"batch": 2}, "when": "after_simplify"},
         {"cut": {"inputs": {"a": {"shape": [3]}, "u": {}}, "outputs": ["w"]}}, {"remove": ["Identity"], "name": "*"},
         {"replace": {"op": "Gelu", "function": "dodo.py:make"}}, {"free_dims": {"a": {"0": "batch"}}},
         {
