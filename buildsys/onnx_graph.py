@@ -165,6 +165,12 @@ def dtype_name(elem_type: int) -> str:
     return _DTYPE_NAMES.get(name, name.lower())
 
 
+def elem_type(dtype: str) -> int:
+    """Return the TensorProto data type of a manifest's name, e.g. FLOAT for ``float32``."""
+    names = {ours: theirs for theirs, ours in _DTYPE_NAMES.items()}
+    return int(TensorProto.DataType.Value(names.get(dtype, dtype.upper())))
+
+
 def file_bytes(path: Path) -> int:
     """Return the size of an ONNX file with its external data."""
     data = _data_path(path)

@@ -47,6 +47,7 @@ _STAGE_DOCS = {
     "operators": "make functions and libraries of custom operators",
     "export": "export to ONNX",
     "reference": "golden inputs and outputs of the original model",
+    "surgery": "change graphs by the steps of their manifests",
     "simplify": "simplify the exported graphs",
     "convert": "convert graphs to other precisions",
     "validate": "check the graphs in ONNX Runtime against the original model",

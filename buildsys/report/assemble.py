@@ -11,7 +11,7 @@ from typing import Any
 from buildsys.report.checks import checks_of, contradictions
 from buildsys.report.custom_operators import operator_lines
 from buildsys.report.engines import bench_notes, engine_lines, timings
-from buildsys.report.graphs import conversion_of, graph_of
+from buildsys.report.graphs import conversion_of, graph_of, surgery_of
 from buildsys.report.model import FileLine, Provenance, Report, TensorLine
 from buildsys.report.results import ABSENT, Result, mapping, read_results, texts, whole
 from buildsys.report.summary import target_line, verdict_of
@@ -25,6 +25,7 @@ def assemble(model: str, manifest: Manifest, inputs: Mapping[str, Path]) -> Repo
     results = read_results(inputs)
     export, reference, simplify = (_first(results, stage, model) for stage in ("export", "reference", "simplify"))
     converted = [result for result in results if result.stage == "convert"]
+    changed = [result for result in results if result.stage == "surgery"]
     checks = checks_of(results)
     odd = tuple(contradictions(checks))
     compared = {check.target: check.comparisons for check in checks}
@@ -35,9 +36,10 @@ def assemble(model: str, manifest: Manifest, inputs: Mapping[str, Path]) -> Repo
         weights=str(export.figures.get("weights") or reference.figures.get("weights") or _weights(manifest)),
         verdict=verdict_of(results, odd),
         summary=tuple(target_line(result, compared.get(result.target, ())) for result in results),
-        tensors=tuple(_tensors(export)),
+        tensors=tuple(_tensors(next((result for result in reversed(changed) if "inputs" in result.figures), export))),
         dims={name: _range(mapping(span)) for name, span in mapping(manifest.get("dims")).items()},
-        graph=graph_of(export, simplify, converted, _opt_sizes(manifest)),
+        graph=graph_of(export, simplify, converted, _opt_sizes(manifest), changed=bool(changed)),
+        surgery=tuple(step for result in changed for step in surgery_of(result)),
         custom_operators=tuple(operator_lines(manifest)),
         conversions=tuple(conversion_of(result) for result in converted),
         checks=checks,

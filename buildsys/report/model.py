@@ -105,6 +105,20 @@ class Graph:
 
 
 @dataclass(frozen=True)
+class SurgeryStep:
+    """One step that changed a graph, and how its numbers were checked."""
+
+    when: str
+    step: str
+    nodes: int | None
+    removed: Mapping[str, int]
+    added: Mapping[str, int]
+    against: str
+    relative: float | None  # the worst of all outputs and cases
+    basis: float | None  # that of the graph before against the network, where golden outputs were taken from it
+
+
+@dataclass(frozen=True)
 class Conversion:
     """One precision that the graph was converted to."""
 
@@ -122,7 +136,7 @@ class Conversion:
 class Comparison:
     """One output of one case, compared with its reference."""
 
-    subject: str  # "exported", "simplified against exported", a precision or the name of an engine
+    subject: str  # "exported", "simplified against exported", a step, a precision or the name of an engine
     case: str
     output: str
     max_abs: float | None
@@ -239,6 +253,7 @@ class Report:
     tensors: tuple[TensorLine, ...]
     dims: Mapping[str, str]
     graph: Graph
+    surgery: tuple[SurgeryStep, ...]
     custom_operators: tuple[OperatorLine, ...]
     conversions: tuple[Conversion, ...]
     checks: tuple[Check, ...]

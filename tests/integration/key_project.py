@@ -1,4 +1,4 @@
-"""A built project of four small models whose parts can be changed one at a time, and which then ran again."""
+"""A built project of five small models whose parts can be changed one at a time, and which then ran again."""
 
 from __future__ import annotations
 
@@ -114,6 +114,48 @@ export: {exporter: dynamo, opset: 18}
 translations: [{op: "aten::linear", function: "plugins/translations/linear.py:linear"}]
 simplify: {tool: onnxslim}
 engines: []
+"""
+CUT_YAML = """\
+model: cut
+source: {onnx: models/cut.onnx, seed: 0}
+inputs: {x: {shape: [batch, 4]}}
+outputs: {y: {}}
+dims: {batch: {min: 1, opt: 2, max: 4}}
+surgery:
+  - function: plugins/hooks/double.py:change
+    graph: graphsurgeon
+    inputs: {x: {shape: [batch, 4]}}
+    changes: numbers
+    reference: {python: plugins/hooks/truth.py:doubled}
+  - {rename: {y: z}, when: after_simplify}
+simplify: {tool: none}
+validate: {rtol: 1.0e-4}
+engines: []
+"""
+DOUBLE = """\
+import os
+
+from plugins.lib import constants
+
+try:
+    import hooked_tool  # not installed at first
+except ImportError:
+    pass
+
+
+def change(graph):
+    node = graph.nodes[-1]
+    node.inputs[1] = constants.constant(node.inputs[1], float(os.environ.get("HOOKED_SCALE", "2")))
+    return graph
+"""
+CONSTANTS = """\
+def constant(weight, scale):
+    weight.values = weight.values * 0 + 1
+    return weight
+"""
+TRUTH = """\
+def doubled(inputs):
+    return {"y": inputs["x"] + 1}
 """
 OTHER = """\
 import torch
@@ -256,6 +298,8 @@ class KeyProject:
             "plugins/symbolics/relu.py": SYMBOLIC, "plugins/lib/written.py": WRITTEN,
             "plugins/translations/linear.py": TRANSLATION,
             "configs/models/given.yaml": GIVEN_YAML, "configs/models/traced.yaml": TRACED_YAML,
+            "configs/models/cut.yaml": CUT_YAML, "plugins/hooks/double.py": DOUBLE,
+            "plugins/lib/constants.py": CONSTANTS, "plugins/hooks/truth.py": TRUTH,
             "configs/models/custom.yaml": CUSTOM_YAML, "plugins/models/custom.py": CUSTOM,
             "plugins/ops/swish.py": SWISH, "plugins/ops/clamp_swish.c": (OPS / "clamp_swish.c").read_text(),
             "plugins/ops/ort_custom_op.h": (OPS / "ort_custom_op.h").read_text(),
@@ -265,6 +309,7 @@ class KeyProject:
         self.save_weights(0.0)
         self.save_data(1.0)
         self.save_onnx(1.0)
+        self.save_onnx(3.0, "cut")
         assert set(self.build()) == set(self.session().actions)
         shutil.copytree(self.root, self._kept)
 
@@ -293,7 +338,7 @@ class KeyProject:
         (self.root / "data").mkdir(exist_ok=True)
         np.savez(self.root / "data/x.npz", x=np.linspace(-scale, scale, 32, dtype=np.float32).reshape(8, 4))
 
-    def save_onnx(self, scale: float) -> None:
+    def save_onnx(self, scale: float, name: str = "given") -> None:
         """Write an ONNX file whose weights lie in a file beside it."""
         weight = numpy_helper.from_array(np.full((64, 4), scale, np.float32)[:1], "w")
         value = helper.make_tensor_value_info
@@ -305,10 +350,10 @@ class KeyProject:
             [weight],
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        path = self.root / "models/given.onnx"
+        path = self.root / f"models/{name}.onnx"
         path.parent.mkdir(exist_ok=True)
-        path.with_name("given.weights").unlink(missing_ok=True)
-        onnx.save(model, path, save_as_external_data=True, location="given.weights", size_threshold=0)
+        path.with_name(f"{name}.weights").unlink(missing_ok=True)
+        onnx.save(model, path, save_as_external_data=True, location=f"{name}.weights", size_threshold=0)
 
     def session(self) -> Session:
         session = Session(load_project(self.root))
