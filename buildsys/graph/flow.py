@@ -36,6 +36,13 @@ def converted_graph(spec: Resolved, precision: str) -> Graph:
     return Graph(f"{spec['model']}/convert/{precision}", f"convert:{spec['model']}:{precision}")
 
 
+def origins_ref(spec: Resolved) -> dict[str, FileRef]:
+    """Return the file that says from which source lines the nodes of the exported graph come, by role."""
+    if "onnx" in spec["source"]:
+        return {}
+    return {"origins": FileRef(f"{spec['model']}/export/origins.json", optional=True)}
+
+
 def golden_target(spec: Resolved) -> str:
     """Return the target that makes the golden cases."""
     return f"reference:{spec['model']}"

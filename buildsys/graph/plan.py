@@ -20,6 +20,7 @@ from buildsys.graph.flow import (
     exported_graph,
     golden_refs,
     golden_target,
+    origins_ref,
     simplified_graph,
 )
 
@@ -62,6 +63,7 @@ def _export(spec: Resolved) -> Action:
         outputs={
             "model": FileRef(f"{model}/export/model.onnx"),
             "model.data": FileRef(f"{model}/export/model.onnx.data", optional=True),
+            **origins_ref(spec),
             "result": FileRef(f"{model}/export/export.json"),
         },
         sources=used.network_sources(spec),
@@ -197,6 +199,7 @@ def _engine(spec: Resolved, engine: Mapping[str, Any]) -> Action:
         tools=(used.BACKEND_TOOLS[engine["backend"]], *(("onnx",) if engine["backend"] == "onnxruntime" else ())),
         devices=(*used.devices(engine), *used.cores(engine)),
         environment=used.engine_environment(engine),
+        advisory=origins_ref(spec),
         required=engine["required"],
         timeout_s=used.timeout(spec, "engine"),
         doc=f"build the engine {name} of {model}",

@@ -16,6 +16,7 @@ import onnx.shape_inference
 from buildsys.digest import sha256_of
 from buildsys.errors import BuildsysError, StageError
 from buildsys.onnx_export.failures import checker_failure, export_failure
+from buildsys.onnx_export.origins import node_origins, write_origins
 from buildsys.onnx_export.signature import check_opset, check_signature
 from buildsys.onnx_export.traces import strip_traces
 from buildsys.onnx_graph import INLINE_LIMIT, file_facts, load_model, opsets, parameter_count, ports, save_model
@@ -30,7 +31,7 @@ _INLINE_LIMITS = {None: INLINE_LIMIT, False: 2**31 - 2**24, True: -1}
 
 
 def run(job: Job) -> StageResult:
-    """Write ``model`` (and ``model.data`` beside it where the weights are large).
+    """Write ``model`` (and ``model.data`` beside it where the weights are large), and ``origins`` of its nodes.
 
     Raises: StageError: the network or the export fails, or the file is not what the manifest asks for.
     """
@@ -40,6 +41,8 @@ def run(job: Job) -> StageResult:
     else:
         model, origin = _exported_model(job, warnings)
     figures = {"parameters": parameter_count(model), **origin, **_model_figures(model)}
+    if "origins" in job.outputs:
+        write_origins(node_origins(model, job.project), job.outputs["origins"])
     stripped = strip_traces(model)
     path, external = job.outputs["model"], job.options["export"]["external_data"]
     save_model(model, path, inline_limit=_INLINE_LIMITS[external])
