@@ -23,6 +23,18 @@ def _say_nothing(message: str) -> None:
 
 
 @dataclass(frozen=True)
+class OperatorUse:
+    """A custom operator that this backend implements by a file beside the graph.
+
+    Operators that it takes as local functions are not here: the graph has them.
+    """
+
+    op: str  # "custom_domain::clampSwish", as the graph's nodes name it
+    kind: str  # "library" (of ONNX Runtime) or "plugin" (of TensorRT)
+    path: Path  # a shared library, or the Python file of a plugin
+
+
+@dataclass(frozen=True)
 class BuildRequest:
     """An engine to build: from which graph, with which options, into which file."""
 
@@ -32,6 +44,7 @@ class BuildRequest:
     options: Options
     inputs: Mapping[str, Mapping[str, Any]]  # {name: {"shape": [...], "dtype": ...}} as in the manifest
     dims: Mapping[str, Mapping[str, Any]]  # {name: {"min": …, "opt": …, "max": …}}
+    operators: tuple[OperatorUse, ...] = ()
     progress: Callable[[str], None] = field(default=_say_nothing, compare=False)
 
 
@@ -91,11 +104,11 @@ class Backend(Protocol):
         """
         ...
 
-    def describe(self, engine: Path, options: Options) -> Figures:
+    def describe(self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> Figures:
         """Return the facts that can be read from a finished engine on this machine; {} where none can."""
         ...
 
-    def load(self, engine: Path, options: Options) -> Session:
+    def load(self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> Session:
         """Make a built engine ready to run.
 
         Raises: Unavailable: this machine cannot run it.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnxruntime as ort
 
-from buildsys.backends.base import BuildRequest, Figures, Options, Run, Session, UnsupportedNode
+from buildsys.backends.base import BuildRequest, Figures, OperatorUse, Options, Run, Session, UnsupportedNode
 from buildsys.backends.cuda_driver import find_driver
 from buildsys.backends.ort_session import OrtGraph, session_options
 from buildsys.errors import StageError, Unavailable
@@ -109,7 +109,7 @@ def build(request: BuildRequest) -> Figures:
             session.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
         request.progress("optimizing the graph")
         try:
-            graph = _open(source, session, options)
+            graph = _open(source, session, options, request.operators)
         except StageError as refusal:
             raise StageError(f"model {request.model}: {_all_reasons(request, refusal)}") from refusal
     return {
@@ -119,20 +119,21 @@ def build(request: BuildRequest) -> Figures:
     }
 
 
-def describe(engine: Path, options: Options) -> Figures:  # noqa: ARG001 (the file says it all)
-    """Return the nodes per operator, the types and the tensors of the optimized graph."""
+def describe(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> Figures:  # noqa: ARG001
+    """Return the nodes per operator, the types and the tensors of the optimized graph: its file says it all."""
     from buildsys.backends.ort_graph import graph_facts  # needs onnx, which running an engine does not
 
     return graph_facts(engine)
 
 
-def load(engine: Path, options: Options) -> OrtSession:
+def load(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> OrtSession:
     """Load a built engine as it is.
 
     Raises: Unavailable: its execution provider is not here.
     """
     prepare(options)
-    return OrtSession(_open(engine, _session_options(options, optimization="disable"), options), options["provider"])
+    session = _session_options(options, optimization="disable")
+    return OrtSession(_open(engine, session, options, operators), options["provider"])
 
 
 def unload(session: Session) -> None:
@@ -169,9 +170,9 @@ def _session_options(options: Options, *, optimization: str) -> ort.SessionOptio
     return session
 
 
-def _open(model: Path, session: ort.SessionOptions, options: Options) -> OrtGraph:
+def _open(model: Path, session: ort.SessionOptions, options: Options, operators: tuple[OperatorUse, ...]) -> OrtGraph:
     wanted = _PROVIDERS[options["provider"]]
-    graph = OrtGraph(model, session, [wanted])
+    graph = OrtGraph(model, session, [wanted], [use.path for use in operators])
     if wanted not in graph.session.get_providers():  # it falls back to the CPU with no more than a log line
         raise Unavailable(
             f"ONNX Runtime could not start its {wanted}; its log says why",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,17 +51,25 @@ class OrtGraph:
     """One ONNX graph loaded in ONNX Runtime."""
 
     def __init__(
-        self, model: Path | bytes, options: ort.SessionOptions | None = None, providers: Sequence[Any] | None = None
+        self,
+        model: Path | bytes,
+        options: ort.SessionOptions | None = None,
+        providers: Sequence[Any] | None = None,
+        libraries: Iterable[Path] = (),
     ) -> None:
         """Load ``model``; a path is needed where the graph has external data.
 
-        Raises: StageError: ONNX Runtime refuses the graph (a missing kernel is named with its node).
+        ``libraries`` hold custom operators; each is registered once.
+        Raises: StageError: ONNX Runtime refuses the graph (a missing kernel is named with its node) or a library.
         """
         source = str(model) if isinstance(model, Path) else model
+        settings = options or session_options()
+        for library in dict.fromkeys(libraries):
+            _register(library, settings)
         self.session: ort.InferenceSession = _explained(
             "cannot load the graph",
             lambda: ort.InferenceSession(
-                source, sess_options=options or session_options(), providers=providers or ["CPUExecutionProvider"]
+                source, sess_options=settings, providers=providers or ["CPUExecutionProvider"]
             ),
         )
         self.inputs = tuple(_port(argument) for argument in self.session.get_inputs())
@@ -133,6 +142,12 @@ def _explained(what: str, call: Callable[[], T]) -> T:
         return call()
     except _FAILURES as error:
         raise StageError(f"ONNX Runtime {what}: {one_sentence(error)}") from error
+
+
+def _register(library: Path, options: ort.SessionOptions) -> None:
+    # absolute, or the loader would search its own folders for it
+    call = partial(options.register_custom_ops_library, str(library.absolute()))
+    _explained(f"cannot take the operator library {library.name}", call)
 
 
 def _port(argument: Any) -> Port:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorrt_rtx as trt
 
-from buildsys.backends.base import BuildRequest, Figures, Options, Session, UnsupportedNode
+from buildsys.backends.base import BuildRequest, Figures, OperatorUse, Options, Session, UnsupportedNode
 from buildsys.backends.cuda_driver import find_driver
 from buildsys.backends.profiles import resolve_profiles
 from buildsys.backends.rtx_messages import LOGGER, BuildProgress, Messages, collected_messages
@@ -79,10 +79,10 @@ def build(request: BuildRequest) -> Figures:
     return {"settings": settings, "profiles": profiles, **facts, "messages": list(dict.fromkeys(messages.warnings))}
 
 
-def describe(engine: Path, options: Options) -> Figures:
+def describe(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> Figures:
     """Return what the engine tells on a GPU that it runs on; {} elsewhere, where it cannot be opened."""
     try:
-        session = load(engine, options)
+        session = load(engine, options, operators)
     except Unavailable:
         return {}
     try:
@@ -91,7 +91,7 @@ def describe(engine: Path, options: Options) -> Figures:
         unload(session)
 
 
-def load(engine: Path, options: Options) -> RtxSession:
+def load(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> RtxSession:  # noqa: ARG001
     """Load an engine on the first GPU.
 
     Raises: Unavailable: no GPU here, or none that the engine is built for.

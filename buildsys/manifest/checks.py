@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.manifest.numbers import data_problem
+from buildsys.manifest.operators import operator_problems
 from buildsys.manifest.problem import Problem, problem_at, show_value, suggest
 from buildsys.manifest.tree import Key, Node, nearest, plain
 
@@ -222,4 +223,5 @@ _CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     _data,
     _cases,
     _engines,
+    operator_problems,
 )

@@ -64,6 +64,22 @@ def _references(view: View) -> Iterator[Reference]:
             yield Reference(("inputs", name, "data", "npz"), path)
         if isinstance(path := view.get("inputs", name, "data", "python"), str):
             yield _python_reference(("inputs", name, "data", "python"), path)
+    for index in range(len(view.list("ops"))):
+        yield from _operator_references(view, index)
+
+
+def _operator_references(view: View, index: int) -> Iterator[Reference]:
+    """Yield the files that implement one custom operator."""
+    key: Key = ("ops", index, "function")
+    for callable_key in (key, *((*key, backend) for backend in view.map(*key))):
+        if isinstance(path := view.get(*callable_key), str):
+            yield _python_reference(callable_key, path)
+    for number, path in enumerate(view.list("ops", index, "library", "sources")):
+        if isinstance(path, str):
+            yield Reference(("ops", index, "library", "sources", number), path)
+    for kind, field in (("library", "file"), ("plugin", "python"), ("plugin", "library")):
+        if isinstance(path := view.get("ops", index, kind, field), str):
+            yield Reference(("ops", index, kind, field), path)
 
 
 def _python_reference(key: Key, value: str) -> Reference:

@@ -38,9 +38,25 @@ from buildsys.manifest.network_spec import (
     TorchvisionWeights,
     WeightsFile,
 )
+from buildsys.manifest.ops_spec import (
+    LIBRARY_KINDS,
+    PLUGIN_KINDS,
+    BuiltLibrary,
+    FunctionPerBackend,
+    GivenLibrary,
+    OperatorFunction,
+    OperatorLibrary,
+    OperatorPlugin,
+    OperatorSpec,
+    OperatorUse,
+    PluginLibrary,
+    PythonPlugin,
+)
 from buildsys.manifest.spec import (
     CALLABLE_PATTERN,
+    CXX_SOURCE_PATTERN,
     NAME_PATTERN,
+    OPERATOR_PATTERN,
     PATTERN_WORDS,
     SHA256_PATTERN,
     TENSOR_PATTERN,
@@ -77,15 +93,20 @@ from buildsys.manifest.stage_spec import (
 __all__ = [
     "BACKENDS",
     "CALLABLE_PATTERN",
+    "CXX_SOURCE_PATTERN",
     "DATA_KINDS",
+    "LIBRARY_KINDS",
     "NAME_PATTERN",
+    "OPERATOR_PATTERN",
     "PATTERN_WORDS",
+    "PLUGIN_KINDS",
     "SHA256_PATTERN",
     "SOURCE_KINDS",
     "TENSOR_PATTERN",
     "WORD_PATTERN",
     "BenchSpec",
     "Bf16Tolerance",
+    "BuiltLibrary",
     "Bytes",
     "Callable",
     "Case",
@@ -100,6 +121,8 @@ __all__ = [
     "ExportSpec",
     "Fp16Tolerance",
     "Fp32Tolerance",
+    "FunctionPerBackend",
+    "GivenLibrary",
     "InputData",
     "InputSpec",
     "ModelSpec",
@@ -108,10 +131,17 @@ __all__ = [
     "NpzData",
     "OnnxRuntimeEngine",
     "OnnxSource",
+    "OperatorFunction",
+    "OperatorLibrary",
+    "OperatorPlugin",
+    "OperatorSpec",
+    "OperatorUse",
     "OutputSpec",
+    "PluginLibrary",
     "Precision",
     "ProjectSpec",
     "PythonData",
+    "PythonPlugin",
     "PythonSource",
     "RandomData",
     "ReportSpec",
@@ -145,6 +175,7 @@ class ModelSpec(Spec):
         default_factory=dict, description="In order; default: as the model returns them."
     )
     dims: dict[DimName, DimSpec] = Field(default_factory=dict, description="Ranges of the dynamic dimensions.")
+    ops: tuple[OperatorSpec, ...] = Field((), description="Custom operators and what implements them.")
     export: ExportSpec = section()
     simplify: SimplifySpec = section()
     validation: ValidateSpec = section(alias="validate")

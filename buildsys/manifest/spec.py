@@ -17,18 +17,24 @@ DType = Literal[
 ]  # fmt: skip
 Case = Literal["min", "opt", "max", "odd"]
 Precision = Literal["fp32", "fp16", "bf16"]
-Stage = Literal["export", "reference", "simplify", "convert", "validate", "engine", "verify", "bench", "report"]
+Stage = Literal[
+    "operators", "export", "reference", "simplify", "convert", "validate", "engine", "verify", "bench", "report"
+]
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$"
 TENSOR_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.:/+-]*$"
 WORD_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 CALLABLE_PATTERN = r"^[^:]+\.py:[A-Za-z_][A-Za-z0-9_.]*$"
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
+OPERATOR_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]*::[A-Za-z_][A-Za-z0-9_]*$"
+CXX_SOURCE_PATTERN = r"^.+\.(c|cc|cpp|cxx)$"
 PATTERN_WORDS = {
     NAME_PATTERN: "a name of letters, digits and _ . + - that starts with a letter or digit",
     TENSOR_PATTERN: "a tensor name of letters, digits and _ . : / + - that starts with a letter, a digit or _",
     WORD_PATTERN: "a word of letters, digits and _ that does not start with a digit",
     CALLABLE_PATTERN: "a file and a callable such as plugins/models/net.py:make",
     SHA256_PATTERN: "a SHA-256 digest of 64 hexadecimal digits in lower case",
+    OPERATOR_PATTERN: "an operator with its domain such as custom_domain::customOp",
+    CXX_SOURCE_PATTERN: "a C or C++ file (.c, .cc, .cpp, .cxx)",
 }
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)]
 TensorName = Annotated[str, Field(pattern=TENSOR_PATTERN, max_length=200)]

@@ -10,7 +10,14 @@ from pydantic import BaseModel, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
 from buildsys.manifest.problem import Problem, problem_at, show_value, suggest
-from buildsys.manifest.schema import BACKENDS, DATA_KINDS, PATTERN_WORDS, SOURCE_KINDS
+from buildsys.manifest.schema import (
+    BACKENDS,
+    DATA_KINDS,
+    LIBRARY_KINDS,
+    PATTERN_WORDS,
+    PLUGIN_KINDS,
+    SOURCE_KINDS,
+)
 from buildsys.manifest.tree import Key, Node
 
 _OTHER_NAMES = {  # what people write who know the name from torch or from other tools
@@ -18,6 +25,12 @@ _OTHER_NAMES = {  # what people write who know the name from torch or from other
     "dynamic_shapes": "dims", "name": "model", "type": "dtype", "fp16": "precision", "threads": "intra_op_threads",
     "sha": "sha256", "tolerance": "rtol",
 }  # fmt: skip
+_KINDS = {  # pydantic's type of error -> what it is about
+    "source_kind": ("the source", SOURCE_KINDS),
+    "data_kind": ("the data", DATA_KINDS),
+    "library_kind": ("the library", LIBRARY_KINDS),
+    "plugin_kind": ("the plugin", PLUGIN_KINDS),
+}
 _FILE_FIELDS = {"ModelSpec": ("extends", "matrix", "dynamic_axes")}  # resolved before validation
 _WANTED = {
     "string_type": "text",
@@ -74,7 +87,7 @@ def _sentence(found: ErrorDetails, key: Key, root: Any) -> tuple[str, str]:
         return f"{show_value(value)} is not allowed here", suggest(str(value), known, what="one of")
     if kind == "string_pattern_mismatch":
         return f"{show_value(value)} is not {PATTERN_WORDS[context['pattern']]}", ""
-    if kind in ("source_kind", "data_kind", "backend"):
+    if kind in _KINDS or kind == "backend":
         return _no_kind(kind, value)
     if kind in _WANTED:
         return f"found {show_value(value)}; {_WANTED[kind]} is wanted", ""
@@ -107,7 +120,7 @@ def _no_kind(kind: str, value: Any) -> tuple[str, str]:
             return "the engine names no backend", f"one of: {', '.join(BACKENDS)}; or use: PROFILE"
         backend = value["backend"]
         return f"no backend is named {show_value(backend)}", suggest(str(backend), BACKENDS, what="backends")
-    what, kinds = ("the source", SOURCE_KINDS) if kind == "source_kind" else ("the data", DATA_KINDS)
+    what, kinds = _KINDS[kind]
     close = next((hint for name in value if "did you mean" in (hint := suggest(str(name), kinds))), "")
     return f"{what} has none of the fields {', '.join(kinds)}", close
 
