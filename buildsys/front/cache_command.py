@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from buildsys.cache import store_folder
 from buildsys.errors import UsageError
+from buildsys.manifest.project import STATE_FOLDER
 from buildsys.manifest.units import parse_duration, parse_size
 from buildsys.report.quantities import count, size
 from buildsys.report.tables import table
@@ -18,7 +19,6 @@ from buildsys.store import collect as collecting
 from buildsys.store.cas import Store
 
 _DAMAGED = 1
-_STATE = ".buildsys"
 T = TypeVar("T")
 Options = Mapping[str, Any]
 
@@ -78,7 +78,7 @@ def collect(root: Path, options: Options) -> tuple[str, int]:
 
 
 def _store(root: Path) -> Store:
-    return Store(store_folder(root / _STATE))
+    return Store(store_folder(root / STATE_FOLDER))
 
 
 def _reading(store: Store, work: Callable[[], T]) -> T:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from buildsys.manifest.resolve import Resolver
     from buildsys.manifest.workspace import Workspace
 
-_STATE_FOLDER = ".buildsys"
+STATE_FOLDER = ".buildsys"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def load_project(
     """
     root = Path(os.path.abspath(root))  # noqa: PTH100 - resolve() would change what errors show
     configs = configs or _folder(root, "BUILDSYS_CONFIGS", "configs")
-    project = Project(root, configs, _folder(root, "BUILDSYS_BUILD", "build"), root / _STATE_FOLDER, {})
+    project = Project(root, configs, _folder(root, "BUILDSYS_BUILD", "build"), root / STATE_FOLDER, {})
     load = _Load(project, remember, links_into)
     models = load.models()
     if load.errors:

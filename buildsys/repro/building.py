@@ -16,11 +16,11 @@ from typing import Any
 
 import buildsys
 from buildsys.errors import StageError
-from buildsys.manifest.project import Project
+from buildsys.manifest.project import STATE_FOLDER, Project
 from buildsys.repro.project_copy import copy_project
 from buildsys.store.lock import machine_lock_folder
 
-_BUILD, _STATE = "build", ".buildsys"
+_BUILD = "build"
 _ENDING_S = 10.0  # how long a build that is ended may take to end its workers
 
 
@@ -89,7 +89,7 @@ def _environment(project: Project, root: Path, conditions: Conditions) -> dict[s
         "BUILDSYS_BUILD": _BUILD,
         "BUILDSYS_CONFIGS": str(configs.relative_to(project.root) if inside else configs),
         "BUILDSYS_MACHINE_LOCK": str(machine_lock_folder(project.state / "locks")),  # of all builds of this user
-        "BUILDSYS_STORE": str(root / _STATE / "store"),  # else the second build could be a copy of the first
+        "BUILDSYS_STORE": str(root / STATE_FOLDER / "store"),  # else the second build could be a copy of the first
         "BUILDSYS_REMOTE": "",  # the same
         "BUILDSYS_WORKER_IDLE": "0",  # no server of another build
         "PYTHONHASHSEED": conditions.hash_seed,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import tiny_project
 from blake3 import blake3
-from tiny_project import BENCH, ENGINE, EXPORT, REPORT, actions, build, make_executor
+from tiny_project import BENCH, ENGINE, EXPORT, REPORT, actions, build, make_executor, make_project
 
 import buildsys
 from buildsys.errors import CheckFailed, StageError, WorkerDied
@@ -31,10 +31,7 @@ MODEL = "m/export/model.onnx"
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("BUILDSYS_MACHINE_LOCK", str(tmp_path / "machine"))
     monkeypatch.delenv("BUILDSYS_STRICT", raising=False)
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "net.py").write_text("import blocks\n")
-    (folder / "blocks.py").write_text("width = 1\n")
+    folder = make_project(tmp_path / "project")
     yield folder
     left = folder / "build" / ".tmp"
     assert not left.exists() or list(left.iterdir()) == []

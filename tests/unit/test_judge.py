@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_project import BENCH, ENGINE, EXPORT, REPORT, actions, build, make_executor
+from tiny_project import BENCH, ENGINE, EXPORT, REPORT, actions, build, make_executor, make_project
 
 from buildsys.errors import CheckFailed, StageError
 from buildsys.graph.explain import Facts, Reason, own_reasons
@@ -23,11 +23,7 @@ MODEL = "m/export/model.onnx"
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BUILDSYS_MACHINE_LOCK", str(tmp_path / "machine"))
     monkeypatch.delenv("BUILDSYS_STRICT", raising=False)
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "net.py").write_text("import blocks\n")
-    (folder / "blocks.py").write_text("width = 1\n")
-    return folder
+    return make_project(tmp_path / "project")
 
 
 def judge(root: Path) -> Judge:

@@ -24,6 +24,14 @@ from buildsys.worker.pool import JobReply
 EXPORT, ENGINE, BENCH, REPORT = "export:m", "engine:m:e", "bench:m:e", "report:m"
 
 
+def make_project(root: Path) -> Path:
+    """Write the user's sources into a new folder."""
+    root.mkdir()
+    (root / "net.py").write_text("import blocks\n")
+    (root / "blocks.py").write_text("width = 1\n")
+    return root
+
+
 def actions(opset: int = 17, duration: float = 1.0, required: bool = False) -> dict[str, Action]:
     model, engine = FileRef("m/export/model.onnx"), FileRef("m/engine/e/engine.bin", optional=True)
     data = FileRef("m/export/model.onnx.data", optional=True)
