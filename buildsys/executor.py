@@ -388,4 +388,6 @@ def _other(found: FileDigest | None, wanted: OutputFile) -> bool:
 
 
 def _joined(*sentences: str) -> str:
-    return "; ".join(sentence for sentence in sentences if sentence)
+    """Return sentences as one, or one below the other where one of them is a list."""
+    kept = [sentence for sentence in sentences if sentence]
+    return ("\n" if any("\n" in sentence for sentence in kept) else "; ").join(kept)

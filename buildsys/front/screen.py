@@ -60,7 +60,10 @@ class PlainScreen:
     def ended(self, line: Line) -> None:
         """Write how a target ended, how long it took, and why unless it passed."""
         word = _WORDS.get(line.status, line.status)
-        self._write(word, line.target, "" if line.seconds is None else f"{line.seconds:.1f}s", line.reason)
+        reason, *list_below = line.reason.splitlines() or [""]
+        self._write(word, line.target, "" if line.seconds is None else f"{line.seconds:.1f}s", reason)
+        for below in list_below:
+            self._write("", below)
         if line.status == "failed" and line.log:
             self._write("", f"log: {line.log}")
 
@@ -115,7 +118,9 @@ class LiveScreen:
         elif line.status == "passed" and why:
             text.append(f"  {why}", "dim")
         elif line.status != "passed" and line.reason:
-            text.append(f"\n  {line.reason}", "red" if line.status == "failed" else "dim")
+            reason, *list_below = line.reason.splitlines()
+            text.append(f"\n  {reason}", "red" if line.status == "failed" else "dim")
+            text.append("".join(f"\n  {below}" for below in list_below))
         if line.status == "failed" and line.log:
             text.append(f"\n  log: {line.log}", "dim")
         self._live.refresh()  # else the target is seen as running below its own last line

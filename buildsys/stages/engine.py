@@ -6,9 +6,10 @@ import time
 from pathlib import Path
 
 from buildsys.backends import load_backend
-from buildsys.backends.base import Backend, BuildRequest, Figures
+from buildsys.backends.base import Backend, BuildRequest, Figures, GraphRefusedError
 from buildsys.digest import sha256_of
 from buildsys.errors import StageError, Unavailable
+from buildsys.ladder.refused import explained
 from buildsys.worker.job import Job, StageResult
 from buildsys.writeback import start_writeback
 
@@ -37,7 +38,10 @@ def _build(job: Job, backend: Backend) -> Figures:
         progress=job.progress,
     )
     start = time.perf_counter()
-    built = backend.build(request)
+    try:
+        built = backend.build(request)
+    except GraphRefusedError as refusal:
+        raise explained(refusal, request, job) from refusal
     seconds = time.perf_counter() - start
     files = _engine_files(job)
     for file in files:

@@ -15,7 +15,6 @@ import onnx.shape_inference
 
 from buildsys.digest import sha256_of
 from buildsys.errors import BuildsysError, StageError
-from buildsys.onnx_export.failures import checker_failure, export_failure
 from buildsys.onnx_export.origins import node_origins, write_origins
 from buildsys.onnx_export.signature import check_opset, check_signature
 from buildsys.onnx_export.traces import strip_traces
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from buildsys.network.calling import Network
     from buildsys.onnx_export.request import ExportRequest
 
+_OPERATOR_SECTIONS = ("symbolics", "translations", "ops")
 # weights up to this size stay in the file: external_data unset, false, true
 _INLINE_LIMITS = {None: INLINE_LIMIT, False: 2**31 - 2**24, True: -1}
 
@@ -76,7 +76,7 @@ def _exported_model(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, dic
     request = _request(network, options, job.outputs["model"])
     job.progress(f"exporting with {exporter}")
     with collecting_warnings(warnings):
-        model = _export(request, job.project)
+        model = _export(request, job)
     check_opset(model, options["export"]["opset"], exporter)
     _check_exported_signature(model, options, request.output_names)
     parameters = sum(parameter.numel() for parameter in network.module.parameters())
@@ -120,7 +120,7 @@ def _refuse_complex(tensors: Mapping[str, Any]) -> None:
             )
 
 
-def _export(request: ExportRequest, project: Path) -> onnx.ModelProto:
+def _export(request: ExportRequest, job: Job) -> onnx.ModelProto:
     exporter, opset = request.options["exporter"], request.options["opset"]
     if exporter == "dynamo":
         from buildsys.onnx_export.dynamo import export_dynamo as export
@@ -131,8 +131,11 @@ def _export(request: ExportRequest, project: Path) -> onnx.ModelProto:
     except BuildsysError:
         raise
     except Exception as error:  # exporters raise whatever comes their way
+        from buildsys.onnx_export.failures import export_failure
+
         traceback.print_exception(error)  # into the log: the sentence below is its last line only
-        raise export_failure(error, exporter, opset, project) from error
+        declared = [section for section in _OPERATOR_SECTIONS if job.options.get(section)]
+        raise export_failure(error, exporter, opset, job.project, declared) from error
 
 
 def _check_exported_signature(model: onnx.ModelProto, options: Mapping[str, Any], names: tuple[str, ...]) -> None:
@@ -159,4 +162,6 @@ def _check_file(path: Path, exporter: str) -> None:
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        from buildsys.onnx_export.failures import checker_failure
+
         raise checker_failure(error, exporter) from error
