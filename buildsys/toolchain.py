@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
+from buildsys import compiler
+
 ABSENT = "absent"
 NONE = "none"
 GPU_FACTS = ("name", "compute_capability", "driver", "cuda_driver")
@@ -41,9 +43,15 @@ _INSTRUCTION_SETS = re.compile(
 def tool_versions(names: Iterable[str]) -> dict[str, str]:
     """Return the installed version of each distribution, ``absent`` for one that is not installed.
 
-    ``python`` is the interpreter, without the number of its bug-fix release.
+    ``python`` is the interpreter, without the number of its bug-fix release; ``cc`` and ``c++`` are compilers.
     """
-    return {name: python_version() if name == "python" else distribution_version(name) for name in names}
+    return {name: _version(name) for name in names}
+
+
+def _version(name: str) -> str:
+    if name in compiler.LANGUAGES:
+        return compiler.compiler_identity(name)
+    return python_version() if name == "python" else distribution_version(name)
 
 
 @cache

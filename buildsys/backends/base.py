@@ -17,10 +17,16 @@ from buildsys.tensors import Tensor
 Options = Mapping[str, Any]  # the engine's fields as in the manifest, without its name
 Figures = dict[str, Any]  # JSON values under the keys of the engine's result file
 Run = Callable[[], object]
+Fail = Callable[[StageError], NoReturn]
 
 
 def _say_nothing(message: str) -> None:
     """Drop a progress message."""
+
+
+def _raise(error: StageError) -> NoReturn:
+    """Fail as far as an exception gets."""
+    raise error
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,8 @@ class OperatorUse:
     op: str  # "custom_domain::clampSwish", as the graph's nodes name it
     kind: str  # "library" (of ONNX Runtime) or "plugin" (of TensorRT)
     path: Path  # a shared library, or the Python file of a plugin
+    project: Path = Path()  # that Python files belong to
+    fail: Fail = field(default=_raise, compare=False)  # ends the stage from within a callback of a C++ library
 
 
 @dataclass(frozen=True)

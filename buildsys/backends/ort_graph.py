@@ -159,6 +159,11 @@ def _nodes(nodes: Any) -> Iterator[tuple[int, Any]]:
                 yield from ((index, inner) for _, inner in _nodes(graph.node))
 
 
+def known_operators() -> frozenset[tuple[str, str]]:
+    """Return domain and name of every operator that ONNX Runtime itself has; ONNX's own domain is empty."""
+    return frozenset(ort_kernels.schema_versions())
+
+
 def _node_types(graph: Any) -> Counter[str]:
     """Count nodes by the type of their first output.
 

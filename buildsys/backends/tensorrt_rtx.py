@@ -21,6 +21,7 @@ from buildsys.backends.base import BuildRequest, Figures, OperatorUse, Options, 
 from buildsys.backends.cuda_driver import find_driver
 from buildsys.backends.profiles import resolve_profiles
 from buildsys.backends.rtx_messages import LOGGER, BuildProgress, Messages, collected_messages
+from buildsys.backends.rtx_plugins import load_plugins
 from buildsys.backends.rtx_session import DTYPES, RtxSession
 from buildsys.backends.rtx_settings import add_profiles, check_machine, check_runs_here, configure, settings_in_force
 from buildsys.errors import StageError, Unavailable
@@ -50,6 +51,7 @@ def prepare(options: Options) -> None:
 def unsupported(request: BuildRequest) -> list[UnsupportedNode]:
     """Return every node that the parser refuses; several for unknown operators, else the first."""
     with collected_messages():
+        load_plugins(request.operators)
         return [node for node in _parse(request.onnx).refused if node.operator]
 
 
@@ -62,6 +64,7 @@ def build(request: BuildRequest) -> Figures:
     options = request.options
     profiles = resolve_profiles(request.inputs, request.dims, options["profiles"])
     with collected_messages() as messages:
+        plugins = load_plugins(request.operators)
         parsed = _parse(request.onnx)
         _check_parsed(request, parsed, messages)
         builder, network = parsed.builder, parsed.network
@@ -76,7 +79,9 @@ def build(request: BuildRequest) -> Figures:
             raise StageError(f"model {request.model}: {messages.sentence('TensorRT-RTX built no engine')}")
         request.engine.write_bytes(engine)
         facts = _network_facts(network)
-    return {"settings": settings, "profiles": profiles, **facts, "messages": list(dict.fromkeys(messages.warnings))}
+    named = {"plugins": plugins} if plugins else {}
+    warnings = list(dict.fromkeys(messages.warnings))
+    return {"settings": settings, "profiles": profiles, **facts, **named, "messages": warnings}
 
 
 def describe(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> Figures:
@@ -91,12 +96,13 @@ def describe(engine: Path, options: Options, operators: tuple[OperatorUse, ...] 
         unload(session)
 
 
-def load(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> RtxSession:  # noqa: ARG001
+def load(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> RtxSession:
     """Load an engine on the first GPU.
 
     Raises: Unavailable: no GPU here, or none that the engine is built for.
     """
     check_runs_here(options)
+    load_plugins(operators)  # an engine holds only their fields
     return RtxSession(engine)
 
 

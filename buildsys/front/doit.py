@@ -44,6 +44,7 @@ from buildsys.manifest.project import load_project
 INTERRUPTED, BROKEN_PIPE = 130, 141
 _STAGE_DOCS = {
     "build": "everything of every model (the default)",
+    "operators": "make functions and libraries of custom operators",
     "export": "export to ONNX",
     "reference": "golden inputs and outputs of the original model",
     "simplify": "simplify the exported graphs",

@@ -186,7 +186,7 @@ def _summary(known: Mapping[str, Any]) -> str:
         f" {parts} more by taking them apart\n"
         f"onnx {versions['onnx']}: {len(own)} operators up to opset {newest}; ONNX Runtime {versions['onnxruntime']}"
         f" runs {len(run)} of them on a CPU, TensorRT-RTX {versions['tensorrt_rtx']} takes {taken}\n"
-        "`doit ops NAME …` tells of some (asinh, DeformConv, aten::roll), `doit ops --model MODEL` of those in a graph,\n"
+        "`doit ops NAME …` tells of some (asinh, DeformConv, aten::roll), `doit ops --model MODEL` of a graph's,\n"
         "`doit ops --all` of all; --json prints the same for programs\n"
     )
 

@@ -92,6 +92,7 @@ def _worst(comparisons: Figures) -> str:
 
 
 _KEY_FIGURES: dict[str, Callable[[Figures], str]] = {
+    "operators": quantities.operator_parts,
     "export": _export,
     "reference": _reference,
     "simplify": _simplify,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from buildsys.graph import used
+from buildsys.graph import operators, used
 from buildsys.graph.action import Action, FileRef
 from buildsys.graph.cases import shape_cases
 from buildsys.graph.flow import (
@@ -39,6 +39,8 @@ def _actions(spec: Resolved) -> Iterator[Action]:
 
 
 def _stages(spec: Resolved) -> Iterator[Action]:
+    if spec["ops"]:
+        yield _operators(spec)
     yield _export(spec)
     yield _reference(spec)
     yield _simplify(spec)
@@ -51,15 +53,35 @@ def _stages(spec: Resolved) -> Iterator[Action]:
         yield _bench(spec, engine)
 
 
+def _operators(spec: Resolved) -> Action:
+    model = spec["model"]
+    return Action(
+        target=operators.operators_target(spec),
+        stage="operators",
+        model=model,
+        variant="",
+        options=operators.operator_options(spec),
+        inputs={},
+        outputs=operators.operator_outputs(spec),
+        sources=operators.operator_sources(spec),
+        code=used.STAGE_CODE["operators"],
+        tools=operators.operator_tools(spec),
+        devices=operators.operator_devices(spec),
+        timeout_s=used.timeout(spec, "operators"),
+        doc=f"functions and libraries of the custom operators of {model}",
+    )
+
+
 def _export(spec: Resolved) -> Action:
     model = spec["model"]
+    functions = {"functions": operators.functions_ref(spec)} if operators.graph_functions(spec) else {}
     return Action(
         target=f"export:{model}",
         stage="export",
         model=model,
         variant="",
         options=used.export_options(spec),
-        inputs={},
+        inputs=functions,
         outputs={
             "model": FileRef(f"{model}/export/model.onnx"),
             "model.data": FileRef(f"{model}/export/model.onnx.data", optional=True),
@@ -68,6 +90,7 @@ def _export(spec: Resolved) -> Action:
         },
         sources=used.network_sources(spec),
         weights=used.weights_files(spec),
+        after=(operators.operators_target(spec),) if functions else (),
         code=used.STAGE_CODE["export"],
         tools=("onnx", *used.network_tools(spec), *used.exporter_tools(spec)),
         environment=() if "onnx" in spec["source"] else ("torch",),
@@ -81,19 +104,21 @@ def _reference(spec: Resolved) -> Action:
     cases = shape_cases(spec["dims"])
     options = {**used.network_options(spec), "cases": cases}
     options["data"] = {name: tensor["data"] for name, tensor in spec["inputs"].items()}
+    taken = used.oracle_operators(spec)
     return Action(
         target=f"reference:{model}",
         stage="reference",
         model=model,
         variant="",
-        options=options,
-        inputs={},
+        options={**options, **taken.options},
+        inputs=taken.inputs,
         outputs={
             **golden_refs(spec, cases),
             "result": FileRef(f"{model}/reference/reference.json"),
         },
         sources=(*used.network_sources(spec), *used.data_sources(spec)),
         weights=used.weights_files(spec),
+        after=taken.after,
         code=used.STAGE_CODE["reference"],
         tools=("numpy", *used.network_tools(spec), *used.oracle_tools(spec), *used.small_float_tools(spec)),
         environment=("onnxruntime",) if "onnx" in spec["source"] else ("torch",),
@@ -104,19 +129,25 @@ def _reference(spec: Resolved) -> Action:
 
 def _simplify(spec: Resolved) -> Action:
     model, tool = spec["model"], spec["simplify"]["tool"]
+    taken = operators.taken(spec, operators.MAIN) if tool != "none" else operators.NOTHING
     return Action(
         target=f"simplify:{model}",
         stage="simplify",
         model=model,
         variant="",
-        options={"simplify": spec["simplify"], "cases": used.simplify_cases(spec), "inputs": used.graph_inputs(spec)},
-        inputs=exported_graph(spec).refs(),
+        options={
+            "simplify": spec["simplify"],
+            "cases": used.simplify_cases(spec),
+            "inputs": used.graph_inputs(spec),
+            **taken.options,
+        },
+        inputs={**exported_graph(spec).refs(), **taken.inputs},
         outputs={
             "model": FileRef(f"{model}/simplify/model.onnx"),
             "model.data": FileRef(f"{model}/simplify/model.onnx.data", optional=True),
             "result": FileRef(f"{model}/simplify/graph.json"),
         },
-        after=(exported_graph(spec).target,),
+        after=(exported_graph(spec).target, *taken.after),
         code=used.STAGE_CODE["simplify"],
         tools=("onnx", *used.simplify_tools(spec)),
         environment=(tool, "onnxruntime") if tool != "none" else (),
@@ -129,23 +160,25 @@ def _convert(spec: Resolved, precision: str) -> Action:
     model = spec["model"]
     folder = f"{model}/convert/{precision}"
     cases = shape_cases(spec["dims"], spec["verify"]["cases"])
+    taken = operators.taken(spec, operators.MAIN)
     return Action(
         target=f"convert:{model}:{precision}",
         stage="convert",
         model=model,
         variant=precision,
         # the limits of the precision: an engine's own ones may be wider, and are for that engine
-        options={"precision": precision, "tolerance": spec["verify"][precision], "cases": cases},
+        options={"precision": precision, "tolerance": spec["verify"][precision], "cases": cases, **taken.options},
         inputs={
             **simplified_graph(spec).refs(),
             **golden_refs(spec, cases),
+            **taken.inputs,
         },
         outputs={
             "model": FileRef(f"{folder}/model.onnx"),
             "model.data": FileRef(f"{folder}/model.onnx.data", optional=True),
             "result": FileRef(f"{folder}/convert.json"),
         },
-        after=(simplified_graph(spec).target, golden_target(spec)),
+        after=(simplified_graph(spec).target, golden_target(spec), *taken.after),
         code=used.STAGE_CODE["convert"],
         tools=("onnx", "onnxruntime", "numpy"),
         environment=("onnxruntime",),
@@ -158,21 +191,23 @@ def _validate(spec: Resolved) -> Action:
     model = spec["model"]
     cases = shape_cases(spec["dims"], spec["validate"]["cases"])
     tolerance = {field: spec["validate"][field] for field in ("rtol", "cosine", "atol", "top1")}
+    taken = operators.taken(spec, operators.MAIN)
     return Action(
         target=f"validate:{model}",
         stage="validate",
         model=model,
         variant="",
-        options={"tolerance": tolerance, "cases": cases},
+        options={"tolerance": tolerance, "cases": cases, **taken.options},
         inputs={
             **{f"exported.{role}": ref for role, ref in exported_graph(spec).refs().items()},
             **{f"simplified.{role}": ref for role, ref in simplified_graph(spec).refs().items()},
             **golden_refs(spec, cases),
+            **taken.inputs,
         },
         outputs={"result": FileRef(f"{model}/validate/result.json")},
-        after=(exported_graph(spec).target, golden_target(spec), simplified_graph(spec).target),
+        after=(exported_graph(spec).target, golden_target(spec), simplified_graph(spec).target, *taken.after),
         code=used.STAGE_CODE["validate"],
-        tools=("onnxruntime", "numpy", *used.small_float_tools(spec)),
+        tools=("onnxruntime", "numpy", *used.small_float_tools(spec), *taken.tools),
         environment=("onnxruntime",),
         timeout_s=used.timeout(spec, "validate"),
         doc=f"check {model} in ONNX Runtime against PyTorch",
@@ -182,21 +217,24 @@ def _validate(spec: Resolved) -> Action:
 def _engine(spec: Resolved, engine: Mapping[str, Any]) -> Action:
     model, name, precision = spec["model"], engine["name"], engine["precision"]
     graph = simplified_graph(spec) if precision == used.FULL_PRECISION else converted_graph(spec, precision)
+    taken = operators.taken(spec, engine["backend"])
     return Action(
         target=f"engine:{model}:{name}",
         stage="engine",
         model=model,
         variant=name,
-        options={"engine": used.engine_fields(engine), **used.profile_options(spec, engine)},
-        inputs=graph.refs(),
+        options={"engine": used.engine_fields(engine), **used.profile_options(spec, engine), **taken.options},
+        inputs={**graph.refs(), **taken.inputs},
         outputs={
+            **operators.engine_libraries(spec, engine),
             "engine": FileRef(engine_path(model, engine), optional=True),
             "engine.data": FileRef(f"{engine_path(model, engine)}.data", optional=True),
             "result": FileRef(f"{model}/engine/{name}/engine.json"),
         },
-        after=(graph.target,),
+        sources=taken.sources,
+        after=(graph.target, *taken.after),
         code=used.backend_code("engine", engine),
-        tools=(used.BACKEND_TOOLS[engine["backend"]], *(("onnx",) if engine["backend"] == "onnxruntime" else ())),
+        tools=tuple(dict.fromkeys((*used.engine_tools(engine), *taken.tools))),
         devices=(*used.devices(engine), *used.cores(engine)),
         environment=used.engine_environment(engine),
         advisory=origins_ref(spec),
@@ -210,17 +248,19 @@ def _verify(spec: Resolved, engine: Mapping[str, Any]) -> Action:
     model, name = spec["model"], engine["name"]
     cases = shape_cases(spec["dims"], spec["verify"]["cases"])
     tolerance = engine["tolerance"] or spec["verify"][engine["precision"]]
+    taken = operators.loaded(spec, engine)
     return Action(
         target=f"verify:{model}:{name}",
         stage="verify",
         model=model,
         variant=name,
-        options={"engine": used.engine_fields(engine), "tolerance": tolerance, "cases": cases},
-        inputs={**engine_refs(model, engine), **golden_refs(spec, cases)},
+        options={"engine": used.engine_fields(engine), "tolerance": tolerance, "cases": cases, **taken.options},
+        inputs={**engine_refs(model, engine), **golden_refs(spec, cases), **taken.inputs},
         outputs={"result": FileRef(f"{model}/verify/{name}.json")},
+        sources=taken.sources,
         after=(f"engine:{model}:{name}", golden_target(spec)),
         code=used.backend_code("verify", engine),
-        tools=("numpy", *used.run_tools(spec, engine)),
+        tools=("numpy", *used.run_tools(spec, engine), *taken.plugin_tools),
         devices=used.devices(engine),
         environment=used.engine_environment(engine),
         timeout_s=used.timeout(spec, "verify"),
@@ -234,7 +274,8 @@ def _bench(spec: Resolved, engine: Mapping[str, Any]) -> Action:
     with_torch = bool(spec["bench"]["baselines"]) and "onnx" not in spec["source"]
     bench = {field: value for field, value in spec["bench"].items() if field not in ("cases", "baselines")}
     bench["baselines"] = spec["bench"]["baselines"] if with_torch else []
-    options = {"engine": used.engine_fields(engine), "bench": bench, "cases": cases}
+    taken = operators.loaded(spec, engine)
+    options = {"engine": used.engine_fields(engine), "bench": bench, "cases": cases, **taken.options}
     if with_torch:
         options["network"] = {**used.network_options(spec), "outputs": {}}  # what it returns is not looked at
     return Action(
@@ -243,9 +284,9 @@ def _bench(spec: Resolved, engine: Mapping[str, Any]) -> Action:
         model=model,
         variant=name,
         options=options,
-        inputs={**engine_refs(model, engine), **golden_refs(spec, cases)},
+        inputs={**engine_refs(model, engine), **golden_refs(spec, cases), **taken.inputs},
         outputs={"result": FileRef(f"{model}/bench/{name}.json")},
-        sources=used.network_sources(spec) if with_torch else (),
+        sources=(*(used.network_sources(spec) if with_torch else ()), *taken.sources),
         weights=used.weights_files(spec) if with_torch else {},
         after=(f"engine:{model}:{name}", golden_target(spec)),
         order=(f"verify:{model}:{name}",),  # the figures of a wrong engine are worth nothing

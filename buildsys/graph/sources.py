@@ -1,4 +1,4 @@
-"""Which files a user's file depends on: itself, the modules it imports, the data of an ONNX file."""
+"""Which files a user's file depends on: itself, imported modules, included headers, data of an ONNX file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import NamedTuple, Protocol
 
+from buildsys.graph import c_source
 from buildsys.graph.onnx_files import external_files
 from buildsys.graph.python_source import Import, Needs, find_needs
 
@@ -117,6 +118,8 @@ class SourceTree:
         digest = self._digest(path)
         if digest is None or path.endswith((".npz", *EXTENSION_SUFFIXES)):
             return digest, [], [], []
+        if path.endswith(c_source.SUFFIXES):
+            return digest, list(self._included(path, digest)), [], []
         if not path.endswith(".py"):
             return digest, list(self._beside(path, digest)), [], []
         needs = self._needs(path, digest)
@@ -146,6 +149,18 @@ class SourceTree:
         for place in json.loads(known):
             file = os.path.normpath(os.path.join(os.path.dirname(path), place))  # noqa: PTH118, PTH120
             if file.startswith(self._root + os.sep):  # onnx refuses what leaves the folder
+                yield file
+
+    def _included(self, path: str, digest: str) -> Iterator[str]:
+        """Yield the files that a C source includes by a path relative to its own folder."""
+        known = self._memo.get(name := f"include/1:{digest}")
+        if known is None:
+            with open(path, "rb") as stream:  # noqa: PTH123 - paths are strings here
+                known = json.dumps(c_source.find_includes(stream.read()))
+            self._memo.set(name, known)
+        for place in json.loads(known):
+            file = os.path.normpath(os.path.join(os.path.dirname(path), place))  # noqa: PTH118, PTH120
+            if file.startswith(self._root + os.sep) and os.path.isfile(file):  # noqa: PTH113
                 yield file
 
     def _local_modules(self, path: str, entry_folder: str, item: Import) -> Iterator[str]:

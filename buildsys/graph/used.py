@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from buildsys.graph import operators
 from buildsys.graph.cases import example_dims, shape_cases
 from buildsys.graph.flow import Resolved
 
 STAGE_CODE = {stage: (f"buildsys.stages.{stage}",) for stage in (
-    "export", "reference", "simplify", "convert", "validate", "engine", "verify", "bench", "report",
+    "operators", "export", "reference", "simplify", "convert", "validate", "engine", "verify", "bench", "report",
 )}  # fmt: skip
 BACKEND_TOOLS = {"onnxruntime": "onnxruntime", "tensorrt_rtx": "tensorrt_rtx"}
 FULL_PRECISION = "fp32"
@@ -111,6 +112,22 @@ def simplify_tools(spec: Resolved) -> tuple[str, ...]:
 def oracle_tools(spec: Resolved) -> tuple[str, ...]:
     """Return what computes the reference of a ready ONNX file."""
     return ("onnx", "onnxruntime") if "onnx" in spec["source"] else ()
+
+
+def engine_tools(engine: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what builds an engine, and onnx, which reads the figures of one of ONNX Runtime."""
+    return (BACKEND_TOOLS[engine["backend"]], *(("onnx",) if engine["backend"] == "onnxruntime" else ()))
+
+
+def oracle_operators(spec: Resolved) -> operators.Taken:
+    """Return what implements the operators of a ready ONNX file, whose outputs ONNX Runtime computes."""
+    if "onnx" not in spec["source"] or not spec["ops"]:
+        return operators.NOTHING
+    taken = operators.taken(spec, operators.MAIN)
+    if not operators.graph_functions(spec):
+        return taken
+    inputs = {"graph_functions": operators.functions_ref(spec), **taken.inputs}
+    return operators.Taken(taken.options, inputs, after=(operators.operators_target(spec),))
 
 
 def small_float_tools(spec: Resolved) -> tuple[str, ...]:

@@ -34,10 +34,29 @@ class _UncachedLoader(SourceFileLoader):
         return code
 
 
+def load_file(path: str, project: Path) -> ModuleType:
+    """Import a Python file of the project, by its path relative to it.
+
+    Raises: StageError: no such file, or it raises when it is imported.
+    """
+    return _load_module(project / path, path, project)
+
+
 def load_callable(reference: str, project: Path) -> Callable[..., Any]:
     """Return the callable that ``FILE.py:CALLABLE`` names; dots in CALLABLE reach into classes.
 
     Raises: StageError: no such file or callable, or the file raises when it is imported.
+    """
+    found = load_object(reference, project)
+    if not callable(found):
+        raise StageError(f"{reference} is {with_article(type(found).__name__)}, not a callable")
+    return found  # type: ignore[no-any-return]  # callable() narrows Any to a callable that returns object
+
+
+def load_object(reference: str, project: Path) -> Any:
+    """Return what ``FILE.py:NAME`` names, whatever it is.
+
+    Raises: StageError: no such file or name, or the file raises when it is imported.
     """
     path, _, qualified = reference.rpartition(":")
     found: Any = _load_module(project / path, path, project)
@@ -45,9 +64,7 @@ def load_callable(reference: str, project: Path) -> Callable[..., Any]:
         if not hasattr(found, name):
             raise StageError(f"{path} has no {qualified}", _nearest(name, found))
         found = getattr(found, name)
-    if not callable(found):
-        raise StageError(f"{reference} is {with_article(type(found).__name__)}, not a callable")
-    return found  # type: ignore[no-any-return]  # callable() narrows Any to a callable that returns object
+    return found
 
 
 @contextmanager

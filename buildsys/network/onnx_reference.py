@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +16,14 @@ from buildsys.tensors import BIT_DTYPES, Tensor, tensor_of
 class OnnxReference:
     """An ONNX file that is called with named tensors."""
 
-    def __init__(self, file: Path, shown: str) -> None:
+    def __init__(self, file: Path, shown: str, libraries: Iterable[Path] = ()) -> None:
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 3
         self._shown = shown
         try:
+            for library in libraries:
+                options.register_custom_ops_library(str(library.absolute()))
             self._session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's exceptions share no public base
             raise StageError(f"ONNX Runtime cannot load {shown}: {_first_line(error)}") from error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 NOTHING = "—"
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -44,6 +46,15 @@ def duration(seconds: float | None) -> str:
 def count(value: int | None) -> str:
     """Return a count with thousands separators."""
     return NOTHING if value is None else f"{value:,}"
+
+
+def operator_parts(figures: Mapping[str, Any]) -> str:
+    """Return ``2 functions, 1 library`` of a result of the stage operators."""
+    functions = sum(len(made) for made in (figures.get("functions") or {}).values())
+    libraries = len(figures.get("libraries") or {})
+    parts = [f"{functions} local function{'s' * (functions != 1)}"] if functions else []
+    parts += [f"{libraries} librar{'ies' if libraries != 1 else 'y'}"] if libraries else []
+    return ", ".join(parts) or "nothing to make"
 
 
 def nodes(value: int | None) -> str:

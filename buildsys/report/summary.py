@@ -104,6 +104,7 @@ def _p50(case: str, figures: Mapping[str, object]) -> str:
 
 
 _OUTCOMES: dict[str, Callable[[Result], str]] = {
+    "operators": lambda result: quantities.operator_parts(result.figures),
     "export": _export,
     "reference": _reference,
     "simplify": _simplify,

@@ -13,6 +13,7 @@ from buildsys.errors import Unavailable
 from buildsys.interleaving import Pace, measure
 from buildsys.latency import summarize
 from buildsys.machine import OtherLoad, cpu_model, load_average, usable_cores
+from buildsys.operators.implementation import implementation_of
 from buildsys.tensors import Tensor, load_case
 from buildsys.worker.job import Job, StageResult
 
@@ -31,7 +32,8 @@ def run(job: Job) -> StageResult:
     threads = int(options.get("intra_op_threads") or usable_cores())
     try:
         backend = load_backend(options["backend"])
-        session = backend.load(job.inputs["engine"], options)
+        uses = implementation_of(job, options["backend"]).uses
+        session = backend.load(job.inputs["engine"], options, uses)
     except Unavailable as reason:
         return StageResult("unavailable", reason.problem, reason.hint)
     with ExitStack() as stack:

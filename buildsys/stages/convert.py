@@ -32,6 +32,7 @@ from buildsys.onnx_graph import (
     opsets,
     save_model,
 )
+from buildsys.operators.implementation import implementation_of
 from buildsys.tensors import Case, load_case
 from buildsys.worker.job import Job, StageResult
 
@@ -88,7 +89,7 @@ def _findings(job: Job, golden: Mapping[str, Case]) -> Iterator[Finding]:
     precision = job.options["precision"]
     job.progress(f"running the {precision} graph with its rounding in {len(golden)} cases")
     # the written file is what engines are built from
-    graph = _open(emulate(load_model(job.outputs["model"]), precision), job.outputs["model"].parent, job.threads)
+    graph = _open(job, emulate(load_model(job.outputs["model"]), precision))
     for case, tensors in golden.items():
         actual = graph.run(tensors.inputs)
         yield from judge_outputs(precision, case, actual, tensors.outputs, job.options["tolerance"])
@@ -99,17 +100,21 @@ def _origin(job: Job, golden: Case) -> Origin | None:
     typed = load_model(job.outputs["model"])
     nodes = list(typed.graph.node)
     probes = add_probes(emulate(typed, job.options["precision"]))
-    found = _open(probes.model, job.outputs["model"].parent, job.threads).run(golden.inputs)
+    found = _open(job, probes.model).run(golden.inputs)
     finite = {tensor for probe, tensor in probes.tensors.items() if found[probe].array == 0}
     return find_origin(nodes, finite, set(probes.tensors.values()) - finite)
 
 
-def _open(model: ModelProto, folder: Path, threads: int) -> OrtGraph:
+def _open(job: Job, model: ModelProto) -> OrtGraph:
     """Load a graph without optimizations, so that each node is computed as the file says."""
-    with TemporaryDirectory(dir=folder) as scratch:  # by path: a graph in memory ends at 2 GiB
+    options = session_options(optimization="disable", intra_op_threads=job.threads)
+    implementation = implementation_of(job)
+    implementation.require(model)
+    implementation.apply(model)
+    with TemporaryDirectory(dir=job.outputs["model"].parent) as scratch:  # by path: a graph in memory ends at 2 GiB
         path = Path(scratch) / "model.onnx"
         save_model(model, path)
-        return OrtGraph(path, session_options(optimization="disable", intra_op_threads=threads))
+        return OrtGraph(path, options, libraries=implementation.libraries)
 
 
 def _reason(job: Job, failed: list[Finding], origin: Origin | None) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from buildsys.backends import load_backend
-from buildsys.backends.base import Backend, BuildRequest, Figures, GraphRefusedError
+from buildsys.backends.base import Backend, BuildRequest, Figures, GraphRefusedError, OperatorUse
 from buildsys.digest import sha256_of
 from buildsys.errors import StageError, Unavailable
 from buildsys.ladder.refused import explained
+from buildsys.operators.implementation import implementation_of
 from buildsys.worker.job import Job, StageResult
 from buildsys.writeback import start_writeback
 
@@ -28,13 +31,21 @@ def run(job: Job) -> StageResult:
 
 
 def _build(job: Job, backend: Backend) -> Figures:
+    implementation = implementation_of(job, job.options["engine"]["backend"])
+    with TemporaryDirectory(dir=job.outputs["engine"].parent) as folder:
+        graph = implementation.graph(job.inputs["model"], Path(folder))
+        return _build_from(graph, implementation.uses, job, backend)
+
+
+def _build_from(graph: Path, operators: tuple[OperatorUse, ...], job: Job, backend: Backend) -> Figures:
     request = BuildRequest(
         model=job.model,
-        onnx=job.inputs["model"],
+        onnx=graph,
         engine=job.outputs["engine"],
         options=job.options["engine"],
         inputs=job.options.get("inputs", {}),  # and dims: for those who build for ranges of shapes
         dims=job.options.get("dims", {}),
+        operators=operators,
         progress=job.progress,
     )
     start = time.perf_counter()
@@ -43,13 +54,14 @@ def _build(job: Job, backend: Backend) -> Figures:
     except GraphRefusedError as refusal:
         raise explained(refusal, request, job) from refusal
     seconds = time.perf_counter() - start
-    files = _engine_files(job)
+    files = [*_engine_files(job), *_copied_libraries(job)]
     for file in files:
         start_writeback(file)
     job.progress("reading the engine back")
     return {
         **built,
-        **backend.describe(request.engine, request.options),
+        **backend.describe(request.engine, request.options, operators),
+        **({"operators": {use.op: f"{use.kind} {use.path.name}" for use in operators}} if operators else {}),
         "build_seconds": round(seconds, 3),
         "engine_sha256": sha256_of(*files),
         "engine_bytes": sum(file.stat().st_size for file in files),
@@ -66,6 +78,14 @@ def _engine_files(job: Job) -> list[Path]:
     return [file for file in (engine, job.outputs["engine.data"]) if file.is_file()]
 
 
+def _copied_libraries(job: Job) -> list[Path]:
+    """Put the operator libraries beside the engine, which needs them wherever it runs."""
+    roles = [role for role in job.outputs if role.startswith("library.")]
+    for role in roles:
+        shutil.copyfile(job.inputs[role], job.outputs[role])
+    return [job.outputs[role] for role in roles]
+
+
 def _remove_engine(job: Job) -> None:
-    for role in ("engine", "engine.data"):
+    for role in job.outputs.keys() - {"result"}:
         job.outputs[role].unlink(missing_ok=True)

@@ -19,6 +19,7 @@ from buildsys.onnx_export.origins import node_origins, write_origins
 from buildsys.onnx_export.signature import check_opset, check_signature
 from buildsys.onnx_export.traces import strip_traces
 from buildsys.onnx_graph import INLINE_LIMIT, file_facts, load_model, opsets, parameter_count, ports, save_model
+from buildsys.operators.placing import put_in
 from buildsys.worker.job import Job, StageResult
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def run(job: Job) -> StageResult:
         model, origin = _given_model(job), {"exporter": "none", "weights": f"from {job.options['source']['onnx']}"}
     else:
         model, origin = _exported_model(job, warnings)
+    if "functions" in job.inputs:
+        warnings += put_in(model, load_model(job.inputs["functions"]))
     figures = {"parameters": parameter_count(model), **origin, **_model_figures(model)}
     if "origins" in job.outputs:
         write_origins(node_origins(model, job.project), job.outputs["origins"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import numpy as np
 from buildsys.errors import StageError
 from buildsys.graph.cases import concrete_shape
 from buildsys.network.golden_inputs import golden_input
+from buildsys.operators.implementation import implementation_of
 from buildsys.tensors import Tensor, save_case
 from buildsys.worker.job import Job, StageResult
 
@@ -87,8 +90,27 @@ def _onnx_oracle(job: Job) -> tuple[Oracle, str]:
     shown = job.options["source"]["onnx"]
     if not (job.project / shown).is_file():
         raise StageError(f"{shown} does not exist in the project")
-    reference = OnnxReference(job.project / shown, shown)
+    with TemporaryDirectory(dir=job.outputs["result"].parent) as folder:
+        reference = OnnxReference(_implemented_file(job, Path(folder)), shown, implementation_of(job).libraries)
     return lambda inputs, _dims: reference(inputs), f"from {shown}"
+
+
+def _implemented_file(job: Job, folder: Path) -> Path:
+    """Return the ready file, or a copy whose custom operators are as the manifest says."""
+    source: Path = job.project / job.options["source"]["onnx"]
+    if "operators" not in job.options and "graph_functions" not in job.inputs:
+        return source
+    from buildsys.onnx_graph import load_model, save_model
+    from buildsys.operators.placing import put_in
+
+    model = load_model(source)
+    implementation = implementation_of(job)
+    implementation.require(model)
+    if "graph_functions" in job.inputs:
+        put_in(model, load_model(job.inputs["graph_functions"]))
+    implementation.apply(model)
+    save_model(model, folder / "model.onnx")
+    return folder / "model.onnx"
 
 
 def _require_finite(outputs: Tensors, case: str) -> None:

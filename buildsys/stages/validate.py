@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from buildsys.backends.ort_session import OrtGraph, session_options
+from buildsys.backends.ort_session import session_options
 from buildsys.golden import Finding, and_more, case_figures, failures, judge_outputs, keep_failed
+from buildsys.operators.implementation import implementation_of
+from buildsys.operators.running import open_graph
 from buildsys.tensors import Case, load_case
 from buildsys.worker.job import Job, StageResult
 
@@ -34,7 +36,9 @@ def _findings(job: Job, name: str, golden: Mapping[str, Case]) -> Iterator[Findi
     # ONNX Runtime's own optimizations are off, so that each node is computed as the file says. With them a
     # fusion could hide what other runtimes will meet, and an error of a fusion would be blamed on the
     # export; the optimized graph is judged on its own when an ONNX Runtime engine is verified.
-    graph = OrtGraph(job.inputs[f"{name}.model"], session_options(optimization="disable", intra_op_threads=job.threads))
+    options = session_options(optimization="disable", intra_op_threads=job.threads)
+    file, scratch = job.inputs[f"{name}.model"], job.outputs["result"].parent
+    graph = open_graph(file, implementation_of(job), options, scratch)
     for case, tensors in golden.items():
         actual = graph.run(tensors.inputs)
         yield from judge_outputs(name, case, actual, tensors.outputs, job.options["tolerance"])

@@ -11,6 +11,7 @@ from buildsys.backends import load_backend
 from buildsys.backends.base import Session
 from buildsys.compare import Comparison, compare
 from buildsys.errors import StageError, Unavailable
+from buildsys.operators.implementation import implementation_of
 from buildsys.tensors import Case, Tensor, load_case, save_tensors, tensor_of
 from buildsys.worker.job import Job, StageResult
 
@@ -33,7 +34,8 @@ def run(job: Job) -> StageResult:
     options = job.options["engine"]
     try:
         backend = load_backend(options["backend"])
-        session = backend.load(job.inputs["engine"], options)
+        uses = implementation_of(job, options["backend"]).uses
+        session = backend.load(job.inputs["engine"], options, uses)
     except Unavailable as reason:
         return StageResult("unavailable", reason.problem, reason.hint)
     try:

@@ -42,10 +42,19 @@ def run_child(job: Job, log: Path, events: int) -> NoReturn:
         problem = f"cannot start {job.target}: {error.strerror}: {error.filename}"
         channel.send({"event": "error", "error": error_to_json(StageError(problem))})
         os._exit(0)
-    answer = _answer(replace(job, progress=channel.progress), log)
-    _flush()
-    channel.send(answer)
-    os._exit(0)
+    clock = time.perf_counter()
+
+    def end(answer: Message) -> NoReturn:
+        _flush()
+        channel.send(answer)
+        os._exit(0)
+
+    def fail(error: BuildsysError) -> NoReturn:
+        expected = _as_expected(error, job, log)
+        seconds = round(time.perf_counter() - clock, 4)
+        end({"event": "error", "error": error_to_json(expected), "seconds": seconds, "peak_rss_mib": peak_rss_mib()})
+
+    end(_answer(replace(job, progress=channel.progress, fail=fail), log))
 
 
 class _Events:

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from buildsys.errors import BuildsysError
 
 RESULT_SCHEMA = "buildsys/result/1"
 
 
 def _say_nothing(message: str) -> None:
     """Drop a progress message."""
+
+
+def _raise(error: BuildsysError) -> NoReturn:
+    """Fail as far as an exception gets."""
+    raise error
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,8 @@ class Job:
     advisory: Mapping[str, Path] = field(default_factory=dict)  # files for the words of an error, never for a result
     threads: int = 0  # that it may compute with, where its result does not depend on it; 0: all cores
     progress: Callable[[str], None] = field(default=_say_nothing, compare=False)
+    # end the stage here and now, in a callback of a C++ library that an exception would only bring to harm
+    fail: Callable[[BuildsysError], NoReturn] = field(default=_raise, compare=False)
 
 
 @dataclass(frozen=True)

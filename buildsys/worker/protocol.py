@@ -47,7 +47,7 @@ class LineBuffer:
 
 
 def job_to_json(job: Job) -> Message:
-    """Return the fields of ``job`` as JSON values; ``progress`` stays behind."""
+    """Return the fields of ``job`` as JSON values; ``progress`` and ``fail`` stay behind."""
     return {
         "target": job.target,
         "stage": job.stage,

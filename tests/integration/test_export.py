@@ -279,8 +279,8 @@ def test_dynamo_must_write_the_opset_that_was_asked(tmp_path: Path) -> None:
          "2. symbolics: write a symbolic function for it and register it, for opset 17 and later\n"
          '     symbolics: [{op: "aten::asinh", function: "plugins/symbolics/asinh.py:asinh", opset: 17}]'),
         ("Untranslatable", dynamo(), "the dynamo exporter cannot translate the operator aten::_linalg_eigh to opset 18 "
-         f'({line_of("eigvalsh")})\naten::_linalg_eigh(Tensor A, str UPLO="L", bool compute_v=True) -> (Tensor eigenvalues, '
-         "Tensor eigenvectors)\n1. symbolics: write an onnxscript function for it and register it\n"
+         f'({line_of("eigvalsh")})\naten::_linalg_eigh(Tensor A, str UPLO="L", bool compute_v=True) -> '
+         "(Tensor eigenvalues, Tensor eigenvectors)\n1. symbolics: write an onnxscript function for it and register it\n"
          '     translations: [{op: "aten::_linalg_eigh", function: "plugins/symbolics/linalg_eigh.py:linalg_eigh"}]'),
         ("Affine", {"opset": 99}, "the torchscript exporter failed at opset 99: RuntimeError: Unsupported"),
     ],

@@ -120,6 +120,7 @@ def test_a_failed_check_is_an_answer(bench: Bench) -> None:
     ("do", "kind", "sentence", "status"),
     [
         ("raise_stage_error", StageError, "no such operator; use another opset", None),
+        ("fail_in_a_callback", StageError, "no such operator; use another opset", None),
         ("raise_check_failed", CheckFailed, "outputs differ; see the tensors", "failed"),
         ("raise_unavailable", Unavailable, "there is no GPU; run it elsewhere", "unavailable"),
     ],

@@ -23,7 +23,8 @@ ALLOWED = {
     "nvml": {"errors"},
     "digest": set(),
     "libraries": {"toolchain"},
-    "toolchain": {"errors", "nvml"},
+    "compiler": set(),
+    "toolchain": {"compiler", "errors", "nvml"},
     "manifest": {"errors"},
     "graph": {"errors", "manifest"},
     "worker": {"errors"},
@@ -43,6 +44,7 @@ IN_WORKERS = {
     "golden": {"compare", "tensors"},
     "onnx_difference": {"errors", "onnx_graph"},
     "onnx_graph": {"errors", "writeback"},
+    "operators": {"backends", "compiler", "errors", "graph", "network", "onnx_graph", "worker"},
     "tensors": {"errors"},
 }
 ORCHESTRATION = {"store", "settled", "snapshot", "cache", "judge", "executor", "front", "toolchain"}

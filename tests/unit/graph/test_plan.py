@@ -160,3 +160,33 @@ def test_simplification_is_compared_in_the_smallest_and_the_odd_shape_alone() ->
     equal = {"batch": {"min": 2, "opt": 2, "max": 8}}
     assert plan(dims=equal)["simplify:net"].options["cases"] == {"opt": {"batch": 2}, "odd": {"batch": 3}}
     assert plan(simplify={"tool": "none"})["simplify:net"].options["cases"] == {}
+
+
+CLIP = {
+    "op": "mydomain::Clip",
+    "function": "plugins/ops/clip.py:Clip",
+    "plugin": {"python": "plugins/ops/clip_plugin.py"},
+    "use": {"tensorrt_rtx": "plugin"},
+}
+
+
+def test_the_file_of_a_plugin_is_a_source_where_it_is_loaded() -> None:
+    loading = {"engine:net:rtx16", "verify:net:rtx16", "bench:net:rtx16"}
+    with_plugin, by_function = plan(ops=[CLIP]), plan(ops=[{**CLIP, "use": {}}])
+    file = "plugins/ops/clip_plugin.py"
+    assert {target for target, action in with_plugin.items() if file in action.sources} == loading
+    assert {target for target, action in with_plugin.items() if "python" in action.tools} >= loading
+    assert not any(file in action.sources for action in by_function.values())
+    assert "python" not in by_function["engine:net:rtx16"].tools
+
+
+def test_a_plugin_library_counts_by_its_content_where_it_is_loaded() -> None:
+    library = {**CLIP, "plugin": {"library": "plugins/ops/libclip.so"}}
+    actions = plan(ops=[library])
+    assert "plugins/ops/libclip.so" in actions["operators:net"].sources
+    built = actions["operators:net"].outputs["library.libclip"]
+    assert actions["engine:net:rtx16"].inputs["library.libclip"] == built
+    beside = actions["engine:net:rtx16"].outputs["library.libclip"]
+    readers = {target for target, action in actions.items() if beside in action.inputs.values()}
+    assert readers == {"verify:net:rtx16", "bench:net:rtx16"}
+    assert built not in actions["engine:net:ort"].inputs.values()

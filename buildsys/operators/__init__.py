@@ -1,0 +1,1 @@
+"""Custom operators: local functions, libraries, and graphs as a backend reads them."""

@@ -1,0 +1,50 @@
+"""Run a graph in ONNX Runtime with its custom operators implemented."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import onnxruntime as ort
+from onnx import ModelProto
+
+from buildsys.backends.ort_graph import known_operators
+from buildsys.backends.ort_session import OrtGraph
+from buildsys.errors import StageError
+from buildsys.onnx_graph import load_model
+from buildsys.operators.implementation import Implementation
+from buildsys.operators.nodes import nodes_of, operator_of, split_operator
+
+
+def open_graph(path: Path, implementation: Implementation, options: ort.SessionOptions, scratch: Path) -> OrtGraph:
+    """Load the graph of ``path``; a changed copy is kept in a folder of its own in ``scratch`` while it is loaded.
+
+    Raises: StageError: ONNX Runtime refuses it; an operator that nothing implements is named with what to add.
+    """
+    with TemporaryDirectory(dir=scratch) as folder:
+        file = implementation.graph(path, Path(folder))
+        try:
+            return OrtGraph(file, options, libraries=implementation.libraries)
+        except StageError:
+            refuse_unimplemented(load_model(file, external_data=False), implementation)
+            raise
+
+
+def refuse_unimplemented(model: ModelProto, implementation: Implementation) -> None:
+    """Raise StageError where a graph has operators of no domain of ONNX Runtime's that nothing implements."""
+    given = {use.op for use in implementation.uses} | {operator_of(function) for function in model.functions}
+    domains = {domain for domain, _ in known_operators()}
+    found = [node for node in nodes_of(model) if node.domain not in ("ai.onnx", *domains)]
+    lacking = [node for node in found if operator_of(node) not in given]
+    if not lacking:
+        return
+    op = operator_of(lacking[0])
+    count = sum(operator_of(node) == op for node in lacking)
+    others = len({operator_of(node) for node in lacking}) - 1
+    more = f" and {others} more operator{'s' * (others > 1)}" if others else ""
+    name = split_operator(op)[1]
+    raise StageError(
+        f"nothing implements {op}{more} for ONNX Runtime ({count} node{'s' * (count > 1)}, the first is"
+        f" {lacking[0].name or lacking[0].output[0]})",
+        f'add it to the manifest: ops: [{{op: "{op}", function: "plugins/ops/{name}.py:{name}"}}]',
+    )
