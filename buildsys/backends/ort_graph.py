@@ -108,7 +108,7 @@ def _lacking(index: int, node: Any, version: int, tensors: Mapping[str, str]) ->
         return None
     schema = onnx.defs.get_schema(node.op_type, version, "")
     types = _parameter_types(schema, node, tensors)
-    if _is_implemented(operator, schema, types):
+    if _is_implemented(operator, schema, version, types):
         return None
     unique = ", ".join(dict.fromkeys(name[len("tensor(") : -1] for name in types.values())) or "these types"
     later = [found for found in _later_versions(operator, version) if _is_implemented_at(operator, found, types)]
@@ -122,8 +122,9 @@ def _lacking(index: int, node: Any, version: int, tensors: Mapping[str, str]) ->
     )
 
 
-def _is_implemented(operator: Operator, schema: Any, types: Mapping[str, str]) -> bool:
-    if schema.has_function or schema.has_context_dependent_function:
+def _is_implemented(operator: Operator, schema: Any, version: int, types: Mapping[str, str]) -> bool:
+    bodies = (*schema.function_opset_versions, *schema.context_dependent_function_opset_versions)
+    if any(opset <= version for opset in bodies):
         return True  # ONNX Runtime puts the body in its place
     since = int(schema.since_version)
     widened = {name: "tensor(float)" if kind == "tensor(float16)" else kind for name, kind in types.items()}
@@ -132,7 +133,7 @@ def _is_implemented(operator: Operator, schema: Any, types: Mapping[str, str]) -
 
 
 def _is_implemented_at(operator: Operator, version: int, types: Mapping[str, str]) -> bool:
-    return _is_implemented(operator, onnx.defs.get_schema(operator.name, version, ""), types)
+    return _is_implemented(operator, onnx.defs.get_schema(operator.name, version, ""), version, types)
 
 
 def _later_versions(operator: Operator, version: int) -> Iterator[int]:

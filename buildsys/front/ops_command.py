@@ -74,8 +74,9 @@ def _chosen(known: Mapping[str, Any], names: Sequence[str], registered: Mapping[
     onnx: dict[str, Row] = {}
     own = {name: _own_row() for name in registered if name not in known["torch"] and name not in known["onnx"]}
     for name in names:
-        in_torch = _matching(name, {**known["torch"], **own})
-        in_onnx = _matching(name, known["onnx"])
+        tables = ({**known["torch"], **own}, known["onnx"])
+        exact = [{name: rows[name]} if name in rows else {} for rows in tables]
+        in_torch, in_onnx = exact if any(exact) else [_matching(name, rows) for rows in tables]
         if not in_torch and not in_onnx:
             raise _unknown(name, [*known["torch"], *known["onnx"], *own])
         torch.update(in_torch)
@@ -88,9 +89,7 @@ def _own_row() -> Row:
 
 
 def _matching(name: str, rows: Mapping[str, Row]) -> dict[str, Row]:
-    """Return the row of that name, else those whose name without namespace it is, in any case of its letters."""
-    if name in rows:
-        return {name: rows[name]}
+    """Return the rows whose name it is, or whose name without namespace, in any case of its letters."""
     wanted = name.removesuffix("_").lower().replace(".", "::")
     return {
         known: row

@@ -20,7 +20,7 @@ _OWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 class Rung:
     """One thing to do: in a few words, and the lines of YAML to add to the manifest."""
 
-    name: str  # of its page in docs/rungs
+    name: str  # opset, exporter, shipped, registration, local function, surgery, library, plugin
     text: str
     yaml: tuple[str, ...] = ()
 
@@ -80,7 +80,7 @@ def refusal_rungs(
         text = f"export to opset {operator.taken_from}, from which on it is taken"
         rungs.append(Rung("opset", text, (f"export: {{opset: {operator.taken_from}}}",)))
     for shipped in _shipped("onnx", operator.qualified, backend, files):
-        rungs.append(Rung(shipped.rung, f"what is shipped for it: {shipped.text}", _entry(shipped.yaml, declared)))
+        rungs.append(Rung("shipped", shipped.text, _entry(shipped.yaml, declared)))
     return [*rungs, *_implementations(operator, backend, declared)]
 
 
@@ -100,7 +100,7 @@ def written_rungs(written: int, asked: int) -> list[Rung]:
     rungs = [Rung("opset", f"take opset {written}, in which dynamo writes it", (f"export: {{opset: {written}}}",))]
     if asked <= NEWEST_TORCHSCRIPT_OPSET:
         yaml = (f"export: {{exporter: torchscript, opset: {asked}}}",)
-        rungs.append(Rung("opset", f"take torchscript, which writes {asked} itself", yaml))
+        rungs.append(Rung("exporter", f"take torchscript, which writes {asked} itself", yaml))
     return rungs
 
 
@@ -126,11 +126,11 @@ def _other_exporter(operator: TorchOperator, exporter: str, opset: int) -> Itera
         needed = max(opset, operator.dynamo_from)
         note = f" ({operator.dynamo_note})" if operator.dynamo_note else ""
         text = f"dynamo translates it to opset {operator.dynamo_from} and later{note}"
-        yield Rung("opset", text, (f"export: {{exporter: dynamo, opset: {needed}}}",))
+        yield Rung("exporter", text, (f"export: {{exporter: dynamo, opset: {needed}}}",))
     if exporter == "dynamo" and operator.torchscript_from and opset <= NEWEST_TORCHSCRIPT_OPSET:
         needed = max(opset, operator.torchscript_from)
         text = f"torchscript translates it from opset {operator.torchscript_from} on"
-        yield Rung("opset", text, (f"export: {{exporter: torchscript, opset: {needed}}}",))
+        yield Rung("exporter", text, (f"export: {{exporter: torchscript, opset: {needed}}}",))
 
 
 def _registration(
@@ -138,7 +138,7 @@ def _registration(
 ) -> Iterator[Rung]:
     found = list(_shipped(exporter, operator.name, "", files))
     for shipped in found:
-        yield Rung(shipped.rung, f"what is shipped for it: {shipped.text}", _entry(shipped.yaml, declared))
+        yield Rung("shipped", shipped.text, _entry(shipped.yaml, declared))
     if any(shipped.section in ("symbolics", "translations") for shipped in found):
         return
     name = _file_name(operator.name)
@@ -150,14 +150,14 @@ def _registration(
     else:
         entry = f'translations: [{{op: "{operator.name}", function: "plugins/symbolics/{name}.py:{name}"}}]'
         text = "write an onnxscript function for it and register it"
-    yield Rung("symbolics", text, _entry((entry,), declared))
+    yield Rung("registration", text, _entry((entry,), declared))
 
 
 def _implementations(operator: OnnxOperator, backend: str, declared: Collection[str]) -> Iterator[Rung]:
     name = _file_name(operator.name)
     if operator.is_custom:
         entry = f'ops: [{{op: "{operator.qualified}", function: "plugins/ops/{name}.py:{name}"}}]'
-        yield Rung("operators", "give it a body: an ONNX local function", _entry((entry,), declared))
+        yield Rung("local function", "give it a body of operators that are taken", _entry((entry,), declared))
     else:
         entry = (
             f'surgery: [{{replace: {{op: {operator.name}, function: "plugins/ops/{name}.py:{name}"}},'
@@ -166,10 +166,10 @@ def _implementations(operator: OnnxOperator, backend: str, declared: Collection[
         yield Rung("surgery", "replace it by a local function of operators that are taken", _entry((entry,), declared))
     if operator.is_custom and backend == "onnxruntime":
         entry = f'ops: [{{op: "{operator.qualified}", library: {{sources: ["plugins/ops/{name}.c"]}}}}]'
-        yield Rung("plugins", "implement it in a C or C++ library for ONNX Runtime", _entry((entry,), declared))
+        yield Rung("library", "implement it in C or C++ for ONNX Runtime", _entry((entry,), declared))
     if operator.is_custom and backend == "tensorrt_rtx":
         entry = f'ops: [{{op: "{operator.qualified}", plugin: {{python: "plugins/ops/{name}_plugin.py"}}}}]'
-        yield Rung("plugins", "implement it as a TensorRT plugin", _entry((entry,), declared))
+        yield Rung("plugin", "implement it for TensorRT", _entry((entry,), declared))
 
 
 def _shipped(kind: str, operator: str, backend: str, files: Collection[str]) -> Iterator[Shipped]:

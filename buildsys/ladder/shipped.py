@@ -11,7 +11,6 @@ class Shipped(NamedTuple):
 
     kind: str  # torchscript | dynamo: for an operator of torch; onnx: for an operator of the graph
     operator: str
-    rung: str  # its page in docs/rungs
     text: str
     yaml: tuple[str, ...]
     backends: tuple[str, ...] = ()  # kind onnx: those for which it helps
@@ -31,7 +30,6 @@ SHIPPED = (
     Shipped(
         "torchscript",
         "aten::asinh",
-        "symbolics",
         "a symbolic function that writes ONNX's own Asinh",
         ('symbolics: [{op: "aten::asinh", function: "plugins/symbolics/asinh.py:asinh", opset: 9}]',),
     ),

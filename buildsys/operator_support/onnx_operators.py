@@ -25,7 +25,8 @@ def versions() -> Mapping[tuple[str, str], tuple[int, ...]]:
 def has_body(domain: str, operator: str, version: int) -> bool:
     """Tell whether ONNX defines the operator by others, which a runtime without it can put in its place."""
     schema: Any = onnx.defs.get_schema(operator, version, domain)
-    return bool(schema.has_function or schema.has_context_dependent_function)
+    bodies = (*schema.function_opset_versions, *schema.context_dependent_function_opset_versions)
+    return any(opset <= version for opset in bodies)
 
 
 def ort_support(domain: str, operator: str, since: tuple[int, ...]) -> list[dict[str, Any]] | None:

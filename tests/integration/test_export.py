@@ -264,7 +264,7 @@ def test_dynamo_must_write_the_opset_that_was_asked(tmp_path: Path) -> None:
     assert message.splitlines()[1:] == [
         "1. opset: take opset 18, in which dynamo writes it",
         "     export: {opset: 18}",
-        "2. opset: take torchscript, which writes 17 itself",
+        "2. exporter: take torchscript, which writes 17 itself",
         "     export: {exporter: torchscript, opset: 17}",
     ]
     assert run(tmp_path, "LayerNorm", export={"opset": 17}).figures["opset"] == 17
@@ -275,12 +275,12 @@ def test_dynamo_must_write_the_opset_that_was_asked(tmp_path: Path) -> None:
     [
         ("Asinh", {}, "the torchscript exporter cannot translate the operator aten::asinh to opset 17 "
          f"({line_of('torch.asinh(x)')})\naten::asinh(Tensor self) -> Tensor\n"
-         "1. opset: dynamo translates it to opset 18 and later\n     export: {exporter: dynamo, opset: 18}\n"
-         "2. symbolics: write a symbolic function for it and register it, for opset 17 and later\n"
+         "1. exporter: dynamo translates it to opset 18 and later\n     export: {exporter: dynamo, opset: 18}\n"
+         "2. registration: write a symbolic function for it and register it, for opset 17 and later\n"
          '     symbolics: [{op: "aten::asinh", function: "plugins/symbolics/asinh.py:asinh", opset: 17}]'),
         ("Untranslatable", dynamo(), "the dynamo exporter cannot translate the operator aten::_linalg_eigh to opset 18 "
-         f'({line_of("eigvalsh")})\naten::_linalg_eigh(Tensor A, str UPLO="L", bool compute_v=True) -> '
-         "(Tensor eigenvalues, Tensor eigenvectors)\n1. symbolics: write an onnxscript function for it and register it\n"
+         f'({line_of("eigvalsh")})\naten::_linalg_eigh(Tensor A, str UPLO="L", bool compute_v=True) -> (Tensor '
+         "eigenvalues, Tensor eigenvectors)\n1. registration: write an onnxscript function for it and register it\n"
          '     translations: [{op: "aten::_linalg_eigh", function: "plugins/symbolics/linalg_eigh.py:linalg_eigh"}]'),
         ("Affine", {"opset": 99}, "the torchscript exporter failed at opset 99: RuntimeError: Unsupported"),
     ],
