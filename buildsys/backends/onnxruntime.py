@@ -215,7 +215,7 @@ def _emulated(onnx_file: Path, folder: Path) -> Path:
 
 
 def _refused_nodes(request: BuildRequest, source: Path) -> list[UnsupportedNode]:
-    from buildsys.backends.ort_graph import refused_nodes  # needs onnx, which running an engine does not
+    from buildsys.backends.ort_refusals import refused_nodes  # needs onnx, which running an engine does not
 
     return refused_nodes(source, {use.op for use in request.operators})
 

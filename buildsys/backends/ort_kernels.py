@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -73,11 +73,6 @@ def has_kernel(operator: Operator, since_version: int, types: Mapping[str, str])
     return any(
         kernel.takes_version(since_version) and kernel.takes_types(types) for kernel in kernels().get(operator, ())
     )
-
-
-def first_opset_with_kernel(operator: Operator, types: Mapping[str, str], versions: Iterable[int]) -> int | None:
-    """Return the lowest of the schema's ``versions`` that the CPU provider implements for these types."""
-    return next((version for version in sorted(versions) if has_kernel(operator, version, types)), None)
 
 
 def kernel_types(operator: Operator, since_version: int) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from engine_jobs import engine_options, request
@@ -63,7 +64,8 @@ def test_advisory_files_are_in_no_key() -> None:
 def test_frames_of_the_user_go_before_those_of_libraries(tmp_path: Path) -> None:
     own, library = tmp_path / "plugins/net.py", "/x/site-packages/timm/layers.py"
     torch = "/x/site-packages/torch/nn/modules/linear.py"
-    traced = f"{torch}(134): forward\n{library}(7): forward\n{own}(12): forward\n/x/torch/jit/_trace.py(1): f\n{own}(99): m\n"
+    inner = f"{torch}(134): forward\n{library}(7): forward\n{own}(12): forward\n"
+    traced = f"{inner}/x/torch/jit/_trace.py(1): f\n{own}(99): main\n"
     assert source_line(traced, tmp_path) == "plugins/net.py:12"
     captured = f'  File "{own}", line 12, in forward\n    y\n  File "{library}", line 7, in forward\n    z\n'
     assert source_line(captured, tmp_path) == "plugins/net.py:12"
@@ -116,15 +118,17 @@ def test_every_node_without_a_kernel_is_named_with_its_line_and_rungs(tmp_path: 
     text = refused_engine(tmp_path, model, "onnxruntime", places("a", "c"))
     problem, *hints = text.splitlines()
     assert problem == (
-        "model m: ONNX Runtime cannot take 2 nodes Asinh, first node 0 'one' (Asinh): ONNX Runtime has no CPU kernel for it"
-        " in double; node 3 'three' (Softsign): ONNX Runtime has no CPU kernel for it in double"
+        "model m: ONNX Runtime cannot take 2 nodes Asinh, first node 0 'one' (Asinh): ONNX Runtime has no CPU kernel"
+        " for it in double; node 3 'three' (Softsign): ONNX Runtime has no CPU kernel for it in double"
     )
     assert hints == [
         "Asinh: 2 nodes, the first from plugins/net.py:0, module head",
         "1. surgery: replace it by a local function of operators that are taken",
         '     surgery: [{replace: {op: Asinh, function: "plugins/ops/asinh.py:asinh"}, when: after_export}]',
         "Softsign: 1 node, from plugins/net.py:1, module head",  # of the nearest node before it that is known
-        "1. surgery: replace it by a local function of operators that are taken",
+        "1. opset: export to opset 18, from which on it is taken",  # where ONNX defines it by other operators
+        "     export: {opset: 18}",
+        "2. surgery: replace it by a local function of operators that are taken",
         '     surgery: [{replace: {op: Softsign, function: "plugins/ops/softsign.py:softsign"}, when: after_export}]',
     ]
 
@@ -153,16 +157,33 @@ def test_operators_without_any_kernel_but_with_a_body_are_not_refused(tmp_path: 
     assert ort_backend.unsupported(request(tmp_path / "m.onnx", tmp_path, engine_options("onnxruntime"))) == []
 
 
+@pytest.mark.parametrize(
+    ("operator", "opset", "since"),
+    [("Softsign", 17, [18]), ("Softsign", 18, []), ("Softsign", 22, [None]), ("Mish", 18, []), ("Gelu", 20, [None])],
+)
+def test_a_body_that_onnx_gives_an_operator_counts_where_it_is_run(
+    tmp_path: Path, operator: str, opset: int, since: list[int | None]
+) -> None:
+    model = make_model([helper.make_node(operator, ["x"], ["y"])], {"x": PORT}, {"y": PORT}, opset=opset)
+    onnx.save(model, tmp_path / "m.onnx")
+    asked = request(tmp_path / "m.onnx", tmp_path, engine_options("onnxruntime"))
+    assert [node.since for node in ort_backend.unsupported(asked)] == since
+
+
 def test_a_node_that_optimization_removes_is_not_refused(tmp_path: Path) -> None:
     """A kernel that is lacking matters only where ONNX Runtime needs it."""
-    nodes = [helper.make_node("Asinh", ["x"], ["unused"]), helper.make_node("Relu", ["x"], ["y"])]
-    onnx.save(make_model(nodes, {"x": PORT}, {"y": PORT}), tmp_path / "m.onnx")
+    taken = helper.make_tensor_value_info("t", TensorProto.DOUBLE, None)
+    left = helper.make_tensor_value_info("e", TensorProto.DOUBLE, None)
+    then = helper.make_graph([helper.make_node("Relu", ["x"], ["t"])], "then", [], [taken])
+    other = helper.make_graph([helper.make_node("Asinh", ["x"], ["e"])], "else", [], [left])
+    choice = helper.make_node("If", ["yes"], ["y"], then_branch=then, else_branch=other)
+    onnx.save(make_model([choice], {"x": PORT}, {"y": PORT}, {"yes": np.array(True)}), tmp_path / "m.onnx")
     asked = request(tmp_path / "m.onnx", tmp_path, engine_options("onnxruntime"))
     assert ort_backend.unsupported(asked) == []
-    onnx.save(make_model([*nodes[:1]], {"x": PORT}, {"unused": PORT}), tmp_path / "m.onnx")
-    assert [node.operator for node in ort_backend.unsupported(asked)] == ["Asinh"]
+    plain = replace(asked, options={**asked.options, "graph_optimization_level": "disable"})
+    assert [node.operator for node in ort_backend.unsupported(plain)] == ["Asinh"]
     with pytest.raises(GraphRefusedError):
-        ort_backend.build(asked)
+        ort_backend.build(plain)
 
 
 def test_tensorrt_names_the_line_of_each_operator(tmp_path: Path) -> None:
