@@ -56,7 +56,7 @@ def test_a_table_that_cannot_be_kept_is_told_all_the_same(
 
 def test_libraries_that_cannot_be_asked_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operator_table, "_MAKER", "buildsys.no_such_module")
-    with pytest.raises(StageError, match="the table of operators cannot be made: .*No module named buildsys"):
+    with pytest.raises(StageError, match=r"the table of operators cannot be made: .*No module named buildsys"):
         operator_table.operator_table(tmp_path)
 
 
