@@ -7,10 +7,14 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator
 from importlib import util
+from inspect import getmodulename
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from buildsys.toolchain import installed_versions, normalized
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 _EXTRA = re.compile(r";.*\bextra\b")
@@ -63,7 +67,17 @@ def _providers(module: str) -> list[str]:
         return [normalized(module)]
     from importlib import metadata  # slow: once per environment and module
 
-    return sorted({normalized(name) for name in metadata.packages_distributions().get(module, ())})
+    bringing = (found for found in metadata.distributions() if module in _top_level(found))
+    return sorted({normalized(found.metadata["Name"]) for found in bringing})
+
+
+def _top_level(distribution: Distribution) -> set[str]:
+    """Return the modules that a distribution brings; metadata.packages_distributions misses many before Python 3.11."""
+    declared = distribution.read_text("top_level.txt")
+    if declared:
+        return set(declared.split())
+    files = distribution.files or ()
+    return {file.parts[0] if len(file.parts) > 1 else getmodulename(file) or "" for file in files}
 
 
 def _with_requirements(names: list[str], known: Collection[str], versions: Collection[str]) -> Iterator[str]:

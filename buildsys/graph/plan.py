@@ -88,7 +88,7 @@ def _export(spec: Resolved) -> Action:
             **origins_ref(spec),
             "result": FileRef(f"{model}/export/export.json"),
         },
-        sources=used.network_sources(spec),
+        sources=(*used.network_sources(spec), *used.taught_sources(spec)),
         weights=used.weights_files(spec),
         after=(operators.operators_target(spec),) if functions else (),
         code=used.STAGE_CODE["export"],
@@ -308,7 +308,7 @@ def _report(spec: Resolved, results: list[Action]) -> Action:
         stage="report",
         model=model,
         variant="",
-        options={"manifest": {section: value for section, value in spec.items() if section != "timeout"}},
+        options={"manifest": used.reported(spec)},
         inputs={action.target: action.outputs["result"] for action in results},
         outputs={
             "result": FileRef(f"{model}/report/report.json"),

@@ -18,13 +18,15 @@ STAGE_CODE = {stage: (f"buildsys.stages.{stage}",) for stage in (
 )}  # fmt: skip
 BACKEND_TOOLS = {"onnxruntime": "onnxruntime", "tensorrt_rtx": "tensorrt_rtx"}
 FULL_PRECISION = "fp32"
+TAUGHT = ("symbolics", "translations")  # sections that teach an exporter operators
 _POINTS = ("min", "opt", "max")
 
 
 def export_options(spec: Resolved) -> dict[str, Any]:
     """Return what the export uses of a manifest."""
     if "onnx" not in spec["source"]:
-        return {**network_options(spec), "export": spec["export"]}
+        taught = {section: spec[section] for section in TAUGHT if spec[section]}
+        return {**network_options(spec), "export": spec["export"], **taught}
     return {  # the file is taken over, its seed, examples and exporter are nobody's
         "source": {"onnx": spec["source"]["onnx"]},
         "inputs": graph_inputs(spec),
@@ -69,6 +71,21 @@ def network_sources(spec: Resolved) -> tuple[str, ...]:
     files = [source["python"].rpartition(":")[0]] if "python" in source else []
     files += [source["onnx"]] if "onnx" in source else []
     return tuple(files)
+
+
+def taught_sources(spec: Resolved) -> tuple[str, ...]:
+    """Return the user's files that teach the exporter operators."""
+    entries = [entry for section in TAUGHT for entry in spec[section]]
+    files = [entry.get("module") or entry["function"].rpartition(":")[0] for entry in entries]
+    return tuple(dict.fromkeys(files)) if "onnx" not in spec["source"] else ()
+
+
+def reported(spec: Resolved) -> dict[str, Any]:
+    """Return the manifest as the report shows it: time-outs decide nothing that it holds.
+
+    A section that few models have is left out where it is empty: it has nothing to say there.
+    """
+    return {name: value for name, value in spec.items() if name != "timeout" and (value or name not in TAUGHT)}
 
 
 def weights_files(spec: Resolved) -> dict[str, str | None]:

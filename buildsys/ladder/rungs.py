@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from buildsys.ladder.shipped import SHIPPED, Shipped
+from buildsys.ladder.shipped import SHIPPED
 
 NEWEST_TORCHSCRIPT_OPSET = 23  # it raises from 24 on
 _OWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
@@ -79,8 +79,10 @@ def refusal_rungs(
     if operator.taken_from and operator.taken_from > opset:
         text = f"export to opset {operator.taken_from}, from which on it is taken"
         rungs.append(Rung("opset", text, (f"export: {{opset: {operator.taken_from}}}",)))
-    for shipped in _shipped("onnx", operator.qualified, backend, files):
-        rungs.append(Rung("shipped", shipped.text, _entry(shipped.yaml, declared)))
+    for shipped in SHIPPED:
+        if shipped.operator == operator.qualified and backend in shipped.backends and shipped.files <= set(files):
+            export = f"export: {{exporter: {shipped.exporter}, opset: {max(opset, shipped.opset)}}}"
+            rungs.append(Rung("shipped", shipped.text, (export, *_entry(shipped.yaml, declared))))
     return [*rungs, *_implementations(operator, backend, declared)]
 
 
@@ -136,10 +138,15 @@ def _other_exporter(operator: TorchOperator, exporter: str, opset: int) -> Itera
 def _registration(
     operator: TorchOperator, exporter: str, opset: int, files: Collection[str], declared: Collection[str]
 ) -> Iterator[Rung]:
-    found = list(_shipped(exporter, operator.name, "", files))
+    found = [
+        shipped
+        for shipped in SHIPPED
+        if (shipped.operator, shipped.exporter) == (operator.name, exporter) and shipped.files <= set(files)
+    ]
     for shipped in found:
-        yield Rung("shipped", shipped.text, _entry(shipped.yaml, declared))
-    if any(shipped.section in ("symbolics", "translations") for shipped in found):
+        export = (f"export: {{opset: {shipped.opset}}}",) if shipped.opset > opset else ()
+        yield Rung("shipped", shipped.text, (*export, *_entry(shipped.yaml, declared)))
+    if found:
         return
     name = _file_name(operator.name)
     if exporter == "torchscript":
@@ -170,13 +177,6 @@ def _implementations(operator: OnnxOperator, backend: str, declared: Collection[
     if operator.is_custom and backend == "tensorrt_rtx":
         entry = f'ops: [{{op: "{operator.qualified}", plugin: {{python: "plugins/ops/{name}_plugin.py"}}}}]'
         yield Rung("plugin", "implement it for TensorRT", _entry((entry,), declared))
-
-
-def _shipped(kind: str, operator: str, backend: str, files: Collection[str]) -> Iterator[Shipped]:
-    for shipped in SHIPPED:
-        fits = shipped.kind == kind and shipped.operator == operator and backend in ("", *shipped.backends)
-        if fits and shipped.file in files:
-            yield shipped
 
 
 def _entry(yaml: Sequence[str], declared: Collection[str]) -> tuple[str, ...]:

@@ -1,41 +1,55 @@
-"""What is shipped in plugins/ for operators that exporters or backends lack; named where the project has the file."""
+"""What is shipped in plugins/ for operators that exporters or backends lack; named where the project has the files."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
 
 class Shipped(NamedTuple):
-    """A registration or decomposition that a manifest can name as it is."""
+    """Registrations and decompositions that a manifest can name as they are."""
 
-    kind: str  # torchscript | dynamo: for an operator of torch; onnx: for an operator of the graph
-    operator: str
+    operator: str  # of torch, or of the graph
+    exporter: str  # whose registration it is
     text: str
-    yaml: tuple[str, ...]
-    backends: tuple[str, ...] = ()  # kind onnx: those for which it helps
+    yaml: tuple[str, ...]  # one section per line
+    opset: int  # the lowest that it works with
+    backends: tuple[str, ...] = ()  # for an operator of the graph: those that refuse it and take this instead
 
     @property
-    def section(self) -> str:
-        """Return the manifest's section that it goes to."""
-        return self.yaml[0].partition(":")[0]
-
-    @property
-    def file(self) -> str:
-        """Return the plugin file, relative to the project."""
-        return f"plugins/{self.yaml[0].partition('plugins/')[2].partition('.py')[0]}.py"
+    def files(self) -> frozenset[str]:
+        """Return the plugin files, relative to the project."""
+        return frozenset(re.findall(r"plugins/\w+/\w+\.py", " ".join(self.yaml)))
 
 
+_ASINH = ('symbolics: [{op: "aten::asinh", function: "plugins/symbolics/asinh.py:asinh", opset: 9}]',)
+_DEFORM_CONV = (
+    'symbolics: [{op: "torchvision::deform_conv2d", function: "plugins/symbolics/deform_conv2d.py:deform_conv2d",'
+    " opset: 19}]",
+    'ops: [{op: "custom_domain::deformConv2d", function: {onnxruntime: "plugins/ops/deform_conv2d.py:deform_conv",'
+    ' tensorrt_rtx: "plugins/ops/deform_conv2d.py:grid_sample_conv"}}]',
+)
 SHIPPED = (
+    Shipped("aten::asinh", "torchscript", "a symbolic function that writes ONNX's own Asinh", _ASINH, 9),
     Shipped(
+        "torchvision::deform_conv2d",
         "torchscript",
-        "aten::asinh",
-        "a symbolic function that writes ONNX's own Asinh",
-        ('symbolics: [{op: "aten::asinh", function: "plugins/symbolics/asinh.py:asinh", opset: 9}]',),
+        "DeformConv for ONNX Runtime, GridSample and a 1×1 Conv for TensorRT",
+        _DEFORM_CONV,
+        19,
+    ),
+    Shipped(
+        "DeformConv",
+        "torchscript",
+        "torchvision's deform_conv2d as GridSample and a 1×1 Conv for TensorRT, through TorchScript",
+        _DEFORM_CONV,
+        19,
+        ("tensorrt_rtx",),
     ),
 )
 
 
 def files_of(project: Path) -> frozenset[str]:
     """Return those of the shipped plugin files that a project has."""
-    return frozenset(shipped.file for shipped in SHIPPED if (project / shipped.file).is_file())
+    return frozenset(name for shipped in SHIPPED for name in shipped.files if (project / name).is_file())

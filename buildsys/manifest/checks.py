@@ -13,6 +13,7 @@ from typing import Any
 from buildsys.manifest.numbers import data_problem
 from buildsys.manifest.operators import operator_problems
 from buildsys.manifest.problem import Problem, problem_at, show_value, suggest
+from buildsys.manifest.symbolic_checks import check_registrations
 from buildsys.manifest.tree import Key, Node, nearest, plain
 
 TORCHSCRIPT_OPSETS = range(6, 24)
@@ -217,6 +218,7 @@ def _ranges(view: View, key: Key, ranges: dict[str, Any], shape: list[Any]) -> I
 
 _CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     _export,
+    check_registrations,
     _simplify,
     _dims,
     _tensors,

@@ -7,7 +7,7 @@ import stat
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from buildsys.manifest.checks import View
 from buildsys.manifest.problem import Problem, show_value, suggest, suggest_file
@@ -66,6 +66,10 @@ def _references(view: View) -> Iterator[Reference]:
             yield _python_reference(("inputs", name, "data", "python"), path)
     for index in range(len(view.list("ops"))):
         yield from _operator_references(view, index)
+    for section in ("symbolics", "translations"):
+        for index, entry in enumerate(view.list(section)):
+            if isinstance(entry, dict):
+                yield from _registered(section, index, entry)
 
 
 def _operator_references(view: View, index: int) -> Iterator[Reference]:
@@ -80,6 +84,14 @@ def _operator_references(view: View, index: int) -> Iterator[Reference]:
     for kind, field in (("library", "file"), ("plugin", "python"), ("plugin", "library")):
         if isinstance(path := view.get("ops", index, kind, field), str):
             yield Reference(("ops", index, kind, field), path)
+
+
+def _registered(section: str, index: int, entry: dict[str, Any]) -> Iterator[Reference]:
+    """Yield the file of a function or module that teaches an exporter an operator."""
+    if isinstance(path := entry.get("function"), str):
+        yield _python_reference((section, index, "function"), path)
+    if isinstance(path := entry.get("module"), str):
+        yield Reference((section, index, "module"), path)
 
 
 def _python_reference(key: Key, value: str) -> Reference:

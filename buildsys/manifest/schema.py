@@ -89,6 +89,7 @@ from buildsys.manifest.stage_spec import (
     ValidateSpec,
     VerifySpec,
 )
+from buildsys.manifest.symbolic_spec import PythonFile, SymbolicSpec, TranslationSpec
 
 __all__ = [
     "BACKENDS",
@@ -141,6 +142,7 @@ __all__ = [
     "Precision",
     "ProjectSpec",
     "PythonData",
+    "PythonFile",
     "PythonPlugin",
     "PythonSource",
     "RandomData",
@@ -153,11 +155,13 @@ __all__ = [
     "Source",
     "Spec",
     "Stage",
+    "SymbolicSpec",
     "TensorName",
     "TensorRtRtxEngine",
     "Tolerance",
     "TorchvisionSource",
     "TorchvisionWeights",
+    "TranslationSpec",
     "ValidateSpec",
     "VerifySpec",
     "WeightsFile",
@@ -177,6 +181,8 @@ class ModelSpec(Spec):
     dims: dict[DimName, DimSpec] = Field(default_factory=dict, description="Ranges of the dynamic dimensions.")
     ops: tuple[OperatorSpec, ...] = Field((), description="Custom operators and what implements them.")
     export: ExportSpec = section()
+    symbolics: tuple[SymbolicSpec, ...] = Field((), description="Operators taught to exporter: torchscript.")
+    translations: tuple[TranslationSpec, ...] = Field((), description="Operators taught to exporter: dynamo.")
     simplify: SimplifySpec = section()
     validation: ValidateSpec = section(alias="validate")
     engines: tuple[Engine, ...] = Field((), description="Engines to build, verify and time.")

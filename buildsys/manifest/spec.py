@@ -24,6 +24,7 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$"
 TENSOR_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.:/+-]*$"
 WORD_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 CALLABLE_PATTERN = r"^[^:]+\.py:[A-Za-z_][A-Za-z0-9_.]*$"
+MODULE_PATTERN = r"^[^:]+\.py$"
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
 OPERATOR_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]*::[A-Za-z_][A-Za-z0-9_]*$"
 CXX_SOURCE_PATTERN = r"^.+\.(c|cc|cpp|cxx)$"
@@ -32,6 +33,7 @@ PATTERN_WORDS = {
     TENSOR_PATTERN: "a tensor name of letters, digits and _ . : / + - that starts with a letter, a digit or _",
     WORD_PATTERN: "a word of letters, digits and _ that does not start with a digit",
     CALLABLE_PATTERN: "a file and a callable such as plugins/models/net.py:make",
+    MODULE_PATTERN: "a Python file such as plugins/symbolics/asinh.py",
     SHA256_PATTERN: "a SHA-256 digest of 64 hexadecimal digits in lower case",
     OPERATOR_PATTERN: "an operator with its domain such as custom_domain::customOp",
     CXX_SOURCE_PATTERN: "a C or C++ file (.c, .cc, .cpp, .cxx)",

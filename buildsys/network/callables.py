@@ -39,7 +39,7 @@ def load_file(path: str, project: Path) -> ModuleType:
 
     Raises: StageError: no such file, or it raises when it is imported.
     """
-    return _load_module(project / path, path, project)
+    return load_module(path, project)
 
 
 def load_callable(reference: str, project: Path) -> Callable[..., Any]:
@@ -47,10 +47,8 @@ def load_callable(reference: str, project: Path) -> Callable[..., Any]:
 
     Raises: StageError: no such file or callable, or the file raises when it is imported.
     """
-    found = load_object(reference, project)
-    if not callable(found):
-        raise StageError(f"{reference} is {with_article(type(found).__name__)}, not a callable")
-    return found  # type: ignore[no-any-return]  # callable() narrows Any to a callable that returns object
+    path, _, _ = reference.rpartition(":")
+    return find_callable(load_module(path, project), reference)
 
 
 def load_object(reference: str, project: Path) -> Any:
@@ -58,8 +56,24 @@ def load_object(reference: str, project: Path) -> Any:
 
     Raises: StageError: no such file or name, or the file raises when it is imported.
     """
+    path, _, _ = reference.rpartition(":")
+    return _find(load_module(path, project), reference)
+
+
+def find_callable(module: ModuleType, reference: str) -> Callable[..., Any]:
+    """Return the callable that ``FILE.py:CALLABLE`` names in the module of that file.
+
+    Raises: StageError: the module has no such callable.
+    """
+    found = _find(module, reference)
+    if not callable(found):
+        raise StageError(f"{reference} is {with_article(type(found).__name__)}, not a callable")
+    return found  # type: ignore[no-any-return]  # callable() narrows Any to a callable that returns object
+
+
+def _find(module: ModuleType, reference: str) -> Any:
     path, _, qualified = reference.rpartition(":")
-    found: Any = _load_module(project / path, path, project)
+    found: Any = module
     for name in qualified.split("."):
         if not hasattr(found, name):
             raise StageError(f"{path} has no {qualified}", _nearest(name, found))
@@ -96,17 +110,29 @@ def shown_frame(filename: str, line: int, project: Path, *, libraries: bool = Fa
     return f"{_relative(filename, project)}:{line}" if _is_of_a_library(filename) else ""
 
 
-def _load_module(file: Path, shown: str, project: Path) -> ModuleType:
+def load_module(shown: str, project: Path) -> ModuleType:
+    """Execute a file of the project, named relative to it, as a module of its own.
+
+    Raises: StageError: no such file, or it raises.
+    """
+    file = project / shown
     if not file.is_file():
         raise StageError(f"{shown} does not exist in the project", _similar_files(file, project))
     _make_importable(project, file.parent)
-    # private, so that it shadows nothing; without the checkout's path, because exporters write it into files
-    name = "_buildsys_" + re.sub(r"\W", "_", shown.removesuffix(".py"))
+    name = module_name(shown)
     spec = spec_from_file_location(name, file, loader=_UncachedLoader(name, str(file)))
     if spec is None or spec.loader is None:
         raise StageError(f"{shown} is not a Python file")
     with blame(f"importing {shown} failed", project):
         return _execute(spec)
+
+
+def module_name(shown: str) -> str:
+    """Return the name of a file's module.
+
+    It is private, so that it shadows nothing; without the checkout's path, because exporters write it into files.
+    """
+    return "_buildsys_" + re.sub(r"\W", "_", shown.removesuffix(".py"))
 
 
 def _execute(spec: ModuleSpec) -> ModuleType:

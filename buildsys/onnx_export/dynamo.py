@@ -55,6 +55,7 @@ def _export(request: ExportRequest, file: Path) -> None:
         external_data=request.weight_bytes >= INLINE_LIMIT,  # only of this temporary file
         verbose=bool(request.options["verbose"]),
         artifacts_dir=str(file.parent),
+        custom_translation_table=dict(request.translations) or None,
         **request.given(*_PASSED_ON),
     )
 

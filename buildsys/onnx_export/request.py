@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class ExportRequest:
     dynamic_outputs: DynamicAxes
     options: Mapping[str, Any]  # the manifest's export section
     path: Path
+    translations: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)  # overload -> function, for dynamo
 
     @property
     def weight_bytes(self) -> int:

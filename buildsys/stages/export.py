@@ -6,6 +6,7 @@ import traceback
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from buildsys.worker.job import Job, StageResult
 
 if TYPE_CHECKING:
     from buildsys.network.calling import Network
+    from buildsys.onnx_export.registrations import Registration
     from buildsys.onnx_export.request import ExportRequest
 
 _OPERATOR_SECTIONS = ("symbolics", "translations", "ops")
@@ -69,6 +71,7 @@ def _exported_model(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, dic
     import torch
 
     from buildsys.network.calling import make_network
+    from buildsys.onnx_export.registrations import unused
     from buildsys.onnx_export.request import collecting_warnings
 
     options, exporter = job.options, job.options["export"]["exporter"]
@@ -77,9 +80,11 @@ def _exported_model(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, dic
     job.progress("building the network")
     network = make_network(options, job.project)
     request = _request(network, options, job.outputs["model"])
+    request, taught = _teach(request, options, job.project)
     job.progress(f"exporting with {exporter}")
     with collecting_warnings(warnings):
         model = _export(request, job)
+    warnings += unused(taught)
     check_opset(model, options["export"]["opset"], exporter)
     _check_exported_signature(model, options, request.output_names)
     parameters = sum(parameter.numel() for parameter in network.module.parameters())
@@ -114,6 +119,22 @@ def _request(network: Network, options: Mapping[str, Any], path: Path) -> Export
     )
 
 
+def _teach(
+    request: ExportRequest, options: Mapping[str, Any], project: Path
+) -> tuple[ExportRequest, list[Registration]]:
+    """Teach the exporter the operators of the manifest."""
+    if "symbolics" in options:
+        from buildsys.onnx_export.symbolics import register_symbolics
+
+        return request, register_symbolics(options, project)
+    if "translations" in options:
+        from buildsys.onnx_export.translations import make_translations
+
+        table, registrations = make_translations(options, project)
+        return replace(request, translations=table), registrations
+    return request, []
+
+
 def _refuse_complex(tensors: Mapping[str, Any]) -> None:
     for name, tensor in tensors.items():
         if tensor.is_complex():
@@ -134,11 +155,21 @@ def _export(request: ExportRequest, job: Job) -> onnx.ModelProto:
     except BuildsysError:
         raise
     except Exception as error:  # exporters raise whatever comes their way
+        if own := _own_failure(error):
+            raise own from error
         from buildsys.onnx_export.failures import export_failure
 
         traceback.print_exception(error)  # into the log: the sentence below is its last line only
         declared = [section for section in _OPERATOR_SECTIONS if job.options.get(section)]
         raise export_failure(error, exporter, opset, job.project, declared) from error
+
+
+def _own_failure(error: BaseException) -> BuildsysError | None:
+    """Return the failure of a function that the exporter was taught, which it wraps in its own."""
+    current: BaseException | None = error
+    while current is not None and not isinstance(current, BuildsysError):
+        current = current.__cause__
+    return current
 
 
 def _check_exported_signature(model: onnx.ModelProto, options: Mapping[str, Any], names: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""A built project of three small models whose parts can be changed one at a time, and which then ran again."""
+"""A built project of four small models whose parts can be changed one at a time, and which then ran again."""
 
 from __future__ import annotations
 
@@ -49,6 +49,28 @@ import torch
 def activate(x):
     return torch.relu(x)
 """
+SYMBOLIC = """\
+from plugins.lib import written
+
+
+def relu(g, x):
+    return written.relu(g, x)
+"""
+WRITTEN = """\
+def relu(g, x):
+    return g.op("Relu", x)
+"""
+TRANSLATION = """\
+from onnxscript import opset18 as op
+
+
+def linear(x, weight, bias=None):
+    return op.Gemm(x, weight, bias, transB=1)
+
+
+def other(x, weight, bias=None):
+    return linear(x, weight, bias)
+"""
 DATA = """\
 import numpy
 
@@ -63,6 +85,7 @@ inputs: {x: {shape: [batch, 4], data: {npz: data/x.npz}}}
 outputs: {y: {shape: [batch, 3]}}
 dims: {batch: {min: 1, opt: 2, max: 4}}
 export: {opset: 17}
+symbolics: [{op: "aten::relu", function: "plugins/symbolics/relu.py:relu", opset: 9}]
 simplify: {tool: onnxsim}
 validate: {rtol: 1.0e-4}
 engines:
@@ -88,6 +111,7 @@ source: {python: plugins/models/other.py:Other, randomize: true}
 inputs: {x: {shape: [2, 4]}}
 outputs: {y: {shape: [2, 3]}}
 export: {exporter: dynamo, opset: 18}
+translations: [{op: "aten::linear", function: "plugins/translations/linear.py:linear"}]
 simplify: {tool: onnxslim}
 engines: []
 """
@@ -100,6 +124,56 @@ class Other(torch.nn.Linear):
     def __init__(self):
         super().__init__(4, 3)
 """
+CUSTOM_YAML = """\
+model: custom
+source: {python: plugins/models/custom.py:Custom}
+inputs: {x: {shape: [2, 4]}}
+outputs: {y: {shape: [2, 4]}}
+ops:
+  - op: "custom_domain::customOp2"
+    function: plugins/ops/swish.py:swish
+    library: {sources: [plugins/ops/clamp_swish.c], flags: [-lm, -march=native]}
+    use: {onnxruntime: library}
+engines:
+  - {backend: onnxruntime, name: ort, intra_op_threads: 1}
+  - {backend: tensorrt_rtx, name: rtx}
+bench: {duration: 20ms, warmup: 5ms, min_samples: 3, baselines: []}
+"""
+CUSTOM = """\
+import torch
+
+
+class Swish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.relu(x) * torch.sigmoid(torch.relu(x))
+
+    @staticmethod
+    def symbolic(g, x):
+        return g.op("custom_domain::customOp2", x).setType(x.type())
+
+
+class Custom(torch.nn.Module):
+    def forward(self, x):
+        return Swish.apply(x)
+"""
+SWISH = """\
+import os
+
+from onnx import helper
+
+os.environ.get("KEYED_SCALE")
+
+
+def swish():
+    nodes = [("Relu", ["x"], ["z"]), ("Sigmoid", ["z"], ["s"]), ("Mul", ["z", "s"], ["y"])]
+    nodes = [helper.make_node(*node) for node in nodes]
+    return helper.make_function("custom_domain", "customOp2", ["x"], ["y"], nodes, [helper.make_opsetid("", 17)])
+
+
+again = swish
+"""
+OPS = Path(__file__).parents[2] / "plugins" / "ops"
 
 
 class KeyProject:
@@ -112,7 +186,12 @@ class KeyProject:
         for path, text in {
             "plugins/models/net.py": NET, "plugins/models/other.py": OTHER, "plugins/lib/blocks.py": BLOCKS,
             "plugins/data/values.py": DATA, "configs/models/net.yaml": NET_YAML,
+            "plugins/symbolics/relu.py": SYMBOLIC, "plugins/lib/written.py": WRITTEN,
+            "plugins/translations/linear.py": TRANSLATION,
             "configs/models/given.yaml": GIVEN_YAML, "configs/models/traced.yaml": TRACED_YAML,
+            "configs/models/custom.yaml": CUSTOM_YAML, "plugins/models/custom.py": CUSTOM,
+            "plugins/ops/swish.py": SWISH, "plugins/ops/clamp_swish.c": (OPS / "clamp_swish.c").read_text(),
+            "plugins/ops/ort_custom_op.h": (OPS / "ort_custom_op.h").read_text(),
         }.items():  # fmt: skip
             self.write(path, text)
         self.save_weights(0.0)

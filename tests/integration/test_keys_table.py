@@ -30,6 +30,7 @@ from buildsys.manifest.spec import Stage
 
 PAGE = (Path(__file__).parents[2] / "docs" / "keys.md").read_text()
 NET = "configs/models/net.yaml"
+CUSTOM = "configs/models/custom.yaml"
 Patch = pytest.MonkeyPatch
 
 
@@ -78,6 +79,10 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 def in_manifest(old: str, new: str, path: str = NET) -> Callable[[Bench, Patch], None]:
     return lambda bench, patch: bench.project.replace(path, old, new)
+
+
+def in_file(path: str, old: str, new: str) -> Callable[[Bench, Patch], None]:
+    return in_manifest(old, new, path)
 
 
 def variable(name: str, value: str = "1") -> Callable[[Bench, Patch], None]:
@@ -130,6 +135,10 @@ def another_cpu(bench: Bench, patch: Patch) -> None:
     patch.setattr(toolchain, "_first_processor", lambda: {"model name": "Another CPU", "flags": "avx"})
 
 
+def another_compiler(bench: Bench, patch: Patch) -> None:
+    patch.setattr("buildsys.compiler.compiler_identity", lambda language: f"another {language}")
+
+
 def fewer_cores(bench: Bench, patch: Patch) -> None:
     allowed = os.sched_getaffinity(0)
     patch.setattr(toolchain, "_usable_cores", lambda: len(allowed) + 1)
@@ -150,6 +159,16 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "nothing": lambda bench, patch: None,
     "touch": touch_everything,
     "saved again": lambda bench, patch: bench.project.save_weights(0.0, epoch=3),
+    "ops function": in_file("plugins/ops/swish.py", "from onnx", "# a comment\nfrom onnx"),
+    "ops body": in_file("plugins/ops/swish.py", '("Relu", ["x"]', '("Max", ["x"], ["a"]), ("Relu", ["a"]'),
+    "ops header": in_file("plugins/ops/ort_custom_op.h", "#include <stddef.h>", "/* a comment */\n#include <stddef.h>"),
+    "ops source": lambda bench, patch: bench.project.append(
+        "plugins/ops/clamp_swish.c", "int another_symbol(void) { return 1; }\n"
+    ),
+    "ops flags": in_file(CUSTOM, "[-lm, -march=native]", "[-lm, -march=native, -DUNUSED]"),
+    "ops reference": in_file(CUSTOM, "plugins/ops/swish.py:swish", "plugins/ops/swish.py:again"),
+    "ops use": in_file(CUSTOM, "use: {onnxruntime: library}", "use: {onnxruntime: function}"),
+    "compiler": another_compiler,
     "sha256": put_sha256,
     "comment": rewrite_manifest,
     "time-out": lambda bench, patch: bench.project.append(NET, "timeout: {export: 10min}\n"),
@@ -159,6 +178,10 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "data file": lambda bench, patch: bench.project.save_data(2.0),
     "seed": in_manifest("seed: 0", "seed: 1"),
     "keyword": in_manifest("data: {npz: data/x.npz}", "keyword: x, data: {npz: data/x.npz}"),
+    "symbolic opset": in_manifest("opset: 9}]", "opset: 10}]"),
+    "symbolic file": lambda bench, patch: bench.project.append("plugins/lib/written.py", "# a comment\n"),
+    "translation": in_manifest("py:linear", "py:other", "configs/models/traced.yaml"),
+    "translation file": lambda bench, patch: bench.project.append("plugins/translations/linear.py", "# a comment\n"),
     "declared output": in_manifest("y: {shape: [batch, 3]}", "y: {shape: [batch, 3], dtype: float32}"),
     "data key": in_manifest("npz: data/x.npz", "npz: data/x.npz, key: x"),
     "span": in_manifest("min: 1, opt: 2, max: 4", "min: 3, opt: 3, max: 5"),

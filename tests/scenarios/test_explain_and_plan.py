@@ -317,7 +317,7 @@ def test_a_read_only_project_can_be_looked_at(built: ProjectFolder) -> None:
     commit(built.root, "one")
     built.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
     for arguments in ("explain", "plan", "plan --since HEAD"):
-        done = in_read_only_folder(built, f"touch new; exec doit {arguments}")
+        done = in_read_only_folder(built, f"touch new; exec {sys.executable} -m doit {arguments}")
         assert done.returncode == 0, done.stderr
         assert "export.opset: 17 → 18" in done.stdout
         assert "Read-only file system" in done.stderr, "the folder was not read-only"

@@ -57,7 +57,7 @@ def test_what_a_known_one_requires_is_not_followed() -> None:
 def test_an_unknown_module_has_none_and_is_asked_once(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memo = Memo()
     assert found("no_such_module", memo=memo) == []
-    monkeypatch.setattr("importlib.metadata.packages_distributions", lambda: pytest.fail("asked again"))
+    monkeypatch.setattr("importlib.metadata.distributions", lambda: pytest.fail("asked again"))
     assert found("no_such_module", memo=memo) == []
 
 

@@ -1,0 +1,25 @@
+"""Deformable convolution with all its inputs: offsets and a mask that the network computes, weights and a bias."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torchvision.ops import DeformConv2d
+
+
+class DeformableBlock(nn.Module):
+    """torchvision's deformable convolution (v2) of two groups, whose offsets and mask a convolution predicts."""
+
+    def __init__(self, inputs: int = 8, outputs: int = 12, kernel: int = 3, offset_groups: int = 2) -> None:
+        super().__init__()
+        points = offset_groups * kernel * kernel
+        self.points = points
+        self.predict = nn.Conv2d(inputs, 3 * points, kernel, stride=2, padding=1)
+        self.deform = DeformConv2d(inputs, outputs, kernel, stride=2, padding=1, groups=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Take (N, inputs, H, W) and return (N, outputs, H/2, W/2)."""
+        predicted = self.predict(x)
+        offset, mask = predicted[:, : 2 * self.points], predicted[:, 2 * self.points :].sigmoid()
+        result: torch.Tensor = self.deform(x, 4 * offset, mask)
+        return result

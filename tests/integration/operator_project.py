@@ -1,0 +1,109 @@
+"""A project with one custom operator: its files, its graph, and the stages that make and use them."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from buildsys.graph.plan import plan_model
+from buildsys.manifest.schema import ModelSpec
+from buildsys.tensors import save_case, tensor_of
+from buildsys.worker.job import Job, StageResult
+
+OP = "custom_domain::customOp2"
+REPOSITORY = Path(__file__).parents[2]
+SWISH = """
+from onnx import helper
+
+NODES = [("Relu", ["x"], ["z"]), ("Sigmoid", ["z"], ["s"]), ("Mul", ["z", "s"], ["y"])]
+
+
+def swish():
+    nodes = [helper.make_node(*node) for node in NODES]
+    return helper.make_function("custom_domain", "customOp2", ["x"], ["y"], nodes, [helper.make_opsetid("", 17)])
+"""
+NEGATIVE = SWISH.replace('("Mul", ["z", "s"], ["y"])', '("Neg", ["s"], ["y"])')
+_VALUE = helper.make_tensor_value_info
+
+
+@dataclass(frozen=True)
+class OperatorProject:
+    """A project in a folder, with its build folder."""
+
+    root: Path
+
+    def write(self, path: str, text: str | bytes) -> None:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(text if isinstance(text, bytes) else textwrap.dedent(text).encode())
+
+    def take(self, *paths: str) -> None:
+        """Copy files of this repository."""
+        for path in paths:
+            self.write(path, (REPOSITORY / path).read_bytes())
+
+    def plan(self, ops: Iterable[Mapping[str, Any]], **sections: Any) -> dict[str, Any]:
+        """Return the actions of a model of a ready graph by target."""
+        spec = {
+            "model": "m",
+            "source": {"onnx": "m.onnx"},
+            "inputs": {"x": {"shape": ["batch", 4]}},
+            "outputs": {"y": {"shape": ["batch", 4]}},
+            "dims": {"batch": {"min": 1, "opt": 2, "max": 4}},
+            "engines": [{"backend": "onnxruntime", "name": "ort"}, {"backend": "tensorrt_rtx", "name": "rtx"}],
+            "ops": list(ops),
+            **sections,
+        }
+        resolved = ModelSpec.model_validate(spec).model_dump(mode="json", by_alias=True)
+        return {action.target: action for action in plan_model(resolved)}
+
+    def run(self, target: str, ops: Iterable[Mapping[str, Any]], **sections: Any) -> StageResult:
+        """Run one stage of the model in this process, on what the stages before it have left."""
+        action = self.plan(ops, **sections)[target]
+        build = self.root / "build"
+        outputs = {role: build / ref.path for role, ref in action.outputs.items()}
+        for path in outputs.values():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        inputs = {role: build / ref.path for role, ref in action.inputs.items()}
+        inputs = {role: path for role, path in inputs.items() if path.is_file()}
+        job = Job(target, action.stage, "m", action.variant, action.options, inputs, outputs, self.root)
+        result: StageResult = import_module(f"buildsys.stages.{action.stage}").run(job)
+        return result
+
+    def run_all(self, targets: Iterable[str], ops: Iterable[Mapping[str, Any]], **sections: Any) -> StageResult:
+        """Run stages one after the other; return the last result. Each must pass."""
+        ops = list(ops)
+        for target in targets:
+            result = self.run(target, ops, **sections)
+            assert result.status == "passed", (target, result)
+        return result
+
+    def built(self, path: str) -> Path:
+        return self.root / "build" / "m" / path
+
+    def save_graph(self, *, opset: int = 17, **attributes: Any) -> None:
+        """Write a ready graph of one node of the operator."""
+        node = helper.make_node("customOp2", ["x"], ["y"], "swish", domain="custom_domain", **attributes)
+        shape = ["batch", 4]
+        graph = helper.make_graph(
+            [node], "m", [_VALUE("x", TensorProto.FLOAT, shape)], [_VALUE("y", TensorProto.FLOAT, shape)]
+        )
+        imports = [helper.make_opsetid("", opset), helper.make_opsetid("custom_domain", 1)]
+        onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=9), self.root / "m.onnx")
+
+    def save_golden(self) -> None:
+        """Write what the operator computes where the stage reference would."""
+        for case, batch in {"min": 1, "opt": 2, "max": 4, "odd": 3}.items():
+            x = np.random.default_rng(batch).standard_normal((batch, 4)).astype(np.float32)
+            z = np.maximum(x, 0)
+            path = self.built(f"reference/{case}.npz")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_case(path, {"x": tensor_of(x)}, {"y": tensor_of(z / (1 + np.exp(-z)))})

@@ -1,0 +1,114 @@
+"""The sections that teach an exporter operators: everything that a manifest alone tells to be wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+NET = "configs/models/net.yaml"
+GOOD = '{op: "aten::asinh", function: "plugins/s.py:f", opset: 9}'
+DYNAMO = "export: {exporter: dynamo, opset: 18}\n"
+
+
+@pytest.fixture
+def errors(project):
+    project.write("plugins/s.py", "def f(g, x): ...\n")
+
+    def found(extra: str) -> list[str]:
+        project.model(extra)
+        return project.errors()
+
+    return found
+
+
+@pytest.mark.parametrize(
+    ("entry", "column", "expected"),
+    [
+        ('{op: asinh, function: "plugins/s.py:f"}', 18, 'op: "asinh" has no ::; wanted is namespace::name, such as '),
+        ('{op: torch.ops.aten.asinh, function: "plugins/s.py:f"}', 18, "such as aten::asinh"),
+        ('{op: "onnx::Asinh", function: "plugins/s.py:f"}', 18, "op: the namespace onnx is that of ONNX's own opera"),
+        ('{op: "aten::a-b", function: "plugins/s.py:f"}', 18, 'op: "aten::a-b" is not an operator\'s name such as a'),
+        ('{op: "aten::add.Tensor", function: "plugins/s.py:f"}', 18, "write aten::add: the function gets the inputs"),
+        ('{op: "aten::asinh", function: "plugins/s.py:g"}', 43, "function: plugins/s.py defines no g; it defines: f"),
+        ('{op: "aten::asinh", function: "plugins/t.py:f"}', 43, "function: no file plugins/t.py; paths are"),
+        ('{op: "aten::asinh", function: "plugins/s.py"}', 43, 'function: "plugins/s.py" is not a file and a callable'),
+        ("{module: plugins/t.py}", 22, "module: no file plugins/t.py; paths are"),
+        ("{module: plugins/s}", 22, 'module: "plugins/s" is not a Python file such as plugins/symbolics/asinh.py'),
+        ('{module: plugins/s.py, op: "aten::asinh"}', 36, "op: given beside module: the file itself says what it re"),
+        ('{module: plugins/s.py, function: "plugins/s.py:f"}', 36, "function: given beside module"),
+        ("{module: plugins/s.py, opset: 9}", 36, "opset: given beside module: the file itself says what it register"),
+        ('{op: "aten::asinh"}', 13, "symbolics.0: the entry has no function; wanted is {op: …, function: …, opset: "),
+        ("{}", 13, "symbolics.0: the entry has no op and no function; wanted is"),
+        ("asinh", 13, 'symbolics.0: found "asinh"; a map is wanted'),
+        ('{op: "aten::asinh", function: "plugins/s.py:f", opset: 99}', 68, "99 is not an opset that the torchscript"),
+        ('{op: "aten::asinh", function: "plugins/s.py:f", opset: 18}', 68, "an export to opset 17 does not reach a "),
+        ('{op: "aten::asinh", function: "plugins/s.py:f", opset: "9"}', 68, 'found "9"; a whole number is wanted'),
+        ('{op: "aten::asinh", fucntion: "plugins/s.py:f"}', 33, "fucntion: unknown field; did you mean function?"),
+    ],
+)  # fmt: skip
+def test_a_symbolic_that_cannot_be(errors, entry, column, expected):
+    [error] = errors(f"symbolics: [{entry}]\n")
+    assert error.startswith(f"{NET}:6:{column}: symbolics.0")
+    assert expected in error
+
+
+def test_an_export_below_opset_9_looks_upwards(errors, project):
+    [error] = errors(f"export: {{opset: 8}}\nsymbolics: [{GOOD.replace('9', '7')}]\n")
+    assert "an export to opset 8 does not reach a symbolic registered at 7" in error
+    project.model(f"export: {{opset: 8}}\nsymbolics: [{GOOD}]\n")
+    assert project.load().models["net"].data["symbolics"][0]["opset"] == 9
+
+
+def test_the_same_operator_twice(errors, project):
+    [error] = errors(f"symbolics: [{GOOD}, {GOOD}]\n")
+    assert error.endswith("symbolics.1.op: aten::asinh is registered twice for opset 9; remove one of the two")
+    project.model(f"symbolics: [{GOOD}, {GOOD.replace('9', '12')}]\n")
+    assert len(project.load().models["net"].data["symbolics"]) == 2
+    entry = '{op: "aten::a", function: "plugins/s.py:f"}, {op: "aten::a.default", function: "plugins/s.py:f"}'
+    [error] = errors(f"{DYNAMO}translations: [{entry}]\n")
+    assert error.startswith(f"{NET}:7:")
+    assert "translations.1.op: aten::a is registered twice" in error
+
+
+@pytest.mark.parametrize(
+    ("extra", "where", "expected"),
+    [
+        (f"{DYNAMO}symbolics: [{GOOD}]\n", "7:1: symbolics",
+         "only exporter: torchscript uses symbolics, and this model is exported with dynamo; write translations for"),
+        ('translations: [{op: "aten::a", function: "plugins/s.py:f"}]\n', "6:1: translations",
+         "only exporter: dynamo uses translations, and this model is exported with torchscript; write symbolics for"),
+    ],
+)  # fmt: skip
+def test_a_section_for_the_other_exporter(errors, extra, where, expected):
+    [error] = errors(extra)
+    assert error.startswith(f"{NET}:{where}: {expected}")
+
+
+def test_an_onnx_source_is_not_exported(project):
+    project.write("plugins/s.py", "def f(g, x): ...\n")
+    project.write("net.onnx", b"x")
+    project.write(NET, f"model: net\nsource: {{onnx: net.onnx}}\ninputs: {{x: {{shape: [1]}}}}\nsymbolics: [{GOOD}]\n")
+    [error] = project.errors()
+    assert error == f"{NET}:4:1: symbolics: ignored for an onnx source, which is not exported; remove it"
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ('{op: "aten.asinh", function: "plugins/s.py:f"}', "translations.0.op: \"aten.asinh\" has no ::; wanted is "),
+        ('{op: "onnx::Asinh", function: "plugins/s.py:f"}', "translations.0.op: the namespace onnx is that of ONNX's"),
+        ('{op: "aten::asinh"}', "translations.0.function: the field is missing"),
+        ('{op: "aten::asinh", function: "plugins/s.py:g"}', "translations.0.function: plugins/s.py defines no g"),
+        ('{op: "aten::asinh", function: "plugins/s.py:f", opset: 9}', "translations.0.opset: unknown field"),
+    ],
+)  # fmt: skip
+def test_a_translation_that_cannot_be(errors, entry, expected):
+    [error] = errors(f"{DYNAMO}translations: [{entry}]\n")
+    assert error.startswith(f"{NET}:7:")
+    assert expected in error
+
+
+def test_all_mistakes_are_found_at_once(errors):
+    found = errors('symbolics: [{op: asinh, function: "plugins/t.py:f", opset: 99}, {module: plugins/t.py}]\n')
+    assert [error.split(": ")[1] for error in found] == [
+        "symbolics.0.op", "symbolics.0.function", "symbolics.0.opset", "symbolics.1.module"
+    ]  # fmt: skip
