@@ -35,14 +35,14 @@ SHIPPED = (
     Shipped(
         "torchvision::deform_conv2d",
         "torchscript",
-        "DeformConv for ONNX Runtime, GridSample and a 1×1 Conv for TensorRT",
+        "DeformConv for ONNX Runtime, GridSample and a 1x1 Conv for TensorRT",
         _DEFORM_CONV,
         19,
     ),
     Shipped(
         "DeformConv",
         "torchscript",
-        "torchvision's deform_conv2d as GridSample and a 1×1 Conv for TensorRT, through TorchScript",
+        "torchvision's deform_conv2d as GridSample and a 1x1 Conv for TensorRT, through TorchScript",
         _DEFORM_CONV,
         19,
         ("tensorrt_rtx",),
