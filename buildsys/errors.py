@@ -1,6 +1,7 @@
 """The failures that buildsys expects, and the exit code of each.
 
-Every class prints as one line that says what is wrong, where, and what to do next. Errors cross the
+Every class prints as one line that says what is wrong, where, and what to do next; where there is a choice of that, as
+a short list below the line. Errors cross the
 border between a worker and the orchestrator as JSON, so each is made of plain strings only.
 """
 
@@ -51,6 +52,11 @@ class ManifestErrors(BuildsysError):
         return "\n".join(str(error) for error in self.errors)
 
 
+def with_hint(problem: str, hint: str) -> str:
+    """Return a problem and what to do about it: on one line, or where the hint has several lines, above these."""
+    return f"{problem}\n{hint}" if "\n" in hint else problem + (f"; {hint}" if hint else "")
+
+
 @dataclass(eq=False)
 class UsageError(BuildsysError):
     """A command was called in a way that cannot work."""
@@ -70,11 +76,11 @@ class StageError(BuildsysError):
     """A stage could not do its work for a reason that its user can act on."""
 
     problem: str
-    hint: str = ""
+    hint: str = ""  # one line, or a short list of lines
 
     def __str__(self) -> str:
-        """Return the problem and the hint on one line."""
-        return self.problem + (f"; {self.hint}" if self.hint else "")
+        """Return the problem and the hint."""
+        return with_hint(self.problem, self.hint)
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from buildsys.cache import Cache
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable
-from buildsys.graph.action import Action
+from buildsys.graph.action import Action, FileRef
 from buildsys.graph.explain import ASKED_FOR, Reason, encode_reasons, in_brief, own_reasons
 from buildsys.judge import Judge, is_required
 from buildsys.settled import Candidate, SettledModels
@@ -273,18 +273,23 @@ class Executor:
         return _Ran(reply.status, reply.reason, reply.hint, reply.figures, reply.seconds)
 
     def _job(self, action: Action, outputs: Mapping[str, Path]) -> Job:
-        inputs = {role: self._build / ref.path for role, ref in action.inputs.items()}
+        inputs, advisory = self._existing(action.inputs), self._existing(action.advisory)
         return Job(
             target=action.target,
             stage=action.stage,
             model=action.model,
             variant=action.variant,
             options=action.options,
-            inputs={role: path for role, path in inputs.items() if path.exists()},
+            inputs=inputs,
             outputs=outputs,
             project=self._project,
+            advisory=advisory,
             threads=0 if action.exclusive else self._threads,
         )
+
+    def _existing(self, files: Mapping[str, FileRef]) -> dict[str, Path]:
+        paths = {role: self._build / ref.path for role, ref in files.items()}
+        return {role: path for role, path in paths.items() if path.exists()}
 
     def _publish(self, action: Action, before: Snapshot, tree: Path, ran: _Ran, started: str, why: str) -> Outcome:
         result = action.outputs[_RESULT].path
@@ -383,4 +388,6 @@ def _other(found: FileDigest | None, wanted: OutputFile) -> bool:
 
 
 def _joined(*sentences: str) -> str:
-    return "; ".join(sentence for sentence in sentences if sentence)
+    """Return sentences as one, or one below the other where one of them is a list."""
+    kept = [sentence for sentence in sentences if sentence]
+    return ("\n" if any("\n" in sentence for sentence in kept) else "; ").join(kept)

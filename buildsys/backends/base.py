@@ -6,7 +6,7 @@ only, so that another Python with another version of that library can run it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -66,6 +66,8 @@ class UnsupportedNode:
     operator: str
     reason: str
     functions: tuple[str, ...] = ()  # the local functions that it lies in, outermost first
+    since: int | None = None  # the later opset from which the backend takes it
+    output: str = ""  # the first tensor that it makes, where known
 
     def __str__(self) -> str:
         """Return ``node 4 'name' (Operator) in function: reason`` with the parts that are known."""
@@ -74,6 +76,35 @@ class UnsupportedNode:
         operator = f" ({self.operator})" if self.operator else ""
         inside = f" in {' > '.join(self.functions)}" if self.functions else ""
         return f"node{number}{name}{operator}{inside}: {self.reason}"
+
+
+@dataclass(eq=False)
+class GraphRefusedError(StageError):
+    """A backend cannot take nodes of a graph: all of them, with the reason of each."""
+
+    nodes: tuple[UnsupportedNode, ...] = ()
+    others: tuple[str, ...] = ()  # what it says that is about no node
+
+
+def refused(
+    request: BuildRequest, library: str, nodes: Sequence[UnsupportedNode], others: Sequence[str] = ()
+) -> NoReturn:
+    """Raise GraphRefusedError: a sentence with every operator, how often it occurs, its first node and the reason."""
+    by_operator: dict[str, list[UnsupportedNode]] = {}
+    for node in nodes:
+        by_operator.setdefault(node.operator, []).append(node)
+    told = [_together(operator, alike) for operator, alike in by_operator.items()]
+    raise GraphRefusedError(
+        f"model {request.model}: {library} cannot take {'; '.join([*told, *others])}",
+        nodes=tuple(nodes),
+        others=tuple(others),
+    )
+
+
+def _together(operator: str, nodes: Sequence[UnsupportedNode]) -> str:
+    if len(nodes) == 1:
+        return str(nodes[0])
+    return f"{len(nodes)} nodes {operator}, first {nodes[0]}"
 
 
 class Session(Protocol):
@@ -103,13 +134,14 @@ class Backend(Protocol):
         ...
 
     def unsupported(self, request: BuildRequest) -> list[UnsupportedNode]:
-        """Return every node of the graph that the backend cannot take."""
+        """Return every node of the graph that the backend cannot take, before anything is built."""
         ...
 
     def build(self, request: BuildRequest) -> Figures:
         """Write the engine file; return what is known of it from building.
 
-        Raises: StageError: the graph was refused; all reasons at once.
+        Raises: GraphRefusedError: the graph has nodes that it cannot take; all at once, before anything is built.
+        StageError: it cannot be built for another reason.
         """
         ...
 

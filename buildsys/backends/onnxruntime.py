@@ -8,6 +8,7 @@ which the stage convert looks for.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnxruntime as ort
 
-from buildsys.backends.base import BuildRequest, Figures, OperatorUse, Options, Run, Session, UnsupportedNode
+from buildsys.backends.base import BuildRequest, Figures, OperatorUse, Options, Run, Session, UnsupportedNode, refused
 from buildsys.backends.cuda_driver import find_driver
 from buildsys.backends.ort_session import OrtGraph, session_options
 from buildsys.errors import StageError, Unavailable
@@ -86,20 +87,30 @@ def prepare(options: Options) -> None:
 
 
 def unsupported(request: BuildRequest) -> list[UnsupportedNode]:
-    """Return the nodes whose operator ONNX Runtime does not know; others it may still refuse for their types."""
-    from buildsys.backends.ort_graph import unknown_operators  # needs onnx, which running an engine does not
+    """Return the nodes whose operator ONNX Runtime does not know, or has no kernel for in these types.
 
-    return unknown_operators(request.onnx, [use.op for use in request.operators])
+    Its own optimizations may still remove a node without a kernel, so nothing counts as refused that it loads.
+    """
+    with TemporaryDirectory(dir=request.engine.parent) as folder:
+        source = _source(request, Path(folder))
+        nodes = _refused_nodes(request, source)
+        if nodes:
+            options = request.options
+            session = _session_options(options, optimization=options["graph_optimization_level"])
+            with suppress(StageError):
+                _open(source, session, options, request.operators)
+                return []
+        return nodes
 
 
 def build(request: BuildRequest) -> Figures:
     """Optimize the graph and save it as the engine; return the settings in force.
 
-    Raises: StageError: the graph was refused, with every unknown operator at once.
+    Raises: GraphRefusedError: every node that it cannot take. StageError: the graph was refused otherwise.
     """
     options = request.options
     with TemporaryDirectory(dir=request.engine.parent) as folder:
-        source = _emulated(request.onnx, Path(folder)) if _emulates(options) else request.onnx
+        source = _source(request, Path(folder))
         session = _session_options(options, optimization=options["graph_optimization_level"])
         session.optimized_model_filepath = str(request.engine)
         # Weights that lie beside the source and that no optimization touched would stay there.
@@ -111,7 +122,11 @@ def build(request: BuildRequest) -> Figures:
         try:
             graph = _open(source, session, options, request.operators)
         except StageError as refusal:
-            raise StageError(f"model {request.model}: {_all_reasons(request, refusal)}") from refusal
+            nodes = _refused_nodes(request, source)
+            if nodes:
+                told = any(node.operator in refusal.problem for node in nodes)
+                refused(request, "ONNX Runtime", nodes, () if told else (refusal.problem,))
+            raise StageError(f"model {request.model}: {refusal.problem}", refusal.hint) from refusal
     return {
         "settings": _settings(options, graph),
         "profiles": [],
@@ -181,6 +196,10 @@ def _open(model: Path, session: ort.SessionOptions, options: Options, operators:
     return graph
 
 
+def _source(request: BuildRequest, folder: Path) -> Path:
+    return _emulated(request.onnx, folder) if _emulates(request.options) else request.onnx
+
+
 def _emulates(options: Options) -> bool:
     return bool(options["precision"] == "bf16" and options["provider"] == "cpu")  # it has few bfloat16 kernels
 
@@ -195,9 +214,10 @@ def _emulated(onnx_file: Path, folder: Path) -> Path:
     return emulated
 
 
-def _all_reasons(request: BuildRequest, refusal: StageError) -> str:
-    unknown = unsupported(request)
-    return f"ONNX Runtime cannot take {'; '.join(map(str, unknown))}" if unknown else refusal.problem
+def _refused_nodes(request: BuildRequest, source: Path) -> list[UnsupportedNode]:
+    from buildsys.backends.ort_refusals import refused_nodes  # needs onnx, which running an engine does not
+
+    return refused_nodes(source, {use.op for use in request.operators})
 
 
 def _settings(options: Options, graph: OrtGraph) -> Figures:

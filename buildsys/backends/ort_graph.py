@@ -1,43 +1,23 @@
-"""What can be read from ONNX files for ONNX Runtime: unknown operators, and the facts of a saved graph."""
+"""What can be read from ONNX files for ONNX Runtime: the facts of a saved graph."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import onnx
-from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper
-from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-from buildsys.backends.base import Figures, UnsupportedNode
+from buildsys.backends import ort_kernels
+from buildsys.backends.base import Figures
 
-_DEFAULT_DOMAIN = ("", "ai.onnx")
 _INDEX_OPERATORS = ("Shape", "Size", "ArgMax", "ArgMin", "NonZero")
 _BOOL_OPERATORS = (
     "And", "Or", "Xor", "Not", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN", "IsInf",
 )  # fmt: skip
 _CONDITIONAL_OPERATORS = ("Where", "If", "Loop")  # their first input does not give their type
-
-
-def unknown_operators(model_file: Path, provided: Collection[str] = ()) -> list[UnsupportedNode]:
-    """Return the nodes, also of subgraphs and local functions, whose operator has no schema in ONNX Runtime.
-
-    A session names only the first. A file that is no ONNX model has none. ``provided`` are operators of libraries.
-    """
-    try:
-        model = onnx.load(str(model_file), load_external_data=False)
-    except (OSError, DecodeError):
-        return []
-    functions = {(function.domain, function.name) for function in model.functions}
-    functions |= {(domain, name) for domain, _, name in (op.partition("::") for op in provided)}
-    found = [_unknown(index, node, (), functions) for index, node in _nodes(model.graph.node)]
-    for function in model.functions:
-        found += [_unknown(index, node, (function.name,), functions) for index, node in _nodes(function.node)]
-    return [node for node in found if node is not None]
 
 
 def graph_facts(model_file: Path) -> Figures:
@@ -55,27 +35,9 @@ def graph_facts(model_file: Path) -> Figures:
     }
 
 
-def _unknown(index: int, node: Any, inside: tuple[str, ...], functions: set[tuple[str, str]]) -> UnsupportedNode | None:
-    domain = "" if node.domain in _DEFAULT_DOMAIN else node.domain
-    if (domain, node.op_type) in functions or (domain, node.op_type) in known_operators():
-        return None
-    reason = f"not an operator of the domain {domain or 'ai.onnx'} in this ONNX Runtime, and no function of the model"
-    return UnsupportedNode(index, node.name, node.op_type, reason, inside)
-
-
-def _nodes(nodes: Any) -> Iterator[tuple[int, Any]]:
-    """Yield nodes with the index that their outermost node has in the graph."""
-    for index, node in enumerate(nodes):
-        yield index, node
-        for attribute in node.attribute:
-            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from ((index, inner) for _, inner in _nodes(graph.node))
-
-
-@lru_cache(maxsize=1)
 def known_operators() -> frozenset[tuple[str, str]]:
     """Return domain and name of every operator that ONNX Runtime itself has; ONNX's own domain is empty."""
-    return frozenset((schema.domain, schema.name) for schema in ort_state.get_all_operator_schema())
+    return frozenset(ort_kernels.schema_versions())
 
 
 def _node_types(graph: Any) -> Counter[str]:

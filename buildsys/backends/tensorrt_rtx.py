@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorrt_rtx as trt
 
-from buildsys.backends.base import BuildRequest, Figures, OperatorUse, Options, Session, UnsupportedNode
+from buildsys.backends.base import BuildRequest, Figures, OperatorUse, Options, Session, UnsupportedNode, refused
 from buildsys.backends.cuda_driver import find_driver
 from buildsys.backends.profiles import resolve_profiles
 from buildsys.backends.rtx_messages import LOGGER, BuildProgress, Messages, collected_messages
@@ -59,7 +59,7 @@ def build(request: BuildRequest) -> Figures:
     """Write the engine; return its settings, profiles, tensors and layers.
 
     The layers and the share of each type are those of the parsed network, before TensorRT fuses it.
-    Raises: StageError: all nodes that the parser refuses, or why the builder gave up.
+    Raises: GraphRefusedError: all nodes that the parser refuses. StageError: why the builder gave up.
     """
     options = request.options
     profiles = resolve_profiles(request.inputs, request.dims, options["profiles"])
@@ -162,10 +162,10 @@ def _refused_node(error: trt.ParserError) -> UnsupportedNode:
 
 
 def _check_parsed(request: BuildRequest, parsed: _Parsed, messages: Messages) -> None:
-    nodes = [str(node) for node in parsed.refused if node.operator]
+    nodes = [node for node in parsed.refused if node.operator]
     others = [node.reason for node in parsed.refused if not node.operator]
     if nodes:
-        raise StageError(f"model {request.model}: TensorRT-RTX cannot take {'; '.join(nodes + others)}")
+        refused(request, "TensorRT-RTX", nodes, others)
     if others or not parsed.accepted:
         reason = "; ".join(others) or messages.sentence("no reason is given")
         raise StageError(f"model {request.model}: TensorRT-RTX cannot read {request.onnx.name}: {reason}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from buildsys.errors import BuildsysError
+from buildsys.errors import BuildsysError, with_hint
 from buildsys.front.session import Session
 from buildsys.manifest.project import load_project
 from buildsys.worker.lifeline import die_with_parent
@@ -56,7 +56,7 @@ def _build_all(session: Session, targets: Iterable[str]) -> None:
             log = os.path.relpath(session.log(target), session.project.root)
             _tell("ended", target, status="failed", reason=str(error), log=log)
         else:
-            reason = "; ".join(text for text in (outcome.reason, outcome.hint) if text)
+            reason = with_hint(outcome.reason, outcome.hint)
             _tell("ended", target, status=outcome.status, seconds=outcome.seconds, reason=reason)
 
 

@@ -35,6 +35,16 @@ def repro(root: Path, arguments: Sequence[str], *, until: str, as_json: bool, ke
     return verdict.as_json() if as_json else verdict.as_text(), verdict.exit_code
 
 
+def ops(root: Path, arguments: Sequence[str], *, model: str, everything: bool, as_json: bool) -> str:
+    """Return which operators are translated, known and run by what is installed here.
+
+    Raises: UsageError: an operator or model that there is not. StageError: the libraries cannot be asked.
+    """
+    from buildsys.front.ops_command import tell
+
+    return tell(root, arguments, model=model, everything=everything, as_json=as_json)
+
+
 def known_model(command: str, models: Iterable[str], arguments: Sequence[str]) -> str:
     """Return the one model that ``arguments`` name.
 

@@ -15,6 +15,7 @@ from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TextIO
 
+from buildsys.errors import with_hint
 from buildsys.front.lines import ENDED, Line
 from buildsys.front.session import Session
 
@@ -82,8 +83,8 @@ class Reporter:
             line.status = "fresh" if finished.elsewhere else "restored" if finished.restored else finished.status
             unrun = finished.elsewhere or finished.restored
             line.seconds = None if unrun else finished.seconds  # without waiting for other benchmarks
-            told = ("built by another run meanwhile",) if finished.elsewhere else (finished.reason, finished.hint)
-            line.reason = "; ".join(text for text in told if text)
+            told = ("built by another run meanwhile", "") if finished.elsewhere else (finished.reason, finished.hint)
+            line.reason = with_hint(*told)
             self._open_screen().ended(line)
 
     def add_failure(self, task: Any, fail: Any) -> None:

@@ -595,6 +595,25 @@ class Netron(_ProjectCommand):
         return 0
 
 
+class Ops(_ProjectCommand):
+    """``doit ops``."""
+
+    doc_purpose = "tell which operators are translated, known and run by what is installed here"
+    doc_usage = "[OPERATOR ...]"
+    cmd_options = (
+        opt_dodo,
+        _OPT_JSON,
+        {"name": "all", "long": "all", "type": bool, "default": False, "help": "all operators"},
+        {"name": "model", "long": "model", "type": str, "default": "", "help": "those in a built model's graph"},
+    )
+
+    def tell(self, root: Path, params: Any, args: Sequence[str]) -> int:
+        """Print rows of the table, or a summary."""
+        options = {"model": params["model"], "everything": params["all"], "as_json": params["json"]}
+        sys.stdout.write(commands.ops(root, args, **options))
+        return 0
+
+
 class Schema(_ProjectCommand):
     """``doit schema``."""
 

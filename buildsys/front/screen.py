@@ -60,7 +60,10 @@ class PlainScreen:
     def ended(self, line: Line) -> None:
         """Write how a target ended, how long it took, and why unless it passed."""
         word = _WORDS.get(line.status, line.status)
-        self._write(word, line.target, "" if line.seconds is None else f"{line.seconds:.1f}s", line.reason)
+        reason, *list_below = line.reason.splitlines() or [""]
+        self._write(word, line.target, "" if line.seconds is None else f"{line.seconds:.1f}s", reason)
+        for below in list_below:
+            self._write("", below)
         if line.status == "failed" and line.log:
             self._write("", f"log: {line.log}")
 
@@ -108,6 +111,7 @@ class LiveScreen:
         from rich.text import Text
 
         took = "" if line.seconds is None else duration(line.seconds)
+        list_below: list[str] = []
         text = Text.assemble((_MARKS[line.status], _STYLES[line.status]), f" {line.target}  ", (took, "cyan"))
         why = _worth_telling(line.why)
         if line.status == "restored":
@@ -115,11 +119,14 @@ class LiveScreen:
         elif line.status == "passed" and why:
             text.append(f"  {why}", "dim")
         elif line.status != "passed" and line.reason:
-            text.append(f"\n  {line.reason}", "red" if line.status == "failed" else "dim")
-        if line.status == "failed" and line.log:
-            text.append(f"\n  log: {line.log}", "dim")
+            reason, *list_below = line.reason.splitlines()
+            text.append(f"\n  {reason}", "red" if line.status == "failed" else "dim")
         self._live.refresh()  # else the target is seen as running below its own last line
         self._console.print(text)
+        for below in list_below:  # as long as they are, so that YAML can be copied from a narrow terminal
+            self._console.print(Text(f"  {below}"), soft_wrap=True)
+        if line.status == "failed" and line.log:
+            self._console.print(Text(f"  log: {line.log}", "dim"))
 
     def close(self) -> None:
         """Remove what is redrawn."""

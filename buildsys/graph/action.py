@@ -39,6 +39,8 @@ class Action:
     tools: tuple[str, ...] = ()  # distributions whose versions are in the key
     devices: tuple[str, ...] = ()  # device facts in the key: "cpu", "cores", "gpu"
     environment: tuple[str, ...] = ()  # families of environment variables in the key
+    # role -> output of another action that may reach the words of an error and nothing else: not in the key
+    advisory: Mapping[str, FileRef] = field(default_factory=dict, compare=False)
     required: bool = field(default=False, compare=False)  # being unavailable fails it; not part of its result
     exclusive: bool = False  # runs alone on the machine (benchmarks)
     timeout_s: float | None = None

@@ -232,12 +232,17 @@ def _cut(value: str, start: int = 0) -> str:
     return f"{'…' if start else ''}{piece}{'…' if start + _SHOWN_CHARACTERS < len(value) else ''}"
 
 
+def _first_line(text: str) -> str:
+    """Return a text without the list of what can be done that may follow it."""
+    return next(iter(text.strip().splitlines()), "")
+
+
 _WORDS: Mapping[str, Callable[[Reason], str]] = {
     NEVER_BUILT: lambda _: "never built",
     FORGOTTEN: lambda _: "forgotten by `doit forget`",
     LOST_RECORD: lambda _: "the record of its last build cannot be read",
     OTHER_KEYS: lambda _: "built by a buildsys that made its keys in another way",
-    FAILED: lambda reason: f"last run failed: {' '.join(reason.subject.split())}",
+    FAILED: lambda reason: f"last run failed: {' '.join(_first_line(reason.subject).split())}",
     UNAVAILABLE: lambda reason: f"required, but unavailable: {reason.subject}",
     UNREADABLE: lambda reason: reason.subject,
     ASKED_FOR: lambda _: "asked for",

@@ -55,6 +55,13 @@ def golden_target(spec: Resolved, point: str = AFTER_SIMPLIFY) -> str:
     return f"surgery:{spec['model']}:{made_at}" if made_at else f"reference:{spec['model']}"
 
 
+def origins_ref(spec: Resolved) -> dict[str, FileRef]:
+    """Return the file that says from which source lines the nodes of the exported graph come, by role."""
+    if "onnx" in spec["source"]:
+        return {}
+    return {"origins": FileRef(f"{spec['model']}/export/origins.json", optional=True)}
+
+
 def golden_refs(
     spec: Resolved, cases: Iterable[str], point: str = AFTER_SIMPLIFY, prefix: str = ""
 ) -> dict[str, FileRef]:

@@ -21,6 +21,7 @@ from buildsys.graph.flow import (
     golden_target,
     graph_before,
     onnx_refs,
+    origins_ref,
     simplified_graph,
 )
 from buildsys.graph.surgery import (
@@ -99,6 +100,7 @@ def _export(spec: Resolved) -> Action:
         outputs={
             "model": FileRef(f"{model}/export/model.onnx"),
             "model.data": FileRef(f"{model}/export/model.onnx.data", optional=True),
+            **origins_ref(spec),
             "result": FileRef(f"{model}/export/export.json"),
         },
         sources=(*used.network_sources(spec), *used.taught_sources(spec)),
@@ -287,6 +289,7 @@ def _engine(spec: Resolved, engine: Mapping[str, Any]) -> Action:
         tools=tuple(dict.fromkeys((*used.engine_tools(engine), *taken.tools))),
         devices=(*used.devices(engine), *used.cores(engine)),
         environment=used.engine_environment(engine),
+        advisory=origins_ref(spec),
         required=engine["required"],
         timeout_s=used.timeout(spec, "engine"),
         doc=f"build the engine {name} of {model}",

@@ -92,6 +92,16 @@ def describe_exception(error: BaseException, project: Path) -> str:
     return f"{text} ({where})" if where and where not in text else text
 
 
+def shown_frame(filename: str, line: int, project: Path, *, libraries: bool = False) -> str:
+    """Return ``file:line`` of a frame in the user's own files, or with ``libraries`` in one that is not torch's.
+
+    Empty for all other frames. A file of a library is shown by its path in site-packages.
+    """
+    if not libraries:
+        return f"{_relative(filename, project)}:{line}" if _is_users(filename, project) else ""
+    return f"{_relative(filename, project)}:{line}" if _is_of_a_library(filename) else ""
+
+
 def load_module(shown: str, project: Path) -> ModuleType:
     """Execute a file of the project, named relative to it, as a module of its own.
 
@@ -153,7 +163,7 @@ def _location(error: BaseException, project: Path) -> str:
         return f"{_relative(error.filename, project)}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if _is_users(f.filename, project)]
-    library = [f for f in frames if "/torch/" not in f.filename and not _is_ours(f.filename) and f.filename[:1] != "<"]
+    library = [f for f in frames if _is_of_a_library(f.filename)]
     for candidates in (own, library):
         if candidates:
             return f"{_relative(candidates[-1].filename, project)}:{candidates[-1].lineno}"
@@ -163,6 +173,10 @@ def _location(error: BaseException, project: Path) -> str:
 def _is_users(filename: str, project: Path) -> bool:
     inside = Path(filename).is_relative_to(project) or Path(filename).is_relative_to(project.resolve())
     return inside and not _is_ours(filename) and not any(part in _LIBRARY_FOLDERS for part in Path(filename).parts)
+
+
+def _is_of_a_library(filename: str) -> bool:
+    return "/torch/" not in filename and not _is_ours(filename) and filename[:1] != "<"
 
 
 def _is_ours(filename: str) -> bool:

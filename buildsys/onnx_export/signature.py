@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 
 from buildsys.errors import StageError
+from buildsys.ladder.rungs import hint, written_rungs
 from buildsys.onnx_graph import opsets, ports
 
 Declared = Mapping[str, Mapping[str, Any]]  # name -> {shape, dtype} of the manifest
@@ -26,7 +27,7 @@ def check_opset(model: onnx.ModelProto, asked: int, exporter: str) -> None:
     if exporter == "dynamo" and written > asked:
         raise StageError(
             f"the dynamo exporter wrote opset {written} where {asked} was asked: it cannot convert this network down",
-            f"set export.opset to {written}, or use export.exporter: torchscript, which writes {asked} itself",
+            hint([("", written_rungs(written, asked))]),
         )
     raise StageError(f"the {exporter} exporter wrote opset {written} where {asked} was asked")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import io
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ _PASSED_ON = (
     "custom_opsets",
     "autograd_inlining",
 )
+_STRIPS_DOC_STRINGS = 5  # its place among the arguments of torch._C.Graph._export_onnx
 _TRAINING_MODES = {"eval": "EVAL", "preserve": "PRESERVE", "train": "TRAINING"}
 
 
@@ -40,19 +43,45 @@ def export_torchscript(request: ExportRequest) -> onnx.ModelProto:
 
 
 def _export(request: ExportRequest, file: str | io.BytesIO) -> None:
-    torch.onnx.export(
-        request.module,
-        request.arguments,
-        file,  # type: ignore[arg-type]  # a stream as well, for this exporter
-        dynamo=False,
-        opset_version=request.options["opset"],
-        input_names=list(request.input_names),
-        output_names=list(request.output_names),
-        dynamic_axes={name: dict(axes) for name, axes in {**request.dynamic_inputs, **request.dynamic_outputs}.items()},
-        verbose=bool(request.options["verbose"]),
-        **_translated(request),
-        **request.given(*_PASSED_ON),
-    )
+    dynamic = {**request.dynamic_inputs, **request.dynamic_outputs}
+    with _keeping_source_lines():
+        torch.onnx.export(
+            request.module,
+            request.arguments,
+            file,  # type: ignore[arg-type]  # a stream as well, for this exporter
+            dynamo=False,
+            opset_version=request.options["opset"],
+            input_names=list(request.input_names),
+            output_names=list(request.output_names),
+            dynamic_axes={name: dict(axes) for name, axes in dynamic.items()},
+            verbose=bool(request.options["verbose"]),
+            **_translated(request),
+            **request.given(*_PASSED_ON),
+        )
+
+
+@contextmanager
+def _keeping_source_lines() -> Iterator[None]:
+    """Let the exporter write into each node's doc string where it comes from, as it does with ``verbose``.
+
+    With that it would print the whole graph as well. Where torch has no such place any more, no line is known.
+    """
+    kind: Any = torch._C.Graph
+    original = getattr(kind, "_export_onnx", None)
+    if original is None:
+        yield
+        return
+
+    def export_onnx(graph: Any, *arguments: Any) -> Any:
+        strips = len(arguments) > _STRIPS_DOC_STRINGS and arguments[_STRIPS_DOC_STRINGS] is True
+        before, after = arguments[:_STRIPS_DOC_STRINGS], arguments[_STRIPS_DOC_STRINGS + 1 :]
+        return original(graph, *before, False, *after) if strips else original(graph, *arguments)
+
+    kind._export_onnx = export_onnx
+    try:
+        yield
+    finally:
+        kind._export_onnx = original
 
 
 def _settled(model: onnx.ModelProto, request: ExportRequest) -> onnx.ModelProto:

@@ -59,7 +59,9 @@ def _why(lines: Sequence[TargetLine]) -> Lines:
     """Yield the reason that all these targets share, and what to do about it."""
     first = lines[0]
     yield f"- {', '.join(code(line.target) for line in lines)} — {status_word(first.status)}: {sentence(first.reason)}"
-    if first.hint:
+    if "\n" in first.hint:  # a list, with YAML to copy
+        yield from ("  What to do:", "", "  ```text", *(f"  {line}" for line in first.hint.splitlines()), "  ```", "")
+    elif first.hint:
         yield f"  What to do: {sentence(first.hint)}"
     if first.status == "failed":
         yield f"  Log: {', '.join(code(line.log) for line in lines)}."

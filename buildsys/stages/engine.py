@@ -8,9 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from buildsys.backends import load_backend
-from buildsys.backends.base import Backend, BuildRequest, Figures, OperatorUse
+from buildsys.backends.base import Backend, BuildRequest, Figures, GraphRefusedError, OperatorUse
 from buildsys.digest import sha256_of
 from buildsys.errors import StageError, Unavailable
+from buildsys.ladder.refused import explained
 from buildsys.operators.implementation import implementation_of
 from buildsys.worker.job import Job, StageResult
 from buildsys.writeback import start_writeback
@@ -48,7 +49,10 @@ def _build_from(graph: Path, operators: tuple[OperatorUse, ...], job: Job, backe
         progress=job.progress,
     )
     start = time.perf_counter()
-    built = backend.build(request)
+    try:
+        built = backend.build(request)
+    except GraphRefusedError as refusal:
+        raise explained(refusal, request, job) from refusal
     seconds = time.perf_counter() - start
     files = [*_engine_files(job), *_copied_libraries(job)]
     for file in files:

@@ -17,7 +17,7 @@ import onnx.shape_inference
 from buildsys.digest import sha256_of
 from buildsys.errors import BuildsysError, StageError
 from buildsys.inspection.figures import graph_figures
-from buildsys.onnx_export.failures import checker_failure, export_failure
+from buildsys.onnx_export.origins import node_origins, write_origins
 from buildsys.onnx_export.signature import check_opset, check_signature
 from buildsys.onnx_export.traces import strip_traces
 from buildsys.onnx_graph import INLINE_LIMIT, file_facts, load_model, opsets, parameter_count, ports, save_model
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     from buildsys.onnx_export.registrations import Registration
     from buildsys.onnx_export.request import ExportRequest
 
+_OPERATOR_SECTIONS = ("symbolics", "translations", "ops")
 # weights up to this size stay in the file: external_data unset, false, true
 _INLINE_LIMITS = {None: INLINE_LIMIT, False: 2**31 - 2**24, True: -1}
 
 
 def run(job: Job) -> StageResult:
-    """Write ``model`` (and ``model.data`` beside it where the weights are large).
+    """Write ``model`` (and ``model.data`` beside it where the weights are large), and ``origins`` of its nodes.
 
     Raises: StageError: the network or the export fails, or the file is not what the manifest asks for.
     """
@@ -46,6 +47,8 @@ def run(job: Job) -> StageResult:
     if "functions" in job.inputs:
         warnings += put_in(model, load_model(job.inputs["functions"]))
     figures = {"parameters": parameter_count(model), **origin, **_model_figures(model)}
+    if "origins" in job.outputs:
+        write_origins(node_origins(model, job.project), job.outputs["origins"])
     stripped = strip_traces(model)
     path, external = job.outputs["model"], job.options["export"]["external_data"]
     save_model(model, path, inline_limit=_INLINE_LIMITS[external])
@@ -82,7 +85,7 @@ def _exported_model(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, dic
     request, taught = _teach(request, options, job.project)
     job.progress(f"exporting with {exporter}")
     with collecting_warnings(warnings):
-        model = _export(request, job.project)
+        model = _export(request, job)
     warnings += unused(taught)
     check_opset(model, options["export"]["opset"], exporter)
     _check_exported_signature(model, options, request.output_names)
@@ -143,7 +146,7 @@ def _refuse_complex(tensors: Mapping[str, Any]) -> None:
             )
 
 
-def _export(request: ExportRequest, project: Path) -> onnx.ModelProto:
+def _export(request: ExportRequest, job: Job) -> onnx.ModelProto:
     exporter, opset = request.options["exporter"], request.options["opset"]
     if exporter == "dynamo":
         from buildsys.onnx_export.dynamo import export_dynamo as export
@@ -156,8 +159,11 @@ def _export(request: ExportRequest, project: Path) -> onnx.ModelProto:
     except Exception as error:  # exporters raise whatever comes their way
         if own := _own_failure(error):
             raise own from error
+        from buildsys.onnx_export.failures import export_failure
+
         traceback.print_exception(error)  # into the log: the sentence below is its last line only
-        raise export_failure(error, exporter, opset, project) from error
+        declared = [section for section in _OPERATOR_SECTIONS if job.options.get(section)]
+        raise export_failure(error, exporter, opset, job.project, declared) from error
 
 
 def _own_failure(error: BaseException) -> BuildsysError | None:
@@ -192,4 +198,6 @@ def _check_file(path: Path, exporter: str) -> None:
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        from buildsys.onnx_export.failures import checker_failure
+
         raise checker_failure(error, exporter) from error

@@ -26,8 +26,8 @@ class Job:
     """One stage to run, with absolute paths. Outputs lie in a temporary folder that the executor publishes.
 
     Roles are the keys of ``inputs`` and ``outputs``. An optional input that was not produced is absent
-    from ``inputs``. A stage may write further files beside its outputs (external data, failing tensors):
-    the executor records whatever it finds in the folder.
+    from ``inputs``, and so is one of ``advisory``. A stage may write further files beside its outputs
+    (external data, failing tensors): the executor records whatever it finds in the folder.
     """
 
     target: str
@@ -38,6 +38,7 @@ class Job:
     inputs: Mapping[str, Path]
     outputs: Mapping[str, Path]
     project: Path
+    advisory: Mapping[str, Path] = field(default_factory=dict)  # files for the words of an error, never for a result
     threads: int = 0  # that it may compute with, where its result does not depend on it; 0: all cores
     progress: Callable[[str], None] = field(default=_say_nothing, compare=False)
     # end the stage here and now, in a callback of a C++ library that an exception would only bring to harm

@@ -57,6 +57,7 @@ def job_to_json(job: Job) -> Message:
         "inputs": {role: str(path) for role, path in job.inputs.items()},
         "outputs": {role: str(path) for role, path in job.outputs.items()},
         "project": str(job.project),
+        "advisory": {role: str(path) for role, path in job.advisory.items()},
         "threads": job.threads,
     }
 
@@ -67,6 +68,7 @@ def job_from_json(fields: Message, **local: Any) -> Job:
         "inputs": {role: Path(path) for role, path in fields["inputs"].items()},
         "outputs": {role: Path(path) for role, path in fields["outputs"].items()},
         "project": Path(fields["project"]),
+        "advisory": {role: Path(path) for role, path in fields["advisory"].items()},
     }
     return Job(**{**fields, **paths, **local})
 

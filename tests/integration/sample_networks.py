@@ -146,3 +146,16 @@ def not_a_module() -> str:
 
 def raises() -> nn.Module:
     raise ValueError("no such backbone")
+
+
+class Nest(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.inner(x)
+        return torch.sigmoid(self.scale(hidden))
+
+    def scale(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden * 2

@@ -40,6 +40,12 @@ def failure(folder: Path, name: str, **sections: Any) -> str:
     return str(error.value)
 
 
+def line_of(code: str) -> str:
+    """Return where a piece of code stands in the sample networks."""
+    lines = (ROOT / NETWORKS).read_text().splitlines()
+    return f"{NETWORKS}:{next(number for number, line in enumerate(lines, 1) if code in line)}"
+
+
 def model_of(folder: Path) -> onnx.ModelProto:
     return onnx.load(folder / "m/export/model.onnx")
 
@@ -231,8 +237,8 @@ def test_verify_and_report_of_dynamo(tmp_path: Path) -> None:
 def test_external_data_is_one_file_beside_the_model(tmp_path: Path, options: dict[str, Any]) -> None:
     figures = run(tmp_path, "make_large", export={**options, "external_data": True}).figures
     folder = tmp_path / "m/export"
-    assert sorted(path.name for path in folder.iterdir()) == ["model.onnx", "model.onnx.data"]
-    assert figures["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
+    assert sorted(path.name for path in folder.iterdir()) == ["model.onnx", "model.onnx.data", "origins.json"]
+    assert figures["bytes"] == sum(path.stat().st_size for path in folder.glob("model.onnx*"))
     stored = [tensor for tensor in model_of(tmp_path).graph.initializer if tensor.dims == [6400, 4]]
     torch.manual_seed(0)
     expected = torch.nn.Linear(4, 6400).weight.detach().numpy()
@@ -242,7 +248,11 @@ def test_external_data_is_one_file_beside_the_model(tmp_path: Path, options: dic
 def test_a_model_too_large_for_one_file_is_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchscript, "ONE_MESSAGE_LIMIT", 1000)
     run(tmp_path, "make_large", export={"external_data": True})
-    assert sorted(path.name for path in (tmp_path / "m/export").iterdir()) == ["model.onnx", "model.onnx.data"]
+    assert sorted(path.name for path in (tmp_path / "m/export").iterdir()) == [
+        "model.onnx",
+        "model.onnx.data",
+        "origins.json",
+    ]
 
 
 # --- what is refused ---
@@ -251,16 +261,27 @@ def test_a_model_too_large_for_one_file_is_gathered(tmp_path: Path, monkeypatch:
 def test_dynamo_must_write_the_opset_that_was_asked(tmp_path: Path) -> None:
     message = failure(tmp_path, "LayerNorm", export=dynamo(17))
     assert message.startswith("the dynamo exporter wrote opset 18 where 17 was asked")
-    assert "set export.opset to 18, or use export.exporter: torchscript" in message
+    assert message.splitlines()[1:] == [
+        "1. opset: take opset 18, in which dynamo writes it",
+        "     export: {opset: 18}",
+        "2. exporter: take torchscript, which writes 17 itself",
+        "     export: {exporter: torchscript, opset: 17}",
+    ]
     assert run(tmp_path, "LayerNorm", export={"opset": 17}).figures["opset"] == 17
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("Asinh", {}, "the torchscript exporter cannot translate the operator aten::asinh to opset 17; "
-         "export.exporter: dynamo translates more operators"),
-        ("Untranslatable", dynamo(), "the dynamo exporter cannot translate the operator aten._linalg_eigh to opset 18"),
+        ("Asinh", {}, "the torchscript exporter cannot translate the operator aten::asinh to opset 17 "
+         f"({line_of('torch.asinh(x)')})\naten::asinh(Tensor self) -> Tensor\n"
+         "1. exporter: dynamo translates it to opset 18 and later\n     export: {exporter: dynamo, opset: 18}\n"
+         "2. registration: write a symbolic function for it and register it, for opset 17 and later\n"
+         '     symbolics: [{op: "aten::asinh", function: "plugins/symbolics/asinh.py:asinh", opset: 17}]'),
+        ("Untranslatable", dynamo(), "the dynamo exporter cannot translate the operator aten::_linalg_eigh to opset 18 "
+         f'({line_of("eigvalsh")})\naten::_linalg_eigh(Tensor A, str UPLO="L", bool compute_v=True) -> (Tensor '
+         "eigenvalues, Tensor eigenvectors)\n1. registration: write an onnxscript function for it and register it\n"
+         '     translations: [{op: "aten::_linalg_eigh", function: "plugins/symbolics/linalg_eigh.py:linalg_eigh"}]'),
         ("Affine", {"opset": 99}, "the torchscript exporter failed at opset 99: RuntimeError: Unsupported"),
     ],
 )  # fmt: skip
@@ -272,13 +293,15 @@ def test_an_operator_that_the_opset_lacks_names_the_first_opset_with_it(tmp_path
     inputs = {"x": {"shape": ["batch", 3, 5, 5]}, "offset": {"shape": ["batch", 18, 3, 3]}}
     message = failure(tmp_path, "Deformed", inputs=inputs, export=dynamo(18))
     assert message == (
-        "the file uses the operator DeformConv, which opset 18 does not have (dynamo); set export.opset to 19 or higher"
+        "the file uses the operator DeformConv, which opset 18 does not have (dynamo)\n"
+        "1. opset: export to opset 19, the first that has DeformConv\n     export: {opset: 19}"
     )
 
 
 def test_an_operator_that_a_later_opset_adds(tmp_path: Path) -> None:
     message = failure(tmp_path, "Celu", export={"opset": 11})
-    assert message.endswith("cannot translate the operator aten::celu to opset 11; set export.opset to 12 or higher")
+    assert "cannot translate the operator aten::celu to opset 11" in message
+    assert "1. opset: torchscript translates it from opset 12 on\n     export: {opset: 12}\n2. " in message
 
 
 def test_an_input_that_forward_does_not_use(tmp_path: Path) -> None:
@@ -346,7 +369,7 @@ def test_a_ready_file_that_is_not_as_declared(tmp_path: Path, inputs: Any, outpu
 def test_a_ready_file_that_the_checker_rejects(tmp_path: Path) -> None:
     node = helper.make_node("Gelu", ["x"], ["y"])
     port = (TensorProto.FLOAT, ["batch", 3, 8, 8])
-    with pytest.raises(StageError, match=r"uses the operator Gelu, which opset 17 does not have.*to 20 or higher"):
+    with pytest.raises(StageError, match=r"uses the operator Gelu, which opset 17 does not have.*opset 20 or higher"):
         given(tmp_path, make_model([node], {"x": port}, {"y": port}))
 
 

@@ -88,7 +88,7 @@ def test_of_long_values_the_text_has_the_first_difference_and_the_data_all() -> 
 
 
 def test_text_is_one_line_without_control_characters() -> None:
-    assert str(Reason("failed", "no\n  such \x1b[31mfile")) == "last run failed: no such \\x1b[31mfile"
+    assert str(Reason("failed", "no  such \x1b[31mfile\n1. what to do")) == "last run failed: no such \\x1b[31mfile"
     assert str(Reason("source", "a\nb.py", A, B)) == "a\\nb.py changed"
     assert str(Reason("source", "\udcff.py", A, B)) == "\\udcff.py changed"
 
