@@ -123,10 +123,11 @@ class LiveScreen:
             text.append(f"\n  {reason}", "red" if line.status == "failed" else "dim")
         self._live.refresh()  # else the target is seen as running below its own last line
         self._console.print(text)
-        for below in list_below:  # as long as they are, so that YAML can be copied from a narrow terminal
-            self._console.print(Text(f"  {below}"), soft_wrap=True)
+        below = Text("\n").join(Text(f"  {entry}") for entry in list_below)
         if line.status == "failed" and line.log:
-            self._console.print(Text(f"  log: {line.log}", "dim"))
+            below.append(("\n" if list_below else "") + f"  log: {line.log}", "dim")
+        if below:  # lines as long as they are, so that YAML can be copied from a narrow terminal
+            self._console.print(below, soft_wrap=True)
 
     def close(self) -> None:
         """Remove what is redrawn."""

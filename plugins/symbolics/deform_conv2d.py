@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.onnx import symbolic_helper
 
 
@@ -28,5 +29,5 @@ def _ones(g: Any, offset: Any) -> Any:
     """Return a mask of ones: the shape of the offsets with half as many channels."""
     points = symbolic_helper._get_tensor_dim_size(offset, 1) // 2
     batch, sizes = g.op("Shape", offset, start_i=0, end_i=1), g.op("Shape", offset, start_i=2, end_i=4)
-    shape = g.op("Concat", batch, g.op("Constant", value_ints=[points]), sizes, axis_i=0)
-    return g.op("Expand", g.op("Constant", value_float=1.0), shape)
+    shape = g.op("Concat", batch, g.op("Constant", value_t=torch.tensor([points])), sizes, axis_i=0)
+    return g.op("Expand", g.op("Constant", value_t=torch.tensor(1.0)), shape)

@@ -1,0 +1,76 @@
+"""The rungs that an error prints are taken as they stand: the YAML is put into the manifest, and the build goes on."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from project_folder import REPOSITORY, ProjectFolder, Ran
+
+pytest.importorskip("tensorrt_rtx")
+NETWORK = """\
+import torch
+from torchvision.ops import deform_conv2d
+
+
+class Deformed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = torch.nn.Parameter(torch.rand(3, 3, 3, 3))
+        self.head = torch.nn.Conv2d(3, 18, 3)
+
+    def forward(self, x):
+        return deform_conv2d(x, self.head(x), self.weight)
+"""
+MANIFEST = """\
+model: deform
+source: {{python: plugins/models/deform.py:Deformed}}
+inputs: {{x: {{shape: [batch, 3, 8, 8]}}}}
+outputs: {{y: {{}}}}
+dims: {{batch: {{min: 1, opt: 2, max: 4}}}}
+{export}
+engines: [{{backend: onnxruntime, name: ort}}, {{backend: tensorrt_rtx, name: rtx}}]
+bench: {{duration: 50ms, warmup: 10ms, baselines: []}}
+"""
+
+
+def rung(ran: Ran, name: str) -> str:
+    """Return the YAML that is printed below a rung."""
+    found = re.search(rf"^ +\d\. {name}: .*\n((?: {{18}}\S.*\n)+)", ran.out, re.MULTILINE)
+    assert found, ran.out
+    return re.sub(r"^ +", "", found[1], flags=re.MULTILINE)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> ProjectFolder:
+    project = ProjectFolder(tmp_path)
+    project.create()
+    (project.root / "plugins/models/deform.py").write_text(NETWORK)
+    for folder in ("symbolics", "ops"):
+        shutil.copytree(REPOSITORY / "plugins" / folder, project.root / "plugins" / folder)
+    return project
+
+
+def write(project: ProjectFolder, export: str) -> None:
+    (project.root / "configs/models/deform.yaml").write_text(MANIFEST.format(export=export.strip()))
+
+
+def test_from_rung_to_rung_until_both_engines_are_built(project: ProjectFolder) -> None:
+    write(project, "export: {opset: 17}")
+    traced = project.doit("export:deform")
+    assert traced.code == 2
+    assert "cannot translate the operator torchvision::deform_conv2d to opset 17 (plugins/mod" in traced.out
+    write(project, rung(traced, "exporter"))
+    captured = project.doit("--continue", "engine:deform:ort", "engine:deform:rtx")
+    assert captured.code == 2
+    assert "engine:deform:ort" in captured.passed
+    assert "DeformConv: 1 node, from plugins/models/deform.py:13" in captured.out
+    write(project, rung(captured, "shipped"))
+    done = project.doit("--continue", "verify:deform:ort", "engine:deform:rtx")
+    assert done.code == 0, done.out
+    assert {"verify:deform:ort", "engine:deform:rtx"} <= done.passed
+    # the list of rungs is no part of the reason for the next run
+    assert re.search(r"^run +engine:deform:rtx  … last run failed: .*namespace correct\?\S*$", done.out, re.MULTILINE)
