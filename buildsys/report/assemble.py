@@ -38,7 +38,7 @@ def assemble(model: str, manifest: Manifest, inputs: Mapping[str, Path]) -> Repo
         summary=tuple(target_line(result, compared.get(result.target, ())) for result in results),
         tensors=tuple(_tensors(next((result for result in reversed(changed) if "inputs" in result.figures), export))),
         dims={name: _range(mapping(span)) for name, span in mapping(manifest.get("dims")).items()},
-        graph=graph_of(export, simplify, converted, _opt_sizes(manifest), changed=bool(changed)),
+        graph=graph_of(export, simplify, results, _opt_sizes(manifest), changed=bool(changed)),
         surgery=tuple(step for result in changed for step in surgery_of(result)),
         custom_operators=tuple(operator_lines(manifest)),
         conversions=tuple(conversion_of(result) for result in converted),

@@ -24,12 +24,12 @@ _BATCH_NORM = ("BatchNormalization",)
 def graph_of(
     export: Result,
     simplify: Result,
-    conversions: Sequence[Result],
+    results: Sequence[Result],
     dims: Mapping[str, int],
     *,
     changed: bool = False,
 ) -> Graph:
-    """Return the graph's figures from the results of its stages, as far as they exist.
+    """Return the graph's figures from the results of all stages, as far as they exist.
 
     ``dims`` are the sizes of dynamic dimensions for which multiply-accumulates are told. Where surgery has
     ``changed`` it, not all that is gone was simplified away.
@@ -49,7 +49,7 @@ def graph_of(
         operators=_operators(old, new),
         modules=modules,
         folded=tuple(_folded(modules, changed=changed)),
-        stages=tuple(_stage(result, dims) for result in (export, simplify, *conversions) if "graph" in result.figures),
+        stages=tuple(_stage(result, dims) for result in results if "graph" in result.figures),
         macs_at=dims,
     )
 

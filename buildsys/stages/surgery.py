@@ -10,6 +10,7 @@ from typing import Any
 from buildsys.equal_graphs import Runtime, run_cases
 from buildsys.errors import StageError
 from buildsys.golden import Finding, keep_failed
+from buildsys.inspection.figures import graph_figures
 from buildsys.onnx_graph import check_file, copy_model, file_facts, load_model, ports
 from buildsys.surgery.point import Point, Setting
 from buildsys.surgery.steps import Taken, take, title_of
@@ -40,7 +41,7 @@ def run(job: Job) -> StageResult:
     for case, tensors in point.golden.items():
         if f"case.{case}" in job.outputs:
             save_case(job.outputs[f"case.{case}"], tensors.inputs, tensors.outputs)
-    return StageResult(figures={**_figures(before, taken), **_written(job.outputs["model"])})
+    return StageResult(figures={**_figures(before, taken), **_written(job)})
 
 
 def _setting(job: Job, scratch: Path) -> Setting:
@@ -113,7 +114,10 @@ def _step_figures(taken: Taken) -> dict[str, Any]:
     }
 
 
-def _written(path: Path) -> dict[str, Any]:
+def _written(job: Job) -> dict[str, Any]:
+    path = job.outputs["model"]
     model = load_model(path, external_data=False)
     inputs, outputs = ports(model)
-    return {"after": file_facts(model, path), "inputs": inputs, "outputs": outputs}
+    facts = {"after": file_facts(model, path), "inputs": inputs, "outputs": outputs}
+    sizes = next(iter(job.options["cases"].values()))["dims"]
+    return {**facts, "graph": graph_figures(model, sizes)}  # the last: it takes the weights out
