@@ -144,8 +144,8 @@ def ports(model: ModelProto) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
     A size in ``shape`` is a number, the name of a dynamic dimension, or None.
     """
     stored = {tensor.name for tensor in model.graph.initializer}
-    inputs = [_port(value) for value in model.graph.input if value.name not in stored]
-    return inputs, [_port(value) for value in model.graph.output]
+    inputs = [port_of(value) for value in model.graph.input if value.name not in stored]
+    return inputs, [port_of(value) for value in model.graph.output]
 
 
 def has_input_initializers(model: ModelProto) -> bool:
@@ -165,6 +165,12 @@ def dtype_name(elem_type: int) -> str:
     return _DTYPE_NAMES.get(name, name.lower())
 
 
+def elem_type(dtype: str) -> int:
+    """Return the TensorProto data type of a manifest's name, e.g. FLOAT for ``float32``."""
+    names = {ours: theirs for theirs, ours in _DTYPE_NAMES.items()}
+    return int(TensorProto.DataType.Value(names.get(dtype, dtype.upper())))
+
+
 def file_bytes(path: Path) -> int:
     """Return the size of an ONNX file with its external data."""
     data = _data_path(path)
@@ -177,7 +183,8 @@ def first_line(error: BaseException) -> str:
     return text if len(text) <= 400 else text[:400] + "…"
 
 
-def _port(value: ValueInfoProto) -> dict[str, Any]:
+def port_of(value: ValueInfoProto) -> dict[str, Any]:
+    """Return a tensor's ``{name, dtype, shape}``, as in ``ports``."""
     if not value.type.HasField("tensor_type"):
         return {"name": value.name, "dtype": str(value.type.WhichOneof("value")), "shape": None}
     tensor = value.type.tensor_type

@@ -14,7 +14,7 @@ from typing import Any
 
 from buildsys.backends.plugin_guard import Guard
 from buildsys.errors import StageError
-from buildsys.network.callables import blame, load_file
+from buildsys.network.callables import blame, load_module
 
 _CREATOR_FIELDS = ("name", "plugin_version", "plugin_namespace")
 VERSION = "1"  # what the parser asks for, as ONNX nodes have no version of their own
@@ -33,7 +33,7 @@ def register_file(path: str, operators: Sequence[str], guard: Guard) -> list[Any
             _, _, name = operator.rpartition("::")
             problem = f"{path}: {trt.__name__} knows another plugin that {operator} would be taken for: {name}"
             raise StageError(problem, "give the operator another name, or each creator its domain as plugin_namespace")
-    module = load_file(path, guard.project)
+    module = load_module(path, guard.project)
     return [_register(module, path, operator, guard) for operator in operators]
 
 

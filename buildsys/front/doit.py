@@ -47,6 +47,7 @@ _STAGE_DOCS = {
     "operators": "make functions and libraries of custom operators",
     "export": "export to ONNX",
     "reference": "golden inputs and outputs of the original model",
+    "surgery": "change graphs by the steps of their manifests",
     "simplify": "simplify the exported graphs",
     "convert": "convert graphs to other precisions",
     "validate": "check the graphs in ONNX Runtime against the original model",
@@ -317,6 +318,12 @@ class Run(_WithoutTraceback, DoitRun):  # type: ignore[misc]
         names: Sequence[str] = self.loader.cmd_names
         return names
 
+    def parse_execute(self, in_args: list[str]) -> Any:
+        """Hand ``doit inspect:MODEL`` over: it is typed like a target, and is a command of ours."""
+        if any(argument.startswith("inspect:") for argument in in_args):
+            return Inspect(config=self.config, bin_name=self.bin_name).parse_execute(in_args)
+        return super().parse_execute(in_args)
+
     def execute(self, params: Any, args: list[str]) -> Any:
         """Return 1 where doit counts the targets behind a failed check as errors."""
         Session.jobs = max(1, params["num_process"])
@@ -531,6 +538,79 @@ class Ops(_ProjectCommand):
         """Print rows of the table, or a summary."""
         options = {"model": params["model"], "everything": params["all"], "as_json": params["json"]}
         sys.stdout.write(commands.ops(root, args, **options))
+        return 0
+
+
+class Inspect(_ProjectCommand):
+    """``doit inspect:MODEL[:STAGE]``."""
+
+    doc_purpose = "show a graph: operators, tensors, weights, multiply-accumulates; or draw it"
+    doc_usage = "MODEL[:STAGE]"
+    doc_description = (
+        "also written as `doit inspect:MODEL:STAGE`\n"
+        "STAGE is export, simplify (the default), convert:PRECISION or engine:NAME, as it was built last;\n"
+        "STAGE~1 is the graph before that, STAGE@REV the one built from a git revision"
+    )
+    cmd_options = (
+        opt_dodo,
+        _OPT_JSON,
+        {"name": "nodes", "long": "nodes", "type": bool, "default": False, "help": "tell every node"},
+        {"name": "node", "long": "node", "type": str, "default": "", "help": "all of the node of this name"},
+        {"name": "tensor", "long": "tensor", "type": str, "default": "", "help": "all of the tensor of this name"},
+        {"name": "svg", "long": "svg", "type": str, "default": "", "help": "draw the graph into this file"},
+        {"name": "begin", "long": "from", "type": str, "default": "", "help": "draw from this node or tensor on"},
+        {"name": "end", "long": "to", "type": str, "default": "", "help": "draw up to this node or tensor"},
+        {"name": "depth", "long": "depth", "type": str, "default": "", "help": "draw so many nodes from there"},
+    )
+
+    def tell(self, root: Path, params: Any, args: Sequence[str]) -> int:
+        """Print the graph, or draw it."""
+        from buildsys.front.inspect_command import Asked, asked_name, inspect_graph
+
+        options = {name: params[name] for name in ("nodes", "node", "tensor", "svg", "begin", "end", "depth")}
+        inspect_graph(root, Asked(asked_name(args), params["json"], **options), sys.stdout)
+        return 0
+
+
+class Diff(_ProjectCommand):
+    """``doit diff MODEL A B``."""
+
+    doc_purpose = "tell what differs between two graphs of a model: of two stages, or of two builds"
+    doc_usage = "MODEL [A B]"
+    doc_description = (
+        "A and B are names of graphs as in `doit inspect`: export, simplify, convert:PRECISION, engine:NAME;\n"
+        "simplify~1 is the graph before the last one, simplify@REV the one built from a git revision;\n"
+        "without them, export and simplify"
+    )
+    cmd_options = (opt_dodo, _OPT_JSON)
+
+    def tell(self, root: Path, params: Any, args: Sequence[str]) -> int:
+        """Print the differences."""
+        from buildsys.front.diff_command import diff_graphs
+
+        diff_graphs(root, args, sys.stdout, as_json=params["json"])
+        return 0
+
+
+class Netron(_ProjectCommand):
+    """``doit netron MODEL[:STAGE]``."""
+
+    doc_purpose = "serve a graph in the netron viewer until Ctrl-C"
+    doc_usage = "MODEL[:STAGE]"
+    doc_description = "STAGE is a name of a graph as in `doit inspect`, simplify unless given"
+    cmd_options = (
+        opt_dodo,
+        {"name": "port", "long": "port", "type": str, "default": "", "help": "the port, 8080 or the next free one"},
+        {"name": "browse", "long": "browse", "type": bool, "default": False, "help": "open a browser"},
+    )
+
+    def tell(self, root: Path, params: Any, args: Sequence[str]) -> int:
+        """Serve until interrupted."""
+        from buildsys.front.netron_command import serve
+
+        if len(args) != 1:
+            raise UsageError("netron takes one MODEL or MODEL:STAGE", "for example `doit netron resnet50:export`")
+        serve(root, args[0], sys.stdout, port=params["port"], browse=params["browse"])
         return 0
 
 

@@ -10,7 +10,9 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from buildsys.graph.project_plan import ProjectPlan
+from buildsys.graph.action import Action
+from buildsys.graph.key import ABSENT
+from buildsys.graph.project_plan import ProjectPlan, model_of
 from buildsys.manifest.project import Project, load_project
 from buildsys.snapshot import Surveyor
 from buildsys.store.digest import DigestMemo
@@ -18,6 +20,7 @@ from buildsys.store.ledger import ImportMemo, Record
 from buildsys.store.state import StateDb
 
 _GIVEN = ("config", "source", "weights", "inputs", "outputs")  # kinds of parts that come from the repository
+_INPUT = "input:"
 Given = frozenset[tuple[str, str]]
 
 
@@ -37,8 +40,51 @@ def reached_by(root: Path, revisions: Sequence[str]) -> Callable[[Record], bool]
     return lambda record: (record.target, _given_of(record.parts)) in reached
 
 
-def _given(project: Project) -> Iterable[tuple[str, Given]]:
-    actions = ProjectPlan(project.models)
+def builds_of(
+    project: Project, revision: str, target: str, records: Callable[[str], Sequence[Record]]
+) -> list[Record] | None:
+    """Return those of the recorded builds of a target that were made from it as it is at a git revision.
+
+    Fields and sources are those of the revision, and so are the fields and sources behind each of its inputs.
+    None where the revision has no such target. ``records`` has the builds of a target, in the order of the answer.
+
+    Raises: UsageError: the revision is not known, or its manifests are wrong.
+    """
+    from buildsys.front.revision import project_at
+
+    with project_at(project, revision) as at:
+        actions = ProjectPlan(at.project.models).of(model_of(target))
+        return _Builds(actions, dict(_given(at.project, actions)), records).of(target) if target in actions else None
+
+
+class _Builds:
+    """The recorded builds of a model's targets that fit their actions, and the files that they made."""
+
+    def __init__(
+        self, actions: Mapping[str, Action], given: Mapping[str, Given], records: Callable[[str], Sequence[Record]]
+    ) -> None:
+        self._actions = actions
+        self._given = given
+        self._records = records
+        self._found: dict[str, list[Record]] = {}
+
+    def of(self, target: str) -> list[Record]:
+        """Return the builds of one target."""
+        if target not in self._found:
+            made = [record.files for needed in self._actions[target].after for record in self.of(needed)]
+            files = {(path, file.digest) for outputs in made for path, file in outputs.items()}
+            self._found[target] = [record for record in self._records(target) if self._fits(target, record, files)]
+        return self._found[target]
+
+    def _fits(self, target: str, record: Record, made: set[tuple[str, str]]) -> bool:
+        if _given_of(record.parts) != self._given[target]:
+            return False
+        inputs = (part for part in record.parts.items() if part[0].startswith(_INPUT) and part[1] != ABSENT)
+        return all((label.removeprefix(_INPUT), digest) in made for label, digest in inputs)
+
+
+def _given(project: Project, actions: Mapping[str, Action] | None = None) -> Iterable[tuple[str, Given]]:
+    actions = ProjectPlan(project.models) if actions is None else actions
     with tempfile.TemporaryDirectory(prefix="buildsys-") as folder:
         db = StateDb(Path(folder) / "state.db")
         survey = Surveyor(project.root, project.build, DigestMemo(db), ImportMemo(db))

@@ -24,14 +24,8 @@ from buildsys.repro.artifacts import Artifact, compare_builds
 from buildsys.repro.building import Built, build_twice, child_environment
 from buildsys.repro.verdict import Verdict
 
-STAGES = (
-    "operators",
-    "export",
-    "simplify",
-    "reference",
-    "convert",
-    "engine",
-)  # whose files are artifacts, in the chain's order
+# whose files are artifacts, in the chain's order
+STAGES = ("operators", "export", "surgery", "simplify", "reference", "convert", "engine")
 _FIGURES = ("validate", "verify", "bench", "report")
 _GRAPHS = (".onnx", ".onnx.data")
 _TERMINATED = 143

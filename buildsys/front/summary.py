@@ -56,6 +56,11 @@ def _simplify(result: Figures) -> str:
     return f"{before} → {after} nodes"
 
 
+def _surgery(result: Figures) -> str:
+    count = len(result["steps"])
+    return f"{count} step{'s' * (count != 1)}, {_simplify(result)}"
+
+
 def _convert(result: Figures) -> str:
     return f"{quantities.size(result['bytes_before'])} → {quantities.size(result['bytes_after'])}"
 
@@ -95,6 +100,7 @@ _KEY_FIGURES: dict[str, Callable[[Figures], str]] = {
     "operators": quantities.operator_parts,
     "export": _export,
     "reference": _reference,
+    "surgery": _surgery,
     "simplify": _simplify,
     "convert": _convert,
     "validate": _validate,

@@ -16,13 +16,27 @@ def shape_cases(dims: Mapping[str, DimRange], wanted: Iterable[str] = _ORDER) ->
 
     A model without dynamic dimensions has the one case ``opt``.
     """
-    every = {
+    return distinct_cases(case_values(dims), wanted)
+
+
+def case_values(dims: Mapping[str, DimRange]) -> dict[str, Dims]:
+    """Return the dimension values of all four cases."""
+    return {
         "min": {name: _value(span, "min") for name, span in dims.items()},
         "opt": {name: _value(span, "opt") for name, span in dims.items()},
         "max": {name: _value(span, "max") for name, span in dims.items()},
         "odd": _odd_values(dims),
     }
-    representative = {case: next(name for name in _PREFERENCE if every[name] == every[case]) for case in every}
+
+
+def representatives(every: Mapping[str, Dims]) -> dict[str, str]:
+    """Return for each case the one that stands for all with its values."""
+    return {case: next(name for name in _PREFERENCE if every[name] == every[case]) for case in every}
+
+
+def distinct_cases(every: Mapping[str, Dims], wanted: Iterable[str] = _ORDER) -> dict[str, Dims]:
+    """Return the ``wanted`` cases, each distinct shape once."""
+    representative = representatives(every)
     chosen = {representative[case] for case in wanted}
     return {case: every[case] for case in _ORDER if case in chosen}
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from buildsys.graph.action import FileRef
+from buildsys.graph.surgery import AFTER_EXPORT, AFTER_SIMPLIFY, golden_point, steps_of
 
 Resolved = Mapping[str, Any]  # one manifest, resolved and validated, as plain JSON values
 
@@ -23,12 +24,24 @@ class Graph(NamedTuple):
 
 def exported_graph(spec: Resolved) -> Graph:
     """Return the graph that is simplified."""
-    return Graph(f"{spec['model']}/export", f"export:{spec['model']}")
+    return _last_graph(spec, AFTER_EXPORT)
 
 
 def simplified_graph(spec: Resolved) -> Graph:
     """Return the graph that is converted and built."""
-    return Graph(f"{spec['model']}/simplify", f"simplify:{spec['model']}")
+    return _last_graph(spec, AFTER_SIMPLIFY)
+
+
+def graph_before(spec: Resolved, when: str) -> Graph:
+    """Return the graph that the surgery of ``when`` starts from."""
+    stage = {AFTER_EXPORT: "export", AFTER_SIMPLIFY: "simplify"}[when]
+    return Graph(f"{spec['model']}/{stage}", f"{stage}:{spec['model']}")
+
+
+def _last_graph(spec: Resolved, when: str) -> Graph:
+    if not steps_of(spec, when):
+        return graph_before(spec, when)
+    return Graph(f"{spec['model']}/surgery/{when}", f"surgery:{spec['model']}:{when}")
 
 
 def converted_graph(spec: Resolved, precision: str) -> Graph:
@@ -43,14 +56,19 @@ def origins_ref(spec: Resolved) -> dict[str, FileRef]:
     return {"origins": FileRef(f"{spec['model']}/export/origins.json", optional=True)}
 
 
-def golden_target(spec: Resolved) -> str:
-    """Return the target that makes the golden cases."""
-    return f"reference:{spec['model']}"
+def golden_target(spec: Resolved, point: str = AFTER_SIMPLIFY) -> str:
+    """Return the target that makes the golden cases of a point in the chain."""
+    made_at = golden_point(spec, point)
+    return f"surgery:{spec['model']}:{made_at}" if made_at else f"reference:{spec['model']}"
 
 
-def golden_refs(spec: Resolved, cases: Iterable[str]) -> dict[str, FileRef]:
-    """Return the files of golden cases by role."""
-    return {f"case.{case}": FileRef(case_path(spec["model"], case)) for case in cases}
+def golden_refs(
+    spec: Resolved, cases: Iterable[str], point: str = AFTER_SIMPLIFY, prefix: str = ""
+) -> dict[str, FileRef]:
+    """Return the files of the golden cases of a point in the chain, by role."""
+    made_at = golden_point(spec, point)
+    folder = f"{spec['model']}/surgery/{made_at}" if made_at else f"{spec['model']}/reference"
+    return {f"{prefix}case.{case}": FileRef(f"{folder}/{case}.npz") for case in cases}
 
 
 def engine_path(model: str, engine: Mapping[str, Any]) -> str:
@@ -68,8 +86,3 @@ def engine_refs(model: str, engine: Mapping[str, Any]) -> dict[str, FileRef]:
 def onnx_refs(folder: str) -> dict[str, FileRef]:
     """Return the files of a graph by role."""
     return {"model": FileRef(f"{folder}/model.onnx"), "model.data": FileRef(f"{folder}/model.onnx.data", optional=True)}
-
-
-def case_path(model: str, case: str) -> str:
-    """Return the file of a golden case."""
-    return f"{model}/reference/{case}.npz"

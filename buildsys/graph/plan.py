@@ -6,12 +6,11 @@ neither reach the stage nor make its target stale.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from buildsys.graph import operators, used
 from buildsys.graph.action import Action, FileRef
-from buildsys.graph.cases import shape_cases
 from buildsys.graph.flow import (
     Resolved,
     converted_graph,
@@ -20,8 +19,22 @@ from buildsys.graph.flow import (
     exported_graph,
     golden_refs,
     golden_target,
+    graph_before,
+    onnx_refs,
     origins_ref,
     simplified_graph,
+)
+from buildsys.graph.surgery import (
+    AFTER_EXPORT,
+    AFTER_SIMPLIFY,
+    EXPORTED,
+    cases_at,
+    changes_golden,
+    frees_dims,
+    golden_point,
+    origin_of,
+    point_before,
+    steps_of,
 )
 
 
@@ -43,7 +56,9 @@ def _stages(spec: Resolved) -> Iterator[Action]:
         yield _operators(spec)
     yield _export(spec)
     yield _reference(spec)
+    yield from _surgery(spec, AFTER_EXPORT)
     yield _simplify(spec)
+    yield from _surgery(spec, AFTER_SIMPLIFY)
     for precision in used.converted_precisions(spec):
         yield _convert(spec, precision)
     yield _validate(spec)
@@ -101,7 +116,7 @@ def _export(spec: Resolved) -> Action:
 
 def _reference(spec: Resolved) -> Action:
     model = spec["model"]
-    cases = shape_cases(spec["dims"])
+    cases = cases_at(spec, EXPORTED)
     options = {**used.network_options(spec), "cases": cases}
     options["data"] = {name: tensor["data"] for name, tensor in spec["inputs"].items()}
     taken = used.oracle_operators(spec)
@@ -113,7 +128,7 @@ def _reference(spec: Resolved) -> Action:
         options={**options, **taken.options},
         inputs=taken.inputs,
         outputs={
-            **golden_refs(spec, cases),
+            **golden_refs(spec, cases, EXPORTED),
             "result": FileRef(f"{model}/reference/reference.json"),
         },
         sources=(*used.network_sources(spec), *used.data_sources(spec)),
@@ -124,6 +139,37 @@ def _reference(spec: Resolved) -> Action:
         environment=("onnxruntime",) if "onnx" in spec["source"] else ("torch",),
         timeout_s=used.timeout(spec, "reference"),
         doc=f"golden inputs and outputs of {model}",
+    )
+
+
+def _surgery(spec: Resolved, when: str) -> Iterator[Action]:
+    """Yield the target that changes one graph, where the manifest has steps for it."""
+    steps, model = steps_of(spec, when), spec["model"]
+    if not steps:
+        return
+    folder, before = f"{model}/surgery/{when}", point_before(when)
+    options = used.surgery_options(spec, when)
+    taken = dict.fromkeys(case["golden"] for case in options["cases"].values())
+    operations = operators.taken(spec, operators.MAIN)
+    yield Action(
+        target=f"surgery:{model}:{when}",
+        stage="surgery",
+        model=model,
+        variant=when,
+        options={**options, **operations.options},
+        inputs={**graph_before(spec, when).refs(), **golden_refs(spec, taken, before), **operations.inputs},
+        outputs={
+            **onnx_refs(folder),
+            **(golden_refs(spec, options["cases"], when) if changes_golden(steps) else {}),
+            "result": FileRef(f"{folder}/surgery.json"),
+        },
+        sources=used.surgery_sources(spec, when),
+        after=(graph_before(spec, when).target, golden_target(spec, before), *operations.after),
+        code=used.STAGE_CODE["surgery"],
+        tools=used.surgery_tools(spec, when),
+        environment=("onnxruntime",),
+        timeout_s=used.timeout(spec, "surgery"),
+        doc=f"change the graph of {model} {when.replace('_', ' ')}",
     )
 
 
@@ -138,7 +184,7 @@ def _simplify(spec: Resolved) -> Action:
         options={
             "simplify": spec["simplify"],
             "cases": used.simplify_cases(spec),
-            "inputs": used.graph_inputs(spec),
+            "inputs": used.graph_inputs(spec, AFTER_EXPORT),
             **taken.options,
         },
         inputs={**exported_graph(spec).refs(), **taken.inputs},
@@ -159,7 +205,7 @@ def _simplify(spec: Resolved) -> Action:
 def _convert(spec: Resolved, precision: str) -> Action:
     model = spec["model"]
     folder = f"{model}/convert/{precision}"
-    cases = shape_cases(spec["dims"], spec["verify"]["cases"])
+    cases = cases_at(spec, AFTER_SIMPLIFY, spec["verify"]["cases"])
     taken = operators.taken(spec, operators.MAIN)
     return Action(
         target=f"convert:{model}:{precision}",
@@ -189,7 +235,13 @@ def _convert(spec: Resolved, precision: str) -> Action:
 
 def _validate(spec: Resolved) -> Action:
     model = spec["model"]
-    cases = shape_cases(spec["dims"], spec["validate"]["cases"])
+    cases = cases_at(spec, AFTER_EXPORT, spec["validate"]["cases"])
+    options: dict[str, Any] = {"cases": cases}
+    refs, golden = golden_refs(spec, cases, AFTER_EXPORT), [golden_target(spec, AFTER_EXPORT)]
+    if golden_point(spec, AFTER_SIMPLIFY) != golden_point(spec, AFTER_EXPORT):  # the simplified graph has its own
+        options["simplified_cases"] = cases_at(spec, AFTER_SIMPLIFY, spec["validate"]["cases"])
+        refs |= golden_refs(spec, options["simplified_cases"], prefix="simplified.")
+        golden.append(golden_target(spec))
     tolerance = {field: spec["validate"][field] for field in ("rtol", "cosine", "atol", "top1")}
     taken = operators.taken(spec, operators.MAIN)
     return Action(
@@ -197,15 +249,15 @@ def _validate(spec: Resolved) -> Action:
         stage="validate",
         model=model,
         variant="",
-        options={"tolerance": tolerance, "cases": cases, **taken.options},
+        options={"tolerance": tolerance, **options, **taken.options},
         inputs={
             **{f"exported.{role}": ref for role, ref in exported_graph(spec).refs().items()},
             **{f"simplified.{role}": ref for role, ref in simplified_graph(spec).refs().items()},
-            **golden_refs(spec, cases),
+            **refs,
             **taken.inputs,
         },
         outputs={"result": FileRef(f"{model}/validate/result.json")},
-        after=(exported_graph(spec).target, golden_target(spec), simplified_graph(spec).target, *taken.after),
+        after=(*dict.fromkeys((exported_graph(spec).target, *golden, simplified_graph(spec).target)), *taken.after),
         code=used.STAGE_CODE["validate"],
         tools=("onnxruntime", "numpy", *used.small_float_tools(spec), *taken.tools),
         environment=("onnxruntime",),
@@ -246,7 +298,7 @@ def _engine(spec: Resolved, engine: Mapping[str, Any]) -> Action:
 
 def _verify(spec: Resolved, engine: Mapping[str, Any]) -> Action:
     model, name = spec["model"], engine["name"]
-    cases = shape_cases(spec["dims"], spec["verify"]["cases"])
+    cases = cases_at(spec, AFTER_SIMPLIFY, spec["verify"]["cases"])
     tolerance = engine["tolerance"] or spec["verify"][engine["precision"]]
     taken = operators.loaded(spec, engine)
     return Action(
@@ -270,25 +322,27 @@ def _verify(spec: Resolved, engine: Mapping[str, Any]) -> Action:
 
 def _bench(spec: Resolved, engine: Mapping[str, Any]) -> Action:
     model, name = spec["model"], engine["name"]
-    cases = shape_cases(spec["dims"], spec["bench"]["cases"])
-    with_torch = bool(spec["bench"]["baselines"]) and "onnx" not in spec["source"]
+    cases = cases_at(spec, AFTER_SIMPLIFY, spec["bench"]["cases"])
+    # PyTorch's golden inputs have no sizes that surgery has freed: it would be timed with others
+    with_torch = bool(spec["bench"]["baselines"]) and "onnx" not in spec["source"] and not frees_dims(spec)
     bench = {field: value for field, value in spec["bench"].items() if field not in ("cases", "baselines")}
     bench["baselines"] = spec["bench"]["baselines"] if with_torch else []
     taken = operators.loaded(spec, engine)
     options = {"engine": used.engine_fields(engine), "bench": bench, "cases": cases, **taken.options}
     if with_torch:
         options["network"] = {**used.network_options(spec), "outputs": {}}  # what it returns is not looked at
+    originals = _network_inputs(spec, cases) if with_torch else {}
     return Action(
         target=f"bench:{model}:{name}",
         stage="bench",
         model=model,
         variant=name,
         options=options,
-        inputs={**engine_refs(model, engine), **golden_refs(spec, cases), **taken.inputs},
+        inputs={**engine_refs(model, engine), **golden_refs(spec, cases), **originals, **taken.inputs},
         outputs={"result": FileRef(f"{model}/bench/{name}.json")},
         sources=(*(used.network_sources(spec) if with_torch else ()), *taken.sources),
         weights=used.weights_files(spec) if with_torch else {},
-        after=(f"engine:{model}:{name}", golden_target(spec)),
+        after=(f"engine:{model}:{name}", golden_target(spec), *((f"reference:{model}",) if originals else ())),
         order=(f"verify:{model}:{name}",),  # the figures of a wrong engine are worth nothing
         code=used.backend_code("bench", engine),
         # the calls that are timed are made in Python
@@ -299,6 +353,15 @@ def _bench(spec: Resolved, engine: Mapping[str, Any]) -> Action:
         timeout_s=used.timeout(spec, "bench"),
         doc=f"benchmark the engine {name} of {model}",
     )
+
+
+def _network_inputs(spec: Resolved, cases: Iterable[str]) -> dict[str, FileRef]:
+    """Return the golden inputs of the network itself by role, where the engine takes others."""
+    if golden_point(spec, AFTER_SIMPLIFY) == EXPORTED:
+        return {}
+    origins = {case: origin_of(spec, case, EXPORTED) for case in cases}
+    files = golden_refs(spec, origins.values(), EXPORTED)
+    return {f"network.case.{case}": files[f"case.{origin}"] for case, origin in origins.items()}
 
 
 def _report(spec: Resolved, results: list[Action]) -> Action:

@@ -10,16 +10,32 @@ from collections.abc import Mapping
 from typing import Any
 
 from buildsys.graph import operators
-from buildsys.graph.cases import example_dims, shape_cases
+from buildsys.graph.cases import example_dims
 from buildsys.graph.flow import Resolved
+from buildsys.graph.surgery import (
+    AFTER_EXPORT,
+    AFTER_SIMPLIFY,
+    EXPORTED,
+    WHENS,
+    all_values,
+    cases_at,
+    changes_golden,
+    dims_at,
+    inputs_at,
+    origin_of,
+    point_before,
+    steps_of,
+)
 
 STAGE_CODE = {stage: (f"buildsys.stages.{stage}",) for stage in (
-    "operators", "export", "reference", "simplify", "convert", "validate", "engine", "verify", "bench", "report",
+    "operators", "export", "reference", "surgery", "simplify", "convert", "validate", "engine", "verify", "bench",
+    "report",
 )}  # fmt: skip
 BACKEND_TOOLS = {"onnxruntime": "onnxruntime", "tensorrt_rtx": "tensorrt_rtx"}
 FULL_PRECISION = "fp32"
 TAUGHT = ("symbolics", "translations")  # sections that teach an exporter operators
 _POINTS = ("min", "opt", "max")
+_RARE = (*TAUGHT, "ops", "surgery")  # sections that few models have
 
 
 def export_options(spec: Resolved) -> dict[str, Any]:
@@ -43,26 +59,72 @@ def network_options(spec: Resolved) -> dict[str, Any]:
         name: {"shape": tensor["shape"], "dtype": tensor["dtype"], "keyword": tensor["keyword"]}
         for name, tensor in spec["inputs"].items()
     }
-    example = example_dims(spec["dims"])
+    example = example_dims(dims_at(spec, EXPORTED))
     return {"source": spec["source"], "example": example, "inputs": inputs, "outputs": spec["outputs"]}
 
 
-def graph_inputs(spec: Resolved) -> dict[str, Any]:
-    """Return the shapes and dtypes of the graph's inputs."""
-    return {name: {"shape": tensor["shape"], "dtype": tensor["dtype"]} for name, tensor in spec["inputs"].items()}
+def graph_inputs(spec: Resolved, point: str = EXPORTED) -> dict[str, Any]:
+    """Return the shapes and dtypes of the graph's inputs at a point in the chain."""
+    return dict(inputs_at(spec, point))
 
 
 def profile_options(spec: Resolved, engine: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ranges of shapes that TensorRT builds for; ONNX Runtime takes what the graph takes."""
     if engine["backend"] == "onnxruntime":
         return {}
-    spans = {name: {point: span[point] for point in _POINTS} for name, span in spec["dims"].items()}
-    return {"dims": spans if engine["profiles"] is None else {}, "inputs": graph_inputs(spec)}
+    spans = {name: {point: span[point] for point in _POINTS} for name, span in dims_at(spec, AFTER_SIMPLIFY).items()}
+    return {"dims": spans if engine["profiles"] is None else {}, "inputs": graph_inputs(spec, AFTER_SIMPLIFY)}
 
 
 def simplify_cases(spec: Resolved) -> dict[str, Any]:
     """Return the smallest and the odd shape: validate runs both graphs in every case."""
-    return shape_cases(spec["dims"], ("min", "odd")) if spec["simplify"]["tool"] != "none" else {}
+    return cases_at(spec, AFTER_EXPORT, ("min", "odd")) if spec["simplify"]["tool"] != "none" else {}
+
+
+def surgery_options(spec: Resolved, when: str) -> dict[str, Any]:
+    """Return the steps of one graph, and what each of its shape cases comes from."""
+    steps, before = steps_of(spec, when), point_before(when)
+    options: dict[str, Any] = {
+        "steps": [{field: value for field, value in step.items() if field != "when"} for step in steps],
+        "inputs": graph_inputs(spec, before),
+        "cases": {
+            case: {"dims": all_values(spec)[case], "golden": origin_of(spec, case, before)}
+            for case in cases_at(spec, when)
+        },
+    }
+    if changes_golden(steps):
+        options["tolerance"] = {field: spec["validate"][field] for field in ("rtol", "cosine", "atol", "top1")}
+    if any(step.get("inputs") for step in steps):
+        options["seed"] = spec["source"]["seed"]
+    return options
+
+
+def surgery_sources(spec: Resolved, when: str) -> tuple[str, ...]:
+    """Return the user's files that the steps of one graph call or compare with."""
+    files = []
+    for step in steps_of(spec, when):
+        reference, replacement = step.get("reference") or {}, step.get("replace") or {}
+        data = [tensor["data"] or {} for tensor in (step.get("inputs") or {}).values()]
+        callables = [step.get("function"), replacement.get("function"), reference.get("python")]
+        callables += [entry.get("python") for entry in data]
+        files += [name.rpartition(":")[0] for name in callables if name]
+        files += [name for name in (reference.get("npz"), *(entry.get("npz") for entry in data)) if name]
+    return tuple(dict.fromkeys(files))
+
+
+def surgery_tools(spec: Resolved, when: str) -> tuple[str, ...]:
+    """Return what changes the graph and compares."""
+    hooks = ("python",) if surgery_sources(spec, when) else ()
+    other = ("onnx-graphsurgeon",) if any(s.get("graph") == "graphsurgeon" for s in steps_of(spec, when)) else ()
+    return (*hooks, "onnx", "onnxruntime", "numpy", *other, *small_float_tools(spec))
+
+
+def reported(spec: Resolved) -> dict[str, Any]:
+    """Return the manifest as the report shows it: time-outs decide nothing that it holds.
+
+    A section that few models have is left out where it is empty: it has nothing to say there.
+    """
+    return {name: value for name, value in spec.items() if name != "timeout" and (value or name not in _RARE)}
 
 
 def network_sources(spec: Resolved) -> tuple[str, ...]:
@@ -78,14 +140,6 @@ def taught_sources(spec: Resolved) -> tuple[str, ...]:
     entries = [entry for section in TAUGHT for entry in spec[section]]
     files = [entry.get("module") or entry["function"].rpartition(":")[0] for entry in entries]
     return tuple(dict.fromkeys(files)) if "onnx" not in spec["source"] else ()
-
-
-def reported(spec: Resolved) -> dict[str, Any]:
-    """Return the manifest as the report shows it: time-outs decide nothing that it holds.
-
-    A section that few models have is left out where it is empty: it has nothing to say there.
-    """
-    return {name: value for name, value in spec.items() if name != "timeout" and (value or name not in TAUGHT)}
 
 
 def weights_files(spec: Resolved) -> dict[str, str | None]:
@@ -149,8 +203,10 @@ def oracle_operators(spec: Resolved) -> operators.Taken:
 
 def small_float_tools(spec: Resolved) -> tuple[str, ...]:
     """Return what rounds to the types of 8 and 4 bits, where an input or output has one."""
-    dtypes = (tensor["dtype"] or "" for part in ("inputs", "outputs") for tensor in spec[part].values())
-    return ("ml_dtypes",) if any(dtype.startswith(("float8", "float4")) for dtype in dtypes) else ()
+    declared = [*spec["inputs"].values(), *spec["outputs"].values()]
+    declared += [tensor for when in WHENS for tensor in inputs_at(spec, when).values()]
+    small = any((tensor["dtype"] or "").startswith(("float8", "float4")) for tensor in declared)
+    return ("ml_dtypes",) if small else ()
 
 
 def run_tools(spec: Resolved, engine: Mapping[str, Any]) -> tuple[str, ...]:

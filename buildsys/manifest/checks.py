@@ -13,6 +13,7 @@ from typing import Any
 from buildsys.manifest.numbers import data_problem
 from buildsys.manifest.operators import operator_problems
 from buildsys.manifest.problem import Problem, problem_at, show_value, suggest
+from buildsys.manifest.surgery_checks import dims_of_surgery, shapes_after_surgery, surgery_problems
 from buildsys.manifest.symbolic_checks import check_registrations
 from buildsys.manifest.tree import Key, Node, nearest, plain
 
@@ -79,10 +80,10 @@ def check_model(tree: Node, file: Path) -> Iterator[Problem]:
 
 
 def unused_dims(tree: Node) -> list[str]:
-    """Return the declared dimensions that the shape of no input names."""
+    """Return the declared dimensions that the shape of no input names, and no step of surgery."""
     view = View(tree, Path())
     used = {size for name in view.map("inputs") for size in view.list("inputs", name, "shape") if isinstance(size, str)}
-    return [name for name in view.map("dims") if name not in used]
+    return [name for name in view.map("dims") if name not in used | dims_of_surgery(view)]
 
 
 def _export(view: View) -> Iterator[Problem]:
@@ -189,15 +190,15 @@ def _engines(view: View) -> Iterator[Problem]:
 
 
 def _profile(view: View, key: Key, profile: dict[str, Any]) -> Iterator[Problem]:
-    inputs = view.map("inputs")
+    inputs = shapes_after_surgery(view)
     for name in profile:
         if name not in inputs:
             hint = suggest(name, inputs, what="inputs")
             yield view.problem((*key, name), f"no input is named {name}", hint, of_key=True)
         elif isinstance(profile[name], dict):
-            yield from _ranges(view, (*key, name), profile[name], view.list("inputs", name, "shape"))
+            yield from _ranges(view, (*key, name), profile[name], inputs[name])
     for name in inputs:
-        if name not in profile and any(isinstance(size, str) for size in view.list("inputs", name, "shape")):
+        if name not in profile and any(isinstance(size, str) for size in inputs[name]):
             yield view.problem(key, f"the input {name} has dynamic dimensions and no range in this profile")
 
 
@@ -225,5 +226,6 @@ _CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     _data,
     _cases,
     _engines,
+    surgery_problems,
     operator_problems,
 )

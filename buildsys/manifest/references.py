@@ -59,11 +59,8 @@ def _references(view: View) -> Iterator[Reference]:
     if isinstance(path := view.get("source", "weights", "file"), str):
         sha256 = view.get("source", "weights", "sha256")
         yield Reference(("source", "weights", "file"), path, sha256=sha256 if isinstance(sha256, str) else "")
-    for name in view.map("inputs"):
-        if isinstance(path := view.get("inputs", name, "data", "npz"), str):
-            yield Reference(("inputs", name, "data", "npz"), path)
-        if isinstance(path := view.get("inputs", name, "data", "python"), str):
-            yield _python_reference(("inputs", name, "data", "python"), path)
+    yield from _data_references(view, ("inputs",))
+    yield from _surgery_references(view)
     for index in range(len(view.list("ops"))):
         yield from _operator_references(view, index)
     for section in ("symbolics", "translations"):
@@ -92,6 +89,24 @@ def _registered(section: str, index: int, entry: dict[str, Any]) -> Iterator[Ref
         yield _python_reference((section, index, "function"), path)
     if isinstance(path := entry.get("module"), str):
         yield Reference((section, index, "module"), path)
+
+
+def _surgery_references(view: View) -> Iterator[Reference]:
+    for number in range(len(view.list("surgery"))):
+        for field in (("function",), ("replace", "function"), ("reference", "python")):
+            if isinstance(path := view.get("surgery", number, *field), str):
+                yield _python_reference(("surgery", number, *field), path)
+        if isinstance(path := view.get("surgery", number, "reference", "npz"), str):
+            yield Reference(("surgery", number, "reference", "npz"), path)
+        yield from _data_references(view, ("surgery", number, "inputs"))
+
+
+def _data_references(view: View, inputs: Key) -> Iterator[Reference]:
+    for name in view.map(*inputs):
+        if isinstance(path := view.get(*inputs, name, "data", "npz"), str):
+            yield Reference((*inputs, name, "data", "npz"), path)
+        if isinstance(path := view.get(*inputs, name, "data", "python"), str):
+            yield _python_reference((*inputs, name, "data", "python"), path)
 
 
 def _python_reference(key: Key, value: str) -> Reference:

@@ -18,7 +18,17 @@ DType = Literal[
 Case = Literal["min", "opt", "max", "odd"]
 Precision = Literal["fp32", "fp16", "bf16"]
 Stage = Literal[
-    "operators", "export", "reference", "simplify", "convert", "validate", "engine", "verify", "bench", "report"
+    "operators",
+    "export",
+    "reference",
+    "surgery",
+    "simplify",
+    "convert",
+    "validate",
+    "engine",
+    "verify",
+    "bench",
+    "report",
 ]
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$"
 TENSOR_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.:/+-]*$"
@@ -26,6 +36,8 @@ WORD_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 CALLABLE_PATTERN = r"^[^:]+\.py:[A-Za-z_][A-Za-z0-9_.]*$"
 MODULE_PATTERN = r"^[^:]+\.py$"
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
+NODE_PATTERN = r"^([A-Za-z_][A-Za-z0-9_.-]*::)?[A-Za-z_][A-Za-z0-9_]*$"
+AXIS_PATTERN = r"^-?[0-9]{1,2}$"
 OPERATOR_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]*::[A-Za-z_][A-Za-z0-9_]*$"
 CXX_SOURCE_PATTERN = r"^.+\.(c|cc|cpp|cxx)$"
 PATTERN_WORDS = {
@@ -35,6 +47,8 @@ PATTERN_WORDS = {
     CALLABLE_PATTERN: "a file and a callable such as plugins/models/net.py:make",
     MODULE_PATTERN: "a Python file such as plugins/symbolics/asinh.py",
     SHA256_PATTERN: "a SHA-256 digest of 64 hexadecimal digits in lower case",
+    NODE_PATTERN: "an operator such as Gelu, or with its domain such as custom_domain::customOp",
+    AXIS_PATTERN: "the number of an axis",
     OPERATOR_PATTERN: "an operator with its domain such as custom_domain::customOp",
     CXX_SOURCE_PATTERN: "a C or C++ file (.c, .cc, .cpp, .cxx)",
 }

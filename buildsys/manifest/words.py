@@ -17,6 +17,7 @@ from buildsys.manifest.schema import (
     PATTERN_WORDS,
     PLUGIN_KINDS,
     SOURCE_KINDS,
+    STEP_KINDS,
 )
 from buildsys.manifest.tree import Key, Node
 
@@ -28,6 +29,7 @@ _OTHER_NAMES = {  # what people write who know the name from torch or from other
 _KINDS = {  # pydantic's type of error -> what it is about
     "source_kind": ("the source", SOURCE_KINDS),
     "data_kind": ("the data", DATA_KINDS),
+    "step_kind": ("the step", STEP_KINDS),
     "library_kind": ("the library", LIBRARY_KINDS),
     "plugin_kind": ("the plugin", PLUGIN_KINDS),
 }

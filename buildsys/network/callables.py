@@ -34,14 +34,6 @@ class _UncachedLoader(SourceFileLoader):
         return code
 
 
-def load_file(path: str, project: Path) -> ModuleType:
-    """Import a Python file of the project, by its path relative to it.
-
-    Raises: StageError: no such file, or it raises when it is imported.
-    """
-    return load_module(path, project)
-
-
 def load_callable(reference: str, project: Path) -> Callable[..., Any]:
     """Return the callable that ``FILE.py:CALLABLE`` names; dots in CALLABLE reach into classes.
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.report.checks import checks_of, contradictions
+from buildsys.report.custom_operators import operator_lines
 from buildsys.report.engines import bench_notes, engine_lines, timings
-from buildsys.report.graphs import conversion_of, graph_of
+from buildsys.report.graphs import conversion_of, graph_of, surgery_of
 from buildsys.report.model import FileLine, Provenance, Report, TensorLine
 from buildsys.report.results import ABSENT, Result, mapping, read_results, texts, whole
 from buildsys.report.summary import target_line, verdict_of
@@ -23,6 +24,8 @@ def assemble(model: str, manifest: Manifest, inputs: Mapping[str, Path]) -> Repo
     """Return the report on ``model`` from its resolved manifest and its result files (target -> path)."""
     results = read_results(inputs)
     export, reference, simplify = (_first(results, stage, model) for stage in ("export", "reference", "simplify"))
+    converted = [result for result in results if result.stage == "convert"]
+    changed = [result for result in results if result.stage == "surgery"]
     checks = checks_of(results)
     odd = tuple(contradictions(checks))
     compared = {check.target: check.comparisons for check in checks}
@@ -33,10 +36,12 @@ def assemble(model: str, manifest: Manifest, inputs: Mapping[str, Path]) -> Repo
         weights=str(export.figures.get("weights") or reference.figures.get("weights") or _weights(manifest)),
         verdict=verdict_of(results, odd),
         summary=tuple(target_line(result, compared.get(result.target, ())) for result in results),
-        tensors=tuple(_tensors(export)),
+        tensors=tuple(_tensors(next((result for result in reversed(changed) if "inputs" in result.figures), export))),
         dims={name: _range(mapping(span)) for name, span in mapping(manifest.get("dims")).items()},
-        graph=graph_of(export, simplify),
-        conversions=tuple(conversion_of(result) for result in results if result.stage == "convert"),
+        graph=graph_of(export, simplify, converted, _opt_sizes(manifest), changed=bool(changed)),
+        surgery=tuple(step for result in changed for step in surgery_of(result)),
+        custom_operators=tuple(operator_lines(manifest)),
+        conversions=tuple(conversion_of(result) for result in converted),
         checks=checks,
         engines=engine_lines(results, manifest),
         bench=timings(results),
@@ -65,6 +70,12 @@ def _weights(manifest: Manifest) -> str:
     if weights or "onnx" in source:
         return str(weights or "as in the file")
     return f"not loaded; seed {source.get('seed', 0)}"
+
+
+def _opt_sizes(manifest: Manifest) -> dict[str, int]:
+    """Return the sizes of dynamic dimensions that engines are built for."""
+    dims = mapping(manifest.get("dims")).items()
+    return {name: size for name, span in dims if (size := whole(mapping(span).get("opt"))) is not None}
 
 
 def _range(span: Mapping[str, Any]) -> str:

@@ -14,8 +14,7 @@ _LIMITS = ("rtol", "cosine", "atol", "top1")
 
 def checks_of(results: Iterable[Result]) -> tuple[Check, ...]:
     """Return one check per target that compares numbers, in the order of the chain."""
-    readers = {"simplify": _simplify, "convert": _convert, "validate": _validate, "verify": _verify}
-    return tuple(readers[result.stage](result) for result in results if result.stage in readers)
+    return tuple(_READERS[result.stage](result) for result in results if result.stage in _READERS)
 
 
 def contradictions(checks: Iterable[Check]) -> Iterator[str]:
@@ -41,6 +40,16 @@ def _simplify(result: Result) -> Check:
     return _check(result, "exported graph against simplified graph", rows)
 
 
+def _surgery(result: Result) -> Check:
+    steps = result.figures.get("steps")
+    rows = [
+        row
+        for figures in map(mapping, steps if isinstance(steps, list) else [])
+        for row in _rows(str(figures.get("step")), mapping(figures.get("cases")))
+    ]
+    return _check(result, "the graph before each step, or its reference, against the graph after it", rows)
+
+
 def _convert(result: Result) -> Check:
     rows = _rows(result.variant, mapping(result.figures.get("cases")))
     return _check(result, f"golden outputs against the {result.variant} graph with its rounding", rows)
@@ -55,6 +64,15 @@ def _validate(result: Result) -> Check:
 def _verify(result: Result) -> Check:
     rows = _rows(result.variant, mapping(result.figures.get("cases")))
     return _check(result, f"golden outputs against engine {result.variant}", rows)
+
+
+_READERS = {
+    "surgery": _surgery,
+    "simplify": _simplify,
+    "convert": _convert,
+    "validate": _validate,
+    "verify": _verify,
+}
 
 
 def _check(result: Result, subject: str, rows: Iterable[Comparison]) -> Check:

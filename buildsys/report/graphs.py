@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from buildsys.report.model import Conversion, Graph, GraphSize, ModuleCount, OperatorCount
-from buildsys.report.results import Result, mapping, texts, whole
+from buildsys.inspection.macs import evaluate
+from buildsys.report.model import Conversion, Graph, GraphSize, GraphStage, ModuleCount, OperatorCount, SurgeryStep
+from buildsys.report.results import Result, mapping, number, texts, whole
 
 Counts = Mapping[str, int]
 # Modules that stand for one node each as long as nothing is folded or decomposed.
@@ -20,8 +21,19 @@ _NODE_OF_MODULE = {
 _BATCH_NORM = ("BatchNormalization",)
 
 
-def graph_of(export: Result, simplify: Result) -> Graph:
-    """Return the graph's figures from the results of export and simplify, as far as they exist."""
+def graph_of(
+    export: Result,
+    simplify: Result,
+    conversions: Sequence[Result],
+    dims: Mapping[str, int],
+    *,
+    changed: bool = False,
+) -> Graph:
+    """Return the graph's figures from the results of its stages, as far as they exist.
+
+    ``dims`` are the sizes of dynamic dimensions for which multiply-accumulates are told. Where surgery has
+    ``changed`` it, not all that is gone was simplified away.
+    """
     before, after = mapping(simplify.figures.get("before")), mapping(simplify.figures.get("after"))
     exported = export.figures if "operators" in export.figures else before
     old, new = _counts(exported.get("operators")), _counts(after.get("operators"))
@@ -36,8 +48,53 @@ def graph_of(export: Result, simplify: Result) -> Graph:
         simplified=_size(after),
         operators=_operators(old, new),
         modules=modules,
-        folded=tuple(_folded(modules)),
+        folded=tuple(_folded(modules, changed=changed)),
+        stages=tuple(_stage(result, dims) for result in (export, simplify, *conversions) if "graph" in result.figures),
+        macs_at=dims,
     )
+
+
+def _stage(result: Result, dims: Mapping[str, int]) -> GraphStage:
+    figures = mapping(result.figures.get("graph"))
+    stored, macs = mapping(figures.get("initializers")), mapping(figures.get("macs"))
+    formula = _counts(macs.get("formula")) or {}
+    return GraphStage(
+        stage=f"{result.stage}:{result.variant}" if result.variant else result.stage,
+        opsets=_counts(figures.get("opsets")) or {},
+        weights=whole(figures.get("weights")),
+        initializers=whole(stored.get("count")),
+        initializer_bytes=whole(stored.get("bytes")),
+        macs=_macs_at(macs.get("formula"), dims),
+        formula=formula,
+        operator_macs={name: _macs_at(found, dims) for name, found in mapping(macs.get("operators")).items()},
+        not_counted=_counts(macs.get("not_counted")) or {},
+    )
+
+
+def _macs_at(terms: object, dims: Mapping[str, int]) -> int | None:
+    """Return the value of a formula, None where there is none; one without terms is 0."""
+    found = _counts(terms)
+    return None if found is None else evaluate(found, dims)
+
+
+def surgery_of(result: Result) -> Iterator[SurgeryStep]:
+    """Yield the steps of one surgery target, as far as they were taken."""
+    steps = result.figures.get("steps")
+    for figures in map(mapping, steps if isinstance(steps, list) else []):
+        compared = [
+            mapping(output) for case in mapping(figures.get("cases")).values() for output in mapping(case).values()
+        ]
+        errors = [float("nan") if (found := number(output.get("relative"))) is None else found for output in compared]
+        yield SurgeryStep(
+            when=result.variant,
+            step=str(figures.get("step") or ""),
+            nodes=whole(figures.get("nodes")),
+            removed=_counts(figures.get("removed")) or {},
+            added=_counts(figures.get("added")) or {},
+            against=str(figures.get("against") or ""),
+            basis=number(figures.get("basis")),
+            relative=max(errors, key=lambda error: (error != error, error), default=None),
+        )
 
 
 def conversion_of(result: Result) -> Conversion:
@@ -92,14 +149,14 @@ def _modules(modules: Counts | None, old: Counts | None, new: Counts | None) -> 
     )
 
 
-def _folded(modules: Iterable[ModuleCount]) -> Iterable[str]:
+def _folded(modules: Iterable[ModuleCount], *, changed: bool) -> Iterable[str]:
     for line in modules:
         if line.operators != _BATCH_NORM or line.exported is None:
             continue
         folded_at_export = line.count - line.exported
         if folded_at_export > 0:
             yield _sentence(folded_at_export, line.count, "by the exporter", "exported", line.exported)
-        if line.simplified is not None and line.simplified < line.exported:
+        if not changed and line.simplified is not None and line.simplified < line.exported:
             gone = line.exported - line.simplified
             yield _sentence(gone, line.exported, "by simplification", "simplified", line.simplified)
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from buildsys.report import markdown_numbers as numbers
 from buildsys.report import quantities as q
-from buildsys.report.model import Graph, GraphSize, ModuleCount, Report, TargetLine
+from buildsys.report.model import Graph, GraphSize, GraphStage, ModuleCount, Report, SurgeryStep, TargetLine
 from buildsys.report.summary import status_word
 from buildsys.report.tables import code, escape, sentence, table
 
 Lines = Iterator[str]
+_STAGE_COLUMNS = ("graph", "opsets", "weights>", "initializers>", "their size>", "MACs>", "MACs by size")
 
 
 def render(report: Report) -> str:
@@ -26,7 +27,9 @@ def _lines(report: Report) -> Lines:
         yield from ("", escape(report.description))
     yield from _summary(report)
     yield from _chain(report)
-    yield from _graph(report.graph)
+    yield from _graph(report.graph, "Surgery and simplification" if report.surgery else "Simplification")
+    yield from _surgery(report.surgery)
+    yield from _custom_operators(report)
     yield from numbers.conversions(report)
     yield from numbers.checks(report)
     yield from numbers.engines(report)
@@ -70,14 +73,17 @@ def _chain(report: Report) -> Lines:
     graph = report.graph
     yield f"- model: {code(report.source)}, weights {escape(report.weights)}" + _parameters(graph)
     yield f"- export: {code('export/model.onnx')}, {escape(_exporter(graph))}{_sized(graph.exported)}"
+    yield from _changed(report, "after_export")
     yield f"- simplify: {code('simplify/model.onnx')}, by {escape(graph.tool or 'a tool not recorded')}" + _sized(
         graph.simplified
     )
+    yield from _changed(report, "after_simplify")
+    last = "surgery/after_simplify" if any(step.when == "after_simplify" for step in report.surgery) else "simplify"
     for made in report.conversions:
         how = escape(made.method) or status_word(made.status)
         yield f"- convert: {code(f'convert/{made.precision}/model.onnx')}, {how}"
     for engine in report.engines:
-        origin = "simplify" if engine.precision in ("fp32", "") else f"convert/{engine.precision}"
+        origin = last if engine.precision in ("fp32", "") else f"convert/{engine.precision}"
         kind = f"{engine.backend}, {engine.precision}"
         yield f"- engine {code(engine.name)} ({kind}): from {code(f'{origin}/model.onnx')}"
     if report.tensors:
@@ -85,6 +91,13 @@ def _chain(report: Report) -> Lines:
         yield from ("", *table(("tensor", "name", "dtype", "shape"), rows))
     for name, span in report.dims.items():
         yield from ("", f"Dimension {code(name)}: {span}.")
+
+
+def _changed(report: Report, when: str) -> Lines:
+    steps = [step for step in report.surgery if step.when == when]
+    if steps:
+        count = f"{len(steps)} step{'s' * (len(steps) != 1)}"
+        yield f"- surgery: {code(f'surgery/{when}/model.onnx')}, {count}, {q.nodes(steps[-1].nodes)}"
 
 
 def _parameters(graph: Graph) -> str:
@@ -101,15 +114,16 @@ def _sized(size: GraphSize | None) -> str:
     return f", {q.nodes(size.nodes)}, {q.size(size.size_bytes)}" if size else ""
 
 
-def _graph(graph: Graph) -> Lines:
+def _graph(graph: Graph, by: str) -> Lines:
     yield from ("", "## Graph before and after", "")
     if not graph.operators:
         yield "No graph was recorded."
         return
     if graph.exported and graph.simplified:
         before, after = q.count(graph.exported.nodes), q.nodes(graph.simplified.nodes)
-        yield f"- Simplification: {before} → {after}{_difference(graph)}."
+        yield f"- {by}: {before} → {after}{_difference(graph)}."
     yield from (f"- {fact}" for fact in graph.folded)
+    yield from _stages(graph)
     if graph.modules:
         columns = ("PyTorch modules", "modules>", "operator", "exported>", "simplified>")
         yield from ("", *table(columns, map(_module, graph.modules)))
@@ -118,6 +132,82 @@ def _graph(graph: Graph) -> Lines:
         for line in graph.operators
     ]
     yield from ("", *table(("operator", "exported>", "simplified>", "change>"), rows))
+
+
+def _custom_operators(report: Report) -> Lines:
+    if not report.custom_operators:
+        return
+    yield from ("", "## Custom operators", "")
+    rows = [
+        (code(line.operator), escape(line.place), code(line.implementation) or "nothing implements it")
+        for line in report.custom_operators
+    ]
+    yield from table(("operator", "where", "implemented by"), rows)
+
+
+def _stages(graph: Graph) -> Lines:
+    if not graph.stages:
+        return
+    if any(stage.macs for stage in graph.stages):
+        sizes = ", ".join(f"{name} = {size}" for name, size in graph.macs_at.items())
+        counted = "multiply-accumulates of convolutions, matrix products and recurrent layers"
+        yield f"- MACs{f' at {sizes}' if sizes else ''}: {counted}."
+    for stage in graph.stages:
+        if stage.not_counted:
+            yield f"- The MACs of {stage.stage} are not known: {_counts(stage.not_counted)} cannot be counted."
+    yield from ("", *table(_STAGE_COLUMNS, map(_stage, graph.stages)))
+
+
+def _stage(stage: GraphStage) -> tuple[str, ...]:
+    opsets = ", ".join(f"{domain} {version}" for domain, version in stage.opsets.items())
+    return (
+        stage.stage,
+        escape(opsets) or q.NOTHING,
+        q.count(stage.weights),
+        q.count(stage.initializers),
+        q.size(stage.initializer_bytes),
+        q.large(stage.macs),
+        escape(_formula(stage.formula)) or q.NOTHING,
+    )
+
+
+def _formula(terms: Mapping[str, int]) -> str:
+    """Return e.g. 4.09 G times batch; nothing where no dimension is dynamic."""
+    if not any(terms):
+        return ""
+    parts = (f"{q.large(factor)} {q.TIMES} {term}" if term else q.large(factor) for term, factor in terms.items())
+    return " + ".join(parts)
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{code(name)} {q.TIMES}{number}" for name, number in counts.items())
+
+
+def _surgery(steps: Sequence[SurgeryStep]) -> Lines:
+    if not steps:
+        return
+    yield from ("", "## Surgery", "")
+    rows = [
+        (
+            step.when.replace("_", " "),
+            code(step.step),
+            _nodes(step.removed),
+            _nodes(step.added),
+            q.count(step.nodes),
+            _checked(step),
+        )
+        for step in steps
+    ]
+    yield from table(("when", "step", "gone", "come", "nodes>", "worst relative error"), rows)
+
+
+def _checked(step: SurgeryStep) -> str:
+    basis = "" if step.basis is None else f", which gives the golden outputs to {q.error(step.basis)}"
+    return f"{q.error(step.relative)} against {escape(step.against)}{basis}"
+
+
+def _nodes(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {escape(operator)}" for operator, count in counts.items()) or q.NOTHING
 
 
 def _difference(graph: Graph) -> str:

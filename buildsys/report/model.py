@@ -72,6 +72,21 @@ class ModuleCount:
 
 
 @dataclass(frozen=True)
+class GraphStage:
+    """The graph as one stage wrote it; None where a figure is not known."""
+
+    stage: str  # export, simplify, convert:fp16
+    opsets: Mapping[str, int]
+    weights: int | None  # elements of initializers that are weights
+    initializers: int | None
+    initializer_bytes: int | None
+    macs: int | None  # at the sizes that engines are built for
+    formula: Mapping[str, int]  # of the same, by dynamic dimensions
+    operator_macs: Mapping[str, int | None]
+    not_counted: Mapping[str, int]  # operator -> nodes
+
+
+@dataclass(frozen=True)
 class Graph:
     """The graph on its way from PyTorch to the engines."""
 
@@ -85,6 +100,22 @@ class Graph:
     operators: tuple[OperatorCount, ...]
     modules: tuple[ModuleCount, ...]
     folded: tuple[str, ...]  # sentences
+    stages: tuple[GraphStage, ...]
+    macs_at: Mapping[str, int]  # dynamic dimension -> size
+
+
+@dataclass(frozen=True)
+class SurgeryStep:
+    """One step that changed a graph, and how its numbers were checked."""
+
+    when: str
+    step: str
+    nodes: int | None
+    removed: Mapping[str, int]
+    added: Mapping[str, int]
+    against: str
+    relative: float | None  # the worst of all outputs and cases
+    basis: float | None  # that of the graph before against the network, where golden outputs were taken from it
 
 
 @dataclass(frozen=True)
@@ -105,7 +136,7 @@ class Conversion:
 class Comparison:
     """One output of one case, compared with its reference."""
 
-    subject: str  # "exported", "simplified against exported", a precision or the name of an engine
+    subject: str  # "exported", "simplified against exported", a step, a precision or the name of an engine
     case: str
     output: str
     max_abs: float | None
@@ -138,6 +169,15 @@ class Check:
     limits: Mapping[str, float]
     comparisons: tuple[Comparison, ...]
     failures: tuple[Failure, ...]
+
+
+@dataclass(frozen=True)
+class OperatorLine:
+    """What implements a custom operator at one place; an empty text: nothing does."""
+
+    operator: str
+    place: str
+    implementation: str
 
 
 @dataclass(frozen=True)
@@ -213,6 +253,8 @@ class Report:
     tensors: tuple[TensorLine, ...]
     dims: Mapping[str, str]
     graph: Graph
+    surgery: tuple[SurgeryStep, ...]
+    custom_operators: tuple[OperatorLine, ...]
     conversions: tuple[Conversion, ...]
     checks: tuple[Check, ...]
     engines: tuple[EngineLine, ...]

@@ -9,6 +9,8 @@ from typing import Any
 NOTHING = "—"
 TIMES = "\N{MULTIPLICATION SIGN}"
 _DOUBLE_NOISE = 1e-12  # a vector's cosine with itself, computed in doubles, misses 1 by less
+_PREFIXES = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
+_FROM = 10**4
 _SIZES = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
@@ -55,6 +57,16 @@ def operator_parts(figures: Mapping[str, Any]) -> str:
     parts = [f"{functions} local function{'s' * (functions != 1)}"] if functions else []
     parts += [f"{libraries} librar{'ies' if libraries != 1 else 'y'}"] if libraries else []
     return ", ".join(parts) or "nothing to make"
+
+
+def large(value: float | None) -> str:
+    """Return a count with a prefix from 10,000 on: 4.09 G."""
+    if value is None:
+        return NOTHING
+    for factor, prefix in _PREFIXES if value >= _FROM else ():
+        if value >= factor:
+            return f"{significant(value / factor)} {prefix}"
+    return f"{int(value):,}"
 
 
 def nodes(value: int | None) -> str:

@@ -83,6 +83,12 @@ def _simplify(result: Result) -> str:
     return f"{quantities.count(before)} → {quantities.nodes(after)}"
 
 
+def _surgery(result: Result) -> str:
+    steps = result.figures.get("steps")
+    count = len(steps) if isinstance(steps, list) else 0
+    return f"{count} step{'s' * (count != 1)}, {_simplify(result)}"
+
+
 def _convert(result: Result) -> str:
     before, after = (quantities.size(number(result.figures.get(f"bytes_{when}"))) for when in ("before", "after"))
     return f"{before} → {after}"
@@ -107,6 +113,7 @@ _OUTCOMES: dict[str, Callable[[Result], str]] = {
     "operators": lambda result: quantities.operator_parts(result.figures),
     "export": _export,
     "reference": _reference,
+    "surgery": _surgery,
     "simplify": _simplify,
     "convert": _convert,
     "engine": _engine,

@@ -43,7 +43,7 @@ def run(job: Job) -> StageResult:
         if "network" in job.options and "torch" in job.options["bench"]["baselines"]:
             job.progress("making the PyTorch baseline")
             binders["torch"] = stack.enter_context(_torch_baseline(job, threads, device["kind"]))
-        return StageResult(figures=_figures(job, binders, _settings(options, threads, device)))
+        return StageResult(figures=_figures(job, binders, {**_settings(options, threads, device), **_surgery(job)}))
 
 
 def _figures(job: Job, binders: Mapping[str, Binder], settings: Figures) -> Figures:
@@ -53,7 +53,7 @@ def _figures(job: Job, binders: Mapping[str, Binder], settings: Figures) -> Figu
     cases = {}
     for name, dims in job.options["cases"].items():
         job.progress(f"case {name}")
-        cases[name] = {"dims": dict(dims), **_measure_case(load_case(job.inputs[f"case.{name}"]).inputs, binders, pace)}
+        cases[name] = {"dims": dict(dims), **_measure_case(_inputs(job, name, binders), binders, pace)}
     share = others.share()
     return {
         "cases": cases,
@@ -65,9 +65,16 @@ def _figures(job: Job, binders: Mapping[str, Binder], settings: Figures) -> Figu
     }
 
 
-def _measure_case(inputs: Inputs, binders: Mapping[str, Binder], pace: Pace) -> Figures:
-    samples = measure({name: bind(inputs) for name, bind in binders.items()}, pace)
-    batch = _batch(inputs)
+def _inputs(job: Job, case: str, binders: Mapping[str, Binder]) -> dict[str, Inputs]:
+    """Return contender -> inputs: the network has its own where surgery has changed those of the engine."""
+    inputs = load_case(job.inputs[f"case.{case}"]).inputs
+    own = job.inputs.get(f"network.case.{case}")
+    return {name: load_case(own).inputs if own and name == "torch" else inputs for name in binders}
+
+
+def _measure_case(inputs: Mapping[str, Inputs], binders: Mapping[str, Binder], pace: Pace) -> Figures:
+    samples = measure({name: bind(inputs[name]) for name, bind in binders.items()}, pace)
+    batch = _batch(inputs["engine"])
     contenders = {name: summarize(taken, batch) for name, taken in samples.items()}
     speedup = contenders["torch"]["p50_ms"] / contenders["engine"]["p50_ms"] if "torch" in contenders else None
     return {"batch": batch, "contenders": contenders, "speedup": speedup}
@@ -121,6 +128,12 @@ def _settings(options: Options, threads: int, device: Figures) -> Figures:
         "inputs": "on the device before the clock starts; outputs stay there",
         **({"spinning": options["spinning"]} if "spinning" in options else {}),
     }
+
+
+def _surgery(job: Job) -> Figures:
+    """Say what the baseline is where surgery has changed the engine's inputs or outputs."""
+    changed = any(role.startswith("network.case.") for role in job.inputs)
+    return {"torch": "is the network from before surgery, with its own inputs"} if changed else {}
 
 
 def _interleaving(binders: Mapping[str, Binder], pace: Pace) -> str:

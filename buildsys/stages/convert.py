@@ -22,6 +22,7 @@ from buildsys.conversion.rewrite import Conversion, convert_precision
 from buildsys.conversion.tensor_types import DTYPES
 from buildsys.errors import CheckFailed, StageError
 from buildsys.golden import Finding, and_more, case_figures, failures, judge_outputs, keep_failed
+from buildsys.inspection.figures import graph_figures
 from buildsys.onnx_graph import (
     ONE_MESSAGE_LIMIT,
     check_file,
@@ -82,7 +83,8 @@ def _convert(job: Job) -> dict[str, Any]:
         raise CheckFailed(error.problem, error.hint) from error
     figures = _figures(model, found)
     sizes = {"bytes_before": file_bytes(source), "bytes_after": file_bytes(target)}
-    return {"precision": precision, **figures, **sizes, "warnings": [*warnings, *_warnings(found)]}
+    graph = graph_figures(model, next(iter(job.options["cases"].values()), {}))
+    return {"precision": precision, **figures, **sizes, "graph": graph, "warnings": [*warnings, *_warnings(found)]}
 
 
 def _findings(job: Job, golden: Mapping[str, Case]) -> Iterator[Finding]:

@@ -8,44 +8,36 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto
 
-from buildsys.backends.ort_session import OrtGraph, session_options
-from buildsys.compare import Comparison, compare
+from buildsys.compare import Comparison
+from buildsys.equal_graphs import (
+    Limits,
+    Runtime,
+    compare_cases,
+    limits_of,
+    random_operators,
+    refuse_random_graph,
+    run_cases,
+)
 from buildsys.errors import CheckFailed, StageError
 from buildsys.graph.cases import concrete_shape
+from buildsys.graph_interface import interface, interface_changes
+from buildsys.inspection.figures import graph_figures
 from buildsys.onnx_graph import (
     check_file,
     copy_model,
-    dtype_name,
     file_facts,
     has_input_initializers,
     load_model,
-    ports,
-    tensors_of,
 )
-from buildsys.operators.implementation import implementation_of
-from buildsys.operators.running import open_graph
 from buildsys.stages import onnxsim_tool, onnxslim_tool
-from buildsys.stages.graph_interface import interface, interface_changes
 from buildsys.tensors import Tensor, tensor_of
 from buildsys.worker.job import Job, StageResult
 
-Outputs = dict[str, Tensor]
-Limits = Mapping[str, float]
 Tool = Callable[[Path, Path, Mapping[str, Any], bool], None]
 
 _TOOLS: Mapping[str, Tool] = {"onnxsim": onnxsim_tool.simplify, "onnxslim": onnxslim_tool.simplify}
-_RANDOM_OPERATORS = frozenset(
-    ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout")
-)
-# Both graphs run in one runtime on equal inputs, so only the order of additions may differ: far less
-# than between two frameworks. The narrowest float type of the graph decides.
-_LIMITS: Mapping[str, Limits] = {
-    "float32": {"rtol": 1e-5, "cosine": 0.99999},
-    "float16": {"rtol": 1e-2, "cosine": 0.9999},
-    "bfloat16": {"rtol": 5e-2, "cosine": 0.999},
-}
 
 
 def run(job: Job) -> StageResult:
@@ -58,26 +50,27 @@ def run(job: Job) -> StageResult:
     check_file(source, "the exported graph")
     original = load_model(source, external_data=False)
     before = file_facts(original, source)
-    promised, limits = interface(original), _limits(original)
+    promised, limits = interface(original), limits_of(original)
     initializers_are_inputs = has_input_initializers(original)
-    del original  # the weights of a large graph are not kept while the tool holds its own copies
+    sizes: Mapping[str, int] = next(iter(job.options["cases"].values()), {})
     if spec["tool"] == "none":
         _only_defaults(spec)
         copy_model(source, target)
-        return StageResult(figures=_figures("none", before, before, {}))
+        return StageResult(figures={**_figures("none", before, before, {}), "graph": graph_figures(original, sizes)})
+    del original  # the weights of a large graph are not kept while the tool holds its own copies
     job.progress(f"simplifying {before['nodes']} nodes with {spec['tool']}")
     _TOOLS[spec["tool"]](source, target, spec, initializers_are_inputs)
     simplified = load_model(target, external_data=False)
     after = file_facts(simplified, target)
     _check_result(target, simplified, promised, spec["tool"])
+    graph = graph_figures(simplified, sizes)
     del simplified
-    random_operators = sorted(before["operators"].keys() & _RANDOM_OPERATORS)
-    implementation = implementation_of(job)
-    if not implementation.is_complete_for(source):  # validate says so; engines of other backends may still be built
+    runtime = Runtime.of(job)
+    if not runtime.implementation.is_complete_for(source):  # validate says so; other backends' engines may be built
         warnings = ["both graphs were not compared: ONNX Runtime has no implementation of an operator"]
         return StageResult(figures={**_figures(spec["tool"], before, after, {}), "warnings": warnings})
-    equal = _equal_outputs(job, promised["input"], limits, random_operators)
-    figures = _figures(spec["tool"], before, after, equal)
+    equal = _equal_outputs(job, runtime, promised["input"], limits, random_operators(before["operators"]))
+    figures = {**_figures(spec["tool"], before, after, equal), "graph": graph}
     broken = [
         (case, name, found) for case, outputs in equal.items() for name, found in outputs.items() if found.problem
     ]
@@ -116,14 +109,8 @@ def _check_result(target: Path, simplified: ModelProto, promised: dict[str, Any]
         raise CheckFailed(f"{tool} changed the interface of the graph: {changed}", "simplify: {tool: none} keeps it")
 
 
-def _limits(model: ModelProto) -> Limits:
-    stored = {dtype_name(t.data_type) for t in tensors_of(model) if t.data_type != TensorProto.UNDEFINED}
-    types = stored.union(port["dtype"] for side in ports(model) for port in side)
-    return next((_LIMITS[name] for name in ("bfloat16", "float16") if name in types), _LIMITS["float32"])
-
-
 def _equal_outputs(
-    job: Job, graph_inputs: list[dict[str, Any]], limits: Limits, random_operators: list[str]
+    job: Job, runtime: Runtime, graph_inputs: list[dict[str, Any]], limits: Limits, drawn_by: list[str]
 ) -> dict[str, dict[str, Comparison]]:
     """Run both graphs in ONNX Runtime, one after the other: two sessions at once would double the memory."""
     # a graph without its parameters has them as further inputs, whose shapes are fixed
@@ -133,39 +120,13 @@ def _equal_outputs(
     inputs = {**fixed, **job.options["inputs"]}
     feeds = {case: random_inputs(inputs, case, dims) for case, dims in job.options["cases"].items()}
     job.progress(f"comparing both graphs in {len(feeds)} cases")
-    expected = _run_all(job, job.inputs["model"], feeds)
-    actual = _run_all(job, job.outputs["model"], feeds)
-    equal = {
-        case: {name: compare(actual[case][name], tensor, limits) for name, tensor in outputs.items()}
-        for case, outputs in expected.items()
-    }
-    if random_operators or any(found.problem for outputs in equal.values() for found in outputs.values()):
-        _refuse_random_graph(job, next(iter(feeds.values())), limits, random_operators)
+    expected = run_cases(job.inputs["model"], feeds, runtime)
+    actual = run_cases(job.outputs["model"], feeds, runtime)
+    equal = compare_cases(actual, expected, limits)
+    if drawn_by or any(found.problem for outputs in equal.values() for found in outputs.values()):
+        first = next(iter(feeds.values()))
+        refuse_random_graph(job.inputs["model"], "the exported graph", first, limits, drawn_by, runtime)
     return equal
-
-
-def _run_all(job: Job, path: Path, feeds: Mapping[str, dict[str, Tensor]]) -> dict[str, Outputs]:
-    graph = _open(job, path, job.threads)
-    return {case: graph.run(inputs) for case, inputs in feeds.items()}
-
-
-def _open(job: Job, path: Path, threads: int = 0) -> OrtGraph:
-    # Without optimizations, or the runtime's own fusions would stand between the two graphs.
-    options = session_options(optimization="disable", intra_op_threads=threads)
-    return open_graph(path, implementation_of(job), options, job.outputs["result"].parent)
-
-
-def _refuse_random_graph(job: Job, inputs: dict[str, Tensor], limits: Limits, drawn_by: list[str]) -> None:
-    # Two runs of one session: a new session starts its random numbers anew and hides that they are random.
-    graph = _open(job, job.inputs["model"])
-    first, second = graph.run(inputs), graph.run(inputs)
-    for name, tensor in first.items():
-        if not compare(second[name], tensor, limits).passed:
-            by = f" ({', '.join(drawn_by)})" if drawn_by else ""
-            raise CheckFailed(
-                f"the exported graph draws random numbers{by}: two runs on the same inputs differ in {name}",
-                "export the model in evaluation mode, or make the noise an input",
-            )
 
 
 def _only_defaults(spec: Mapping[str, Any]) -> None:

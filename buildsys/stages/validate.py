@@ -21,14 +21,25 @@ def run(job: Job) -> StageResult:
     A failure names the output, the case, the index and both values; the tensors of each failed case are
     kept as ``failed/GRAPH-CASE.npz`` (keys ``in.``, ``expected.`` and ``actual.``) beside the result.
     """
-    golden = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
-    findings = [finding for graph in _GRAPHS for finding in _findings(job, graph, golden)]
+    findings: list[Finding] = []
+    for graph, golden in _golden(job).items():
+        found = list(_findings(job, graph, golden))
+        keep_failed(job.outputs["result"].parent / "failed", failures(found), golden)
+        findings += found
     failed = failures(findings)
-    keep_failed(job.outputs["result"].parent / "failed", failed, golden)
     figures = _figures(job, findings, failed)
     if not failed:
         return StageResult(figures=figures)
     return StageResult("failed", failed[0].sentence() + and_more(failed), figures=figures)
+
+
+def _golden(job: Job) -> dict[str, dict[str, Case]]:
+    """Return graph -> its golden cases; the simplified graph has its own where surgery has changed it."""
+    shared = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
+    if "simplified_cases" not in job.options:
+        return dict.fromkeys(_GRAPHS, shared)
+    own = {case: load_case(job.inputs[f"simplified.case.{case}"]) for case in job.options["simplified_cases"]}
+    return {"exported": shared, "simplified": own}
 
 
 def _findings(job: Job, name: str, golden: Mapping[str, Case]) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ KEEP_HISTORY = 100
 _COLUMNS = "target, key, parts, outputs, status, started, seconds, reason, hint, figures, log"
 _LOOKUP = f"SELECT {_COLUMNS} FROM records WHERE target = ? AND key = ?"  # noqa: S608 - our own column names
 _LATEST = f"SELECT {_COLUMNS} FROM records WHERE target = ? ORDER BY seq DESC LIMIT 1"  # noqa: S608 - as above
+_RECORDS = f"SELECT {_COLUMNS} FROM records WHERE target = ? ORDER BY seq DESC"  # noqa: S608 - as above
 _INSERT = f"INSERT OR REPLACE INTO records ({_COLUMNS}, seq) VALUES ({'?, ' * 11}last_insert_rowid())"  # noqa: S608
 _RUN = "target, key, status, started, seconds, reason, why"
 _RUNS = f"SELECT {_RUN} FROM history WHERE target = ? ORDER BY seq DESC LIMIT ?"  # noqa: S608 - as above
@@ -87,6 +88,11 @@ class Ledger:
         """Return the record that was written last, whatever its key."""
         rows = self._db.read(_LATEST, (target,))
         return _record(rows[0]) if rows else None
+
+    def records(self, target: str) -> list[Record]:
+        """Return all records of a target that can be read, newest first."""
+        found = (_record(row) for row in self._db.read(_RECORDS, (target,)))
+        return [record for record in found if record is not None]
 
     def outputs(self, target: str, key: str) -> tuple[str, Outputs] | None:
         """Return status and outputs of a record: all that judging it takes, without reading the rest."""

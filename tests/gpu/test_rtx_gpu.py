@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,8 @@ import pytest
 from buildsys.backends.cuda_driver import Device, find_driver
 from buildsys.errors import StageError, Unavailable
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "integration"))
 
 DRIVER = find_driver()
 RTX = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
@@ -131,3 +136,45 @@ def test_the_profile_that_fits_is_chosen(tmp_path: Path) -> None:
 def test_flags_that_need_a_gpu_build_with_one(tmp_path: Path, flag: str) -> None:
     engine, _, _ = build_engine(tmp_path, compute_capabilities=(HERE,), flags={flag: True})
     assert engine.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(("dtype", "shape"), [("float32", (5, 3, 8, 16)), ("float16", (4, 50)), ("float32", (1, 1))])
+def test_the_shipped_plugin_computes_on_the_stream_that_it_is_given(dtype: str, shape: tuple[int, ...]) -> None:
+    trt, torch = pytest.importorskip("tensorrt_rtx"), pytest.importorskip("torch")
+    spec = importlib.util.spec_from_file_location("clip_plugin", ROOT / "plugins/ops/scaled_clip_plugin.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    x = torch.randn(shape, device="cuda").to(getattr(torch, dtype))
+    outputs = [torch.full_like(x, 7), torch.zeros(shape, dtype=torch.bool, device="cuda")]
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    kind = {"float32": trt.DataType.FLOAT, "float16": trt.DataType.HALF}[dtype]
+    described = [describe(trt, shape, kind), describe(trt, shape, trt.DataType.BOOL)]
+    addresses = [output.data_ptr() for output in outputs]
+    plugin = module.ScaledClip(2.0, (-1.0, 1.0))
+    plugin.enqueue(described[:1], described, [x.data_ptr()], addresses, 0, stream.cuda_stream)
+    stream.synchronize()
+    assert torch.equal(outputs[0], (x * 2).clamp(-1, 1))
+    assert torch.equal(outputs[1], (x * 2 > -1) & (x * 2 < 1))
+
+
+def describe(trt: Any, shape: tuple[int, ...], kind: Any) -> Any:
+    tensor = trt.PluginTensorDesc()
+    tensor.dims, tensor.type, tensor.format = shape, kind, trt.TensorFormat.LINEAR
+    return tensor
+
+
+@on_rtx
+@pytest.mark.parametrize("engine", ["rtx-fp32", "rtx-fp16"])
+def test_an_engine_with_a_python_plugin_gives_the_right_numbers(tmp_path: Path, engine: str) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    for folder in ("configs", "plugins"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    for file in ("dodo.py", "pyproject.toml"):
+        shutil.copy(ROOT / file, tmp_path)
+    command = [sys.executable, "-m", "doit", f"verify:clipped_signal:{engine}"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    result = json.loads((tmp_path / f"build/clipped_signal/verify/{engine}.json").read_text())
+    assert result["status"] == "passed", result["reason"]

@@ -1,4 +1,4 @@
-"""A built project of four small models whose parts can be changed one at a time, and which then ran again."""
+"""A built project of five small models whose parts can be changed one at a time, and which then ran again."""
 
 from __future__ import annotations
 
@@ -115,6 +115,48 @@ translations: [{op: "aten::linear", function: "plugins/translations/linear.py:li
 simplify: {tool: onnxslim}
 engines: []
 """
+CUT_YAML = """\
+model: cut
+source: {onnx: models/cut.onnx, seed: 0}
+inputs: {x: {shape: [batch, 4]}}
+outputs: {y: {}}
+dims: {batch: {min: 1, opt: 2, max: 4}}
+surgery:
+  - function: plugins/hooks/double.py:change
+    graph: graphsurgeon
+    inputs: {x: {shape: [batch, 4]}}
+    changes: numbers
+    reference: {python: plugins/hooks/truth.py:doubled}
+  - {rename: {y: z}, when: after_simplify}
+simplify: {tool: none}
+validate: {rtol: 1.0e-4}
+engines: []
+"""
+DOUBLE = """\
+import os
+
+from plugins.lib import constants
+
+try:
+    import hooked_tool  # not installed at first
+except ImportError:
+    pass
+
+
+def change(graph):
+    node = graph.nodes[-1]
+    node.inputs[1] = constants.constant(node.inputs[1], float(os.environ.get("HOOKED_SCALE", "2")))
+    return graph
+"""
+CONSTANTS = """\
+def constant(weight, scale):
+    weight.values = weight.values * 0 + 1
+    return weight
+"""
+TRUTH = """\
+def doubled(inputs):
+    return {"y": inputs["x"] + 1}
+"""
 OTHER = """\
 import torch
 import torchvision  # counts, as it is imported
@@ -134,6 +176,10 @@ ops:
     function: plugins/ops/swish.py:swish
     library: {sources: [plugins/ops/clamp_swish.c], flags: [-lm, -march=native]}
     use: {onnxruntime: library}
+  - op: "mydomain::Twice"
+    function: plugins/ops/swish.py:twice
+    plugin: {python: plugins/ops/twice_plugin.py}
+    use: {tensorrt_rtx: plugin}
 engines:
   - {backend: onnxruntime, name: ort, intra_op_threads: 1}
   - {backend: tensorrt_rtx, name: rtx}
@@ -153,9 +199,19 @@ class Swish(torch.autograd.Function):
         return g.op("custom_domain::customOp2", x).setType(x.type())
 
 
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x + x
+
+    @staticmethod
+    def symbolic(g, x):
+        return g.op("mydomain::Twice", x).setType(x.type())
+
+
 class Custom(torch.nn.Module):
     def forward(self, x):
-        return Swish.apply(x)
+        return Swish.apply(Twice.apply(x))
 """
 SWISH = """\
 import os
@@ -172,6 +228,59 @@ def swish():
 
 
 again = swish
+
+
+def twice():
+    node = helper.make_node("Add", ["x", "x"], ["y"])
+    return helper.make_function("mydomain", "Twice", ["x"], ["y"], [node], [helper.make_opsetid("", 17)])
+"""
+PLUGIN = """\
+import tensorrt_rtx as trt
+from plugin_bases import ALL
+
+
+class Twice(*ALL):
+    def __init__(self):
+        for base in ALL:
+            base.__init__(self)
+        self.plugin_name, self.plugin_version, self.plugin_namespace, self.num_outputs = "Twice", "1", "", 1
+
+    def get_capability_interface(self, kind):
+        return self
+
+    def clone(self):
+        return Twice()
+
+    def get_fields_to_serialize(self):
+        return trt.PluginFieldCollection([])
+
+    def get_output_data_types(self, types):
+        return types
+
+    def get_output_shapes(self, inputs, shape_inputs, builder):
+        return [trt.DimsExprs(inputs[0])]
+
+    def supports_format_combination(self, position, tensors, input_count):
+        return tensors[position].desc.format == trt.TensorFormat.LINEAR
+
+    def configure_plugin(self, inputs, outputs):
+        pass
+
+    attach_to_context = on_shape_change = enqueue = lambda self, *arguments: self
+
+
+class TwiceCreator(trt.IPluginCreatorV3One):
+    def __init__(self):
+        trt.IPluginCreatorV3One.__init__(self)
+        self.name, self.plugin_version, self.plugin_namespace = "Twice", "1", ""
+
+    def create_plugin(self, name, fields, phase):
+        return Twice()
+"""
+PLUGIN_BASES = """\
+import tensorrt_rtx as trt
+
+ALL = trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime
 """
 OPS = Path(__file__).parents[2] / "plugins" / "ops"
 
@@ -189,14 +298,18 @@ class KeyProject:
             "plugins/symbolics/relu.py": SYMBOLIC, "plugins/lib/written.py": WRITTEN,
             "plugins/translations/linear.py": TRANSLATION,
             "configs/models/given.yaml": GIVEN_YAML, "configs/models/traced.yaml": TRACED_YAML,
+            "configs/models/cut.yaml": CUT_YAML, "plugins/hooks/double.py": DOUBLE,
+            "plugins/lib/constants.py": CONSTANTS, "plugins/hooks/truth.py": TRUTH,
             "configs/models/custom.yaml": CUSTOM_YAML, "plugins/models/custom.py": CUSTOM,
             "plugins/ops/swish.py": SWISH, "plugins/ops/clamp_swish.c": (OPS / "clamp_swish.c").read_text(),
             "plugins/ops/ort_custom_op.h": (OPS / "ort_custom_op.h").read_text(),
+            "plugins/ops/twice_plugin.py": PLUGIN, "plugins/ops/plugin_bases.py": PLUGIN_BASES,
         }.items():  # fmt: skip
             self.write(path, text)
         self.save_weights(0.0)
         self.save_data(1.0)
         self.save_onnx(1.0)
+        self.save_onnx(3.0, "cut")
         assert set(self.build()) == set(self.session().actions)
         shutil.copytree(self.root, self._kept)
 
@@ -225,7 +338,7 @@ class KeyProject:
         (self.root / "data").mkdir(exist_ok=True)
         np.savez(self.root / "data/x.npz", x=np.linspace(-scale, scale, 32, dtype=np.float32).reshape(8, 4))
 
-    def save_onnx(self, scale: float) -> None:
+    def save_onnx(self, scale: float, name: str = "given") -> None:
         """Write an ONNX file whose weights lie in a file beside it."""
         weight = numpy_helper.from_array(np.full((64, 4), scale, np.float32)[:1], "w")
         value = helper.make_tensor_value_info
@@ -237,10 +350,10 @@ class KeyProject:
             [weight],
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        path = self.root / "models/given.onnx"
+        path = self.root / f"models/{name}.onnx"
         path.parent.mkdir(exist_ok=True)
-        path.with_name("given.weights").unlink(missing_ok=True)
-        onnx.save(model, path, save_as_external_data=True, location="given.weights", size_threshold=0)
+        path.with_name(f"{name}.weights").unlink(missing_ok=True)
+        onnx.save(model, path, save_as_external_data=True, location=f"{name}.weights", size_threshold=0)
 
     def session(self) -> Session:
         session = Session(load_project(self.root))

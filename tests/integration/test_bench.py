@@ -15,6 +15,8 @@ from buildsys.backends.cuda_driver import find_driver
 from buildsys.errors import StageError
 from buildsys.machine import usable_cores
 from buildsys.stages import bench, engine
+from buildsys.surgery.ports import rename
+from buildsys.tensors import save_case
 from buildsys.worker.job import StageResult
 
 INPUTS = {case: random_x(batch) for case, batch in BATCHES.items()}
@@ -63,6 +65,22 @@ def test_an_engine_and_pytorch_are_measured_in_turns(tmp_path: Path) -> None:
     # 200 multiplications against one small convolution: the direction cannot be noise
     assert case["speedup"] == case["contenders"]["torch"]["p50_ms"] / case["contenders"]["engine"]["p50_ms"] > 1
     assert "engine and torch take turns" in result.figures["interleaving"]
+
+
+def test_pytorch_gets_its_own_inputs_where_surgery_has_renamed_those_of_the_engine(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    renamed = rename(conv_bn(), {"rename": {"x": "image"}})
+    spec = resolved(
+        {"backend": "onnxruntime"}, bench=QUICK, source={"python": "net.py:Slow"}, surgery=[{"rename": {"x": "image"}}]
+    )
+    write_golden(tmp_path, {case: {} for case in INPUTS}, INPUTS)
+    (tmp_path / "m/surgery/after_export").mkdir(parents=True)
+    for case, inputs in INPUTS.items():
+        save_case(tmp_path / f"m/surgery/after_export/{case}.npz", {"image": inputs["x"]}, {})
+    assert engine.run(stage_job(spec, "engine", tmp_path, save_at(tmp_path / "model.onnx", renamed))).status == "passed"
+    figures = bench.run(stage_job(spec, "bench", tmp_path)).figures
+    assert set(figures["cases"]["opt"]["contenders"]) == {"engine", "torch"}
+    assert figures["settings"]["torch"] == "is the network from before surgery, with its own inputs"
 
 
 def test_the_machine_and_the_settings_are_recorded(tmp_path: Path) -> None:

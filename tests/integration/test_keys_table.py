@@ -30,6 +30,7 @@ from buildsys.manifest.spec import Stage
 
 PAGE = (Path(__file__).parents[2] / "docs" / "keys.md").read_text()
 NET = "configs/models/net.yaml"
+CUT = "configs/models/cut.yaml"
 CUSTOM = "configs/models/custom.yaml"
 Patch = pytest.MonkeyPatch
 
@@ -166,6 +167,8 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
         "plugins/ops/clamp_swish.c", "int another_symbol(void) { return 1; }\n"
     ),
     "ops flags": in_file(CUSTOM, "[-lm, -march=native]", "[-lm, -march=native, -DUNUSED]"),
+    "plugin": in_file("plugins/ops/twice_plugin.py", "class TwiceCreator", "# a comment\nclass TwiceCreator"),
+    "plugin module": in_file("plugins/ops/plugin_bases.py", "ALL =", "# a comment\nALL ="),
     "ops reference": in_file(CUSTOM, "plugins/ops/swish.py:swish", "plugins/ops/swish.py:again"),
     "ops use": in_file(CUSTOM, "use: {onnxruntime: library}", "use: {onnxruntime: function}"),
     "compiler": another_compiler,
@@ -173,6 +176,17 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "comment": rewrite_manifest,
     "time-out": lambda bench, patch: bench.project.append(NET, "timeout: {export: 10min}\n"),
     "weights": lambda bench, patch: bench.project.save_weights(0.25),
+    "surgery step": in_manifest("rename: {y: z}", "rename: {y: v}", CUT),
+    "surgery names": in_manifest("batch", "rows", CUT),
+    "surgery span": in_manifest("min: 1, opt: 2, max: 4", "min: 3, opt: 3, max: 5", CUT),
+    "surgery limits": in_manifest("rtol: 1.0e-4", "rtol: 2.0e-4", CUT),
+    "surgery seed": in_manifest("seed: 0", "seed: 1", CUT),
+    "surgery file": lambda bench, patch: bench.project.save_onnx(5.0, "cut"),
+    "surgery reference": lambda bench, patch: bench.project.append("plugins/hooks/truth.py", "# a comment\n"),
+    "hook": lambda bench, patch: bench.project.append("plugins/hooks/double.py", "# a comment\n"),
+    "hook module": lambda bench, patch: bench.project.append("plugins/lib/constants.py", "# a comment\n"),
+    "hook library": library("hooked_tool"),
+    "env hook": variable("HOOKED_SCALE"),
     "module": lambda bench, patch: bench.project.append("plugins/lib/blocks.py", "# a comment\n"),
     "onnx weights": lambda bench, patch: bench.project.save_onnx(2.0),
     "data file": lambda bench, patch: bench.project.save_data(2.0),
@@ -209,7 +223,7 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "python": lambda bench, patch: patch.setattr(toolchain.platform, "python_version_tuple", lambda: ("3", "99", "0")),
     **{name: library(name.replace("-", "_")) for name in (
         "torch", "torchvision", "numpy", "onnx", "onnxruntime", "onnxsim", "onnxslim", "onnxscript", "onnx-ir",
-        "sympy", "tensorrt_rtx",
+        "sympy", "tensorrt_rtx", "onnx-graphsurgeon",
     )},
     "user library": library("keyed_tool", requires="Requires-Dist: keyed-base>1\n"),
     "other libraries": library("doit", "pydantic", "protobuf", "rich"),

@@ -13,9 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 from small_graphs import INPUTS, conv_bn, make_model, one_node, simplify_job, weights, write
 
 from buildsys.errors import CheckFailed, StageError
+from buildsys.graph_interface import interface, interface_changes
 from buildsys.onnx_graph import file_bytes, load_model, operator_counts, parameter_count, ports, save_model
 from buildsys.stages import onnxsim_tool, simplify
-from buildsys.stages.graph_interface import interface, interface_changes
 
 FLOAT = TensorProto.FLOAT
 

@@ -11,10 +11,11 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from stage_jobs import manifest, stage_job
+from stage_jobs import ROOT, manifest, stage_job
 from torch.onnx._internal.torchscript_exporter import registration
 
 from buildsys.errors import StageError
+from buildsys.manifest.project import load_project
 from buildsys.onnx_export.symbolics import load_own_symbolics
 from buildsys.stages import export
 from buildsys.worker.job import StageResult
@@ -51,6 +52,10 @@ def symbolic(g, x):
 def shrinking(g, x, by):
     return g.op("Mul", x, by)
 """
+SHIPPED = (
+    "asinh", "asinh_decorated", "asinh_dynamo", "clamp_swish_inlined-torchscript", "clamp_swish_inlined-dynamo",
+    "shifted_windows-op9", "shifted_windows-op12", "shifted_windows-op17",
+)  # fmt: skip
 GOOD = 'def f(g, x):\n    return g.op("Asinh", x)\n'
 DECORATED = """\
 {imports}
@@ -181,6 +186,17 @@ def test_a_registration_that_the_network_does_not_need_is_a_warning(project: Pro
     assert warnings == [
         "aten::acosh (p.py:f, opset 9) was never used: the exporter met no such operator in the network"
     ]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_models_that_need_a_rung_or_look_as_if(tmp_path: Path, name: str) -> None:
+    resolved = load_project(ROOT).models[name].data
+    figures = export.run(stage_job("export", resolved, tmp_path)).figures
+    assert (figures["opset"], figures["exporter"]) == (resolved["export"]["opset"], resolved["export"]["exporter"])
+    assert [port["shape"] for port in figures["outputs"]] == [t["shape"] for t in resolved["outputs"].values()]
+    assert figures["warnings"] == []
+    if name.startswith("asinh"):
+        assert figures["operators"] == {"Asinh": 1}
 
 
 # --- what is wrong ---

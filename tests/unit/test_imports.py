@@ -42,6 +42,7 @@ IN_WORKERS = {
     "compare": {"tensors"},
     "conversion": {"errors", "onnx_graph", "tensors"},
     "golden": {"compare", "tensors"},
+    "inspection": {"errors", "onnx_graph"},
     "onnx_difference": {"errors", "onnx_graph"},
     "onnx_graph": {"errors", "writeback"},
     "operators": {"backends", "compiler", "errors", "graph", "network", "onnx_graph", "worker"},

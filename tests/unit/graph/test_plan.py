@@ -162,6 +162,29 @@ def test_simplification_is_compared_in_the_smallest_and_the_odd_shape_alone() ->
     assert plan(simplify={"tool": "none"})["simplify:net"].options["cases"] == {}
 
 
+@pytest.mark.parametrize(
+    ("section", "exporter", "entry"),
+    [
+        ("symbolics", "torchscript", {"op": "aten::a", "function": "plugins/s.py:f"}),
+        ("symbolics", "torchscript", {"module": "plugins/s.py"}),
+        ("translations", "dynamo", {"op": "aten::a", "function": "plugins/s.py:f"}),
+    ],
+)
+def test_what_an_exporter_is_taught_belongs_to_the_export_alone(section: str, exporter: str, entry: Any) -> None:
+    export = {"exporter": exporter, "opset": 18}
+    without, actions = plan(export=export), plan(export=export, **{section: [entry]})
+    found = {t for t in actions if actions[t] != without[t]} - {"report:net"}
+    assert found == {"export:net"}
+    assert actions["export:net"].sources == (*without["export:net"].sources, "plugins/s.py")
+
+
+def test_a_manifest_that_teaches_nothing_has_the_actions_of_one_that_does_not_know_of_it() -> None:
+    known = ("symbolics", "translations")
+    for action in plan(symbolics=[], translations=[]).values():
+        options = action.options.get("manifest", action.options)
+        assert not [section for section in known if section in options], action.target
+
+
 CLIP = {
     "op": "mydomain::Clip",
     "function": "plugins/ops/clip.py:Clip",
@@ -190,26 +213,3 @@ def test_a_plugin_library_counts_by_its_content_where_it_is_loaded() -> None:
     readers = {target for target, action in actions.items() if beside in action.inputs.values()}
     assert readers == {"verify:net:rtx16", "bench:net:rtx16"}
     assert built not in actions["engine:net:ort"].inputs.values()
-
-
-@pytest.mark.parametrize(
-    ("section", "exporter", "entry"),
-    [
-        ("symbolics", "torchscript", {"op": "aten::a", "function": "plugins/s.py:f"}),
-        ("symbolics", "torchscript", {"module": "plugins/s.py"}),
-        ("translations", "dynamo", {"op": "aten::a", "function": "plugins/s.py:f"}),
-    ],
-)
-def test_what_an_exporter_is_taught_belongs_to_the_export_alone(section: str, exporter: str, entry: Any) -> None:
-    export = {"exporter": exporter, "opset": 18}
-    without, actions = plan(export=export), plan(export=export, **{section: [entry]})
-    found = {t for t in actions if actions[t] != without[t]} - {"report:net"}
-    assert found == {"export:net"}
-    assert actions["export:net"].sources == (*without["export:net"].sources, "plugins/s.py")
-
-
-def test_a_manifest_that_teaches_nothing_has_the_actions_of_one_that_does_not_know_of_it() -> None:
-    known = ("symbolics", "translations")
-    for action in plan(symbolics=[], translations=[]).values():
-        options = action.options.get("manifest", action.options)
-        assert not [section for section in known if section in options], action.target

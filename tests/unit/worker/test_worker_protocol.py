@@ -19,13 +19,14 @@ JOB = Job(
     outputs={"result": Path("/p/out.json")},
     project=Path("/p"),
     threads=3,
+    advisory={"origins": Path("/p/origins.json")},
 )
 
 
 def test_job_survives_the_journey() -> None:
     (message,) = LineBuffer().feed(encode(job_to_json(JOB)))
     assert job_from_json(message) == JOB
-    assert {field.name for field in fields(Job)} - message.keys() == {"progress"}
+    assert {field.name for field in fields(Job)} - message.keys() == {"progress", "fail"}
 
 
 def test_progress_is_given_at_the_other_end() -> None:

@@ -1,0 +1,101 @@
+"""Where in the chain surgery changes what: the inputs, the shape cases and the golden files of each point.
+
+A point is a graph that later stages read: ``EXPORTED`` as the exporter wrote it, then after the steps of each
+``when``. Without steps all points are alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from buildsys.graph.cases import Dims, case_values, distinct_cases, representatives
+from buildsys.manifest.surgery_interface import (
+    AFTER_EXPORT,
+    AFTER_SIMPLIFY,
+    WHENS,
+    Inputs,
+    Step,
+    exported_interface,
+    fixed_dims,
+    interface_after,
+    kind_of,
+    names_in_shapes,
+    steps_of,
+)
+
+__all__ = ["AFTER_EXPORT", "AFTER_SIMPLIFY", "EXPORTED", "WHENS", "steps_of"]
+EXPORTED = ""
+_POINTS = (EXPORTED, *WHENS)
+_ALL = ("min", "opt", "max", "odd")
+_NEW_CASES = ("rename", "free_dims", "cut", "cast")
+Resolved = Mapping[str, Any]
+
+
+def inputs_at(spec: Resolved, point: str) -> Inputs:
+    """Return the shapes and dtypes of the graph's inputs at a point."""
+    passed = [step for when in _passed(point) for step in steps_of(spec, when)]
+    return interface_after(exported_interface(spec), passed).inputs
+
+
+def dims_at(spec: Resolved, point: str) -> dict[str, Any]:
+    """Return the ranges of the dimensions that are dynamic at a point."""
+    if not spec.get("surgery"):
+        return dict(spec["dims"])
+    used = names_in_shapes(inputs_at(spec, point))
+    return {name: span for name, span in spec["dims"].items() if name in used}
+
+
+def cases_at(spec: Resolved, point: str, wanted: Iterable[str] = _ALL) -> dict[str, Dims]:
+    """Return the shape cases at a point; a dimension that surgery fixes has its one value everywhere."""
+    return distinct_cases(_values_at(spec, point), wanted)
+
+
+def origin_of(spec: Resolved, case: str, earlier: str) -> str:
+    """Return the case at an ``earlier`` point that a later case comes from: all are named after the same four."""
+    return representatives(_values_at(spec, earlier))[case]
+
+
+def point_before(when: str) -> str:
+    """Return the point that the steps of ``when`` start from."""
+    return _POINTS[_POINTS.index(when) - 1]
+
+
+def golden_point(spec: Resolved, point: str) -> str:
+    """Return the last point up to ``point`` that has golden cases of its own."""
+    changed = [when for when in _passed(point) if changes_golden(steps_of(spec, when))]
+    return changed[-1] if changed else EXPORTED
+
+
+def changes_golden(steps: Iterable[Step]) -> bool:
+    """Tell whether golden cases differ after these steps, in names, shapes, types or values."""
+    return any(
+        kind_of(step) in _NEW_CASES
+        or step.get("changes") == "numbers"
+        or step.get("inputs") is not None
+        or step.get("outputs") is not None
+        for step in steps
+    )
+
+
+def frees_dims(spec: Resolved) -> bool:
+    """Tell whether the final graph takes shapes that the network was never asked for."""
+    return any("free_dims" in step for when in WHENS for step in steps_of(spec, when))
+
+
+def _passed(point: str) -> tuple[str, ...]:
+    return _POINTS[1 : _POINTS.index(point) + 1]
+
+
+def all_values(spec: Resolved) -> dict[str, Dims]:
+    """Return the values of all dimensions in all four cases."""
+    fixed = {name: dict.fromkeys(_ALL, value) for name, value in fixed_dims(spec).items()}
+    return case_values({**spec["dims"], **fixed})
+
+
+def _values_at(spec: Resolved, point: str) -> dict[str, Dims]:
+    used = dims_at(spec, point)
+    return {
+        case: {name: value for name, value in values.items() if name in used}
+        for case, values in all_values(spec).items()
+    }

@@ -1,0 +1,94 @@
+"""Jobs of the surgery stage on small graphs, made from manifests by way of the schema and the plan."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+from small_graphs import data_role, write
+
+from buildsys.backends.ort_session import OrtGraph
+from buildsys.errors import BuildsysError
+from buildsys.graph.cases import concrete_shape
+from buildsys.graph.plan import plan_model
+from buildsys.manifest.schema import ModelSpec
+from buildsys.network.golden_inputs import golden_input
+from buildsys.onnx_graph import load_model
+from buildsys.stages import surgery
+from buildsys.tensors import Case, load_case, save_case
+from buildsys.worker.job import Job, StageResult
+
+X = {"x": {"shape": ["batch", 3, 8, 8]}}
+BATCH = {"batch": {"min": 1, "opt": 2, "max": 4}}
+
+
+def resolved(steps: Sequence[Mapping[str, Any]], **sections: Any) -> dict[str, Any]:
+    """Return the manifest of an ONNX file with these steps after its export."""
+    defaults = {"model": "m", "source": {"onnx": "m.onnx"}, "inputs": X, "dims": BATCH}
+    spec = ModelSpec.model_validate({**defaults, "surgery": list(steps), **sections})
+    return spec.model_dump(mode="json", by_alias=True)
+
+
+class Surgery:
+    """A project with an exported graph, its golden cases, and the target that changes it."""
+
+    def __init__(self, folder: Path, model: onnx.ModelProto, steps: Sequence[Mapping[str, Any]], **more: Any) -> None:
+        self.folder = folder
+        self._spec = resolved(steps, **more)
+        actions = {action.target: action for action in plan_model(self._spec)}
+        action = next(action for action in actions.values() if action.stage == "surgery")
+        build = folder / "build"
+        write(build / "m/export", model)
+        self._save_golden(build, actions["reference:m"].options)
+        outputs = {role: build / ref.path for role, ref in action.outputs.items()}
+        outputs["model"].parent.mkdir(parents=True, exist_ok=True)
+        inputs = {role: build / ref.path for role, ref in action.inputs.items()}
+        self.job = Job(
+            target=action.target, stage="surgery", model="m", variant="after_export", options=action.options,
+            inputs={**{k: v for k, v in inputs.items() if v.is_file()}, **data_role(inputs["model"])},
+            outputs=outputs, project=folder,
+        )  # fmt: skip
+
+    def _save_golden(self, build: Path, options: Mapping[str, Any]) -> None:
+        graph = OrtGraph(build / "m/export/model.onnx")
+        (build / "m/reference").mkdir()
+        for case, dims in options["cases"].items():
+            inputs = {
+                name: golden_input(
+                    name, concrete_shape(tensor["shape"], dims), tensor["dtype"], options["data"][name], case=case,
+                    seed=0, project=self.folder,
+                )
+                for name, tensor in options["inputs"].items()
+            }  # fmt: skip
+            save_case(build / f"m/reference/{case}.npz", inputs, graph.run(inputs))
+
+    def run(self) -> StageResult:
+        return surgery.run(self.job)
+
+    def error(self) -> str:
+        """Return the sentence of a run that fails, whichever way."""
+        try:
+            result = self.run()
+        except BuildsysError as error:
+            return str(error)
+        assert result.status == "failed"
+        return f"{result.reason}; {result.hint}"
+
+    @property
+    def graph(self) -> onnx.ModelProto:
+        return load_model(self.job.outputs["model"])
+
+    def case(self, name: str) -> Case:
+        return load_case(self.job.outputs[f"case.{name}"])
+
+    def golden(self, name: str) -> Case:
+        return load_case(self.job.inputs[f"case.{name}"])
+
+
+def hook(folder: Path, text: str, name: str = "plugins/hooks/hook.py") -> None:
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(textwrap.dedent(text))

@@ -1,0 +1,61 @@
+"""The shipped model whose operator has attributes, two outputs and a TensorRT plugin in Python, built by doit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from project_folder import REPOSITORY, ProjectFolder
+
+pytest.importorskip("tensorrt_rtx")
+
+PLUGIN = "plugins/ops/scaled_clip_plugin.py"
+ENGINES = {"engine:clipped_signal:rtx-fp32", "engine:clipped_signal:rtx-fp16"}
+
+
+def clipped_signal(root: Path) -> ProjectFolder:
+    project = ProjectFolder(root)
+    project.create()
+    for folder in ("configs", "plugins"):
+        shutil.copytree(REPOSITORY / folder, root / folder, dirs_exist_ok=True)
+    for manifest in (root / "configs/models").glob("*.yaml"):
+        if manifest.stem != "clipped_signal":
+            manifest.unlink()
+    with (root / "configs/models/clipped_signal.yaml").open("a") as manifest:
+        manifest.write("bench: {duration: 50ms, warmup: 10ms, baselines: []}\n")
+    return project
+
+
+def test_it_is_built_and_a_wrong_plugin_fails_its_engines_alone(tmp_path: Path) -> None:
+    project = clipped_signal(tmp_path)
+    built = project.doit("build:clipped_signal")
+    assert built.code == 0, built.out
+    expected = {
+        "export",
+        "simplify",
+        "validate",
+        "engine:clipped_signal:ort-cpu",
+        "verify:clipped_signal:ort-cpu",
+        "report",
+    }
+    assert {target if ":" in target else f"{target}:clipped_signal" for target in expected} | ENGINES <= built.passed
+    for engine in ("rtx-fp32", "rtx-fp16"):
+        result = json.loads((tmp_path / f"build/clipped_signal/engine/{engine}/engine.json").read_text())
+        assert result["layers"]["plugin_v3"] == 2  # the local function was taken out
+        assert [plugin["operator"] for plugin in result["plugins"]] == ["mydomain::ScaledClip"]
+
+    project.edit(PLUGIN, "(self.low, self.high))", "self.bounds)")  # in clone
+    failed = project.doit("-c", "build:clipped_signal")
+    assert failed.code == 2
+    assert failed.ran == ENGINES
+    sentence = (
+        f"{PLUGIN}: plugin ScaledClip: clone() raised AttributeError: 'ScaledClip' object has no attribute 'bounds'"
+    )
+    assert failed.out.count(sentence) == len(ENGINES)
+
+    project.edit(PLUGIN, "self.bounds)", "(self.low, self.high))")
+    again = project.doit("build:clipped_signal")
+    assert again.code == 0, again.out
+    assert again.ran == set()
