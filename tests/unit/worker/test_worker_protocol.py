@@ -19,6 +19,7 @@ JOB = Job(
     outputs={"result": Path("/p/out.json")},
     project=Path("/p"),
     threads=3,
+    advisory={"origins": Path("/p/origins.json")},
 )
 
 
