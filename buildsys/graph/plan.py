@@ -32,6 +32,7 @@ from buildsys.graph.surgery import (
     changes_golden,
     frees_dims,
     golden_point,
+    is_cut,
     origin_of,
     point_before,
     steps_of,
@@ -320,11 +321,15 @@ def _verify(spec: Resolved, engine: Mapping[str, Any]) -> Action:
     )
 
 
+def _is_whole_network(spec: Resolved) -> bool:
+    """Tell whether PyTorch can be timed at the same work: not at a graph that was cut, nor with freed sizes."""
+    return "onnx" not in spec["source"] and not is_cut(spec) and not frees_dims(spec)
+
+
 def _bench(spec: Resolved, engine: Mapping[str, Any]) -> Action:
     model, name = spec["model"], engine["name"]
     cases = cases_at(spec, AFTER_SIMPLIFY, spec["bench"]["cases"])
-    # PyTorch's golden inputs have no sizes that surgery has freed: it would be timed with others
-    with_torch = bool(spec["bench"]["baselines"]) and "onnx" not in spec["source"] and not frees_dims(spec)
+    with_torch = bool(spec["bench"]["baselines"]) and _is_whole_network(spec)
     bench = {field: value for field, value in spec["bench"].items() if field not in ("cases", "baselines")}
     bench["baselines"] = spec["bench"]["baselines"] if with_torch else []
     taken = operators.loaded(spec, engine)

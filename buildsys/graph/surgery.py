@@ -80,7 +80,16 @@ def changes_golden(steps: Iterable[Step]) -> bool:
 
 def frees_dims(spec: Resolved) -> bool:
     """Tell whether the final graph takes shapes that the network was never asked for."""
-    return any("free_dims" in step for when in WHENS for step in steps_of(spec, when))
+    return _has_step(spec, "free_dims")
+
+
+def is_cut(spec: Resolved) -> bool:
+    """Tell whether the final graph is only a part of the network."""
+    return _has_step(spec, "cut")
+
+
+def _has_step(spec: Resolved, kind: str) -> bool:
+    return any(kind in step for when in WHENS for step in steps_of(spec, when))
 
 
 def _passed(point: str) -> tuple[str, ...]:

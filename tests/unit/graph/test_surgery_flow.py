@@ -132,6 +132,7 @@ def test_a_cut_has_the_dimensions_of_its_own_inputs() -> None:
     actions = plan(cut, dims=dims)
     assert actions["reference:net"].options["cases"]["max"] == {"batch": 8}
     assert actions["verify:net:ort"].options["cases"]["max"] == {"rows": 16}
+    assert "network" not in actions["bench:net:ort"].options  # PyTorch would be timed with the part that was cut off
     assert actions["engine:net:rtx"].options["inputs"] == {"feat": {"shape": ["rows", 3], "dtype": "float32"}}
 
 
