@@ -1,4 +1,4 @@
-"""What our own doit commands answer. They know nothing of doit; ``front.doit`` gives them a command line."""
+"""What our own doit commands answer. They know nothing of doit; ``front.command_line`` gives them a command line."""
 
 from __future__ import annotations
 
