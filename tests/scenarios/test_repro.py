@@ -70,7 +70,7 @@ def test_a_model_is_built_twice_and_nothing_else_is_touched(project: ProjectFold
     ):
         assert line in ran.out
     assert "DIFFERENT" not in ran.out
-    assert ran.out.endswith("reproducible: all 6 artifacts that should be byte-equal are\n")
+    assert ran.out.endswith("reproducible: all 7 artifacts that should be byte-equal are\n")
     assert "first build, 1 of 4: export:lin …\n" in ran.err
     assert "second build, 4 of 4: engine:lin:ort passed" in ran.err
 
@@ -86,7 +86,8 @@ def test_what_depends_on_the_process_is_named(project: ProjectFolder, temporary:
     told = json.loads(ran.out)
     assert (told["schema"], told["status"]) == ("buildsys/repro/1", "different")
     found = {artifact["file"]: artifact for artifact in told["artifacts"]}
-    assert found.keys() == {"export/model.onnx", "export/export.json", "simplify/model.onnx", "simplify/graph.json"}
+    exported = {"export/model.onnx", "export/origins.json", "export/export.json"}
+    assert found.keys() == exported | {"simplify/model.onnx", "simplify/graph.json"}
     exported = found["export/model.onnx"]
     assert (exported["state"], exported["expected"]) == ("different", True)
     assert exported["field"]["kind"] in ("initializer", "node")
@@ -109,7 +110,7 @@ def test_what_depends_on_the_folder_is_named(project: ProjectFolder, temporary: 
     assert "initializer layer.bias: values: " in line
     assert "at element 1" in line
     assert ran.out.endswith(
-        "not reproducible: 1 of 1 artifacts that should be byte-equal are not, first export:lin export/model.onnx\n"
+        "not reproducible: 1 of 2 artifacts that should be byte-equal are not, first export:lin export/model.onnx\n"
     )
     assert not list(temporary.iterdir())
 
