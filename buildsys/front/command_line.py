@@ -13,7 +13,7 @@ from doit.exceptions import InvalidCommand, InvalidDodoFile
 
 from buildsys.errors import BuildsysError, UsageError
 from buildsys.front import commands
-from buildsys.front.doit_commands import INTERRUPTED, leave_broken_pipe
+from buildsys.front.doit_commands import INTERRUPTED, drop_unwritten, leave_broken_pipe
 
 
 class _ProjectCommand(Command):  # type: ignore[misc]
@@ -51,6 +51,7 @@ class _ProjectCommand(Command):  # type: ignore[misc]
         except OSError as error:  # a full disk, most likely: of the temporary folder, or behind stdout
             told = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
             sys.stderr.write(f"ERROR: {told}\n")
+            drop_unwritten()
             return BuildsysError.exit_code
 
     def tell(self, root: Path, params: Any, args: Sequence[str]) -> int:

@@ -32,8 +32,16 @@ INTERRUPTED, BROKEN_PIPE = 130, 141
 
 def leave_broken_pipe() -> int:
     """Return the exit code where nobody reads what is printed any more."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it exits
+    drop_unwritten()
     return BROKEN_PIPE
+
+
+def drop_unwritten() -> None:
+    """Give up what stdout cannot take, else Python complains when it exits."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _WithoutTraceback:

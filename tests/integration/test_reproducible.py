@@ -59,7 +59,8 @@ def build(root: Path, models: list[str], hash_seed: str) -> dict[str, str]:
         capture_output=True, text=True, env=environment, cwd=root, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    # what C++ libraries have printed may come after it
+    found: dict[str, str] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     return found
 
 
