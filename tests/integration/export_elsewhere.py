@@ -1,4 +1,4 @@
-"""Export and simplify models of a project folder; tell the digest of each file: ``ROOT OUT MODEL…``.
+"""Export and simplify models of a project; write the digest of each file to OUT/digests.json: ``ROOT OUT MODEL…``.
 
 A program for tests, which run it in processes and folders of different kinds.
 """
@@ -30,4 +30,6 @@ def main(root: Path, out: Path, names: list[str]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])))
+    found = main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
+    # not to stdout, where C++ libraries print as well
+    Path(sys.argv[2], "digests.json").write_text(json.dumps(found), encoding="utf-8")

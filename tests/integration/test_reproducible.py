@@ -59,8 +59,7 @@ def build(root: Path, models: list[str], hash_seed: str) -> dict[str, str]:
         capture_output=True, text=True, env=environment, cwd=root, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    # what C++ libraries have printed may come after it
-    found: dict[str, str] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    found: dict[str, str] = json.loads((root / "build" / "digests.json").read_text(encoding="utf-8"))
     return found
 
 
