@@ -377,13 +377,17 @@ def _report(spec: Resolved, results: list[Action]) -> Action:
         model=model,
         variant="",
         options={"manifest": used.reported(spec)},
-        inputs={action.target: action.outputs["result"] for action in results},
+        inputs={
+            **{action.target: action.outputs["result"] for action in results},
+            **{f"graph:{made.target}": made.outputs["model"] for made in results if made.stage in used.GRAPH_STAGES},
+        },
         outputs={
             "result": FileRef(f"{model}/report/report.json"),
             **({"markdown": FileRef(f"{model}/report/report.md")} if "markdown" in spec["report"]["formats"] else {}),
         },
         after=tuple(action.target for action in results),
         code=used.STAGE_CODE["report"],
+        tools=("onnx",),
         timeout_s=used.timeout(spec, "report"),
         doc=f"report on {model}",
     )

@@ -31,6 +31,7 @@ STAGE_CODE = {stage: (f"buildsys.stages.{stage}",) for stage in (
     "operators", "export", "reference", "surgery", "simplify", "convert", "validate", "engine", "verify", "bench",
     "report",
 )}  # fmt: skip
+GRAPH_STAGES = ("export", "surgery", "simplify", "convert")
 BACKEND_TOOLS = {"onnxruntime": "onnxruntime", "tensorrt_rtx": "tensorrt_rtx"}
 FULL_PRECISION = "fp32"
 TAUGHT = ("symbolics", "translations")  # sections that teach an exporter operators

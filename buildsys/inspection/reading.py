@@ -37,10 +37,10 @@ def drop_weights(model: ModelProto, digest: Digest | None = None) -> None:
     What ``digest`` tells of the tensors that go, or lie elsewhere, stays with them.
     """
     for tensor in tensors_of(model):
-        outside = tensor.data_location == TensorProto.EXTERNAL
-        if not outside and tensor.ByteSize() < _LARGE:
+        size = stored_bytes(tensor)  # asking the message itself for its size would write it out
+        if tensor.data_location != TensorProto.EXTERNAL and size < _LARGE:
             continue
-        entries = {"length": str(stored_bytes(tensor)), _DIGEST: digest(tensor) if digest else ""}
+        entries = {"length": str(size), _DIGEST: digest(tensor) if digest else ""}
         name, dtype, dims = tensor.name, tensor.data_type, list(tensor.dims)
         tensor.Clear()
         tensor.name, tensor.data_type, tensor.data_location = name, dtype, TensorProto.EXTERNAL

@@ -20,8 +20,13 @@ Manifest = Mapping[str, Any]
 _WARNINGS = ("warnings", "messages", "noisy")
 
 
-def assemble(model: str, manifest: Manifest, inputs: Mapping[str, Path]) -> Report:
-    """Return the report on ``model`` from its resolved manifest and its result files (target -> path)."""
+def assemble(
+    model: str, manifest: Manifest, inputs: Mapping[str, Path], graphs: Mapping[str, Mapping[str, Any]]
+) -> Report:
+    """Return the report on ``model`` from its resolved manifest and its result files (target -> path).
+
+    ``graphs`` has the figures of the graph that a target has written (``inspection.figures``), in their order.
+    """
     results = read_results(inputs)
     export, reference, simplify = (_first(results, stage, model) for stage in ("export", "reference", "simplify"))
     converted = [result for result in results if result.stage == "convert"]
@@ -38,7 +43,7 @@ def assemble(model: str, manifest: Manifest, inputs: Mapping[str, Path]) -> Repo
         summary=tuple(target_line(result, compared.get(result.target, ())) for result in results),
         tensors=tuple(_tensors(next((result for result in reversed(changed) if "inputs" in result.figures), export))),
         dims={name: _range(mapping(span)) for name, span in mapping(manifest.get("dims")).items()},
-        graph=graph_of(export, simplify, results, _opt_sizes(manifest), changed=bool(changed)),
+        graph=graph_of(export, simplify, graphs, opt_sizes(manifest), changed=bool(changed)),
         surgery=tuple(step for result in changed for step in surgery_of(result)),
         custom_operators=tuple(operator_lines(manifest)),
         conversions=tuple(conversion_of(result) for result in converted),
@@ -72,7 +77,7 @@ def _weights(manifest: Manifest) -> str:
     return f"not loaded; seed {source.get('seed', 0)}"
 
 
-def _opt_sizes(manifest: Manifest) -> dict[str, int]:
+def opt_sizes(manifest: Manifest) -> dict[str, int]:
     """Return the sizes of dynamic dimensions that engines are built for."""
     dims = mapping(manifest.get("dims")).items()
     return {name: size for name, span in dims if (size := whole(mapping(span).get("opt"))) is not None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from buildsys.inspection.macs import evaluate
@@ -24,12 +24,12 @@ _BATCH_NORM = ("BatchNormalization",)
 def graph_of(
     export: Result,
     simplify: Result,
-    results: Sequence[Result],
+    graphs: Mapping[str, Mapping[str, Any]],
     dims: Mapping[str, int],
     *,
     changed: bool = False,
 ) -> Graph:
-    """Return the graph's figures from the results of all stages, as far as they exist.
+    """Return the graph's figures from the results of the stages and the graphs of their targets, as far as they exist.
 
     ``dims`` are the sizes of dynamic dimensions for which multiply-accumulates are told. Where surgery has
     ``changed`` it, not all that is gone was simplified away.
@@ -49,17 +49,18 @@ def graph_of(
         operators=_operators(old, new),
         modules=modules,
         folded=tuple(_folded(modules, changed=changed)),
-        stages=tuple(_stage(result, dims) for result in results if "graph" in result.figures),
+        stages=tuple(_stage(target, figures, dims) for target, figures in graphs.items()),
         macs_at=dims,
     )
 
 
-def _stage(result: Result, dims: Mapping[str, int]) -> GraphStage:
-    figures = mapping(result.figures.get("graph"))
+def _stage(target: str, figures: Mapping[str, Any], dims: Mapping[str, int]) -> GraphStage:
+    stage, _, rest = target.partition(":")
+    variant = rest.partition(":")[2]
     stored, macs = mapping(figures.get("initializers")), mapping(figures.get("macs"))
     formula = _counts(macs.get("formula")) or {}
     return GraphStage(
-        stage=f"{result.stage}:{result.variant}" if result.variant else result.stage,
+        stage=f"{stage}:{variant}" if variant else stage,
         opsets=_counts(figures.get("opsets")) or {},
         weights=whole(figures.get("weights")),
         initializers=whole(stored.get("count")),

@@ -22,7 +22,6 @@ from buildsys.conversion.rewrite import Conversion, convert_precision
 from buildsys.conversion.tensor_types import DTYPES
 from buildsys.errors import CheckFailed, StageError
 from buildsys.golden import Finding, and_more, case_figures, failures, judge_outputs, keep_failed
-from buildsys.inspection.figures import graph_figures
 from buildsys.onnx_graph import (
     ONE_MESSAGE_LIMIT,
     check_file,
@@ -83,8 +82,7 @@ def _convert(job: Job) -> dict[str, Any]:
         raise CheckFailed(error.problem, error.hint) from error
     figures = _figures(model, found)
     sizes = {"bytes_before": file_bytes(source), "bytes_after": file_bytes(target)}
-    graph = graph_figures(model, next(iter(job.options["cases"].values()), {}))
-    return {"precision": precision, **figures, **sizes, "graph": graph, "warnings": [*warnings, *_warnings(found)]}
+    return {"precision": precision, **figures, **sizes, "warnings": [*warnings, *_warnings(found)]}
 
 
 def _findings(job: Job, golden: Mapping[str, Case]) -> Iterator[Finding]:

@@ -16,7 +16,6 @@ import onnx.shape_inference
 
 from buildsys.digest import sha256_of
 from buildsys.errors import BuildsysError, StageError
-from buildsys.inspection.figures import graph_figures
 from buildsys.onnx_export.origins import node_origins, write_origins
 from buildsys.onnx_export.signature import check_opset, check_signature
 from buildsys.onnx_export.traces import strip_traces
@@ -57,7 +56,6 @@ def run(job: Job) -> StageResult:
         digest = beside.submit(sha256_of, path)
         _check_file(path, origin["exporter"])
     figures |= {**file_facts(model, path), "sha256": digest.result()}
-    figures["graph"] = graph_figures(model, job.options.get("example", {}))
     return StageResult(figures={**figures, "warnings": warnings, "stripped": stripped})
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from buildsys.report.assemble import assemble
+from buildsys.inspection.figures import graph_figures
+from buildsys.inspection.reading import load_graph
+from buildsys.report.assemble import assemble, opt_sizes
 from buildsys.report.markdown import render
 from buildsys.report.model import as_json
 from buildsys.worker.job import Job, StageResult
+
+_GRAPH = "graph:"  # + target: the role of the graph that it has written
 
 
 def run(job: Job) -> StageResult:
@@ -13,7 +17,14 @@ def run(job: Job) -> StageResult:
 
     The stage has passed when the report is written; whether the model's build has is the report's verdict.
     """
-    report = assemble(job.model, job.options["manifest"], job.inputs)
+    manifest, graphs = job.options["manifest"], {}
+    for role, path in job.inputs.items():
+        if role.startswith(_GRAPH):
+            target = role.removeprefix(_GRAPH)
+            job.progress(f"counting the graph of {target}")
+            graphs[target] = graph_figures(load_graph(path), opt_sizes(manifest))
+    results = {target: path for target, path in job.inputs.items() if not target.startswith(_GRAPH)}
+    report = assemble(job.model, manifest, results, graphs)
     if "markdown" in job.outputs:
         job.outputs["markdown"].write_text(render(report), encoding="utf-8")
     return StageResult(figures=as_json(report))

@@ -23,7 +23,6 @@ from buildsys.equal_graphs import (
 from buildsys.errors import CheckFailed, StageError
 from buildsys.graph.cases import concrete_shape
 from buildsys.graph_interface import interface, interface_changes
-from buildsys.inspection.figures import graph_figures
 from buildsys.onnx_graph import (
     check_file,
     copy_model,
@@ -52,25 +51,23 @@ def run(job: Job) -> StageResult:
     before = file_facts(original, source)
     promised, limits = interface(original), limits_of(original)
     initializers_are_inputs = has_input_initializers(original)
-    sizes: Mapping[str, int] = next(iter(job.options["cases"].values()), {})
     if spec["tool"] == "none":
         _only_defaults(spec)
         copy_model(source, target)
-        return StageResult(figures={**_figures("none", before, before, {}), "graph": graph_figures(original, sizes)})
+        return StageResult(figures=_figures("none", before, before, {}))
     del original  # the weights of a large graph are not kept while the tool holds its own copies
     job.progress(f"simplifying {before['nodes']} nodes with {spec['tool']}")
     _TOOLS[spec["tool"]](source, target, spec, initializers_are_inputs)
     simplified = load_model(target, external_data=False)
     after = file_facts(simplified, target)
     _check_result(target, simplified, promised, spec["tool"])
-    graph = graph_figures(simplified, sizes)
     del simplified
     runtime = Runtime.of(job)
     if not runtime.implementation.is_complete_for(source):  # validate says so; other backends' engines may be built
         warnings = ["both graphs were not compared: ONNX Runtime has no implementation of an operator"]
         return StageResult(figures={**_figures(spec["tool"], before, after, {}), "warnings": warnings})
     equal = _equal_outputs(job, runtime, promised["input"], limits, random_operators(before["operators"]))
-    figures = {**_figures(spec["tool"], before, after, equal), "graph": graph}
+    figures = _figures(spec["tool"], before, after, equal)
     broken = [
         (case, name, found) for case, outputs in equal.items() for name, found in outputs.items() if found.problem
     ]

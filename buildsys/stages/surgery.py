@@ -10,7 +10,6 @@ from typing import Any
 from buildsys.equal_graphs import Runtime, run_cases
 from buildsys.errors import StageError
 from buildsys.golden import Finding, keep_failed
-from buildsys.inspection.figures import graph_figures
 from buildsys.onnx_graph import check_file, copy_model, file_facts, load_model, ports
 from buildsys.surgery.point import Point, Setting
 from buildsys.surgery.steps import Taken, take, title_of
@@ -118,6 +117,4 @@ def _written(job: Job) -> dict[str, Any]:
     path = job.outputs["model"]
     model = load_model(path, external_data=False)
     inputs, outputs = ports(model)
-    facts = {"after": file_facts(model, path), "inputs": inputs, "outputs": outputs}
-    sizes = next(iter(job.options["cases"].values()))["dims"]
-    return {**facts, "graph": graph_figures(model, sizes)}  # the last: it takes the weights out
+    return {"after": file_facts(model, path), "inputs": inputs, "outputs": outputs}

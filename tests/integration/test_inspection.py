@@ -19,7 +19,8 @@ from stage_jobs import manifest, stage_job
 
 from buildsys.inspection.__main__ import answer
 from buildsys.onnx_graph import save_model
-from buildsys.stages import export, simplify
+from buildsys.stages import export, report, simplify
+from buildsys.worker.job import Job
 
 BLOCKS = "plugins/models/conv_blocks.py"
 BRANCHES = """
@@ -180,14 +181,19 @@ def test_a_file_that_is_not_onnx_is_told(tmp_path: Path) -> None:
     assert "cannot be read as ONNX" in found["error"]
 
 
-def test_results_keep_the_figures_of_the_graph(tmp_path: Path) -> None:
+def test_the_report_counts_the_graphs_of_the_chain(tmp_path: Path) -> None:
     job = simplify_job(tmp_path, conv_bn())
-    figures = simplify.run(job).figures["graph"]
-    assert figures["macs"]["formula"] == {"batch": 64 * 4 * 27 + 20}
-    assert figures["macs"]["operators"]["Gemm"] == {"batch": 20}
-    assert figures["weights"] == onnx_elements(job.outputs["model"])
-    plain = simplify.run(simplify_job(tmp_path, conv_bn(), simplify={"tool": "none"}, cases={})).figures["graph"]
-    assert plain["macs"] == figures["macs"]
+    simplify.run(job)
+    options = {"manifest": {"model": "m", "dims": {"batch": {"min": 1, "opt": 4, "max": 8}}}}
+    graphs = {"graph:export:m": job.inputs["model"], "graph:simplify:m": job.outputs["model"]}
+    outputs = {"result": tmp_path / "report.json"}
+    found = report.run(Job("report:m", "report", "m", "", options, graphs, outputs, tmp_path)).figures["graph"]
+    stages = found["stages"]
+    assert [stage["stage"] for stage in stages] == ["export", "simplify"]
+    for stage in stages:
+        assert stage["formula"] == {"batch": 64 * 4 * 27 + 20}
+        assert stage["operator_macs"]["Gemm"] == 4 * 20
+    assert stages[1]["weights"] == onnx_elements(job.outputs["model"])
 
 
 def onnx_elements(path: Path) -> int:

@@ -13,7 +13,7 @@ NAN = float("nan")
 
 
 def report_on(results: Results) -> Report:
-    return assemble("tiny", results.manifest, results.inputs)
+    return assemble("tiny", results.manifest, results.inputs, {})
 
 
 def test_the_verdict_is_passed_only_when_everything_ran(results: Results) -> None:
@@ -189,7 +189,7 @@ def test_the_json_has_no_numbers_that_json_does_not_know(results: Results) -> No
 
 
 def test_a_model_with_no_results_at_all_still_gives_a_report(results: Results) -> None:
-    report = assemble("tiny", {"model": "tiny"}, {})
+    report = assemble("tiny", {"model": "tiny"}, {}, {})
     assert report.verdict.status == "partial"
 
 
