@@ -55,14 +55,13 @@ def run(job: Job) -> StageResult:
 def _check_cases(job: Job, session: Session) -> _Checks:
     golden = {name: load_case(job.inputs[f"case.{name}"]) for name in job.options["cases"]}
     shapes = {case: {n: tensor.shape for n, tensor in held.inputs.items()} for case, held in golden.items()}
-    checks = _Checks(profiles=[dict(ranges) for ranges in getattr(session, "profiles", [])])
+    checks = _Checks(profiles=[dict(ranges) for ranges in session.profiles])
     runs = runs_of(checks.profiles, shapes)
     _check_coverage(job, checks, runs)
     for run in runs:
         place = "" if run.profile is None else f" in profile {run.profile}"
         job.progress(f"case {run.case}{place}")
-        inputs = golden[run.case].inputs
-        actual = session.run(inputs) if run.profile is None else session.run(inputs, run.profile)  # type: ignore[call-arg]
+        actual = session.run(golden[run.case].inputs, run.profile)
         _judge(job, checks, run, golden[run.case], actual)
     return checks
 
