@@ -24,7 +24,7 @@ GPU_FACTS = ("name", "compute_capability", "driver", "cuda_driver")
 _OTHER_BUILDS = {"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")}  # the same module under other names
 # the same again, by the CUDA that it is made for, where a package of the plain name may stand above one of these
 _CUDA_BUILDS = {
-    "tensorrt": ("tensorrt-cu11", "tensorrt-cu12", "tensorrt-cu13"),
+    "tensorrt": ("tensorrt-cu11", "tensorrt-cu12", "tensorrt-cu13", "tensorrt-bindings", "nvidia-tensorrt"),
     "tensorrt-rtx": ("tensorrt-rtx-cu12", "tensorrt-rtx-cu13"),
 }
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")  # dxg: WSL

@@ -22,6 +22,7 @@ class _Entry(NamedTuple):
 
 _REGISTRY = {
     "onnxruntime": _Entry("buildsys.backends.onnxruntime", "onnxruntime", "pip install onnxruntime", "onnxruntime"),
+    "tensorrt": _Entry("buildsys.backends.tensorrt", "tensorrt", "pip install 'buildsys[tensorrt]'", "tensorrt"),
     "tensorrt_rtx": _Entry(
         "buildsys.backends.tensorrt_rtx", "tensorrt_rtx", "pip install 'buildsys[rtx]'", "tensorrt-rtx"
     ),

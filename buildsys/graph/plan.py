@@ -30,7 +30,9 @@ from buildsys.graph.surgery import (
     EXPORTED,
     cases_at,
     changes_golden,
+    engine_cases,
     frees_dims,
+    golden_cases_at,
     golden_point,
     is_cut,
     origin_of,
@@ -117,7 +119,7 @@ def _export(spec: Resolved) -> Action:
 
 def _reference(spec: Resolved) -> Action:
     model = spec["model"]
-    cases = cases_at(spec, EXPORTED)
+    cases = golden_cases_at(spec, EXPORTED)
     options = {**used.network_options(spec), "cases": cases}
     options["data"] = {name: tensor["data"] for name, tensor in spec["inputs"].items()}
     taken = used.oracle_operators(spec)
@@ -300,7 +302,7 @@ def _engine(spec: Resolved, engine: Mapping[str, Any]) -> Action:
 
 def _verify(spec: Resolved, engine: Mapping[str, Any]) -> Action:
     model, name = spec["model"], engine["name"]
-    cases = cases_at(spec, AFTER_SIMPLIFY, spec["verify"]["cases"])
+    cases = engine_cases(spec, engine)
     tolerance = engine["tolerance"] or spec["verify"][engine["precision"]]
     taken = operators.loaded(spec, engine)
     return Action(

@@ -22,6 +22,7 @@ from buildsys.graph.surgery import (
     cases_at,
     changes_golden,
     dims_at,
+    golden_cases_at,
     inputs_at,
     origin_of,
     point_before,
@@ -92,7 +93,7 @@ def surgery_options(spec: Resolved, when: str) -> dict[str, Any]:
         "inputs": graph_inputs(spec, before),
         "cases": {
             case: {"dims": all_values(spec)[case], "golden": origin_of(spec, case, before)}
-            for case in cases_at(spec, when)
+            for case in golden_cases_at(spec, when)
         },
     }
     if changes_golden(steps):

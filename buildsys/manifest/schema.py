@@ -8,15 +8,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from buildsys.manifest.engine_spec import (
-    BACKENDS,
-    ComputeCapability,
-    Engine,
-    OnnxRuntimeEngine,
-    RtxFlag,
-    ShapeRange,
-    TensorRtRtxEngine,
-)
+from buildsys.manifest.engine_spec import BACKENDS, Engine, OnnxRuntimeEngine
 from buildsys.manifest.network_spec import (
     DATA_KINDS,
     SOURCE_KINDS,
@@ -109,6 +101,20 @@ from buildsys.manifest.surgery_spec import (
     TensorSpec,
 )
 from buildsys.manifest.symbolic_spec import PythonFile, SymbolicSpec, TranslationSpec
+from buildsys.manifest.tensorrt_spec import (
+    ComputeCapability,
+    LayerPrecision,
+    OtherFlag,
+    RtxFlag,
+    ShapeRange,
+    ShapeValues,
+    TacticSource,
+    TensorFormat,
+    TensorIo,
+    TensorRtEngine,
+    TensorRtRtxEngine,
+    ValueRange,
+)
 
 __all__ = [
     "AXIS_PATTERN",
@@ -156,6 +162,7 @@ __all__ = [
     "GivenLibrary",
     "InputData",
     "InputSpec",
+    "LayerPrecision",
     "ModelSpec",
     "Modules",
     "Name",
@@ -168,6 +175,7 @@ __all__ = [
     "OperatorPlugin",
     "OperatorSpec",
     "OperatorUse",
+    "OtherFlag",
     "OutputSpec",
     "PluginLibrary",
     "Precision",
@@ -187,13 +195,18 @@ __all__ = [
     "Scalar",
     "Seconds",
     "ShapeRange",
+    "ShapeValues",
     "SimplifySpec",
     "Source",
     "Spec",
     "Stage",
     "SurgeryStep",
     "SymbolicSpec",
+    "TacticSource",
+    "TensorFormat",
+    "TensorIo",
     "TensorName",
+    "TensorRtEngine",
     "TensorRtRtxEngine",
     "TensorSpec",
     "Tolerance",
@@ -202,6 +215,7 @@ __all__ = [
     "TorchvisionWeights",
     "TranslationSpec",
     "ValidateSpec",
+    "ValueRange",
     "VerifySpec",
     "WeightsFile",
 ]
