@@ -100,7 +100,11 @@ def inquire(toolchain: Toolchain, memo: Memo | None = None) -> Inquiry:
     with _asking:  # threads that want the same wait for one answer
         known = _known.get(name)
         if known is None or known.seen != _stamps(known.seen):
-            known = _known[name] = _remembered(name, memo) or _asked(toolchain, environment, name, memo)
+            known = _known[name] = _remembered(name, memo) or _asked(toolchain, environment)
+        if memo is not None and known.inquiry.identity is not None:
+            text = json.dumps([asdict(known.inquiry.identity), known.seen])
+            if memo.get(name) != text:
+                memo.set(name, text)
     return _judged(toolchain, known.inquiry)
 
 
@@ -130,7 +134,7 @@ def _remembered(name: str, memo: Memo | None) -> _Known | None:
     return _Known(Inquiry(Identity(**{**fields, "path": tuple(fields["path"])})), seen)
 
 
-def _asked(toolchain: Toolchain, environment: Mapping[str, str], name: str, memo: Memo | None) -> _Known:
+def _asked(toolchain: Toolchain, environment: Mapping[str, str]) -> _Known:
     try:
         answer = ask(toolchain.python, IDENTITY, (), environment, limit_s(os.environ))
     except OSError as error:
@@ -140,10 +144,7 @@ def _asked(toolchain: Toolchain, environment: Mapping[str, str], name: str, memo
         return _Known(_without_answer(toolchain, answer), {})
     fields = dict(answer.fields)
     identity = Identity(**{**fields, "path": tuple(fields["path"])})
-    seen = _stamps(_resting_on(identity))
-    if memo is not None:
-        memo.set(name, json.dumps([asdict(identity), seen]))
-    return _Known(Inquiry(identity), seen)
+    return _Known(Inquiry(identity), _stamps(_resting_on(identity)))
 
 
 def _without_answer(toolchain: Toolchain, answer: Answer) -> Inquiry:
