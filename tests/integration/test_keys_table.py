@@ -330,7 +330,8 @@ def test_the_tables_are_complete(bench: Bench) -> None:
 
 def test_every_field_of_an_action_is_in_the_key_or_said_not_to_be() -> None:
     in_key = {"target", "options", "inputs", "outputs", "sources", "weights", "code", "tools", "devices", "environment"}
-    elsewhere = {"stage", "model", "variant", "after", "order", "advisory", "required", "exclusive", "timeout_s", "doc"}
+    elsewhere = {"stage", "model", "variant", "after", "order", "advisory", "required", "timeout_s", "doc"}
+    elsewhere |= {"measures", "exclusive", "alone_on_gpu"}
     assert set(Action.__dataclass_fields__) == in_key | elsewhere
 
 
