@@ -39,11 +39,15 @@ from buildsys.graph.surgery import (
     point_before,
     steps_of,
 )
+from buildsys.graph.typing import VersionOf, unknown_version, with_typing
 
 
-def plan_model(spec: Resolved) -> tuple[Action, ...]:
-    """Return the actions of one model, each after the ones that it reads from."""
-    return tuple(_actions(spec))
+def plan_model(spec: Resolved, version_of: VersionOf = unknown_version) -> tuple[Action, ...]:
+    """Return the actions of one model, each after the ones that it reads from.
+
+    ``version_of`` tells which TensorRT builds an engine: what it is built from depends on that.
+    """
+    return tuple(_actions(with_typing(spec, version_of)))
 
 
 def _actions(spec: Resolved) -> Iterator[Action]:
@@ -270,8 +274,8 @@ def _validate(spec: Resolved) -> Action:
 
 
 def _engine(spec: Resolved, engine: Mapping[str, Any]) -> Action:
-    model, name, precision = spec["model"], engine["name"], engine["precision"]
-    graph = simplified_graph(spec) if precision == used.FULL_PRECISION else converted_graph(spec, precision)
+    model, name = spec["model"], engine["name"]
+    graph = converted_graph(spec, engine["precision"]) if used.is_converted(engine) else simplified_graph(spec)
     taken = operators.taken(spec, engine["backend"])
     return Action(
         target=f"engine:{model}:{name}",
@@ -286,7 +290,7 @@ def _engine(spec: Resolved, engine: Mapping[str, Any]) -> Action:
             "engine.data": FileRef(f"{engine_path(model, engine)}.data", optional=True),
             "result": FileRef(f"{model}/engine/{name}/engine.json"),
         },
-        sources=taken.sources,
+        sources=tuple(dict.fromkeys((*taken.sources, *used.network_hooks(engine)))),
         after=(graph.target, *taken.after),
         code=used.backend_code("engine", engine),
         tools=tuple(dict.fromkeys((*used.engine_tools(engine), *taken.tools))),

@@ -55,6 +55,7 @@ def _build_from(
         inputs=job.options.get("inputs", {}),  # and dims: for those who build for ranges of shapes
         dims=job.options.get("dims", {}),
         operators=operators,
+        project=job.project,
         progress=job.progress,
     )
     start = time.perf_counter()
