@@ -28,6 +28,11 @@ def run(job: Job) -> StageResult:
     """Time every case. ``unavailable`` where the engine cannot run, since a baseline alone says nothing."""
     if "engine" not in job.inputs:
         return StageResult("unavailable", "there is no engine to measure: see the result of the engine target")
+    if job.toolchain is not None:
+        sentence = (
+            f"the engine belongs to the toolchain {job.toolchain.name}, and engines of toolchains are not timed yet"
+        )
+        return StageResult("unavailable", sentence, "take `toolchain` out of the engine to time it here")
     options = job.options["engine"]
     threads = int(options.get("intra_op_threads") or usable_cores())
     try:
