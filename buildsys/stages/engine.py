@@ -16,6 +16,7 @@ from buildsys.engine_host import built_with
 from buildsys.errors import StageError, Unavailable
 from buildsys.ladder.refused import explained
 from buildsys.operators.implementation import implementation_of
+from buildsys.stages.timing import Loan, borrow
 from buildsys.worker.job import Job, StageResult
 from buildsys.writeback import start_writeback
 
@@ -52,14 +53,14 @@ def _build(job: Job, backend: Backend) -> Figures:
     implementation = implementation_of(job, job.options["engine"]["backend"])
     with TemporaryDirectory(dir=job.outputs["engine"].parent) as folder:
         graph = implementation.graph(job.inputs["model"], Path(folder))
+        loan = borrow(job, backend, Path(folder))
         prepared = time.perf_counter() - clock
-        return _build_from(graph, implementation.uses, job, backend, prepared)
+        request = _request(graph, implementation.uses, job, loan)
+        return _build_from(request, job, backend, loan, prepared)
 
 
-def _build_from(
-    graph: Path, operators: tuple[OperatorUse, ...], job: Job, backend: Backend, prepared_s: float
-) -> Figures:
-    request = BuildRequest(
+def _request(graph: Path, operators: tuple[OperatorUse, ...], job: Job, loan: Loan) -> BuildRequest:
+    return BuildRequest(
         model=job.model,
         onnx=graph,
         engine=job.outputs["engine"],
@@ -68,8 +69,13 @@ def _build_from(
         dims=job.options.get("dims", {}),
         operators=operators,
         project=job.project,
+        timing_cache=loan.path,
         progress=job.progress,
     )
+
+
+def _build_from(request: BuildRequest, job: Job, backend: Backend, loan: Loan, prepared_s: float) -> Figures:
+    operators = request.operators
     start = time.perf_counter()
     try:
         built = backend.build(request)
@@ -88,6 +94,7 @@ def _build_from(
     device = backend.device(request.options)
     return {
         **built,
+        **loan.figures(list(built.get("messages", ()))),
         **described,
         **({"operators": {use.op: f"{use.kind} {use.path.name}" for use in operators}} if operators else {}),
         "build_seconds": round(seconds, 3),

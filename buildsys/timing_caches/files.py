@@ -66,7 +66,7 @@ def read_shared(path: Path, made_for: MadeFor | None = None) -> Content | None:
 def write_shared(path: Path, content: Content, made_for: MadeFor) -> None:
     """Put a shared file in place. Raises: OSError: it cannot be written; the one before stays."""
     header = {"schema": SCHEMA, "sha256": content.sha256, "bytes": len(content.data), "made_for": dict(made_for)}
-    _replace(path, json.dumps(header, sort_keys=True).encode() + b"\n" + content.data)
+    _replace(path, json.dumps(header).encode() + b"\n" + content.data)
 
 
 def read_kept(folder: Path, sha256: str) -> Content | None:

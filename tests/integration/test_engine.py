@@ -18,7 +18,7 @@ from buildsys.worker.job import Job
 
 CONTRACT = {
     "backend", "engine_sha256", "engine_bytes", "onnx_sha256", "settings", "profiles", "inputs", "outputs", "layers",
-    "precision_shares", "build_seconds", "messages", "device",
+    "precision_shares", "build_seconds", "messages", "device", "phases", "files", "portability", "built_with",
 }  # fmt: skip
 
 
