@@ -35,7 +35,8 @@ from buildsys.timing_caches.files import (
     write_shared,
 )
 
-Merge = Callable[[Sequence[Path], Path], object]  # files with TensorRT's bytes -> one with the timings of all
+# writes one file with the timings of all; returns what to tell of those that it could not use
+Merge = Callable[[Sequence[Path], Path], "Sequence[str] | None"]
 _LOCK_WAIT_S, _POLL_S = 60.0, 0.02
 _SHOWN_DIGITS = 16
 
@@ -97,7 +98,7 @@ class Lender:
                 file.write_bytes(content.data)
             merged = Path(folder, "merged")
             try:
-                self.merge(files, merged)
+                self.warnings += self.merge(files, merged) or ()
                 return content_of(merged.read_bytes())
             except (StageError, FileNotFoundError) as error:
                 self._put_aside(self.path, f"cannot be merged ({error})")
