@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def builder_versions(root: Path, state: Path) -> VersionOf:
-    """Return what tells the version of TensorRT in a toolchain of the project at ``root``, or in our own interpreter."""
+    """Return what tells which TensorRT a toolchain of the project at ``root`` has, or our own interpreter."""
 
     @cache
     def version_of(toolchain: ToolchainRef | None) -> str:

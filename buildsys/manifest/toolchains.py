@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from buildsys.interpreter import override_variable
 from buildsys.manifest.problem import Problem, show_value, suggest
+from buildsys.manifest.reader import read_yaml
 from buildsys.manifest.tree import Node
 
 
@@ -39,3 +41,13 @@ def used_toolchains(engines: list[Mapping[str, Any]], toolchains: Mapping[str, A
     """Return the toolchains that engines name, as project.yaml has them."""
     names = dict.fromkeys(engine["toolchain"] for engine in engines if engine["toolchain"])
     return {name: {"python": toolchains[name]["python"], "env": toolchains[name].get("env") or {}} for name in names}
+
+
+def declared_toolchains(configs: Path) -> dict[str, tuple[str, dict[str, str]]]:
+    """Return name -> interpreter and variables of all toolchains, out of a file that was checked before."""
+    file = configs / "project.yaml"
+    if not file.exists():
+        return {}
+    found = read_yaml(file, file.read_bytes())
+    declared = (found.get("toolchains") or {}) if isinstance(found, dict) else {}
+    return {name: (written["python"], written.get("env") or {}) for name, written in declared.items()}
