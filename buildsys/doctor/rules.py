@@ -76,6 +76,14 @@ def built_version(record: Record) -> str:
     return str(record.built_with.get(module) or record.map("toolchain").get(module) or "")
 
 
+def library_is_here(backend: str) -> bool:
+    """Tell whether the library of a backend can be loaded."""
+    try:
+        return bool(library_version(LIBRARIES.get(backend, backend)))
+    except MissingLibraryError:
+        return False
+
+
 def _missing_library(record: Record, why: str) -> Reason:
     title = TITLES.get(record.backend, record.backend)
     problem = f"{title} is not installed here" if not why else f"{title} cannot be used here: {why}"

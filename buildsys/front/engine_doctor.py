@@ -16,7 +16,7 @@ from buildsys.front.commands import nearest
 from buildsys.graph.plan import plan_model
 from buildsys.interpreter import Toolchain, interpreter_environment, located
 from buildsys.manifest.project import Project, load_project
-from buildsys.worker.death import death_of
+from buildsys.worker.death import how_it_ended
 
 SCHEMA = "buildsys/doctor/1"
 _CANNOT = 1
@@ -94,8 +94,9 @@ def _ask(engine: _Engine) -> dict[str, Any]:
     try:
         verdict: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
-        how = death_of(done.returncode) if done.returncode < 0 else done.stderr.strip().rpartition("\n")[2]
-        return _refused(engine, f"looking at it ended {python}: {how}", "reinstall its library")
+        told = done.stderr.strip().rpartition("\n")[2]
+        how = how_it_ended(done.returncode) + (f": {told}" if told else "")
+        return _refused(engine, f"the process of {python} that loads its library {how}", "reinstall that library")
     return {**verdict, "engine": engine.shown}
 
 
