@@ -31,13 +31,21 @@ def check(engine: str | os.PathLike[str], *, digest: bool = True) -> Verdict:
 
 def _check(path: Path, asked: str, digest: bool) -> Verdict:
     if not path.is_file():
-        remedy = "build it, or give the path of the engine file or of its folder"
-        return Verdict(asked, "", (Reason("file", f"there is no engine file {path}", remedy),))
+        return Verdict(asked, "", (_absent(path),))
     header, record = read_header(path), read_record(path)
     if isinstance(record, Reason):
         return Verdict(asked, _of_header(path, header), tuple(_unrecorded(path, header, record)))
     reasons = [*damage(path, record, header, digest=digest), *obstacles(record)]
     return Verdict(asked, _of_record(record), tuple(reasons), tuple(remarks(record)))
+
+
+def _absent(path: Path) -> Reason:
+    """Return why there is no engine: its record may say that none could be built."""
+    told = read_record(path) if path.with_name(RECORD_NAME).is_file() else None
+    if isinstance(told, Reason):
+        return told
+    remedy = "build it, or give the path of the engine file or of its folder"
+    return Reason("file", f"there is no engine file {path}", remedy)
 
 
 def _engine_in(path: Path) -> Path:
@@ -83,6 +91,3 @@ def _of_record(record: Record) -> str:
     where = f"built on {device}{capability}" if device else "built"
     when = str(record.figures.get("started") or "")[:10]
     return ", ".join(part for part in (model, library, precision, f"{where} {when}".strip()) if part)
-
-
-__all__ = ["RECORD_NAME", "check"]

@@ -29,6 +29,7 @@ class _Engine(NamedTuple):
     shown: str
     path: Path
     toolchain: Toolchain | None = None
+    is_target: bool = False
 
 
 def examine(root: Path, names: Sequence[str], *, as_json: bool) -> tuple[str, int]:
@@ -66,7 +67,7 @@ def _of_target(name: str, project: Project) -> _Engine:
     for action in actions:
         if action.stage == "engine" and action.variant == variant:
             toolchain = located(*action.toolchain, project.root, os.environ) if action.toolchain else None
-            return _Engine(action.target, project.build / action.outputs["engine"].path, toolchain)
+            return _Engine(action.target, project.build / action.outputs["engine"].path, toolchain, True)
     raise _unknown(name, project)
 
 
@@ -79,6 +80,8 @@ def _unknown(name: str, project: Project) -> UsageError:
 
 def _ask(engine: _Engine) -> dict[str, Any]:
     """Return the verdict of the interpreter that the engine is for: loading its library may end that process."""
+    if engine.is_target and not engine.path.parent.is_dir():
+        return _refused(engine, f"{engine.shown} has not been built", f"doit {engine.shown}", kind="file")
     python = str(engine.toolchain.python) if engine.toolchain else sys.executable
     command = [python, "-m", "buildsys.doctor", str(engine.path.absolute()), "--json"]
     try:
@@ -106,8 +109,8 @@ def _environment(toolchain: Toolchain | None) -> dict[str, str]:
     return {**base, "PYTHONPATH": os.pathsep.join(filter(None, (package, base.get("PYTHONPATH", ""))))}
 
 
-def _refused(engine: _Engine, problem: str, remedy: str) -> dict[str, Any]:
-    reason = {"kind": "library", "problem": problem, "remedy": remedy}
+def _refused(engine: _Engine, problem: str, remedy: str, kind: str = "library") -> dict[str, Any]:
+    reason = {"kind": kind, "problem": problem, "remedy": remedy}
     return {"schema": SCHEMA, "engine": engine.shown, "built": "", "runs": False, "reasons": [reason], "notes": []}
 
 
