@@ -61,6 +61,8 @@ class Lender:
             content = self._read()
             if content is not None:
                 private.write_bytes(content.data)
+                with suppress(OSError):  # only tells when it was used last
+                    os.utime(self.path)
         except OSError as error:
             private.unlink(missing_ok=True)
             self._warn(f"the timing cache {self.path} cannot be read: {error.strerror}; the build goes on without it")
