@@ -202,6 +202,14 @@ class EngineLine:
 
 
 @dataclass(frozen=True)
+class EngineProvenance:
+    """What one engine was built with: what a line is about -> its text, in the order of the report."""
+
+    engine: str
+    lines: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Timing:
     """Latencies of one contender in one case."""
 
@@ -261,6 +269,7 @@ class Report:
     conversions: tuple[Conversion, ...]
     checks: tuple[Check, ...]
     engines: tuple[EngineLine, ...]
+    engine_provenance: tuple[EngineProvenance, ...]
     bench: tuple[Timing, ...]
     bench_notes: tuple[str, ...]
     warnings: tuple[str, ...]
