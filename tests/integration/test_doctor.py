@@ -24,6 +24,8 @@ from buildsys.worker.result import write_result
 H200 = {"name": "NVIDIA H200", "compute_capability": "9.0", "driver": "580.95", "cuda_driver": "13.0"}
 RTX4090 = {"name": "NVIDIA GeForce RTX 4090", "compute_capability": "8.9", "driver": "580.95", "cuda_driver": "13.0"}
 ROOT = Path(__file__).parents[2]
+ROWS = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/engine_json.md").read_text(), re.MULTILINE)
+DOCUMENTED = {name for row in ROWS for name in re.findall(r"`(\w+)`", row)}
 
 
 def build(folder: Path, backend: str, **fields: Any) -> Path:
@@ -80,6 +82,9 @@ def test_a_whole_engine_of_this_machine_can_run(ort_built: Path, tmp_path: Path)
 def test_the_record_holds_everything_and_no_path(ort_built: Path, rtx_built: Path) -> None:
     for built in (ort_built, rtx_built):
         record = json.loads(built.with_name("engine.json").read_text())
+        header = {"schema", "target", "stage", "model", "variant", "status", "reason", "hint", "started", "seconds"}
+        undocumented = record.keys() - header - {"peak_rss_mib", "toolchain"} - DOCUMENTED
+        assert not undocumented, f"docs/engine_json.md has no row for {undocumented}"
         assert {"onnx_sha256", "engine_sha256", "settings", "profiles", "inputs", "outputs", "layers"} <= record.keys()
         assert {"precision_shares", "build_seconds", "phases", "built_with", "portability", "files"} <= record.keys()
         assert record["files"][built.name]["bytes"] == built.stat().st_size
