@@ -27,6 +27,7 @@ from buildsys.store.ledger import FAILED, PASSED, UNAVAILABLE, ImportMemo, Ledge
 from buildsys.store.lock import Holder, Locks, machine_lock_folder
 from buildsys.store.publish import Publisher
 from buildsys.store.state import StateDb, warn_on_stderr
+from buildsys.toolchain import gpu_uuids
 from buildsys.worker.job import Job
 
 if TYPE_CHECKING:
@@ -165,7 +166,12 @@ class Executor:
                 self._cache.give_up(now.key)
                 return self._outcome(record, restored=True)
             try:
-                with self._locks.machine(target, exclusive=action.exclusive, on_wait=waiting):
+                gpus = gpu_uuids() if action.alone_on_gpu else ()
+                # the GPU first: who waits for it must not keep others from having the machine alone
+                with (
+                    self._locks.devices(gpus, target, waiting),
+                    self._locks.machine(target, exclusive=action.exclusive, on_wait=waiting),
+                ):
                     self._sweep_once()
                     return self._make(action, now, encode_reasons(self._reasons(action, now)))
             except BaseException:
@@ -290,7 +296,7 @@ class Executor:
             advisory=advisory,
             timing_caches=self._timing_caches if action.stage == _BUILDING else None,
             toolchain=located(*action.toolchain, self._project, os.environ) if action.toolchain else None,
-            threads=0 if action.exclusive else self._threads,
+            threads=0 if action.measures else self._threads,
         )
 
     def _existing(self, files: Mapping[str, FileRef]) -> dict[str, Path]:

@@ -29,7 +29,7 @@ _FEW = 100  # models that are asked for by name; from then on everything is read
 # fields of an action that the verdict sees elsewhere: in the manifest, in the stat of files, in our own code
 SEEN_ELSEWHERE = frozenset((
     "target", "stage", "model", "variant", "options", "inputs", "outputs", "after", "order", "code", "advisory",
-    "required", "exclusive", "timeout_s", "doc",
+    "required", "measures", "exclusive", "alone_on_gpu", "timeout_s", "doc",
 ))  # fmt: skip
 _SURROUNDINGS = [field.name for field in fields(Action) if field.name not in SEEN_ELSEWHERE]
 

@@ -188,6 +188,23 @@ def gpu_facts() -> Mapping[str, str]:
     return {**{f"gpu.{fact}": " + ".join(dict.fromkeys(gpu[fact] for gpu in gpus)) for fact in GPU_FACTS}, **chosen}
 
 
+@cache
+def gpu_uuids() -> tuple[str, ...]:
+    """Return the UUID of the GPU that CUDA takes first, of every one that it may be, or of none without a driver."""
+    if not any(os.path.exists(path) for path in _DRIVER_FILES):  # noqa: PTH110 - before ctypes is worth its import
+        return ()
+    from buildsys.nvml import GpuError, read_uuids
+
+    visible, order = (os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"))
+    try:
+        gpus, every = read_uuids(visible), read_uuids(None)
+    except GpuError:
+        return ()
+    if len({name for _, name in every}) > 1 and order != "PCI_BUS_ID":  # then CUDA sorts by speed
+        return tuple(uuid for uuid, _ in every)
+    return tuple(uuid for uuid, _ in gpus[:1])
+
+
 def device_facts(devices: Iterable[str]) -> dict[str, str]:
     """Return the facts of the devices that an action names: ``cpu``, ``cores``, ``gpu``."""
     known: Mapping[str, Callable[[], Mapping[str, str]]] = {"cpu": cpu_facts, "cores": core_facts, "gpu": gpu_facts}

@@ -1,26 +1,51 @@
 """Time what is put on the streams of a GPU: by the host's clock from launch to completion, and by the GPU's own.
 
 With one inference in flight, half of the time goes to inferences one at a time, each waited for: what a lone request
-takes. The other half goes to inferences queued one behind the other, each between two events: what the GPU takes. Between
-the events of a lone inference the GPU also waits for the host to launch its first kernel; measured on an H200, see
-docs/benchmarks.md. With several in flight both clocks time the same inferences, which then share the GPU.
+takes. The other half goes to inferences queued one behind the other, each between two events: what the GPU takes, as
+between the events of a lone inference it also waits for the host to launch its first kernel. With several in flight
+both clocks time the same inferences, which then share the GPU.
 
-Source: TensorRT developer guide, "Performance Benchmarking using trtexec" (its GPU compute time is that of queued inferences).
+Source: TensorRT developer guide, "Performance Benchmarking using trtexec": its GPU compute time is that of queued
+inferences, too.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
 from buildsys.backends.cuda_driver import Device, Event, Stream
-from buildsys.interleaving import Samples
+from buildsys.interleaving import Contender, Samples
+from buildsys.tensors import Tensor
 
+ENGINE = "engine"  # contenders: the engine, launched kernel by kernel …
+ENGINE_CUDA_GRAPH = "engine_cuda_graph"  # … and as one captured graph
 Launch = Callable[[], object]
 _NS = 1_000_000_000
 _QUEUED = 4  # inferences on the stream at a time: with two the GPU never waits for a host that is fast enough
+
+
+@dataclass(frozen=True)
+class GpuTiming:
+    """How an engine on a GPU is timed."""
+
+    cuda_graph: tuple[bool, ...] = (False,)  # a contender each
+    transfers: str = "none"  # copies within the measured time: none, in, out or both
+    in_flight: int = 1
+    wait: str = "spin"  # or block
+
+    @property
+    def copies_in(self) -> bool:
+        """Return whether inputs come from the host."""
+        return self.transfers in ("in", "both")
+
+    @property
+    def copies_out(self) -> bool:
+        """Return whether outputs go to the host."""
+        return self.transfers in ("out", "both")
 
 
 @dataclass
@@ -30,6 +55,19 @@ class Slot:
     stream: Stream
     launch: Launch
     started_ns: int = field(default=0, init=False)  # by the host's clock
+
+
+@runtime_checkable
+class GpuSession(Protocol):
+    """A loaded engine that is timed by the GPU's clock."""
+
+    def contenders(self, inputs: Mapping[str, Tensor], timing: GpuTiming) -> dict[str, Contender]:
+        """Return what times the engine on these inputs; only those of the last call may be used."""
+        ...
+
+    def memory_figures(self) -> dict[str, Any]:
+        """Return what the engine says of the memory that it needs."""
+        ...
 
 
 class GpuContender:

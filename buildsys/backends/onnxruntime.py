@@ -160,6 +160,19 @@ def load(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
     return OrtSession(_open(engine, session, options, operators), options["provider"])
 
 
+def load_graph(
+    model: Path, provider: str, intra_op_threads: int, operators: tuple[OperatorUse, ...] = ()
+) -> OrtSession:
+    """Load a graph that is no engine, as ONNX Runtime optimizes it with its own defaults.
+
+    Raises: Unavailable: its execution provider is not here. StageError: ONNX Runtime refuses the graph.
+    """
+    options = {"provider": provider}
+    prepare(options)
+    session = session_options(optimization="all", intra_op_threads=intra_op_threads)
+    return OrtSession(_open(model, session, options, operators), provider)
+
+
 def unload(session: Session) -> None:
     """Free the session with its threads and memory, also where the caller still holds it."""
     if isinstance(session, OrtSession):

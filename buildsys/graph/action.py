@@ -53,7 +53,9 @@ class Action:
     # role -> output of another action that may reach the words of an error and nothing else: not in the key
     advisory: Mapping[str, FileRef] = field(default_factory=dict, compare=False)
     required: bool = field(default=False, compare=False)  # being unavailable fails it; not part of its result
-    exclusive: bool = False  # runs alone on the machine (benchmarks)
+    measures: bool = False  # its figures are this machine's, now: not shared with others (benchmarks)
+    exclusive: bool = False  # runs alone on the machine (what times a processor)
+    alone_on_gpu: bool = False  # runs while nothing else of this kind uses its GPU
     timeout_s: float | None = None
     doc: str = field(default="", compare=False)
 

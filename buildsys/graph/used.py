@@ -266,6 +266,11 @@ def devices(engine: Mapping[str, Any]) -> tuple[str, ...]:
     return ("cpu",) if engine["backend"] == "onnxruntime" and engine["provider"] == "cpu" else ("gpu",)
 
 
+def is_on_gpu(engine: Mapping[str, Any]) -> bool:
+    """Tell whether an engine runs on a GPU."""
+    return "gpu" in devices(engine)
+
+
 def timeout(spec: Resolved, stage: str) -> float | None:
     """Return the limit of a stage in seconds."""
     limit: float | None = spec["timeout"].get(stage)

@@ -38,8 +38,8 @@ def unknown_toolchains(engine: Node, toolchains: Node | None) -> Iterator[Proble
 
 
 def used_toolchains(engines: list[Mapping[str, Any]], toolchains: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the toolchains that engines name, as project.yaml has them."""
-    names = dict.fromkeys(engine["toolchain"] for engine in engines if engine["toolchain"])
+    """Return the toolchains that engines name, as project.yaml has them; of a broken one there are none."""
+    names = [name for name in dict.fromkeys(engine["toolchain"] for engine in engines) if name in toolchains]
     return {name: {"python": toolchains[name]["python"], "env": toolchains[name].get("env") or {}} for name in names}
 
 

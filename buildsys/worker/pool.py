@@ -46,7 +46,7 @@ class WorkerPool:
     def __init__(self, state: Path, *, python: str = sys.executable) -> None:
         self._folder = state / "workers"
         self._python = python
-        self._servers: dict[str, ServerHandle] = {}
+        self._servers: dict[tuple[object, ...], ServerHandle] = {}
         self._lock = threading.Lock()
         self._closed = False
 
@@ -119,9 +119,10 @@ class WorkerPool:
         with self._lock:
             if self._closed:
                 raise WorkerDied("no worker can start any more: the run was ended")
-            server = self._servers.get(profile.name)
+            kind = profile.name, toolchain and (toolchain.python, *toolchain.env.items())
+            server = self._servers.get(kind)
             if server is None or not server.alive:
-                server = self._servers[profile.name] = self._start(profile, toolchain, dead=server)
+                server = self._servers[kind] = self._start(profile, toolchain, dead=server)
             return server
 
     def _start(self, profile: Profile, toolchain: Toolchain | None, dead: ServerHandle | None) -> ServerHandle:

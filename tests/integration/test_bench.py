@@ -17,6 +17,7 @@ from buildsys.machine import usable_cores
 from buildsys.stages import bench, engine
 from buildsys.surgery.ports import rename
 from buildsys.tensors import save_case
+from buildsys.timing.noise import noise
 from buildsys.worker.job import StageResult
 
 INPUTS = {case: random_x(batch) for case, batch in BATCHES.items()}
@@ -133,12 +134,12 @@ def test_a_baseline_that_fails_on_the_inputs_says_where(tmp_path: Path) -> None:
 def test_noise_is_said() -> None:
     steady = {"variation": 0.02}
     cases = {"opt": {"contenders": {"engine": steady, "torch": {"variation": 0.4}}}}
-    assert list(bench._noise(cases, 0.5)) == [
+    assert list(noise(cases, 0.5)) == [
         "torch, case opt: the latencies vary by 40% of their mean",
         "other processes used 50% of the processors meanwhile",
     ]
-    assert list(bench._noise({"opt": {"contenders": {"engine": steady}}}, 0.01)) == []
-    assert list(bench._noise({}, None)) == []
+    assert list(noise({"opt": {"contenders": {"engine": steady}}}, 0.01)) == []
+    assert list(noise({}, None)) == []
 
 
 def test_without_an_engine_the_bench_is_unavailable(tmp_path: Path) -> None:

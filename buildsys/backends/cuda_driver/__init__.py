@@ -7,7 +7,7 @@ which nothing is asked but numpy and its TensorRT.
 Source: CUDA Driver API reference.
 """
 
-from buildsys.backends.cuda_driver.device import Device, MemoryInfo
+from buildsys.backends.cuda_driver.device import Device, MemoryInfo, Resource
 from buildsys.backends.cuda_driver.gpus import Driver, Gpu, find_driver, pci_bus_id
 from buildsys.backends.cuda_driver.memory import Buffer, HostBuffer
 from buildsys.backends.cuda_driver.streams import Event, Graph, Stream, capture
@@ -21,6 +21,7 @@ __all__ = [
     "Graph",
     "HostBuffer",
     "MemoryInfo",
+    "Resource",
     "Stream",
     "capture",
     "find_driver",

@@ -17,11 +17,15 @@ from buildsys.backends.cuda_driver.streams import Event, Stream
 from buildsys.errors import StageError
 
 
-class _Resource(Protocol):
-    def release(self) -> None: ...
+class Resource(Protocol):
+    """What is made on a device."""
+
+    def release(self) -> None:
+        """Give it back."""
+        ...
 
 
-Made = TypeVar("Made", bound=_Resource)
+Made = TypeVar("Made", bound=Resource)
 
 
 class MemoryInfo(NamedTuple):
@@ -41,7 +45,7 @@ class Device:
         self.index = index
         self._device = device_handle(index)
         self._context = ctypes.c_void_p()
-        self._held: list[_Resource] = []
+        self._held: list[Resource] = []
         call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
         try:
             with self.current():
@@ -88,7 +92,7 @@ class Device:
         self._held.append(made)
         return made
 
-    def free(self, held: _Resource) -> None:
+    def free(self, held: Resource) -> None:
         """Give one thing back."""
         self._held.remove(held)
         held.release()

@@ -94,7 +94,8 @@ class HostBuffer:
 
     def array(self) -> Array:
         """Return the memory as bytes; not for use after ``release``."""
-        return np.frombuffer((ctypes.c_uint8 * self.size_bytes).from_address(self.address), np.uint8)
+        memory = (ctypes.c_uint8 * self.size_bytes).from_address(self.address)
+        return np.ctypeslib.as_array(memory)
 
     def fill(self, values: Array) -> None:
         """Copy an array into the memory."""

@@ -5,21 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
+from copy import copy
 from pathlib import Path
 
 import numpy as np
 
 from buildsys.backends.base import Figures, Run
 from buildsys.backends.cuda_driver import Buffer, Device
+from buildsys.backends.gpu_loop import GpuTiming
 from buildsys.backends.trt import adapter
 from buildsys.backends.trt.failures import load_failure, no_memory
 from buildsys.backends.trt.inspector import layer_kinds, layer_shares, read_layers, time_shares
 from buildsys.backends.trt.layouts import LINEAR, packed, packed_shape, unpacked
 from buildsys.backends.trt.library import Library
-from buildsys.backends.trt.messages import layer_profile, log_of
+from buildsys.backends.trt.messages import Log, layer_profile, log_of
 from buildsys.backends.trt.profiles import Profile
+from buildsys.backends.trt.running import Flights
 from buildsys.digest import sha256_of
 from buildsys.errors import StageError
+from buildsys.interleaving import Contender
 from buildsys.tensors import BIT_DTYPES, Array, Tensor, tensor_of
 
 _PACKED = ("int4", "float4e2m1")  # two elements share a byte on the device
@@ -57,6 +61,8 @@ class TensorRtSession:
         self._buffers: list[Buffer] = []
         self._host: list[Array] = []  # keeps what the engine reads from host memory alive
         self._results: dict[str, tuple[Buffer, tuple[int, ...]]] = {}
+        self._uploaded: dict[str, tuple[Buffer, Array]] = {}
+        self._flights: Flights | None = None
 
     @property
     def profiles(self) -> list[Profile]:
@@ -86,6 +92,15 @@ class TensorRtSession:
             for name in self._outputs:
                 self._set_output(name)
         return self._execute
+
+    def contenders(self, inputs: Mapping[str, Tensor], timing: GpuTiming) -> dict[str, Contender]:
+        """Return what times the engine on these inputs, by name. Only those of the last call may be used.
+
+        Raises: StageError: the engine cannot be timed so (it cannot be captured, or not run beside itself).
+        """
+        self._land()
+        self._flights = Flights(self, inputs, timing)
+        return self._flights.contenders
 
     def describe(self) -> Figures:
         """Return the layers that TensorRT made with their precision, the tensors, and the memory beside the weights."""
@@ -128,13 +143,67 @@ class TensorRtSession:
         """Free the context, the engine and the device memory, in this order."""
         if self._engine is None:
             return
+        self._land()
         with self._device.current():
             self._context = None
             self._open.close()
             self._engine = self._runtime = None
         self._buffers.clear()
         self._results.clear()
+        self._uploaded.clear()
         self._device.close()
+
+    def memory_figures(self) -> Figures:
+        """Return the memory that a context of the engine needs beside the weights."""
+        return {"device_memory_bytes": adapter.device_memory_bytes(self._library, self._engine)}
+
+    def twin(self) -> TensorRtSession:
+        """Return another session of this engine, with a context, a stream and buffers of its own.
+
+        It must be closed before this one. Raises: StageError: there is no memory for another context.
+        """
+        twin = copy(self)
+        twin._device, twin._flights, twin._open = Device(0), None, ExitStack()
+        twin._buffers, twin._host, twin._results, twin._uploaded = [], [], {}, {}
+        with twin._device.current(), self._log.collected() as messages:
+            twin._context = self._engine.create_execution_context()
+        if twin._context is None:
+            twin._device.close()
+            raise StageError(messages.sentence("there is no other execution context of this engine"))
+        return twin
+
+    @property
+    def gpu(self) -> Device:
+        """Return the device with the stream that this session's work goes to."""
+        return self._device
+
+    @property
+    def uploaded(self) -> Mapping[str, tuple[Buffer, Array]]:
+        """Return the bound inputs on the device, with their values."""
+        return self._uploaded
+
+    @property
+    def computed(self) -> list[Buffer]:
+        """Return where the outputs of the bound inputs lie on the device."""
+        return [buffer for buffer, _ in self._results.values()]
+
+    @property
+    def log(self) -> Log:
+        """Return the log that says why TensorRT fails."""
+        return self._log
+
+    def enqueue(self) -> None:
+        """Put one inference on the stream of the device, which must be current.
+
+        Raises: StageError: TensorRT refuses.
+        """
+        if not self._context.execute_async_v3(self._device.stream):
+            raise StageError("the engine did not run")
+
+    def _land(self) -> None:
+        if self._flights is not None:
+            self._flights.close()
+            self._flights = None
 
     def _execute(self) -> None:
         with self._device.current(), self._log.collected() as messages:
@@ -179,6 +248,7 @@ class TensorRtSession:
         values = packed(values, self._layouts[name])
         buffer = self._new_buffer(name, values.nbytes)
         buffer.upload(values)
+        self._uploaded[name] = (buffer, values)
         self._set_address(name, buffer.address)
 
     def _set_output(self, name: str) -> None:
@@ -222,6 +292,7 @@ class TensorRtSession:
             self._device.free(self._buffers.pop())
         self._host.clear()
         self._results.clear()
+        self._uploaded.clear()
 
 
 def kernel_cache_file(engine: Path) -> Path:
