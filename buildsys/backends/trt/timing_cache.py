@@ -14,6 +14,7 @@ from buildsys.backends.base import Figures
 from buildsys.backends.trt import adapter
 from buildsys.backends.trt.library import Library
 from buildsys.backends.trt.messages import Messages, log_of
+from buildsys.backends.trt.parsing import new_builder
 from buildsys.digest import sha256_of
 from buildsys.errors import StageError
 
@@ -53,7 +54,7 @@ def merge_timing_caches(library: Library, files: Sequence[Path], merged: Path) -
     """
     log = log_of(library)
     with log.collected() as messages:
-        builder = library.trt.Builder(log.logger)
+        builder = new_builder(library)
         config = builder.create_builder_config()
         if messages.errors:
             raise StageError(f"{library.title} cannot merge timing caches here: {messages.sentence('')}")
