@@ -438,6 +438,11 @@ class ErrorFacts:
     functions: tuple[str, ...] = ()
 
 
+def names_nodes(library: Library) -> bool:
+    """Tell whether a parser tells the name and the operator of each node that it refuses, and all of them at once."""
+    return library.generation in SINCE_10
+
+
 def error_facts(library: Library, error: Any) -> ErrorFacts:
     """Return what the parser tells of an error."""
     index = error.node()

@@ -20,12 +20,14 @@ from buildsys.backends.trt.library import Library
 
 _LOG = logging.getLogger(__name__)
 _NOISE = (
+    re.compile(r"^\d+: (?=\[?[A-Za-z])"),  # the number of an error
     re.compile(r"^I\w+::\w+: "),  # the API function that logs
     re.compile(r"^\[[\w.]+::\w+::\d+\] "),  # the source that logs
     re.compile(r"^Error Code \d+: "),
     re.compile(r"\[[\w.]+:\d+: \w+\] "),  # the compiler's source that fails
     re.compile(r",? ?In \w+ at /_src/\S+:\d+"),  # "(text. In validate at /_src/…:4023)"
 )
+_WRAPPED = re.compile(r"(?:Internal Error|API Usage Error|Serialization|Cuda \w+|Myelin) \((?P<text>.*)\)")
 _SECONDS_BETWEEN_REPORTS = 0.2
 
 
@@ -131,4 +133,6 @@ def layer_profile(library: Library, context: Any) -> Iterator[dict[str, float]]:
 def _sentence(message: str) -> str:
     for noise in _NOISE:
         message = noise.sub("", message)
-    return " ".join(message.split())
+    text = " ".join(message.split())
+    wrapped = _WRAPPED.fullmatch(text)
+    return wrapped["text"].strip() if wrapped else text

@@ -14,6 +14,7 @@ from buildsys.backends.base import Figures
 from buildsys.backends.trt import adapter
 from buildsys.backends.trt.library import Library
 from buildsys.backends.trt.messages import Messages, log_of
+from buildsys.backends.trt.parsing import new_builder
 from buildsys.digest import sha256_of
 from buildsys.errors import StageError
 
@@ -36,13 +37,14 @@ def keep_timing_cache(library: Library, config: Any, file: Path | None) -> Figur
     """Write what a builder has measured to ``file``, whole or not at all; return the cache's facts."""
     if file is None or not adapter.keeps_timings(library):
         return {}
-    before = sha256_of(file) if file.is_file() else None
+    before = file.stat().st_size if file.is_file() else 0
     timing_cache = config.get_timing_cache()
     if timing_cache is None:
         return {}
-    _write(file, bytes(timing_cache.serialize()))
-    after = sha256_of(file)
-    return {"timing_cache": {"sha256": after, "bytes": file.stat().st_size, "changed": after != before}}
+    content = bytes(timing_cache.serialize())
+    if len(content) != before:  # the order of its entries differs from time to time
+        _write(file, content)
+    return {"timing_cache": {"sha256": sha256_of(file), "bytes": len(content), "added_bytes": len(content) - before}}
 
 
 def merge_timing_caches(library: Library, files: Sequence[Path], merged: Path) -> list[str]:
@@ -53,7 +55,7 @@ def merge_timing_caches(library: Library, files: Sequence[Path], merged: Path) -
     """
     log = log_of(library)
     with log.collected() as messages:
-        builder = library.trt.Builder(log.logger)
+        builder = new_builder(library)
         config = builder.create_builder_config()
         if messages.errors:
             raise StageError(f"{library.title} cannot merge timing caches here: {messages.sentence('')}")
