@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from buildsys.doctor.header import Header, read_header
+from buildsys.doctor.plugins import plugin_obstacles, plugin_remarks
 from buildsys.doctor.record import RECORD_NAME, Record, damage, read_record
 from buildsys.doctor.rules import TITLES, built_version, obstacles, remarks
 from buildsys.doctor.verdict import Reason, Verdict
@@ -14,29 +15,33 @@ from buildsys.doctor.verdict import Reason, Verdict
 _ENGINES = ("engine.engine", "engine.onnx")
 
 
-def check(engine: str | os.PathLike[str], *, digest: bool = True) -> Verdict:
+def check(
+    engine: str | os.PathLike[str], *, digest: bool = True, project: str | os.PathLike[str] | None = None
+) -> Verdict:
     """Tell whether an engine can run on this machine, before anything of it is deserialized.
 
     ``engine`` is an engine file, or the folder that it lies in with its ``engine.json``. All reasons are told at
-    once. With ``digest`` the whole file is read and compared with its recorded SHA-256 (about 1 GB/s).
+    once. With ``digest`` the whole file is read and compared with its recorded SHA-256 (about 1 GB/s). Files of plugins
+    that are not registered yet are looked for beside the engine and below ``project``.
     Never raises for a bad engine: that is an answer.
     """
     path = _engine_in(Path(engine))
     try:
-        return _check(path, str(engine), digest)
+        return _check(path, str(engine), digest, None if project is None else Path(project))
     except OSError as error:
         told = error.strerror or str(error)
         return Verdict(str(engine), "", (Reason("file", f"{error.filename or path} cannot be read: {told}", ""),))
 
 
-def _check(path: Path, asked: str, digest: bool) -> Verdict:
+def _check(path: Path, asked: str, digest: bool, project: Path | None) -> Verdict:
     if not path.is_file():
         return Verdict(asked, "", (_absent(path),))
     header, record = read_header(path), read_record(path)
     if isinstance(record, Reason):
         return Verdict(asked, _of_header(path, header), tuple(_unrecorded(path, header, record)))
     reasons = [*damage(path, record, header, digest=digest), *obstacles(record)]
-    return Verdict(asked, _of_record(record), tuple(reasons), tuple(remarks(record)))
+    reasons += plugin_obstacles(record, path, project)
+    return Verdict(asked, _of_record(record), tuple(reasons), (*remarks(record), *plugin_remarks(record)))
 
 
 def _absent(path: Path) -> Reason:

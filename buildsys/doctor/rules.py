@@ -60,9 +60,6 @@ def remarks(record: Record) -> Iterator[str]:
         yield "set runtime.engine_host_code_allowed = True before deserializing: it carries its own runtime"
     if record.portability.get("exclude_lean_runtime"):
         yield f"its lean runtime was left out: load that of {TITLES['tensorrt']} {built_version(record)} first"
-    plugins = [f"{use} for {op}" for op, use in record.map("operators").items() if str(use).startswith("plugin ")]
-    if plugins:
-        yield f"register before deserializing: {', '.join(plugins)}"
 
 
 def needs_gpu(record: Record) -> bool:

@@ -39,7 +39,7 @@ def examine(root: Path, names: Sequence[str], *, as_json: bool) -> tuple[str, in
     Raises: UsageError: it is none of these. ManifestErrors: the manifests are wrong. StageError: nobody answers.
     """
     engines = _engines(root, names)
-    verdicts = [_ask(engine) for engine in engines]
+    verdicts = [_ask(engine, root) for engine in engines]
     code = 0 if all(verdict["runs"] for verdict in verdicts) else _CANNOT
     if as_json:
         return json.dumps({"schema": SCHEMA, "engines": verdicts}, indent=2) + "\n", code
@@ -78,12 +78,12 @@ def _unknown(name: str, project: Project) -> UsageError:
     return UsageError(f"there is no engine file and no engine {name!r}", hint)
 
 
-def _ask(engine: _Engine) -> dict[str, Any]:
+def _ask(engine: _Engine, root: Path) -> dict[str, Any]:
     """Return the verdict of the interpreter that the engine is for: loading its library may end that process."""
     if engine.is_target and not engine.path.parent.is_dir():
         return _refused(engine, f"{engine.shown} has not been built", f"doit {engine.shown}", kind="file")
     python = str(engine.toolchain.python) if engine.toolchain else sys.executable
-    command = [python, "-m", "buildsys.doctor", str(engine.path.absolute()), "--json"]
+    command = [python, "-m", "buildsys.doctor", str(engine.path.absolute()), "--json", f"--project={root}"]
     try:
         done = subprocess.run(
             command, env=_environment(engine.toolchain), cwd=tempfile.gettempdir(),

@@ -81,13 +81,18 @@ def _shares(shares: Mapping[str, Any]) -> str:
 
 
 def _plugins(figures: Mapping[str, Any]) -> Iterator[str]:
-    used = mapping(figures.get("operators"))
-    yield from (f"{operator} by {how}" for operator, how in used.items())
     loaded = figures.get("plugins")
-    entries = loaded.items() if isinstance(loaded, Mapping) else enumerate(loaded if isinstance(loaded, list) else ())
-    for key, entry in entries:
-        told = _plain(entry) if isinstance(key, int) else f"{key} {_plain(entry)}"
-        yield told
+    plugins = [mapping(entry) for entry in loaded] if isinstance(loaded, list) else []
+    yield from (_plugin(plugin) for plugin in plugins)
+    told = {plugin.get("operator") for plugin in plugins}
+    used = mapping(figures.get("operators")).items()
+    yield from (f"{operator} by {how}" for operator, how in used if operator not in told)
+
+
+def _plugin(plugin: Mapping[str, Any]) -> str:
+    digest = f", sha256 {str(plugin['file_sha256'])[:_SHOWN_DIGITS]}…" if plugin.get("file_sha256") else ""
+    named = f"{plugin.get('operator')} by plugin {plugin.get('name')} {plugin.get('version')}"
+    return f"{named} ({plugin.get('file')}{digest})"
 
 
 def _profiles(profiles: object) -> Iterator[str]:

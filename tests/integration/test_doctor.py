@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -380,3 +381,44 @@ def test_the_module_answers_in_other_interpreters(ort_built: Path, rtx_built: Pa
     assert told["schema"] == "buildsys/doctor/1"
     assert told["runs"] == (done.returncode == 0)
     assert subprocess.run(command, capture_output=True, cwd=ROOT).returncode == 3
+
+
+def test_plugins_that_are_missing_or_others(rtx_built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpu(monkeypatch)
+    file = copied(rtx_built, tmp_path)
+    source = b"class Swish: ..."
+    plugin = {
+        "operator": "demo::swish", "name": "DoctorsSwish", "version": "1", "namespace": "",
+        "file": "plugins/ops/swish_plugin.py", "file_sha256": hashlib.sha256(source).hexdigest(),
+    }  # fmt: skip
+    edit(file, lambda figures: figures.update(plugins=[plugin]))
+    (reason,) = can_run(file).reasons
+    assert reason.kind == "plugin"
+    assert reason.problem == (
+        "the plugin DoctorsSwish 1 for demo::swish is not registered in this process, "
+        "and its file plugins/ops/swish_plugin.py is not beside it"
+    )
+    in_project = tmp_path / "project/plugins/ops/swish_plugin.py"
+    in_project.parent.mkdir(parents=True)
+    in_project.write_bytes(source)
+    verdict = doctor.check(file, project=tmp_path / "project")
+    assert verdict, str(verdict)
+    assert verdict.notes == ("register before deserializing: DoctorsSwish (plugins/ops/swish_plugin.py)",)
+    file.with_name("swish_plugin.py").write_bytes(source + b"changed")
+    assert "swish_plugin.py has the SHA-256 " in can_run(file).reasons[0].problem
+    file.with_name("swish_plugin.py").write_bytes(source)
+    assert can_run(file)
+
+
+def test_a_plugin_that_is_registered_is_found(rtx_built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tensorrt_rtx
+
+    with_gpu(monkeypatch)
+    file = copied(rtx_built, tmp_path)
+    known = next(iter(tensorrt_rtx.get_plugin_registry().all_creators), None)
+    if known is None:
+        pytest.skip("this TensorRT-RTX registers no plugins of its own")
+    names = {"name": known.name, "version": known.plugin_version, "namespace": known.plugin_namespace}
+    edit(file, lambda figures: figures.update(plugins=[{"operator": "x::y", "file": "y.py", **names}]))
+    verdict = can_run(file)
+    assert (bool(verdict), verdict.notes) == (True, ())

@@ -9,8 +9,10 @@ from hashlib import sha256
 from pathlib import Path
 
 from project_folder import ProjectFolder
+from test_bad_disks import read_only, small_disk
 
-from buildsys.timing_caches.files import content_of, keep, write_shared
+from buildsys.timing_caches.files import content_of, damaged, keep, read_shared, shared_files, write_shared
+from buildsys.timing_caches.lending import Lender
 
 MADE_FOR = {"library": "tensorrt-8.6.1", "gpu": "NVIDIA H200 9.0", "cuda": "cuda12.4 driver550.54", "settings": "ab"}
 TENSORRT = """\
@@ -88,3 +90,38 @@ def test_a_pin_that_is_no_digest_is_an_error_of_the_manifest(project: ProjectFol
     assert "configs/models/pinned.yaml:5:" in told.err
     assert "engines.0.timing_cache.pin: " in told.err
     assert "a SHA-256 digest of 64 hexadecimal digits" in told.err
+
+
+def build_on(folder: Path, scratch: Path) -> list[str]:
+    """Do what two builds do with their timing caches; return the warnings of the second one."""
+    lender = Lender(folder, MADE_FOR, lambda files, merged: merged.write_bytes(files[-1].read_bytes()) and [])
+    for data in (b"first" * 1000, b"second" * 1000):
+        lender.warnings.clear()
+        private = scratch / "private"
+        private.unlink(missing_ok=True)
+        lent = lender.lend(private)
+        private.write_bytes(data)
+        assert lender.take_back(private, lent)["digest"] == digest(data)
+    return lender.warnings
+
+
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    folder = tmp_path / "caches"
+    with small_disk(folder, "16k"):
+        (warning,) = build_on(folder, tmp_path)
+        assert "cannot be kept in" in warning
+        assert "No space left on device; the next build times its tactics again" in warning
+        assert list(damaged(folder)) == [], "what lies there is whole"
+        (path,) = shared_files(folder)
+        assert read_shared(path, MADE_FOR) is not None
+        assert not [path for path in folder.rglob(".*") if path.is_file()], "nothing temporary stays"
+
+
+def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
+    folder = tmp_path / "caches"
+    assert build_on(folder, tmp_path) == []
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with read_only(folder):
+        (warning,) = build_on(folder, tmp_path)
+        assert "Read-only file system; the next build times its tactics again" in warning
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before

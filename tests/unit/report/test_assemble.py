@@ -214,7 +214,10 @@ def test_provenance_of_an_engine_says_what_it_was_built_with(results: Results) -
             "builder_optimization_level 5, compute_capabilities [8.9], flags {tf32: false}"
         ),
         "precision of the layers": "90.0 % float16, 10.0 % float32",
-        "plugins and operator libraries": "demo::swish by plugin swish_plugin.py",
+        "plugins and operator libraries": (
+            f"demo::swish by plugin Swish 1 (plugins/swish_plugin.py, sha256 {'f' * 16}…), "
+            "demo::clip by library clip.so"
+        ),
         "optimization profiles": "0: image [1, 3] to [16, 3], built for [8, 3]; 1: image [1, 3]",
         "build": "prepare 100 ms, build 4.00 s, read back 100 ms",
         "timing cache": f"{'d' * 16}…, began with shared timings, 1.50 kB added",

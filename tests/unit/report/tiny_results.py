@@ -153,7 +153,16 @@ PASSING: dict[str, dict[str, Any]] = {
         "device": {"kind": "gpu", "missing": "libcuda.so.1 is not installed"},
         "built_with": {"tensorrt_rtx": "1.7.1.116", "platform": "Linux x86_64", "cuda_runtime": "13"},
         "precision_shares": {"layers": {"float16": 0.9, "float32": 0.1}},
-        "operators": {"demo::swish": "plugin swish_plugin.py"},
+        "operators": {"demo::swish": "plugin swish_plugin.py", "demo::clip": "library clip.so"},
+        "plugins": [
+            {
+                "operator": "demo::swish",
+                "name": "Swish",
+                "version": "1",
+                "file": "plugins/swish_plugin.py",
+                "file_sha256": "f" * 64,
+            }
+        ],
         "profiles": [
             {"image": {"min": [1, 3], "opt": [8, 3], "max": [16, 3]}},
             {"image": {"min": [1, 3], "opt": [1, 3], "max": [1, 3]}},
