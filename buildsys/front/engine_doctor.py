@@ -100,6 +100,9 @@ def _ask(engine: _Engine, root: Path) -> dict[str, Any]:
         told = done.stderr.strip().rpartition("\n")[2]
         how = how_it_ended(done.returncode) + (f": {told}" if told else "")
         return _refused(engine, f"the process of {python} that loads its library {how}", "reinstall that library")
+    if engine.toolchain:
+        for reason in verdict["reasons"]:
+            reason["remedy"] = reason["remedy"].replace("pip install", engine.toolchain.pip)
     return {**verdict, "engine": engine.shown}
 
 
