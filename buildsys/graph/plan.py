@@ -358,7 +358,9 @@ def _bench(spec: Resolved, engine: Mapping[str, Any]) -> Action:
         # the calls that are timed are made in Python
         tools=("python", "numpy", *benching.baseline_tools(spec, engine), *used.run_tools(spec, engine)),
         devices=tuple(dict.fromkeys(("cpu", "cores", *used.devices(engine)))),
-        environment=(*used.engine_environment(engine), *(("torch",) if with_torch else ()), "speed"),
+        environment=tuple(
+            dict.fromkeys((*used.engine_environment(engine), *benching.baseline_environment(spec, engine), "speed"))
+        ),
         measures=True,
         exclusive=not on_gpu,
         alone_on_gpu=on_gpu,

@@ -211,6 +211,8 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "spinning": in_manifest("name: ort}", "name: ort, spinning: false}"),
     "required": in_manifest("name: ort}", "name: ort, required: true}"),
     "bench": in_manifest("duration: 20ms", "duration: 30ms"),
+    "bench gpu": in_manifest("duration: 20ms", "cuda_graph: [false, true], in_flight: 2, duration: 20ms"),
+    "bench baselines": in_manifest("baselines: [torch]", "baselines: [torch, onnxruntime]"),
     "description": lambda bench, patch: bench.project.append(NET, "description: a net\n"),
     "env torch": variable("ATEN_CPU_CAPABILITY", "default"),
     "env read": variable("KEYED_SCALE"),

@@ -134,6 +134,9 @@ class TensorRtSession:
         if twin._context is None:
             twin._device.close()
             raise StageError(messages.sentence("there is no other execution context of this engine"))
+        if twin._context.active_optimization_profile < 0:  # choosing one that is taken crashes TensorRT 8.6.0
+            twin.close()
+            raise StageError("an optimization profile of this engine serves one inference at a time")
         return twin
 
     @property
