@@ -16,6 +16,7 @@ from buildsys.cache import Cache
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable
 from buildsys.graph.action import Action, FileRef
 from buildsys.graph.explain import ASKED_FOR, Reason, encode_reasons, in_brief, own_reasons
+from buildsys.interpreter import located
 from buildsys.judge import Judge, is_required
 from buildsys.settled import Candidate, SettledModels
 from buildsys.snapshot import Snapshot, Surveyor
@@ -290,6 +291,7 @@ class Executor:
             outputs=outputs,
             project=self._project,
             advisory=advisory,
+            toolchain=located(*action.toolchain, self._project, os.environ) if action.toolchain else None,
             threads=0 if action.measures else self._threads,
         )
 

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from buildsys.graph.action import Action
+from buildsys.graph.action import Action, ToolchainRef
 from buildsys.snapshot import Surveyor, own_code
 from buildsys.store.digest import SETTLE_NS, boot_id
 from buildsys.store.state import Row, StateDb, Statement
@@ -203,6 +203,9 @@ def surroundings_of(line: str) -> Action:
     used: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(line).items()
     }
+    if used["toolchain"] is not None:
+        name, python, env = used["toolchain"]
+        used["toolchain"] = ToolchainRef(name, python, tuple((key, value) for key, value in env))
     return Action(target="", stage="", model="", variant="", options={}, inputs={}, outputs={}, **used)
 
 

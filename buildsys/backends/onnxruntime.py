@@ -141,8 +141,12 @@ def build(request: BuildRequest) -> Figures:
 
 def describe(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> Figures:  # noqa: ARG001
     """Return the nodes per operator, the types and the tensors of the optimized graph: its file says it all."""
-    from buildsys.backends.ort_graph import graph_facts  # needs onnx, which running an engine does not
-
+    try:
+        from buildsys.backends.ort_graph import graph_facts  # needs onnx, which running an engine does not
+    except ModuleNotFoundError as error:  # in a toolchain that has onnxruntime alone
+        if error.name != "onnx":
+            raise
+        return {"not_described": "without the library onnx the optimized graph cannot be read"}
     return graph_facts(engine)
 
 
@@ -233,8 +237,12 @@ def _emulated(onnx_file: Path, folder: Path) -> Path:
 
 
 def _refused_nodes(request: BuildRequest, source: Path) -> list[UnsupportedNode]:
-    from buildsys.backends.ort_refusals import refused_nodes  # needs onnx, which running an engine does not
-
+    try:
+        from buildsys.backends.ort_refusals import refused_nodes  # needs onnx, which running an engine does not
+    except ModuleNotFoundError as error:
+        if error.name != "onnx":
+            raise
+        return []  # what ONNX Runtime itself says is all that can be told
     return refused_nodes(source, {use.op for use in request.operators})
 
 

@@ -259,6 +259,21 @@ class Ops(_ProjectCommand):
         return 0
 
 
+class Doctor(_ProjectCommand):
+    """``doit doctor``."""
+
+    doc_purpose = "tell what is installed, what it can build and run here, and what mends the rest"
+    cmd_options = (opt_dodo, _OPT_JSON)
+
+    def tell(self, root: Path, params: Any, args: Sequence[str]) -> int:
+        """Print what was found; return 1 where something that the project needs is broken."""
+        from buildsys.front.doctor_command import examine_machine
+
+        if args:
+            raise UsageError("doctor takes no arguments")
+        return examine_machine(root, sys.stdout, as_json=params["json"])
+
+
 class Schema(_ProjectCommand):
     """``doit schema``."""
 

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from buildsys.front.builders import builder_versions
 from buildsys.graph.action import Action
 from buildsys.graph.key import ABSENT
 from buildsys.graph.project_plan import ProjectPlan, model_of
@@ -18,7 +19,6 @@ from buildsys.snapshot import Surveyor
 from buildsys.store.digest import DigestMemo
 from buildsys.store.ledger import ImportMemo, Record
 from buildsys.store.state import StateDb
-from buildsys.toolchain import builder_version
 
 _GIVEN = ("config", "source", "weights", "inputs", "outputs")  # kinds of parts that come from the repository
 _INPUT = "input:"
@@ -54,7 +54,7 @@ def builds_of(
     from buildsys.front.revision import project_at
 
     with project_at(project, revision) as at:
-        actions = ProjectPlan(at.project.models, builder_version).of(model_of(target))
+        actions = ProjectPlan(at.project.models, builder_versions(at.project.root, project.state)).of(model_of(target))
         return _Builds(actions, dict(_given(at.project, actions)), records).of(target) if target in actions else None
 
 
@@ -85,7 +85,7 @@ class _Builds:
 
 
 def _given(project: Project, actions: Mapping[str, Action] | None = None) -> Iterable[tuple[str, Given]]:
-    actions = ProjectPlan(project.models, builder_version) if actions is None else actions
+    actions = ProjectPlan(project.models, builder_versions(project.root, project.state)) if actions is None else actions
     with tempfile.TemporaryDirectory(prefix="buildsys-") as folder:
         db = StateDb(Path(folder) / "state.db")
         survey = Surveyor(project.root, project.build, DigestMemo(db), ImportMemo(db))

@@ -36,7 +36,7 @@ from buildsys.graph.surgery import (
     point_before,
     steps_of,
 )
-from buildsys.graph.typing import VersionOf, unknown_version, with_typing
+from buildsys.graph.typing import VersionOf, toolchain_of, unknown_version, with_typing
 
 
 def plan_model(spec: Resolved, version_of: VersionOf = unknown_version) -> tuple[Action, ...]:
@@ -290,7 +290,8 @@ def _engine(spec: Resolved, engine: Mapping[str, Any]) -> Action:
         sources=tuple(dict.fromkeys((*taken.sources, *used.network_hooks(engine)))),
         after=(graph.target, *taken.after),
         code=used.backend_code("engine", engine),
-        tools=tuple(dict.fromkeys((*used.engine_tools(engine), *taken.tools))),
+        tools=tuple(dict.fromkeys((*used.engine_tools(engine), *taken.tools, *used.toolchain_tools(engine)))),
+        toolchain=toolchain_of(spec, engine),
         devices=(*used.devices(engine), *used.cores(engine)),
         environment=used.engine_environment(engine),
         advisory=origins_ref(spec),
@@ -317,7 +318,10 @@ def _verify(spec: Resolved, engine: Mapping[str, Any]) -> Action:
         sources=taken.sources,
         after=(f"engine:{model}:{name}", golden_target(spec)),
         code=used.backend_code("verify", engine),
-        tools=("numpy", *used.run_tools(spec, engine), *taken.plugin_tools),
+        tools=tuple(
+            dict.fromkeys(("numpy", *used.run_tools(spec, engine), *taken.plugin_tools, *used.toolchain_tools(engine)))
+        ),
+        toolchain=toolchain_of(spec, engine),
         devices=used.devices(engine),
         environment=used.engine_environment(engine),
         alone_on_gpu=used.is_on_gpu(engine),  # it would disturb who times
@@ -332,6 +336,7 @@ def _bench(spec: Resolved, engine: Mapping[str, Any]) -> Action:
     with_torch, graph = benching.has_torch(spec, engine), benching.baseline_graph(spec, engine)
     taken, on_gpu = operators.loaded(spec, engine), used.is_on_gpu(engine)
     bench = benching.bench_options(spec, engine)
+    run_tools, toolchain = used.run_tools(spec, engine), toolchain_of(spec, engine)
     options = {"engine": used.engine_fields(engine), "bench": bench, "cases": cases, **taken.options}
     if with_torch:
         options["network"] = {**used.network_options(spec), "outputs": {}}  # what it returns is not looked at
@@ -356,7 +361,9 @@ def _bench(spec: Resolved, engine: Mapping[str, Any]) -> Action:
         order=(f"verify:{model}:{name}",),  # the figures of a wrong engine are worth nothing
         code=used.backend_code("bench", engine),
         # the calls that are timed are made in Python
-        tools=("python", "numpy", *benching.baseline_tools(spec, engine), *used.run_tools(spec, engine)),
+        tools=("python", "numpy", *benching.baseline_tools(spec, engine), *(() if toolchain else run_tools)),
+        toolchain=toolchain,
+        peer_tools=(*used.toolchain_tools(engine), *run_tools) if toolchain else (),
         devices=tuple(dict.fromkeys(("cpu", "cores", *used.devices(engine)))),
         environment=tuple(
             dict.fromkeys((*used.engine_environment(engine), *benching.baseline_environment(spec, engine), "speed"))

@@ -37,6 +37,7 @@ GRAPH_STAGES = ("export", "surgery", "simplify", "convert")
 BACKEND_TOOLS = {"onnxruntime": "onnxruntime", "tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx"}
 FULL_PRECISION = "fp32"
 TAUGHT = ("symbolics", "translations")  # sections that teach an exporter operators
+_NOT_SHOWN = ("timeout", "toolchains")
 _POINTS = ("min", "opt", "max")
 _RARE = (*TAUGHT, "ops", "surgery")  # sections that few models have
 
@@ -127,7 +128,9 @@ def reported(spec: Resolved) -> dict[str, Any]:
 
     A section that few models have is left out where it is empty: it has nothing to say there.
     """
-    return {name: value for name, value in spec.items() if name != "timeout" and (value or name not in _RARE)}
+    shown = {name: value for name, value in spec.items() if name not in _NOT_SHOWN and (value or name not in _RARE)}
+    toolchains = {name: {"env": found["env"]} for name, found in spec.get("toolchains", {}).items()}
+    return {**shown, **({"toolchains": toolchains} if toolchains else {})}  # without where they lie
 
 
 def network_sources(spec: Resolved) -> tuple[str, ...]:
@@ -244,7 +247,13 @@ def network_hooks(engine: Mapping[str, Any]) -> tuple[str, ...]:
 
 def engine_fields(engine: Mapping[str, Any]) -> dict[str, Any]:
     """Return an engine's fields without those that only name it or judge the finished engine."""
-    return {field: value for field, value in engine.items() if field not in ("name", "tolerance", "required")}
+    unused = ("name", "tolerance", "required", *(() if engine["toolchain"] else ("toolchain",)))
+    return {field: value for field, value in engine.items() if field not in unused}
+
+
+def toolchain_tools(engine: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what a toolchain has beside the library of its engines."""
+    return ("python", "numpy") if engine["toolchain"] else ()
 
 
 def backend_code(stage: str, engine: Mapping[str, Any]) -> tuple[str, ...]:

@@ -19,8 +19,13 @@ def read_gpus(visible: str | None) -> list[dict[str, str]]:
     Raises: GpuError: no driver, or one that does not work.
     """
     with session() as nvml:
-        driver = {"driver": text(nvml.nvmlSystemGetDriverVersion), "cuda_driver": _cuda_version(nvml)}
-        return [{**_describe(nvml, handle), **driver} for handle in _visible(nvml, visible)]
+        return [facts for _, facts in described_gpus(nvml, visible)]
+
+
+def described_gpus(nvml: ctypes.CDLL, visible: str | None) -> list[tuple[Handle, dict[str, str]]]:
+    """Return each GPU that CUDA would show with what ``read_gpus`` tells of it."""
+    driver = {"driver": text(nvml.nvmlSystemGetDriverVersion), "cuda_driver": _cuda_version(nvml)}
+    return [(handle, {**_describe(nvml, handle), **driver}) for handle in _visible(nvml, visible)]
 
 
 def read_uuids(visible: str | None) -> list[tuple[str, str]]:

@@ -123,11 +123,16 @@ def _provenance(manifest: Manifest, results: Sequence[Result]) -> Provenance:
 
 
 def _versions(results: Sequence[Result]) -> dict[str, str]:
-    """Return library -> version; where stages saw different ones, every one of them is named."""
+    """Return library -> version; where stages saw different ones, every one of them is named.
+
+    Those of a toolchain carry its name.
+    """
     seen: dict[str, dict[str, None]] = {}
     for result in results:
+        toolchain = result.toolchain.get("name")
         for name, version in result.toolchain.items():
-            seen.setdefault(name, {})[version] = None
+            if name != "name":
+                seen.setdefault(f"{name} ({toolchain})" if toolchain else name, {})[version] = None
     return {name: " and ".join(versions) for name, versions in sorted(seen.items())}
 
 

@@ -53,7 +53,14 @@ def _engine_line(result: Result, by_target: Mapping[tuple[str, str], Result], as
         device=_device(figures.get("device")),
         sha256=str(figures.get("engine_sha256") or ""),
         messages=texts(figures.get("messages")),
+        toolchain=_toolchain(result),
     )
+
+
+def _toolchain(result: Result) -> str:
+    name = result.toolchain.get("name")
+    versions = ", ".join(f"{library} {version}" for library, version in result.toolchain.items() if library != "name")
+    return (f"{name} ({versions})" if versions else name) if name else ""
 
 
 def _status(by_target: Mapping[tuple[str, str], Result], stage: str, name: str) -> str:

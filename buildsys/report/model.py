@@ -199,6 +199,7 @@ class EngineLine:
     device: str
     sha256: str
     messages: tuple[str, ...]
+    toolchain: str = ""  # its name and the versions of what it has
 
 
 @dataclass(frozen=True)

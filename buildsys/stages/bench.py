@@ -49,7 +49,7 @@ def run(job: Job) -> StageResult:
 
 def _load(job: Job) -> TimedEngine:
     """Return the engine, in a process of its toolchain where it has one."""
-    options, toolchain = job.options["engine"], getattr(job, "toolchain", None)
+    options, toolchain = job.options["engine"], job.toolchain
     uses = implementation_of(job, options["backend"]).uses
     if toolchain is None:
         return LocalEngine(options["backend"], job.inputs["engine"], options, uses)

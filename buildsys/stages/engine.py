@@ -21,13 +21,25 @@ def run(job: Job) -> StageResult:
     """Build the engine with its backend. ``unavailable`` where the backend cannot work here."""
     options = job.options["engine"]
     try:
-        backend = load_backend(options["backend"])
+        backend = load_backend(options["backend"], job.toolchain)
         backend.prepare(options)
-        figures = _build(job, backend)
+        figures = _built(job, backend)
     except Unavailable as reason:
         _remove_engine(job)
         return StageResult("unavailable", reason.problem, reason.hint, {"backend": options["backend"]})
     return StageResult(figures={"backend": options["backend"], **figures})
+
+
+def _built(job: Job, backend: Backend) -> Figures:
+    """Build the engine. Raises: Unavailable: its graph has to be changed first, for which its toolchain lacks onnx."""
+    try:
+        return _build(job, backend)
+    except ModuleNotFoundError as error:
+        if job.toolchain is None or error.name != "onnx":
+            raise
+        name, pip = job.toolchain.name, job.toolchain.pip
+        problem = f"the graph has to be changed for this engine, and the toolchain {name} has no onnx to do that"
+        raise Unavailable(problem, f"{pip} onnx") from error
 
 
 def _build(job: Job, backend: Backend) -> Figures:

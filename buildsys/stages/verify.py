@@ -37,7 +37,7 @@ def run(job: Job) -> StageResult:
         return StageResult("unavailable", "there is no engine to check: see the result of the engine target")
     options = job.options["engine"]
     try:
-        backend = load_backend(options["backend"])
+        backend = load_backend(options["backend"], job.toolchain)
         uses = implementation_of(job, options["backend"]).uses
         session = backend.load(job.inputs["engine"], options, uses)
     except Unavailable as reason:

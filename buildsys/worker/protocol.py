@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable, WorkerDied
+from buildsys.interpreter import Toolchain
 from buildsys.worker.job import Job
 
 Message = dict[str, Any]
@@ -58,6 +60,7 @@ def job_to_json(job: Job) -> Message:
         "outputs": {role: str(path) for role, path in job.outputs.items()},
         "project": str(job.project),
         "advisory": {role: str(path) for role, path in job.advisory.items()},
+        "toolchain": None if job.toolchain is None else {**asdict(job.toolchain), "python": str(job.toolchain.python)},
         "threads": job.threads,
     }
 
@@ -70,7 +73,9 @@ def job_from_json(fields: Message, **local: Any) -> Job:
         "project": Path(fields["project"]),
         "advisory": {role: Path(path) for role, path in fields["advisory"].items()},
     }
-    return Job(**{**fields, **paths, **local})
+    there = fields["toolchain"]
+    toolchain = None if there is None else Toolchain(**{**there, "python": Path(there["python"])})
+    return Job(**{**fields, **paths, "toolchain": toolchain, **local})
 
 
 def error_to_json(error: BuildsysError) -> Message:

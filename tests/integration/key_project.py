@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from python_environments import Environment
 
 from buildsys import toolchain
 from buildsys.front.session import Session
@@ -102,8 +104,14 @@ inputs: {x: {shape: [batch, 4], data: {python: plugins/data/values.py:make}}}
 outputs: {y: {shape: [batch, 4]}}
 dims: {batch: {min: 1, opt: 2, max: 4}}
 simplify: {tool: none}
-engines: [{backend: onnxruntime, name: ort, intra_op_threads: 1}]
+engines:
+  - {backend: onnxruntime, name: ort, intra_op_threads: 1}
+  - {backend: onnxruntime, name: lent, intra_op_threads: 1, toolchain: lent}
 bench: {duration: 20ms, warmup: 5ms, min_samples: 3, baselines: []}
+"""
+PROJECT_YAML = """\
+toolchains:
+  lent: {python: ../envs/lent/bin/python, env: {SETTING: "1"}}
 """
 TRACED_YAML = """\
 model: traced
@@ -292,11 +300,14 @@ class KeyProject:
         self.root = root / "project"
         self._kept = root / "kept"
         self._pool = WorkerPool(root / "pool")
+        self.lent = Environment(root / "envs/lent", "numpy", "onnxruntime")  # of the toolchain, which edits may relabel
+        (root / "envs/moved").symlink_to("lent")
         for path, text in {
             "plugins/models/net.py": NET, "plugins/models/other.py": OTHER, "plugins/lib/blocks.py": BLOCKS,
             "plugins/data/values.py": DATA, "configs/models/net.yaml": NET_YAML,
             "plugins/symbolics/relu.py": SYMBOLIC, "plugins/lib/written.py": WRITTEN,
             "plugins/translations/linear.py": TRANSLATION,
+            "configs/project.yaml": PROJECT_YAML,
             "configs/models/given.yaml": GIVEN_YAML, "configs/models/traced.yaml": TRACED_YAML,
             "configs/models/cut.yaml": CUT_YAML, "plugins/hooks/double.py": DOUBLE,
             "plugins/lib/constants.py": CONSTANTS, "plugins/hooks/truth.py": TRUTH,
@@ -396,6 +407,8 @@ class KeyProject:
         finally:
             shutil.rmtree(self.root)
             shutil.copytree(self._kept, self.root)
+            for package in ("numpy", "onnxruntime"):
+                self.lent.relabel(package, metadata.version(package))
 
     def close(self) -> None:
         self._pool.close()

@@ -26,6 +26,7 @@ import buildsys
 from buildsys import snapshot, toolchain
 from buildsys.errors import ManifestErrors, StageError
 from buildsys.graph.action import Action
+from buildsys.inquiry.identity import Identity
 from buildsys.manifest.spec import Stage
 
 PAGE = (Path(__file__).parents[2] / "docs" / "keys.md").read_text()
@@ -156,6 +157,11 @@ def other_variables(bench: Bench, patch: Patch) -> None:
         patch.setenv(name, "1")
 
 
+def another_name(bench: Bench, patch: Patch) -> None:
+    bench.project.replace("configs/project.yaml", "lent:", "other:")
+    bench.project.replace("configs/models/given.yaml", "toolchain: lent", "toolchain: other")
+
+
 EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "nothing": lambda bench, patch: None,
     "touch": touch_everything,
@@ -229,6 +235,12 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     )},
     "user library": library("keyed_tool", requires="Requires-Dist: keyed-base>1\n"),
     "other libraries": library("doit", "pydantic", "protobuf", "rich"),
+    "toolchain library": lambda bench, patch: bench.project.lent.relabel("onnxruntime", "99.9"),
+    "toolchain numpy": lambda bench, patch: bench.project.lent.relabel("numpy", "99.9"),
+    "toolchain python": lambda bench, patch: patch.setattr(Identity, "release", "CPython 3.99"),
+    "toolchain variable": in_file("configs/project.yaml", 'SETTING: "1"', 'SETTING: "2"'),
+    "toolchain name": another_name,
+    "toolchain place": in_file("configs/project.yaml", "envs/lent/", "envs/moved/"),
     "cpu": another_cpu,
     "cores": fewer_cores,
     "gpu": another_gpu,
@@ -332,6 +344,7 @@ def test_the_tables_are_complete(bench: Bench) -> None:
 
 def test_every_field_of_an_action_is_in_the_key_or_said_not_to_be() -> None:
     in_key = {"target", "options", "inputs", "outputs", "sources", "weights", "code", "tools", "devices", "environment"}
+    in_key |= {"toolchain", "peer_tools"}
     elsewhere = {"stage", "model", "variant", "after", "order", "advisory", "required", "timeout_s", "doc"}
     elsewhere |= {"measures", "exclusive", "alone_on_gpu"}
     assert set(Action.__dataclass_fields__) == in_key | elsewhere

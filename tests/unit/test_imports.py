@@ -22,20 +22,23 @@ ALLOWED = {
     "store": {"errors"},
     "nvml": {"errors"},
     "digest": set(),
+    "interpreter": set(),
+    "inquiry": {"errors", "interpreter"},
     "libraries": {"toolchain"},
     "compiler": set(),
-    "toolchain": {"compiler", "errors", "nvml"},
-    "manifest": {"errors"},
+    "toolchain": {"compiler", "errors", "inquiry", "interpreter", "nvml"},
+    "manifest": {"errors", "interpreter"},
     "graph": {"errors", "manifest"},
-    "worker": {"errors"},
-    "snapshot": {"digest", "errors", "graph", "libraries", "store", "toolchain"},
+    "worker": {"errors", "inquiry", "interpreter"},
+    "snapshot": {"digest", "errors", "graph", "interpreter", "libraries", "store", "toolchain"},
     "cache": {"errors", "graph", "store", "snapshot"},
     "judge": {"errors", "cache", "graph", "snapshot", "store"},
     "settled": {"graph", "snapshot", "store"},
-    "executor": {"errors", "cache", "graph", "judge", "settled", "store", "toolchain", "snapshot", "worker"},
+    "executor": {"errors", "cache", "graph", "interpreter", "judge", "settled", "store", "toolchain", "snapshot"}
+    | {"worker"},
     "repro": {"errors", "graph", "manifest", "store"},
     "front": {"errors", "executor", "cache", "judge", "snapshot", "graph", "manifest", "report"}
-    | {"repro", "settled", "worker", "store", "toolchain"},
+    | {"repro", "settled", "worker", "store", "toolchain", "inquiry", "interpreter", "nvml"},
 }
 # the same for parts that work in workers and on which others build
 IN_WORKERS = {

@@ -14,7 +14,7 @@ from buildsys.backends.base import Figures, Run
 from buildsys.backends.cuda_driver import Buffer, Device
 from buildsys.backends.gpu_loop import GpuTiming
 from buildsys.backends.trt import adapter
-from buildsys.backends.trt.failures import load_failure, no_memory
+from buildsys.backends.trt.failures import load_failure
 from buildsys.backends.trt.inspector import layer_kinds, layer_shares, read_layers, time_shares
 from buildsys.backends.trt.layouts import LINEAR, packed, packed_shape, unpacked
 from buildsys.backends.trt.library import Library
@@ -287,7 +287,7 @@ class TensorRtSession:
         try:
             buffer = self._device.allocate(size_bytes)
         except StageError as failure:
-            raise no_memory(name, size_bytes) if "OUT_OF_MEMORY" in failure.problem else failure from failure
+            raise StageError(f"there is no memory for {name}: {failure.problem}", failure.hint) from failure
         self._buffers.append(buffer)
         return buffer
 
