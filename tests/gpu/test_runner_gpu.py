@@ -14,9 +14,9 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ import pytest
 from buildsys.backends.cuda_driver import Device, capture, find_driver, pci_bus_id
 from buildsys.backends.gpu_loop import GpuContender, Slot
 from buildsys.errors import StageError
+from buildsys.interpreter import Toolchain
 from buildsys.nvml import read_uuids
 from buildsys.nvml.readings import sampled
 from buildsys.tensors import Tensor, save_case
@@ -269,7 +270,7 @@ def bench_job(model: str, engine: Path, folder: Path, **bench: Any) -> Any:
         shutil.copy(file, folder / place)
     job = stage_job(spec, "bench", folder)
     if sys.executable != TENSORRT:
-        object.__setattr__(job, "toolchain", SimpleNamespace(name="tensorrt", python=Path(TENSORRT), env={}))
+        return replace(job, toolchain=Toolchain("tensorrt", Path(TENSORRT), {}))
     return job
 
 
