@@ -166,8 +166,7 @@ class Executor:
                 self._cache.give_up(now.key)
                 return self._outcome(record, restored=True)
             try:
-                gpus = gpu_uuids() if action.alone_on_gpu else ()
-                # the GPU first: who waits for it must not keep others from having the machine alone
+                gpus = gpu_uuids(dict(action.toolchain.env if action.toolchain else ())) if action.alone_on_gpu else ()
                 with (
                     self._locks.devices(gpus, target, waiting),
                     self._locks.machine(target, exclusive=action.exclusive, on_wait=waiting),

@@ -218,6 +218,8 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "profiles": in_manifest("name: rtx}", "name: rtx, profiles: [{x: {min: [1, 4], opt: [3, 4], max: [4, 4]}}]}"),
     "required": in_manifest("name: ort}", "name: ort, required: true}"),
     "bench": in_manifest("duration: 20ms", "duration: 30ms"),
+    "bench gpu": in_manifest("duration: 20ms", "cuda_graph: [false, true], in_flight: 2, duration: 20ms"),
+    "bench baselines": in_manifest("baselines: [torch]", "baselines: [torch, onnxruntime]"),
     "description": lambda bench, patch: bench.project.append(NET, "description: a net\n"),
     "env torch": variable("ATEN_CPU_CAPABILITY", "default"),
     "env read": variable("KEYED_SCALE"),

@@ -14,7 +14,7 @@ from buildsys.backends.base import Figures, Run
 from buildsys.backends.cuda_driver import Buffer, Device
 from buildsys.backends.gpu_loop import GpuTiming
 from buildsys.backends.trt import adapter
-from buildsys.backends.trt.failures import load_failure, no_memory
+from buildsys.backends.trt.failures import load_failure
 from buildsys.backends.trt.inspector import layer_kinds, layer_shares, read_layers, time_shares
 from buildsys.backends.trt.layouts import LINEAR, packed, packed_shape, unpacked
 from buildsys.backends.trt.library import Library
@@ -165,13 +165,16 @@ class TensorRtSession:
         It must be closed before this one. Raises: StageError: there is no memory for another context.
         """
         twin = copy(self)
-        twin._device, twin._flights, twin._open = Device(0), None, ExitStack()
+        twin._device, twin._open, twin._flights = Device(0), ExitStack(), None
         twin._buffers, twin._host, twin._results, twin._uploaded = [], [], {}, {}
         with twin._device.current(), self._log.collected() as messages:
             twin._context = self._engine.create_execution_context()
         if twin._context is None:
             twin._device.close()
             raise StageError(messages.sentence("there is no other execution context of this engine"))
+        if twin._context.active_optimization_profile < 0:  # choosing one that is taken crashes TensorRT 8.6.0
+            twin.close()
+            raise StageError("an optimization profile of this engine serves one inference at a time")
         return twin
 
     @property
@@ -284,7 +287,7 @@ class TensorRtSession:
         try:
             buffer = self._device.allocate(size_bytes)
         except StageError as failure:
-            raise no_memory(name, size_bytes) if "OUT_OF_MEMORY" in failure.problem else failure from failure
+            raise StageError(f"there is no memory for {name}: {failure.problem}", failure.hint) from failure
         self._buffers.append(buffer)
         return buffer
 
