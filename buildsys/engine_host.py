@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Mapping
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
@@ -25,14 +26,18 @@ class MissingLibraryError(Exception):
     """A library cannot be had here: its text says why."""
 
 
-def built_with(backend: str, *, on_gpu: bool) -> dict[str, Any]:
-    """Return what an engine that is being built now is built with; the backend's library is loaded."""
+def built_with(backend: str, device: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an engine that is built now is built with; the backend's library is loaded.
+
+    ``device`` is what the backend says of its own: among several GPUs, CUDA's first need not be NVML's.
+    """
     module = LIBRARIES.get(backend, backend)
     facts: dict[str, Any] = {module: library_version(module), "platform": platform_name()}
-    if not on_gpu:
+    if device.get("kind") != "gpu":
         return {**facts, "cpu": _cpu_name(), "instructions": cpu_instructions()}
     runtime = cuda_of_library(module)
-    gpu = first_gpu()
+    chosen = {"gpu": device.get("name"), "compute_capability": device.get("compute_capability")}
+    gpu = {**first_gpu(), **{name: str(fact) for name, fact in chosen.items() if fact}}
     return {**facts, **({"cuda_runtime": runtime} if runtime else {}), **gpu}
 
 
@@ -71,6 +76,14 @@ def first_gpu() -> dict[str, str]:
         return {}
     names = {"gpu": "name", "compute_capability": "compute_capability", "driver": "driver", "cuda": "cuda_driver"}
     return {name: gpus[0][fact] for name, fact in names.items()}
+
+
+def kinds_of_gpu() -> list[str]:
+    """Return the GPUs that CUDA shows by name, each kind once; more than one: which comes first is CUDA's choice."""
+    try:
+        return list(dict.fromkeys(gpu["name"] for gpu in read_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))))
+    except GpuError:
+        return []
 
 
 def why_no_gpu() -> str:

@@ -6,6 +6,7 @@ Source: TensorRT documentation, "Engine Compatibility" and "Support Matrix" (11.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from buildsys.engine_host import (
     cpu_instructions,
     cuda_of_library,
     first_gpu,
+    kinds_of_gpu,
     library_version,
     numbers_of,
     platform_name,
@@ -56,6 +58,9 @@ def remarks(record: Record) -> Iterator[str]:
     same = gpu.get("compute_capability") == built_on.get("compute_capability")
     if record.backend == "tensorrt" and same and gpu and gpu["gpu"] != built_on.get("gpu"):
         yield f"built on {built_on.get('gpu')}, and this is {gpu['gpu']}: it may be slower than one built here"
+    if needs_gpu(record) and len(kinds_of_gpu()) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        kinds = " and ".join(kinds_of_gpu())
+        yield f"{kinds} are visible, and CUDA may take another one first: set CUDA_DEVICE_ORDER=PCI_BUS_ID to be sure"
     if record.portability.get("version_compatible"):
         yield "set runtime.engine_host_code_allowed = True before deserializing: it carries its own runtime"
     if record.portability.get("exclude_lean_runtime"):

@@ -104,7 +104,7 @@ def _build_from(request: BuildRequest, job: Job, backend: Backend, loan: Loan, p
         "files": {file.name: {"bytes": file.stat().st_size, "sha256": digests[file.name]} for file in files},
         "onnx_sha256": sha256_of(*(job.inputs[role] for role in ("model", "model.data") if role in job.inputs)),
         "portability": _portability(job.options["engine"]),
-        "built_with": built_with(job.options["engine"]["backend"], on_gpu=device.get("kind") == "gpu"),
+        "built_with": built_with(job.options["engine"]["backend"], device),
         "device": device,
     }
 

@@ -67,7 +67,7 @@ def _lender(job: Job, backend: Backend) -> Lender | None:
     options: Mapping[str, Any] = job.options["engine"]
     facts: dict[str, Any] = {}
     with suppress(MissingLibraryError):
-        facts = built_with(options["backend"], on_gpu=True)
+        facts = built_with(options["backend"], backend.device(options))
     if job.timing_caches is None or not facts.get("gpu"):
         return None
     timed = {name: value for name, value in options.items() if name not in _NOT_TIMED}

@@ -39,6 +39,7 @@ from buildsys.timing_caches.files import (
 Merge = Callable[[Sequence[Path], Path], "Sequence[str] | None"]
 _LOCK_WAIT_S, _POLL_S = 60.0, 0.02
 _SHOWN_DIGITS = 16
+_REFUSED = re.compile(r"^the timing cache \S+ is (not used|broken)")  # as backends.trt.timing_cache words it
 
 
 @dataclass
@@ -81,9 +82,10 @@ class Lender:
         except OSError as error:
             problem = f"the timing cache of this build cannot be kept in {self.folder}: {error.strerror or error}"
             self._warn(f"{problem}; the next build times its tactics again")
-        before = len(lent.data) if lent else 0
-        given = {"lent": lent.sha256} if lent else {}
-        return {"digest": made.sha256, "bytes": len(made.data), "added_bytes": len(made.data) - before, **given}
+        used = lent if lent and len(made.data) >= len(lent.data) else None  # a smaller one was begun anew
+        added = len(made.data) - (len(used.data) if used else 0)
+        given = {"lent": used.sha256} if used else {}
+        return {"digest": made.sha256, "bytes": len(made.data), "added_bytes": added, **given}
 
     def _merge_in(self, made: Content, lent: Content | None, scratch: Path) -> None:
         current = self._read()
@@ -149,8 +151,15 @@ def lend_pinned(folder: Path, sha256: str, private: Path, engine: str) -> Conten
 def pinned_figures(folder: Path, private: Path, lent: Content, messages: Sequence[str]) -> dict[str, Any]:
     """Return what a build has done with the cache that it pins: timings that it lacked were misses.
 
-    What it then had is kept as well, so that it can be pinned in its turn. Raises nothing for a full disk.
+    What it then had is kept as well, so that it can be pinned in its turn.
+    Raises: StageError: the builder has not taken the cache at all.
     """
+    refused = next((text for text in messages if _REFUSED.search(text)), "")
+    if refused:
+        raise StageError(
+            f"the pinned timing cache {lent.sha256[:_SHOWN_DIGITS]}… is not for this builder: {refused}",
+            "pin one that was made on such a GPU with this version of TensorRT",
+        )
     told = [text for text in messages if re.search(r"timing cache", text, re.I) and re.search(r"\bmiss", text, re.I)]
     figures: dict[str, Any] = {"digest": lent.sha256, "pinned": True, "bytes": len(lent.data), "misses": len(told)}
     made = content_of(private.read_bytes()) if private.is_file() and private.stat().st_size else lent

@@ -152,6 +152,14 @@ def test_an_engine_of_another_gpu(rtx_built: Path, tmp_path: Path, monkeypatch: 
     assert can_run(current).reasons[0].problem.startswith("it was built for compute capability 8.6, and")
 
 
+def test_several_kinds_of_gpu(rtx_built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("buildsys.engine_host.read_gpus", lambda visible: [RTX4090, H200])
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    assert "CUDA may take another one first: set CUDA_DEVICE_ORDER=PCI_BUS_ID" in can_run(rtx_built).notes[0]
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    assert can_run(rtx_built).notes == ()
+
+
 def test_without_a_gpu(rtx_built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("buildsys.engine_host.read_gpus", lambda visible: [] if visible == "" else [RTX4090])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -12,6 +12,7 @@ import pytest
 from engine_jobs import resolved, save_at, stage_job
 from small_graphs import conv_bn, one_node
 
+from buildsys.backends import load_backend
 from buildsys.backends.base import Backend
 from buildsys.backends.cuda_driver import find_driver
 from buildsys.errors import StageError
@@ -121,14 +122,15 @@ def test_a_private_copy_is_lent_and_what_a_build_adds_is_shared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a machine with a GPU; the builder is played by lines written to the private file."""
+    pytest.importorskip("tensorrt_rtx")
     facts = {"tensorrt": "10.16.1", "gpu": "A GPU", "compute_capability": "9.0", "cuda": "13.0", "driver": "580.1"}
-    monkeypatch.setattr("buildsys.stages.timing.built_with", lambda backend, on_gpu: {**facts, "platform": "Linux"})
+    monkeypatch.setattr("buildsys.stages.timing.built_with", lambda backend, device: {**facts, "platform": "Linux"})
 
     def build(timings: bytes, **fields: Any) -> dict[str, Any]:
         scratch = tmp_path / timings.decode().strip()
         scratch.mkdir()
         job = replace(engine_job(scratch, "tensorrt", **fields), timing_caches=tmp_path / "caches")
-        loan = borrow(job, cast(Backend, None), scratch)
+        loan = borrow(job, load_backend("tensorrt_rtx"), scratch)
         assert loan.path is not None
         loan.path.write_bytes((loan.path.read_bytes() if loan.path.exists() else b"") + timings)
         return loan.figures(["a message"])

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import buildsys
 from buildsys.errors import StageError
 from buildsys.timing_caches.files import (
     BrokenCacheError,
@@ -27,7 +28,7 @@ from buildsys.timing_caches.files import (
     shared_files,
     write_shared,
 )
-from buildsys.timing_caches.lending import Lender, file_stem, lend_pinned, missed, pinned_figures
+from buildsys.timing_caches.lending import _REFUSED, Lender, file_stem, lend_pinned, missed, pinned_figures
 
 MADE_FOR = {"library": "tensorrt-8.6.1", "gpu": "NVIDIA H200 9.0", "cuda": "cuda12.4 driver550.54", "settings": "ab"}
 A_BUILD = """
@@ -217,6 +218,26 @@ def test_misses_of_a_pinned_cache_are_told_with_what_to_pin_instead(folder: Path
     assert lend_pinned(folder, grown, private, "the engine e").data == b"conv 1 us\ngemm 2 us\n"
 
 
+def test_a_pinned_cache_that_the_builder_refuses_fails_the_build(folder: Path, tmp_path: Path) -> None:
+    keep(folder, content_of(b"conv 1 us\n"))
+    private = tmp_path / "timing_cache"
+    lent = lend_pinned(folder, sha256(b"conv 1 us\n").hexdigest(), private, "the engine e")
+    for why in ("is not used: it was made by another TensorRT or for another GPU", "is broken and starts empty: bytes"):
+        with pytest.raises(StageError, match="is not for this builder: the timing cache timing_cache is "):
+            pinned_figures(folder, private, lent, ["first", f"the timing cache {private.name} {why}"])
+
+
+def test_a_shared_cache_that_the_builder_began_anew_is_not_told_as_lent(folder: Path, tmp_path: Path) -> None:
+    lender = Lender(folder, MADE_FOR, merge_lines)
+    build(lender, tmp_path / "1", b"of another builder")
+    private = tmp_path / "private"
+    lent = lender.lend(private)
+    private.write_bytes(b"gemm\n")
+    figures = lender.take_back(private, lent)
+    assert (figures["added_bytes"], "lent" in figures) == (5, False)
+    assert lender.lend(private) == content_of(b"gemm\n")
+
+
 def test_a_pin_is_found_in_a_shared_cache_as_well(folder: Path, tmp_path: Path) -> None:
     write_shared(folder / "from-a-colleague.timing_cache", content_of(b"timings"), MADE_FOR)
     assert lend_pinned(folder, sha256(b"timings").hexdigest(), tmp_path / "private", "the engine e").data == b"timings"
@@ -253,3 +274,13 @@ def test_the_header_is_one_line_for_people(folder: Path, tmp_path: Path) -> None
     header, _, data = shared_files(folder)[0].read_bytes().partition(b"\n")
     assert json.loads(header)["made_for"] == MADE_FOR
     assert data == b"binary\n\x00"
+
+
+def test_refusals_are_known_by_the_words_of_the_backend() -> None:
+    source = (Path(buildsys.__file__).parent / "backends/trt/timing_cache.py").read_text()
+    for words in (
+        "the timing cache {file.name} is not used: ",
+        "the timing cache {file.name} is broken and starts empty",
+    ):
+        assert words in source
+        assert _REFUSED.search(words.replace("{file.name}", "timing_cache"))
