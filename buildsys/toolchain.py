@@ -188,14 +188,22 @@ def gpu_facts() -> Mapping[str, str]:
     return {**{f"gpu.{fact}": " + ".join(dict.fromkeys(gpu[fact] for gpu in gpus)) for fact in GPU_FACTS}, **chosen}
 
 
-@cache
-def gpu_uuids() -> tuple[str, ...]:
-    """Return the UUID of the GPU that CUDA takes first, of every one that it may be, or of none without a driver."""
+def gpu_uuids(toolchain: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the UUIDs of the GPUs that CUDA takes first, here and with the variables of a toolchain.
+
+    Where it cannot be told which that is, all that it may be; none without a driver.
+    """
     if not any(os.path.exists(path) for path in _DRIVER_FILES):  # noqa: PTH110 - before ctypes is worth its import
         return ()
+    places = ({**os.environ, **changes} for changes in ({}, toolchain))
+    chosen = (_first_gpus(place.get("CUDA_VISIBLE_DEVICES"), place.get("CUDA_DEVICE_ORDER")) for place in places)
+    return tuple(dict.fromkeys(uuid for uuids in chosen for uuid in uuids))
+
+
+@cache
+def _first_gpus(visible: str | None, order: str | None) -> tuple[str, ...]:
     from buildsys.nvml import GpuError, read_uuids
 
-    visible, order = (os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"))
     try:
         gpus, every = read_uuids(visible), read_uuids(None)
     except GpuError:

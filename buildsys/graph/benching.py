@@ -50,6 +50,12 @@ def baseline_tools(spec: Resolved, engine: Mapping[str, Any]) -> tuple[str, ...]
     return (*torch, *triton, *((ONNXRUNTIME,) if ONNXRUNTIME in names else ()))
 
 
+def baseline_environment(spec: Resolved, engine: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the families of environment variables that an engine's baselines depend on."""
+    torch = ("torch",) if has_torch(spec, engine) else ()
+    return (*torch, *(("onnxruntime",) if ONNXRUNTIME in baselines_of(spec, engine) else ()))
+
+
 def baseline_graph(spec: Resolved, engine: Mapping[str, Any]) -> Graph | None:
     """Return the graph that ONNX Runtime is timed with, None where it is no baseline."""
     if ONNXRUNTIME not in baselines_of(spec, engine):

@@ -365,7 +365,9 @@ def _bench(spec: Resolved, engine: Mapping[str, Any]) -> Action:
         toolchain=toolchain,
         peer_tools=(*used.toolchain_tools(engine), *run_tools) if toolchain else (),
         devices=tuple(dict.fromkeys(("cpu", "cores", *used.devices(engine)))),
-        environment=(*used.engine_environment(engine), *(("torch",) if with_torch else ()), "speed"),
+        environment=tuple(
+            dict.fromkeys((*used.engine_environment(engine), *benching.baseline_environment(spec, engine), "speed"))
+        ),
         measures=True,
         exclusive=not on_gpu,
         alone_on_gpu=on_gpu,

@@ -19,7 +19,7 @@ from buildsys.tensors import load_case
 from buildsys.timing.baselines import Baselines, opened_baselines
 from buildsys.timing.engine import LocalEngine, TimedEngine
 from buildsys.timing.noise import noise
-from buildsys.timing.peer import Interpreter, PeerEngine
+from buildsys.timing.peer import PeerEngine
 from buildsys.worker.job import Job, StageResult
 
 Figures = dict[str, Any]
@@ -53,11 +53,10 @@ def _load(job: Job) -> TimedEngine:
     uses = implementation_of(job, options["backend"]).uses
     if toolchain is None:
         return LocalEngine(options["backend"], job.inputs["engine"], options, uses)
-    interpreter = Interpreter(toolchain.name, toolchain.python, toolchain.env)
     folder = job.outputs["result"].parent
     job.progress(f"loading the engine in the toolchain {toolchain.name}")
     return PeerEngine(
-        interpreter, options["backend"], job.inputs["engine"], options, uses, project=job.project, folder=folder
+        toolchain, options["backend"], job.inputs["engine"], options, uses, project=job.project, folder=folder
     )
 
 

@@ -98,7 +98,10 @@ class Locks:
 
     @contextmanager
     def devices(self, names: Iterable[str], target: str, on_wait: OnWait) -> Iterator[None]:
-        """Hold devices of the machine, named by their UUIDs, alone among the projects of this user."""
+        """Hold devices of the machine, named by their UUIDs, alone among the projects of this user.
+
+        They are taken before the machine is: who waits for a device must not keep others from having the machine alone.
+        """
         folder = self._machine or machine_lock_folder(self._folder)
         with ExitStack() as stack:
             for name in sorted(set(names)):  # in one order everywhere: two that want both do not wait for each other

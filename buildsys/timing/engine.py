@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -50,9 +51,10 @@ class LocalEngine:
         self.processes: tuple[int, ...] = ()
         on_gpu = self.device["kind"] == "gpu" and bool(find_driver().gpus)
         self._gpu = Device(0) if on_gpu else None
-        self._free_before = self._free_bytes()
+        self._taken_bytes = 0  # of the GPU, by what was free before and after
         try:
-            self._session: Session = self._backend.load(engine, options, uses)
+            with self._noting_memory():
+                self._session: Session = self._backend.load(engine, options, uses)
         except BaseException:
             self._close_gpu()
             raise
@@ -60,17 +62,17 @@ class LocalEngine:
     def bind(self, case: Path, timing: GpuTiming | None) -> dict[str, Contender]:
         """Return the contenders of the engine on the golden inputs of ``case``."""
         inputs = load_case(case).inputs
-        if timing is not None and isinstance(self._session, GpuSession):
-            return self._session.contenders(inputs, timing)
-        return {ENGINE: LocalCall(self._session.bind(inputs))}
+        with self._noting_memory():
+            if timing is not None and isinstance(self._session, GpuSession):
+                return self._session.contenders(inputs, timing)
+            return {ENGINE: LocalCall(self._session.bind(inputs))}
 
     def facts(self) -> Figures:
         """Return what is known while contenders are bound."""
         if self._gpu is None:
             return {}
-        taken = {"memory_taken_bytes": max(0, self._free_before - self._free_bytes())}
         described = self._session.memory_figures() if isinstance(self._session, GpuSession) else {}
-        return {"pci_bus_id": pci_bus_id(self._gpu.index), **described, **taken}
+        return {"pci_bus_id": pci_bus_id(self._gpu.index), **described, "memory_taken_bytes": self._taken_bytes}
 
     def close(self) -> None:
         """Give back the session and the GPU."""
@@ -78,6 +80,12 @@ class LocalEngine:
             self._backend.unload(self._session)
         finally:
             self._close_gpu()
+
+    @contextmanager
+    def _noting_memory(self) -> Iterator[None]:
+        before = self._free_bytes()
+        yield
+        self._taken_bytes += before - self._free_bytes()
 
     def _free_bytes(self) -> int:
         if self._gpu is None:

@@ -6,11 +6,10 @@ import json
 import os
 import select
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,25 +18,16 @@ from buildsys.backends.base import Figures, OperatorUse, Options
 from buildsys.backends.gpu_loop import GpuTiming
 from buildsys.errors import StageError, Unavailable
 from buildsys.interleaving import Contender, Samples
+from buildsys.interpreter import Toolchain, interpreter_environment
 from buildsys.worker.death import how_it_ended
 
 # our own package comes last on the path: what lies beside it may be the libraries of another interpreter
 _PROGRAM = "import sys; sys.path.append(sys.argv.pop(1)); from buildsys.timing.serve import main; main()"
-_OF_ONE_INTERPRETER = ("PYTHONPATH", "PYTHONHOME")
 _ANSWER_LIMIT_S = 600.0  # a large engine is read from a slow disk, and its memory filled
 _BLOCK_LIMIT_S = 60.0  # beside ten times what a block should take, by those before it
 _END_LIMIT_S = 10.0
 _LOG = "what it wrote is in this target's log"
 _SHOWN = 200  # characters of what is no answer
-
-
-@dataclass(frozen=True)
-class Interpreter:
-    """The Python that runs a peer, and the variables that it needs."""
-
-    name: str  # of the toolchain, for messages
-    python: Path
-    env: Mapping[str, str]
 
 
 class PeerEngine:
@@ -48,7 +38,7 @@ class PeerEngine:
 
     def __init__(
         self,
-        interpreter: Interpreter,
+        toolchain: Toolchain,
         backend: str,
         engine: Path,
         options: Options,
@@ -58,8 +48,8 @@ class PeerEngine:
         folder: Path,
     ) -> None:
         """Start the process in ``folder``, where no module lies, and load the engine there."""
-        self._interpreter = interpreter
-        self._process = _start(interpreter, project, folder)
+        self._toolchain = toolchain
+        self._process = _start(toolchain, project, folder)
         self.processes: tuple[int, ...] = (self._process.pid,)
         self._rest = b""
         operators = [{"op": u.op, "kind": u.kind, "path": str(u.path), "project": str(u.project)} for u in uses]
@@ -143,7 +133,7 @@ class PeerEngine:
         raise StageError(f"{self._who()} {how_it_ended(code)} while it {doing}", _LOG)
 
     def _who(self) -> str:
-        return f"the process that times the engine (toolchain {self._interpreter.name}, {self._interpreter.python})"
+        return f"the process that times the engine (toolchain {self._toolchain.name}, {self._toolchain.python})"
 
 
 class _PeerContender:
@@ -165,21 +155,19 @@ class _PeerContender:
         return samples
 
 
-def _start(interpreter: Interpreter, project: Path, folder: Path) -> subprocess.Popen[bytes]:
+def _start(toolchain: Toolchain, project: Path, folder: Path) -> subprocess.Popen[bytes]:
     root = str(Path(buildsys.__file__).parents[1])
-    command = [str(interpreter.python), "-c", _PROGRAM, root, str(os.getpid()), str(project)]
-    own = str(interpreter.python) == sys.executable
-    inherited = {name: value for name, value in os.environ.items() if own or name not in _OF_ONE_INTERPRETER}
+    command = [str(toolchain.python), "-c", _PROGRAM, root, str(os.getpid()), str(project)]
     try:
         return subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=folder,
-            env={**inherited, **interpreter.env},
+            env=interpreter_environment(toolchain, os.environ),
         )
     except OSError as error:
         raise StageError(
-            f"the interpreter of the toolchain {interpreter.name} cannot be started: {interpreter.python}:"
+            f"the interpreter of the toolchain {toolchain.name} cannot be started: {toolchain.python}:"
             f" {(error.strerror or str(error)).lower()}"
         ) from error

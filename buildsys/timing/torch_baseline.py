@@ -101,8 +101,8 @@ class TorchNetwork:
 
     def _eager(self, tensors: Tensors, module: Callable[..., Any] | None = None) -> Call:
         positional, named = self._network.arguments(tensors)
-        module = module or self._network.module
-        return lambda: module(*positional, **named)
+        called = self._network.module if module is None else module  # a compiled one has no truth value
+        return lambda: called(*positional, **named)
 
     def _captured(self, tensors: Tensors) -> Call:
         call = self._eager(tensors)

@@ -68,6 +68,35 @@ def test_an_engine_and_pytorch_are_measured_in_turns(tmp_path: Path) -> None:
     assert "engine and torch take turns" in result.figures["interleaving"]
 
 
+@pytest.mark.parametrize(
+    "compiled", [(), pytest.param(("torch_compile",), marks=[pytest.mark.slow, pytest.mark.filterwarnings("ignore")])]
+)
+def test_pytorch_and_onnxruntime_are_baselines_on_the_cpu(tmp_path: Path, compiled: tuple[str, ...]) -> None:
+    (tmp_path / "net.py").write_text(NET.replace("range(200)", "range(2)"))
+    spec = resolved(
+        {"backend": "onnxruntime", "graph_optimization_level": "disable"},
+        bench={**QUICK, "baselines": ("torch", "torch_cuda_graph", *compiled, "onnxruntime")},
+        source={"python": "net.py:Slow"},
+    )
+    write_golden(tmp_path, {case: {} for case in INPUTS}, INPUTS)
+    model = save_at(tmp_path / "m/simplify/model.onnx", conv_bn())
+    assert engine.run(stage_job(spec, "engine", tmp_path, model)).status == "passed"
+    figures = bench.run(stage_job(spec, "bench", tmp_path)).figures
+    asked = {"engine", "torch", *compiled, "onnxruntime"}  # a CUDA graph is nothing for a CPU
+    assert set(figures["cases"]["opt"]["contenders"]) == asked, figures.get("left_out")
+
+
+def test_a_baseline_that_cannot_run_is_left_out_with_its_reason(tmp_path: Path) -> None:
+    spec = resolved({"backend": "onnxruntime"}, bench={**QUICK, "baselines": ("onnxruntime",)})
+    write_golden(tmp_path, {case: {} for case in INPUTS}, INPUTS)
+    good = save_at(tmp_path / "m/simplify/model.onnx", conv_bn())
+    assert engine.run(stage_job(spec, "engine", tmp_path, good)).status == "passed"
+    good.write_bytes(b"no graph at all")
+    figures = bench.run(stage_job(spec, "bench", tmp_path)).figures
+    assert set(figures["cases"]["opt"]["contenders"]) == {"engine"}
+    assert "ONNX Runtime cannot load the graph" in figures["left_out"]["onnxruntime"]
+
+
 def test_pytorch_gets_its_own_inputs_where_surgery_has_renamed_those_of_the_engine(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NET)
     renamed = rename(conv_bn(), {"rename": {"x": "image"}})

@@ -11,8 +11,8 @@ import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,14 +22,15 @@ from small_graphs import conv_bn
 from buildsys.backends.cuda_driver import find_driver
 from buildsys.errors import StageError
 from buildsys.interleaving import Pace, measure
+from buildsys.interpreter import Toolchain
 from buildsys.stages import bench, engine
 from buildsys.tensors import save_case
 from buildsys.timing import peer
 from buildsys.timing.engine import LocalEngine
-from buildsys.timing.peer import Interpreter, PeerEngine
+from buildsys.timing.peer import PeerEngine
 from buildsys.worker.job import Job
 
-HERE = Interpreter("here", Path(sys.executable), {})
+HERE = Toolchain("here", Path(sys.executable), {})
 INPUTS = {case: random_x(batch) for case, batch in BATCHES.items()}
 QUICK = {"duration": 0.05, "warmup": 0.01, "min_samples": 5}
 
@@ -49,22 +50,21 @@ def stack() -> Iterator[ExitStack]:
         yield opened
 
 
-def opened_peer(job: Job, interpreter: Interpreter = HERE, **changed: Any) -> PeerEngine:
+def opened_peer(job: Job, toolchain: Toolchain = HERE, **changed: Any) -> PeerEngine:
     options = {**job.options["engine"], **changed}
     folder = job.outputs["result"].parent
-    return PeerEngine(interpreter, options["backend"], job.inputs["engine"], options, (), project=folder, folder=folder)
+    return PeerEngine(toolchain, options["backend"], job.inputs["engine"], options, (), project=folder, folder=folder)
 
 
-def script(folder: Path, text: str) -> Interpreter:
+def script(folder: Path, text: str) -> Toolchain:
     file = folder / "python"
     file.write_text(f"#!/bin/sh\n{text}\n")
     file.chmod(0o755)
-    return Interpreter("other", file, {})
+    return Toolchain("other", file, {})
 
 
-def with_toolchain(job: Job, interpreter: Interpreter) -> Job:
-    object.__setattr__(job, "toolchain", SimpleNamespace(**vars(interpreter)))
-    return job
+def with_toolchain(job: Job, toolchain: Toolchain) -> Job:
+    return replace(job, toolchain=toolchain)
 
 
 def test_a_peer_measures_what_this_process_measures(built: Job, stack: ExitStack, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_peer_measures_what_this_process_measures(built: Job, stack: ExitStack
 
 
 def test_a_stage_with_a_toolchain_times_its_engine_there(built: Job, capfd: pytest.CaptureFixture[str]) -> None:
-    shouting = Interpreter("shouting", Path(sys.executable), {"PYTHONVERBOSE": "1"})  # much on stderr
+    shouting = Toolchain("shouting", Path(sys.executable), {"PYTHONVERBOSE": "1"})  # much on stderr
     result = bench.run(with_toolchain(built, shouting))
     assert result.status == "passed"
     assert result.figures["cases"]["opt"]["contenders"]["engine"]["count"] >= 5
@@ -111,7 +111,7 @@ def test_what_libraries_print_is_no_answer(built: Job, stack: ExitStack, capfd: 
 )
 def test_a_peer_that_does_not_answer_is_one_sentence(built: Job, tmp_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(StageError, match=sentence):
-        opened_peer(built, script(tmp_path, f"exec </dev/null\n{text}".replace("sleep", "exec sleep")))
+        opened_peer(built, script(tmp_path, text.replace("sleep", "exec sleep")))
 
 
 def test_a_peer_that_hangs_is_ended(built: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_a_peer_that_hangs_is_ended(built: Job, tmp_path: Path, monkeypatch: pyt
 
 
 def test_an_interpreter_that_is_not_there_is_named(built: Job) -> None:
-    nowhere = Interpreter("gone", Path("/no/such/python"), {})
+    nowhere = Toolchain("gone", Path("/no/such/python"), {})
     with pytest.raises(StageError, match=r"toolchain gone cannot be started: /no/such/python: no such file"):
         opened_peer(built, nowhere)
 
@@ -154,9 +154,10 @@ def test_a_peer_ends_with_its_stage_even_when_that_is_killed(built: Job, tmp_pat
     stage = textwrap.dedent("""
         import json, sys, time
         from pathlib import Path
-        from buildsys.timing.peer import Interpreter, PeerEngine
+        from buildsys.interpreter import Toolchain
+        from buildsys.timing.peer import PeerEngine
         asked = json.loads(sys.argv[1])
-        here = Interpreter("here", Path(sys.executable), {})
+        here = Toolchain("here", Path(sys.executable), {})
         peer = PeerEngine(here, "onnxruntime", Path(asked["engine"]), asked["options"], (),
                           project=Path(asked["folder"]), folder=Path(asked["folder"]))
         contender = peer.bind(Path(asked["case"]), None)["engine"]

@@ -14,7 +14,7 @@ from buildsys.nvml import GpuError, read_gpus
 
 @pytest.fixture
 def fresh_caches() -> None:
-    for function in (toolchain.distribution_version, toolchain._installed, toolchain.gpu_facts, toolchain.gpu_uuids):
+    for function in (toolchain.distribution_version, toolchain._installed, toolchain.gpu_facts, toolchain._first_gpus):
         function.cache_clear()
 
 
@@ -91,7 +91,7 @@ def test_a_driver_that_does_not_answer_is_no_gpu(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(GpuError):
         read_gpus(None)
     assert set(toolchain.gpu_facts().values()) == {"none"}
-    assert toolchain.gpu_uuids() == ()
+    assert toolchain.gpu_uuids({}) == ()
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,9 @@ def test_the_gpu_that_is_locked_is_the_one_that_cuda_takes(
             monkeypatch.delenv(name, raising=False)
         else:
             monkeypatch.setenv(name, value)
-    assert toolchain.gpu_uuids() == expected
+    assert toolchain.gpu_uuids({}) == toolchain.gpu_uuids({"OTHER": "0"}) == expected
+    elsewhere = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert set(toolchain.gpu_uuids(elsewhere)) == {*expected, "GPU-0"}
 
 
 @pytest.mark.usefixtures("fresh_caches")

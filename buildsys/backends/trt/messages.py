@@ -20,12 +20,14 @@ from buildsys.backends.trt.library import Library
 
 _LOG = logging.getLogger(__name__)
 _NOISE = (
+    re.compile(r"^\d+: (?=\[?[A-Za-z])"),  # the number of an error
     re.compile(r"^I\w+::\w+: "),  # the API function that logs
     re.compile(r"^\[[\w.]+::\w+::\d+\] "),  # the source that logs
     re.compile(r"^Error Code \d+: "),
     re.compile(r"\[[\w.]+:\d+: \w+\] "),  # the compiler's source that fails
     re.compile(r",? ?In \w+ at /_src/\S+:\d+"),  # "(text. In validate at /_src/…:4023)"
 )
+_WRAPPED = re.compile(r"(?:Internal Error|API Usage Error|Serialization|Cuda \w+|Myelin) \((?P<text>.*)\)")
 _SECONDS_BETWEEN_REPORTS = 0.2
 
 
@@ -111,7 +113,26 @@ class Phases:
         return True
 
 
+@contextmanager
+def layer_profile(library: Library, context: Any) -> Iterator[dict[str, float]]:
+    """Collect the milliseconds that each layer of a context takes inside the block."""
+    times: dict[str, float] = {}
+    base = library.trt.IProfiler
+
+    class Profiler(base):  # type: ignore[misc,valid-type]
+        def __init__(self) -> None:
+            base.__init__(self)
+
+        def report_layer_time(self, layer_name: str, ms: float) -> None:
+            times[layer_name] = times.get(layer_name, 0.0) + ms
+
+    context.profiler = Profiler()  # it stays with the context, which keeps it alive
+    yield times
+
+
 def _sentence(message: str) -> str:
     for noise in _NOISE:
         message = noise.sub("", message)
-    return " ".join(message.split())
+    text = " ".join(message.split())
+    wrapped = _WRAPPED.fullmatch(text)
+    return wrapped["text"].strip() if wrapped else text

@@ -49,21 +49,18 @@ class Flights:
         self._stack.close()
 
     def _twin(self, session: TensorRtSession) -> TensorRtSession:
-        twin = session.twin()
+        try:
+            twin = session.twin()
+        except StageError as failure:
+            raise StageError(
+                f"there cannot be {self._timing.in_flight} inferences in flight: {failure.problem}",
+                failure.hint or "set bench.in_flight: 1",
+            ) from failure
         self._stack.callback(twin.close)
         return twin
 
     def _bound(self, session: TensorRtSession, inputs: Mapping[str, Tensor]) -> TensorRtSession:
-        try:
-            session.bind(inputs)()  # also what a context does the first time only
-        except StageError as failure:
-            if self._timing.in_flight > 1 and "optimization profile" in failure.problem:
-                raise StageError(
-                    f"{failure.problem}: this engine cannot have {self._timing.in_flight} inferences in flight,"
-                    " as a profile of it serves one at a time",
-                    "set bench.in_flight: 1, or build the engine with TensorRT 10 or later",
-                ) from failure
-            raise
+        session.bind(inputs)()  # and what a context does the first time only
         return session
 
     def _held(self, device: Device, made: Made) -> Made:
