@@ -84,6 +84,16 @@ def test_a_ready_graph_is_its_own_reference_with_the_operator(project: OperatorP
     project.run_all(("operators:m", "reference:m", "export:m", "simplify:m", "validate:m"), [LIBRARY])
 
 
+@pytest.mark.parametrize(
+    "op", [LIBRARY, {"op": OP, "function": "plugins/ops/swish.py:swish"}], ids=["library", "function"]
+)
+def test_surgery_runs_a_graph_with_its_operator(project: OperatorProject, op: dict[str, Any]) -> None:
+    steps = [{"rename": {"y": "z"}}, {"cast": {"x": "float16"}, "when": "after_simplify"}]
+    chain = ("operators:m", "export:m", "surgery:m:after_export", "simplify:m", "surgery:m:after_simplify")
+    last = project.run_all((*chain, "validate:m", "engine:m:ort", "verify:m:ort"), [op], surgery=steps)
+    assert last.figures["cases"]["opt"]["z"]["passed"]
+
+
 def test_equal_functions_give_equal_bytes(project: OperatorProject) -> None:
     project.run("operators:m", [FUNCTION])
     first = project.built("operators/functions.onnx").read_bytes()
