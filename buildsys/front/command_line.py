@@ -15,7 +15,6 @@ from buildsys.errors import BuildsysError, UsageError
 from buildsys.front import commands
 from buildsys.front.doit_commands import INTERRUPTED, drop_unwritten, leave_broken_pipe
 
-
 _OPT_JSON = {"name": "json", "long": "json", "type": bool, "default": False, "help": "one JSON document on stdout"}
 
 
