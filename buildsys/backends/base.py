@@ -44,6 +44,15 @@ class OperatorUse:
 
 
 @dataclass(frozen=True)
+class Calibration:
+    """What an int8 calibrator runs on, and where it keeps what it found."""
+
+    batches: Path  # .npz with an array ``INDEX/INPUT`` for each input of each batch
+    algorithm: str  # "entropy" or "minmax"
+    cache: Path  # read where it exists, else written
+
+
+@dataclass(frozen=True)
 class BuildRequest:
     """An engine to build: from which graph, with which options, into which file."""
 
@@ -54,6 +63,9 @@ class BuildRequest:
     inputs: Mapping[str, Mapping[str, Any]]  # {name: {"shape": [...], "dtype": ...}} as in the manifest
     dims: Mapping[str, Mapping[str, Any]]  # {name: {"min": …, "opt": …, "max": …}}
     operators: tuple[OperatorUse, ...] = ()
+    project: Path = Path()  # that the file of a network hook belongs to
+    timing_cache: Path | None = None  # read where it exists, rewritten with what the build added
+    calibration: Calibration | None = None  # for an int8 engine whose graph has no quantization of its own
     progress: Callable[[str], None] = field(default=_say_nothing, compare=False)
 
 
@@ -110,11 +122,22 @@ def _together(operator: str, nodes: Sequence[UnsupportedNode]) -> str:
 class Session(Protocol):
     """A loaded engine."""
 
-    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the outputs by name, in the order of the graph."""
+    @property
+    def profiles(self) -> list[dict[str, dict[str, tuple[int, ...]]]]:
+        """Return the ranges of shapes that it was built for: per optimization profile {input: {min, opt, max}}.
+
+        [] where the backend has no such thing and takes what the graph takes.
+        """
         ...
 
-    def bind(self, inputs: Mapping[str, Tensor]) -> Run:
+    def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:
+        """Return the outputs by name, in the order of the graph.
+
+        Raises: StageError: ``profile``, an index into ``profiles``, does not hold the inputs' shapes.
+        """
+        ...
+
+    def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:
         """Return a call that only computes: what can be done once for these inputs is done already.
 
         A call returns when the outputs are complete. Only the call of the last ``bind`` may be used.

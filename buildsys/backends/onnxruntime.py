@@ -42,11 +42,16 @@ class OrtSession:
         self.graph = graph
         self._device = device
 
-    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    @property
+    def profiles(self) -> list[dict[str, dict[str, tuple[int, ...]]]]:
+        """Return nothing: an engine takes what the graph takes."""
+        return []
+
+    def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:  # noqa: ARG002
         """Return the outputs by name."""
         return self.graph.run(inputs)
 
-    def bind(self, inputs: Mapping[str, Tensor]) -> Run:
+    def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:  # noqa: ARG002
         """Return a call that runs the graph on inputs that lie on its device; outputs stay there."""
         self.graph.run(inputs)  # wrong inputs are explained here
         ports = (*self.graph.inputs, *self.graph.outputs)

@@ -30,18 +30,24 @@ from buildsys.graph.surgery import (
     EXPORTED,
     cases_at,
     changes_golden,
+    engine_cases,
     frees_dims,
+    golden_cases_at,
     golden_point,
     is_cut,
     origin_of,
     point_before,
     steps_of,
 )
+from buildsys.graph.typing import VersionOf, unknown_version, with_typing
 
 
-def plan_model(spec: Resolved) -> tuple[Action, ...]:
-    """Return the actions of one model, each after the ones that it reads from."""
-    return tuple(_actions(spec))
+def plan_model(spec: Resolved, version_of: VersionOf = unknown_version) -> tuple[Action, ...]:
+    """Return the actions of one model, each after the ones that it reads from.
+
+    ``version_of`` tells which TensorRT builds an engine: what it is built from depends on that.
+    """
+    return tuple(_actions(with_typing(spec, version_of)))
 
 
 def _actions(spec: Resolved) -> Iterator[Action]:
@@ -117,7 +123,7 @@ def _export(spec: Resolved) -> Action:
 
 def _reference(spec: Resolved) -> Action:
     model = spec["model"]
-    cases = cases_at(spec, EXPORTED)
+    cases = golden_cases_at(spec, EXPORTED)
     options = {**used.network_options(spec), "cases": cases}
     options["data"] = {name: tensor["data"] for name, tensor in spec["inputs"].items()}
     taken = used.oracle_operators(spec)
@@ -268,8 +274,8 @@ def _validate(spec: Resolved) -> Action:
 
 
 def _engine(spec: Resolved, engine: Mapping[str, Any]) -> Action:
-    model, name, precision = spec["model"], engine["name"], engine["precision"]
-    graph = simplified_graph(spec) if precision == used.FULL_PRECISION else converted_graph(spec, precision)
+    model, name = spec["model"], engine["name"]
+    graph = converted_graph(spec, engine["precision"]) if used.is_converted(engine) else simplified_graph(spec)
     taken = operators.taken(spec, engine["backend"])
     return Action(
         target=f"engine:{model}:{name}",
@@ -284,7 +290,7 @@ def _engine(spec: Resolved, engine: Mapping[str, Any]) -> Action:
             "engine.data": FileRef(f"{engine_path(model, engine)}.data", optional=True),
             "result": FileRef(f"{model}/engine/{name}/engine.json"),
         },
-        sources=taken.sources,
+        sources=tuple(dict.fromkeys((*taken.sources, *used.network_hooks(engine)))),
         after=(graph.target, *taken.after),
         code=used.backend_code("engine", engine),
         tools=tuple(dict.fromkeys((*used.engine_tools(engine), *taken.tools))),
@@ -299,7 +305,7 @@ def _engine(spec: Resolved, engine: Mapping[str, Any]) -> Action:
 
 def _verify(spec: Resolved, engine: Mapping[str, Any]) -> Action:
     model, name = spec["model"], engine["name"]
-    cases = cases_at(spec, AFTER_SIMPLIFY, spec["verify"]["cases"])
+    cases = engine_cases(spec, engine)
     tolerance = engine["tolerance"] or spec["verify"][engine["precision"]]
     taken = operators.loaded(spec, engine)
     return Action(

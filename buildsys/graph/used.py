@@ -21,18 +21,20 @@ from buildsys.graph.surgery import (
     cases_at,
     changes_golden,
     dims_at,
+    golden_cases_at,
     inputs_at,
     origin_of,
     point_before,
     steps_of,
 )
+from buildsys.graph.typing import is_weak
 
 STAGE_CODE = {stage: (f"buildsys.stages.{stage}",) for stage in (
     "operators", "export", "reference", "surgery", "simplify", "convert", "validate", "engine", "verify", "bench",
     "report",
 )}  # fmt: skip
 GRAPH_STAGES = ("export", "surgery", "simplify", "convert")
-BACKEND_TOOLS = {"onnxruntime": "onnxruntime", "tensorrt_rtx": "tensorrt_rtx"}
+BACKEND_TOOLS = {"onnxruntime": "onnxruntime", "tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx"}
 FULL_PRECISION = "fp32"
 TAUGHT = ("symbolics", "translations")  # sections that teach an exporter operators
 _POINTS = ("min", "opt", "max")
@@ -90,7 +92,7 @@ def surgery_options(spec: Resolved, when: str) -> dict[str, Any]:
         "inputs": graph_inputs(spec, before),
         "cases": {
             case: {"dims": all_values(spec)[case], "golden": origin_of(spec, case, before)}
-            for case in cases_at(spec, when)
+            for case in golden_cases_at(spec, when)
         },
     }
     if changes_golden(steps):
@@ -188,7 +190,8 @@ def oracle_tools(spec: Resolved) -> tuple[str, ...]:
 
 def engine_tools(engine: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what builds an engine, and onnx, which reads the figures of one of ONNX Runtime."""
-    return (BACKEND_TOOLS[engine["backend"]], *(("onnx",) if engine["backend"] == "onnxruntime" else ()))
+    hook = ("python",) if network_hooks(engine) else ()
+    return (BACKEND_TOOLS[engine["backend"]], *(("onnx",) if engine["backend"] == "onnxruntime" else ()), *hook)
 
 
 def oracle_operators(spec: Resolved) -> operators.Taken:
@@ -225,8 +228,18 @@ def engine_environment(engine: Mapping[str, Any]) -> tuple[str, ...]:
 
 def converted_precisions(spec: Resolved) -> tuple[str, ...]:
     """Return the precisions that graphs are converted to."""
-    asked = dict.fromkeys(engine["precision"] for engine in spec["engines"])
-    return tuple(precision for precision in asked if precision != FULL_PRECISION)
+    return tuple(dict.fromkeys(engine["precision"] for engine in spec["engines"] if is_converted(engine)))
+
+
+def is_converted(engine: Mapping[str, Any]) -> bool:
+    """Tell whether an engine is built from a graph in the types of its precision."""
+    return engine["precision"] != FULL_PRECISION and not is_weak(engine)
+
+
+def network_hooks(engine: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the user's file whose function changes the network before it is built."""
+    hook = engine.get("network")
+    return (hook.rpartition(":")[0],) if hook else ()
 
 
 def engine_fields(engine: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,7 +254,7 @@ def backend_code(stage: str, engine: Mapping[str, Any]) -> tuple[str, ...]:
 
 def devices(engine: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the devices that an engine depends on."""
-    return ("gpu",) if engine["backend"] == "tensorrt_rtx" or engine.get("provider") == "cuda" else ("cpu",)
+    return ("cpu",) if engine["backend"] == "onnxruntime" and engine["provider"] == "cpu" else ("gpu",)
 
 
 def timeout(spec: Resolved, stage: str) -> float | None:

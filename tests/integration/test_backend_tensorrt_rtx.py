@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import subprocess
 import sys
@@ -17,15 +16,20 @@ from small_graphs import conv_bn, make_model, one_node, weights, write
 
 from buildsys.backends import load_backend
 from buildsys.backends.cuda_driver import find_driver
+from buildsys.backends.trt import adapter, building, library, settings
+from buildsys.backends.trt.messages import log_of
 from buildsys.errors import StageError, Unavailable
 from buildsys.manifest.schema import ComputeCapability, RtxFlag
 
 trt = pytest.importorskip("tensorrt_rtx")
-from buildsys.backends import rtx_settings, tensorrt_rtx  # noqa: E402 - after the library is known to be there
-from buildsys.backends.rtx_messages import LOGGER, collected_messages  # noqa: E402
+from buildsys.backends import tensorrt_rtx  # noqa: E402 - after the library is known to be there
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+from trt_names import MODULES, PACKAGE, uses  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
-API = json.loads((Path(__file__).parent / "trt_api" / "tensorrt_rtx-1.7.1.json").read_text())["api"]
+LIBRARY = library.library_of(trt)
+LOG = log_of(LIBRARY)
 needs_no_gpu = pytest.mark.skipif(bool(find_driver().gpus), reason="checks what is said on a machine without a GPU")
 
 
@@ -75,19 +79,19 @@ def test_every_field_reaches_the_builder(tmp_path: Path) -> None:
     assert {name for name, on in settings["flags"].items() if on} == {"strict_nans"}
 
 
-@pytest.mark.parametrize("flag", sorted(set(rtx_settings.FLAGS) - {"exclude_lean_runtime"}))
+@pytest.mark.parametrize("flag", sorted(set(adapter.FLAGS.members) - {"exclude_lean_runtime"}))
 def test_every_flag_of_the_schema_can_be_set(flag: str) -> None:
     """Setting is checked on a configuration alone; what a build without a GPU cannot do is checked elsewhere."""
-    builder = trt.Builder(LOGGER)
+    builder = trt.Builder(LOG.logger)
     config = builder.create_builder_config()
-    with collected_messages() as found:
-        rtx_settings.configure(builder, config, options(flags={flag: True}), found)
-    assert config.get_flag(rtx_settings.FLAGS[flag])
+    with LOG.collected() as found:
+        settings.configure(LIBRARY, builder, config, options(flags={flag: True}), found)
+    assert config.get_flag(adapter.FLAGS.of(LIBRARY, flag))
 
 
 def test_the_flags_of_the_schema_are_those_of_the_backend() -> None:
-    assert set(get_args(RtxFlag)) == set(rtx_settings.FLAGS)
-    assert set(get_args(ComputeCapability)) == set(rtx_settings.CAPABILITIES)
+    assert set(get_args(RtxFlag)) == set(adapter.FLAGS.members)
+    assert set(get_args(ComputeCapability)) == set(adapter.CAPABILITIES.members)
 
 
 def test_a_refused_setting_fails_instead_of_being_ignored(tmp_path: Path) -> None:
@@ -107,10 +111,10 @@ def test_a_wrong_profile_is_said_before_anything_is_built(tmp_path: Path) -> Non
 
 
 def test_a_profile_that_tensorrt_refuses_is_an_error() -> None:
-    builder = trt.Builder(LOGGER)
+    builder = trt.Builder(LOG.logger)
     wrong = {"x": {"min": (4, 3), "opt": (2, 3), "max": (8, 3)}}
-    with collected_messages(), pytest.raises(StageError, match="refuses the optimization profile 0"):
-        rtx_settings.add_profiles(builder, builder.create_builder_config(), [wrong])
+    with LOG.collected(), pytest.raises(StageError, match="refuses the optimization profile 0"):
+        building.add_profiles(LIBRARY, builder, builder.create_builder_config(), [wrong])
 
 
 def test_all_refused_nodes_are_named_at_once(tmp_path: Path) -> None:
@@ -171,15 +175,140 @@ def test_a_build_that_gives_up_tells_why_and_writes_nothing(tmp_path: Path) -> N
     assert not (tmp_path / "engine.engine").exists()
 
 
-def test_an_input_whose_values_are_shapes_is_refused_with_a_reason(tmp_path: Path) -> None:
+def reshaping() -> tuple[onnx.ModelProto, dict[str, Any]]:
+    """Return a graph in which the values of an input decide a shape, and its inputs."""
     model = make_model(
         [helper.make_node("Reshape", ["x", "shape"], ["y"], name="reshape")],
         {"x": (TensorProto.FLOAT, ["batch", 3, 8, 8]), "shape": (TensorProto.INT64, [2])},
         {"y": (TensorProto.FLOAT, ["a", "b"])},
     )
-    inputs = {**INPUTS, "shape": {"shape": [2], "dtype": "int64"}}
-    with pytest.raises(StageError, match="the values of the input shape decide shapes"):
+    return model, {**INPUTS, "shape": {"shape": [2], "dtype": "int64"}}
+
+
+def test_an_input_whose_values_are_shapes_needs_a_range_of_them(tmp_path: Path) -> None:
+    model, inputs = reshaping()
+    with pytest.raises(StageError, match="the values of the input shape decide shapes inside the network"):
         tensorrt_rtx.build(request(write(tmp_path, model), tmp_path, options(), inputs))
+
+
+def test_a_profile_holds_values_that_decide_shapes(tmp_path: Path) -> None:
+    model, inputs = reshaping()
+    sizes = {"min": (1, 3, 8, 8), "opt": (2, 3, 8, 8), "max": (4, 3, 8, 8)}
+    values = {"min": (3, 64), "opt": (6, 64), "max": (12, 64)}
+    explicit = options(profiles=({"x": sizes, "shape": {"values": values}},))
+    facts = tensorrt_rtx.build(request(write(tmp_path, model), tmp_path, explicit, inputs))
+    shape = {**dict.fromkeys(("min", "opt", "max"), (2,)), "min_values": (3, 64), "opt_values": (6, 64)}
+    assert facts["profiles"] == [{"x": sizes, "shape": {**shape, "max_values": (12, 64)}}]
+
+
+@pytest.mark.parametrize(
+    ("shape", "inputs", "said"),
+    [
+        ((2, 3, 8, 8), INPUTS, "profile 0: the graph fixes axis 0 of x at 2, and 1 to 8 is asked for"),
+        (("batch", 3, 8), INPUTS, "profile 0: the graph's input x has 3 dimensions, not 4"),
+        (("batch", 3, 8, 8), {"z": INPUTS["x"]}, "profile 0: the graph has no input z, only x"),
+        (("batch", 3, 8, 8), {"x": {"shape": [1, 3, 8, 8]}}, "the graph's input x has dynamic sizes, and there is no"),
+    ],
+)
+def test_a_profile_that_does_not_fit_the_graph(
+    tmp_path: Path, shape: tuple[Any, ...], inputs: dict[str, Any], said: str
+) -> None:
+    model = one_node("Relu", shape=shape)
+    with pytest.raises(StageError) as caught:
+        tensorrt_rtx.build(request(write(tmp_path, model), tmp_path, options(), inputs))
+    assert said in str(caught.value)
+    assert "give dims, or the engine's profiles, the sizes that the graph takes" in caught.value.hint
+
+
+HOOKS = """\
+def tweak(network, config):
+    network.get_output(0).name = "renamed"
+    config.avg_timing_iterations = 3
+
+def fail(network, config):
+    return network.get_layer(0).no_such
+
+def few(network):
+    pass
+
+def gives(network, config):
+    return network
+
+def cut(network, config):
+    network.unmark_output(network.get_output(0))
+
+def wrong(network, config):
+    config.builder_optimization_level = -1
+
+number = 1
+"""
+
+
+def hooked(folder: Path, name: str) -> dict[str, Any]:
+    (folder / "hooks.py").write_text(HOOKS)
+    asked = request(write(folder, one_node("Relu")), folder, options(network=f"hooks.py:{name}"), project=folder)
+    return tensorrt_rtx.build(asked)
+
+
+def test_a_network_hook_changes_network_and_configuration(tmp_path: Path) -> None:
+    facts = hooked(tmp_path, "tweak")
+    assert facts["outputs"][0]["name"] == "renamed"
+    assert facts["settings"]["avg_timing_iterations"] == 3
+    assert facts["settings"]["network"] == "hooks.py:tweak"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("fail", "hooks.py:fail failed: AttributeError: 'tensorrt_rtx_bindings.tensorrt_rtx."),
+        ("few", "hooks.py:few takes the parameters (network); a network hook takes two, the network and the config"),
+        ("gives", "hooks.py:gives returned an INetworkDefinition; a network hook changes the network in place and"),
+        ("cut", "hooks.py:cut left the network without outputs; mark one: network.mark_output(tensor)"),
+        ("wrong", "hooks.py:wrong did what TensorRT refuses: "),
+        ("absent", "hooks.py has no absent"),
+        ("number", "hooks.py:number is an int, not a callable"),
+    ],
+)
+def test_a_network_hook_that_is_wrong(tmp_path: Path, name: str, said: str) -> None:
+    with pytest.raises(StageError) as caught:
+        hooked(tmp_path, name)
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+    if name == "fail":
+        assert "(hooks.py:6)" in str(caught.value)
+
+
+def test_formats_of_tensors_reach_the_network(tmp_path: Path) -> None:
+    io = {"x": {"format": "hwc8", "dtype": "float16"}, "y": {"format": "linear"}}
+    shape = (TensorProto.FLOAT16, ["batch", 3, 8, 8])
+    node = helper.make_node("Relu", ["x"], ["y"], name="relu")
+    facts = build(tmp_path, make_model([node], {"x": shape}, {"y": shape}), io=io)
+    assert facts["settings"]["io"]["x"] == {"format": "hwc8", "dtype": "float16"}
+
+
+@pytest.mark.parametrize(
+    ("io", "said"),
+    [
+        ({"xx": {"format": "hwc8"}}, "io.xx: the graph has no input or output of this name; did you mean x?"),
+        ({"x": {"dtype": "float16"}}, "io.x.dtype: float16 is not what the graph has, float32, and a strongly typed"),
+        ({"x": {"dtype": "float64"}}, "io.x.dtype: TensorRT-RTX has no tensors of float64; it has float32, float16"),
+    ],
+)
+def test_formats_that_cannot_be(tmp_path: Path, io: dict[str, Any], said: str) -> None:
+    with pytest.raises(StageError) as caught:
+        build(tmp_path, one_node("Relu"), io=io)
+    assert str(caught.value).startswith(said)
+
+
+def test_a_graph_without_the_precision_that_was_asked_for_fails_with_the_figure(tmp_path: Path) -> None:
+    with pytest.raises(StageError) as caught:
+        build(tmp_path, conv_bn(), precision="fp16")
+    assert str(caught.value).startswith("model m: the engine was asked for fp16 and none of its layers is in float16: ")
+    assert not (tmp_path / "engine.engine").exists()
+
+
+def test_what_was_looked_at_is_told(tmp_path: Path) -> None:
+    assert build(tmp_path, one_node("Relu"))["precision_of"] == "network"
 
 
 def test_weights_in_external_data_are_found(tmp_path: Path) -> None:
@@ -250,7 +379,7 @@ def test_without_the_library_the_backend_is_unavailable_and_says_how_to_install_
 
 
 def test_an_unknown_backend_is_an_error() -> None:
-    with pytest.raises(StageError, match="there is no backend 'tvm'; the backends are onnxruntime, tensorrt_rtx"):
+    with pytest.raises(StageError, match="there is no backend 'tvm'; the backends are onnxruntime, tensorrt"):
         load_backend("tvm")
 
 
@@ -260,51 +389,11 @@ def test_messages_of_one_build_do_not_leak_into_the_next(tmp_path: Path) -> None
     assert build(tmp_path / "good", one_node("Relu"))["messages"] == []
 
 
-# --- every name that the backend uses exists in the library ----------------------------------------
-
-OWNERS = {  # expressions of the backend's modules -> the class of the library that they hold
-    "builder": "Builder", "parsed.builder": "Builder", "config": "IBuilderConfig", "network": "INetworkDefinition",
-    "parsed.network": "INetworkDefinition", "parser": "OnnxParser", "error": "ParserError", "layer": "ILayer",
-    "tensor": "ITensor", "profile": "IOptimizationProfile", "inspector": "EngineInspector",
-    "self._engine": "ICudaEngine", "self._context": "IExecutionContext", "self._runtime": "Runtime",
-}  # fmt: skip
-RTX_MODULES = ("tensorrt_rtx", "rtx_session", "rtx_settings", "rtx_messages")
-OURS = {"tensor": {"array", "dtype", "values"}}  # buildsys.tensors.Tensor has this name in rtx_session
-
-
-def used_names(module: str) -> set[tuple[str, str]]:
-    """Return (class or "", attribute) for every attribute of the library that a module's source uses."""
-    source = (ROOT / "buildsys" / "backends" / f"{module}.py").read_text()
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Attribute) or node.attr == "__init__":
-            continue
-        owner = ast.unparse(node.value)
-        if owner == "trt":
-            found.add(("", node.attr))
-        elif owner.startswith("trt.") and owner.count(".") == 1:
-            found.add((owner.removeprefix("trt."), node.attr))
-        elif owner in OWNERS and node.attr not in OURS.get(owner, ()):
-            found.add((OWNERS[owner], node.attr))
-    return found
-
-
-@pytest.mark.parametrize("module", RTX_MODULES)
-def test_only_names_that_the_library_has_are_used(module: str) -> None:
-    used = used_names(module)
-    assert used, "the walk found nothing: it would pass whatever the module says"
-    unknown = [f"{owner}.{name}" for owner, name in used if name not in (API if not owner else API.get(owner, ()))]
-    assert unknown == []
-
-
-def test_the_walk_sees_what_the_backend_is_made_of() -> None:
-    used = set().union(*(used_names(module) for module in RTX_MODULES))
-    assert ("IExecutionContext", "execute_async_v3") in used
-    assert ("IBuilderConfig", "set_memory_pool_limit") in used
-    assert ("OnnxParser", "parse_from_file") in used
-    assert ("BuilderFlag", "TF32") in used
-
-
 def test_the_installed_library_has_the_names_too() -> None:
-    used = set().union(*(used_names(module) for module in RTX_MODULES))
+    used = {
+        (use.owner, use.name)
+        for module in MODULES
+        for use in uses((PACKAGE / module).read_text(), module)
+        if library.RTX in use.generations
+    }
     assert [name for owner, name in used if not hasattr(getattr(trt, owner) if owner else trt, name)] == []
