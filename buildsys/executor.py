@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 _RESULT = "result"  # the role that every action has
+_BUILDING = "engine"  # the stage with builders that time their tactics
 _SUMMARY_ITEMS = 16  # longer lists (raw samples) stay in the result file
 _RUNS_WHEN_TOUCHED = 2
 
@@ -87,6 +88,7 @@ class Executor:
         pool: WorkerPool,
         store: Store,
         remote: Remote | None = None,
+        timing_caches: Path | None = None,
         threads: int = 0,
         on_event: Callable[[str, Event], None] = _ignore,
         notify: Callable[[str], None] = warn_on_stderr,
@@ -95,6 +97,7 @@ class Executor:
         self._build = build
         self._actions = actions
         self._pool = pool
+        self._timing_caches = timing_caches
         self._threads = threads
         self._on_event = on_event
         self._db = StateDb(state / "state.db", notify)
@@ -290,6 +293,7 @@ class Executor:
             outputs=outputs,
             project=self._project,
             advisory=advisory,
+            timing_caches=self._timing_caches if action.stage == _BUILDING else None,
             toolchain=located(*action.toolchain, self._project, os.environ) if action.toolchain else None,
             threads=0 if action.measures else self._threads,
         )

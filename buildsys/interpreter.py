@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +54,8 @@ def located(
     if "/" in written:
         path = Path(os.path.abspath(project / path))  # noqa: PTH100 - a link leads into another environment
     else:
+        import shutil  # only for those who look on PATH
+
         path = Path(shutil.which(written, path=environment.get("PATH")) or written)
     prefix = str(path.parent.parent)
     return Toolchain(name, path, {key: value.replace(_PREFIX, prefix) for key, value in env})

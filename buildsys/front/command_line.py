@@ -262,15 +262,24 @@ class Ops(_ProjectCommand):
 class Doctor(_ProjectCommand):
     """``doit doctor``."""
 
-    doc_purpose = "tell what is installed, what it can build and run here, and what mends the rest"
+    doc_purpose = "tell what is installed, what it can build and run here, and what mends the rest; or ask for engines"
+    doc_usage = "[ENGINE ...]"
+    doc_description = (
+        "ENGINE is an engine file, its folder, or MODEL:NAME of an engine of this project:\n"
+        "whether it can run here, and if not all reasons, with what to do; exit code 1 where one cannot"
+    )
     cmd_options = (opt_dodo, _OPT_JSON)
 
     def tell(self, root: Path, params: Any, args: Sequence[str]) -> int:
-        """Print what was found; return 1 where something that the project needs is broken."""
+        """Print what was found; return 1 where something that the project needs is broken, or an engine cannot run."""
+        if args:
+            from buildsys.front.engine_doctor import examine
+
+            text, code = examine(root, args, as_json=params["json"])
+            sys.stdout.write(text)
+            return code
         from buildsys.front.doctor_command import examine_machine
 
-        if args:
-            raise UsageError("doctor takes no arguments")
         return examine_machine(root, sys.stdout, as_json=params["json"])
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from buildsys.front.builders import builder_versions
 from buildsys.graph.action import Action
 from buildsys.graph.key import ABSENT
 from buildsys.graph.project_plan import ProjectPlan, model_of
 from buildsys.manifest.project import Project, load_project
+from buildsys.manifest.timing_caches import pinned_caches
 from buildsys.snapshot import Surveyor
 from buildsys.store.digest import DigestMemo
 from buildsys.store.ledger import ImportMemo, Record
@@ -25,8 +27,15 @@ _INPUT = "input:"
 Given = frozenset[tuple[str, str]]
 
 
-def reached_by(root: Path, revisions: Sequence[str]) -> Callable[[Record], bool]:
-    """Return what tells whether a record is one of the manifests here or at one of the revisions.
+class Reached(NamedTuple):
+    """What manifests reach of what is stored."""
+
+    records: Callable[[Record], bool]
+    pins: frozenset[str]  # digests of the timing caches that engines pin
+
+
+def reached_by(root: Path, revisions: Sequence[str]) -> Reached:
+    """Return what the manifests here or at one of the revisions reach.
 
     Raises: ManifestErrors: the manifests here are wrong.
     UsageError: a revision is not known, or its manifests are wrong.
@@ -34,11 +43,16 @@ def reached_by(root: Path, revisions: Sequence[str]) -> Callable[[Record], bool]
     from buildsys.front.revision import project_at
 
     project = load_project(root)
-    reached = set(_given(project))
+    reached, pins = set(_given(project)), _pins(project)
     for revision in revisions:
         with project_at(project, revision) as at:
             reached |= set(_given(at.project))
-    return lambda record: (record.target, _given_of(record.parts)) in reached
+            pins |= _pins(at.project)
+    return Reached(lambda record: (record.target, _given_of(record.parts)) in reached, frozenset(pins))
+
+
+def _pins(project: Project) -> set[str]:
+    return pinned_caches(model.data for model in project.models.values())
 
 
 def builds_of(

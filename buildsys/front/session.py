@@ -76,6 +76,7 @@ class Session:
         """The executor of this project; nothing is started before a stage runs."""
         from buildsys.cache import store_folder
         from buildsys.executor import Executor
+        from buildsys.manifest.timing_caches import timing_caches_folder
         from buildsys.store.cas import Store
 
         project = self.project
@@ -87,6 +88,7 @@ class Session:
             pool=self._pool,
             store=Store(store_folder(project.state)),
             remote=_shared_cache(project),
+            timing_caches=timing_caches_folder(project.root, project.configs, project.state),
             threads=self._share(),
             on_event=self._take_event,
         )

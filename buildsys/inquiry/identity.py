@@ -11,12 +11,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from buildsys.errors import StageError, Unavailable
-from buildsys.inquiry.answering import IDENTITY
-from buildsys.inquiry.asking import LIMIT_VARIABLE, Answer, ask, limit_s
 from buildsys.interpreter import Toolchain, interpreter_environment, override_variable
+
+if TYPE_CHECKING:
+    from buildsys.inquiry.asking import Answer
 
 OLDEST = (3, 10)
 _SCHEMA = "interpreter/1"
@@ -135,6 +136,10 @@ def _remembered(name: str, memo: Memo | None) -> _Known | None:
 
 
 def _asked(toolchain: Toolchain, environment: Mapping[str, str]) -> _Known:
+    # a run with nothing to do remembers, and need not wait for these
+    from buildsys.inquiry.answering import IDENTITY
+    from buildsys.inquiry.asking import ask, limit_s
+
     try:
         answer = ask(toolchain.python, IDENTITY, (), environment, limit_s(os.environ))
     except OSError as error:
@@ -152,6 +157,8 @@ def _without_answer(toolchain: Toolchain, answer: Answer) -> Inquiry:
     if answer.in_time and not answer.crashed:
         printed = f" and printed {answer.last_line!r}" if answer.last_line else ""
         return _unusable(toolchain, f"{python} is no working Python: it {answer.how}{printed}", output=answer.output)
+    from buildsys.inquiry.asking import LIMIT_VARIABLE
+
     more_time = "" if answer.in_time else f"; {LIMIT_VARIABLE}=2min allows it more time"
     hint = f"try `{python} -c 'import sys'`{more_time}"
     return _unusable(toolchain, f"{python} {answer.how} when it was started", hint, lasting=False, output=answer.output)

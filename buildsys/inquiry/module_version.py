@@ -9,8 +9,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from buildsys.inquiry.answering import MODULE
-from buildsys.inquiry.asking import ask, limit_s
 from buildsys.inquiry.identity import Memo
 from buildsys.interpreter import Toolchain, interpreter_environment
 
@@ -52,6 +50,9 @@ def told_version(module: str, path: Sequence[str], toolchain: Toolchain, memo: M
 
 
 def _told(module: str, toolchain: Toolchain) -> str:
+    from buildsys.inquiry.answering import MODULE  # slow to import, and seldom needed
+    from buildsys.inquiry.asking import ask, limit_s
+
     try:
         environment = interpreter_environment(toolchain, os.environ)
         answer = ask(toolchain.python, MODULE, (module,), environment, limit_s(os.environ))

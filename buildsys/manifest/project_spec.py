@@ -31,6 +31,9 @@ class ProjectSpec(Spec):
 
     defaults: dict[str, Any] = Field(default_factory=dict, description="Manifest sections under every model's own.")
     cache: CacheSpec | None = Field(None, description="The shared cache, behind the store of this project.")
+    timing_caches: str | None = Field(
+        None, min_length=1, description="Folder of TensorRT's timing caches, which several clones may share."
+    )
     toolchains: dict[Name, ToolchainSpec] = Field(
         default_factory=dict, description="Interpreters beside the one of doit, by the name that engines give."
     )

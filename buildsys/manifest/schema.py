@@ -113,6 +113,7 @@ from buildsys.manifest.tensorrt_spec import (
     TensorIo,
     TensorRtEngine,
     TensorRtRtxEngine,
+    TimingCacheSpec,
     ValueRange,
 )
 
@@ -209,6 +210,7 @@ __all__ = [
     "TensorRtEngine",
     "TensorRtRtxEngine",
     "TensorSpec",
+    "TimingCacheSpec",
     "Tolerance",
     "ToolchainSpec",
     "TorchvisionSource",

@@ -10,6 +10,7 @@ from typing import Any
 
 from buildsys.report.checks import checks_of, contradictions
 from buildsys.report.custom_operators import operator_lines
+from buildsys.report.engine_provenance import engine_provenance
 from buildsys.report.engines import bench_notes, engine_lines, timings
 from buildsys.report.gpu_timing import gpu_states, gpu_timings
 from buildsys.report.graphs import conversion_of, graph_of, surgery_of
@@ -50,6 +51,7 @@ def assemble(
         conversions=tuple(conversion_of(result) for result in converted),
         checks=checks,
         engines=engine_lines(results, manifest),
+        engine_provenance=engine_provenance(results, manifest),
         bench=timings(results),
         gpu_timings=gpu_timings(results),
         gpu_states=gpu_states(results),

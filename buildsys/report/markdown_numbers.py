@@ -66,6 +66,9 @@ def engines(report: Report) -> Lines:
     columns = ("engine", "backend", "precision", "built", "size>", "build time>", "layers>", "verified", "timed")
     yield from table(columns, [_engine(line) for line in report.engines])
     yield from _devices(report.engines)
+    for made in report.engine_provenance:
+        yield from ("", f"### Engine {code(made.engine)}", "")
+        yield from (f"- {name}: {escape(text)}" for name, text in made.lines.items())
 
 
 def bench(report: Report) -> Lines:

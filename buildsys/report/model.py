@@ -203,6 +203,14 @@ class EngineLine:
 
 
 @dataclass(frozen=True)
+class EngineProvenance:
+    """What one engine was built with: what a line is about -> its text, in the order of the report."""
+
+    engine: str
+    lines: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Timing:
     """Latencies of one contender in one case."""
 
@@ -293,6 +301,7 @@ class Report:
     conversions: tuple[Conversion, ...]
     checks: tuple[Check, ...]
     engines: tuple[EngineLine, ...]
+    engine_provenance: tuple[EngineProvenance, ...]
     bench: tuple[Timing, ...]
     gpu_timings: tuple[GpuTiming, ...]
     gpu_states: tuple[GpuState, ...]

@@ -61,19 +61,21 @@ def job_to_json(job: Job) -> Message:
         "project": str(job.project),
         "advisory": {role: str(path) for role, path in job.advisory.items()},
         "toolchain": None if job.toolchain is None else {**asdict(job.toolchain), "python": str(job.toolchain.python)},
+        "timing_caches": None if job.timing_caches is None else str(job.timing_caches),
         "threads": job.threads,
     }
 
 
 def job_from_json(fields: Message, **local: Any) -> Job:
     """Return the job that ``fields`` describe; ``local`` are the fields that do not travel."""
+    there, caches = fields["toolchain"], fields["timing_caches"]
     paths = {
         "inputs": {role: Path(path) for role, path in fields["inputs"].items()},
         "outputs": {role: Path(path) for role, path in fields["outputs"].items()},
         "project": Path(fields["project"]),
         "advisory": {role: Path(path) for role, path in fields["advisory"].items()},
+        "timing_caches": None if caches is None else Path(caches),
     }
-    there = fields["toolchain"]
     toolchain = None if there is None else Toolchain(**{**there, "python": Path(there["python"])})
     return Job(**{**fields, **paths, "toolchain": toolchain, **local})
 

@@ -38,7 +38,8 @@ ALLOWED = {
     | {"worker"},
     "repro": {"errors", "graph", "manifest", "store"},
     "front": {"errors", "executor", "cache", "judge", "snapshot", "graph", "manifest", "report"}
-    | {"repro", "settled", "worker", "store", "toolchain", "inquiry", "interpreter", "nvml"},
+    | {"repro", "settled", "worker", "store", "toolchain", "inquiry", "interpreter", "nvml"}
+    | {"timing_caches"},
 }
 # the same for parts that work in workers and on which others build
 IN_WORKERS = {
@@ -50,6 +51,9 @@ IN_WORKERS = {
     "onnx_graph": {"errors", "writeback"},
     "operators": {"backends", "compiler", "errors", "graph", "network", "onnx_graph", "worker"},
     "tensors": {"errors"},
+    "timing_caches": {"errors"},
+    "engine_host": {"nvml"},
+    "doctor": {"engine_host"},
 }
 ORCHESTRATION = {"store", "settled", "snapshot", "cache", "judge", "executor", "front", "toolchain"}
 HEAVY = {"torch", "torchvision", "onnx", "onnxruntime", "onnxscript", "numpy", "tensorrt", "tensorrt_rtx", "onnxsim"}
