@@ -45,7 +45,7 @@ IN_WORKERS = {
     "inspection": {"errors", "onnx_graph"},
     "onnx_difference": {"errors", "onnx_graph"},
     "onnx_graph": {"errors", "writeback"},
-    "operators": {"backends", "compiler", "errors", "graph", "network", "onnx_graph", "worker"},
+    "operators": {"backends", "compiler", "errors", "graph", "ladder", "network", "onnx_graph", "worker"},
     "tensors": {"errors"},
 }
 ORCHESTRATION = {"store", "settled", "snapshot", "cache", "judge", "executor", "front", "toolchain"}
