@@ -54,7 +54,10 @@ class PeerEngine:
         self.processes: tuple[int, ...] = (self._process.pid,)
         self._rest = b""
         operators = [{"op": u.op, "kind": u.kind, "path": str(u.path), "project": str(u.project)} for u in uses]
-        load = {"do": "load", "backend": backend, "engine": str(engine), "options": options, "operators": operators}
+        load = {
+            "do": "load", "backend": backend, "engine": str(engine), "options": options, "operators": operators,
+            "toolchain": toolchain.name, "python": str(toolchain.python),
+        }  # fmt: skip
         try:
             loaded = self.ask(load, "loaded the engine")
             self.device: Figures = loaded["device"]

@@ -213,6 +213,9 @@ def test_values_of_an_input_decide_shapes(toolchain: Toolchain, tmp_path: Path) 
     assert profiles[0]["shape"]["max_values"] == [16, 1024]
     with pytest.raises(Refused, match="no optimization profile"):
         run(toolchain, tmp_path, {**image(2), "shape": Tensor(np.array([32, 256]), "int64")})
+    if toolchain.version.startswith("8."):
+        with pytest.raises(Refused, match=r"no optimization profile|the input shape has values beyond int32"):
+            run(toolchain, tmp_path, {**image(2), "shape": Tensor(np.array([1 << 40, 1]), "int64")})
 
 
 @pytest.mark.parametrize(
@@ -248,6 +251,22 @@ def test_every_field_reaches_the_builder(toolchain: Toolchain, tmp_path: Path, f
         elif field in fields and field in settings and field != "io":
             assert settings[field] == value
     assert error_of(toolchain, tmp_path, image(2)) <= 2e-2
+
+
+def test_types_are_told_where_all_layers_are_one(toolchain: Toolchain, tmp_path: Path) -> None:
+    """One fused layer without weights of its own: its type is known only for a context whose shapes are set."""
+    if int(toolchain.version.split(".")[0]) >= 11:
+        pytest.skip("weakly typed engines are for TensorRT 8.6 and 10")
+    t = (TensorProto.FLOAT, ["batch", 64, 128])
+    names = (("x", "wq", "q"), ("x", "wk", "k"), ("q", "kt", "s"), ("p", "x", "y"))
+    nodes = [helper.make_node("MatMul", [a, b], [c], name=f"/{c}") for a, b, c in names]
+    nodes.insert(2, helper.make_node("Transpose", ["k"], ["kt"], name="/t", perm=[0, 2, 1]))
+    nodes.insert(4, helper.make_node("Softmax", ["s"], ["p"], name="/p", axis=-1))
+    model = make_model(nodes, {"x": t}, {"y": t}, {"wq": weights(128, 128), "wk": weights(128, 128, seed=1)})
+    inputs = {"x": {"shape": ["batch", 64, 128], "dtype": "float32"}}
+    facts = build(toolchain, tmp_path, model=model, inputs=inputs, precision="fp16")
+    assert facts["precision_of"] == "engine"
+    assert facts["precision_shares"]["layers"]["float16"] > 0.5
 
 
 @pytest.mark.parametrize(
@@ -392,7 +411,7 @@ def test_memory_that_the_gpu_does_not_have(toolchain: Toolchain, tmp_path: Path)
     build(toolchain, tmp_path, **fields)
     try:
         assert toolchain.ask("hold") > 1 << 30
-        with pytest.raises(Refused, match="the GPU is out of memory: 1GiB for x cannot be had"):
+        with pytest.raises(Refused, match=r"out of memory: 1 ?GiB"):
             run(toolchain, tmp_path, {"x": tensor_of(np.zeros(sizes, np.float32))})
         said = refusal(toolchain, tmp_path / "again", **fields)
     finally:

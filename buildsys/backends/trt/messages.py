@@ -75,9 +75,9 @@ def _logger(library: Library, log: Log) -> Any:
 
         def log(self, severity: Any, msg: str) -> None:
             if severity <= trt.ILogger.ERROR:
-                log.messages.errors.append(_sentence(msg))
+                log.messages.errors.append(sentence_of(msg))
             elif severity == trt.ILogger.WARNING:
-                log.messages.warnings.append(_sentence(msg))
+                log.messages.warnings.append(sentence_of(msg))
             else:
                 _LOG.debug("%s", msg)
 
@@ -113,9 +113,8 @@ class Phases:
         return True
 
 
-@contextmanager
-def layer_profile(library: Library, context: Any) -> Iterator[dict[str, float]]:
-    """Collect the milliseconds that each layer of a context takes inside the block."""
+def layer_profiler(library: Library) -> tuple[Any, dict[str, float]]:
+    """Return a profiler for a context, which must outlive it, and the milliseconds of each layer that it collects."""
     times: dict[str, float] = {}
     base = library.trt.IProfiler
 
@@ -126,11 +125,11 @@ def layer_profile(library: Library, context: Any) -> Iterator[dict[str, float]]:
         def report_layer_time(self, layer_name: str, ms: float) -> None:
             times[layer_name] = times.get(layer_name, 0.0) + ms
 
-    context.profiler = Profiler()  # it stays with the context, which keeps it alive
-    yield times
+    return Profiler(), times
 
 
-def _sentence(message: str) -> str:
+def sentence_of(message: str) -> str:
+    """Return a message without the places in TensorRT's own source, and what it is wrapped in."""
     for noise in _NOISE:
         message = noise.sub("", message)
     text = " ".join(message.split())
