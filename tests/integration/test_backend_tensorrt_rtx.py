@@ -48,9 +48,9 @@ def test_an_engine_is_built_with_one_profile_from_dims(tmp_path: Path) -> None:
     assert (tmp_path / "engine.engine").read_bytes()[:4] == b"vtrt"
     x = {"min": (1, 3, 8, 8), "opt": (2, 3, 8, 8), "max": (8, 3, 8, 8)}
     assert facts["profiles"] == [{"x": x}]
-    assert facts["inputs"] == [{"name": "x", "dtype": "float32", "shape": ["batch", 3, 8, 8]}]
+    assert facts["inputs"] == [{"name": "x", "dtype": "float32", "shape": ["batch", 3, 8, 8], "format": "linear"}]
     assert facts["outputs"] == [
-        {"name": "y", "dtype": "float32", "shape": ["?", 5]}
+        {"name": "y", "dtype": "float32", "shape": ["?", 5], "format": "linear"}
     ]  # TensorRT names inputs' axes only
     assert facts["layers"]["convolution"] == 1
     assert facts["precision_shares"]["layers"]["float32"] > 0.3

@@ -174,3 +174,14 @@ def test_without_a_gpu_an_engine_is_unavailable(monkeypatch: pytest.MonkeyPatch)
 def test_generations_that_lack_the_precision_are_taken_out() -> None:
     with pytest.raises(StageError, match=r"GPUs of compute capability 7\.5 do not compute in bf16; take them out of"):
         machine.check_builder(library(RTX), options(RTX, precision="bf16", compute_capabilities=["7.5", "8.9"]))
+
+
+def test_plugins_in_python_need_a_later_version() -> None:
+    for generation in (TRT_10, TRT_11, RTX):
+        adapter.check_python_plugins(library(generation), "plugins/ops/clip.py")
+    with pytest.raises(StageError) as caught:
+        adapter.check_python_plugins(library(TRT_8), "plugins/ops/clip.py")
+    assert str(caught.value) == (
+        "plugins/ops/clip.py: TensorRT 8.6.0 takes no plugins written in Python"
+        " (TensorRT 10, TensorRT 11 or TensorRT-RTX can); build the plugin as a shared library"
+    )
