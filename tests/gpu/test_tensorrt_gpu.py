@@ -250,6 +250,22 @@ def test_every_field_reaches_the_builder(toolchain: Toolchain, tmp_path: Path, f
     assert error_of(toolchain, tmp_path, image(2)) <= 2e-2
 
 
+def test_types_are_told_where_all_layers_are_one(toolchain: Toolchain, tmp_path: Path) -> None:
+    """One fused layer without weights of its own: its type is known only for a context whose shapes are set."""
+    if int(toolchain.version.split(".")[0]) >= 11:
+        pytest.skip("weakly typed engines are for TensorRT 8.6 and 10")
+    t = (TensorProto.FLOAT, ["batch", 64, 128])
+    names = (("x", "wq", "q"), ("x", "wk", "k"), ("q", "kt", "s"), ("p", "x", "y"))
+    nodes = [helper.make_node("MatMul", [a, b], [c], name=f"/{c}") for a, b, c in names]
+    nodes.insert(2, helper.make_node("Transpose", ["k"], ["kt"], name="/t", perm=[0, 2, 1]))
+    nodes.insert(4, helper.make_node("Softmax", ["s"], ["p"], name="/p", axis=-1))
+    model = make_model(nodes, {"x": t}, {"y": t}, {"wq": weights(128, 128), "wk": weights(128, 128, seed=1)})
+    inputs = {"x": {"shape": ["batch", 64, 128], "dtype": "float32"}}
+    facts = build(toolchain, tmp_path, model=model, inputs=inputs, precision="fp16")
+    assert facts["precision_of"] == "engine"
+    assert facts["precision_shares"]["layers"]["float16"] > 0.5
+
+
 @pytest.mark.parametrize(
     ("fields", "versions"),
     [

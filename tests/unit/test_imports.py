@@ -49,7 +49,7 @@ IN_WORKERS = {
     "inspection": {"errors", "onnx_graph"},
     "onnx_difference": {"errors", "onnx_graph"},
     "onnx_graph": {"errors", "writeback"},
-    "operators": {"backends", "compiler", "errors", "graph", "network", "onnx_graph", "worker"},
+    "operators": {"backends", "compiler", "errors", "graph", "ladder", "network", "onnx_graph", "worker"},
     "tensors": {"errors"},
     "timing_caches": {"errors"},
     "engine_host": {"nvml"},

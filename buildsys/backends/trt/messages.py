@@ -75,9 +75,9 @@ def _logger(library: Library, log: Log) -> Any:
 
         def log(self, severity: Any, msg: str) -> None:
             if severity <= trt.ILogger.ERROR:
-                log.messages.errors.append(_sentence(msg))
+                log.messages.errors.append(sentence_of(msg))
             elif severity == trt.ILogger.WARNING:
-                log.messages.warnings.append(_sentence(msg))
+                log.messages.warnings.append(sentence_of(msg))
             else:
                 _LOG.debug("%s", msg)
 
@@ -130,7 +130,8 @@ def layer_profile(library: Library, context: Any) -> Iterator[dict[str, float]]:
     yield times
 
 
-def _sentence(message: str) -> str:
+def sentence_of(message: str) -> str:
+    """Return a message without the places in TensorRT's own source, and what it is wrapped in."""
     for noise in _NOISE:
         message = noise.sub("", message)
     text = " ".join(message.split())

@@ -118,6 +118,8 @@ class TensorRtSession:
             timed = time_shares(layers, times)
             facts["precision_shares"] = {"layers": shares, **({"time": timed} if timed else {})}
             facts["precision_of"] = "engine"
+        elif layers:
+            facts["precision_unknown"] = "the engine does not tell the types of its layers: see profiling_verbosity"
         return facts
 
     def _layer_times(self) -> dict[str, float]:
