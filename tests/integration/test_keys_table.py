@@ -218,6 +218,7 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "precision": in_manifest("precision: fp16", "precision: bf16"),
     "spinning": in_manifest("name: ort}", "name: ort, spinning: false}"),
     "profiles": in_manifest("name: rtx}", "name: rtx, profiles: [{x: {min: [1, 4], opt: [3, 4], max: [4, 4]}}]}"),
+    "pin": in_manifest("name: trt}", f"name: trt, timing_cache: {{pin: {'ab' * 32}}}}}", "configs/models/given.yaml"),
     "required": in_manifest("name: ort}", "name: ort, required: true}"),
     "bench": in_manifest("duration: 20ms", "duration: 30ms"),
     "bench gpu": in_manifest("duration: 20ms", "cuda_graph: [false, true], in_flight: 2, duration: 20ms"),
