@@ -13,21 +13,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from onnx import ModelProto, TensorProto, version_converter
+from onnx import ModelProto, TensorProto
 
 from buildsys.backends.ort_session import OrtGraph, session_options
 from buildsys.conversion.emulation import emulate
+from buildsys.conversion.opset import raise_opset
 from buildsys.conversion.overflow import Origin, add_probes, find_origin
 from buildsys.conversion.rewrite import Conversion, convert_precision
 from buildsys.conversion.tensor_types import DTYPES
 from buildsys.errors import CheckFailed, StageError
 from buildsys.golden import Finding, and_more, case_figures, failures, judge_outputs, keep_failed
 from buildsys.onnx_graph import (
-    ONE_MESSAGE_LIMIT,
     check_file,
     dtype_name,
     file_bytes,
-    first_line,
     load_model,
     opsets,
     save_model,
@@ -135,17 +134,9 @@ def _hint(job: Job, origin: Origin | None) -> str:
 def _raise_opset(model: ModelProto) -> tuple[ModelProto, list[str]]:
     """Return the model at an opset in which ONNX has bfloat16 for the operators of networks, if it converts."""
     version = opsets(model).get("ai.onnx", 1)
-    if version >= _BF16_OPSET:
-        return model, []
-    if len(model.functions) > 0:
-        return model, [f"opset {version} stays: onnx.version_converter drops local functions"]
-    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > ONE_MESSAGE_LIMIT:
-        return model, [f"opset {version} stays: onnx.version_converter takes graphs below 2 GB"]
-    try:
-        raised = version_converter.convert_version(model, _BF16_OPSET)
-    except (version_converter.ConvertError, RuntimeError, ValueError) as error:
-        return model, [f"opset {version} stays, and with it the operators that lack bfloat16: {first_line(error)}"]
-    raised.ir_version = max(raised.ir_version, _BF16_IR_VERSION)
+    raised, why = raise_opset(model, _BF16_OPSET, _BF16_IR_VERSION)
+    if raised is model:
+        return model, [f"opset {version} stays, and with it the operators that lack bfloat16: {why}"] if why else []
     return raised, [f"opset {version} was raised to {_BF16_OPSET}, the first that has bfloat16 convolutions"]
 
 
