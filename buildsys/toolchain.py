@@ -15,7 +15,10 @@ from buildsys import compiler
 ABSENT = "absent"
 NONE = "none"
 GPU_FACTS = ("name", "compute_capability", "driver", "cuda_driver")
-_OTHER_BUILDS = {"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")}  # the same module under other names
+_OTHER_BUILDS = {  # the same module under other names
+    "onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino"),
+    "tensorrt": ("tensorrt-cu11", "tensorrt-cu12", "tensorrt-cu13", "tensorrt-bindings", "nvidia-tensorrt"),
+}
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")  # dxg: WSL
 # environment variables that change what a library computes, by what looks at them
 ENVIRONMENT = {

@@ -17,6 +17,7 @@ class _Entry(NamedTuple):
 
 _REGISTRY = {
     "onnxruntime": _Entry("buildsys.backends.onnxruntime", "onnxruntime", "pip install onnxruntime"),
+    "tensorrt": _Entry("buildsys.backends.tensorrt", "tensorrt", "pip install 'buildsys[tensorrt]'"),
     "tensorrt_rtx": _Entry("buildsys.backends.tensorrt_rtx", "tensorrt_rtx", "pip install 'buildsys[rtx]'"),
 }
 

@@ -44,6 +44,15 @@ class OperatorUse:
 
 
 @dataclass(frozen=True)
+class Calibration:
+    """What a weakly typed builder measures the ranges of int8 on."""
+
+    batches: Path  # .npz with arrays INDEX/INPUT, indices from 0
+    algorithm: str  # "entropy" or "minmax"
+    cache: Path  # that it writes: the ranges as TensorRT keeps them
+
+
+@dataclass(frozen=True)
 class BuildRequest:
     """An engine to build: from which graph, with which options, into which file."""
 
@@ -54,6 +63,7 @@ class BuildRequest:
     inputs: Mapping[str, Mapping[str, Any]]  # {name: {"shape": [...], "dtype": ...}} as in the manifest
     dims: Mapping[str, Mapping[str, Any]]  # {name: {"min": …, "opt": …, "max": …}}
     operators: tuple[OperatorUse, ...] = ()
+    calibration: Calibration | None = None  # for int8 by a builder that chooses types itself
     progress: Callable[[str], None] = field(default=_say_nothing, compare=False)
 
 
@@ -110,11 +120,22 @@ def _together(operator: str, nodes: Sequence[UnsupportedNode]) -> str:
 class Session(Protocol):
     """A loaded engine."""
 
-    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the outputs by name, in the order of the graph."""
+    @property
+    def profiles(self) -> list[dict[str, dict[str, tuple[int, ...]]]]:
+        """Return the ranges of shapes that it was built for: per optimization profile {input: {min, opt, max}}.
+
+        [] where the backend has no such thing and takes what the graph takes.
+        """
         ...
 
-    def bind(self, inputs: Mapping[str, Tensor]) -> Run:
+    def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:
+        """Return the outputs by name, in the order of the graph.
+
+        Raises: StageError: ``profile``, an index into ``profiles``, does not hold the inputs' shapes.
+        """
+        ...
+
+    def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:
         """Return a call that only computes: what can be done once for these inputs is done already.
 
         A call returns when the outputs are complete. Only the call of the last ``bind`` may be used.

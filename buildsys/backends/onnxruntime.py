@@ -42,11 +42,16 @@ class OrtSession:
         self.graph = graph
         self._device = device
 
-    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    @property
+    def profiles(self) -> list[dict[str, dict[str, tuple[int, ...]]]]:
+        """Return nothing: an engine takes what the graph takes."""
+        return []
+
+    def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:  # noqa: ARG002
         """Return the outputs by name."""
         return self.graph.run(inputs)
 
-    def bind(self, inputs: Mapping[str, Tensor]) -> Run:
+    def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:  # noqa: ARG002
         """Return a call that runs the graph on inputs that lie on its device; outputs stay there."""
         self.graph.run(inputs)  # wrong inputs are explained here
         ports = (*self.graph.inputs, *self.graph.outputs)
@@ -180,6 +185,8 @@ def _session_options(options: Options, *, optimization: str) -> ort.SessionOptio
     session.execution_mode = getattr(ort.ExecutionMode, _MODES[options["execution_mode"]])
     for entry in _SPINNING:
         session.add_session_config_entry(entry, "1" if options["spinning"] else "0")
+    if options["precision"] == "fp8":  # it would fuse quantizers to integer kernels, which take no float8
+        session.add_session_config_entry("session.disable_quant_qdq", "1")
     for entry, value in options["session_config"].items():
         session.add_session_config_entry(entry, value)
     return session
@@ -239,6 +246,8 @@ def _messages(options: Options) -> list[str]:
             "the CPU computes float16 in float32, without rounding between its nodes; "
             "that rounding and the range of float16 were checked by the stage convert"
         )
+    if options["precision"] == "fp8":
+        messages.append("fp8 is computed in float32 between its quantizers; its speed says nothing")
     if _emulates(options):
         messages.append("bfloat16 is emulated: computed in float32, every result rounded; its speed says nothing")
     return messages

@@ -31,14 +31,16 @@ def case_values(dims: Mapping[str, DimRange]) -> dict[str, Dims]:
 
 def representatives(every: Mapping[str, Dims]) -> dict[str, str]:
     """Return for each case the one that stands for all with its values."""
-    return {case: next(name for name in _PREFERENCE if every[name] == every[case]) for case in every}
+    preferred = [*_PREFERENCE, *(case for case in every if case not in _PREFERENCE)]
+    return {case: next(name for name in preferred if every[name] == every[case]) for case in every}
 
 
 def distinct_cases(every: Mapping[str, Dims], wanted: Iterable[str] = _ORDER) -> dict[str, Dims]:
-    """Return the ``wanted`` cases, each distinct shape once."""
+    """Return the ``wanted`` cases, each distinct shape once: first the four, then those of profiles."""
     representative = representatives(every)
     chosen = {representative[case] for case in wanted}
-    return {case: every[case] for case in _ORDER if case in chosen}
+    ordered = [*_ORDER, *(case for case in every if case not in _ORDER)]
+    return {case: every[case] for case in ordered if case in chosen}
 
 
 def example_dims(dims: Mapping[str, DimRange]) -> Dims:

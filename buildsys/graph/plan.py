@@ -13,6 +13,8 @@ from buildsys.graph import operators, used
 from buildsys.graph.action import Action, FileRef
 from buildsys.graph.flow import (
     Resolved,
+    calibrated,
+    calibration_cache,
     converted_graph,
     engine_path,
     engine_refs,
@@ -30,7 +32,9 @@ from buildsys.graph.surgery import (
     EXPORTED,
     cases_at,
     changes_golden,
+    engine_cases,
     frees_dims,
+    golden_cases_at,
     golden_point,
     is_cut,
     origin_of,
@@ -60,8 +64,10 @@ def _stages(spec: Resolved) -> Iterator[Action]:
     yield from _surgery(spec, AFTER_EXPORT)
     yield _simplify(spec)
     yield from _surgery(spec, AFTER_SIMPLIFY)
+    if used.quantized_engines(spec):
+        yield _calibrate(spec)
     for precision in used.converted_precisions(spec):
-        yield _convert(spec, precision)
+        yield _quantize(spec, precision) if precision in used.QUANTIZED else _convert(spec, precision)
     yield _validate(spec)
     for engine in spec["engines"]:
         yield _engine(spec, engine)
@@ -117,7 +123,7 @@ def _export(spec: Resolved) -> Action:
 
 def _reference(spec: Resolved) -> Action:
     model = spec["model"]
-    cases = cases_at(spec, EXPORTED)
+    cases = golden_cases_at(spec, EXPORTED)
     options = {**used.network_options(spec), "cases": cases}
     options["data"] = {name: tensor["data"] for name, tensor in spec["inputs"].items()}
     taken = used.oracle_operators(spec)
@@ -136,7 +142,10 @@ def _reference(spec: Resolved) -> Action:
         weights=used.weights_files(spec),
         after=taken.after,
         code=used.STAGE_CODE["reference"],
-        tools=("numpy", *used.network_tools(spec), *used.oracle_tools(spec), *used.small_float_tools(spec)),
+        tools=(
+            *("numpy", *used.network_tools(spec), *used.oracle_tools(spec), *used.small_float_tools(spec)),
+            *used.image_tools(spec),
+        ),
         environment=("onnxruntime",) if "onnx" in spec["source"] else ("torch",),
         timeout_s=used.timeout(spec, "reference"),
         doc=f"golden inputs and outputs of {model}",
@@ -203,31 +212,85 @@ def _simplify(spec: Resolved) -> Action:
     )
 
 
+def _calibrate(spec: Resolved) -> Action:
+    model = spec["model"]
+    taken = operators.taken(spec, operators.MAIN)
+    data = used.calibration_data(spec).values()
+    return Action(
+        target=f"calibrate:{model}",
+        stage="calibrate",
+        model=model,
+        variant="",
+        options={**used.calibration_options(spec), **taken.options},
+        inputs={**simplified_graph(spec).refs(), **taken.inputs},
+        outputs={**calibrated(spec, "batches", "ranges"), "result": FileRef(f"{model}/calibrate/calibrate.json")},
+        sources=used.values_sources(data),
+        after=(simplified_graph(spec).target, *taken.after),
+        code=used.STAGE_CODE["calibrate"],
+        tools=("onnx", "onnxruntime", "numpy", *used.values_tools(data)),
+        environment=("onnxruntime",),
+        timeout_s=used.timeout(spec, "calibrate"),
+        doc=f"measure the ranges of the tensors of {model}",
+    )
+
+
 def _convert(spec: Resolved, precision: str) -> Action:
+    tool = spec["convert"]["tool"]
+    autocast = tool == "autocast"
+    return _conversion(
+        spec,
+        precision,
+        options={"tool": tool} if autocast else {},
+        code=(*used.STAGE_CODE["convert"], *(("buildsys.quantization.modelopt",) if autocast else ())),
+        tools=("nvidia-modelopt",) if autocast else (),
+    )
+
+
+def _quantize(spec: Resolved, precision: str) -> Action:
+    quantize = used.quantize_options(spec, precision)
+    by_modelopt = quantize["tool"] == "modelopt"
+    return _conversion(
+        spec,
+        precision,
+        options={"quantize": quantize},
+        inputs=calibrated(spec, "ranges", *(("batches",) if by_modelopt else ())),
+        after=(f"calibrate:{spec['model']}",),
+        code=("buildsys.stages.convert", "buildsys.quantization.conversion"),
+        tools=("nvidia-modelopt",) if by_modelopt else (),
+    )
+
+
+def _conversion(
+    spec: Resolved,
+    precision: str,
+    *,
+    options: Mapping[str, Any],
+    code: tuple[str, ...],
+    tools: tuple[str, ...],
+    inputs: Mapping[str, FileRef] | None = None,
+    after: tuple[str, ...] = (),
+) -> Action:
+    """Return the target that makes the graph of one precision, and checks its numbers."""
     model = spec["model"]
     folder = f"{model}/convert/{precision}"
     cases = cases_at(spec, AFTER_SIMPLIFY, spec["verify"]["cases"])
     taken = operators.taken(spec, operators.MAIN)
+    tolerance = spec["verify"][precision]  # an engine's own limits may be wider, and are for that engine
     return Action(
         target=f"convert:{model}:{precision}",
         stage="convert",
         model=model,
         variant=precision,
-        # the limits of the precision: an engine's own ones may be wider, and are for that engine
-        options={"precision": precision, "tolerance": spec["verify"][precision], "cases": cases, **taken.options},
-        inputs={
-            **simplified_graph(spec).refs(),
-            **golden_refs(spec, cases),
-            **taken.inputs,
-        },
+        options={"precision": precision, **options, "tolerance": tolerance, "cases": cases, **taken.options},
+        inputs={**simplified_graph(spec).refs(), **(inputs or {}), **golden_refs(spec, cases), **taken.inputs},
         outputs={
             "model": FileRef(f"{folder}/model.onnx"),
             "model.data": FileRef(f"{folder}/model.onnx.data", optional=True),
             "result": FileRef(f"{folder}/convert.json"),
         },
-        after=(simplified_graph(spec).target, golden_target(spec), *taken.after),
-        code=used.STAGE_CODE["convert"],
-        tools=("onnx", "onnxruntime", "numpy"),
+        after=(simplified_graph(spec).target, *after, golden_target(spec), *taken.after),
+        code=code,
+        tools=("onnx", "onnxruntime", "numpy", *tools),
         environment=("onnxruntime",),
         timeout_s=used.timeout(spec, "convert"),
         doc=f"convert {model} to {precision} and check its numbers",
@@ -269,23 +332,31 @@ def _validate(spec: Resolved) -> Action:
 
 def _engine(spec: Resolved, engine: Mapping[str, Any]) -> Action:
     model, name, precision = spec["model"], engine["name"], engine["precision"]
-    graph = simplified_graph(spec) if precision == used.FULL_PRECISION else converted_graph(spec, precision)
+    whole = precision == used.FULL_PRECISION or used.is_weak(engine)
+    graph = simplified_graph(spec) if whole else converted_graph(spec, precision)
+    by_builder = used.is_weak(engine) and precision in used.QUANTIZED
     taken = operators.taken(spec, engine["backend"])
     return Action(
         target=f"engine:{model}:{name}",
         stage="engine",
         model=model,
         variant=name,
-        options={"engine": used.engine_fields(engine), **used.profile_options(spec, engine), **taken.options},
-        inputs={**graph.refs(), **taken.inputs},
+        options={
+            "engine": used.engine_fields(engine),
+            **({"calibration": {"algorithm": spec["calibration"]["algorithm"]}} if by_builder else {}),
+            **used.profile_options(spec, engine),
+            **taken.options,
+        },
+        inputs={**graph.refs(), **(calibrated(spec, "batches") if by_builder else {}), **taken.inputs},
         outputs={
             **operators.engine_libraries(spec, engine),
             "engine": FileRef(engine_path(model, engine), optional=True),
             "engine.data": FileRef(f"{engine_path(model, engine)}.data", optional=True),
+            **(calibration_cache(model, engine) if by_builder else {}),
             "result": FileRef(f"{model}/engine/{name}/engine.json"),
         },
         sources=taken.sources,
-        after=(graph.target, *taken.after),
+        after=(graph.target, *((f"calibrate:{model}",) if by_builder else ()), *taken.after),
         code=used.backend_code("engine", engine),
         tools=tuple(dict.fromkeys((*used.engine_tools(engine), *taken.tools))),
         devices=(*used.devices(engine), *used.cores(engine)),
@@ -299,7 +370,7 @@ def _engine(spec: Resolved, engine: Mapping[str, Any]) -> Action:
 
 def _verify(spec: Resolved, engine: Mapping[str, Any]) -> Action:
     model, name = spec["model"], engine["name"]
-    cases = cases_at(spec, AFTER_SIMPLIFY, spec["verify"]["cases"])
+    cases = engine_cases(spec, engine)
     tolerance = engine["tolerance"] or spec["verify"][engine["precision"]]
     taken = operators.loaded(spec, engine)
     return Action(

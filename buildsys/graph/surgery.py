@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from buildsys.graph.cases import Dims, case_values, distinct_cases, representatives
+from buildsys.graph.profile_cases import name_of, profile_cases, profiles_of
 from buildsys.manifest.surgery_interface import (
     AFTER_EXPORT,
     AFTER_SIMPLIFY,
@@ -49,6 +50,19 @@ def dims_at(spec: Resolved, point: str) -> dict[str, Any]:
 def cases_at(spec: Resolved, point: str, wanted: Iterable[str] = _ALL) -> dict[str, Dims]:
     """Return the shape cases at a point; a dimension that surgery fixes has its one value everywhere."""
     return distinct_cases(_values_at(spec, point), wanted)
+
+
+def golden_cases_at(spec: Resolved, point: str) -> dict[str, Dims]:
+    """Return all shape cases that there are golden tensors for: those of ``dims``, and those of explicit profiles."""
+    every = _values_at(spec, point)
+    return distinct_cases(every, every)
+
+
+def engine_cases(spec: Resolved, engine: Mapping[str, Any]) -> dict[str, Dims]:
+    """Return the shape cases that an engine is checked in: those of ``dims``, and those of its own profiles."""
+    every, own = _values_at(spec, AFTER_SIMPLIFY), list(_profile_values(spec, [engine]).values())
+    wanted = [case for case, values in every.items() if case in spec["verify"]["cases"] or values in own]
+    return distinct_cases(every, wanted)
 
 
 def origin_of(spec: Resolved, case: str, earlier: str) -> str:
@@ -97,9 +111,25 @@ def _passed(point: str) -> tuple[str, ...]:
 
 
 def all_values(spec: Resolved) -> dict[str, Dims]:
-    """Return the values of all dimensions in all four cases."""
+    """Return the values of all dimensions in the four cases, and in those that only explicit profiles have."""
     fixed = {name: dict.fromkeys(_ALL, value) for name, value in fixed_dims(spec).items()}
-    return case_values({**spec["dims"], **fixed})
+    values = case_values({**spec["dims"], **fixed})
+    further = _profile_values(spec, spec["engines"])
+    if further:
+        names = dims_at(spec, AFTER_SIMPLIFY).keys()
+        known = [{name: value for name, value in case.items() if name in names} for case in values.values()]
+        values |= {case: {**values["opt"], **own} for case, own in further.items() if own not in known}
+    return values
+
+
+def _profile_values(spec: Resolved, engines: Iterable[Mapping[str, Any]]) -> dict[str, Dims]:
+    """Return the cases of the engines' explicit profiles, of the dimensions that engines have."""
+    profiles = profiles_of(engines)
+    if not profiles:
+        return {}
+    inputs, points = inputs_at(spec, AFTER_SIMPLIFY), spec["verify"]["cases"]
+    values = [profile_cases(profile, inputs, spec["dims"]) for profile in profiles]
+    return {name_of(every[point]): every[point] for every in values for point in points}
 
 
 def _values_at(spec: Resolved, point: str) -> dict[str, Dims]:

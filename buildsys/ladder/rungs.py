@@ -174,7 +174,7 @@ def _implementations(operator: OnnxOperator, backend: str, declared: Collection[
     if operator.is_custom and backend == "onnxruntime":
         entry = f'ops: [{{op: "{operator.qualified}", library: {{sources: ["plugins/ops/{name}.c"]}}}}]'
         yield Rung("library", "implement it in C or C++ for ONNX Runtime", _entry((entry,), declared))
-    if operator.is_custom and backend == "tensorrt_rtx":
+    if operator.is_custom and backend in ("tensorrt", "tensorrt_rtx"):
         entry = f'ops: [{{op: "{operator.qualified}", plugin: {{python: "plugins/ops/{name}_plugin.py"}}}}]'
         yield Rung("plugin", "implement it for TensorRT", _entry((entry,), declared))
 

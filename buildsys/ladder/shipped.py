@@ -28,6 +28,7 @@ _DEFORM_CONV = (
     'symbolics: [{op: "torchvision::deform_conv2d", function: "plugins/symbolics/deform_conv2d.py:deform_conv2d",'
     " opset: 19}]",
     'ops: [{op: "custom_domain::deformConv2d", function: {onnxruntime: "plugins/ops/deform_conv2d.py:deform_conv",'
+    ' tensorrt: "plugins/ops/deform_conv2d.py:grid_sample_conv",'
     ' tensorrt_rtx: "plugins/ops/deform_conv2d.py:grid_sample_conv"}}]',
 )
 SHIPPED = (
@@ -45,7 +46,7 @@ SHIPPED = (
         "torchvision's deform_conv2d as GridSample and a 1x1 Conv for TensorRT, through TorchScript",
         _DEFORM_CONV,
         19,
-        ("tensorrt_rtx",),
+        ("tensorrt", "tensorrt_rtx"),
     ),
 )
 

@@ -13,8 +13,9 @@ from typing import Any
 from buildsys.manifest.numbers import data_problem
 from buildsys.manifest.operators import operator_problems
 from buildsys.manifest.problem import Problem, problem_at, show_value, suggest
+from buildsys.manifest.profile_checks import profile_problems
 from buildsys.manifest.quantize_checks import quantize_problems
-from buildsys.manifest.surgery_checks import dims_of_surgery, shapes_after_surgery, surgery_problems
+from buildsys.manifest.surgery_checks import dims_of_surgery, surgery_problems
 from buildsys.manifest.symbolic_checks import check_registrations
 from buildsys.manifest.tree import Key, Node, nearest, plain
 
@@ -185,37 +186,6 @@ def _engines(view: View) -> Iterator[Problem]:
             text = f"two engines of this model are named {show_value(name)}"
             yield view.problem(("engines", index, "name"), text, "give one of them another name: …")
         names.append(name)
-        for number, profile in enumerate(view.list("engines", index, "profiles")):
-            if isinstance(profile, dict):
-                yield from _profile(view, ("engines", index, "profiles", number), profile)
-
-
-def _profile(view: View, key: Key, profile: dict[str, Any]) -> Iterator[Problem]:
-    inputs = shapes_after_surgery(view)
-    for name in profile:
-        if name not in inputs:
-            hint = suggest(name, inputs, what="inputs")
-            yield view.problem((*key, name), f"no input is named {name}", hint, of_key=True)
-        elif isinstance(profile[name], dict):
-            yield from _ranges(view, (*key, name), profile[name], inputs[name])
-    for name in inputs:
-        if name not in profile and any(isinstance(size, str) for size in inputs[name]):
-            yield view.problem(key, f"the input {name} has dynamic dimensions and no range in this profile")
-
-
-def _ranges(view: View, key: Key, ranges: dict[str, Any], shape: list[Any]) -> Iterator[Problem]:
-    spans = {name: ranges[name] for name in ("min", "opt", "max") if isinstance(ranges.get(name), list)}
-    for name, sizes in spans.items():
-        if len(sizes) != len(shape):
-            yield view.problem((*key, name), f"{len(sizes)} sizes, and the input has {len(shape)} dimensions")
-            return
-    if len(spans) < 3 or not all(isinstance(size, int) for sizes in spans.values() for size in sizes):
-        return
-    for axis, (low, best, high) in enumerate(zip(spans["min"], spans["opt"], spans["max"], strict=True)):
-        if not low <= best <= high:
-            yield view.problem(key, f"min {low}, opt {best}, max {high} of axis {axis} are not in ascending order")
-        elif isinstance(shape[axis], int) and not low == high == shape[axis]:
-            yield view.problem(key, f"axis {axis} is {low} to {high}, and the input's shape has {shape[axis]} there")
 
 
 _CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
@@ -227,6 +197,7 @@ _CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     _data,
     _cases,
     _engines,
+    profile_problems,
     surgery_problems,
     operator_problems,
     quantize_problems,

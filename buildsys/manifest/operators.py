@@ -10,7 +10,11 @@ from buildsys.manifest.problem import Problem, show_value
 if TYPE_CHECKING:
     from buildsys.manifest.checks import View
 
-BACKEND_KINDS = {"onnxruntime": ("function", "library"), "tensorrt_rtx": ("function", "plugin")}
+BACKEND_KINDS = {
+    "onnxruntime": ("function", "library"),
+    "tensorrt": ("function", "plugin"),
+    "tensorrt_rtx": ("function", "plugin"),
+}
 # of ONNX itself; ai.onnx.contrib and other extensions are somebody's own
 _ONNX_DOMAINS = ("onnx", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview", "ai.onnx.preview.training")
 

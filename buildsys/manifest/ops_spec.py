@@ -18,6 +18,7 @@ class FunctionPerBackend(Spec):
     """Another local function for each backend."""
 
     onnxruntime: Callable | None = Field(None, description="FILE.py:NAME")
+    tensorrt: Callable | None = Field(None, description="FILE.py:NAME")
     tensorrt_rtx: Callable | None = Field(None, description="FILE.py:NAME")
 
 
@@ -82,6 +83,7 @@ class OperatorUse(Spec):
     onnxruntime: Literal["function", "library"] | None = Field(
         None, description="Default: the function, else the library."
     )
+    tensorrt: Literal["function", "plugin"] | None = Field(None, description="Default: the function, else the plugin.")
     tensorrt_rtx: Literal["function", "plugin"] | None = Field(
         None, description="Default: the function, else the plugin."
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from buildsys.manifest.numbers import data_problem
 from buildsys.manifest.problem import Problem, suggest
+from buildsys.manifest.quantize_spec import DEFAULT_PERCENTILE
 from buildsys.manifest.spec import QUANTIZED
 from buildsys.manifest.surgery_checks import shapes_after_surgery
 
@@ -18,14 +19,11 @@ _CALIBRATORS = ("entropy", "minmax")  # those that TensorRT has
 
 def quantize_problems(view: View) -> Iterator[Problem]:
     """Yield what is wrong with the parts of a merged model that int8 and fp8 engines need."""
-    engines = [engine for engine in view.list("engines") if isinstance(engine, dict)]
-    wanted = [engine.get("precision") for engine in engines]
-    if "calibration" in view.data and isinstance(view.get("calibration"), dict):
+    if isinstance(view.get("calibration"), dict):
         yield from _calibration(view)
     for index, engine in enumerate(view.list("engines")):
         if isinstance(engine, dict) and engine.get("precision") in QUANTIZED:
             yield from _engine(view, index, engine)
-    yield from _tools(view, wanted)
 
 
 def _engine(view: View, index: int, engine: dict[str, Any]) -> Iterator[Problem]:
@@ -70,7 +68,8 @@ def _calibration(view: View) -> Iterator[Problem]:
             entry = f"{name}: {_example_data(shapes[name])}"
             yield view.problem(("calibration",), text, f"add data: {{{entry}}}")
     algorithm = view.get("calibration", "algorithm") or _CALIBRATORS[0]
-    if "percentile" in view.map("calibration") and algorithm != "percentile" and algorithm in _CALIBRATORS:
+    percentile = view.get("calibration", "percentile")
+    if percentile not in (None, DEFAULT_PERCENTILE) and algorithm in _CALIBRATORS:
         text = f"ignored with algorithm: {algorithm}"
         yield view.problem(("calibration", "percentile"), text, "remove it, or set algorithm: percentile", of_key=True)
     yield from _batch_size(view, shapes)
@@ -93,16 +92,3 @@ def _batch_size(view: View, shapes: dict[str, list[Any]]) -> Iterator[Problem]:
 
 def _all_ints(span: dict[str, Any]) -> bool:
     return isinstance(span["min"], int) and isinstance(span["max"], int)
-
-
-def _tools(view: View, wanted: list[Any]) -> Iterator[Problem]:
-    """Yield sections that this manifest itself has for no engine: what is shared by several may be."""
-    quantized = any(precision in QUANTIZED for precision in wanted)
-    for section in ("calibration", "quantize"):
-        if view.own(section) and view.get(section) is not None and not quantized:
-            text = "no engine of this model is int8 or fp8, so that it has no effect"
-            hint = "remove it, or add an engine such as ort-int8 to engines"
-            yield view.problem((section,), text, hint, of_key=True)
-    if view.own("convert") and view.map("convert") and not any(kind in ("fp16", "bf16") for kind in wanted):
-        text = "no engine of this model is fp16 or bf16, so that it has no effect"
-        yield view.problem(("convert",), text, "remove it, or add an engine such as ort-fp16", of_key=True)

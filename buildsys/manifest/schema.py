@@ -10,15 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from buildsys.manifest.engine_spec import (
-    BACKENDS,
-    ComputeCapability,
-    Engine,
-    OnnxRuntimeEngine,
-    RtxFlag,
-    ShapeRange,
-    TensorRtRtxEngine,
-)
+from buildsys.manifest.engine_spec import BACKENDS, Engine, OnnxRuntimeEngine
 from buildsys.manifest.network_spec import (
     DATA_KINDS,
     SOURCE_KINDS,
@@ -113,6 +105,20 @@ from buildsys.manifest.surgery_spec import (
     TensorSpec,
 )
 from buildsys.manifest.symbolic_spec import PythonFile, SymbolicSpec, TranslationSpec
+from buildsys.manifest.tensorrt_spec import (
+    ComputeCapability,
+    LayerPrecision,
+    OtherFlag,
+    RtxFlag,
+    ShapeRange,
+    ShapeValues,
+    TacticSource,
+    TensorFormat,
+    TensorIo,
+    TensorRtEngine,
+    TensorRtRtxEngine,
+    ValueRange,
+)
 
 __all__ = [
     "AXIS_PATTERN",
@@ -163,6 +169,7 @@ __all__ = [
     "InputData",
     "InputSpec",
     "Int8Tolerance",
+    "LayerPrecision",
     "ModelSpec",
     "Modules",
     "Name",
@@ -175,6 +182,7 @@ __all__ = [
     "OperatorPlugin",
     "OperatorSpec",
     "OperatorUse",
+    "OtherFlag",
     "OutputSpec",
     "PluginLibrary",
     "Precision",
@@ -196,13 +204,18 @@ __all__ = [
     "Scalar",
     "Seconds",
     "ShapeRange",
+    "ShapeValues",
     "SimplifySpec",
     "Source",
     "Spec",
     "Stage",
     "SurgeryStep",
     "SymbolicSpec",
+    "TacticSource",
+    "TensorFormat",
+    "TensorIo",
     "TensorName",
+    "TensorRtEngine",
     "TensorRtRtxEngine",
     "TensorSpec",
     "Tolerance",
@@ -210,6 +223,7 @@ __all__ = [
     "TorchvisionWeights",
     "TranslationSpec",
     "ValidateSpec",
+    "ValueRange",
     "VerifySpec",
     "WeightsFile",
 ]

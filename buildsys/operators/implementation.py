@@ -21,7 +21,11 @@ from buildsys.worker.job import Job
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-_NAMES = {"onnxruntime": ("ONNX Runtime", "library"), "tensorrt_rtx": ("TensorRT-RTX", "plugin")}
+_NAMES = {
+    "onnxruntime": ("ONNX Runtime", "library"),
+    "tensorrt": ("TensorRT", "plugin"),
+    "tensorrt_rtx": ("TensorRT-RTX", "plugin"),
+}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 from onnx import ModelProto
 
 from buildsys.backends.ort_session import OrtGraph, session_options
@@ -32,6 +33,7 @@ from buildsys.worker.job import Job, StageResult
 _OPSETS = {"int8": (13, 8), "fp8": (19, 9)}  # the first with scales per channel, with float8; and their IR versions
 _TOLD_LOSSES = 3
 _KEPT_LOSSES = 20
+_BEYOND = 1.5  # times the calibrated range
 
 
 def run(job: Job) -> StageResult:
@@ -53,9 +55,11 @@ def run(job: Job) -> StageResult:
     }
     if not failed:
         return StageResult(figures=figures)
-    losses = _losses(job, golden[failed[0].case], figures["quantized"])
+    case = golden[failed[0].case]
+    losses = _losses(job, case, figures["quantized"])
     figures["largest_losses"] = [loss.figures() for loss in losses[:_KEPT_LOSSES]]
-    return StageResult("failed", failed[0].sentence() + and_more(failed), _hint(job, losses), figures)
+    hint = "; ".join((*_beyond(job, case), *_steps(job, losses)))
+    return StageResult("failed", failed[0].sentence() + and_more(failed), hint, figures)
 
 
 def _convert(job: Job) -> dict[str, Any]:
@@ -193,7 +197,21 @@ def _losses(job: Job, case: Case, quantized: list[str]) -> list[Loss]:
     return largest_losses(tensors[0], tensors[1], quantized, dict(case.inputs))
 
 
-def _hint(job: Job, losses: list[Loss]) -> str:
+def _beyond(job: Job, case: Case) -> list[str]:
+    """Return for which inputs the calibration data is of another kind than what is checked."""
+    ranges = load_ranges(job.inputs["ranges"])
+    told = []
+    for name, tensor in case.inputs.items():
+        largest = float(np.abs(tensor.values()).max(initial=0.0)) if name in ranges else 0.0
+        if name in ranges and largest > _BEYOND * ranges[name].largest:
+            told.append(
+                f"the golden input {name} reaches {largest:.3g} and the calibration data {ranges[name].largest:.3g}:"
+                " calibrate on data of the same kind"
+            )
+    return told
+
+
+def _steps(job: Job, losses: list[Loss]) -> list[str]:
     """Return what to try next, with the layers that lose most."""
     options, precision = job.options["quantize"], job.options["precision"]
     steps = [] if options["per_channel"] else ["set quantize.per_channel: true"]
@@ -204,5 +222,4 @@ def _hint(job: Job, losses: list[Loss]) -> str:
         steps.append(f"most is lost at {told}: quantize: {{exclude: [{names}]}}")
     if options["algorithm"] != "minmax" and precision == "int8":
         steps.append("another calibration.algorithm or more data may give better ranges")
-    steps.append(f"if this is near enough, set verify.{precision}")
-    return "; ".join(steps)
+    return [*steps, f"if this is near enough, set verify.{precision}"]

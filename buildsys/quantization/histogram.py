@@ -66,7 +66,7 @@ class Magnitudes:
         if total == 0:
             return self.largest
         place = int(np.searchsorted(np.cumsum(self.counts), total * percent / 100.0))
-        return min(self.largest, (place + 1) * self.span / BINS)
+        return float(min(self.largest, (place + 1) * self.span / BINS))
 
     def entropy(self) -> float:
         """Return the magnitude at which cutting, and rounding to the levels of int8, loses the least information."""
@@ -77,7 +77,7 @@ class Magnitudes:
         counts[0] = counts[1]  # zeros are exact at every scale
         tried = [*range(_LEVELS, used, _STRIDE), used]
         best = min(tried, key=lambda end: (_divergence(counts, end), -end))
-        return min(self.largest, best * self.span / BINS)
+        return float(min(self.largest, best * self.span / BINS))
 
 
 def _divergence(counts: Array, end: int) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -117,7 +118,7 @@ class _Writer:
         self._graph.initializer.append(
             helper.make_tensor(zero_name, self._grid.elem_type, scale.shape, zeros, raw=True)
         )
-        attributes = {} if axis is None else {"axis": axis}
+        attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
         for operator, (taken, given) in (
             ("QuantizeLinear", (source, quantized)),
             ("DequantizeLinear", (quantized, target)),

@@ -29,7 +29,8 @@ def quantize_by_modelopt(
 ) -> ModelProto:
     """Return the graph of ``source`` with the quantizers that ModelOpt chooses for TensorRT.
 
-    ``options`` are the manifest's section ``quantize`` with the calibration's ``algorithm``; it measures the ranges itself.
+    ``options`` are the manifest's section ``quantize`` with the calibration's ``algorithm``; it measures the ranges
+    itself.
     Raises: StageError: it is not installed, has no such algorithm, or fails.
     """
     method = _METHODS[precision].get(options["algorithm"])

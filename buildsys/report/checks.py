@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from buildsys.report.model import Check, Comparison, Failure
-from buildsys.report.results import FAILED, PASSED, Result, mapping, number
+from buildsys.report.results import FAILED, PASSED, Result, mapping, number, whole
 
 _CASES = ("min", "opt", "max", "odd")
 _LIMITS = ("rtol", "cosine", "atol", "top1")
+_SEVERAL = 2
 
 
 def checks_of(results: Iterable[Result]) -> tuple[Check, ...]:
@@ -28,6 +30,8 @@ def contradictions(checks: Iterable[Check]) -> Iterator[str]:
             yield f"{check.target} says passed, but output {line.output} in case {line.case} did not pass"
         elif not check.comparisons and not check.target.startswith("simplify:"):
             yield f"{check.target} says passed, but it compared nothing"
+        for profile in check.idle:
+            yield f"{check.target} says passed, but it compared nothing in {profile}"
 
 
 def case_order(case: str) -> tuple[int, str]:
@@ -62,8 +66,14 @@ def _validate(result: Result) -> Check:
 
 
 def _verify(result: Result) -> Check:
-    rows = _rows(result.variant, mapping(result.figures.get("cases")))
-    return _check(result, f"golden outputs against engine {result.variant}", rows)
+    subject, dims = f"golden outputs against engine {result.variant}", mapping(result.figures.get("dims"))
+    profiles = result.figures.get("profiles")
+    found = [mapping(entry) for entry in profiles] if isinstance(profiles, list) else []
+    if len(found) < _SEVERAL:
+        return _check(result, subject, _rows(result.variant, mapping(result.figures.get("cases")), dims))
+    by_profile = {f"profile {whole(entry.get('profile'))}": mapping(entry.get("cases")) for entry in found}
+    rows = [row for name, cases in by_profile.items() for row in _rows(f"{result.variant}, {name}", cases, dims)]
+    return replace(_check(result, subject, rows), idle=tuple(name for name, cases in by_profile.items() if not cases))
 
 
 _READERS = {
@@ -88,12 +98,17 @@ def _check(result: Result, subject: str, rows: Iterable[Comparison]) -> Check:
     )
 
 
-def _rows(subject: str, cases: Mapping[str, Any]) -> list[Comparison]:
+def _rows(subject: str, cases: Mapping[str, Any], dims: Mapping[str, Any] | None = None) -> list[Comparison]:
+    sizes = dims or {}
     return [
-        _comparison(subject, case, str(output), mapping(figures))
+        replace(_comparison(subject, case, str(output), mapping(figures)), dims=_sizes(mapping(sizes.get(case))))
         for case in sorted(cases, key=case_order)
         for output, figures in mapping(cases[case]).items()
     ]
+
+
+def _sizes(dims: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {size}" for name, size in dims.items())
 
 
 def _comparison(subject: str, case: str, output: str, figures: Mapping[str, Any]) -> Comparison:
@@ -116,9 +131,12 @@ def _failures(result: Result) -> Iterator[Failure]:
     found = result.figures.get("failures")
     for entry in found if isinstance(found, list) else []:
         failure = mapping(entry)
+        profile = f", profile {failure['profile']}" if "profile" in failure else ""
+        case, sizes = _text(failure.get("case")), _sizes(mapping(failure.get("dims")))
         yield Failure(
-            subject=str(failure.get("graph") or result.variant or result.stage),
-            **{key: _text(failure.get(key)) for key in ("case", "output", "index", "actual", "expected", "problem")},
+            subject=str(failure.get("graph") or result.variant or result.stage) + profile,
+            case=case + (f" ({sizes})" if sizes and "=" not in case else ""),
+            **{key: _text(failure.get(key)) for key in ("output", "index", "actual", "expected", "problem")},
         )
 
 

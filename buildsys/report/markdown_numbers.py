@@ -93,7 +93,15 @@ def _failures(failures: Sequence[Failure]) -> Lines:
     if not failures:
         return
     rows = [
-        (escape(f.subject), f.case, code(f.output), code(f.index), code(f.actual), code(f.expected), escape(f.problem))
+        (
+            escape(f.subject),
+            escape(f.case),
+            code(f.output),
+            code(f.index),
+            code(f.actual),
+            code(f.expected),
+            escape(f.problem),
+        )
         for f in failures[:_MOST_FAILURES]
     ]
     yield from ("", *table(("graph or engine", "case", "output", "index", "actual>", "expected>", "problem"), rows))
@@ -138,7 +146,8 @@ def _badness(line: Comparison) -> float:
 def _comparison(line: Comparison) -> tuple[str, ...]:
     within = {True: "yes", False: "NO", None: q.NOTHING}[line.passed]
     errors = (q.error(line.max_abs), q.error(line.relative), q.cosine(line.cosine), q.share(line.top1))
-    return escape(line.subject), line.case, code(line.output), *errors, within
+    case = f"{line.case} ({escape(line.dims)})" if line.dims and "=" not in line.case else line.case
+    return escape(line.subject), case, code(line.output), *errors, within
 
 
 def _engine(line: EngineLine) -> tuple[str, ...]:

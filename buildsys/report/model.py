@@ -136,7 +136,8 @@ class Conversion:
 class Comparison:
     """One output of one case, compared with its reference."""
 
-    subject: str  # "exported", "simplified against exported", a step, a precision or the name of an engine
+    # "exported", "simplified against exported", a step, a precision, or the name of an engine with its profile
+    subject: str
     case: str
     output: str
     max_abs: float | None
@@ -144,6 +145,7 @@ class Comparison:
     cosine: float | None
     top1: float | None
     passed: bool | None
+    dims: str = ""  # sizes of the case, where they are known
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,7 @@ class Check:
     limits: Mapping[str, float]
     comparisons: tuple[Comparison, ...]
     failures: tuple[Failure, ...]
+    idle: tuple[str, ...] = ()  # optimization profiles in which nothing was compared
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from buildsys.backends import load_backend
-from buildsys.backends.base import Backend, BuildRequest, Figures, GraphRefusedError, OperatorUse
+from buildsys.backends.base import Backend, BuildRequest, Calibration, Figures, GraphRefusedError, OperatorUse
 from buildsys.digest import sha256_of
 from buildsys.errors import StageError, Unavailable
 from buildsys.ladder.refused import explained
@@ -46,6 +46,7 @@ def _build_from(graph: Path, operators: tuple[OperatorUse, ...], job: Job, backe
         inputs=job.options.get("inputs", {}),  # and dims: for those who build for ranges of shapes
         dims=job.options.get("dims", {}),
         operators=operators,
+        calibration=_calibration(job),
         progress=job.progress,
     )
     start = time.perf_counter()
@@ -68,6 +69,19 @@ def _build_from(graph: Path, operators: tuple[OperatorUse, ...], job: Job, backe
         "onnx_sha256": sha256_of(*(job.inputs[role] for role in ("model", "model.data") if role in job.inputs)),
         "device": backend.device(request.options),
     }
+
+
+def _calibration(job: Job) -> Calibration | None:
+    """Return what a builder that chooses types itself calibrates int8 on; strongly typed graphs have quantizers."""
+    if "calibration" not in job.options:
+        return None
+    algorithm = job.options["calibration"]["algorithm"]
+    if algorithm not in ("entropy", "minmax"):
+        raise StageError(
+            f"engine {job.variant}: TensorRT's calibrators are entropy and minmax, not {algorithm}",
+            "set calibration.algorithm to one of these, or typing: strong for the engine",
+        )
+    return Calibration(job.inputs["batches"], algorithm, job.outputs["calibration"])
 
 
 def _engine_files(job: Job) -> list[Path]:

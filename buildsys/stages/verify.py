@@ -1,4 +1,4 @@
-"""Check a built engine against the golden outputs, case by case."""
+"""Check a built engine against the golden outputs: every case in every optimization profile that holds it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ from buildsys.backends.base import Session
 from buildsys.compare import Comparison, compare
 from buildsys.errors import StageError, Unavailable
 from buildsys.operators.implementation import implementation_of
+from buildsys.stages.verify_profiles import CaseRun, Ranges, homeless, idle, runs_of, shown_case, shown_ranges
 from buildsys.tensors import Case, Tensor, load_case, save_tensors, tensor_of
 from buildsys.worker.job import Job, StageResult
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
+Compared = dict[str, Comparison]  # by output
 
 
 @dataclass
 class _Checks:
     """What was compared so far."""
 
-    cases: dict[str, dict[str, Any]] = field(default_factory=dict)
+    profiles: list[Ranges]
+    compared: dict[CaseRun, Compared] = field(default_factory=dict)
     failures: list[dict[str, Any]] = field(default_factory=list)
     sentences: list[str] = field(default_factory=list)
+    not_held: list[str] = field(default_factory=list)  # cases of dims outside all explicit profiles
 
 
 def run(job: Job) -> StageResult:
@@ -42,29 +46,58 @@ def run(job: Job) -> StageResult:
         checks = _check_cases(job, session)
     finally:
         backend.unload(session)
-    figures = {"cases": checks.cases, "tolerance": dict(job.options["tolerance"]), "failures": checks.failures}
+    figures = _figures(job, checks)
     if checks.sentences:
         return StageResult("failed", _reason(job, checks), _hint(job), figures)
     return StageResult(figures=figures)
 
 
 def _check_cases(job: Job, session: Session) -> _Checks:
-    checks = _Checks()
-    for name in job.options["cases"]:
-        job.progress(f"case {name}")
-        golden = load_case(job.inputs[f"case.{name}"])
-        actual = session.run(golden.inputs)
-        compared = dict(_compare_outputs(actual, golden.outputs, job.options["tolerance"]))
-        checks.cases[name] = {output: comparison.figures() for output, comparison in compared.items()}
-        failed = {output: comparison for output, comparison in compared.items() if not comparison.passed}
-        for output, comparison in failed.items():
-            checks.failures.append({"case": name, "output": output, **comparison.failure()})
-            checks.sentences.append(
-                f"output '{output}', case {name}: {comparison.sentence('the engine', 'the reference')}"
-            )
-        if failed:
-            _keep_tensors(_failed_file(job, name), golden, actual, failed)
+    golden = {name: load_case(job.inputs[f"case.{name}"]) for name in job.options["cases"]}
+    shapes = {case: {n: tensor.shape for n, tensor in held.inputs.items()} for case, held in golden.items()}
+    checks = _Checks(profiles=[dict(ranges) for ranges in session.profiles])
+    runs = runs_of(checks.profiles, shapes)
+    _check_coverage(job, checks, runs)
+    for run in runs:
+        place = "" if run.profile is None else f" in profile {run.profile}"
+        job.progress(f"case {run.case}{place}")
+        actual = session.run(golden[run.case].inputs, run.profile)
+        _judge(job, checks, run, golden[run.case], actual)
     return checks
+
+
+def _check_coverage(job: Job, checks: _Checks, runs: list[CaseRun]) -> None:
+    """Note what no profile holds; it is a failure unless the manifest itself gives the engine narrower profiles."""
+    outside = homeless(runs, list(job.options["cases"]))
+    if job.options["engine"].get("profiles") is not None:
+        checks.not_held = outside
+    else:
+        for case in outside:
+            text = f"case {_shown(job, case)} fits no optimization profile of the engine"
+            checks.sentences.append(f"{text} ({'; '.join(map(shown_ranges, checks.profiles))})")
+            checks.failures.append({"case": case, "dims": dict(job.options["cases"][case]), "problem": text})
+    for index in idle(runs, checks.profiles):
+        text = (
+            f"no golden case fits profile {index} ({shown_ranges(checks.profiles[index])}), so nothing is known of it"
+        )
+        checks.sentences.append(text)
+        checks.failures.append({"profile": index, "problem": text})
+
+
+def _judge(job: Job, checks: _Checks, run: CaseRun, golden: Case, actual: Mapping[str, Tensor]) -> None:
+    compared = dict(_compare_outputs(actual, golden.outputs, job.options["tolerance"]))
+    checks.compared[run] = compared
+    failed = {output: comparison for output, comparison in compared.items() if not comparison.passed}
+    where = "" if run.profile is None or len(checks.profiles) == 1 else f", profile {run.profile}"
+    numbered = {} if run.profile is None else {"profile": run.profile}
+    for output, comparison in failed.items():
+        place = {**numbered, "case": run.case, "dims": dict(job.options["cases"][run.case]), "output": output}
+        checks.failures.append({**place, **comparison.failure()})
+        told = comparison.sentence("the engine", "the reference")
+        checks.sentences.append(f"output '{output}', case {_shown(job, run.case)}{where}: {told}")
+    if failed:
+        name = f"{job.variant}{where.removeprefix(', ').replace('profile ', '-profile')}-{run.case}.npz"
+        _keep_tensors(job.outputs["result"].parent / "failed" / name, golden, actual, failed)
 
 
 def _compare_outputs(
@@ -83,13 +116,55 @@ def _in_one_type(actual: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
     return actual, reference
 
 
-def _failed_file(job: Job, case: str) -> Path:
-    # the folder is shared with the model's other engines
-    return job.outputs["result"].parent / "failed" / f"{job.variant}-{case}.npz"
+def _figures(job: Job, checks: _Checks) -> dict[str, Any]:
+    """Return the numbers of every case (of several profiles the worst), and below them those of each profile."""
+    cases: dict[str, dict[str, Any]] = {}
+    for run, compared in checks.compared.items():
+        for output, comparison in compared.items():
+            known = cases.setdefault(run.case, {})
+            if output not in known or _badness(comparison) > _badness(known[output]):
+                known[output] = comparison
+    ran = {case: cases[case] for case in job.options["cases"] if case in cases}
+    return {
+        "cases": {case: _numbers(compared) for case, compared in ran.items()},
+        "dims": {case: dict(job.options["cases"][case]) for case in ran},
+        **({"profiles": _profile_figures(checks)} if checks.profiles else {}),
+        **({"outside_profiles": checks.not_held, "warnings": [_outside(job, checks)]} if checks.not_held else {}),
+        "tolerance": dict(job.options["tolerance"]),
+        "failures": checks.failures,
+    }
+
+
+def _profile_figures(checks: _Checks) -> list[dict[str, Any]]:
+    return [
+        {
+            "profile": index,
+            "ranges": {name: {point: list(shape) for point, shape in span.items()} for name, span in ranges.items()},
+            "cases": {r.case: _numbers(compared) for r, compared in checks.compared.items() if r.profile == index},
+        }
+        for index, ranges in enumerate(checks.profiles)
+    ]
+
+
+def _numbers(compared: Compared) -> dict[str, Any]:
+    return {output: comparison.figures() for output, comparison in compared.items()}
+
+
+def _badness(comparison: Comparison) -> tuple[bool, bool, float]:
+    return not comparison.passed, comparison.non_finite > 0, comparison.relative
+
+
+def _outside(job: Job, checks: _Checks) -> str:
+    names = ", ".join(_shown(job, case) for case in checks.not_held)
+    return f"dims have cases that none of the engine's profiles holds, so it does not run them: {names}"
+
+
+def _shown(job: Job, case: str) -> str:
+    return shown_case(case, job.options["cases"][case])
 
 
 def _keep_tensors(file: Path, golden: Case, actual: Mapping[str, Tensor], failed: Mapping[str, Comparison]) -> None:
-    file.parent.mkdir(exist_ok=True)
+    file.parent.mkdir(exist_ok=True)  # shared with the model's other engines
     save_tensors(
         file,
         {
@@ -101,8 +176,13 @@ def _keep_tensors(file: Path, golden: Case, actual: Mapping[str, Tensor], failed
 
 
 def _reason(job: Job, checks: _Checks) -> str:
+    """Return the first failure, and how many cases are wrong beside those that are right."""
+    wrong = {run.case for run, compared in checks.compared.items() if not all(c.passed for c in compared.values())}
+    right = [case for case in job.options["cases"] if case in {run.case for run in checks.compared} - wrong]
+    share = f" in {len(wrong)} of {len(wrong) + len(right)} cases" if wrong and right else ""
     more = f" (and {len(checks.sentences) - 1} more)" if len(checks.sentences) > 1 else ""
-    return f"the engine {job.variant} of {job.model} is wrong: {checks.sentences[0]}{more}"
+    fine = f"; it is right in case {', '.join(_shown(job, case) for case in right)}" if wrong and right else ""
+    return f"the engine {job.variant} of {job.model} is wrong{share}: {checks.sentences[0]}{more}{fine}"
 
 
 def _hint(job: Job) -> str:

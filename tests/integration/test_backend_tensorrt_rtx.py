@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import subprocess
 import sys
@@ -17,15 +16,20 @@ from small_graphs import conv_bn, make_model, one_node, weights, write
 
 from buildsys.backends import load_backend
 from buildsys.backends.cuda_driver import find_driver
+from buildsys.backends.trt import adapter, library, settings
+from buildsys.backends.trt.messages import log_of
 from buildsys.errors import StageError, Unavailable
 from buildsys.manifest.schema import ComputeCapability, RtxFlag
 
 trt = pytest.importorskip("tensorrt_rtx")
-from buildsys.backends import rtx_settings, tensorrt_rtx  # noqa: E402 - after the library is known to be there
-from buildsys.backends.rtx_messages import LOGGER, collected_messages  # noqa: E402
+from buildsys.backends import tensorrt_rtx  # noqa: E402 - after the library is known to be there
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+from trt_names import MODULES, PACKAGE, uses  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
-API = json.loads((Path(__file__).parent / "trt_api" / "tensorrt_rtx-1.7.1.json").read_text())["api"]
+LIBRARY = library.library_of(trt)
+LOG = log_of(LIBRARY)
 needs_no_gpu = pytest.mark.skipif(bool(find_driver().gpus), reason="checks what is said on a machine without a GPU")
 
 
@@ -75,19 +79,19 @@ def test_every_field_reaches_the_builder(tmp_path: Path) -> None:
     assert {name for name, on in settings["flags"].items() if on} == {"strict_nans"}
 
 
-@pytest.mark.parametrize("flag", sorted(set(rtx_settings.FLAGS) - {"exclude_lean_runtime"}))
+@pytest.mark.parametrize("flag", sorted(set(adapter.FLAGS.members) - {"exclude_lean_runtime"}))
 def test_every_flag_of_the_schema_can_be_set(flag: str) -> None:
     """Setting is checked on a configuration alone; what a build without a GPU cannot do is checked elsewhere."""
-    builder = trt.Builder(LOGGER)
+    builder = trt.Builder(LOG.logger)
     config = builder.create_builder_config()
-    with collected_messages() as found:
-        rtx_settings.configure(builder, config, options(flags={flag: True}), found)
-    assert config.get_flag(rtx_settings.FLAGS[flag])
+    with LOG.collected() as found:
+        settings.configure(LIBRARY, builder, config, options(flags={flag: True}), found)
+    assert config.get_flag(adapter.FLAGS.of(LIBRARY, flag))
 
 
 def test_the_flags_of_the_schema_are_those_of_the_backend() -> None:
-    assert set(get_args(RtxFlag)) == set(rtx_settings.FLAGS)
-    assert set(get_args(ComputeCapability)) == set(rtx_settings.CAPABILITIES)
+    assert set(get_args(RtxFlag)) == set(adapter.FLAGS.members)
+    assert set(get_args(ComputeCapability)) == set(adapter.CAPABILITIES.members)
 
 
 def test_a_refused_setting_fails_instead_of_being_ignored(tmp_path: Path) -> None:
@@ -107,10 +111,10 @@ def test_a_wrong_profile_is_said_before_anything_is_built(tmp_path: Path) -> Non
 
 
 def test_a_profile_that_tensorrt_refuses_is_an_error() -> None:
-    builder = trt.Builder(LOGGER)
+    builder = trt.Builder(LOG.logger)
     wrong = {"x": {"min": (4, 3), "opt": (2, 3), "max": (8, 3)}}
-    with collected_messages(), pytest.raises(StageError, match="refuses the optimization profile 0"):
-        rtx_settings.add_profiles(builder, builder.create_builder_config(), [wrong])
+    with LOG.collected(), pytest.raises(StageError, match="refuses the optimization profile 0"):
+        settings.add_profiles(LIBRARY, builder, builder.create_builder_config(), [wrong])
 
 
 def test_all_refused_nodes_are_named_at_once(tmp_path: Path) -> None:
@@ -250,7 +254,7 @@ def test_without_the_library_the_backend_is_unavailable_and_says_how_to_install_
 
 
 def test_an_unknown_backend_is_an_error() -> None:
-    with pytest.raises(StageError, match="there is no backend 'tvm'; the backends are onnxruntime, tensorrt_rtx"):
+    with pytest.raises(StageError, match="there is no backend 'tvm'; the backends are onnxruntime, tensorrt"):
         load_backend("tvm")
 
 
@@ -260,51 +264,11 @@ def test_messages_of_one_build_do_not_leak_into_the_next(tmp_path: Path) -> None
     assert build(tmp_path / "good", one_node("Relu"))["messages"] == []
 
 
-# --- every name that the backend uses exists in the library ----------------------------------------
-
-OWNERS = {  # expressions of the backend's modules -> the class of the library that they hold
-    "builder": "Builder", "parsed.builder": "Builder", "config": "IBuilderConfig", "network": "INetworkDefinition",
-    "parsed.network": "INetworkDefinition", "parser": "OnnxParser", "error": "ParserError", "layer": "ILayer",
-    "tensor": "ITensor", "profile": "IOptimizationProfile", "inspector": "EngineInspector",
-    "self._engine": "ICudaEngine", "self._context": "IExecutionContext", "self._runtime": "Runtime",
-}  # fmt: skip
-RTX_MODULES = ("tensorrt_rtx", "rtx_session", "rtx_settings", "rtx_messages")
-OURS = {"tensor": {"array", "dtype", "values"}}  # buildsys.tensors.Tensor has this name in rtx_session
-
-
-def used_names(module: str) -> set[tuple[str, str]]:
-    """Return (class or "", attribute) for every attribute of the library that a module's source uses."""
-    source = (ROOT / "buildsys" / "backends" / f"{module}.py").read_text()
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Attribute) or node.attr == "__init__":
-            continue
-        owner = ast.unparse(node.value)
-        if owner == "trt":
-            found.add(("", node.attr))
-        elif owner.startswith("trt.") and owner.count(".") == 1:
-            found.add((owner.removeprefix("trt."), node.attr))
-        elif owner in OWNERS and node.attr not in OURS.get(owner, ()):
-            found.add((OWNERS[owner], node.attr))
-    return found
-
-
-@pytest.mark.parametrize("module", RTX_MODULES)
-def test_only_names_that_the_library_has_are_used(module: str) -> None:
-    used = used_names(module)
-    assert used, "the walk found nothing: it would pass whatever the module says"
-    unknown = [f"{owner}.{name}" for owner, name in used if name not in (API if not owner else API.get(owner, ()))]
-    assert unknown == []
-
-
-def test_the_walk_sees_what_the_backend_is_made_of() -> None:
-    used = set().union(*(used_names(module) for module in RTX_MODULES))
-    assert ("IExecutionContext", "execute_async_v3") in used
-    assert ("IBuilderConfig", "set_memory_pool_limit") in used
-    assert ("OnnxParser", "parse_from_file") in used
-    assert ("BuilderFlag", "TF32") in used
-
-
 def test_the_installed_library_has_the_names_too() -> None:
-    used = set().union(*(used_names(module) for module in RTX_MODULES))
+    used = {
+        (use.owner, use.name)
+        for module in MODULES
+        for use in uses((PACKAGE / module).read_text(), module)
+        if library.RTX in use.generations
+    }
     assert [name for owner, name in used if not hasattr(getattr(trt, owner) if owner else trt, name)] == []

@@ -228,11 +228,11 @@ def test_a_file_that_is_missing_is_told(project: Project) -> None:
 def test_a_name_of_another_plugin_is_told(project: Project) -> None:
     own = "MyelinWeightsTransformPlugin"
     assert project.error((f"mydomain::{own}", FILE)) == (
-        f"{FILE}: tensorrt_rtx knows another plugin that mydomain::{own} would be taken for: {own};"
+        f"{FILE}: TensorRT-RTX knows another plugin that mydomain::{own} would be taken for: {own};"
         " give the operator another name, or each creator its domain as plugin_namespace"
     )
     project.write("", file="plugins/ops/other.py")
-    assert "tensorrt_rtx knows another plugin that" in project.error(
+    assert "TensorRT-RTX knows another plugin that" in project.error(
         (OP, FILE), ("b::ScaledClip", "plugins/ops/other.py")
     )
 
@@ -313,4 +313,4 @@ def test_a_library_whose_name_is_taken_is_told(project: Project) -> None:
     project.compile()
     project.compile(file="libagain.so")
     told = project.error(SAME, ("mydomain::Same", "libagain.so"))
-    assert told == "libagain.so: tensorrt_rtx takes no plugin from it; it has none, or one whose name is taken"
+    assert told == "libagain.so: TensorRT-RTX takes no plugin from it; it has none, or one whose name is taken"

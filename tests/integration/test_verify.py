@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from engine_jobs import BATCHES, random_x, resolved, save_at, stage_job, write_golden
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from small_graphs import conv_bn, make_model
 
 from buildsys.backends.cuda_driver import find_driver
@@ -48,6 +48,8 @@ def test_a_right_engine_passes_in_every_case(tmp_path: Path) -> None:
     assert set(result.figures["cases"]["odd"]["y"]) == {"max_abs", "relative", "cosine", "top1", "passed"}
     assert result.figures["tolerance"]["rtol"] == 1e-3
     assert result.figures["failures"] == []
+    assert result.figures["dims"] == {case: {"batch": batch} for case, batch in CASES.items()}
+    assert "profiles" not in result.figures  # ONNX Runtime has none
     assert not (tmp_path / "m" / "verify" / "failed").exists()
 
 
@@ -58,10 +60,13 @@ def test_a_wrong_value_names_output_case_index_and_both_values_and_is_kept(tmp_p
     expected["odd"] = {"y": tensor_of(wrong)}
     result = verified(tmp_path, conv_bn(), expected)
     assert result.status == "failed"
-    assert result.reason.startswith("the engine e of m is wrong: output 'y', case odd: at [2, 1] the engine has 0.")
+    told = "the engine e of m is wrong in 1 of 4 cases: output 'y', case odd (batch 3): at [2, 1] the engine has 0."
+    assert result.reason.startswith(told)
     assert "the reference 10." in result.reason
+    assert result.reason.endswith("; it is right in case min (batch 1), opt (batch 2), max (batch 8)")
     (failure,) = result.figures["failures"]
-    assert (failure["case"], failure["output"], failure["index"]) == ("odd", "y", [2, 1])
+    assert (failure["case"], failure["dims"]) == ("odd", {"batch": 3})
+    assert (failure["output"], failure["index"]) == ("y", [2, 1])
     assert failure["expected"] == pytest.approx(wrong[2, 1])
     assert failure["actual"] == pytest.approx(wrong[2, 1] - 10, abs=1e-5)
     assert result.figures["cases"]["max"]["y"]["passed"] is True
@@ -70,6 +75,41 @@ def test_a_wrong_value_names_output_case_index_and_both_values_and_is_kept(tmp_p
     assert np.array_equal(kept["expected.y"].array, wrong)
     assert np.array_equal(kept["in.x"].array, INPUTS["odd"]["x"].array)
     assert [path.name for path in (tmp_path / "m" / "verify" / "failed").iterdir()] == ["e-odd.npz"]
+
+
+def first_item_for_all() -> onnx.ModelProto:
+    """conv_bn with batch 1 baked in: every item of the batch gets what the first one gets."""
+    model = conv_bn()
+    for node in model.graph.node:
+        node.input[:] = ["first" if name == "x" else name for name in node.input]
+        node.output[:] = ["one" if name == "y" else name for name in node.output]
+    bounds = {"zero": [0], "end": [1], "classes": [5]}
+    model.graph.initializer.extend(numpy_helper.from_array(np.array(v, np.int64), k) for k, v in bounds.items())
+    before = helper.make_node("Slice", ["x", "zero", "end", "zero"], ["first"], name="first_of_batch")
+    after = [
+        helper.make_node("Shape", ["x"], ["batch_size"], name="batch", end=1),
+        helper.make_node("Concat", ["batch_size", "classes"], ["size"], name="size", axis=0),
+        helper.make_node("Expand", ["one", "size"], ["y"], name="all_alike"),
+    ]
+    model.graph.node.insert(0, before)
+    model.graph.node.extend(after)
+    onnx.checker.check_model(model)
+    return model
+
+
+def test_an_engine_that_is_exact_at_batch_1_and_wrong_at_batch_2_fails_and_says_so(tmp_path: Path) -> None:
+    result = verified(tmp_path, first_item_for_all(), golden(conv_bn()))
+    assert result.status == "failed"
+    told = "the engine e of m is wrong in 3 of 4 cases: output 'y', case opt (batch 2): at [1, "
+    assert result.reason.startswith(told), result.reason
+    assert result.reason.endswith("(and 2 more); it is right in case min (batch 1)")
+    failed = {failure["case"]: failure for failure in result.figures["failures"]}
+    assert failed.keys() == {"opt", "max", "odd"}
+    assert all(failure["index"][0] > 0 for failure in failed.values()), "the first item is right"
+    assert failed["opt"]["dims"] == {"batch": 2}
+    assert result.figures["cases"]["min"]["y"]["passed"] is True
+    kept = tmp_path / "m" / "verify" / "failed"
+    assert sorted(path.name for path in kept.iterdir()) == ["e-max.npz", "e-odd.npz", "e-opt.npz"]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

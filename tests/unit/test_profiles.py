@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from buildsys.backends.profiles import resolve_profiles
+from buildsys.backends.trt.profiles import resolve_profiles
 from buildsys.errors import StageError
 
 INPUTS = {

@@ -269,12 +269,47 @@ def test_export_options_of_an_onnx_source(project):
             "axis 2 is 32 to 64, and the input's shape has 32",
         ),
         ("{}", "the input x has dynamic dimensions and no range in this profile"),
+        (
+            "{x: {min: [1,3,32,32], opt: [2,3,32,32], max: [64,3,32,32]}}",
+            "profiles.0.x.max: axis 0 (batch) is 64, and dims.batch is 1 to 4; outputs are known",
+        ),
+        (
+            "{x: {min: [0,3,32,32], opt: [2,3,32,32], max: [4,3,32,32]}}",
+            "profiles.0.x.min: axis 0 (batch) is 0, and dims.batch is 1 to 4",
+        ),
+        ("{X: {min: [1,3,32,32], opt: [2,3,32,32], max: [4,3,32,32]}}", "no input is named X; did you mean x?"),
     ],
 )
 def test_wrong_optimization_profiles(project, profile, expected):
     project.model(f"engines: [{{use: rtx-fp16, profiles: [{profile}]}}]")
     errors = project.errors()
     assert any(error.startswith(f"{NET}:6:") and expected in error for error in errors), errors
+
+
+def test_a_profile_keeps_the_steps_of_a_dimension_and_one_size_for_each(project):
+    manifest = """\
+        model: net
+        source: {torchvision: resnet18}
+        inputs: {x: {shape: [n, n]}, y: {shape: [n]}}
+        dims: {n: {min: 4, opt: 8, max: 16, multiple_of: 4}}
+        engines:
+          - use: rtx-fp16
+            profiles:
+              - {x: {min: [4, 4], opt: [10, 10], max: [16, 12]}, y: {min: [4], opt: [8], max: [16]}}
+        """
+    project.write(NET, manifest)
+    assert project.errors() == [
+        f"{NET}:8:32: engines.0.profiles.0.x.opt: axis {axis} (n) is 10, and dims.n.multiple_of is 4; nearest: 8 or 12"
+        for axis in (0, 1)
+    ]
+    project.write(NET, manifest.replace("[10, 10]", "[8, 8]"))
+    assert project.errors() == [
+        f"{NET}:8:45: engines.0.profiles.0.x.max: axis 1 (n) is 12, and axis 0 of x, which is n as well, is 16; "
+        "give both the same size, or two names in dims"
+    ]
+    project.write(NET, manifest.replace("[10, 10]", "[8, 8]").replace("[16, 12]", "[12, 12]"))
+    (error,) = project.errors()
+    assert "profiles.0.y.max: axis 0 (n) is 16, and axis 0 of x, which is n as well, is 12" in error
 
 
 def test_everything_wrong_is_found_in_one_pass(project):

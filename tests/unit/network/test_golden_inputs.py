@@ -137,7 +137,7 @@ def test_values_from_a_callable(tmp_path: Path) -> None:
     assert values(data={"python": "golden_data.py:ramp"}, seed=4, project=tmp_path).tolist() == [[7] * 3] * 2
     for name, message in {
         "flat": "golden_data.py:flat returned the shape (3,) for input x, case opt; wanted (2, 3)",
-        "wrong": "golden_data.py:wrong returned float64 for input x; wanted float32",
+        "wrong": "golden_data.py:wrong returned float64 for input x, case opt; wanted float32",
         "broken": "golden_data.py:broken failed for input x, case opt: ZeroDivisionError: division by zero "
         "(golden_data.py:5)",
     }.items():

@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from inspect import isroutine
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 
 from buildsys.backends.base import Fail
+from buildsys.backends.trt.library import SINCE_10, Library
 from buildsys.errors import StageError
 from buildsys.network.callables import describe_exception, with_article
 
+ONLY = SINCE_10
 # the methods that a plugin must have, by the capability that they belong to
 _PLUGIN = ("clone", "get_capability_interface")
 _BUILD = ("get_output_data_types", "get_output_shapes", "supports_format_combination", "configure_plugin")
@@ -33,9 +34,14 @@ _IS_GUARDED = "_buildsys_guarded"
 class Guard:
     """Wraps the callbacks of creators, and of all plugins that come from them."""
 
-    trt: ModuleType  # the bindings that the plugin is written for
+    library: Library  # that the plugin is written for
     project: Path
     fail: Fail  # tells an error and ends the process
+
+    @property
+    def trt(self) -> Any:
+        """Return the bindings."""
+        return self.library.trt
 
     def watch_creator(self, creator: Any, label: str) -> None:
         """Watch a creator, and all that it creates; ``label`` says in messages which plugin it is."""

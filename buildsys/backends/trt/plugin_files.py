@@ -12,10 +12,13 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-from buildsys.backends.plugin_guard import Guard
+from buildsys.backends.trt import adapter
+from buildsys.backends.trt.library import SINCE_10, Library
+from buildsys.backends.trt.plugin_guard import Guard
 from buildsys.errors import StageError
 from buildsys.network.callables import blame, load_module
 
+ONLY = SINCE_10
 _CREATOR_FIELDS = ("name", "plugin_version", "plugin_namespace")
 VERSION = "1"  # what the parser asks for, as ONNX nodes have no version of their own
 _KEPT: list[Any] = []  # creators: the registry does not keep them alive
@@ -26,12 +29,10 @@ def register_file(path: str, operators: Sequence[str], guard: Guard) -> list[Any
 
     Raises: StageError: the file cannot be imported, it lacks a creator, or a name is taken.
     """
-    trt: Any = guard.trt
-    registry = trt.get_plugin_registry()
     for operator in operators:
-        if registered_creator(registry, operator) is not None:
+        if registered_creator(guard.library, operator) is not None:
             _, _, name = operator.rpartition("::")
-            problem = f"{path}: {trt.__name__} knows another plugin that {operator} would be taken for: {name}"
+            problem = f"{path}: {guard.library.title} knows another plugin that {operator} would be taken for: {name}"
             raise StageError(problem, "give the operator another name, or each creator its domain as plugin_namespace")
     module = load_module(path, guard.project)
     return [_register(module, path, operator, guard) for operator in operators]
@@ -41,17 +42,19 @@ def _register(module: ModuleType, path: str, operator: str, guard: Guard) -> Any
     creator = _find_creator(module, path, operator, guard)
     guard.watch_creator(creator, f"{path}: plugin {creator.name}")
     registry = guard.trt.get_plugin_registry()
-    known = registered_creator(registry, operator)  # the file may do it when it is imported
+    known = registered_creator(guard.library, operator)  # the file may do it when it is imported
     if known is None and not registry.register_creator(creator, creator.plugin_namespace):
-        raise StageError(f"{path}: {guard.trt.__name__} does not take the creator {type(creator).__name__}")
+        raise StageError(f"{path}: {guard.library.title} does not take the creator {type(creator).__name__}")
     _KEPT.append(creator)
     return creator
 
 
-def registered_creator(registry: Any, operator: str) -> Any:
+def registered_creator(library: Library, operator: str) -> Any:
     """Return the creator that the parser would find for ``domain::Name``, None when there is none."""
     domain, _, name = operator.rpartition("::")
-    found = (registry.get_creator(name, VERSION, namespace) for namespace in ("", domain))  # the parser's order
+    found = (
+        adapter.find_creator(library, name, VERSION, namespace) for namespace in ("", domain)
+    )  # the parser's order
     return next((creator for creator in found if creator is not None), None)
 
 

@@ -8,27 +8,28 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from buildsys.backends.plugin_files import VERSION, registered_creator
+from buildsys.backends.trt import adapter
+from buildsys.backends.trt.library import Library
+from buildsys.backends.trt.plugin_files import VERSION, registered_creator
 from buildsys.errors import StageError
 
 _ENTRY_POINTS = ("getCreators", "getPluginCreators")  # what the registry looks for, the first for V3 plugins
 
 
-def load_library(file: Path, shown: str, operators: Sequence[str], trt: ModuleType) -> list[Any]:
+def load_library(file: Path, shown: str, operators: Sequence[str], library: Library) -> list[Any]:
     """Load a plugin library, ``shown`` in messages, and return its creators of ``operators``, ``domain::Name``.
 
     Raises: StageError: it cannot be loaded, or lacks a creator.
     """
     _check_entry_point(file, shown)
-    registry = trt.get_plugin_registry()
-    before = set(_names(registry))
+    registry = library.trt.get_plugin_registry()
+    before = set(_names(library))
     if registry.load_library(str(file)) is None:
-        problem = f"{shown}: {trt.__name__} takes no plugin from it"
+        problem = f"{shown}: {library.title} takes no plugin from it"
         raise StageError(problem, "it has none, or one whose name is taken")
-    return [_creator(registry, operator, shown, before) for operator in operators]
+    return [_creator(library, operator, shown, before) for operator in operators]
 
 
 def _check_entry_point(file: Path, shown: str) -> None:
@@ -47,17 +48,20 @@ def _hint(reason: str) -> str:
     return "link it with the library that has the symbol" if "undefined symbol" in reason else ""
 
 
-def _creator(registry: Any, operator: str, path: str, before: set[str]) -> Any:
-    creator = registered_creator(registry, operator)
+def _creator(library: Library, operator: str, path: str, before: set[str]) -> Any:
+    creator = registered_creator(library, operator)
     if creator is not None:
         return creator
     domain, _, name = operator.rpartition("::")
-    found = ", ".join(name for name in _names(registry) if name not in before) or "none"
+    found = ", ".join(name for name in _names(library) if name not in before) or "none"
     raise StageError(
         f"{path} has no plugin creator for the operator {operator}; it has {found}",
         f"the parser looks for the name {name}, the version {VERSION} and the namespace '' or '{domain}'",
     )
 
 
-def _names(registry: Any) -> list[str]:
-    return [f"{each.plugin_namespace}::{each.name} {each.plugin_version}" for each in registry.all_creators]
+def _names(library: Library) -> list[str]:
+    return [
+        f"{creator.plugin_namespace}::{creator.name} {creator.plugin_version}"
+        for creator in adapter.all_creators(library)
+    ]

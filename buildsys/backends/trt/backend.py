@@ -1,0 +1,73 @@
+"""A backend over one TensorRT library: the functions of ``backends.base.Backend`` as methods."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from buildsys.backends.base import BuildRequest, Figures, OperatorUse, Options, Session, UnsupportedNode
+from buildsys.backends.trt import building, machine
+from buildsys.backends.trt.library import Library
+from buildsys.backends.trt.messages import log_of
+from buildsys.backends.trt.parsing import parse
+from buildsys.backends.trt.plugins import load_plugins
+from buildsys.backends.trt.session import TensorRtSession
+from buildsys.errors import StageError, Unavailable
+
+
+class TensorRtBackend:
+    """What ``backends.tensorrt`` and ``backends.tensorrt_rtx`` are."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+
+    def prepare(self, options: Options) -> None:
+        """Check the engine's fields against the library and this machine.
+
+        Raises: Unavailable: a field needs a GPU that is not here. StageError: a field that can never work.
+        """
+        if options["workspace"] == 0:
+            title = self.library.title
+            raise StageError(f"workspace: 0 leaves {title} no memory to work in", "give it a size, or leave it out")
+        machine.check_builder(self.library, options)
+
+    def unsupported(self, request: BuildRequest) -> list[UnsupportedNode]:
+        """Return every node that the parser refuses; several for unknown operators, else the first."""
+        with log_of(self.library).collected():
+            load_plugins(self.library, request.operators)
+            return [node for node in parse(self.library, request.onnx).refused if node.operator]
+
+    def build(self, request: BuildRequest) -> Figures:
+        """Write the engine; return its settings, profiles, tensors and layers.
+
+        Raises: GraphRefusedError: all nodes that the parser refuses. StageError: why the builder gave up.
+        """
+        return building.build(self.library, request)
+
+    def describe(self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> Figures:
+        """Return what the engine tells on a GPU that it runs on; {} elsewhere, where it cannot be opened."""
+        try:
+            session = self.load(engine, options, operators)
+        except Unavailable:
+            return {}
+        try:
+            return session.describe()
+        finally:
+            self.unload(session)
+
+    def load(self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> TensorRtSession:
+        """Load an engine on the first GPU.
+
+        Raises: Unavailable: no GPU here, or none that the engine is built for.
+        """
+        machine.check_runner(self.library, options)
+        load_plugins(self.library, operators)  # an engine holds only their fields
+        return TensorRtSession(self.library, engine)
+
+    def unload(self, session: Session) -> None:
+        """Free the engine and all its device memory."""
+        if isinstance(session, TensorRtSession):
+            session.close()
+
+    def device(self, options: Options) -> Figures:  # noqa: ARG002 (the same for all options)
+        """Return the first GPU and the driver, or why there is none."""
+        return machine.device_facts()

@@ -1,0 +1,57 @@
+"""The TensorRT that a backend works with: its module, its version, and which generation of the API that is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, cast
+
+from buildsys.errors import Unavailable
+
+TRT_8, TRT_10, TRT_11, RTX = "TensorRT 8.6", "TensorRT 10", "TensorRT 11", "TensorRT-RTX"
+GENERATIONS = (TRT_8, TRT_10, TRT_11, RTX)
+SINCE_10, UNTIL_10 = (TRT_10, TRT_11, RTX), (TRT_8, TRT_10)
+_OLDEST = (8, 6)
+
+
+@dataclass(frozen=True)
+class Library:
+    """A loaded TensorRT."""
+
+    module: ModuleType  # ``tensorrt`` or ``tensorrt_rtx``
+    version: tuple[int, ...]
+
+    @property
+    def trt(self) -> Any:
+        """Return the module: its bindings have no types."""
+        return cast(Any, self.module)
+
+    @property
+    def generation(self) -> str:
+        """Return which of ``GENERATIONS`` the library's API is."""
+        if self.module.__name__ == "tensorrt_rtx":
+            return RTX
+        return TRT_8 if self.version < (10,) else TRT_10 if self.version < (11,) else TRT_11
+
+    @property
+    def title(self) -> str:
+        """Return what messages call it."""
+        return RTX if self.generation == RTX else "TensorRT"
+
+    @property
+    def release(self) -> str:
+        """Return its name and version, as in ``TensorRT 8.6.0``."""
+        return f"{self.title} {'.'.join(map(str, self.version[:3]))}"
+
+
+def library_of(module: ModuleType) -> Library:
+    """Return the library that a module is.
+
+    Raises: Unavailable: it is older than any that is known here.
+    """
+    version = tuple(int(part) for part in re.findall(r"\d+", str(module.__version__))[:4])
+    library = Library(module, version)
+    if library.generation != RTX and version < _OLDEST:
+        raise Unavailable(f"{library.release} is too old", "install TensorRT 8.6, 10 or 11")
+    return library
