@@ -105,7 +105,7 @@ class Fp8Tolerance(Tolerance):
     """When an fp8 engine counts as right."""
 
     rtol: float = Field(2e-1, ge=0, description="max |a - b| over max |b|.")
-    cosine: float = Field(0.99, ge=-1, le=1, description="At least this cosine similarity.")
+    cosine: float = Field(0.98, ge=-1, le=1, description="At least this cosine similarity.")
 
 
 class EngineTolerance(Spec):

@@ -13,6 +13,7 @@ from buildsys.tensors import Array
 
 BINS = 4096  # at least half of them lie below the largest value
 _LEVELS = 128  # of a magnitude in int8
+_FEWEST = 4 * BINS  # values: squeezed features of a few images lost 80 % below this, measured on mobilenet_v3
 _STRIDE = 8  # bins between two ranges that are tried
 
 
@@ -34,6 +35,11 @@ class Magnitudes:
     def largest(self) -> float:
         """The largest magnitude."""
         return max(abs(self.low), abs(self.high)) if self.low <= self.high else 0.0
+
+    @property
+    def is_sparse(self) -> bool:
+        """Tell whether there are too few values to tell what is rare: entropy would cut at chance."""
+        return int(self.counts.sum()) < _FEWEST
 
     def add(self, values: Array, *, counted: bool) -> None:
         """Take the values of one batch; without ``counted`` their extremes alone."""
@@ -72,7 +78,7 @@ class Magnitudes:
         """Return the magnitude at which cutting, and rounding to the levels of int8, loses the least information."""
         used = int(np.ceil(self.largest / self.span * BINS)) if self.span else 0
         counts = self.counts[:used].astype(np.float64)
-        if used <= _LEVELS:
+        if used <= _LEVELS or self.is_sparse:
             return self.largest
         counts[0] = counts[1]  # zeros are exact at every scale
         tried = [*range(_LEVELS, used, _STRIDE), used]

@@ -88,7 +88,7 @@ def load_ranges(path: Path) -> dict[str, Range]:
 
 
 def maker_of(tensor: str, nodes: Iterable[NodeProto]) -> str:
-    """Return a tensor as messages name it, with the node that makes it."""
+    """Return a tensor as messages name it, with the node that makes it, and a comma behind."""
     node = next((node for node in nodes if tensor in node.output), None)
     origin = Origin(tensor) if node is None else Origin(tensor, node.op_type, node.name)
-    return str(origin).removesuffix(",")
+    return str(origin)

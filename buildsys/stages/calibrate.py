@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import Any
 
 from buildsys.digest import sha256_of
 from buildsys.errors import StageError
@@ -11,7 +10,7 @@ from buildsys.onnx_graph import load_model
 from buildsys.operators.implementation import implementation_of
 from buildsys.quantization.batches import Plan, describe_data, draw_batches, load_batches, save_batches
 from buildsys.quantization.inner_tensors import InnerTensors
-from buildsys.quantization.ranges import Ranges, maker_of, measure, range_of, save_ranges
+from buildsys.quantization.ranges import Range, Ranges, maker_of, measure, range_of, save_ranges
 from buildsys.quantization.selection import HEAVY, named_nodes
 from buildsys.worker.job import Job, StageResult
 
@@ -25,7 +24,7 @@ def run(job: Job) -> StageResult:
     job.progress(f"drawing {plan.batches} calibration batches")
     for _ in save_batches(job.outputs["batches"], draw_batches(plan)):
         pass
-    ranges = _measure(job, plan)
+    ranges, sparse = _measure(job, plan)
     options = job.options["calibration"]
     about = {field: options[field] for field in ("algorithm", "percentile") if field in options}
     save_ranges(job.outputs["ranges"], ranges, about)
@@ -38,6 +37,7 @@ def run(job: Job) -> StageResult:
             "data": {name: describe_data(plan, name) for name in plan.inputs},
             "tensors": len(ranges),
             "always_zero": zero,
+            "uncut": sparse,
             "ranges_sha256": sha256_of(job.outputs["ranges"]),
             "batches_bytes": job.outputs["batches"].stat().st_size,
             "warnings": list(_warnings(plan)),
@@ -57,7 +57,8 @@ def _plan(job: Job) -> Plan:
     )
 
 
-def _measure(job: Job, plan: Plan) -> dict[str, Any]:
+def _measure(job: Job, plan: Plan) -> tuple[dict[str, Range], list[str]]:
+    """Return the ranges, and the tensors that have too few values for the algorithm to cut them."""
     options = job.options["calibration"]
     model = load_model(job.inputs["model"])
     named_nodes(model)
@@ -74,7 +75,8 @@ def _measure(job: Job, plan: Plan) -> dict[str, Any]:
         for name, magnitudes in found.items()
     }
     _require_ranges(tensors, ranges, job.options["exclude"])
-    return ranges
+    sparse = [name for name, magnitudes in found.items() if magnitudes.is_sparse]
+    return ranges, sparse if options["algorithm"] == "entropy" else []
 
 
 def _require_ranges(tensors: InnerTensors, ranges: Ranges, exclude: list[str]) -> None:
