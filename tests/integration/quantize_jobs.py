@@ -72,10 +72,11 @@ class Chain:
         outputs = {role: self.build / ref.path for role, ref in action.outputs.items()}
         for path in outputs.values():
             path.parent.mkdir(parents=True, exist_ok=True)
-        inputs = {role: self.build / ref.path for role, ref in action.inputs.items()}
+        paths = {role: self.build / ref.path for role, ref in action.inputs.items()}
+        inputs = {role: path for role, path in paths.items() if path.exists()}
         job = Job(
             target=target, stage=action.stage, model="m", variant=action.variant, options=action.options,
-            inputs={role: path for role, path in inputs.items() if path.exists()}, outputs=outputs, project=self.project,
+            inputs=inputs, outputs=outputs, project=self.project,
         )  # fmt: skip
         return STAGES[action.stage].run(job)
 
