@@ -51,6 +51,11 @@ def tool_versions(names: Iterable[str]) -> dict[str, str]:
     return {name: _version(name) for name in names}
 
 
+def builder_version(engine: Mapping[str, object]) -> str:  # noqa: ARG001 (one interpreter builds all engines)
+    """Return the version of the TensorRT that builds an engine, ``absent`` without one."""
+    return tool_versions(("tensorrt",))["tensorrt"]
+
+
 def _version(name: str) -> str:
     if name in compiler.LANGUAGES:
         return compiler.compiler_identity(name)

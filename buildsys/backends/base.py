@@ -45,11 +45,11 @@ class OperatorUse:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a weakly typed builder measures the ranges of int8 on."""
+    """What an int8 calibrator runs on, and where it keeps what it found."""
 
-    batches: Path  # .npz with arrays INDEX/INPUT, indices from 0
+    batches: Path  # .npz with an array ``INDEX/INPUT`` for each input of each batch
     algorithm: str  # "entropy" or "minmax"
-    cache: Path  # that it writes: the ranges as TensorRT keeps them
+    cache: Path  # read where it exists, else written
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,9 @@ class BuildRequest:
     inputs: Mapping[str, Mapping[str, Any]]  # {name: {"shape": [...], "dtype": ...}} as in the manifest
     dims: Mapping[str, Mapping[str, Any]]  # {name: {"min": …, "opt": …, "max": …}}
     operators: tuple[OperatorUse, ...] = ()
-    calibration: Calibration | None = None  # for int8 by a builder that chooses types itself
+    project: Path = Path()  # that the file of a network hook belongs to
+    timing_cache: Path | None = None  # read where it exists, rewritten with what the build added
+    calibration: Calibration | None = None  # for an int8 engine whose graph has no quantization of its own
     progress: Callable[[str], None] = field(default=_say_nothing, compare=False)
 
 

@@ -18,6 +18,7 @@ from buildsys.snapshot import Surveyor
 from buildsys.store.digest import DigestMemo
 from buildsys.store.ledger import ImportMemo, Record
 from buildsys.store.state import StateDb
+from buildsys.toolchain import builder_version
 
 _GIVEN = ("config", "source", "weights", "inputs", "outputs")  # kinds of parts that come from the repository
 _INPUT = "input:"
@@ -53,7 +54,7 @@ def builds_of(
     from buildsys.front.revision import project_at
 
     with project_at(project, revision) as at:
-        actions = ProjectPlan(at.project.models).of(model_of(target))
+        actions = ProjectPlan(at.project.models, builder_version).of(model_of(target))
         return _Builds(actions, dict(_given(at.project, actions)), records).of(target) if target in actions else None
 
 
@@ -84,7 +85,7 @@ class _Builds:
 
 
 def _given(project: Project, actions: Mapping[str, Action] | None = None) -> Iterable[tuple[str, Given]]:
-    actions = ProjectPlan(project.models) if actions is None else actions
+    actions = ProjectPlan(project.models, builder_version) if actions is None else actions
     with tempfile.TemporaryDirectory(prefix="buildsys-") as folder:
         db = StateDb(Path(folder) / "state.db")
         survey = Surveyor(project.root, project.build, DigestMemo(db), ImportMemo(db))

@@ -23,6 +23,7 @@ from buildsys.manifest.project import load_project
 from buildsys.repro.artifacts import Artifact, compare_builds
 from buildsys.repro.building import Built, build_twice, child_environment
 from buildsys.repro.verdict import Verdict
+from buildsys.toolchain import builder_version
 
 # whose files are artifacts, in the chain's order
 STAGES = ("operators", "export", "surgery", "simplify", "reference", "calibrate", "convert", "engine")
@@ -48,7 +49,7 @@ def compare_two_builds(root: Path, request: Request) -> Verdict:
     """
     project = load_project(root)
     known_model("repro", project.models, [request.model] if request.model else [])
-    actions = select(plan_model(project.models[request.model].data), request)
+    actions = select(plan_model(project.models[request.model].data, builder_version), request)
     with _clean_folder(keep=request.keep) as folder:
         builds: list[Built] = []
         for built in build_twice(project, [action.target for action in actions], folder, _say):

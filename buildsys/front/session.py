@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from buildsys.errors import BuildsysError
 from buildsys.graph.project_plan import ProjectPlan, model_of
+from buildsys.toolchain import builder_version
 
 if TYPE_CHECKING:
     from buildsys.executor import Executor, Outcome
@@ -51,7 +52,7 @@ class Session:
 
     def __init__(self, project: Project) -> None:
         self.project = project
-        self.actions = ProjectPlan(project.models)
+        self.actions = ProjectPlan(project.models, builder_version)
         self.finished: dict[str, Finished] = {}
         self.progress: Callable[[str, str], None] = _say_nothing  # (target, message), from any thread
         self.waits: Callable[[str, str], None] = _say_nothing  # (target, for which process), from any thread

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from buildsys.graph import operators, used
+from buildsys.graph import calibration, operators, used
 from buildsys.graph.action import Action, FileRef
+from buildsys.graph.conversions import conversions
 from buildsys.graph.flow import (
     Resolved,
     calibrated,
@@ -41,11 +42,15 @@ from buildsys.graph.surgery import (
     point_before,
     steps_of,
 )
+from buildsys.graph.typing import VersionOf, unknown_version, with_typing
 
 
-def plan_model(spec: Resolved) -> tuple[Action, ...]:
-    """Return the actions of one model, each after the ones that it reads from."""
-    return tuple(_actions(spec))
+def plan_model(spec: Resolved, version_of: VersionOf = unknown_version) -> tuple[Action, ...]:
+    """Return the actions of one model, each after the ones that it reads from.
+
+    ``version_of`` tells which TensorRT builds an engine: what it is built from depends on that.
+    """
+    return tuple(_actions(with_typing(spec, version_of)))
 
 
 def _actions(spec: Resolved) -> Iterator[Action]:
@@ -64,10 +69,7 @@ def _stages(spec: Resolved) -> Iterator[Action]:
     yield from _surgery(spec, AFTER_EXPORT)
     yield _simplify(spec)
     yield from _surgery(spec, AFTER_SIMPLIFY)
-    if used.quantized_engines(spec):
-        yield _calibrate(spec)
-    for precision in used.converted_precisions(spec):
-        yield _quantize(spec, precision) if precision in used.QUANTIZED else _convert(spec, precision)
+    yield from conversions(spec)
     yield _validate(spec)
     for engine in spec["engines"]:
         yield _engine(spec, engine)
@@ -144,7 +146,7 @@ def _reference(spec: Resolved) -> Action:
         code=used.STAGE_CODE["reference"],
         tools=(
             *("numpy", *used.network_tools(spec), *used.oracle_tools(spec), *used.small_float_tools(spec)),
-            *used.image_tools(spec),
+            *calibration.image_tools(spec),
         ),
         environment=("onnxruntime",) if "onnx" in spec["source"] else ("torch",),
         timeout_s=used.timeout(spec, "reference"),
@@ -212,91 +214,6 @@ def _simplify(spec: Resolved) -> Action:
     )
 
 
-def _calibrate(spec: Resolved) -> Action:
-    model = spec["model"]
-    taken = operators.taken(spec, operators.MAIN)
-    data = used.calibration_data(spec).values()
-    return Action(
-        target=f"calibrate:{model}",
-        stage="calibrate",
-        model=model,
-        variant="",
-        options={**used.calibration_options(spec), **taken.options},
-        inputs={**simplified_graph(spec).refs(), **taken.inputs},
-        outputs={**calibrated(spec, "batches", "ranges"), "result": FileRef(f"{model}/calibrate/calibrate.json")},
-        sources=used.values_sources(data),
-        after=(simplified_graph(spec).target, *taken.after),
-        code=used.STAGE_CODE["calibrate"],
-        tools=("onnx", "onnxruntime", "numpy", *used.values_tools(data)),
-        environment=("onnxruntime",),
-        timeout_s=used.timeout(spec, "calibrate"),
-        doc=f"measure the ranges of the tensors of {model}",
-    )
-
-
-def _convert(spec: Resolved, precision: str) -> Action:
-    tool = spec["convert"]["tool"]
-    autocast = tool == "autocast"
-    return _conversion(
-        spec,
-        precision,
-        options={"tool": tool} if autocast else {},
-        code=(*used.STAGE_CODE["convert"], *(("buildsys.quantization.modelopt",) if autocast else ())),
-        tools=("nvidia-modelopt",) if autocast else (),
-    )
-
-
-def _quantize(spec: Resolved, precision: str) -> Action:
-    quantize = used.quantize_options(spec, precision)
-    by_modelopt = quantize["tool"] == "modelopt"
-    return _conversion(
-        spec,
-        precision,
-        options={"quantize": quantize},
-        inputs=calibrated(spec, "ranges", *(("batches",) if by_modelopt else ())),
-        after=(f"calibrate:{spec['model']}",),
-        code=("buildsys.stages.convert", "buildsys.quantization.conversion"),
-        tools=("nvidia-modelopt",) if by_modelopt else (),
-    )
-
-
-def _conversion(
-    spec: Resolved,
-    precision: str,
-    *,
-    options: Mapping[str, Any],
-    code: tuple[str, ...],
-    tools: tuple[str, ...],
-    inputs: Mapping[str, FileRef] | None = None,
-    after: tuple[str, ...] = (),
-) -> Action:
-    """Return the target that makes the graph of one precision, and checks its numbers."""
-    model = spec["model"]
-    folder = f"{model}/convert/{precision}"
-    cases = cases_at(spec, AFTER_SIMPLIFY, spec["verify"]["cases"])
-    taken = operators.taken(spec, operators.MAIN)
-    tolerance = spec["verify"][precision]  # an engine's own limits may be wider, and are for that engine
-    return Action(
-        target=f"convert:{model}:{precision}",
-        stage="convert",
-        model=model,
-        variant=precision,
-        options={"precision": precision, **options, "tolerance": tolerance, "cases": cases, **taken.options},
-        inputs={**simplified_graph(spec).refs(), **(inputs or {}), **golden_refs(spec, cases), **taken.inputs},
-        outputs={
-            "model": FileRef(f"{folder}/model.onnx"),
-            "model.data": FileRef(f"{folder}/model.onnx.data", optional=True),
-            "result": FileRef(f"{folder}/convert.json"),
-        },
-        after=(simplified_graph(spec).target, *after, golden_target(spec), *taken.after),
-        code=code,
-        tools=("onnx", "onnxruntime", "numpy", *tools),
-        environment=("onnxruntime",),
-        timeout_s=used.timeout(spec, "convert"),
-        doc=f"convert {model} to {precision} and check its numbers",
-    )
-
-
 def _validate(spec: Resolved) -> Action:
     model = spec["model"]
     cases = cases_at(spec, AFTER_EXPORT, spec["validate"]["cases"])
@@ -331,10 +248,9 @@ def _validate(spec: Resolved) -> Action:
 
 
 def _engine(spec: Resolved, engine: Mapping[str, Any]) -> Action:
-    model, name, precision = spec["model"], engine["name"], engine["precision"]
-    whole = precision == used.FULL_PRECISION or used.is_weak(engine)
-    graph = simplified_graph(spec) if whole else converted_graph(spec, precision)
-    by_builder = used.is_weak(engine) and precision in used.QUANTIZED
+    model, name = spec["model"], engine["name"]
+    graph = converted_graph(spec, engine["precision"]) if used.is_converted(engine) else simplified_graph(spec)
+    by_builder = calibration.is_calibrated_by_builder(engine)
     taken = operators.taken(spec, engine["backend"])
     return Action(
         target=f"engine:{model}:{name}",
@@ -355,7 +271,7 @@ def _engine(spec: Resolved, engine: Mapping[str, Any]) -> Action:
             **(calibration_cache(model, engine) if by_builder else {}),
             "result": FileRef(f"{model}/engine/{name}/engine.json"),
         },
-        sources=taken.sources,
+        sources=tuple(dict.fromkeys((*taken.sources, *used.network_hooks(engine)))),
         after=(graph.target, *((f"calibrate:{model}",) if by_builder else ()), *taken.after),
         code=used.backend_code("engine", engine),
         tools=tuple(dict.fromkeys((*used.engine_tools(engine), *taken.tools))),

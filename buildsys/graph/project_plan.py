@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from buildsys.graph.action import Action
 from buildsys.graph.plan import plan_model
+from buildsys.graph.typing import VersionOf, unknown_version
 
 if TYPE_CHECKING:
     from buildsys.manifest.project import ResolvedModel
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
 class ProjectPlan(Mapping[str, Action]):
     """Target -> action, in the order of the models and of each model's stages."""
 
-    def __init__(self, models: Mapping[str, ResolvedModel]) -> None:
+    def __init__(self, models: Mapping[str, ResolvedModel], version_of: VersionOf = unknown_version) -> None:
         self._models = models
+        self._version_of = version_of
         self._planned: dict[str, dict[str, Action]] = {}
 
     def of(self, model: str) -> Mapping[str, Action]:
@@ -25,7 +27,7 @@ class ProjectPlan(Mapping[str, Action]):
         if planned is None:
             if model not in self._models:
                 return {}
-            planned = {action.target: action for action in plan_model(self._models[model].data)}
+            planned = {action.target: action for action in plan_model(self._models[model].data, self._version_of)}
             self._planned[model] = planned
         return planned
 

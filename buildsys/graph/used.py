@@ -6,10 +6,10 @@ neither reach the stage nor make its target stale.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from buildsys.graph import operators
+from buildsys.graph import calibration, operators
 from buildsys.graph.cases import example_dims
 from buildsys.graph.flow import Resolved
 from buildsys.graph.surgery import (
@@ -27,15 +27,15 @@ from buildsys.graph.surgery import (
     point_before,
     steps_of,
 )
+from buildsys.graph.typing import is_weak
 
 STAGE_CODE = {stage: (f"buildsys.stages.{stage}",) for stage in (
     "operators", "export", "reference", "surgery", "simplify", "calibrate", "convert", "validate", "engine", "verify",
     "bench", "report",
 )}  # fmt: skip
 GRAPH_STAGES = ("export", "surgery", "simplify", "convert")
-BACKEND_TOOLS = {"onnxruntime": "onnxruntime", "tensorrt_rtx": "tensorrt_rtx"}
+BACKEND_TOOLS = {"onnxruntime": "onnxruntime", "tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx"}
 FULL_PRECISION = "fp32"
-QUANTIZED = ("int8", "fp8")
 TAUGHT = ("symbolics", "translations")  # sections that teach an exporter operators
 _POINTS = ("min", "opt", "max")
 _RARE = (*TAUGHT, "ops", "surgery", "calibration")  # sections that few models have
@@ -127,7 +127,7 @@ def reported(spec: Resolved) -> dict[str, Any]:
 
     A section that few models have is left out where it is empty: it has nothing to say there.
     """
-    idle = {"timeout"} | ({"quantize"} if not quantized_engines(spec) else set())
+    idle = {"timeout"} | ({"quantize"} if not calibration.quantized_engines(spec) else set())
     idle |= {"convert"} if spec["convert"] == {"tool": "builtin"} else set()
     return {name: value for name, value in spec.items() if name not in idle and (value or name not in _RARE)}
 
@@ -155,24 +155,7 @@ def weights_files(spec: Resolved) -> dict[str, str | None]:
 
 def data_sources(spec: Resolved) -> tuple[str, ...]:
     """Return the user's files that golden inputs come from."""
-    return values_sources(tensor["data"] for tensor in spec["inputs"].values())
-
-
-def values_sources(entries: Iterable[Mapping[str, Any] | None]) -> tuple[str, ...]:
-    """Return the user's files that values of inputs come from; a folder of images ends in a slash."""
-    files = []
-    for data in entries:
-        found = data or {}
-        files += [found["npz"]] if "npz" in found else []
-        files += [found["python"].rpartition(":")[0]] if "python" in found else []
-        files += [f"{found['images'].rstrip('/')}/"] if "images" in found else []
-    return tuple(dict.fromkeys(files))
-
-
-def values_tools(entries: Iterable[Mapping[str, Any] | None]) -> tuple[str, ...]:
-    """Return what reads images and runs the user's own functions."""
-    kinds = {kind for data in entries for kind in data or ()}
-    return (*(("pillow",) if "images" in kinds else ()), *(("python",) if "python" in kinds else ()))
+    return calibration.values_sources(tensor["data"] for tensor in spec["inputs"].values())
 
 
 def network_tools(spec: Resolved) -> tuple[str, ...]:
@@ -204,7 +187,8 @@ def oracle_tools(spec: Resolved) -> tuple[str, ...]:
 
 def engine_tools(engine: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what builds an engine, and onnx, which reads the figures of one of ONNX Runtime."""
-    return (BACKEND_TOOLS[engine["backend"]], *(("onnx",) if engine["backend"] == "onnxruntime" else ()))
+    hook = ("python",) if network_hooks(engine) else ()
+    return (BACKEND_TOOLS[engine["backend"]], *(("onnx",) if engine["backend"] == "onnxruntime" else ()), *hook)
 
 
 def oracle_operators(spec: Resolved) -> operators.Taken:
@@ -241,55 +225,18 @@ def engine_environment(engine: Mapping[str, Any]) -> tuple[str, ...]:
 
 def converted_precisions(spec: Resolved) -> tuple[str, ...]:
     """Return the precisions that graphs are converted to."""
-    asked = dict.fromkeys(engine["precision"] for engine in spec["engines"] if not is_weak(engine))
-    return tuple(precision for precision in asked if precision != FULL_PRECISION)
+    return tuple(dict.fromkeys(engine["precision"] for engine in spec["engines"] if is_converted(engine)))
 
 
-def is_weak(engine: Mapping[str, Any]) -> bool:
-    """Tell whether the builder chooses the types of the layers itself, from a graph in fp32."""
-    return engine.get("typing") == "weak"
+def is_converted(engine: Mapping[str, Any]) -> bool:
+    """Tell whether an engine is built from a graph in the types of its precision."""
+    return engine["precision"] != FULL_PRECISION and not is_weak(engine)
 
 
-def quantized_engines(spec: Resolved) -> list[Mapping[str, Any]]:
-    """Return the engines that need calibration."""
-    return [engine for engine in spec["engines"] if engine["precision"] in QUANTIZED]
-
-
-def image_tools(spec: Resolved) -> tuple[str, ...]:
-    """Return what reads the images of golden inputs."""
-    return tuple(tool for tool in values_tools(t["data"] for t in spec["inputs"].values()) if tool == "pillow")
-
-
-def calibration_data(spec: Resolved) -> dict[str, Any]:
-    """Return where the values of each input of the simplified graph come from in calibration."""
-    given, inputs = spec["calibration"]["data"], spec["inputs"]
-    names = inputs_at(spec, AFTER_SIMPLIFY)
-    return {name: given[name] if name in given else inputs.get(name, {}).get("data") for name in names}
-
-
-def calibration_options(spec: Resolved) -> dict[str, Any]:
-    """Return what the stage calibrate uses: the data, how it is drawn, and the shape of a batch."""
-    section, inputs = spec["calibration"], graph_inputs(spec, AFTER_SIMPLIFY)
-    used = {field: section[field] for field in ("algorithm", "batches", "seed")}
-    if section["algorithm"] == "percentile":
-        used["percentile"] = section["percentile"]
-    dims = {name: span["opt"] for name, span in dims_at(spec, AFTER_SIMPLIFY).items()}
-    if section["batch_size"] is not None:
-        first = (tensor["shape"][0] for tensor in inputs.values() if tensor["shape"])
-        dims |= {name: section["batch_size"] for name in first if isinstance(name, str)}
-    return {
-        "calibration": {**used, "data": calibration_data(spec)},
-        "inputs": inputs,
-        "dims": dims,
-        "exclude": list(spec["quantize"]["exclude"]),
-    }
-
-
-def quantize_options(spec: Resolved, precision: str) -> dict[str, Any]:
-    """Return the settings of the quantizers of one precision."""
-    section = spec["quantize"]
-    tool = section["tool"] or {"int8": "onnxruntime", "fp8": "builtin"}[precision]
-    return {**section, "tool": tool, "algorithm": spec["calibration"]["algorithm"]}
+def network_hooks(engine: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the user's file whose function changes the network before it is built."""
+    hook = engine.get("network")
+    return (hook.rpartition(":")[0],) if hook else ()
 
 
 def engine_fields(engine: Mapping[str, Any]) -> dict[str, Any]:
@@ -304,7 +251,7 @@ def backend_code(stage: str, engine: Mapping[str, Any]) -> tuple[str, ...]:
 
 def devices(engine: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the devices that an engine depends on."""
-    return ("gpu",) if engine["backend"] == "tensorrt_rtx" or engine.get("provider") == "cuda" else ("cpu",)
+    return ("cpu",) if engine["backend"] == "onnxruntime" and engine["provider"] == "cpu" else ("gpu",)
 
 
 def timeout(spec: Resolved, stage: str) -> float | None:

@@ -33,6 +33,9 @@ def _profile(view: View, key: Key, profile: dict[str, Any], inputs: dict[str, li
             hint = suggest(name, inputs, what="inputs")
             yield view.problem((*key, name), f"no input is named {name}", hint, of_key=True)
             continue
+        if isinstance(profile[name], dict) and "values" in profile[name]:
+            yield from _values(view, (*key, name), profile[name]["values"], inputs[name])
+            continue
         ranges = _ranges_of(profile[name])
         found = list(_ranges(view, (*key, name), ranges, inputs[name]))
         yield from found
@@ -41,6 +44,26 @@ def _profile(view: View, key: Key, profile: dict[str, Any], inputs: dict[str, li
     for name in inputs:
         if name not in profile and any(isinstance(size, str) for size in inputs[name]):
             yield view.problem(key, f"the input {name} has dynamic dimensions and no range in this profile")
+
+
+def _values(view: View, key: Key, entry: Any, shape: list[Any]) -> Iterator[Problem]:
+    """Yield what is wrong with the values of an input that decides shapes."""
+    if any(isinstance(size, str) for size in shape) or len(shape) > 1:
+        text = "values are for an input of a fixed shape with at most one dimension"
+        yield view.problem((*key, "values"), text, "give min, opt and max of its shape", of_key=True)
+        return
+    ranges = _ranges_of(entry)
+    count = shape[0] if shape else 1
+    for point, values in ranges.items():
+        if len(values) != count:
+            yield view.problem((*key, "values", point), f"{len(values)} values, and the input has {count}")
+            return
+    if len(ranges) < len(_POINTS):
+        return
+    for index, (low, best, high) in enumerate(zip(*(ranges[point] for point in _POINTS), strict=True)):
+        if not low <= best <= high:
+            text = f"min {low}, opt {best}, max {high} of value {index} are not in ascending order"
+            yield view.problem((*key, "values"), text)
 
 
 def _ranges_of(entry: Any) -> Ranges:

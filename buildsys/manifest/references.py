@@ -63,6 +63,9 @@ def _references(view: View) -> Iterator[Reference]:
     yield from _data_references(view, ("inputs",))
     yield from _entry_references(view, ("calibration", "data"))
     yield from _surgery_references(view)
+    for index in range(len(view.list("engines"))):
+        if isinstance(path := view.get("engines", index, "network"), str):
+            yield _python_reference(("engines", index, "network"), path)
     for index in range(len(view.list("ops"))):
         yield from _operator_references(view, index)
     for section in ("symbolics", "translations"):

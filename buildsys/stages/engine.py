@@ -46,6 +46,7 @@ def _build_from(graph: Path, operators: tuple[OperatorUse, ...], job: Job, backe
         inputs=job.options.get("inputs", {}),  # and dims: for those who build for ranges of shapes
         dims=job.options.get("dims", {}),
         operators=operators,
+        project=job.project,
         calibration=_calibration(job),
         progress=job.progress,
     )

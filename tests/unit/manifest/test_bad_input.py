@@ -50,7 +50,7 @@ FIELDS = [
     ("engines: [3]", "6:11: engines.0: found 3; the name of a profile or a map of engine fields is wanted"),
     (
         "engines: [{name: x}]",
-        "6:11: engines.0: the engine names no backend; one of: onnxruntime, tensorrt_rtx; or use: PROFILE",
+        "6:11: engines.0: the engine names no backend; one of: onnxruntime, tensorrt, tensorrt_rtx; or use: PROFILE",
     ),
     (
         "engines: [{name: x, backend: onnxruntim}]",
