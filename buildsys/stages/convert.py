@@ -36,6 +36,8 @@ from buildsys.operators.implementation import implementation_of
 from buildsys.tensors import Case, load_case
 from buildsys.worker.job import Job, StageResult
 
+# by name: their code is in the key of the targets that use them, and of no other
+_ELSEWHERE = {"quantize": "buildsys.quantization.conversion", "autocast": "buildsys.quantization.modelopt"}
 _BF16_OPSET, _BF16_IR_VERSION = 22, 10  # the first opset whose Conv and pooling take bfloat16
 _FLUSHED_WARNING = 0.01  # share of all weights
 
@@ -50,7 +52,7 @@ def run(job: Job) -> StageResult:
     Raises: StageError: nothing that does heavy work can be converted. CheckFailed: the result is not valid.
     """
     if "quantize" in job.options:
-        result: StageResult = import_module("buildsys.quantization.conversion").run(job)
+        result: StageResult = import_module(_ELSEWHERE["quantize"]).run(job)
         return result
     figures = _convert(job)
     golden = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
@@ -103,7 +105,7 @@ def _by_schemas(source: Path, precision: str, job: Job) -> tuple[ModelProto, dic
 
 
 def _by_autocast(source: Path, precision: str, job: Job) -> tuple[ModelProto, dict[str, Any]]:
-    modelopt = import_module("buildsys.quantization.modelopt")  # by name: its code is in the key of those that use it
+    modelopt = import_module(_ELSEWHERE["autocast"])
     dtype = DTYPES[precision]
     job.progress(f"converting to {dtype} with ModelOpt AutoCast")
     model: ModelProto = modelopt.autocast(source, precision)
