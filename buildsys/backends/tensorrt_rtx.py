@@ -27,3 +27,4 @@ describe = _BACKEND.describe
 load = _BACKEND.load
 unload = _BACKEND.unload
 device = _BACKEND.device
+merge_timing_caches = _BACKEND.merge_timing_caches

@@ -16,7 +16,7 @@ from small_graphs import conv_bn, make_model, one_node, weights, write
 
 from buildsys.backends import load_backend
 from buildsys.backends.cuda_driver import find_driver
-from buildsys.backends.trt import adapter, library, settings
+from buildsys.backends.trt import adapter, building, library, settings
 from buildsys.backends.trt.messages import log_of
 from buildsys.errors import StageError, Unavailable
 from buildsys.manifest.schema import ComputeCapability, RtxFlag
@@ -114,7 +114,7 @@ def test_a_profile_that_tensorrt_refuses_is_an_error() -> None:
     builder = trt.Builder(LOG.logger)
     wrong = {"x": {"min": (4, 3), "opt": (2, 3), "max": (8, 3)}}
     with LOG.collected(), pytest.raises(StageError, match="refuses the optimization profile 0"):
-        settings.add_profiles(LIBRARY, builder, builder.create_builder_config(), [wrong])
+        building.add_profiles(LIBRARY, builder, builder.create_builder_config(), [wrong])
 
 
 def test_all_refused_nodes_are_named_at_once(tmp_path: Path) -> None:

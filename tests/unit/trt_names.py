@@ -26,13 +26,15 @@ OWNERS = {
     "builder": "Builder", "config": "IBuilderConfig", "network": "INetworkDefinition", "parser": "OnnxParser",
     "error": "ParserError", "layer": "ILayer", "tensor": "ITensor", "profile": "IOptimizationProfile",
     "inspector": "EngineInspector", "engine": "ICudaEngine", "context": "IExecutionContext", "runtime": "Runtime",
-    "registry": "IPluginRegistry", "creator": "IPluginCreator", "timing_cache": "ITimingCache",
+    "registry": "IPluginRegistry", "creator": "IPluginCreator", "timing_cache": "ITimingCache", "total": "ITimingCache",
+    "runtime_config": "IRuntimeConfig", "kernels": "IRuntimeCache",
     "trt": "",
 }  # fmt: skip
 # expressions that are called so and are ours, or Python's
 OURS = {
     "request.engine", "request.timing_cache", "type(creator)", "adapter",
     "plugin",  # written by the user, in Python
+    "error.problem",
 }  # fmt: skip
 # members that other objects have as well: an attribute of this name alone says nothing
 USUAL = {

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from buildsys.backends.trt.library import GENERATIONS, RTX, SINCE_10, TRT_8, TRT_10, TRT_11, UNTIL_10, Library
@@ -139,20 +142,208 @@ VERBOSITY = Values(
 )
 POOLS = Values(
     "MemoryPoolType",
-    {"workspace": Member("WORKSPACE"), "tactic_shared_memory": Member("TACTIC_SHARED_MEMORY", SINCE_10)},
+    {
+        "workspace": Member("WORKSPACE"),
+        "tactic_dram": Member("TACTIC_DRAM"),
+        "tactic_shared_memory": Member("TACTIC_SHARED_MEMORY", SINCE_10),
+        "dla_managed_sram": Member("DLA_MANAGED_SRAM"),
+        "dla_local_dram": Member("DLA_LOCAL_DRAM"),
+        "dla_global_dram": Member("DLA_GLOBAL_DRAM"),
+    },
 )
+PRECISION_FLAGS = Values(
+    "BuilderFlag",
+    {
+        "fp16": Member("FP16", UNTIL_10),
+        "bf16": Member("BF16", (TRT_10,)),
+        "int8": Member("INT8", UNTIL_10),
+        "obey": Member("OBEY_PRECISION_CONSTRAINTS", UNTIL_10),
+        "prefer": Member("PREFER_PRECISION_CONSTRAINTS", UNTIL_10),
+    },
+)
+TACTIC_SOURCES = Values(
+    "TacticSource",
+    {
+        "cublas": Member("CUBLAS", UNTIL_10),
+        "cublas_lt": Member("CUBLAS_LT", UNTIL_10),
+        "cudnn": Member("CUDNN", UNTIL_10),
+        "edge_mask_convolutions": Member("EDGE_MASK_CONVOLUTIONS"),
+        "jit_convolutions": Member("JIT_CONVOLUTIONS"),
+    },
+)
+HARDWARE = Values(
+    "HardwareCompatibilityLevel",
+    {
+        "none": Member("NONE"),
+        "ampere_plus": Member("AMPERE_PLUS"),
+        "same_compute_capability": Member("SAME_COMPUTE_CAPABILITY", SINCE_10),
+    },
+)
+FORMATS = Values(
+    "TensorFormat",
+    {
+        word: Member(word.upper())
+        for word in (
+            "linear", "chw2", "chw4", "chw16", "chw32", "hwc", "hwc8", "hwc16", "dhwc", "dhwc8", "cdhw32",
+            "dla_linear",
+        )
+    }
+    | {"dla_hwc4": Member("DLA_HWC4")},
+)  # fmt: skip
+TABLES = (FLAGS, PRECISION_FLAGS, CAPABILITIES, TILING, VERBOSITY, POOLS, TACTIC_SOURCES, HARDWARE, FORMATS, DTYPES)
+# fields of engines that not all generations have, at any other value than the one that asks for nothing
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "tactic_shared_memory": SINCE_10,
+    "tiling_optimization_level": SINCE_10,
+    "l2_limit_for_tiling": SINCE_10,
+    "refit_identical": SINCE_10,
+    "refit_individual": SINCE_10,
+    "strip_plan": SINCE_10,
+    "weight_streaming": SINCE_10,
+    "layer_precisions": UNTIL_10,
+}
+_NOTHING_ASKED: tuple[object, ...] = (None, False, "none", (), [])
 
 
-def create_network(library: Library, builder: Any) -> Any:
-    """Return a new network whose batch is a dimension like any other."""
-    if library.generation in UNTIL_10:
+def unsupported_fields(library: Library, options: Mapping[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the fields of an engine that a library cannot honour, each with the generations that can."""
+    asked: list[tuple[str, tuple[str, ...]]] = [
+        (field, generations) for field, generations in _FIELDS.items() if options.get(field, None) not in _NOTHING_ASKED
+    ]
+    asked += [(f"flags.{flag}", FLAGS.members[flag].generations) for flag in options.get("flags", {})]
+    for field, table in (("tactic_sources", TACTIC_SOURCES), ("hardware_compatibility", HARDWARE)):
+        values = options.get(field) or ()
+        named = (values,) if isinstance(values, str) else values
+        asked += [(f"{field}: {value}", table.members[value].generations) for value in named]
+    asked += _asked_of_typing(options)
+    return [(field, generations) for field, generations in asked if library.generation not in generations]
+
+
+def _asked_of_typing(options: Mapping[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
+    precision, typing = options["precision"], options.get("typing", "strong")
+    if typing == "strong":
+        return [("typing: strong", SINCE_10)]
+    narrow = [precision, *(entry["precision"] for entry in options.get("layer_precisions", ()))]
+    asked = [("typing: weak", UNTIL_10)]
+    return asked + [
+        (f"precision: {name}", PRECISION_FLAGS.members[name].generations) for name in narrow if name != "fp32"
+    ]
+
+
+def create_network(library: Library, builder: Any, *, strong: bool) -> Any:
+    """Return a new network whose batch is a dimension like any other, typed by its graph where it is ``strong``."""
+    if library.generation == TRT_8:
         return builder.create_network(_explicit_batch(library))
-    return builder.create_network(0)
+    return builder.create_network(_strongly_typed(library) if strong and library.generation == TRT_10 else 0)
+
+
+@only(TRT_8)
+def _explicit_batch(library: Library) -> int:
+    return 1 << int(library.trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
+
+
+@only(TRT_10)
+def _strongly_typed(library: Library) -> int:  # TensorRT 11 and TensorRT-RTX know nothing else
+    return 1 << int(library.trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+
+
+def set_layer_precision(library: Library, layer: Any, dtype: Any) -> None:
+    """Ask for a layer to compute in a type, and to give its outputs in it."""
+    _set_layer_precision(library, layer, dtype)
 
 
 @only(TRT_8, TRT_10)
-def _explicit_batch(library: Library) -> int:
-    return 1 << int(library.trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
+def _set_layer_precision(library: Library, layer: Any, dtype: Any) -> None:  # noqa: ARG001
+    layer.precision = dtype
+    for index in range(layer.num_outputs):
+        layer.set_output_type(index, dtype)
+
+
+def profile_values(library: Library, engine: Any, name: str, profile: int) -> list[tuple[int, ...]] | None:
+    """Return the values of an input at min, opt and max of a profile; None where its values decide nothing."""
+    if not engine.is_shape_inference_io(name):
+        return None
+    read = _profile_values if library.generation in SINCE_10 else _profile_values_v1
+    return [tuple(values) for values in read(library, engine, name, profile)] or None
+
+
+@only(TRT_10, TRT_11, RTX)
+def _profile_values(library: Library, engine: Any, name: str, profile: int) -> Any:  # noqa: ARG001
+    return engine.get_tensor_profile_values(profile, name)
+
+
+@only(TRT_8)
+def _profile_values_v1(library: Library, engine: Any, name: str, profile: int) -> Any:  # noqa: ARG001
+    return engine.get_profile_shape_input(profile, name)
+
+
+@only(TRT_8, TRT_10)
+def set_calibrator(library: Library, config: Any, calibrator: Any, profile: Any) -> None:  # noqa: ARG001
+    """Have int8 ranges measured by a calibrator, on shapes of one profile."""
+    config.int8_calibrator = calibrator
+    config.set_calibration_profile(profile)
+
+
+@only(TRT_8, TRT_10)
+def calibrator_base(library: Library, algorithm: str) -> Any:
+    """Return the class that a calibrator of an algorithm derives from."""
+    trt = library.trt
+    return trt.IInt8MinMaxCalibrator if algorithm == "minmax" else trt.IInt8EntropyCalibrator2
+
+
+def set_hardware(library: Library, config: Any, level: str) -> None:
+    """Say which other GPUs an engine is to run on."""
+    _set_hardware(library, config, level)
+
+
+@only(TRT_8, TRT_10, TRT_11)
+def _set_hardware(library: Library, config: Any, level: str) -> None:
+    config.hardware_compatibility_level = HARDWARE.of(library, level)
+
+
+def hardware_facts(library: Library, config: Any) -> dict[str, Any]:
+    """Return which other GPUs an engine is to run on; TensorRT-RTX logs an error where that is as much as read."""
+    return _hardware_facts(library, config) if library.generation != RTX else {}
+
+
+@only(TRT_8, TRT_10, TRT_11)
+def _hardware_facts(library: Library, config: Any) -> dict[str, Any]:
+    return {"hardware_compatibility": HARDWARE.words(library)[config.hardware_compatibility_level]}
+
+
+def has_calibrators(library: Library) -> bool:
+    """Tell whether ranges for int8 can be measured by the builder."""
+    return library.generation in UNTIL_10
+
+
+def keeps_timings(library: Library) -> bool:
+    """Tell whether a timing cache has any effect."""
+    return library.generation != RTX
+
+
+@contextmanager
+def runtime_cache(library: Library, engine: Any, file: Path | None) -> Iterator[Any]:
+    """Give what an execution context is made with so that ``file`` keeps the kernels compiled for it, or None."""
+    if file is None or library.generation != RTX:
+        yield None
+        return
+    with _runtime_cache(library, engine, file) as settings:
+        yield settings
+
+
+@only(RTX)
+@contextmanager
+def _runtime_cache(library: Library, engine: Any, file: Path) -> Iterator[Any]:  # noqa: ARG001
+    runtime_config = engine.create_runtime_config()
+    kernels = runtime_config.create_runtime_cache()
+    if file.is_file() and not kernels.deserialize(file.read_bytes()):
+        kernels = runtime_config.create_runtime_cache()  # of another version: it is made anew
+    runtime_config.set_runtime_cache(kernels)
+    yield runtime_config
+    file.parent.mkdir(parents=True, exist_ok=True)
+    fresh = file.with_name(f".{file.name}.{os.getpid()}")
+    fresh.write_bytes(kernels.serialize())
+    fresh.replace(file)
 
 
 def check_plugin_machinery(library: Library) -> None:
@@ -245,6 +436,11 @@ class ErrorFacts:
     name: str = ""
     operator: str = ""
     functions: tuple[str, ...] = ()
+
+
+def names_nodes(library: Library) -> bool:
+    """Tell whether a parser tells the name and the operator of each node that it refuses, and all of them at once."""
+    return library.generation in SINCE_10
 
 
 def error_facts(library: Library, error: Any) -> ErrorFacts:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from buildsys.backends.base import BuildRequest, Figures, OperatorUse, Options, Session, UnsupportedNode
 from buildsys.backends.trt import building, machine
+from buildsys.backends.trt.inspector import shortfall
 from buildsys.backends.trt.library import Library
 from buildsys.backends.trt.messages import log_of
 from buildsys.backends.trt.parsing import parse
 from buildsys.backends.trt.plugins import load_plugins
-from buildsys.backends.trt.session import TensorRtSession
+from buildsys.backends.trt.session import TensorRtSession, kernel_cache_file
+from buildsys.backends.trt.settings import check_fields, is_strong
+from buildsys.backends.trt.timing_cache import merge_timing_caches
 from buildsys.errors import StageError, Unavailable
+
+_PRECISION_HINT = "lower precision_share where that is what you want, or see docs/manifest.md, Typing"
 
 
 class TensorRtBackend:
@@ -28,13 +34,18 @@ class TensorRtBackend:
         if options["workspace"] == 0:
             title = self.library.title
             raise StageError(f"workspace: 0 leaves {title} no memory to work in", "give it a size, or leave it out")
+        check_fields(self.library, options)
         machine.check_builder(self.library, options)
 
     def unsupported(self, request: BuildRequest) -> list[UnsupportedNode]:
         """Return every node that the parser refuses; several for unknown operators, else the first."""
         with log_of(self.library).collected():
             load_plugins(self.library, request.operators)
-            return [node for node in parse(self.library, request.onnx).refused if node.operator]
+            return [
+                node
+                for node in parse(self.library, request.onnx, strong=is_strong(request.options)).refused
+                if node.operator
+            ]
 
     def build(self, request: BuildRequest) -> Figures:
         """Write the engine; return its settings, profiles, tensors and layers.
@@ -44,15 +55,23 @@ class TensorRtBackend:
         return building.build(self.library, request)
 
     def describe(self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> Figures:
-        """Return what the engine tells on a GPU that it runs on; {} elsewhere, where it cannot be opened."""
+        """Return what the engine tells on a GPU that it runs on; {} elsewhere, where it cannot be opened.
+
+        Raises: StageError: too few of its layers have the precision that was asked for.
+        """
+        least = options["precision_share"]
         try:
             session = self.load(engine, options, operators)
         except Unavailable:
             return {}
         try:
-            return session.describe()
+            facts = session.describe()
         finally:
             self.unload(session)
+        problem = shortfall(options["precision"], facts.get("precision_shares", {}).get("layers", {}), least)
+        if problem:
+            raise StageError(problem, _PRECISION_HINT)
+        return facts
 
     def load(self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> TensorRtSession:
         """Load an engine on the first GPU.
@@ -61,12 +80,20 @@ class TensorRtBackend:
         """
         machine.check_runner(self.library, options)
         load_plugins(self.library, operators)  # an engine holds only their fields
-        return TensorRtSession(self.library, engine)
+        cache = kernel_cache_file(engine) if options.get("runtime_cache") else None
+        return TensorRtSession(self.library, engine, cache)
 
     def unload(self, session: Session) -> None:
         """Free the engine and all its device memory."""
         if isinstance(session, TensorRtSession):
             session.close()
+
+    def merge_timing_caches(self, files: Sequence[Path], merged: Path) -> list[str]:
+        """Write one timing cache with what several have measured; return a warning for each that cannot be used.
+
+        Raises: StageError: TensorRT cannot work here, or none of the files can be used.
+        """
+        return merge_timing_caches(self.library, files, merged)
 
     def device(self, options: Options) -> Figures:  # noqa: ARG002 (the same for all options)
         """Return the first GPU and the driver, or why there is none."""

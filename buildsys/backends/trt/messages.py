@@ -111,6 +111,23 @@ class Phases:
         return True
 
 
+@contextmanager
+def layer_profile(library: Library, context: Any) -> Iterator[dict[str, float]]:
+    """Collect the milliseconds that each layer of a context takes inside the block."""
+    times: dict[str, float] = {}
+    base = library.trt.IProfiler
+
+    class Profiler(base):  # type: ignore[misc,valid-type]
+        def __init__(self) -> None:
+            base.__init__(self)
+
+        def report_layer_time(self, layer_name: str, ms: float) -> None:
+            times[layer_name] = times.get(layer_name, 0.0) + ms
+
+    context.profiler = Profiler()  # it stays with the context, which keeps it alive
+    yield times
+
+
 def _sentence(message: str) -> str:
     for noise in _NOISE:
         message = noise.sub("", message)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from buildsys.backends.base import BuildRequest, Figures, UnsupportedNode, refus
 from buildsys.backends.trt import adapter
 from buildsys.backends.trt.library import Library
 from buildsys.backends.trt.messages import Messages, log_of
+from buildsys.backends.trt.onnx_nodes import OnnxNodes, read_nodes
 from buildsys.errors import StageError
 
 _ASSERTIONS = (  # the parser's own condition says nothing to a user, the text beside it does
@@ -31,15 +33,32 @@ class Parsed:
     accepted: bool
 
 
-def parse(library: Library, onnx: Path) -> Parsed:
+def parse(library: Library, onnx: Path, *, strong: bool = True) -> Parsed:
     """Parse a file; a parser on a temporary network would crash the process."""
-    trt, logger = library.trt, log_of(library).logger
-    builder = trt.Builder(logger)
-    network = adapter.create_network(library, builder)
-    parser = trt.OnnxParser(network, logger)
-    accepted = parser.parse_from_file(str(onnx))
+    builder = new_builder(library)
+    network = adapter.create_network(library, builder, strong=strong)
+    parser = library.trt.OnnxParser(network, log_of(library).logger)
+    accepted = bool(parser.parse_from_file(str(onnx)))
     refused = [_refused_node(library, parser.get_error(index)) for index in range(parser.num_errors)]
-    return Parsed(builder, network, parser, refused, bool(accepted))
+    if not accepted and not adapter.names_nodes(library):
+        refused = _named(library, parser, refused, read_nodes(onnx))
+    return Parsed(builder, network, parser, refused, accepted)
+
+
+def new_builder(library: Library) -> Any:
+    """Return a builder.
+
+    Raises: StageError: CUDA cannot be used on this machine, or the GPU is out of memory.
+    """
+    log = log_of(library)
+    with log.collected() as messages:
+        try:
+            builder = library.trt.Builder(log.logger)
+        except TypeError as error:  # what the bindings make of a null pointer
+            reason = "; ".join([*messages.errors, *messages.warnings]) or "it gives no reason"
+            hint = "look at nvidia-smi: the driver may be too old, or the GPU full"
+            raise StageError(f"{library.title} cannot start on this GPU: {reason}", hint) from error
+    return builder
 
 
 def check_parsed(library: Library, request: BuildRequest, parsed: Parsed, messages: Messages) -> None:
@@ -56,28 +75,40 @@ def check_parsed(library: Library, request: BuildRequest, parsed: Parsed, messag
         raise StageError(f"model {request.model}: {library.title} cannot read {request.onnx.name}: {reason}")
     if parsed.network.num_outputs == 0:  # the parser takes some files that are no ONNX for an empty model
         raise StageError(f"model {request.model}: {library.title} finds no graph with outputs in {request.onnx.name}")
-    tensors = [parsed.network.get_input(index) for index in range(parsed.network.num_inputs)]
-    values = [tensor.name for tensor in tensors if tensor.is_shape_tensor]
-    if values:
-        raise StageError(
-            f"model {request.model}: the values of the input {', '.join(values)} decide shapes inside the network,"
-            " and an optimization profile here gives ranges of shapes only"
-        )
 
 
 def network_facts(library: Library, network: Any) -> Figures:
-    """Return the tensors, the layers and the share of each type, before TensorRT fuses the network."""
+    """Return the layers and the share of each type, before TensorRT fuses the network."""
     dtypes = adapter.DTYPES.words(library)
     layers = [network.get_layer(index) for index in range(network.num_layers)]
     kinds = Counter(str(layer.type.name).lower() for layer in layers)
     types = Counter(dtypes[layer.get_output_type(0)] for layer in layers if layer.num_outputs)
     total = sum(types.values())
     return {
-        "inputs": [_tensor_facts(dtypes, network.get_input(index)) for index in range(network.num_inputs)],
-        "outputs": [_tensor_facts(dtypes, network.get_output(index)) for index in range(network.num_outputs)],
         "layers": dict(sorted(kinds.items())),
         "precision_shares": {"layers": {name: count / total for name, count in sorted(types.items())}},
+        "precision_of": "network",
     }
+
+
+def _named(library: Library, parser: Any, refused: Sequence[UnsupportedNode], onnx: OnnxNodes) -> list[UnsupportedNode]:
+    """Return refused nodes with name and operator, and all others whose operator the parser does not know.
+
+    A parser that stops at the first node tells no more than its number.
+    """
+    found = []
+    for each in refused:
+        known = each.index is not None and each.index < len(onnx.nodes)
+        node = onnx.nodes[each.index] if known and each.index is not None else None
+        named = replace(each, name=node.name, operator=node.operator, output=node.output) if node else each
+        found.append(named)
+    told = {each.index for each in found}
+    for index, node in enumerate(onnx.nodes):
+        is_known = parser.supports_operator(node.operator) or (node.domain, node.operator) in onnx.functions
+        if index not in told and not is_known and adapter.find_creator(library, node.operator, "1", "") is None:
+            reason = "the parser does not know this operator, and there is no plugin for it"
+            found.append(UnsupportedNode(index, node.name, node.operator, reason, output=node.output))
+    return sorted(found, key=lambda each: -1 if each.index is None else each.index)
 
 
 def _refused_node(library: Library, error: Any) -> UnsupportedNode:
@@ -87,9 +118,3 @@ def _refused_node(library: Library, error: Any) -> UnsupportedNode:
     return UnsupportedNode(
         index=facts.index, name=facts.name, operator=facts.operator, reason=reason, functions=facts.functions
     )
-
-
-def _tensor_facts(dtypes: dict[Any, str], tensor: Any) -> Figures:
-    # an axis whose name is unknown reads as ""
-    shape = [size if size >= 0 else tensor.get_dimension_name(axis) or "?" for axis, size in enumerate(tensor.shape)]
-    return {"name": tensor.name, "dtype": dtypes[tensor.dtype], "shape": shape}

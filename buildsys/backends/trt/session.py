@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
+import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +12,13 @@ import numpy as np
 from buildsys.backends.base import Figures, Run
 from buildsys.backends.cuda_driver import Buffer, Device
 from buildsys.backends.trt import adapter
+from buildsys.backends.trt.failures import load_failure, no_memory
+from buildsys.backends.trt.inspector import layer_kinds, layer_shares, read_layers, time_shares
+from buildsys.backends.trt.layouts import LINEAR, packed, packed_shape, unpacked
 from buildsys.backends.trt.library import Library
-from buildsys.backends.trt.messages import log_of
+from buildsys.backends.trt.messages import layer_profile, log_of
 from buildsys.backends.trt.profiles import Profile
+from buildsys.digest import sha256_of
 from buildsys.errors import StageError
 from buildsys.tensors import BIT_DTYPES, Array, Tensor, tensor_of
 
@@ -24,19 +28,22 @@ _PACKED = ("int4", "float4e2m1")  # two elements share a byte on the device
 class TensorRtSession:
     """A loaded engine with one execution context, on the first GPU."""
 
-    def __init__(self, library: Library, engine_file: Path) -> None:
+    def __init__(self, library: Library, engine_file: Path, kernels: Path | None = None) -> None:
+        """Load an engine; ``kernels`` keeps what TensorRT-RTX compiles for it."""
         self._library, self._log = library, log_of(library)
+        self._open = ExitStack()
         self._device = Device(0)
         try:
             with self._device.current(), self._log.collected() as messages:
                 self._runtime = library.trt.Runtime(self._log.logger)
                 self._engine = self._runtime.deserialize_cuda_engine(engine_file.read_bytes())
                 if self._engine is None:
-                    reason = messages.sentence(f"{library.title} cannot load the engine")
-                    raise StageError(f"{engine_file.name}: {reason}")
-                self._context = self._engine.create_execution_context()
+                    raise load_failure(engine_file.name, messages, library.release)
+                settings = self._open.enter_context(adapter.runtime_cache(library, self._engine, kernels))
+                arguments = () if settings is None else (settings,)
+                self._context = self._engine.create_execution_context(*arguments)
                 if self._context is None:
-                    raise StageError(f"{engine_file.name}: {messages.sentence('there is no execution context')}")
+                    raise load_failure(engine_file.name, messages, library.release)
         except BaseException:
             self._device.close()
             raise
@@ -45,6 +52,8 @@ class TensorRtSession:
         self._inputs = [name for name in names if engine.get_tensor_mode(name) == modes.INPUT]
         self._outputs = [name for name in names if engine.get_tensor_mode(name) == modes.OUTPUT]
         self._dtypes = adapter.DTYPES.words(library)
+        formats = adapter.FORMATS.words(library)
+        self._layouts = {name: formats.get(engine.get_tensor_format(name), LINEAR) for name in names}
         self._buffers: list[Buffer] = []
         self._host: list[Array] = []  # keeps what the engine reads from host memory alive
         self._results: dict[str, tuple[Buffer, tuple[int, ...]]] = {}
@@ -68,7 +77,7 @@ class TensorRtSession:
             raise StageError(f"the engine's input {', '.join(missing)} is not given")
         with self._device.current(), self._log.collected() as messages:
             self._forget()
-            self._choose_profile({name: inputs[name].shape for name in self._inputs}, profile)
+            self._choose_profile({name: inputs[name] for name in self._inputs}, profile)
             for name in self._inputs:
                 self._set_input(name, inputs[name])
             unknown = self._context.infer_shapes()
@@ -79,23 +88,50 @@ class TensorRtSession:
         return self._execute
 
     def describe(self) -> Figures:
-        """Return the layers that TensorRT made, and the memory that it needs beside the weights."""
+        """Return the layers that TensorRT made with their precision, the tensors, and the memory beside the weights."""
         inspector = self._engine.create_engine_inspector()
-        text = inspector.get_engine_information(self._library.trt.LayerInformationFormat.JSON)
-        layers = json.loads(text).get("Layers", []) if text else []
-        # with profiling_verbosity other than detailed, a layer is just its name
-        kinds = Counter(entry.get("LayerType", "layer") if isinstance(entry, dict) else "layer" for entry in layers)
-        return {
-            "engine_layers": dict(sorted(kinds.items())),
+        layers = read_layers(inspector.get_engine_information(self._library.trt.LayerInformationFormat.JSON))
+        shares = layer_shares(layers)
+        facts: Figures = {
+            "engine_layers": layer_kinds(layers),
+            "formats": {name: layout for name, layout in self._layouts.items() if layout != LINEAR},
             "device_memory_bytes": adapter.device_memory_bytes(self._library, self._engine),
         }
+        if shares:  # nothing where the engine keeps less than detailed descriptions of its layers
+            times = time_shares(layers, self._layer_times())
+            facts["precision_shares"] = {"layers": shares, **({"time": times} if times else {})}
+            facts["precision_of"] = "engine"
+        return facts
+
+    def _layer_times(self) -> dict[str, float]:
+        """Return the time of every layer in milliseconds, of one run on zeros; {} where there is none to time."""
+        try:
+            call = self.bind(self._zeros())
+            call()
+            with self._device.current(), layer_profile(self._library, self._context) as times:
+                call()
+        except StageError:  # inputs of zeros may be none that the engine takes
+            return {}
+        return times
+
+    def _zeros(self) -> dict[str, Tensor]:
+        """Return inputs of the first profile's usual shapes: zeros, or the usual values where they decide shapes."""
+        found = {}
+        for name, span in self.profiles[0].items():
+            values = np.zeros(span["opt"], _numpy_dtype(self._dtype(name)))
+            if "opt_values" in span:
+                values = np.array(span["opt_values"], values.dtype).reshape(span["opt"])
+            found[name] = Tensor(values, self._dtype(name))
+        return found
 
     def close(self) -> None:
         """Free the context, the engine and the device memory, in this order."""
         if self._engine is None:
             return
         with self._device.current():
-            self._context = self._engine = self._runtime = None
+            self._context = None
+            self._open.close()
+            self._engine = self._runtime = None
         self._buffers.clear()
         self._results.clear()
         self._device.close()
@@ -106,15 +142,16 @@ class TensorRtSession:
                 raise StageError(f"the engine did not run: {messages.sentence('TensorRT gives no reason')}")
             self._device.synchronize()
 
-    def _choose_profile(self, shapes: Mapping[str, tuple[int, ...]], asked: int | None) -> None:
+    def _choose_profile(self, inputs: Mapping[str, Tensor], asked: int | None) -> None:
         profiles = self.profiles
-        fitting = [number for number, ranges in enumerate(profiles) if _fits(ranges, shapes)]
+        fitting = [number for number, ranges in enumerate(profiles) if _fits(ranges, inputs)]
+        shapes = {name: given.shape for name, given in inputs.items()}
         if asked is not None and not 0 <= asked < len(profiles):
             raise StageError(f"the engine has no optimization profile {asked}, only {len(profiles)}")
         if asked is not None and asked not in fitting:
-            raise StageError(f"the optimization profile {asked} of the engine does not hold the shapes {dict(shapes)}")
+            raise StageError(f"the optimization profile {asked} of the engine does not hold the shapes {shapes}")
         if not fitting:
-            raise StageError(f"no optimization profile of the engine holds the shapes {dict(shapes)}")
+            raise StageError(f"no optimization profile of the engine holds the shapes {shapes}")
         chosen = fitting[0] if asked is None else asked
         if chosen != self._context.active_optimization_profile:
             if not self._context.set_optimization_profile_async(chosen, self._device.stream):
@@ -123,7 +160,12 @@ class TensorRtSession:
 
     def _range(self, name: str, profile: int) -> dict[str, tuple[int, ...]]:
         low, usual, high = (tuple(point) for point in self._engine.get_tensor_profile_shape(name, profile))
-        return {"min": low, "opt": usual, "max": high}
+        span = {"min": low, "opt": usual, "max": high}
+        values = adapter.profile_values(self._library, self._engine, name, profile)
+        return {
+            **span,
+            **({f"{point}_values": each for point, each in zip(span, values, strict=True)} if values else {}),
+        }
 
     def _set_input(self, name: str, value: Tensor) -> None:
         values = _as_dtype(value, self._dtype(name))
@@ -134,7 +176,8 @@ class TensorRtSession:
             self._host.append(host)
             self._set_address(name, host.ctypes.data)
             return
-        buffer = self._new_buffer(values.nbytes)
+        values = packed(values, self._layouts[name])
+        buffer = self._new_buffer(name, values.nbytes)
         buffer.upload(values)
         self._set_address(name, buffer.address)
 
@@ -143,7 +186,8 @@ class TensorRtSession:
         if any(size < 0 for size in shape):
             raise StageError(f"the shape of the output {name} depends on values, which this backend does not run yet")
         itemsize = _numpy_dtype(self._dtype(name)).itemsize
-        buffer = self._new_buffer(itemsize * int(np.prod(shape, dtype=np.int64)))
+        size = int(np.prod(packed_shape(shape, self._layouts[name]), dtype=np.int64))
+        buffer = self._new_buffer(name, itemsize * size)
         self._results[name] = (buffer, shape)
         self._set_address(name, buffer.address)
 
@@ -153,9 +197,10 @@ class TensorRtSession:
 
     def _fetch(self, name: str, buffer: Buffer, shape: tuple[int, ...]) -> Tensor:
         dtype = self._dtype(name)
-        target = np.empty(shape, _numpy_dtype(dtype))
+        layout = self._layouts[name]
+        target = np.empty(packed_shape(shape, layout), _numpy_dtype(dtype))
         buffer.download(target)
-        return Tensor(target, dtype)
+        return Tensor(unpacked(target, layout, shape), dtype)
 
     def _dtype(self, name: str) -> str:
         dtype = self._dtypes[self._engine.get_tensor_dtype(name)]
@@ -163,8 +208,11 @@ class TensorRtSession:
             raise StageError(f"{name} is a tensor of {dtype}, which this backend does not pass in or out")
         return dtype
 
-    def _new_buffer(self, size_bytes: int) -> Buffer:
-        buffer = self._device.allocate(size_bytes)
+    def _new_buffer(self, name: str, size_bytes: int) -> Buffer:
+        try:
+            buffer = self._device.allocate(size_bytes)
+        except StageError as failure:
+            raise no_memory(name, size_bytes) if "OUT_OF_MEMORY" in failure.problem else failure from failure
         self._buffers.append(buffer)
         return buffer
 
@@ -176,12 +224,26 @@ class TensorRtSession:
         self._results.clear()
 
 
-def _fits(ranges: Profile, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    for name, shape in shapes.items():
-        low, high = ranges[name]["min"], ranges[name]["max"]
-        if len(low) != len(shape) or not all(a <= n <= b for a, n, b in zip(low, shape, high, strict=True)):
+def kernel_cache_file(engine: Path) -> Path:
+    """Return where kernels compiled for an engine are kept, under the digest of its file."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return folder / "buildsys" / "kernels" / f"{sha256_of(engine)}.cache"
+
+
+def _fits(ranges: Profile, inputs: Mapping[str, Tensor]) -> bool:
+    for name, given in inputs.items():
+        span = ranges[name]
+        if not _is_within(given.shape, span["min"], span["max"]):
             return False
+        if "min_values" in span:
+            values = tuple(int(value) for value in np.ravel(given.array))
+            if not _is_within(values, span["min_values"], span["max_values"]):
+                return False
     return True
+
+
+def _is_within(sizes: tuple[int, ...], low: tuple[int, ...], high: tuple[int, ...]) -> bool:
+    return len(low) == len(sizes) and all(a <= n <= b for a, n, b in zip(low, sizes, high, strict=True))
 
 
 def _numpy_dtype(dtype: str) -> np.dtype[np.generic]:

@@ -1,0 +1,113 @@
+"""What TensorRT's engine inspector says of a finished engine: the precision of its layers.
+
+The inspector names the type of each tensor that a layer reads and writes, in words that differ between versions:
+``Row major linear FP32``, ``Thirty-two wide channel vectorized row major Int8 format``, ``Half``. A layer counts by the
+narrowest type among them. Layers that compute nothing, or nothing but shapes, do not count.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_WORDS = {
+    "float32": ("fp32", "float", "float32", "tf32"),
+    "float16": ("fp16", "half", "float16"),
+    "bfloat16": ("bf16", "bfloat16"),
+    "int8": ("int8",),
+    "float8e4m3fn": ("fp8", "float8", "e4m3"),
+    "float4e2m1": ("fp4", "float4", "e2m1"),
+    "int4": ("int4",),
+}
+_DTYPE_OF = {word: dtype for dtype, words in _WORDS.items() for word in words}
+_NARROWEST_FIRST = ("float4e2m1", "int4", "float8e4m3fn", "int8", "bfloat16", "float16", "float32")
+_TYPE = re.compile(rf"(?<![A-Za-z0-9])({'|'.join(sorted(_DTYPE_OF, key=len, reverse=True))})(?![A-Za-z0-9])", re.I)
+_COMPUTES_NOTHING = re.compile(r"reformat|noop|no_?op|constant|shape|signal|wait|assert|copy|host|device", re.I)
+DTYPE_OF_PRECISION = {
+    "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "float8e4m3fn",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of an engine; ``dtype`` is None where the inspector does not tell, or it does not count."""
+
+    name: str
+    kind: str
+    dtype: str | None
+
+
+def read_layers(text: str) -> list[Layer]:
+    """Return the layers in the JSON of an engine inspector; [] where it is none.
+
+    With a profiling verbosity below detailed, a layer is just its name.
+    """
+    try:
+        found = json.loads(text) if text else {}
+    except ValueError:
+        return []
+    entries = found.get("Layers", []) if isinstance(found, dict) else []
+    return [_layer(entry) for entry in entries]
+
+
+def layer_kinds(layers: list[Layer]) -> dict[str, int]:
+    """Return how many layers of each kind there are."""
+    return dict(sorted(Counter(each.kind for each in layers).items()))
+
+
+def layer_shares(layers: list[Layer]) -> dict[str, float]:
+    """Return the share of layers of each type among those that count; {} where none does."""
+    return _shares((each.dtype, 1.0) for each in layers if each.dtype)
+
+
+def time_shares(layers: list[Layer], times_ms: Mapping[str, float]) -> dict[str, float]:
+    """Return the share of the time that layers of each type take; ``other`` has copies and shapes."""
+    known = {each.name: each.dtype or "other" for each in layers}
+    return _shares((known.get(name, "other"), time) for name, time in times_ms.items())
+
+
+def shortfall(precision: str, shares: Mapping[str, float], least: float) -> str:
+    """Return what is wrong with an engine's precision in one sentence, "" where it is as asked.
+
+    An fp32 engine is always as asked: a graph may have layers of other types.
+    """
+    wanted = DTYPE_OF_PRECISION[precision]
+    if wanted == "float32" or not shares:
+        return ""
+    share = shares.get(wanted, 0.0)
+    if share > 0 and share >= least:
+        return ""
+    rest = ", ".join(f"{other:.0%} in {dtype}" for dtype, other in sorted(shares.items(), key=lambda item: -item[1]))
+    has = f"only {share:.1%} of its layers are" if share else "none of its layers is"
+    return f"the engine was asked for {precision} and {has} in {wanted} (at least {least:.0%} are wanted): {rest}"
+
+
+def _layer(entry: Any) -> Layer:
+    if not isinstance(entry, dict):
+        return Layer(str(entry), "layer", None)
+    kind = str(entry.get("LayerType", "layer"))
+    name = str(entry.get("Name", ""))
+    if _COMPUTES_NOTHING.search(kind) or _COMPUTES_NOTHING.search(str(entry.get("Origin", ""))):
+        return Layer(name, kind, None)
+    dtypes = set(_dtypes(entry))
+    return Layer(name, kind, next((dtype for dtype in _NARROWEST_FIRST if dtype in dtypes), None))
+
+
+def _dtypes(entry: Mapping[str, Any]) -> Iterator[str]:
+    for side in ("Inputs", "Outputs"):
+        for port in entry.get(side) or ():
+            described = port.get("Format/Datatype", "") if isinstance(port, dict) else ""
+            for match in _TYPE.finditer(str(described)):
+                yield _DTYPE_OF[match[1].lower()]
+
+
+def _shares(amounts: Iterator[tuple[str, float]]) -> dict[str, float]:
+    sums: Counter[str] = Counter()
+    for name, amount in amounts:
+        sums[name] += amount  # type: ignore[assignment]  # a Counter adds floats as well
+    total = sum(sums.values())
+    return {name: round(amount / total, 4) for name, amount in sorted(sums.items())} if total else {}

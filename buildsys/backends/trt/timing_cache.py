@@ -1,0 +1,92 @@
+"""The timing cache of TensorRT's builder: what it measured of tactics, kept between builds.
+
+A cache is of one version of TensorRT and one GPU. One that is broken or foreign costs a warning and time, no build.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from buildsys.backends.base import Figures
+from buildsys.backends.trt import adapter
+from buildsys.backends.trt.library import Library
+from buildsys.backends.trt.messages import Messages, log_of
+from buildsys.backends.trt.parsing import new_builder
+from buildsys.digest import sha256_of
+from buildsys.errors import StageError
+
+
+def use_timing_cache(library: Library, config: Any, file: Path | None, messages: Messages) -> None:
+    """Have a builder take its measurements from ``file``, where it exists, and note what it adds."""
+    if file is None or not adapter.keeps_timings(library):
+        return
+    timing_cache, problem = _read(library, config, file)
+    if problem:
+        messages.warnings.append(problem)
+    with log_of(library).collected() as found:
+        if not config.set_timing_cache(timing_cache, False):
+            reason = found.sentence("it was made by another TensorRT or for another GPU")
+            messages.warnings.append(f"the timing cache {file.name} is not used: {reason}")
+            config.set_timing_cache(config.create_timing_cache(b""), False)
+
+
+def keep_timing_cache(library: Library, config: Any, file: Path | None) -> Figures:
+    """Write what a builder has measured to ``file``, whole or not at all; return the cache's facts."""
+    if file is None or not adapter.keeps_timings(library):
+        return {}
+    before = sha256_of(file) if file.is_file() else None
+    timing_cache = config.get_timing_cache()
+    if timing_cache is None:
+        return {}
+    _write(file, bytes(timing_cache.serialize()))
+    after = sha256_of(file)
+    return {"timing_cache": {"sha256": after, "bytes": file.stat().st_size, "changed": after != before}}
+
+
+def merge_timing_caches(library: Library, files: Sequence[Path], merged: Path) -> list[str]:
+    """Write one timing cache with the measurements of several; return a warning for each that cannot be used.
+
+    Where two have measured the same, the first one counts.
+    Raises: StageError: TensorRT cannot work here, or none of the files can be used.
+    """
+    log = log_of(library)
+    with log.collected() as messages:
+        builder = new_builder(library)
+        config = builder.create_builder_config()
+        if messages.errors:
+            raise StageError(f"{library.title} cannot merge timing caches here: {messages.sentence('')}")
+        warnings: list[str] = []
+        total: Any = None
+        for file in files:
+            timing_cache, problem = _read(library, config, file)
+            if not problem and total is not None:
+                with log.collected() as found:
+                    if not total.combine(timing_cache, False):
+                        problem = f"the timing cache {file.name} does not fit the others: {found.sentence('no reason')}"
+            warnings += [problem] if problem else []
+            total = timing_cache if total is None and not problem else total
+        if total is None:
+            raise StageError(f"none of the timing caches {', '.join(file.name for file in files)} can be used")
+        _write(merged, bytes(total.serialize()))
+    return warnings
+
+
+def _read(library: Library, config: Any, file: Path) -> tuple[Any, str]:
+    """Return a cache with what is in ``file``, and what is wrong with that; an empty cache where it cannot be used."""
+    if not file.is_file():
+        return config.create_timing_cache(b""), ""
+    with log_of(library).collected() as found:
+        timing_cache = config.create_timing_cache(file.read_bytes())
+    if timing_cache is None or found.errors or (found.warnings and not bytes(timing_cache.serialize())):
+        reason = "; ".join(dict.fromkeys([*found.errors, *found.warnings])) or "TensorRT cannot read it"
+        return config.create_timing_cache(b""), f"the timing cache {file.name} is broken and starts empty: {reason}"
+    return timing_cache, ""
+
+
+def _write(file: Path, content: bytes) -> None:
+    fresh = file.with_name(f".{file.name}.{os.getpid()}")
+    fresh.write_bytes(content)
+    fresh.replace(file)

@@ -1,0 +1,116 @@
+"""Runs stages and backends in the interpreter of a toolchain: requests as JSON lines on stdin, answers on stdout.
+
+Needs numpy and a TensorRT only, like the stages themselves.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from buildsys.backends import load_backend
+from buildsys.backends.base import BuildRequest, Calibration
+from buildsys.backends.cuda_driver import Device
+from buildsys.errors import BuildsysError
+from buildsys.tensors import load_tensors, save_tensors
+from buildsys.worker.job import Job
+
+PATHS = ("onnx", "engine", "project", "timing_cache")
+
+
+def version(request: dict[str, Any]) -> str:
+    return str(importlib.import_module("tensorrt").__version__)
+
+
+def stage(request: dict[str, Any]) -> dict[str, Any]:
+    job = request["job"]
+    files = {kind: {role: Path(path) for role, path in job.pop(kind).items()} for kind in ("inputs", "outputs")}
+    module = importlib.import_module(f"buildsys.stages.{job['stage']}")
+    return asdict(module.run(Job(**job, **files, project=Path(request["project"]))))
+
+
+def build(request: dict[str, Any]) -> Any:
+    """Build, and tell what the finished engine says of itself."""
+    fields = {**request["request"]}
+    fields |= {name: Path(fields[name]) for name in PATHS if fields.get(name)}
+    if fields.get("calibration"):
+        given = fields["calibration"]
+        fields["calibration"] = Calibration(Path(given["batches"]), given["algorithm"], Path(given["cache"]))
+    asked = BuildRequest(**fields)
+    backend = load_backend("tensorrt")
+    backend.prepare(asked.options)
+    built = backend.build(asked)
+    return {**built, **(backend.describe(asked.engine, asked.options) if request.get("describe", True) else {})}
+
+
+def run(request: dict[str, Any]) -> Any:
+    """Run an engine on tensors of a file, write its outputs to another, and return its profiles."""
+    backend = load_backend("tensorrt")
+    session = backend.load(Path(request["engine"]), request["options"])
+    try:
+        save_tensors(
+            Path(request["outputs"]), session.run(load_tensors(Path(request["inputs"])), request.get("profile"))
+        )
+        return session.profiles
+    finally:
+        backend.unload(session)
+
+
+def merge(request: dict[str, Any]) -> Any:
+    backend: Any = load_backend("tensorrt")
+    return backend.merge_timing_caches([Path(file) for file in request["files"]], Path(request["merged"]))
+
+
+def inspect(request: dict[str, Any]) -> Any:
+    """Return what the inspector says, as it says it."""
+    trt = importlib.import_module("tensorrt")
+    from buildsys.backends.trt.library import library_of
+    from buildsys.backends.trt.messages import log_of
+
+    runtime = trt.Runtime(log_of(library_of(trt)).logger)
+    engine = runtime.deserialize_cuda_engine(Path(request["engine"]).read_bytes())
+    return engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
+
+
+def hold(request: dict[str, Any]) -> int:
+    """Take all of the GPU's memory but a little; the next call with ``release`` gives it back."""
+    while HELD:
+        HELD.pop().close()
+    if request.get("release"):
+        return 0
+    device = Device(0)
+    HELD.append(device)
+    held = 0
+    with device.current():
+        for size in (8 << 30, 1 << 30, 128 << 20):
+            with suppress(BuildsysError):
+                while True:
+                    device.allocate(size)
+                    held += size
+    return held
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"value": OPERATIONS[request["op"]](request)}
+    except BuildsysError as error:
+        return {"error": str(error), "kind": type(error).__name__}
+    except Exception:
+        return {"crash": traceback.format_exc()}
+
+
+OPERATIONS = {each.__name__: each for each in (version, stage, build, run, merge, inspect, hold)}
+HELD: list[Device] = []
+
+if __name__ == "__main__":
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # C++ libraries print to stdout as well
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
