@@ -21,9 +21,13 @@ def quantize_problems(view: View) -> Iterator[Problem]:
     """Yield what is wrong with the parts of a merged model that int8 and fp8 engines need."""
     if isinstance(view.get("calibration"), dict):
         yield from _calibration(view)
+    told = set()
     for index, engine in enumerate(view.list("engines")):
         if isinstance(engine, dict) and engine.get("precision") in QUANTIZED:
-            yield from _engine(view, index, engine)
+            for problem in _engine(view, index, engine):
+                if problem.origin not in told:  # two engines may stumble over one field
+                    told.add(problem.origin)
+                    yield problem
 
 
 def _engine(view: View, index: int, engine: dict[str, Any]) -> Iterator[Problem]:
@@ -34,10 +38,22 @@ def _engine(view: View, index: int, engine: dict[str, Any]) -> Iterator[Problem]
     if precision == "fp8" and view.get("quantize", "tool") == "onnxruntime":
         text = "onnxruntime.quantization scales fp8 by the standard deviation of values, which TensorRT does not take"
         yield view.problem(("quantize", "tool"), text, "use builtin or modelopt, or leave it out")
+    if view.get("quantize", "tool") == "modelopt":
+        yield from _left_to_modelopt(view)
     algorithm = view.get("calibration", "algorithm") or _CALIBRATORS[0]
     if engine.get("typing") == "weak" and algorithm not in _CALIBRATORS:
         text = f"TensorRT's own calibrators are entropy and minmax, and the engine {engine.get('name')} uses one"
         yield view.problem(("calibration", "algorithm"), text, "use one of these, or typing: strong for the engine")
+
+
+def _left_to_modelopt(view: View) -> Iterator[Problem]:
+    for field, usual in (("per_channel", True), ("outputs", False)):
+        if view.get("quantize", field) not in (None, usual):
+            text = "ModelOpt decides this itself"
+            yield view.problem(("quantize", field), text, "remove it, or use tool: builtin or onnxruntime", of_key=True)
+    if view.get("calibration", "algorithm") == "percentile":
+        text = "ModelOpt has no percentile"
+        yield view.problem(("calibration", "algorithm"), text, "use entropy or minmax, or another quantize.tool")
 
 
 def _example(view: View) -> str:

@@ -125,9 +125,9 @@ def _by_modelopt(job: Job, model: ModelProto, selection: Selection, scratch: Pat
     save_model(model, source)
     dtypes = {value.name: dtype_name(value.type.tensor_type.elem_type) for value in model.graph.input}
     batches = load_batches(job.inputs["batches"], dtypes)
-    return quantize_by_modelopt(
-        source, job.options["precision"], batches, job.options["quantize"], list(selection.skipped), scratch
-    )
+    operators = sorted({node.op_type for node in model.graph.node if node.name in selection.chosen})
+    options = {**job.options["quantize"], "operators": operators}
+    return quantize_by_modelopt(source, job.options["precision"], batches, options, list(selection.skipped), scratch)
 
 
 def quantized_nodes(model: ModelProto) -> list[str]:

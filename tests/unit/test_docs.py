@@ -20,7 +20,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 MANIFEST_PAGE = (ROOT / "docs" / "manifest.md").read_text(encoding="utf-8")
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 # Said in the text of the sections that use them, and compared below.
-TOLERANCES = {"fp32": schema.Fp32Tolerance, "fp16": schema.Fp16Tolerance, "bf16": schema.Bf16Tolerance}
+TOLERANCES = {"fp32": schema.Fp32Tolerance, "fp16": schema.Fp16Tolerance, "bf16": schema.Bf16Tolerance,
+              "int8": schema.Int8Tolerance, "fp8": schema.Fp8Tolerance}  # fmt: skip
 SPECS = [
     spec
     for spec in vars(schema).values()
