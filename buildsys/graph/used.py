@@ -107,19 +107,24 @@ def surgery_sources(spec: Resolved, when: str) -> tuple[str, ...]:
     files = []
     for step in steps_of(spec, when):
         reference, replacement = step.get("reference") or {}, step.get("replace") or {}
-        data = [tensor["data"] or {} for tensor in (step.get("inputs") or {}).values()]
         callables = [step.get("function"), replacement.get("function"), reference.get("python")]
-        callables += [entry.get("python") for entry in data]
         files += [name.rpartition(":")[0] for name in callables if name]
-        files += [name for name in (reference.get("npz"), *(entry.get("npz") for entry in data)) if name]
+        files += calibration.values_sources((reference, *_new_data(step)))
     return tuple(dict.fromkeys(files))
+
+
+def _new_data(step: Mapping[str, Any]) -> list[Mapping[str, Any] | None]:
+    """Return where the values of the inputs come from that a step declares."""
+    return [tensor["data"] for tensor in (step.get("inputs") or {}).values()]
 
 
 def surgery_tools(spec: Resolved, when: str) -> tuple[str, ...]:
     """Return what changes the graph and compares."""
     hooks = ("python",) if surgery_sources(spec, when) else ()
     other = ("onnx-graphsurgeon",) if any(s.get("graph") == "graphsurgeon" for s in steps_of(spec, when)) else ()
-    return (*hooks, "onnx", "onnxruntime", "numpy", *other, *small_float_tools(spec))
+    data = [entry for step in steps_of(spec, when) for entry in _new_data(step)]
+    images = tuple(tool for tool in calibration.values_tools(data) if tool == "pillow")
+    return (*hooks, "onnx", "onnxruntime", "numpy", *other, *images, *small_float_tools(spec))
 
 
 def reported(spec: Resolved) -> dict[str, Any]:

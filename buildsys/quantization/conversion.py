@@ -67,7 +67,7 @@ def _convert(job: Job) -> dict[str, Any]:
     original = load_model(source)
     named_nodes(original)
     with TemporaryDirectory(dir=target.parent) as scratch:
-        model, skipped = _quantized(job, original, Path(scratch))
+        model, selection = _quantized(job, original, Path(scratch))
     save_model(model, target)
     try:
         check_file(target, f"the graph quantized to {precision}")
@@ -83,18 +83,18 @@ def _convert(job: Job) -> dict[str, Any]:
         **_figures(job, written),
         "quantized": quantized,
         "kept_fp32": [name for name in heavy if name not in quantized],
-        "kept_reasons": {name: skipped.get(name, "the tool left it out") for name in _left(heavy, skipped, quantized)},
+        "kept_reasons": {
+            name: selection.skipped.get(name, "the tool left it out")
+            for name in dict.fromkeys((*heavy, *selection.chosen, *selection.skipped))
+            if name not in quantized
+        },
         "bytes_before": file_bytes(source),
         "bytes_after": file_bytes(target),
     }
 
 
-def _left(heavy: list[str], skipped: Mapping[str, str], quantized: list[str]) -> list[str]:
-    return [name for name in dict.fromkeys((*heavy, *skipped)) if name not in quantized]
-
-
-def _quantized(job: Job, original: ModelProto, scratch: Path) -> tuple[ModelProto, dict[str, str]]:
-    """Return the graph with quantizers, and why nodes of the wanted operators have none."""
+def _quantized(job: Job, original: ModelProto, scratch: Path) -> tuple[ModelProto, Selection]:
+    """Return the graph with quantizers, and the nodes that were to have them."""
     precision, options = job.options["precision"], job.options["quantize"]
     ranges = load_ranges(job.inputs["ranges"])
     selection = select_nodes(original, ranges, options)
@@ -109,13 +109,13 @@ def _quantized(job: Job, original: ModelProto, scratch: Path) -> tuple[ModelProt
     limits = limits_of(ranges, precision, options["algorithm"])
     wanted = {"per_channel": options["per_channel"], "outputs": options["outputs"]}
     if options["tool"] == "modelopt":
-        return _by_modelopt(job, model, selection, scratch), selection.skipped
+        return _by_modelopt(job, model, selection, scratch), selection
     if options["tool"] == "onnxruntime":
         from buildsys.quantization.ort_insertion import insert_by_onnxruntime  # loads much of onnxruntime
 
-        return insert_by_onnxruntime(model, selection, limits, **wanted), selection.skipped
+        return insert_by_onnxruntime(model, selection, limits, **wanted), selection
     insert_quantizers(model, selection, limits, GRIDS[precision], **wanted)
-    return model, selection.skipped
+    return model, selection
 
 
 def _by_modelopt(job: Job, model: ModelProto, selection: Selection, scratch: Path) -> ModelProto:

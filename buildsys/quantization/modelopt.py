@@ -78,5 +78,6 @@ def _library(module: str) -> ModuleType:
     try:
         return import_module(module)
     except ImportError as error:
-        missing = "is not installed" if error.name == "modelopt" else f"cannot be loaded: {first_line(error)}"
-        raise StageError(f"ModelOpt {missing}", INSTALL) from error
+        missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "modelopt"
+        why = "is not installed" if missing else f"cannot be loaded: {first_line(error)}"
+        raise StageError(f"ModelOpt {why}", INSTALL) from error

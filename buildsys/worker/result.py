@@ -14,6 +14,7 @@ from buildsys.worker.job import RESULT_SCHEMA, Job, StageResult
 
 _LIBRARIES = (
     "ml_dtypes",
+    "modelopt",
     "numpy",
     "onnx",
     "onnxruntime",

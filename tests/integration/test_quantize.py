@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -17,6 +18,7 @@ from small_graphs import make_model, weights
 
 from buildsys.backends.ort_session import OrtGraph
 from buildsys.errors import StageError
+from buildsys.manifest.schema import QuantizedOperator
 from buildsys.quantization.ranges import load_ranges
 
 
@@ -185,20 +187,105 @@ def test_products_of_activations_and_nodes_without_names_are_quantized(
     assert axes == {1}  # the columns of w
 
 
-def test_tensorrt_rtx_takes_what_is_written(tmp_path: Path) -> None:
-    trt = pytest.importorskip("tensorrt_rtx")
-    for precision in ("int8", "fp8"):
-        chain = Chain(tmp_path / precision, precision=precision)
+def test_every_operator_that_can_be_named_is_quantized(tmp_path: Path) -> None:
+    node = helper.make_node
+    nodes = [
+        node("ConvTranspose", ["x", "wt"], ["a"], name="/up", kernel_shape=[2, 2], strides=[2, 2]),
+        node("AveragePool", ["a"], ["b"], name="/average", kernel_shape=[2, 2], strides=[2, 2]),
+        node("Conv", ["b", "w"], ["c"], name="/conv"),
+        node("Mul", ["c", "scale"], ["d"], name="/scale"),
+        node("Add", ["d", "b"], ["e"], name="/residual"),
+        node("MaxPool", ["e"], ["f"], name="/max", kernel_shape=[2, 2], strides=[2, 2]),
+        node("GlobalAveragePool", ["f"], ["g"], name="/global"),
+        node("Flatten", ["g"], ["h"], name="/flat"),
+        node("Gemm", ["h", "k"], ["i"], name="/gemm"),
+        node("MatMul", ["i", "m"], ["y"], name="/matmul"),
+    ]
+    stored = {
+        "wt": weights(3, 4, 2, 2), "w": weights(4, 4, 1, 1, seed=1), "scale": 1 + 0.1 * weights(4, 1, 1, seed=2),
+        "k": weights(4, 6, seed=3), "m": weights(6, 5, seed=4),
+    }  # fmt: skip
+    model = make_model(nodes, {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 5])}, stored)
+    every = get_args(QuantizedOperator)
+    expected = ["/up", "/average", "/conv", "/scale", "/residual", "/max", "/global", "/gemm", "/matmul"]
+    for tool, outputs in (("onnxruntime", False), ("onnxruntime", True), ("builtin", False), ("builtin", True)):
+        quantize = {"tool": tool, "operators": every, "outputs": outputs}
+        chain = Chain(
+            tmp_path / f"{tool}-{outputs}", model, quantize=quantize, calibration={"batches": 16, "batch_size": 8}
+        )
         chain.run("calibrate:m")
-        chain.run(f"convert:m:{precision}")
-        logger = trt.Logger(trt.Logger.ERROR)
-        builder = trt.Builder(logger)
-        network = builder.create_network(0)
-        parser = trt.OnnxParser(network, logger)
-        assert parser.parse_from_file(str(chain.build / f"m/convert/{precision}/model.onnx")), parser.get_error(
-            0
-        ).desc()
-        assert "QUANTIZE" in {str(network.get_layer(i).type).split(".")[1] for i in range(network.num_layers)}
+        result = chain.run("convert:m:int8")
+        assert result.status == "passed", (tool, outputs, result.reason)
+        # onnxruntime lets pooling follow what it reads
+        left = {"/average", "/global", "/max"} if (tool, outputs) == ("onnxruntime", False) else set()
+        kept = {name for name in expected if name not in result.figures["quantized"]}
+        assert kept <= left, (tool, outputs)
+        assert result.figures["kept_reasons"] == dict.fromkeys(kept, "the tool left it out")
+        parse_by_tensorrt_rtx(chain, "int8")
+
+
+def test_without_modelopt_the_command_to_install_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "modelopt", None)  # also where it is installed
+    chain = Chain(tmp_path, quantize={"tool": "modelopt"})
+    chain.run("calibrate:m")
+    with pytest.raises(StageError) as error:
+        chain.run("convert:m:int8")
+    assert str(error.value) == "ModelOpt is not installed; pip install 'buildsys[quantize]'"
+    with pytest.raises(StageError, match="ModelOpt is not installed"):
+        Chain(tmp_path / "half", precision="fp16", convert={"tool": "autocast"}).run("convert:m:fp16")
+
+
+def wide_net() -> onnx.ModelProto:
+    """Two convolutions of 16 channels: ModelOpt leaves narrow ones alone."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["a"], name="/in", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"], name="/relu"),
+        helper.make_node("Conv", ["b", "w1"], ["c"], name="/one", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["d"], name="/relu1"),
+        helper.make_node("Conv", ["d", "w2"], ["y"], name="/two", pads=[1, 1, 1, 1]),
+    ]
+    stored = {"w0": weights(32, 3, 3, 3), "w1": weights(32, 32, 3, 3, seed=1), "w2": weights(32, 32, 3, 3, seed=2)}
+    return make_model(nodes, {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 32, 8, 8])}, stored)
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_modelopt_quantizes(tmp_path: Path, precision: str) -> None:
+    pytest.importorskip("modelopt")
+    data = {"batches": 4, "batch_size": 8, "algorithm": "minmax"}
+    chain = Chain(tmp_path, wide_net(), precision=precision, quantize={"tool": "modelopt"}, calibration=data)
+    chain.run("calibrate:m")
+    result = chain.run(f"convert:m:{precision}")
+    assert result.status == "passed", result.reason
+    assert {"/one", "/two"} <= set(result.figures["quantized"])
+    parse_by_tensorrt_rtx(chain, precision)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_autocast_converts(tmp_path: Path, precision: str) -> None:
+    pytest.importorskip("modelopt")
+    chain = Chain(tmp_path, precision=precision, convert={"tool": "autocast"})
+    result = chain.run(f"convert:m:{precision}")
+    assert result.status == "passed", result.reason
+    assert result.figures["converted"] == 6
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_tensorrt_rtx_takes_what_is_written(tmp_path: Path, precision: str) -> None:
+    chain = Chain(tmp_path / precision, precision=precision)
+    chain.run("calibrate:m")
+    chain.run(f"convert:m:{precision}")
+    parse_by_tensorrt_rtx(chain, precision)
+
+
+def parse_by_tensorrt_rtx(chain: Chain, precision: str) -> None:
+    trt = pytest.importorskip("tensorrt_rtx")
+    logger = trt.Logger(trt.Logger.ERROR)
+    builder = trt.Builder(logger)
+    network = builder.create_network(0)
+    parser = trt.OnnxParser(network, logger)
+    path = chain.build / f"m/convert/{precision}/model.onnx"
+    assert parser.parse_from_file(str(path)), parser.get_error(0).desc()
+    assert "QUANTIZE" in {str(network.get_layer(i).type).split(".")[1] for i in range(network.num_layers)}
 
 
 BadData = Callable[[Path], dict[str, Any]]
