@@ -20,6 +20,8 @@ from buildsys.backends.ort_session import OrtGraph
 from buildsys.errors import StageError
 from buildsys.manifest.schema import QuantizedOperator
 from buildsys.quantization.ranges import load_ranges
+from buildsys.stages import engine
+from buildsys.worker.job import Job
 
 
 def save_images(folder: Path, count: int, size: tuple[int, int] = (12, 10)) -> Path:
@@ -390,6 +392,13 @@ def test_a_pattern_that_fits_nothing_is_told(tmp_path: Path) -> None:
     chain.run("calibrate:m")
     with pytest.raises(StageError, match=r"quantize.exclude: /haed fits the name of no node; did you mean /head or"):
         chain.run("convert:m:int8")
+
+
+def test_tensorrt_has_no_calibrator_for_percentiles(tmp_path: Path) -> None:
+    options = {"calibration": {"algorithm": "percentile"}}
+    job = Job("engine:m:e", "engine", "m", "e", options, {}, {}, tmp_path)
+    with pytest.raises(StageError, match="engine e: TensorRT's calibrators are entropy and minmax, not percentile"):
+        engine._calibration(job)
 
 
 def test_fp8_raises_the_opset(tmp_path: Path) -> None:
