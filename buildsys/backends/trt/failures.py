@@ -29,7 +29,7 @@ _OTHER_GPU = re.compile(
     r"|compiled for.*?SM.*?not supported|different (?:GPU|device)",
     re.I | re.S,
 )
-_DAMAGED = re.compile(r"magicTag|magic tag|Serialization assertion|deserializ|corrupt|header", re.I)
+_DAMAGED = re.compile(r"magicTag|magic tag|Serialization assertion|deserializ|corrupt|header|not found in plan", re.I)
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 

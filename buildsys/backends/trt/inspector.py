@@ -1,8 +1,9 @@
 """What TensorRT's engine inspector says of a finished engine: the precision of its layers.
 
 The inspector names the type of each tensor that a layer reads and writes, in words that differ between versions:
-``Row major linear FP32``, ``Thirty-two wide channel vectorized row major Int8 format``, ``Half``. A layer counts by the
-narrowest type among them. Layers that compute nothing, or nothing but shapes, do not count.
+``Row major linear FP32``, ``Thirty-two wide channel vectorized row major Int8 format``, ``Half``. Where shapes are
+dynamic, TensorRT 8.6 knows them only for a context whose shapes are set; the type of a layer's weights it always tells.
+A layer counts by the narrowest type among all these. Layers that compute nothing, or only shapes, do not count.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def read_layers(text: str) -> list[Layer]:
     With a profiling verbosity below detailed, a layer is just its name.
     """
     try:
-        found = json.loads(text) if text else {}
+        found = json.loads(text, strict=False) if text else {}  # metadata has control characters
     except ValueError:
         return []
     entries = found.get("Layers", []) if isinstance(found, dict) else []
@@ -101,8 +102,12 @@ def _dtypes(entry: Mapping[str, Any]) -> Iterator[str]:
     for side in ("Inputs", "Outputs"):
         for port in entry.get(side) or ():
             described = port.get("Format/Datatype", "") if isinstance(port, dict) else ""
-            for match in _TYPE.finditer(str(described)):
-                yield _DTYPE_OF[match[1].lower()]
+            for found in _TYPE.finditer(str(described)):
+                yield _DTYPE_OF[found[1].lower()]
+    weights = entry.get("Weights")
+    match = _TYPE.fullmatch(str(weights.get("Type", ""))) if isinstance(weights, dict) else None
+    if match:
+        yield _DTYPE_OF[match[1].lower()]
 
 
 def _shares(amounts: Iterator[tuple[str, float]]) -> dict[str, float]:

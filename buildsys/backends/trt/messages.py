@@ -20,12 +20,14 @@ from buildsys.backends.trt.library import Library
 
 _LOG = logging.getLogger(__name__)
 _NOISE = (
+    re.compile(r"^\d+: (?=\[?[A-Za-z])"),  # the number of an error
     re.compile(r"^I\w+::\w+: "),  # the API function that logs
     re.compile(r"^\[[\w.]+::\w+::\d+\] "),  # the source that logs
     re.compile(r"^Error Code \d+: "),
     re.compile(r"\[[\w.]+:\d+: \w+\] "),  # the compiler's source that fails
     re.compile(r",? ?In \w+ at /_src/\S+:\d+"),  # "(text. In validate at /_src/…:4023)"
 )
+_WRAPPED = re.compile(r"(?:Internal Error|API Usage Error|Serialization|Cuda \w+|Myelin) \((?P<text>.*)\)")
 _SECONDS_BETWEEN_REPORTS = 0.2
 
 
@@ -73,9 +75,9 @@ def _logger(library: Library, log: Log) -> Any:
 
         def log(self, severity: Any, msg: str) -> None:
             if severity <= trt.ILogger.ERROR:
-                log.messages.errors.append(_sentence(msg))
+                log.messages.errors.append(sentence_of(msg))
             elif severity == trt.ILogger.WARNING:
-                log.messages.warnings.append(_sentence(msg))
+                log.messages.warnings.append(sentence_of(msg))
             else:
                 _LOG.debug("%s", msg)
 
@@ -128,7 +130,10 @@ def layer_profile(library: Library, context: Any) -> Iterator[dict[str, float]]:
     yield times
 
 
-def _sentence(message: str) -> str:
+def sentence_of(message: str) -> str:
+    """Return a message without the places in TensorRT's own source, and what it is wrapped in."""
     for noise in _NOISE:
         message = noise.sub("", message)
-    return " ".join(message.split())
+    text = " ".join(message.split())
+    wrapped = _WRAPPED.fullmatch(text)
+    return wrapped["text"].strip() if wrapped else text

@@ -90,6 +90,8 @@ class TensorRtSession:
     def describe(self) -> Figures:
         """Return the layers that TensorRT made with their precision, the tensors, and the memory beside the weights."""
         inspector = self._engine.create_engine_inspector()
+        times = self._layer_times()
+        inspector.execution_context = self._context  # TensorRT 8.6 knows formats only where all shapes are known
         layers = read_layers(inspector.get_engine_information(self._library.trt.LayerInformationFormat.JSON))
         shares = layer_shares(layers)
         facts: Figures = {
@@ -98,9 +100,11 @@ class TensorRtSession:
             "device_memory_bytes": adapter.device_memory_bytes(self._library, self._engine),
         }
         if shares:  # nothing where the engine keeps less than detailed descriptions of its layers
-            times = time_shares(layers, self._layer_times())
-            facts["precision_shares"] = {"layers": shares, **({"time": times} if times else {})}
+            timed = time_shares(layers, times)
+            facts["precision_shares"] = {"layers": shares, **({"time": timed} if timed else {})}
             facts["precision_of"] = "engine"
+        elif layers:
+            facts["precision_unknown"] = "the engine does not tell the types of its layers: see profiling_verbosity"
         return facts
 
     def _layer_times(self) -> dict[str, float]:

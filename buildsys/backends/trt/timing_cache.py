@@ -37,13 +37,14 @@ def keep_timing_cache(library: Library, config: Any, file: Path | None) -> Figur
     """Write what a builder has measured to ``file``, whole or not at all; return the cache's facts."""
     if file is None or not adapter.keeps_timings(library):
         return {}
-    before = sha256_of(file) if file.is_file() else None
+    before = file.stat().st_size if file.is_file() else 0
     timing_cache = config.get_timing_cache()
     if timing_cache is None:
         return {}
-    _write(file, bytes(timing_cache.serialize()))
-    after = sha256_of(file)
-    return {"timing_cache": {"sha256": after, "bytes": file.stat().st_size, "changed": after != before}}
+    content = bytes(timing_cache.serialize())
+    if len(content) != before:  # the order of its entries differs from time to time
+        _write(file, content)
+    return {"timing_cache": {"sha256": sha256_of(file), "bytes": len(content), "added_bytes": len(content) - before}}
 
 
 def merge_timing_caches(library: Library, files: Sequence[Path], merged: Path) -> list[str]:

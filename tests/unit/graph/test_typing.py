@@ -1,0 +1,69 @@
+"""Weak or strong: what a TensorRT engine is built from, by the version that builds it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from buildsys.graph.action import Action
+from buildsys.graph.plan import plan_model
+from buildsys.manifest.schema import ModelSpec
+
+
+def plan(version: str, **fields: Any) -> dict[str, Action]:
+    spec = {
+        "model": "net", "source": {"torchvision": "resnet18"}, "inputs": {"x": {"shape": ["batch", 3]}},
+        "dims": {"batch": {"min": 1, "opt": 2, "max": 3}},
+        "engines": [{"name": "e", "backend": "tensorrt", "precision": "fp16", **fields}],
+    }  # fmt: skip
+    resolved = ModelSpec.model_validate(spec).model_dump(mode="json", by_alias=True)
+    return {action.target: action for action in plan_model(resolved, lambda _: version)}
+
+
+@pytest.mark.parametrize(
+    ("version", "typing", "resolved"),
+    [
+        ("8.6.0", "auto", "weak"),
+        ("10.16.1.11 + 10.16.1.11 (tensorrt-cu12)", "auto", "weak"),
+        ("11.4.0.106", "auto", "strong"),
+        ("absent", "auto", "weak"),
+        ("10.16.1", "strong", "strong"),
+        ("11.4.0", "weak", "weak"),
+    ],
+)
+def test_typing_goes_by_the_version(version: str, typing: str, resolved: str) -> None:
+    actions = plan(version, typing=typing)
+    engine = actions["engine:net:e"]
+    assert engine.options["engine"]["typing"] == resolved
+    graph = "simplify:net" if resolved == "weak" else "convert:net:fp16"
+    assert engine.after == (graph,)
+    assert ("convert:net:fp16" in actions) is (resolved == "strong")
+    assert engine.inputs["model"].path == f"net/{'simplify' if resolved == 'weak' else 'convert/fp16'}/model.onnx"
+    assert {actions[f"{stage}:net:e"].options["engine"]["typing"] for stage in ("verify", "bench")} == {resolved}
+    assert actions["verify:net:e"].options["tolerance"]["rtol"] == 0.02
+    assert engine.tools[0] == "tensorrt"
+    assert engine.devices == ("gpu",)
+
+
+def test_an_fp32_engine_takes_the_simplified_graph_whatever_its_typing() -> None:
+    for version in ("8.6.0", "11.4.0"):
+        actions = plan(version, precision="fp32")
+        assert actions["engine:net:e"].after == ("simplify:net",)
+        assert not any(target.startswith("convert") for target in actions)
+
+
+def test_a_model_without_such_engines_is_planned_as_ever() -> None:
+    spec = {
+        "model": "net", "source": {"torchvision": "resnet18"}, "inputs": {"x": {"shape": [1]}},
+        "engines": [{"name": "o", "backend": "onnxruntime", "precision": "fp16"}],
+    }  # fmt: skip
+    resolved = ModelSpec.model_validate(spec).model_dump(mode="json", by_alias=True)
+    assert plan_model(resolved, lambda _: "11.4.0") == plan_model(resolved)
+
+
+def test_a_network_hook_is_a_source_of_its_engine_alone() -> None:
+    actions = plan("8.6.0", network="plugins/hooks/sizes.py:tweak")
+    assert actions["engine:net:e"].sources == ("plugins/hooks/sizes.py",)
+    assert "python" in actions["engine:net:e"].tools
+    assert "plugins/hooks/sizes.py" not in (*actions["verify:net:e"].sources, *actions["bench:net:e"].sources)

@@ -1,0 +1,129 @@
+"""Which version of TensorRT honours which field of an engine."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from buildsys.backends.trt import adapter
+from buildsys.backends.trt.library import GENERATIONS, RTX, TRT_8, TRT_10, TRT_11, Library, library_of
+from buildsys.backends.trt.settings import check_fields, precision_flags
+from buildsys.errors import StageError, Unavailable
+from buildsys.manifest.schema import ModelSpec
+
+VERSIONS = {TRT_8: (8, 6, 0), TRT_10: (10, 16, 1), TRT_11: (11, 4, 0), RTX: (1, 7, 1)}
+
+
+def library(generation: str) -> Library:
+    """Return what is known of a library without its API: its name and version."""
+    module = ModuleType("tensorrt_rtx" if generation == RTX else "tensorrt")
+    module.__version__ = ".".join(map(str, VERSIONS[generation]))  # type: ignore[attr-defined]
+    return library_of(module)
+
+
+def options(generation: str, **fields: Any) -> dict[str, Any]:
+    backend = "tensorrt_rtx" if generation == RTX else "tensorrt"
+    spec = {
+        "model": "m", "source": {"onnx": "m.onnx"}, "inputs": {"x": {"shape": [1]}},
+        "engines": [{"name": "e", "backend": backend, **fields}],
+    }  # fmt: skip
+    engine: dict[str, Any] = ModelSpec.model_validate(spec).model_dump(mode="json", by_alias=True)["engines"][0]
+    if generation != RTX and "typing" not in fields:
+        engine["typing"] = "strong" if generation == TRT_11 else "weak"
+    return engine
+
+
+def honoured_by(**fields: Any) -> set[str]:
+    """Return the versions that take an engine's fields."""
+    found = set()
+    for generation in (TRT_8, TRT_10, TRT_11):
+        try:
+            check_fields(library(generation), options(generation, **fields))
+        except StageError:
+            continue
+        found.add(generation)
+    return found
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_a_plain_engine_is_for_all(generation: str) -> None:
+    assert library(generation).generation == generation
+    check_fields(library(generation), options(generation))
+
+
+@pytest.mark.parametrize(
+    ("fields", "versions"),
+    [
+        ({"tactic_shared_memory": "64KiB"}, {TRT_10, TRT_11}),
+        ({"tiling_optimization_level": "fast"}, {TRT_10, TRT_11}),
+        ({"l2_limit_for_tiling": "1MiB"}, {TRT_10, TRT_11}),
+        ({"refit_identical": True}, {TRT_10, TRT_11}),
+        ({"refit_individual": True}, {TRT_10, TRT_11}),
+        ({"strip_plan": True}, {TRT_10, TRT_11}),
+        ({"weight_streaming": True, "typing": "strong"}, {TRT_10, TRT_11}),
+        ({"flags": {"strict_nans": True}}, {TRT_10, TRT_11}),
+        ({"flags": {"debug": True}}, {TRT_8, TRT_10, TRT_11}),
+        ({"hardware_compatibility": "ampere_plus"}, {TRT_8, TRT_10, TRT_11}),
+        ({"hardware_compatibility": "same_compute_capability"}, {TRT_10, TRT_11}),
+        ({"tactic_sources": ["cudnn"]}, {TRT_8, TRT_10}),
+        ({"tactic_sources": ["jit_convolutions"]}, {TRT_8, TRT_10, TRT_11}),
+        ({"typing": "strong"}, {TRT_10, TRT_11}),
+        ({"typing": "weak"}, {TRT_8, TRT_10}),
+        ({"precision": "bf16", "typing": "weak"}, {TRT_10}),
+        ({"precision": "bf16", "typing": "strong"}, {TRT_10, TRT_11}),
+        ({"precision": "fp16", "typing": "weak"}, {TRT_8, TRT_10}),
+        ({"layer_precisions": [{"layers": "*", "precision": "fp32"}]}, {TRT_8, TRT_10}),
+        ({"layer_precisions": [{"layers": "*", "precision": "bf16"}], "typing": "weak"}, {TRT_10}),
+        ({"refit": True, "version_compatible": True, "exclude_lean_runtime": True}, {TRT_8, TRT_10, TRT_11}),
+        ({"sparsity": True, "direct_io": True, "tf32": False, "workspace": "1GiB"}, {TRT_8, TRT_10, TRT_11}),
+        ({"dla_core": 0, "gpu_fallback": True, "dla_managed_sram": "1MiB"}, {TRT_8, TRT_10, TRT_11}),
+    ],
+    ids=str,
+)
+def test_a_field_is_taken_by_the_versions_that_have_it(fields: dict[str, Any], versions: set[str]) -> None:
+    assert honoured_by(**fields) == versions
+
+
+def test_all_that_a_version_lacks_is_said_at_once_with_those_that_have_it() -> None:
+    with pytest.raises(StageError) as caught:
+        check_fields(library(TRT_8), options(TRT_8, strip_plan=True, precision="bf16"))
+    assert str(caught.value) == (
+        "TensorRT 8.6.0 cannot honour strip_plan (TensorRT 10 or TensorRT 11 can) and precision: bf16"
+        " (TensorRT 10 can);"
+        " use another version, or take the field out of the engine"
+    )
+
+
+def test_a_version_before_the_first_is_unavailable() -> None:
+    module = ModuleType("tensorrt")
+    module.__version__ = "8.5.3.1"  # type: ignore[attr-defined]
+    with pytest.raises(Unavailable, match=r"TensorRT 8\.5\.3 is too old; install TensorRT 8\.6, 10 or 11"):
+        library_of(module)
+
+
+def test_a_guarded_function_refuses_another_library() -> None:
+    with pytest.raises(StageError, match=r"TensorRT 11\.4\.0 has no set calibrator; TensorRT 8\.6 or TensorRT 10 has"):
+        adapter.set_calibrator(library(TRT_11), None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "flags"),
+    [
+        ({}, ()),
+        ({"precision": "fp16"}, ("fp16",)),
+        ({"precision": "bf16"}, ("bf16",)),
+        ({"precision": "fp16", "typing": "strong"}, ()),
+        (
+            {"layer_precisions": [{"layers": "a", "precision": "int8"}, {"layers": "b", "precision": "fp32"}]},
+            ("int8", "fp16", "obey"),
+        ),
+        (
+            {"layer_precisions": [{"layers": "a", "precision": "fp16"}], "precision_constraints": "prefer"},
+            ("fp16", "prefer"),
+        ),
+    ],
+)
+def test_the_flags_of_a_weakly_typed_engine(fields: dict[str, Any], flags: tuple[str, ...]) -> None:
+    assert precision_flags(options(TRT_10, **fields)) == flags

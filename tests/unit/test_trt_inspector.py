@@ -1,0 +1,109 @@
+"""The precision of an engine's layers as inspectors tell it: real answers, and the words of other versions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildsys.backends.trt.inspector import layer_kinds, layer_shares, read_layers, shortfall, time_shares
+
+FOLDER = Path(__file__).parent / "trt_inspector"
+
+
+def answer(name: str) -> str:
+    """Return what the inspector of TensorRT 8.6.0 said of an engine with dynamic shapes, without a context."""
+    return (FOLDER / f"tensorrt-8.6.0-{name}.json").read_bytes().decode()
+
+
+def one_layer(*formats: str, kind: str = "CaskConvolution", **fields: Any) -> str:
+    ports = [{"Name": "x", "Format/Datatype": text} for text in formats]
+    return json.dumps(
+        {"Layers": [{"Name": "l", "LayerType": kind, "Inputs": ports[:1], "Outputs": ports[1:], **fields}]}
+    )
+
+
+def test_the_layers_of_a_half_engine() -> None:
+    layers = read_layers(answer("fp16"))
+    assert layer_kinds(layers) == {"CaskConvolution": 5, "Reformat": 2}
+    assert layer_shares(layers) == {"float16": 1.0}
+    assert shortfall("fp16", layer_shares(layers), 0.1) == ""
+
+
+def test_an_engine_that_came_out_in_float32_is_told_with_the_figure() -> None:
+    shares = layer_shares(read_layers(answer("fp32")))
+    assert shares == {"float32": 1.0}
+    assert shortfall("fp16", shares, 0.1) == (
+        "the engine was asked for fp16 and none of its layers is in float16 (at least 10% are wanted): 100% in float32"
+    )
+    assert shortfall("fp32", shares, 0.1) == ""
+
+
+def test_a_layer_whose_types_are_not_told_does_not_count() -> None:
+    layers = read_layers(answer("attention"))
+    assert layer_kinds(layers) == {"Myelin": 1}
+    assert layer_shares(layers) == {}
+    assert shortfall("fp16", {}, 0.1) == ""
+
+
+@pytest.mark.parametrize(
+    ("formats", "dtype"),
+    [
+        (("Row major linear FP32", "Row major linear FP32"), "float32"),
+        (("Row major linear FP32", "Channel major FP16 format where channel % 8 == 0"), "float16"),
+        (("Two wide channel vectorized row major FP16 format", "Row major linear FP16 format"), "float16"),
+        (("Thirty-two wide channel vectorized row major Int8 format", "Row major linear FP32"), "int8"),
+        (("Row major linear BF16", "Row major linear FP32"), "bfloat16"),
+        (("Row major linear FP8", "Row major linear FP16"), "float8e4m3fn"),
+        (("Half", "Float"), "float16"),
+        (("BFloat16", "Float"), "bfloat16"),
+        (("Row major Int32", "Row major Int32"), None),
+        (("Row major linear Bool", "N/A due to dynamic shapes"), None),
+    ],
+)
+def test_the_words_of_formats(formats: tuple[str, str], dtype: str | None) -> None:
+    assert [layer.dtype for layer in read_layers(one_layer(*formats))] == [dtype]
+
+
+@pytest.mark.parametrize("kind", ["Reformat", "NoOp", "Constant", "Shape", "Signal", "Wait", "ShapeHostToDevice"])
+def test_what_computes_nothing_does_not_count(kind: str) -> None:
+    assert layer_shares(read_layers(one_layer("Row major linear FP16", "Row major linear FP16", kind=kind))) == {}
+
+
+def test_a_reformat_is_known_by_its_origin() -> None:
+    text = one_layer("Row major linear FP16", "Row major linear FP32", kind="kgen", Origin="REFORMAT")
+    assert layer_shares(read_layers(text)) == {}
+
+
+def test_shares_of_layers_and_of_time() -> None:
+    layers = read_layers(answer("fp16"))
+    times = {layer.name: 2.0 if layer.kind == "Reformat" else 1.0 for layer in layers}
+    assert time_shares(layers, times) == {"float16": 0.5556, "other": 0.4444}
+    assert time_shares(layers, {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("share", "least", "said"),
+    [
+        (0.04, 0.1, "only 4.0% of its layers are in int8 (at least 10% are wanted): 96% in float32, 4% in int8"),
+        (0.1, 0.1, ""),
+        (0.01, 0.0, ""),
+        (0.0, 0.0, "none of its layers is in int8 (at least 0% are wanted): 100% in float32, 0% in int8"),
+    ],
+)
+def test_too_small_a_share(share: float, least: float, said: str) -> None:
+    found = shortfall("int8", {"float32": 1 - share, "int8": share}, least)
+    assert found == (f"the engine was asked for int8 and {said}" if said else "")
+
+
+@pytest.mark.parametrize("text", ["", "no json", "[]", '{"Layers": []}', "{}"])
+def test_an_answer_without_layers(text: str) -> None:
+    assert read_layers(text) == []
+
+
+def test_names_alone_have_no_types() -> None:
+    layers = read_layers('{"Layers": ["/conv0 + /relu0", "Reformatting CopyNode"], "Bindings": ["x"]}')
+    assert [layer.name for layer in layers] == ["/conv0 + /relu0", "Reformatting CopyNode"]
+    assert layer_shares(layers) == {}
