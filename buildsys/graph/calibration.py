@@ -65,9 +65,9 @@ def values_sources(entries: Iterable[Mapping[str, Any] | None]) -> tuple[str, ..
     files = []
     for data in entries:
         found = data or {}
-        files += [found["npz"]] if "npz" in found else []
-        files += [found["python"].rpartition(":")[0]] if "python" in found else []
-        files += [f"{found['images'].rstrip('/')}/"] if "images" in found else []
+        files += [found["npz"]] if found.get("npz") else []
+        files += [found["python"].rpartition(":")[0]] if found.get("python") else []
+        files += [f"{found['images'].rstrip('/')}/"] if found.get("images") else []
     return tuple(dict.fromkeys(files))
 
 
