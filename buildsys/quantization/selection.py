@@ -48,6 +48,11 @@ def named_nodes(model: ModelProto) -> None:
         taken.add(node.name)
 
 
+def fits(name: str, pattern: str) -> bool:
+    """Tell whether a node's name is a pattern or fits it; brackets in a name need no care."""
+    return name == pattern or fnmatchcase(name, pattern)
+
+
 def select_nodes(model: ModelProto, ranges: Ranges, options: Mapping[str, Any]) -> Selection:
     """Return what of ``model`` is quantized with the manifest's section ``quantize``.
 
@@ -83,7 +88,7 @@ class _Judge:
 
     def judge(self, node: NodeProto) -> Chosen | str:
         """Return which inputs are quantized, or why none is."""
-        pattern = next((pattern for pattern in self._exclude if fnmatchcase(node.name, pattern)), None)
+        pattern = next((pattern for pattern in self._exclude if fits(node.name, pattern)), None)
         if pattern is not None:
             return f"excluded by {pattern}"
         places = range(min(1 if node.op_type in _SINGLE else 2, len(node.input)))
@@ -114,7 +119,7 @@ class _Judge:
 def _require_patterns(nodes: Sequence[NodeProto], exclude: Sequence[str]) -> None:
     names = [node.name for node in nodes]
     for pattern in exclude:
-        if not any(fnmatchcase(name, pattern) for name in names):
+        if not any(fits(name, pattern) for name in names):
             near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.5)
             hint = f"did you mean {' or '.join(near)}?" if near else f"names are such as {', '.join(names[:5])}"
             raise StageError(f"quantize.exclude: {pattern} fits the name of no node", hint)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
-
 from buildsys.digest import sha256_of
 from buildsys.errors import StageError
 from buildsys.onnx_graph import load_model
@@ -11,7 +9,7 @@ from buildsys.operators.implementation import implementation_of
 from buildsys.quantization.batches import Plan, describe_data, draw_batches, load_batches, save_batches
 from buildsys.quantization.inner_tensors import InnerTensors
 from buildsys.quantization.ranges import Range, Ranges, maker_of, measure, range_of, save_ranges
-from buildsys.quantization.selection import HEAVY, named_nodes
+from buildsys.quantization.selection import HEAVY, fits, named_nodes
 from buildsys.worker.job import Job, StageResult
 
 
@@ -82,7 +80,7 @@ def _measure(job: Job, plan: Plan) -> tuple[dict[str, Range], list[str]]:
 def _require_ranges(tensors: InnerTensors, ranges: Ranges, exclude: list[str]) -> None:
     """Raise StageError where a node that is worth quantizing takes a tensor that is always zero."""
     for node in tensors.nodes:
-        if node.op_type not in HEAVY or any(fnmatchcase(node.name, pattern) for pattern in exclude):
+        if node.op_type not in HEAVY or any(fits(node.name, pattern) for pattern in exclude):
             continue
         zero = next((name for name in node.input if name in ranges and ranges[name].largest == 0.0), None)
         if zero is not None:
