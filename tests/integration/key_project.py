@@ -103,7 +103,7 @@ inputs: {x: {shape: [batch, 4], data: {python: plugins/data/values.py:make}}}
 outputs: {y: {shape: [batch, 4]}}
 dims: {batch: {min: 1, opt: 2, max: 4}}
 simplify: {tool: none}
-engines: [{backend: onnxruntime, name: ort, intra_op_threads: 1}]
+engines: [{backend: onnxruntime, name: ort, intra_op_threads: 1}, {backend: tensorrt, name: trt}]
 bench: {duration: 20ms, warmup: 5ms, min_samples: 3, baselines: []}
 """
 TRACED_YAML = """\
@@ -196,8 +196,15 @@ ops:
     use: {tensorrt_rtx: plugin}
 engines:
   - {backend: onnxruntime, name: ort, intra_op_threads: 1}
-  - {backend: tensorrt_rtx, name: rtx}
+  - {backend: tensorrt_rtx, name: rtx, network: plugins/hooks/network.py:tweak}
 bench: {duration: 20ms, warmup: 5ms, min_samples: 3, baselines: []}
+"""
+NETWORK = """\
+from plugins.lib.sizes import SIZE
+
+
+def tweak(network, config):
+    config.avg_timing_iterations = SIZE
 """
 CUSTOM = """\
 import torch
@@ -313,7 +320,9 @@ class KeyProject:
             "plugins/translations/linear.py": TRANSLATION,
             "configs/models/given.yaml": GIVEN_YAML, "configs/models/traced.yaml": TRACED_YAML,
             "configs/models/cut.yaml": CUT_YAML, "plugins/hooks/double.py": DOUBLE,
-            "plugins/lib/constants.py": CONSTANTS, "plugins/hooks/truth.py": TRUTH,
+            "plugins/lib/constants.py": CONSTANTS, "plugins/hooks/network.py": NETWORK,
+            "plugins/lib/sizes.py": "SIZE = 2\n",
+            "plugins/hooks/truth.py": TRUTH,
             "configs/models/custom.yaml": CUSTOM_YAML, "plugins/models/custom.py": CUSTOM,
             "configs/models/small.yaml": SMALL_YAML,
             "plugins/ops/swish.py": SWISH, "plugins/ops/clamp_swish.c": (OPS / "clamp_swish.c").read_text(),

@@ -48,9 +48,9 @@ def test_an_engine_is_built_with_one_profile_from_dims(tmp_path: Path) -> None:
     assert (tmp_path / "engine.engine").read_bytes()[:4] == b"vtrt"
     x = {"min": (1, 3, 8, 8), "opt": (2, 3, 8, 8), "max": (8, 3, 8, 8)}
     assert facts["profiles"] == [{"x": x}]
-    assert facts["inputs"] == [{"name": "x", "dtype": "float32", "shape": ["batch", 3, 8, 8]}]
+    assert facts["inputs"] == [{"name": "x", "dtype": "float32", "shape": ["batch", 3, 8, 8], "format": "linear"}]
     assert facts["outputs"] == [
-        {"name": "y", "dtype": "float32", "shape": ["?", 5]}
+        {"name": "y", "dtype": "float32", "shape": ["?", 5], "format": "linear"}
     ]  # TensorRT names inputs' axes only
     assert facts["layers"]["convolution"] == 1
     assert facts["precision_shares"]["layers"]["float32"] > 0.3
@@ -175,15 +175,140 @@ def test_a_build_that_gives_up_tells_why_and_writes_nothing(tmp_path: Path) -> N
     assert not (tmp_path / "engine.engine").exists()
 
 
-def test_an_input_whose_values_are_shapes_is_refused_with_a_reason(tmp_path: Path) -> None:
+def reshaping() -> tuple[onnx.ModelProto, dict[str, Any]]:
+    """Return a graph in which the values of an input decide a shape, and its inputs."""
     model = make_model(
         [helper.make_node("Reshape", ["x", "shape"], ["y"], name="reshape")],
         {"x": (TensorProto.FLOAT, ["batch", 3, 8, 8]), "shape": (TensorProto.INT64, [2])},
         {"y": (TensorProto.FLOAT, ["a", "b"])},
     )
-    inputs = {**INPUTS, "shape": {"shape": [2], "dtype": "int64"}}
-    with pytest.raises(StageError, match="the values of the input shape decide shapes"):
+    return model, {**INPUTS, "shape": {"shape": [2], "dtype": "int64"}}
+
+
+def test_an_input_whose_values_are_shapes_needs_a_range_of_them(tmp_path: Path) -> None:
+    model, inputs = reshaping()
+    with pytest.raises(StageError, match="the values of the input shape decide shapes inside the network"):
         tensorrt_rtx.build(request(write(tmp_path, model), tmp_path, options(), inputs))
+
+
+def test_a_profile_holds_values_that_decide_shapes(tmp_path: Path) -> None:
+    model, inputs = reshaping()
+    sizes = {"min": (1, 3, 8, 8), "opt": (2, 3, 8, 8), "max": (4, 3, 8, 8)}
+    values = {"min": (3, 64), "opt": (6, 64), "max": (12, 64)}
+    explicit = options(profiles=({"x": sizes, "shape": {"values": values}},))
+    facts = tensorrt_rtx.build(request(write(tmp_path, model), tmp_path, explicit, inputs))
+    shape = {**dict.fromkeys(("min", "opt", "max"), (2,)), "min_values": (3, 64), "opt_values": (6, 64)}
+    assert facts["profiles"] == [{"x": sizes, "shape": {**shape, "max_values": (12, 64)}}]
+
+
+@pytest.mark.parametrize(
+    ("shape", "inputs", "said"),
+    [
+        ((2, 3, 8, 8), INPUTS, "profile 0: the graph fixes axis 0 of x at 2, and 1 to 8 is asked for"),
+        (("batch", 3, 8), INPUTS, "profile 0: the graph's input x has 3 dimensions, not 4"),
+        (("batch", 3, 8, 8), {"z": INPUTS["x"]}, "profile 0: the graph has no input z, only x"),
+        (("batch", 3, 8, 8), {"x": {"shape": [1, 3, 8, 8]}}, "the graph's input x has dynamic sizes, and there is no"),
+    ],
+)
+def test_a_profile_that_does_not_fit_the_graph(
+    tmp_path: Path, shape: tuple[Any, ...], inputs: dict[str, Any], said: str
+) -> None:
+    model = one_node("Relu", shape=shape)
+    with pytest.raises(StageError) as caught:
+        tensorrt_rtx.build(request(write(tmp_path, model), tmp_path, options(), inputs))
+    assert said in str(caught.value)
+    assert "give dims, or the engine's profiles, the sizes that the graph takes" in caught.value.hint
+
+
+HOOKS = """\
+def tweak(network, config):
+    network.get_output(0).name = "renamed"
+    config.avg_timing_iterations = 3
+
+def fail(network, config):
+    return network.get_layer(0).no_such
+
+def few(network):
+    pass
+
+def gives(network, config):
+    return network
+
+def cut(network, config):
+    network.unmark_output(network.get_output(0))
+
+def wrong(network, config):
+    config.builder_optimization_level = -1
+
+number = 1
+"""
+
+
+def hooked(folder: Path, name: str) -> dict[str, Any]:
+    (folder / "hooks.py").write_text(HOOKS)
+    asked = request(write(folder, one_node("Relu")), folder, options(network=f"hooks.py:{name}"), project=folder)
+    return tensorrt_rtx.build(asked)
+
+
+def test_a_network_hook_changes_network_and_configuration(tmp_path: Path) -> None:
+    facts = hooked(tmp_path, "tweak")
+    assert facts["outputs"][0]["name"] == "renamed"
+    assert facts["settings"]["avg_timing_iterations"] == 3
+    assert facts["settings"]["network"] == "hooks.py:tweak"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("fail", "hooks.py:fail failed: AttributeError: 'tensorrt_rtx_bindings.tensorrt_rtx."),
+        ("few", "hooks.py:few takes the parameters (network); a network hook takes two, the network and the config"),
+        ("gives", "hooks.py:gives returned an INetworkDefinition; a network hook changes the network in place and"),
+        ("cut", "hooks.py:cut left the network without outputs; mark one: network.mark_output(tensor)"),
+        ("wrong", "hooks.py:wrong did what TensorRT refuses: "),
+        ("absent", "hooks.py has no absent"),
+        ("number", "hooks.py:number is an int, not a callable"),
+    ],
+)
+def test_a_network_hook_that_is_wrong(tmp_path: Path, name: str, said: str) -> None:
+    with pytest.raises(StageError) as caught:
+        hooked(tmp_path, name)
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+    if name == "fail":
+        assert "(hooks.py:6)" in str(caught.value)
+
+
+def test_formats_of_tensors_reach_the_network(tmp_path: Path) -> None:
+    io = {"x": {"format": "hwc8", "dtype": "float16"}, "y": {"format": "linear"}}
+    shape = (TensorProto.FLOAT16, ["batch", 3, 8, 8])
+    node = helper.make_node("Relu", ["x"], ["y"], name="relu")
+    facts = build(tmp_path, make_model([node], {"x": shape}, {"y": shape}), io=io)
+    assert facts["settings"]["io"]["x"] == {"format": "hwc8", "dtype": "float16"}
+
+
+@pytest.mark.parametrize(
+    ("io", "said"),
+    [
+        ({"xx": {"format": "hwc8"}}, "io.xx: the graph has no input or output of this name; did you mean x?"),
+        ({"x": {"dtype": "float16"}}, "io.x.dtype: float16 is not what the graph has, float32, and a strongly typed"),
+        ({"x": {"dtype": "float64"}}, "io.x.dtype: TensorRT-RTX has no tensors of float64; it has float32, float16"),
+    ],
+)
+def test_formats_that_cannot_be(tmp_path: Path, io: dict[str, Any], said: str) -> None:
+    with pytest.raises(StageError) as caught:
+        build(tmp_path, one_node("Relu"), io=io)
+    assert str(caught.value).startswith(said)
+
+
+def test_a_graph_without_the_precision_that_was_asked_for_fails_with_the_figure(tmp_path: Path) -> None:
+    with pytest.raises(StageError) as caught:
+        build(tmp_path, conv_bn(), precision="fp16")
+    assert str(caught.value).startswith("model m: the engine was asked for fp16 and none of its layers is in float16: ")
+    assert not (tmp_path / "engine.engine").exists()
+
+
+def test_what_was_looked_at_is_told(tmp_path: Path) -> None:
+    assert build(tmp_path, one_node("Relu"))["precision_of"] == "network"
 
 
 def test_weights_in_external_data_are_found(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from buildsys.backends.trt import adapter
+from buildsys.backends.cuda_driver import Driver, Gpu
+from buildsys.backends.trt import adapter, machine
 from buildsys.backends.trt.library import GENERATIONS, RTX, TRT_8, TRT_10, TRT_11, Library, library_of
 from buildsys.backends.trt.settings import check_fields, precision_flags
 from buildsys.errors import StageError, Unavailable
@@ -127,3 +128,60 @@ def test_a_guarded_function_refuses_another_library() -> None:
 )
 def test_the_flags_of_a_weakly_typed_engine(fields: dict[str, Any], flags: tuple[str, ...]) -> None:
     assert precision_flags(options(TRT_10, **fields)) == flags
+
+
+@pytest.mark.parametrize(
+    ("precision", "having", "lacking"),
+    [
+        ("fp32", ["5.0", "9.0"], []),
+        ("fp16", ["5.3", "6.0", "7.0", "9.0", "12.0", "current"], ["5.0", "5.2", "6.1"]),
+        ("int8", ["6.1", "7.5"], ["6.0"]),
+        ("bf16", ["8.0", "10.0"], ["7.5"]),
+        ("fp8", ["8.9", "9.0", "12.1"], ["8.6"]),
+    ],
+)
+def test_the_precisions_of_a_gpu(precision: str, having: list[str], lacking: list[str]) -> None:
+    assert [machine.computes_in(precision, each) for each in having] == [True] * len(having)
+    assert [machine.computes_in(precision, each) for each in lacking] == [False] * len(lacking)
+
+
+def gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: str) -> None:
+    found = Driver("12.0", (Gpu(0, name, capability, 8 << 30),))
+    monkeypatch.setattr(machine, "find_driver", lambda: found)
+
+
+def test_a_precision_that_the_gpu_lacks_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu(monkeypatch, "Tesla P40", "6.1")
+    machine.check_builder(library(TRT_8), options(TRT_8, precision="fp32"))
+    with pytest.raises(Unavailable) as caught:
+        machine.check_builder(library(TRT_8), options(TRT_8, precision="fp16"))
+    assert str(caught.value) == (
+        "the Tesla P40 of this machine (compute capability 6.1) does not compute in fp16;"
+        " fp16 is for GPUs of compute capability 5.3 and later"
+    )
+
+
+def test_without_a_gpu_an_engine_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "find_driver", lambda: Driver("", (), "no NVIDIA driver is installed"))
+    for check, said in (
+        (machine.check_builder, "TensorRT builds engines on the GPU that they are for, and here no NVIDIA driver is"),
+        (machine.check_runner, "TensorRT engines run on NVIDIA GPUs, and here no NVIDIA driver is installed"),
+    ):
+        with pytest.raises(Unavailable, match=said):
+            check(library(TRT_10), options(TRT_10))
+
+
+def test_generations_that_lack_the_precision_are_taken_out() -> None:
+    with pytest.raises(StageError, match=r"GPUs of compute capability 7\.5 do not compute in bf16; take them out of"):
+        machine.check_builder(library(RTX), options(RTX, precision="bf16", compute_capabilities=["7.5", "8.9"]))
+
+
+def test_plugins_in_python_need_a_later_version() -> None:
+    for generation in (TRT_10, TRT_11, RTX):
+        adapter.check_python_plugins(library(generation), "plugins/ops/clip.py")
+    with pytest.raises(StageError) as caught:
+        adapter.check_python_plugins(library(TRT_8), "plugins/ops/clip.py")
+    assert str(caught.value) == (
+        "plugins/ops/clip.py: TensorRT 8.6.0 takes no plugins written in Python"
+        " (TensorRT 10, TensorRT 11 or TensorRT-RTX can); build the plugin as a shared library"
+    )

@@ -393,10 +393,21 @@ def _all_creators_v1(library: Library, registry: Any) -> Any:  # noqa: ARG001
     return registry.plugin_creator_list
 
 
+def register_own_plugins(library: Library, logger: Any) -> None:
+    """Register the plugins that TensorRT brings: its parser takes some operators for them, and engines hold them."""
+    if library.generation != RTX:
+        _register_own_plugins(library, logger)
+
+
+@only(TRT_8, TRT_10, TRT_11)
+def _register_own_plugins(library: Library, logger: Any) -> None:
+    library.trt.init_libnvinfer_plugins(logger, "")
+
+
 def check_python_plugins(library: Library, file: str) -> None:
     """Raise StageError where the library takes no plugins that are written in Python."""
     if library.generation not in SINCE_10:
-        problem = f"{file}: {library.release} takes no plugins written in Python, {either(SINCE_10)} does"
+        problem = f"{file}: {library.release} takes no plugins written in Python ({either(SINCE_10)} can)"
         raise StageError(problem, "build the plugin as a shared library")
 
 

@@ -60,7 +60,7 @@ def build(library: Library, request: BuildRequest) -> Figures:
         phases.done("configure")
         kept = _build(library, request, parsed, config, messages)
         phases.done("build")
-        facts = {**network_facts(library, parsed.network), **io_facts(library, parsed.network)}
+        facts = {**network_facts(library, parsed.network), **io_facts(library, parsed.network, options["io"])}
     _check_typed(request, facts["precision_shares"]["layers"])
     named = {"plugins": plugins} if plugins else {}
     warnings = list(dict.fromkeys(messages.warnings))

@@ -84,7 +84,8 @@ def shortfall(precision: str, shares: Mapping[str, float], least: float) -> str:
         return ""
     rest = ", ".join(f"{other:.0%} in {dtype}" for dtype, other in sorted(shares.items(), key=lambda item: -item[1]))
     has = f"only {share:.1%} of its layers are" if share else "none of its layers is"
-    return f"the engine was asked for {precision} and {has} in {wanted} (at least {least:.0%} are wanted): {rest}"
+    limit = f" (at least {least:.0%} are wanted)" if least else ""
+    return f"the engine was asked for {precision} and {has} in {wanted}{limit}: {rest}"
 
 
 def _layer(entry: Any) -> Layer:

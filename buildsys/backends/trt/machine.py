@@ -6,9 +6,10 @@ from buildsys.backends.base import Figures, Options
 from buildsys.backends.cuda_driver import Gpu, find_driver
 from buildsys.backends.trt.adapter import CAPABILITIES, builds_for_other_gpus, either
 from buildsys.backends.trt.library import Library
-from buildsys.errors import Unavailable
+from buildsys.errors import StageError, Unavailable
 
 _GPU_FLAGS = ("refit", "refit_identical", "strip_plan")  # TensorRT-RTX's builder asks the CUDA driver for them
+_FIRST_WITH = {"fp16": (5, 3), "int8": (6, 1), "bf16": (8, 0), "fp8": (8, 9)}
 _KNOWN = [capability for capability in CAPABILITIES.members if capability != "current"]
 
 
@@ -17,9 +18,20 @@ def check_builder(library: Library, options: Options) -> None:
 
     Raises: Unavailable: a GPU is needed and missing, or not one that the library knows.
     """
+    precisions = [options["precision"], *(entry["precision"] for entry in options.get("layer_precisions", ()))]
     if not builds_for_other_gpus(library):
-        _first_gpu(f"{library.title} builds engines on the GPU that they are for", "build it on a machine with a GPU")
+        gpu = _first_gpu(
+            f"{library.title} builds engines on the GPU that they are for", "build it on a machine with one"
+        )
+        for precision in precisions:
+            if not computes_in(precision, gpu.compute_capability):
+                here = f"the {gpu.name} of this machine (compute capability {gpu.compute_capability})"
+                raise Unavailable(f"{here} does not compute in {precision}", _where_it_is(precision))
         return
+    lacking = [each for each in options["compute_capabilities"] if not computes_in(options["precision"], each)]
+    if lacking:
+        text = f"GPUs of compute capability {either(lacking)} do not compute in {options['precision']}"
+        raise StageError(text, f"take them out of compute_capabilities; {_where_it_is(options['precision'])}")
     needing = [f"the builder flag {flag}" for flag in _GPU_FLAGS if options["flags"].get(flag)]
     needing += ["the compute capability 'current'"] if "current" in options["compute_capabilities"] else []
     if needing:
@@ -28,6 +40,22 @@ def check_builder(library: Library, options: Options) -> None:
             "build it on a machine with an RTX GPU, or leave the field out",
         )
         _check_rtx_gpu()
+
+
+def computes_in(precision: str, compute_capability: str) -> bool:
+    """Tell whether GPUs of a compute capability have arithmetic of a precision.
+
+    Source: TensorRT support matrix, "Hardware and Precision"; CUDA programming guide for 6.1, whose fp16 is no help.
+    """
+    if compute_capability == "current":
+        return True
+    here = tuple(int(part) for part in compute_capability.split("."))
+    return here >= _FIRST_WITH.get(precision, (0,)) and (precision, here) != ("fp16", (6, 1))
+
+
+def _where_it_is(precision: str) -> str:
+    first = ".".join(map(str, _FIRST_WITH[precision]))
+    return f"{precision} is for GPUs of compute capability {first} and later"
 
 
 def check_runner(library: Library, options: Options) -> None:

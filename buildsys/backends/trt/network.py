@@ -84,14 +84,15 @@ def call_hook(reference: str, project: Path, network: Any, config: Any, messages
         raise StageError(f"{reference} left the network without outputs", "mark one: network.mark_output(tensor)")
 
 
-def io_facts(library: Library, network: Any) -> Figures:
-    """Return the inputs and outputs of a network: name, type and shape, with the names of axes."""
+def io_facts(library: Library, network: Any, io: Mapping[str, Mapping[str, Any]]) -> Figures:
+    """Return the inputs and outputs of a network: name, type, shape with the names of axes, and layout."""
     dtypes = DTYPES.words(library)
 
     def facts(tensor: Any) -> Figures:
         # an axis whose name is unknown reads as ""
         sizes = [n if n >= 0 else tensor.get_dimension_name(axis) or "?" for axis, n in enumerate(tensor.shape)]
-        return {"name": tensor.name, "dtype": dtypes[tensor.dtype], "shape": sizes}
+        layout = io.get(tensor.name, {}).get("format") or "linear"
+        return {"name": tensor.name, "dtype": dtypes[tensor.dtype], "shape": sizes, "format": layout}
 
     return {
         "inputs": [facts(network.get_input(index)) for index in range(network.num_inputs)],

@@ -5,12 +5,14 @@ from __future__ import annotations
 import faulthandler
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from buildsys.backends.base import Figures, OperatorUse
 from buildsys.backends.trt import adapter
 from buildsys.backends.trt.library import Library
+from buildsys.backends.trt.messages import log_of
 from buildsys.backends.trt.plugin_files import register_file
 from buildsys.backends.trt.plugin_guard import Guard
 from buildsys.backends.trt.plugin_libraries import load_library
@@ -20,11 +22,12 @@ _LOADED: dict[tuple[Library, OperatorUse], Figures] = {}  # of this process: the
 
 
 def load_plugins(library: Library, operators: Sequence[OperatorUse]) -> list[Figures]:
-    """Register the plugins of operators; return what an engine's result tells of them.
+    """Register TensorRT's own plugins and those of operators; return what an engine's result tells of them.
 
     A failing callback ends the stage, see ``plugin_guard``.
     Raises: StageError: a file has no such plugin, cannot be loaded, or is not for this machine.
     """
+    _register_own(library)
     plugins = [use for use in operators if use.kind == "plugin"]
     fresh = [use for use in plugins if (library, use) not in _LOADED]
     if fresh:
@@ -35,6 +38,11 @@ def load_plugins(library: Library, operators: Sequence[OperatorUse]) -> list[Fig
         for use, creator in zip(uses, _load(library, path, uses), strict=True):
             _LOADED[library, use] = _facts(use, creator)
     return [_LOADED[library, use] for use in plugins]
+
+
+@cache
+def _register_own(library: Library) -> None:
+    adapter.register_own_plugins(library, log_of(library).logger)
 
 
 def _load(library: Library, path: Path, uses: Sequence[OperatorUse]) -> list[Any]:

@@ -1,0 +1,126 @@
+"""What is wrong with TensorRT engines in a manifest: every sentence with its place."""
+
+from __future__ import annotations
+
+import pytest
+
+NET = "configs/models/net.yaml"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ("typing: strict", "engines.0.typing: "),
+        ("precision: fp17", "engines.0.precision: "),
+        ("workspace: 4GiBs", "engines.0.workspace: "),
+        ("workspace: 0", "engines.0.workspace: no memory to work in; give it a size such as 4GiB, or leave it out"),
+        ("builder_optimization_level: 6", "engines.0.builder_optimization_level: "),
+        ("tactic_sources: [cublass]", "engines.0.tactic_sources.0: "),
+        ("hardware_compatibility: ampere", "engines.0.hardware_compatibility: "),
+        ("dla_core: -1", "engines.0.dla_core: "),
+        ("precision_share: 2", "engines.0.precision_share: "),
+        ("flags: {fp16: true}", "engines.0.flags.fp16: "),
+        ("refits: true", "engines.0.refits: unknown field"),
+        ("io: {x: {format: nchw}}", "engines.0.io.x.format: "),
+        ("io: {z: {format: hwc8}}", "engines.0.io.z: no input or output is named z"),
+        ("io: {xx: {format: hwc8}}", "engines.0.io.xx: no input or output is named xx; did you mean x?"),
+        ("gpu_fallback: true", "engines.0.gpu_fallback: has no effect without dla_core; set dla_core, or remove it"),
+        ("dla_managed_sram: 1MiB", "engines.0.dla_managed_sram: has no effect without dla_core"),
+        (
+            "exclude_lean_runtime: true",
+            "engines.0.exclude_lean_runtime: only a version compatible engine has a lean runtime to leave out; "
+            "set version_compatible: true as well",
+        ),
+        (
+            "typing: strong, layer_precisions: [{layers: a, precision: fp32}]",
+            "engines.0.layer_precisions: a strongly typed engine has the types of the graph, layer by layer; "
+            "remove it, or set typing: weak",
+        ),
+        ("layer_precisions: [{layers: '', precision: fp32}]", "engines.0.layer_precisions.0.layers: "),
+        ("layer_precisions: [{layers: a, precision: half}]", "engines.0.layer_precisions.0.precision: "),
+        (
+            "typing: weak, weight_streaming: true",
+            "engines.0.weight_streaming: only strongly typed engines stream their weights; set typing: strong",
+        ),
+        ("network: hooks.py", "engines.0.network: "),
+        ("network: 'plugins/hooks/x.py:tweak'", "engines.0.network: no file plugins/hooks/x.py"),
+        ("network: 'dodo.py:tweak'", "engines.0.network: dodo.py defines no tweak"),
+        (
+            "profiles: [{x: {values: {min: [1], opt: [1], max: [2]}}}]",
+            "engines.0.profiles.0.x.values: values are for an input of a fixed shape with at most one dimension",
+        ),
+        (
+            "profiles: [{x: *X, s: {values: {min: [1], opt: [1], max: [2]}}}]",
+            "engines.0.profiles.0.s.values.min: 1 values, and the input has 2",
+        ),
+        (
+            "profiles: [{x: *X, s: {values: {min: [1, 4], opt: [1, 3], max: [2, 8]}}}]",
+            "engines.0.profiles.0.s.values: min 4, opt 3, max 8 of value 1 are not in ascending order",
+        ),
+        ("profiles: [{x: *X, s: {values: {min: [1, 4], opt: [1, 4]}}}]", "engines.0.profiles.0.s.values.max: "),
+    ],
+)
+def test_a_wrong_engine_is_told_with_its_place(project, fields, expected):
+    fields = fields.replace("*X", "{min: [1, 4], opt: [2, 4], max: [4, 4]}")
+    project.write(NET, f"""\
+        model: net
+        source: {{torchvision: resnet18}}
+        inputs: {{x: {{shape: [batch, 4]}}, s: {{shape: [2], dtype: int64}}}}
+        outputs: {{y: {{shape: [batch, 4]}}}}
+        dims: {{batch: {{min: 1, opt: 2, max: 4}}}}
+        engines:
+          - {{backend: tensorrt, name: e, {fields}}}
+        """)  # fmt: skip
+    errors = project.errors()
+    assert any(error.startswith(f"{NET}:7:") and expected in error for error in errors), errors
+
+
+def test_a_right_engine_with_every_field_is_taken(project):
+    project.write("dodo.py", "def tweak(network, config): ...\n")
+    project.write(NET, """\
+        model: net
+        source: {torchvision: resnet18}
+        inputs: {x: {shape: [batch, 4]}, s: {shape: [2], dtype: int64}}
+        outputs: {y: {shape: [batch, 4]}}
+        dims: {batch: {min: 1, opt: 2, max: 4}}
+        engines:
+          - backend: tensorrt
+            name: e
+            precision: fp16
+            typing: weak
+            tf32: false
+            profiles:
+              - x: {min: [1, 4], opt: [2, 4], max: [4, 4]}
+                s: {values: {min: [1, 4], opt: [2, 4], max: [4, 4]}}
+            io: {x: {format: linear, dtype: float16}, y: {format: linear}}
+            layer_precisions: [{layers: "/head/*", precision: fp32}]
+            precision_constraints: prefer
+            precision_share: 0.5
+            network: dodo.py:tweak
+            workspace: 4GiB
+            tactic_dram: 2GiB
+            tactic_shared_memory: 64KiB
+            tiling_optimization_level: full
+            l2_limit_for_tiling: 1MiB
+            max_aux_streams: 2
+            avg_timing_iterations: 4
+            tactic_sources: [cublas, jit_convolutions]
+            sparsity: true
+            refit: true
+            version_compatible: true
+            exclude_lean_runtime: true
+            hardware_compatibility: ampere_plus
+            dla_core: 0
+            gpu_fallback: true
+            dla_managed_sram: 1MiB
+            dla_local_dram: 1GiB
+            dla_global_dram: 512MiB
+            direct_io: true
+            max_threads: 4
+            profiling_verbosity: none
+            flags: {debug: true}
+        """)  # fmt: skip
+    engine = project.load().models["net"].data["engines"][0]
+    assert (engine["workspace"], engine["tactic_shared_memory"], engine["dla_global_dram"]) == (4 << 30, 65536, 1 << 29)
+    assert engine["profiles"][0]["s"] == {"values": {"min": [1, 4], "opt": [2, 4], "max": [4, 4]}}
+    assert engine["io"]["x"] == {"format": "linear", "dtype": "float16"}
