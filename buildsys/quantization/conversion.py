@@ -45,7 +45,7 @@ def run(job: Job) -> StageResult:
     """
     figures = _convert(job)
     golden = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
-    findings = _findings(job, golden)
+    findings = _findings(job, golden, job.outputs["model"])
     failed = failures(findings)
     keep_failed(job.outputs["result"].parent / "failed", failed, golden)
     figures |= {
@@ -55,15 +55,50 @@ def run(job: Job) -> StageResult:
     }
     if not failed:
         return StageResult(figures=figures)
-    case = min((golden[finding.case] for finding in failed), key=_input_bytes)  # all its tensors are looked at
+    worst = min(failed, key=lambda finding: _input_bytes(golden[finding.case]))  # all its tensors are looked at
+    case = golden[worst.case]
     losses = _losses(job, case, figures["quantized"])
     figures["largest_losses"] = [loss.figures() for loss in losses[:_KEPT_LOSSES]]
-    hint = "; ".join((*_beyond(job, case), *_steps(job, losses)))
+    uncut = _uncut(job, worst, case) if _is_cut(job.options) else None
+    figures["with_minmax"] = None if uncut is None else uncut.comparison.figures()
+    hint = "; ".join((*_beyond(job, case), *_whole_ranges(worst, uncut), *_steps(job, losses)))
     return StageResult("failed", failed[0].sentence() + and_more(failed), hint, figures)
 
 
 def _input_bytes(case: Case) -> int:
     return sum(tensor.array.nbytes for tensor in case.inputs.values())
+
+
+def _is_cut(options: Mapping[str, Any]) -> bool:
+    """Tell whether ranges were cut that need not be."""
+    algorithm, tool = options["quantize"]["algorithm"], options["quantize"]["tool"]
+    return tool != "modelopt" and (
+        algorithm == "percentile" or (algorithm, options["precision"]) == ("entropy", "int8")
+    )
+
+
+def _uncut(job: Job, worst: Finding, case: Case) -> Finding:
+    """Return what the same output would be with ranges that are not cut."""
+    job.progress("trying whole ranges")
+    original = load_model(job.inputs["model"])
+    named_nodes(original)
+    with TemporaryDirectory(dir=job.outputs["model"].parent) as scratch:
+        model, _ = _quantized(job, original, Path(scratch), algorithm="minmax")
+        path = Path(scratch) / "model.onnx"
+        save_model(model, path)
+        found = _findings(job, {worst.case: case}, path)
+    return next(finding for finding in found if finding.output == worst.output)
+
+
+def _whole_ranges(worst: Finding, uncut: Finding | None) -> list[str]:
+    if uncut is None:
+        return []
+    cut, whole = worst.comparison, uncut.comparison
+    if whole.cosine is None or not whole.relative < cut.relative:
+        return []
+    judged = "passes" if whole.passed else "is nearer"
+    figures = f"relative error {whole.relative:.1e}, cosine {whole.cosine:.6g} in case {worst.case}"
+    return [f"calibration.algorithm: minmax, which cuts no range, {judged} ({figures})"]
 
 
 def _convert(job: Job) -> dict[str, Any]:
@@ -97,7 +132,9 @@ def _convert(job: Job) -> dict[str, Any]:
     }
 
 
-def _quantized(job: Job, original: ModelProto, scratch: Path) -> tuple[ModelProto, Selection]:
+def _quantized(
+    job: Job, original: ModelProto, scratch: Path, algorithm: str | None = None
+) -> tuple[ModelProto, Selection]:
     """Return the graph with quantizers, and the nodes that were to have them."""
     precision, options = job.options["precision"], job.options["quantize"]
     ranges = load_ranges(job.inputs["ranges"])
@@ -110,7 +147,7 @@ def _quantized(job: Job, original: ModelProto, scratch: Path) -> tuple[ModelProt
             f"{precision} needs opset {version}, and the graph has {opsets(original)['ai.onnx']}: {why}",
             f"set export.opset to {version} or more",
         )
-    limits = limits_of(ranges, precision, options["algorithm"])
+    limits = limits_of(ranges, precision, algorithm or options["algorithm"])
     wanted = {"per_channel": options["per_channel"], "outputs": options["outputs"]}
     if options["tool"] == "modelopt":
         return _by_modelopt(job, model, selection, scratch), selection
@@ -166,10 +203,10 @@ def _warnings(job: Job) -> list[str]:
     return []
 
 
-def _findings(job: Job, golden: Mapping[str, Case]) -> list[Finding]:
+def _findings(job: Job, golden: Mapping[str, Case], quantized: Path) -> list[Finding]:
     precision = job.options["precision"]
     job.progress(f"running the {precision} graph in {len(golden)} cases")
-    implementation, model = _implemented(job, job.outputs["model"])
+    implementation, model = _implemented(job, quantized)
     options = session_options(optimization="disable", intra_op_threads=job.threads)
     with TemporaryDirectory(dir=job.outputs["model"].parent) as scratch:  # by path: a graph in memory ends at 2 GiB
         path = Path(scratch) / "model.onnx"
@@ -224,6 +261,4 @@ def _steps(job: Job, losses: list[Loss]) -> list[str]:
         told = ", ".join(f"{loss.node} ({loss.operator}, {loss.before:.1%} → {loss.error:.1%} error)" for loss in worst)
         names = ", ".join(loss.node for loss in worst)
         steps.append(f"most is lost at {told}: quantize: {{exclude: [{names}]}}")
-    if options["algorithm"] != "minmax" and precision == "int8":
-        steps.append("another calibration.algorithm or more data may give better ranges")
     return [*steps, f"if this is near enough, set verify.{precision}"]

@@ -58,7 +58,7 @@ def limits_of(ranges: Ranges, precision: str, algorithm: str) -> dict[str, float
     The entropy method counts the even levels of int8. fp8 has steps that grow with the value, and loses
     nothing by reaching the largest one.
     """
-    whole = precision == "fp8" and algorithm == "entropy"
+    whole = algorithm == "minmax" or (precision == "fp8" and algorithm == "entropy")
     pick: Callable[[Range], float] = (lambda found: found.largest) if whole else (lambda found: found.limit)
     return {name: pick(found) for name, found in ranges.items()}
 

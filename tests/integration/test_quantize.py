@@ -159,6 +159,18 @@ def test_a_wrong_quantization_fails_with_the_layer_that_loses_most(tmp_path: Pat
     assert (chain.build / "m/convert/int8/failed/int8-min.npz").is_file()
 
 
+def test_a_range_that_is_cut_too_far_is_told(tmp_path: Path) -> None:
+    values = np.random.default_rng(5).standard_normal((64, 3, 8, 8)).astype(np.float32)
+    np.savez(tmp_path / "calib.npz", x=values)
+    data = {"data": {"x": {"npz": "calib.npz"}}, "batches": 8, "batch_size": 8, "algorithm": "percentile"}
+    chain = Chain(tmp_path, calibration={**data, "percentile": 60.0})
+    chain.run("calibrate:m")
+    result = chain.run("convert:m:int8")
+    assert result.status == "failed"
+    assert "calibration.algorithm: minmax, which cuts no range, passes (relative error " in result.hint
+    assert result.figures["with_minmax"]["passed"]
+
+
 def test_data_of_another_kind_than_the_golden_inputs_is_told(tmp_path: Path) -> None:
     chain = Chain(tmp_path, calibration={"data": {"x": {"random": "uniform", "low": 0.0, "high": 0.1}}})
     chain.run("calibrate:m")
