@@ -10,6 +10,7 @@ answer = {
     "prefix": sys.prefix,
     "standard": os.path.dirname(os.__file__),
     "path": [entry for entry in sys.path if entry],
+    "pid": os.getpid(),
 }
 os.write(int(sys.argv[1]), json.dumps(answer).encode())
 """

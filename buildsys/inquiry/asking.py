@@ -40,6 +40,7 @@ class Answer:
     output: str = ""  # the end of what it printed
     in_time: bool = True
     crashed: bool = False
+    pid: int = 0  # of the program that was started
 
     @property
     def last_line(self) -> str:
@@ -92,7 +93,7 @@ def ask(python: Path, text: str, arguments: Sequence[str], environment: Mapping[
     with contextlib.suppress(ValueError):
         fields = json.loads(said)
         if isinstance(fields, dict):
-            return Answer(fields, output=printed)
+            return Answer(fields, output=printed, pid=process.pid)
     return Answer(None, _ending(code), printed, crashed=code < 0)
 
 

@@ -148,6 +148,9 @@ def _asked(toolchain: Toolchain, environment: Mapping[str, str]) -> _Known:
     if answer.fields is None:
         return _Known(_without_answer(toolchain, answer), {})
     fields = dict(answer.fields)
+    if fields.pop("pid", answer.pid) != answer.pid:  # its end, signals and descriptors would be those of a shell
+        hint = f'write `exec` before the interpreter in {toolchain.python}: exec …/python "$@"'
+        return _Known(_unusable(toolchain, f"{toolchain.python} starts Python as a second process", hint), {})
     identity = Identity(**{**fields, "path": tuple(fields["path"])})
     return _Known(Inquiry(identity), _stamps(_resting_on(identity)))
 

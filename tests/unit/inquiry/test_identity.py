@@ -108,6 +108,15 @@ def test_a_file_that_is_not_executable_says_how_to_make_it_so(tmp_path: Path) ->
     assert caught.value.hint == f"chmod +x {python}"
 
 
+def test_a_script_must_become_the_interpreter(tmp_path: Path) -> None:
+    environment = Environment(tmp_path / "env")
+    become = program(tmp_path / "become", f'A=1 exec {environment.python} "$@"')
+    assert str(environment.libraries) in inquire(named(become)).require().path
+    with pytest.raises(Unavailable, match="starts Python as a second process") as caught:
+        inquire(named(program(tmp_path / "start", f'{environment.python} "$@"\nexit $?'))).require()
+    assert "write `exec` before the interpreter" in caught.value.hint
+
+
 def test_a_program_of_another_machine_cannot_be_started(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_bytes(b"\x7fELF\x02\x01\x01" + bytes(60))
