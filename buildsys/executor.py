@@ -166,11 +166,8 @@ class Executor:
                 self._cache.give_up(now.key)
                 return self._outcome(record, restored=True)
             try:
-                gpus = gpu_uuids(dict(action.toolchain.env if action.toolchain else ())) if action.alone_on_gpu else ()
-                with (
-                    self._locks.devices(gpus, target, waiting),
-                    self._locks.machine(target, exclusive=action.exclusive, on_wait=waiting),
-                ):
+                gpus = gpu_uuids(action.toolchain.env if action.toolchain else ()) if action.alone_on_gpu else ()
+                with self._locks.place(target, devices=gpus, exclusive=action.exclusive, on_wait=waiting):
                     self._sweep_once()
                     return self._make(action, now, encode_reasons(self._reasons(action, now)))
             except BaseException:

@@ -7,6 +7,7 @@ to compute with the float8 and float4 types.
 
 from __future__ import annotations
 
+import io
 import json
 import zipfile
 from collections.abc import Mapping
@@ -116,6 +117,13 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
             entry = zipfile.ZipInfo(f"{name}.npy", _EPOCH)
             with archive.open(entry, "w", force_zip64=True) as stream:
                 _write_array(stream, array)
+
+
+def array_bytes(name: str, array: Array) -> tuple[zipfile.ZipInfo, bytes]:
+    """Return the member of an .npz file that holds one array, with a fixed time stamp."""
+    stream = io.BytesIO()
+    _write_array(stream, array)
+    return zipfile.ZipInfo(f"{name}.npy", _EPOCH), stream.getvalue()
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

@@ -188,14 +188,14 @@ def gpu_facts() -> Mapping[str, str]:
     return {**{f"gpu.{fact}": " + ".join(dict.fromkeys(gpu[fact] for gpu in gpus)) for fact in GPU_FACTS}, **chosen}
 
 
-def gpu_uuids(toolchain: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the UUIDs of the GPUs that CUDA takes first, here and with the variables of a toolchain.
+def gpu_uuids(variables: Iterable[tuple[str, str]] = ()) -> tuple[str, ...]:
+    """Return the UUIDs of the GPUs that CUDA takes first, here and with further environment variables.
 
     Where it cannot be told which that is, all that it may be; none without a driver.
     """
     if not any(os.path.exists(path) for path in _DRIVER_FILES):  # noqa: PTH110 - before ctypes is worth its import
         return ()
-    places = ({**os.environ, **changes} for changes in ({}, toolchain))
+    places = ({**os.environ, **changes} for changes in ({}, dict(variables)))
     chosen = (_first_gpus(place.get("CUDA_VISIBLE_DEVICES"), place.get("CUDA_DEVICE_ORDER")) for place in places)
     return tuple(dict.fromkeys(uuid for uuids in chosen for uuid in uuids))
 

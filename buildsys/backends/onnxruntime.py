@@ -202,6 +202,8 @@ def _session_options(options: Options, *, optimization: str) -> ort.SessionOptio
     session.execution_mode = getattr(ort.ExecutionMode, _MODES[options["execution_mode"]])
     for entry in _SPINNING:
         session.add_session_config_entry(entry, "1" if options["spinning"] else "0")
+    if options["precision"] == "fp8":  # it would fuse quantizers to integer kernels, which take no float8
+        session.add_session_config_entry("session.disable_quant_qdq", "1")
     for entry, value in options["session_config"].items():
         session.add_session_config_entry(entry, value)
     return session
@@ -265,6 +267,8 @@ def _messages(options: Options) -> list[str]:
             "the CPU computes float16 in float32, without rounding between its nodes; "
             "that rounding and the range of float16 were checked by the stage convert"
         )
+    if options["precision"] == "fp8":
+        messages.append("fp8 is computed in float32 between its quantizers; its speed says nothing")
     if _emulates(options):
         messages.append("bfloat16 is emulated: computed in float32, every result rounded; its speed says nothing")
     return messages

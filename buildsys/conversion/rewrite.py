@@ -20,7 +20,7 @@ from buildsys.conversion.tensor_types import DTYPES, ELEM_TYPES, outer_names, re
 from buildsys.errors import StageError
 from buildsys.tensors import Tensor, tensor_of
 
-_HEAVY = frozenset(("Attention", "Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN"))
+HEAVY = frozenset(("Attention", "Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN"))
 
 
 @dataclass
@@ -45,7 +45,7 @@ def convert_precision(model: ModelProto, precision: str) -> Conversion:
     rules = Rules(model, dtype)
     verdicts = [rules.judge(node) for node in model.graph.node]
     conversion = _conversion(model.graph.node, verdicts, rules)
-    heavy = [node for node in model.graph.node if node.op_type in _HEAVY]
+    heavy = [node for node in model.graph.node if node.op_type in HEAVY]
     if not conversion.converted or (heavy and all(_name(node) in conversion.kept for node in heavy)):
         reason = conversion.kept[_name(heavy[0])] if heavy else ""
         raise StageError(

@@ -35,6 +35,7 @@ _STAGE_DOCS = {
     "reference": "golden inputs and outputs of the original model",
     "surgery": "change graphs by the steps of their manifests",
     "simplify": "simplify the exported graphs",
+    "calibrate": "measure the ranges that int8 and fp8 need",
     "convert": "convert graphs to other precisions",
     "validate": "check the graphs in ONNX Runtime against the original model",
     "engine": "build the engines",

@@ -26,7 +26,7 @@ from buildsys.repro.building import Built, build_twice, child_environment
 from buildsys.repro.verdict import Verdict
 
 # whose files are artifacts, in the chain's order
-STAGES = ("operators", "export", "surgery", "simplify", "reference", "convert", "engine")
+STAGES = ("operators", "export", "surgery", "simplify", "reference", "calibrate", "convert", "engine")
 _FIGURES = ("validate", "verify", "bench", "report")
 _GRAPHS = (".onnx", ".onnx.data")
 _TERMINATED = 143

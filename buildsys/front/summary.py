@@ -114,6 +114,7 @@ _KEY_FIGURES: dict[str, Callable[[Figures], str]] = {
     "reference": _reference,
     "surgery": _surgery,
     "simplify": _simplify,
+    "calibrate": quantities.calibration,
     "convert": _convert,
     "validate": _validate,
     "engine": _engine,

@@ -49,6 +49,17 @@ def converted_graph(spec: Resolved, precision: str) -> Graph:
     return Graph(f"{spec['model']}/convert/{precision}", f"convert:{spec['model']}:{precision}")
 
 
+def calibrated(spec: Resolved, *roles: str) -> dict[str, FileRef]:
+    """Return files of the calibration by role: ``batches`` and ``ranges``."""
+    names = {"batches": "batches.npz", "ranges": "ranges.json"}
+    return {role: FileRef(f"{spec['model']}/calibrate/{names[role]}") for role in roles}
+
+
+def calibration_cache(model: str, engine: Mapping[str, Any]) -> dict[str, FileRef]:
+    """Return the ranges as the builder of an engine has found them, by role."""
+    return {"calibration": FileRef(f"{model}/engine/{engine['name']}/calibration.cache", optional=True)}
+
+
 def golden_target(spec: Resolved, point: str = AFTER_SIMPLIFY) -> str:
     """Return the target that makes the golden cases of a point in the chain."""
     made_at = golden_point(spec, point)

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from buildsys.graph import benching, operators, used
+from buildsys.graph import benching, calibration, operators, used
 from buildsys.graph.action import Action, FileRef
+from buildsys.graph.conversions import conversions
 from buildsys.graph.flow import (
     Resolved,
+    calibrated,
+    calibration_cache,
     converted_graph,
     engine_path,
     engine_refs,
@@ -63,8 +66,7 @@ def _stages(spec: Resolved) -> Iterator[Action]:
     yield from _surgery(spec, AFTER_EXPORT)
     yield _simplify(spec)
     yield from _surgery(spec, AFTER_SIMPLIFY)
-    for precision in dict.fromkeys((*used.converted_precisions(spec), *benching.converted_precisions(spec))):
-        yield _convert(spec, precision)
+    yield from conversions(spec)
     yield _validate(spec)
     for engine in spec["engines"]:
         yield _engine(spec, engine)
@@ -139,7 +141,10 @@ def _reference(spec: Resolved) -> Action:
         weights=used.weights_files(spec),
         after=taken.after,
         code=used.STAGE_CODE["reference"],
-        tools=("numpy", *used.network_tools(spec), *used.oracle_tools(spec), *used.small_float_tools(spec)),
+        tools=(
+            *("numpy", *used.network_tools(spec), *used.oracle_tools(spec), *used.small_float_tools(spec)),
+            *calibration.image_tools(spec),
+        ),
         environment=("onnxruntime",) if "onnx" in spec["source"] else ("torch",),
         timeout_s=used.timeout(spec, "reference"),
         doc=f"golden inputs and outputs of {model}",
@@ -206,37 +211,6 @@ def _simplify(spec: Resolved) -> Action:
     )
 
 
-def _convert(spec: Resolved, precision: str) -> Action:
-    model = spec["model"]
-    folder = f"{model}/convert/{precision}"
-    cases = cases_at(spec, AFTER_SIMPLIFY, spec["verify"]["cases"])
-    taken = operators.taken(spec, operators.MAIN)
-    return Action(
-        target=f"convert:{model}:{precision}",
-        stage="convert",
-        model=model,
-        variant=precision,
-        # the limits of the precision: an engine's own ones may be wider, and are for that engine
-        options={"precision": precision, "tolerance": spec["verify"][precision], "cases": cases, **taken.options},
-        inputs={
-            **simplified_graph(spec).refs(),
-            **golden_refs(spec, cases),
-            **taken.inputs,
-        },
-        outputs={
-            "model": FileRef(f"{folder}/model.onnx"),
-            "model.data": FileRef(f"{folder}/model.onnx.data", optional=True),
-            "result": FileRef(f"{folder}/convert.json"),
-        },
-        after=(simplified_graph(spec).target, golden_target(spec), *taken.after),
-        code=used.STAGE_CODE["convert"],
-        tools=("onnx", "onnxruntime", "numpy"),
-        environment=("onnxruntime",),
-        timeout_s=used.timeout(spec, "convert"),
-        doc=f"convert {model} to {precision} and check its numbers",
-    )
-
-
 def _validate(spec: Resolved) -> Action:
     model = spec["model"]
     cases = cases_at(spec, AFTER_EXPORT, spec["validate"]["cases"])
@@ -273,22 +247,29 @@ def _validate(spec: Resolved) -> Action:
 def _engine(spec: Resolved, engine: Mapping[str, Any]) -> Action:
     model, name = spec["model"], engine["name"]
     graph = converted_graph(spec, engine["precision"]) if used.is_converted(engine) else simplified_graph(spec)
+    by_builder = calibration.is_calibrated_by_builder(engine)
     taken = operators.taken(spec, engine["backend"])
     return Action(
         target=f"engine:{model}:{name}",
         stage="engine",
         model=model,
         variant=name,
-        options={"engine": used.engine_fields(engine), **used.profile_options(spec, engine), **taken.options},
-        inputs={**graph.refs(), **taken.inputs},
+        options={
+            "engine": used.engine_fields(engine),
+            **({"calibration": {"algorithm": spec["calibration"]["algorithm"]}} if by_builder else {}),
+            **used.profile_options(spec, engine),
+            **taken.options,
+        },
+        inputs={**graph.refs(), **(calibrated(spec, "batches") if by_builder else {}), **taken.inputs},
         outputs={
             **operators.engine_libraries(spec, engine),
             "engine": FileRef(engine_path(model, engine), optional=True),
             "engine.data": FileRef(f"{engine_path(model, engine)}.data", optional=True),
+            **(calibration_cache(model, engine) if by_builder else {}),
             "result": FileRef(f"{model}/engine/{name}/engine.json"),
         },
         sources=tuple(dict.fromkeys((*taken.sources, *used.network_hooks(engine)))),
-        after=(graph.target, *taken.after),
+        after=(graph.target, *((f"calibrate:{model}",) if by_builder else ()), *taken.after),
         code=used.backend_code("engine", engine),
         tools=tuple(dict.fromkeys((*used.engine_tools(engine), *taken.tools, *used.toolchain_tools(engine)))),
         toolchain=toolchain_of(spec, engine),

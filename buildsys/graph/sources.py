@@ -12,6 +12,8 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from typing import NamedTuple, Protocol
 
 from buildsys.graph import c_source
+from buildsys.graph.image_folder import SUFFIXES as IMAGE_SUFFIXES
+from buildsys.graph.image_folder import image_files
 from buildsys.graph.onnx_files import external_files
 from buildsys.graph.python_source import Import, Needs, find_needs
 
@@ -88,11 +90,14 @@ class SourceTree:
         return self.reach(sources).files
 
     def reach(self, sources: Iterable[str], modules: Iterable[Import] = ()) -> Reach:
-        """Return all that ``sources`` (relative paths) and ``modules`` (imported at the root) depend on."""
+        """Return all that ``sources`` (relative paths) and ``modules`` (imported at the root) depend on.
+
+        A source that ends in a slash is a folder of images, and stands for each of these.
+        """
         found: dict[str, str | None] = {}
         outside: set[tuple[int, str, tuple[str, ...]]] = set()
         variables: set[str] = set()
-        paths = [os.path.normpath(os.path.join(self._root, source)) for source in sources]  # noqa: PTH118 - every target
+        paths = [path for source in sources for path in self._source_paths(source)]
         paths += [path for item in modules for path in self._modules(self._root, item)]
         for entry in paths:
             folder = self._root if self._package else os.path.dirname(entry)  # noqa: PTH120
@@ -108,6 +113,10 @@ class SourceTree:
         imports = [Import(level, module, list(names)) for level, module, names in sorted(outside)]
         return Reach({path[prefix:]: digest for path, digest in found.items()}, imports, sorted(variables))
 
+    def _source_paths(self, source: str) -> list[str]:
+        path = os.path.normpath(os.path.join(self._root, source))  # noqa: PTH118 - every target
+        return image_files(path) if source.endswith("/") else [path]
+
     def _look(self, path: str, entry_folder: str) -> tuple[str | None, list[str], list[Import], list[str]]:
         known = self._known.get((path, entry_folder))
         if known is None:
@@ -116,7 +125,7 @@ class SourceTree:
 
     def _find(self, path: str, entry_folder: str) -> tuple[str | None, list[str], list[Import], list[str]]:
         digest = self._digest(path)
-        if digest is None or path.endswith((".npz", *EXTENSION_SUFFIXES)):
+        if digest is None or path.endswith((".npz", *EXTENSION_SUFFIXES)) or path.lower().endswith(IMAGE_SUFFIXES):
             return digest, [], [], []
         if path.endswith(c_source.SUFFIXES):
             return digest, list(self._included(path, digest)), [], []

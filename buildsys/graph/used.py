@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from buildsys.graph import operators
+from buildsys.graph import calibration, operators
 from buildsys.graph.cases import example_dims
 from buildsys.graph.flow import Resolved
 from buildsys.graph.surgery import (
@@ -30,8 +30,8 @@ from buildsys.graph.surgery import (
 from buildsys.graph.typing import is_weak
 
 STAGE_CODE = {stage: (f"buildsys.stages.{stage}",) for stage in (
-    "operators", "export", "reference", "surgery", "simplify", "convert", "validate", "engine", "verify", "bench",
-    "report",
+    "operators", "export", "reference", "surgery", "simplify", "calibrate", "convert", "validate", "engine", "verify",
+    "bench", "report",
 )}  # fmt: skip
 GRAPH_STAGES = ("export", "surgery", "simplify", "convert")
 BACKEND_TOOLS = {"onnxruntime": "onnxruntime", "tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx"}
@@ -39,7 +39,7 @@ FULL_PRECISION = "fp32"
 TAUGHT = ("symbolics", "translations")  # sections that teach an exporter operators
 _NOT_SHOWN = ("timeout", "toolchains")
 _POINTS = ("min", "opt", "max")
-_RARE = (*TAUGHT, "ops", "surgery")  # sections that few models have
+_RARE = (*TAUGHT, "ops", "surgery", "calibration")  # sections that few models have
 
 
 def export_options(spec: Resolved) -> dict[str, Any]:
@@ -108,19 +108,24 @@ def surgery_sources(spec: Resolved, when: str) -> tuple[str, ...]:
     files = []
     for step in steps_of(spec, when):
         reference, replacement = step.get("reference") or {}, step.get("replace") or {}
-        data = [tensor["data"] or {} for tensor in (step.get("inputs") or {}).values()]
         callables = [step.get("function"), replacement.get("function"), reference.get("python")]
-        callables += [entry.get("python") for entry in data]
         files += [name.rpartition(":")[0] for name in callables if name]
-        files += [name for name in (reference.get("npz"), *(entry.get("npz") for entry in data)) if name]
+        files += calibration.values_sources((reference, *_new_data(step)))
     return tuple(dict.fromkeys(files))
+
+
+def _new_data(step: Mapping[str, Any]) -> list[Mapping[str, Any] | None]:
+    """Return where the values of the inputs come from that a step declares."""
+    return [tensor["data"] for tensor in (step.get("inputs") or {}).values()]
 
 
 def surgery_tools(spec: Resolved, when: str) -> tuple[str, ...]:
     """Return what changes the graph and compares."""
     hooks = ("python",) if surgery_sources(spec, when) else ()
     other = ("onnx-graphsurgeon",) if any(s.get("graph") == "graphsurgeon" for s in steps_of(spec, when)) else ()
-    return (*hooks, "onnx", "onnxruntime", "numpy", *other, *small_float_tools(spec))
+    data = [entry for step in steps_of(spec, when) for entry in _new_data(step)]
+    images = tuple(tool for tool in calibration.values_tools(data) if tool == "pillow")
+    return (*hooks, "onnx", "onnxruntime", "numpy", *other, *images, *small_float_tools(spec))
 
 
 def reported(spec: Resolved) -> dict[str, Any]:
@@ -128,7 +133,9 @@ def reported(spec: Resolved) -> dict[str, Any]:
 
     A section that few models have is left out where it is empty: it has nothing to say there.
     """
-    shown = {name: value for name, value in spec.items() if name not in _NOT_SHOWN and (value or name not in _RARE)}
+    idle = {*_NOT_SHOWN} | ({"quantize"} if not calibration.quantized_engines(spec) else set())
+    idle |= {"convert"} if spec["convert"] == {"tool": "builtin"} else set()
+    shown = {name: value for name, value in spec.items() if name not in idle and (value or name not in _RARE)}
     toolchains = {name: {"env": found["env"]} for name, found in spec.get("toolchains", {}).items()}
     return {**shown, **({"toolchains": toolchains} if toolchains else {})}  # without where they lie
 
@@ -156,12 +163,7 @@ def weights_files(spec: Resolved) -> dict[str, str | None]:
 
 def data_sources(spec: Resolved) -> tuple[str, ...]:
     """Return the user's files that golden inputs come from."""
-    files = []
-    for tensor in spec["inputs"].values():
-        data = tensor["data"] or {}
-        files += [data["npz"]] if "npz" in data else []
-        files += [data["python"].rpartition(":")[0]] if "python" in data else []
-    return tuple(dict.fromkeys(files))
+    return calibration.values_sources(tensor["data"] for tensor in spec["inputs"].values())
 
 
 def network_tools(spec: Resolved) -> tuple[str, ...]:

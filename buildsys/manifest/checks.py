@@ -16,6 +16,7 @@ from buildsys.manifest.numbers import data_problem
 from buildsys.manifest.operators import operator_problems
 from buildsys.manifest.problem import Problem, problem_at, show_value, suggest
 from buildsys.manifest.profile_checks import profile_problems
+from buildsys.manifest.quantize_checks import quantize_problems
 from buildsys.manifest.surgery_checks import dims_of_surgery, surgery_problems
 from buildsys.manifest.symbolic_checks import check_registrations
 from buildsys.manifest.tree import Key, Node, nearest, plain
@@ -203,4 +204,5 @@ _CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     engine_problems,
     surgery_problems,
     operator_problems,
+    quantize_problems,
 )

@@ -125,7 +125,24 @@ class ConstantData(Spec):
     constant: Scalar
 
 
-DATA_KINDS = ("random", "npz", "python", "constant")
+class ImagesData(Spec):
+    """Values from the image files of a folder, in the order of their names."""
+
+    images: str = Field(description="A folder, relative to the project; folders in it count as well.")
+    resize: int | None = Field(
+        None,
+        ge=1,
+        description="Shorter side before the centre crop; default: straight to the input's height and width.",
+    )
+    interpolation: Literal["nearest", "bilinear", "bicubic"] = "bilinear"
+    color: Literal["rgb", "bgr", "gray"] = "rgb"
+    layout: Literal["nchw", "nhwc"] = "nchw"
+    divide: float = Field(255.0, gt=0, description="What pixels of 0 to 255 are divided by.")
+    mean: tuple[float, ...] = Field((0.0,), min_length=1, description="Subtracted then: one value, or one per channel.")
+    std: tuple[Annotated[float, Field(gt=0)], ...] = Field((1.0,), min_length=1, description="And divided by this.")
+
+
+DATA_KINDS = ("random", "npz", "python", "constant", "images")
 
 
 def _data_kind(value: object) -> str | None:
@@ -136,7 +153,8 @@ InputData = Annotated[
     Annotated[RandomData, Tag("<random>")]
     | Annotated[NpzData, Tag("<npz>")]
     | Annotated[PythonData, Tag("<python>")]
-    | Annotated[ConstantData, Tag("<constant>")],
+    | Annotated[ConstantData, Tag("<constant>")]
+    | Annotated[ImagesData, Tag("<images>")],
     Discriminator(_data_kind, custom_error_type="data_kind", custom_error_message="no kind of data"),
 ]
 

@@ -10,6 +10,7 @@ INTEGER_RANGES = {
     **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (4, 8, 16, 32, 64)},
     **{f"uint{bits}": (0, 2**bits - 1) for bits in (4, 8, 16, 32, 64)},
 }
+IMAGE_DTYPES = ("float32", "float16", "bfloat16", "uint8")
 _DEFAULT_INTEGERS = 10
 _UNUSED = {  # fields that a kind of random data ignores, with their defaults
     "normal": {"low": 0, "high": 1},
@@ -38,6 +39,8 @@ def data_problem(dtype: object, data: object) -> Found | None:
         return None
     if "random" in data:
         return _random_problem(dtype, data)
+    if "images" in data and dtype not in IMAGE_DTYPES:
+        return "images", f"images cannot be values of dtype {dtype}", f"they can be {', '.join(IMAGE_DTYPES)}"
     return _constant_problem(dtype, data["constant"]) if "constant" in data else None
 
 

@@ -22,6 +22,7 @@ class Reference(NamedTuple):
     path: str
     callable: str = ""
     sha256: str = ""
+    folder: bool = False
 
 
 def check_references(tree: Node, file: Path, workspace: Workspace) -> Iterator[Problem]:
@@ -60,6 +61,7 @@ def _references(view: View) -> Iterator[Reference]:
         sha256 = view.get("source", "weights", "sha256")
         yield Reference(("source", "weights", "file"), path, sha256=sha256 if isinstance(sha256, str) else "")
     yield from _data_references(view, ("inputs",))
+    yield from _entry_references(view, ("calibration", "data"))
     yield from _surgery_references(view)
     for index in range(len(view.list("engines"))):
         if isinstance(path := view.get("engines", index, "network"), str):
@@ -106,10 +108,22 @@ def _surgery_references(view: View) -> Iterator[Reference]:
 
 def _data_references(view: View, inputs: Key) -> Iterator[Reference]:
     for name in view.map(*inputs):
-        if isinstance(path := view.get(*inputs, name, "data", "npz"), str):
-            yield Reference((*inputs, name, "data", "npz"), path)
-        if isinstance(path := view.get(*inputs, name, "data", "python"), str):
-            yield _python_reference((*inputs, name, "data", "python"), path)
+        yield from _values_references(view, (*inputs, name, "data"))
+
+
+def _entry_references(view: View, data: Key) -> Iterator[Reference]:
+    for name in view.map(*data):
+        yield from _values_references(view, (*data, name))
+
+
+def _values_references(view: View, data: Key) -> Iterator[Reference]:
+    """Yield the files that the values of one input come from."""
+    if isinstance(path := view.get(*data, "npz"), str):
+        yield Reference((*data, "npz"), path)
+    if isinstance(path := view.get(*data, "python"), str):
+        yield _python_reference((*data, "python"), path)
+    if isinstance(path := view.get(*data, "images"), str):
+        yield Reference((*data, "images"), path, folder=True)
 
 
 def _python_reference(key: Key, value: str) -> Reference:
@@ -122,7 +136,10 @@ def _file_problems(reference: Reference, workspace: Workspace) -> Iterator[tuple
     if isinstance(path, str):
         yield path, ""
         return
-    if not workspace.exists(path):
+    if reference.folder:
+        if not workspace.exists(path) or not path.is_dir():
+            yield f"no folder {reference.path}", suggest_file(path) or "paths are relative to the project"
+    elif not workspace.exists(path):
         yield f"no file {reference.path}", suggest_file(path) or "paths are relative to the project"
     elif not stat.S_ISREG(path.stat().st_mode):
         yield f"{reference.path} is not a regular file", ""

@@ -14,6 +14,7 @@ from buildsys.manifest.network_spec import (
     SOURCE_KINDS,
     ConstantData,
     DimSpec,
+    ImagesData,
     InputData,
     InputSpec,
     NpzData,
@@ -43,6 +44,7 @@ from buildsys.manifest.ops_spec import (
     PythonPlugin,
 )
 from buildsys.manifest.project_spec import CacheSpec, ProjectSpec, ToolchainSpec
+from buildsys.manifest.quantize_spec import CalibrationSpec, ConvertSpec, QuantizedOperator, QuantizeSpec
 from buildsys.manifest.spec import (
     AXIS_PATTERN,
     CALLABLE_PATTERN,
@@ -74,8 +76,10 @@ from buildsys.manifest.stage_spec import (
     Bf16Tolerance,
     EngineTolerance,
     ExportSpec,
+    Fp8Tolerance,
     Fp16Tolerance,
     Fp32Tolerance,
+    Int8Tolerance,
     Modules,
     ReportSpec,
     SimplifySpec,
@@ -140,11 +144,13 @@ __all__ = [
     "BuiltLibrary",
     "Bytes",
     "CacheSpec",
+    "CalibrationSpec",
     "Callable",
     "Case",
     "CastStep",
     "ComputeCapability",
     "ConstantData",
+    "ConvertSpec",
     "Cut",
     "CutStep",
     "DType",
@@ -155,14 +161,17 @@ __all__ = [
     "EngineTolerance",
     "ExportSpec",
     "FixDimsStep",
+    "Fp8Tolerance",
     "Fp16Tolerance",
     "Fp32Tolerance",
     "FreeDimsStep",
     "FunctionPerBackend",
     "FunctionStep",
     "GivenLibrary",
+    "ImagesData",
     "InputData",
     "InputSpec",
+    "Int8Tolerance",
     "LayerPrecision",
     "ModelSpec",
     "Modules",
@@ -185,6 +194,8 @@ __all__ = [
     "PythonFile",
     "PythonPlugin",
     "PythonSource",
+    "QuantizeSpec",
+    "QuantizedOperator",
     "RandomData",
     "Reference",
     "RemoveStep",
@@ -240,6 +251,9 @@ class ModelSpec(Spec):
     translations: tuple[TranslationSpec, ...] = Field((), description="Operators taught to exporter: dynamo.")
     surgery: tuple[SurgeryStep, ...] = Field((), description="Steps that change the graph, in this order.")
     simplify: SimplifySpec = section()
+    convert: ConvertSpec = section()
+    calibration: CalibrationSpec | None = Field(None, description="Data and algorithm that int8 and fp8 need.")
+    quantize: QuantizeSpec = section()
     validation: ValidateSpec = section(alias="validate")
     engines: tuple[Engine, ...] = Field((), description="Engines to build, verify and time.")
     verify: VerifySpec = section()

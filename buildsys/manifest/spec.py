@@ -16,13 +16,15 @@ DType = Literal[
     "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz",
 ]  # fmt: skip
 Case = Literal["min", "opt", "max", "odd"]
-Precision = Literal["fp32", "fp16", "bf16"]
+Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
+QUANTIZED = ("int8", "fp8")  # the precisions that need calibration
 Stage = Literal[
     "operators",
     "export",
     "reference",
     "surgery",
     "simplify",
+    "calibrate",
     "convert",
     "validate",
     "engine",

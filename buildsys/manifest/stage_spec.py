@@ -110,6 +110,20 @@ class Bf16Tolerance(Tolerance):
     cosine: float = Field(0.99, ge=-1, le=1, description="At least this cosine similarity.")
 
 
+class Int8Tolerance(Tolerance):
+    """When an int8 engine counts as right."""
+
+    rtol: float = Field(2e-1, ge=0, description="max |a - b| over max |b|.")
+    cosine: float = Field(0.99, ge=-1, le=1, description="At least this cosine similarity.")
+
+
+class Fp8Tolerance(Tolerance):
+    """When an fp8 engine counts as right."""
+
+    rtol: float = Field(2e-1, ge=0, description="max |a - b| over max |b|.")
+    cosine: float = Field(0.98, ge=-1, le=1, description="At least this cosine similarity.")
+
+
 class EngineTolerance(Spec):
     """Limits of one engine; what is not given here is that of `verify` for its precision."""
 
@@ -132,6 +146,8 @@ class VerifySpec(Spec):
     fp32: Fp32Tolerance = section()
     fp16: Fp16Tolerance = section()
     bf16: Bf16Tolerance = section()
+    int8: Int8Tolerance = section()
+    fp8: Fp8Tolerance = section()
 
 
 class BenchSpec(Spec):

@@ -13,6 +13,7 @@ import numpy as np
 from buildsys.errors import StageError
 from buildsys.manifest.numbers import INTEGER_RANGES, default_high
 from buildsys.network.callables import blame, load_callable
+from buildsys.network.images import find_images, read_images
 from buildsys.tensors import BIT_DTYPES, Array, Tensor, tensor_of
 
 Data = Mapping[str, Any]  # one input's ``data`` of the manifest
@@ -29,7 +30,9 @@ def golden_input(
     if "npz" in data:
         return _from_npz(data, name, shape, dtype, case, project)
     if "python" in data:
-        return _from_callable(data["python"], name, shape, dtype, case, seed, project)
+        return values_from_callable(data["python"], shape, dtype, case, seed, project, f"input {name}, case {case}")
+    if "images" in data:
+        return read_images(find_images(data, name, shape[0] if shape else 1, project), data, name, shape, dtype)
     if "constant" in data:
         return _constant(data["constant"], name, shape, dtype)
     return _random(data, name, shape, dtype, _stream(seed, name, case))
@@ -84,20 +87,21 @@ def _constant(value: Any, name: str, shape: tuple[int, ...], dtype: str) -> Tens
 
 
 def _from_npz(data: Data, name: str, shape: tuple[int, ...], dtype: str, case: str, project: Path) -> Tensor:
-    array, what = _read_array(project / data["npz"], data["npz"], data["key"] or name)
+    array, what = read_array(project / data["npz"], data["npz"], data["key"] or name)
     if array.ndim != len(shape) or any(has < wants for has, wants in zip(array.shape, shape, strict=True)):
         raise StageError(
             f"{what} has the shape {array.shape}, input {name} needs {shape} in the case {case}",
             "an array is cut to each case's shape from the front, so it must be at least as large as the largest",
         )
-    expected = "float32" if dtype in BIT_DTYPES and _is_float(dtype) else dtype
-    found = tensor_of(array).dtype
-    if found not in (expected, dtype):
-        raise StageError(f"{what} is {found}, input {name} is {dtype}", f"save it as {expected}")
+    require_dtype(array, dtype, what, f"input {name}")
     return tensor_of(array[tuple(slice(size) for size in shape)], dtype)
 
 
-def _read_array(file: Path, shown: str, key: str) -> tuple[Array, str]:
+def read_array(file: Path, shown: str, key: str) -> tuple[Array, str]:
+    """Return one array of an .npz file, and how messages name it.
+
+    Raises: StageError: no such file or array.
+    """
     try:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             if key not in archive:
@@ -107,17 +111,29 @@ def _read_array(file: Path, shown: str, key: str) -> tuple[Array, str]:
         raise StageError(f"{shown} cannot be read as an .npz file: {error}") from error
 
 
-def _from_callable(
-    reference: str, name: str, shape: tuple[int, ...], dtype: str, case: str, seed: int, project: Path
+def require_dtype(array: Array, dtype: str, what: str, of: str) -> None:
+    """Raise StageError where a stored array is not of the type of an input."""
+    expected = "float32" if dtype in BIT_DTYPES and _is_float(dtype) else dtype
+    found = tensor_of(array).dtype
+    if found not in (expected, dtype):
+        raise StageError(f"{what} is {found}, {of} is {dtype}", f"save it as {expected}")
+
+
+def values_from_callable(
+    reference: str, shape: tuple[int, ...], dtype: str, which: str | int, seed: int, project: Path, where: str
 ) -> Tensor:
+    """Return what the user's callable gives; ``which`` is its case, or the number of a calibration batch.
+
+    Raises: StageError: it raised, or its values do not suit the input.
+    """
     make = load_callable(reference, project)
-    with blame(f"{reference} failed for input {name}, case {case}", project):
-        array = np.asarray(make(shape, dtype, case, seed))
+    with blame(f"{reference} failed for {where}", project):
+        array = np.asarray(make(shape, dtype, which, seed))
     if array.shape != shape:
-        raise StageError(f"{reference} returned the shape {array.shape} for input {name}, case {case}; wanted {shape}")
+        raise StageError(f"{reference} returned the shape {array.shape} for {where}; wanted {shape}")
     found = tensor_of(array).dtype
     if found != dtype and not (dtype in BIT_DTYPES and found == "float32"):
-        raise StageError(f"{reference} returned {found} for input {name}; wanted {dtype}")
+        raise StageError(f"{reference} returned {found} for {where}; wanted {dtype}")
     return tensor_of(array, dtype)
 
 

@@ -59,6 +59,14 @@ def operator_parts(figures: Mapping[str, Any]) -> str:
     return ", ".join(parts) or "nothing to make"
 
 
+def calibration(figures: Mapping[str, Any]) -> str:
+    """Return how many ranges were measured, on what and how: ``50 ranges, 8 batches, entropy``."""
+    batches = figures.get("batches")
+    if not isinstance(batches, int):
+        return ""
+    return f"{count(figures.get('tensors'))} ranges, {batches} batch{'es' * (batches != 1)}, {figures.get('algorithm')}"
+
+
 def large(value: float | None) -> str:
     """Return a count with a prefix from 10,000 on: 4.09 G."""
     if value is None:

@@ -117,6 +117,7 @@ _OUTCOMES: dict[str, Callable[[Result], str]] = {
     "reference": _reference,
     "surgery": _surgery,
     "simplify": _simplify,
+    "calibrate": lambda result: quantities.calibration(result.figures),
     "convert": _convert,
     "engine": _engine,
     "bench": _bench,

@@ -9,25 +9,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from onnx import ModelProto, TensorProto, version_converter
+from onnx import ModelProto, TensorProto
 
 from buildsys.backends.ort_session import OrtGraph, session_options
 from buildsys.conversion.emulation import emulate
+from buildsys.conversion.opset import raise_opset
 from buildsys.conversion.overflow import Origin, add_probes, find_origin
-from buildsys.conversion.rewrite import Conversion, convert_precision
-from buildsys.conversion.tensor_types import DTYPES
+from buildsys.conversion.rewrite import HEAVY, Conversion, convert_precision
+from buildsys.conversion.tensor_types import DTYPES, ELEM_TYPES, element_types
 from buildsys.errors import CheckFailed, StageError
 from buildsys.golden import Finding, and_more, case_figures, failures, judge_outputs, keep_failed
 from buildsys.onnx_graph import (
-    ONE_MESSAGE_LIMIT,
     check_file,
     dtype_name,
     file_bytes,
-    first_line,
     load_model,
     opsets,
     save_model,
@@ -36,6 +36,8 @@ from buildsys.operators.implementation import implementation_of
 from buildsys.tensors import Case, load_case
 from buildsys.worker.job import Job, StageResult
 
+# by name: their code is in the key of the targets that use them, and of no other
+_ELSEWHERE = {"quantize": "buildsys.quantization.conversion", "autocast": "buildsys.quantization.modelopt"}
 _BF16_OPSET, _BF16_IR_VERSION = 22, 10  # the first opset whose Conv and pooling take bfloat16
 _FLUSHED_WARNING = 0.01  # share of all weights
 
@@ -49,6 +51,9 @@ def run(job: Job) -> StageResult:
 
     Raises: StageError: nothing that does heavy work can be converted. CheckFailed: the result is not valid.
     """
+    if "quantize" in job.options:
+        result: StageResult = import_module(_ELSEWHERE["quantize"]).run(job)
+        return result
     figures = _convert(job)
     golden = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
     findings = list(_findings(job, golden))
@@ -69,20 +74,53 @@ def run(job: Job) -> StageResult:
 def _convert(job: Job) -> dict[str, Any]:
     precision = job.options["precision"]
     source, target = job.inputs["model"], job.outputs["model"]
+    if job.options.get("tool") == "autocast":
+        model, figures = _by_autocast(source, precision, job)
+    else:
+        model, figures = _by_schemas(source, precision, job)
+    save_model(model, target)
+    try:
+        check_file(target, f"the graph converted to {precision}")
+    except StageError as error:
+        raise CheckFailed(error.problem, error.hint) from error
+    return {"precision": precision, **figures, "bytes_before": file_bytes(source), "bytes_after": file_bytes(target)}
+
+
+def _by_schemas(source: Path, precision: str, job: Job) -> tuple[ModelProto, dict[str, Any]]:
     model = load_model(source)
     warnings: list[str] = []
     if precision == "bf16":
         model, warnings = _raise_opset(model)
     job.progress(f"converting {len(model.graph.node)} nodes to {DTYPES[precision]}")
     found = convert_precision(model, precision)
-    save_model(model, target)
-    try:
-        check_file(target, f"the graph converted to {precision}")
-    except StageError as error:
-        raise CheckFailed(error.problem, error.hint) from error
-    figures = _figures(model, found)
-    sizes = {"bytes_before": file_bytes(source), "bytes_after": file_bytes(target)}
-    return {"precision": precision, **figures, **sizes, "warnings": [*warnings, *_warnings(found)]}
+    kept = {
+        "converted": found.converted,
+        "casts": found.casts,
+        "kept_fp32": list(found.kept),
+        "kept_reasons": found.kept,
+        "flushed_to_zero": {"values": found.flushed, "of": found.values},
+    }
+    method = "by the ONNX schemas of the opset, node by node; inputs and outputs keep their types"
+    return model, {**_figures(model, method), **kept, "warnings": [*warnings, *_warnings(found)]}
+
+
+def _by_autocast(source: Path, precision: str, job: Job) -> tuple[ModelProto, dict[str, Any]]:
+    modelopt = import_module(_ELSEWHERE["autocast"])
+    dtype = DTYPES[precision]
+    job.progress(f"converting to {dtype} with ModelOpt AutoCast")
+    model: ModelProto = modelopt.autocast(source, precision)
+    types = element_types(model)
+    low = [node for node in model.graph.node if any(types.get(name) == ELEM_TYPES[dtype] for name in node.output)]
+    if all(node.op_type == "Cast" for node in low):
+        raise StageError(f"ModelOpt AutoCast kept all nodes in float32, none computes in {dtype}", "use tool: builtin")
+    full = [n for n in model.graph.node if n.op_type in HEAVY and types.get(n.output[0]) == TensorProto.FLOAT]
+    kept = {
+        "converted": sum(node.op_type != "Cast" for node in low),
+        "casts": sum(node.op_type == "Cast" for node in model.graph.node),
+        "kept_fp32": [node.name or node.output[0] for node in full],
+    }
+    method = "by NVIDIA ModelOpt AutoCast; inputs and outputs keep their types"
+    return model, {**_figures(model, method), **kept, "warnings": []}
 
 
 def _findings(job: Job, golden: Mapping[str, Case]) -> Iterator[Finding]:
@@ -135,31 +173,18 @@ def _hint(job: Job, origin: Origin | None) -> str:
 def _raise_opset(model: ModelProto) -> tuple[ModelProto, list[str]]:
     """Return the model at an opset in which ONNX has bfloat16 for the operators of networks, if it converts."""
     version = opsets(model).get("ai.onnx", 1)
-    if version >= _BF16_OPSET:
-        return model, []
-    if len(model.functions) > 0:
-        return model, [f"opset {version} stays: onnx.version_converter drops local functions"]
-    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > ONE_MESSAGE_LIMIT:
-        return model, [f"opset {version} stays: onnx.version_converter takes graphs below 2 GB"]
-    try:
-        raised = version_converter.convert_version(model, _BF16_OPSET)
-    except (version_converter.ConvertError, RuntimeError, ValueError) as error:
-        return model, [f"opset {version} stays, and with it the operators that lack bfloat16: {first_line(error)}"]
-    raised.ir_version = max(raised.ir_version, _BF16_IR_VERSION)
+    raised, why = raise_opset(model, _BF16_OPSET, _BF16_IR_VERSION)
+    if raised is model:
+        return model, [f"opset {version} stays, and with it the operators that lack bfloat16: {why}"] if why else []
     return raised, [f"opset {version} was raised to {_BF16_OPSET}, the first that has bfloat16 convolutions"]
 
 
-def _figures(model: ModelProto, found: Conversion) -> dict[str, Any]:
+def _figures(model: ModelProto, method: str) -> dict[str, Any]:
     stored = Counter(dtype_name(t.data_type) for t in model.graph.initializer if t.data_type != TensorProto.UNDEFINED)
     return {
-        "method": "by the ONNX schemas of the opset, node by node; inputs and outputs keep their types",
+        "method": method,
         "opset": opsets(model)["ai.onnx"],
         "initializers": dict(sorted(stored.items())),
-        "converted": found.converted,
-        "casts": found.casts,
-        "kept_fp32": list(found.kept),
-        "kept_reasons": found.kept,
-        "flushed_to_zero": {"values": found.flushed, "of": found.values},
     }
 
 

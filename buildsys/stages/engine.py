@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from buildsys.backends import load_backend
-from buildsys.backends.base import Backend, BuildRequest, Figures, GraphRefusedError, OperatorUse
+from buildsys.backends.base import Backend, BuildRequest, Calibration, Figures, GraphRefusedError, OperatorUse
 from buildsys.digest import sha256_of
 from buildsys.engine_host import built_with
 from buildsys.errors import StageError, Unavailable
@@ -70,6 +70,7 @@ def _request(graph: Path, operators: tuple[OperatorUse, ...], job: Job, loan: Lo
         operators=operators,
         project=job.project,
         timing_cache=loan.path,
+        calibration=_calibration(job),
         progress=job.progress,
     )
 
@@ -114,6 +115,19 @@ def _portability(options: Mapping[str, Any]) -> Figures:
     flags = options.get("flags") or {}
     asked = {name: options.get(name, flags.get(name)) for name in _PORTABILITY}
     return {name: value for name, value in asked.items() if value not in (None, False, "none")}
+
+
+def _calibration(job: Job) -> Calibration | None:
+    """Return what a builder that chooses types itself calibrates int8 on; strongly typed graphs have quantizers."""
+    if "calibration" not in job.options:
+        return None
+    algorithm = job.options["calibration"]["algorithm"]
+    if algorithm not in ("entropy", "minmax"):
+        raise StageError(
+            f"engine {job.variant}: TensorRT's calibrators are entropy and minmax, not {algorithm}",
+            "set calibration.algorithm to one of these, or typing: strong for the engine",
+        )
+    return Calibration(job.inputs["batches"], algorithm, job.outputs["calibration"])
 
 
 def _engine_files(job: Job) -> list[Path]:

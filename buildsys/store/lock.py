@@ -97,11 +97,17 @@ class Locks:
             _release(handle, signed=exclusive)
 
     @contextmanager
-    def devices(self, names: Iterable[str], target: str, on_wait: OnWait) -> Iterator[None]:
-        """Hold devices of the machine, named by their UUIDs, alone among the projects of this user.
+    def place(self, target: str, *, devices: Iterable[str], exclusive: bool, on_wait: OnWait) -> Iterator[None]:
+        """Hold devices alone, and the machine together with others or alone.
 
-        They are taken before the machine is: who waits for a device must not keep others from having the machine alone.
+        The devices come first: who waits for one must not keep others from having the machine alone.
         """
+        with self.devices(devices, target, on_wait), self.machine(target, exclusive=exclusive, on_wait=on_wait):
+            yield
+
+    @contextmanager
+    def devices(self, names: Iterable[str], target: str, on_wait: OnWait) -> Iterator[None]:
+        """Hold devices of the machine, named by their UUIDs, alone among the projects of this user."""
         folder = self._machine or machine_lock_folder(self._folder)
         with ExitStack() as stack:
             for name in sorted(set(names)):  # in one order everywhere: two that want both do not wait for each other

@@ -12,6 +12,7 @@ from buildsys.backends.base import Figures, OperatorUse, Options, Session
 from buildsys.backends.cuda_driver import Device, find_driver, pci_bus_id
 from buildsys.backends.gpu_loop import ENGINE, GpuSession, GpuTiming
 from buildsys.interleaving import Contender, LocalCall
+from buildsys.interpreter import Toolchain
 from buildsys.tensors import load_case
 
 
@@ -44,8 +45,16 @@ class LocalEngine:
     Raises: Unavailable: it cannot run here.
     """
 
-    def __init__(self, name: str, engine: Path, options: Options, uses: tuple[OperatorUse, ...]) -> None:
-        self._backend = load_backend(name)
+    def __init__(
+        self,
+        name: str,
+        engine: Path,
+        options: Options,
+        uses: tuple[OperatorUse, ...],
+        toolchain: Toolchain | None = None,
+    ) -> None:
+        """Load an engine; ``toolchain`` is the one that this interpreter belongs to."""
+        self._backend = load_backend(name, toolchain)
         self.device = self._backend.device(options)
         self.versions: Mapping[str, str] = {}
         self.processes: tuple[int, ...] = ()

@@ -19,10 +19,11 @@ from buildsys.backends.gpu_loop import GpuTiming
 from buildsys.errors import StageError, Unavailable
 from buildsys.interleaving import Contender, Samples
 from buildsys.interpreter import Toolchain, interpreter_environment
+from buildsys.timing import serve  # so that its code counts for who starts it
 from buildsys.worker.death import how_it_ended
 
 # our own package comes last on the path: what lies beside it may be the libraries of another interpreter
-_PROGRAM = "import sys; sys.path.append(sys.argv.pop(1)); from buildsys.timing.serve import main; main()"
+_PROGRAM = f"import sys; sys.path.append(sys.argv.pop(1)); from {serve.__name__} import main; main()"
 _ANSWER_LIMIT_S = 600.0  # a large engine is read from a slow disk, and its memory filled
 _BLOCK_LIMIT_S = 60.0  # beside ten times what a block should take, by those before it
 _END_LIMIT_S = 10.0
@@ -53,7 +54,10 @@ class PeerEngine:
         self.processes: tuple[int, ...] = (self._process.pid,)
         self._rest = b""
         operators = [{"op": u.op, "kind": u.kind, "path": str(u.path), "project": str(u.project)} for u in uses]
-        load = {"do": "load", "backend": backend, "engine": str(engine), "options": options, "operators": operators}
+        load = {
+            "do": "load", "backend": backend, "engine": str(engine), "options": options, "operators": operators,
+            "toolchain": toolchain.name, "python": str(toolchain.python),
+        }  # fmt: skip
         try:
             loaded = self.ask(load, "loaded the engine")
             self.device: Figures = loaded["device"]

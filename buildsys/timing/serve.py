@@ -21,6 +21,7 @@ from buildsys.backends.base import OperatorUse
 from buildsys.backends.gpu_loop import GpuTiming
 from buildsys.errors import StageError, Unavailable
 from buildsys.interleaving import Contender
+from buildsys.interpreter import Toolchain
 from buildsys.timing.engine import LocalEngine
 from buildsys.worker.lifeline import die_with_parent
 from buildsys.worker.result import loaded_versions
@@ -60,7 +61,8 @@ class Service:
         uses = tuple(
             OperatorUse(use["op"], use["kind"], Path(use["path"]), Path(use["project"])) for use in request["operators"]
         )
-        self._engine = LocalEngine(request["backend"], Path(request["engine"]), request["options"], uses)
+        toolchain = Toolchain(request["toolchain"], Path(request["python"]), {})
+        self._engine = LocalEngine(request["backend"], Path(request["engine"]), request["options"], uses, toolchain)
         return {"device": self._engine.device, "versions": loaded_versions()}
 
     def _bind(self, request: Message) -> list[str]:

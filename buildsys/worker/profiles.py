@@ -36,6 +36,7 @@ BARE = Profile("bare")
 _ELSEWHERE = ("numpy",)
 
 _BESIDE = frozenset({"bench"})  # stages that use a toolchain and run here
+_TORCH_CONVERTERS = ("autocast", "modelopt")  # ModelOpt imports it
 _TORCH_STAGES = frozenset({"export", "reference"})
 # loaded by the first dynamo export; 0.3 s of each later one
 _DYNAMO = ("torch.export._trace", "torch._functorch.aot_autograd", "onnxscript.function_libs.torch_lib.ops")
@@ -55,6 +56,9 @@ def profile_of(job: Job) -> Profile:
         return BARE
     if job.stage == "bench":
         return TORCH if "network" in job.options else LIGHT
+    if job.stage == "convert":
+        tool = job.options.get("quantize", job.options).get("tool")
+        return TORCH if tool in _TORCH_CONVERTERS else LIGHT
     with_torch = job.stage in _TORCH_STAGES and "onnx" not in job.options["source"]
     return TORCH if with_torch else LIGHT
 

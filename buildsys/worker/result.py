@@ -15,6 +15,7 @@ from buildsys.worker.profiles import toolchain_of
 
 _LIBRARIES = (
     "ml_dtypes",
+    "modelopt",
     "numpy",
     "onnx",
     "onnxruntime",

@@ -169,12 +169,24 @@ def describe(trt: Any, shape: tuple[int, ...], kind: Any) -> Any:
 @on_rtx
 @pytest.mark.parametrize("engine", ["rtx-fp32", "rtx-fp16"])
 def test_an_engine_with_a_python_plugin_gives_the_right_numbers(tmp_path: Path, engine: str) -> None:
+    verify_shipped(tmp_path, "clipped_signal", engine)
+
+
+@on_rtx
+@pytest.mark.parametrize("engine", ["rtx-int8", "rtx-fp8"])
+def test_a_calibrated_engine_gives_the_right_numbers(tmp_path: Path, engine: str) -> None:
+    if engine == "rtx-fp8" and HERE not in ("8.9", "12.0"):
+        pytest.skip("this GPU has no fp8")
+    verify_shipped(tmp_path, "resnet18_int8", engine)
+
+
+def verify_shipped(tmp_path: Path, model: str, engine: str) -> None:
     pytest.importorskip("tensorrt_rtx")
     for folder in ("configs", "plugins"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     for file in ("dodo.py", "pyproject.toml"):
         shutil.copy(ROOT / file, tmp_path)
-    command = [sys.executable, "-m", "doit", f"verify:clipped_signal:{engine}"]
+    command = [sys.executable, "-m", "doit", f"verify:{model}:{engine}"]
     subprocess.run(command, cwd=tmp_path, check=True)
-    result = json.loads((tmp_path / f"build/clipped_signal/verify/{engine}.json").read_text())
+    result = json.loads((tmp_path / f"build/{model}/verify/{engine}.json").read_text())
     assert result["status"] == "passed", result["reason"]

@@ -286,8 +286,9 @@ def test_the_harness_adds_nothing_to_a_bare_loop(model: str, folder: Path) -> No
     ms = found["ms"]
     assert ms["engine.gpu"] <= 1.02 * ms["bare.queued"]
     assert ms["engine_cuda_graph.gpu"] <= 1.02 * ms["bare_graph.queued"]
-    assert ms["engine.wall"] <= 1.02 * ms["bare.alone_wall"]
-    assert ms["engine_cuda_graph.wall"] <= 1.02 * ms["bare_graph.alone_wall"]
+    # by the host's clock launches vary by some per cent from one round to the next
+    assert ms["engine.wall"] <= 1.05 * ms["bare.alone_wall"]
+    assert ms["engine_cuda_graph.wall"] <= 1.05 * ms["bare_graph.alone_wall"]
 
 
 @of_libraries

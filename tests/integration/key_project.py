@@ -1,4 +1,4 @@
-"""A built project of five small models whose parts can be changed one at a time, and which then ran again."""
+"""A built project of six small models whose parts can be changed one at a time, and which then ran again."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
 from python_environments import Environment
 
 from buildsys import toolchain
@@ -142,6 +143,19 @@ surgery:
 simplify: {tool: none}
 validate: {rtol: 1.0e-4}
 engines: []
+"""
+SMALL_YAML = """\
+model: small
+source: {onnx: models/small.onnx, seed: 0}
+inputs: {x: {shape: [batch, 3, 4, 4], data: {random: uniform}}}
+outputs: {y: {shape: [batch, 2, 4, 4]}}
+dims: {batch: {min: 1, opt: 2, max: 4}}
+simplify: {tool: none}
+calibration: {data: {x: {images: data/images}}, batches: 2, algorithm: minmax}
+quantize: {per_channel: true}
+engines: [{backend: onnxruntime, name: int8, precision: int8, intra_op_threads: 1}]
+verify: {int8: {rtol: 2.0e-1}}
+bench: {duration: 20ms, warmup: 5ms, min_samples: 3, baselines: []}
 """
 DOUBLE = """\
 import os
@@ -324,6 +338,7 @@ class KeyProject:
             "plugins/lib/sizes.py": "SIZE = 2\n",
             "plugins/hooks/truth.py": TRUTH,
             "configs/models/custom.yaml": CUSTOM_YAML, "plugins/models/custom.py": CUSTOM,
+            "configs/models/small.yaml": SMALL_YAML,
             "plugins/ops/swish.py": SWISH, "plugins/ops/clamp_swish.c": (OPS / "clamp_swish.c").read_text(),
             "plugins/ops/ort_custom_op.h": (OPS / "ort_custom_op.h").read_text(),
             "plugins/ops/twice_plugin.py": PLUGIN, "plugins/ops/plugin_bases.py": PLUGIN_BASES,
@@ -333,6 +348,8 @@ class KeyProject:
         self.save_data(1.0)
         self.save_onnx(1.0)
         self.save_onnx(3.0, "cut")
+        self.save_convolutions(1.0)
+        self.save_images()
         assert set(self.build()) == set(self.session().actions)
         shutil.copytree(self.root, self._kept)
 
@@ -377,6 +394,34 @@ class KeyProject:
         path.parent.mkdir(exist_ok=True)
         path.with_name(f"{name}.weights").unlink(missing_ok=True)
         onnx.save(model, path, save_as_external_data=True, location=f"{name}.weights", size_threshold=0)
+
+    def save_convolutions(self, scale: float) -> None:
+        """Write the ONNX file of two convolutions whose channels differ in size."""
+        draw = np.random.default_rng(0)
+        stored = {"w": draw.standard_normal((4, 3, 1, 1)), "v": scale * draw.standard_normal((2, 4, 1, 1))}
+        stored["v"][1] *= 10
+        value = helper.make_tensor_value_info
+        nodes = [helper.make_node("Conv", ["x", "w"], ["c"], "/c"), helper.make_node("Conv", ["c", "v"], ["y"], "/d")]
+        graph = helper.make_graph(
+            nodes,
+            "small",
+            [value("x", TensorProto.FLOAT, ["batch", 3, 4, 4])],
+            [value("y", TensorProto.FLOAT, ["batch", 2, 4, 4])],
+            [numpy_helper.from_array(array.astype(np.float32), name) for name, array in stored.items()],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        onnx.save(model, self.root / "models/small.onnx")
+
+    def save_images(self, gray: int = 128) -> None:
+        """Write four images: what ranges there are comes from the first three."""
+        for number in range(4):
+            self.save_image(f"{number}.png", number, None if number < 3 else gray)
+
+    def save_image(self, name: str, seed: int, gray: int | None = None) -> None:
+        (self.root / "data/images").mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(seed).integers(0, 2, (4, 4, 3), np.uint8) * np.uint8(255)
+        pixels = pixels if gray is None else np.full_like(pixels, gray)
+        Image.fromarray(pixels).save(self.root / "data/images" / name)
 
     def session(self) -> Session:
         session = Session(load_project(self.root))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,10 @@ from buildsys.worker.job import StageResult
 
 INPUTS = {case: random_x(batch) for case, batch in BATCHES.items()}
 QUICK = {"duration": 0.05, "warmup": 0.01, "min_samples": 5}
+IF_LONG = pytest.mark.skipif(
+    os.environ.get("BUILDSYS_LONG_TESTS", "0") in ("", "0"),
+    reason="compiles for seconds; run with BUILDSYS_LONG_TESTS=1",
+)
 NET = """
 import torch
 
@@ -68,9 +73,8 @@ def test_an_engine_and_pytorch_are_measured_in_turns(tmp_path: Path) -> None:
     assert "engine and torch take turns" in result.figures["interleaving"]
 
 
-@pytest.mark.parametrize(
-    "compiled", [(), pytest.param(("torch_compile",), marks=[pytest.mark.slow, pytest.mark.filterwarnings("ignore")])]
-)
+@pytest.mark.filterwarnings("ignore")  # what PyTorch says about its own compiler
+@pytest.mark.parametrize("compiled", [(), pytest.param(("torch_compile",), marks=IF_LONG)])
 def test_pytorch_and_onnxruntime_are_baselines_on_the_cpu(tmp_path: Path, compiled: tuple[str, ...]) -> None:
     (tmp_path / "net.py").write_text(NET.replace("range(200)", "range(2)"))
     spec = resolved(

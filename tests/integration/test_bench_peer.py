@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -137,6 +138,15 @@ def test_a_peer_that_dies_between_two_blocks(built: Job) -> None:
         for _ in range(2):
             contender.block(0.01, 1)
     other.close()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed")
+def test_a_toolchain_without_the_library_is_unavailable(built: Job) -> None:
+    options = {**built.options, "engine": {**built.options["engine"], "backend": "tensorrt"}}
+    result = bench.run(with_toolchain(replace(built, options=options), HERE))
+    assert result.status == "unavailable"
+    assert "the library tensorrt is not installed in the toolchain here" in result.reason
+    assert str(HERE.python) in result.hint
 
 
 @pytest.mark.skipif(bool(find_driver().gpus), reason="checks what is said on a machine without a GPU")

@@ -33,6 +33,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "keys.md").read_text()
 NET = "configs/models/net.yaml"
 CUT = "configs/models/cut.yaml"
 CUSTOM = "configs/models/custom.yaml"
+SMALL = "configs/models/small.yaml"
 Patch = pytest.MonkeyPatch
 
 
@@ -79,8 +80,12 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         project.close()
 
 
-def in_manifest(old: str, new: str, path: str = NET) -> Callable[[Bench, Patch], None]:
-    return lambda bench, patch: bench.project.replace(path, old, new)
+def in_manifest(old: str, new: str, path: str = NET, *more: str) -> Callable[[Bench, Patch], None]:
+    def change(bench: Bench, patch: Patch) -> None:
+        for before, after in zip((old, *more[::2]), (new, *more[1::2]), strict=True):
+            bench.project.replace(path, before, after)
+
+    return change
 
 
 def in_file(path: str, old: str, new: str) -> Callable[[Bench, Patch], None]:
@@ -198,6 +203,15 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "module": lambda bench, patch: bench.project.append("plugins/lib/blocks.py", "# a comment\n"),
     "onnx weights": lambda bench, patch: bench.project.save_onnx(2.0),
     "data file": lambda bench, patch: bench.project.save_data(2.0),
+    "calibration": in_manifest("algorithm: minmax", "algorithm: percentile", SMALL),
+    "calibration image": lambda bench, patch: bench.project.save_images(gray=129),
+    "calibration images": lambda bench, patch: bench.project.save_image("another.png", 9),
+    "calibration span": in_manifest("min: 1, opt: 2, max: 4", "min: 1, opt: 1, max: 4", SMALL),
+    "calibration names": in_manifest("batch,", "rows,", SMALL, "{batch:", "{rows:"),
+    "calibration file": lambda bench, patch: bench.project.save_convolutions(2.0),
+    "quantize": in_manifest("per_channel: true", "per_channel: false", SMALL),
+    "quantize exclude": in_manifest("per_channel: true", "per_channel: true, exclude: [/d]", SMALL),
+    "verify int8": in_manifest("rtol: 2.0e-1", "rtol: 3.0e-1", SMALL),
     "seed": in_manifest("seed: 0", "seed: 1"),
     "keyword": in_manifest("data: {npz: data/x.npz}", "keyword: x, data: {npz: data/x.npz}"),
     "symbolic opset": in_manifest("opset: 9}]", "opset: 10}]"),
@@ -235,7 +249,7 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "python": lambda bench, patch: patch.setattr(toolchain.platform, "python_version_tuple", lambda: ("3", "99", "0")),
     **{name: library(name.replace("-", "_")) for name in (
         "torch", "torchvision", "numpy", "onnx", "onnxruntime", "onnxsim", "onnxslim", "onnxscript", "onnx-ir",
-        "sympy", "tensorrt", "tensorrt_rtx", "onnx-graphsurgeon",
+        "sympy", "tensorrt", "tensorrt_rtx", "onnx-graphsurgeon", "pillow",
     )},
     "user library": library("keyed_tool", requires="Requires-Dist: keyed-base>1\n"),
     "other libraries": library("doit", "pydantic", "protobuf", "rich"),
@@ -250,6 +264,7 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "gpu": another_gpu,
     **{f"code {stage}": code(f"stages/{stage}.py") for stage in Stage.__args__},
     "code backend": code("backends/tensorrt_rtx.py"),
+    "code quantize": code("quantization/insertion.py"),
     "code front": code("executor.py", "worker/pool.py"),
 }  # fmt: skip
 

@@ -12,7 +12,9 @@ import pytest
 
 from buildsys import errors
 from buildsys.graph import explain
+from buildsys.graph.plan import plan_model
 from buildsys.manifest import schema
+from buildsys.manifest.project import load_project
 from buildsys.manifest.schema import Spec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +22,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 MANIFEST_PAGE = (ROOT / "docs" / "manifest.md").read_text(encoding="utf-8")
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 # Said in the text of the sections that use them, and compared below.
-TOLERANCES = {"fp32": schema.Fp32Tolerance, "fp16": schema.Fp16Tolerance, "bf16": schema.Bf16Tolerance}
+TOLERANCES = {"fp32": schema.Fp32Tolerance, "fp16": schema.Fp16Tolerance, "bf16": schema.Bf16Tolerance,
+              "int8": schema.Int8Tolerance, "fp8": schema.Fp8Tolerance}  # fmt: skip
 SPECS = [
     spec
     for spec in vars(schema).values()
@@ -82,12 +85,27 @@ def test_values_named_in_the_page_exist(words: Any) -> None:
     if words is schema.DType:
         shown = re.search(r"Any ONNX type: `([^`]+)`", MANIFEST_PAGE)
     elif words is schema.Precision:
-        shown = re.search(r"`precision` \| `fp32` \| (`fp32`, `fp16` or `bf16`)", MANIFEST_PAGE)
+        shown = re.search(r"`precision` \| `fp32` \| (`fp32`, `fp16`, `bf16`, `int8` or `fp8`)", MANIFEST_PAGE)
     else:
         shown = re.search(r"runs on: `([^`]+)`", MANIFEST_PAGE)
     assert shown is not None
     named = {word for word in re.split(r"[\s,`]+", shown[1]) if word not in ("", "…", "or")}
     assert named <= set(words.__args__)
+
+
+def test_the_example_of_the_precision_page_is_a_manifest(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "precision.md").read_text(encoding="utf-8")
+    example = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert example is not None
+    (tmp_path / "configs/models").mkdir(parents=True)
+    (tmp_path / "configs/models/example.yaml").write_text(example[1], encoding="utf-8")
+    (tmp_path / "configs/engines.yaml").write_bytes((ROOT / "configs/engines.yaml").read_bytes())
+    for folder in ("golden", "calibration"):
+        (tmp_path / "data" / folder).mkdir(parents=True)
+    model = load_project(tmp_path).models["resnet18-int8"].data
+    calibrate = next(action for action in plan_model(model) if action.stage == "calibrate")
+    assert calibrate.options["dims"]["batch"] * calibrate.options["calibration"]["batches"] == 128
+    assert "the first 128 images" in page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -579,7 +579,7 @@ from dataclasses import replace
 from pathlib import Path
 import tiny_project
 from buildsys import executor as module
-module.gpu_uuids = lambda variables: ("GPU-1",)
+module.gpu_uuids = lambda variables=(): ("GPU-1",)
 root, target = Path(sys.argv[1]), sys.argv[2]
 actions = tiny_project.actions()
 changed = {"exclusive": False, "alone_on_gpu": target == tiny_project.BENCH, "measures": target == tiny_project.BENCH}

@@ -91,7 +91,7 @@ def test_a_driver_that_does_not_answer_is_no_gpu(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(GpuError):
         read_gpus(None)
     assert set(toolchain.gpu_facts().values()) == {"none"}
-    assert toolchain.gpu_uuids({}) == ()
+    assert toolchain.gpu_uuids() == ()
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_the_gpu_that_is_locked_is_the_one_that_cuda_takes(
             monkeypatch.delenv(name, raising=False)
         else:
             monkeypatch.setenv(name, value)
-    assert toolchain.gpu_uuids({}) == toolchain.gpu_uuids({"OTHER": "0"}) == expected
-    elsewhere = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert toolchain.gpu_uuids() == toolchain.gpu_uuids([("OTHER", "0")]) == expected
+    elsewhere = [("CUDA_VISIBLE_DEVICES", "0"), ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")]
     assert set(toolchain.gpu_uuids(elsewhere)) == {*expected, "GPU-0"}
 
 

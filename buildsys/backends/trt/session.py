@@ -18,7 +18,7 @@ from buildsys.backends.trt.failures import load_failure
 from buildsys.backends.trt.inspector import layer_kinds, layer_shares, read_layers, time_shares
 from buildsys.backends.trt.layouts import LINEAR, packed, packed_shape, unpacked
 from buildsys.backends.trt.library import Library
-from buildsys.backends.trt.messages import Log, layer_profile, log_of
+from buildsys.backends.trt.messages import Log, layer_profiler, log_of
 from buildsys.backends.trt.profiles import Profile
 from buildsys.backends.trt.running import Flights
 from buildsys.digest import sha256_of
@@ -127,8 +127,9 @@ class TensorRtSession:
         try:
             call = self.bind(self._zeros())
             call()
-            with self._device.current(), layer_profile(self._library, self._context) as times:
-                call()
+            self._profiler, times = layer_profiler(self._library)
+            self._context.profiler = self._profiler
+            call()
         except StageError:  # inputs of zeros may be none that the engine takes
             return {}
         return times
@@ -244,7 +245,7 @@ class TensorRtSession:
         }
 
     def _set_input(self, name: str, value: Tensor) -> None:
-        values = _as_dtype(value, self._dtype(name))
+        values = _as_dtype(name, value, self._dtype(name))
         if not self._context.set_input_shape(name, value.shape):
             raise StageError(f"the engine's input {name} cannot have the shape {list(value.shape)}")
         if self._engine.get_tensor_location(name) == self._library.trt.TensorLocation.HOST:
@@ -328,6 +329,16 @@ def _numpy_dtype(dtype: str) -> np.dtype[np.generic]:
     return np.dtype(BIT_DTYPES.get(dtype, dtype))
 
 
-def _as_dtype(given: Tensor, dtype: str) -> Array:
-    """Return the array in the engine's type: TensorRT has no float64, and turns such inputs into float32."""
-    return given.array if given.dtype == dtype else tensor_of(given.values(), dtype).array
+def _as_dtype(name: str, given: Tensor, dtype: str) -> Array:
+    """Return the array in the engine's type: TensorRT has no float64, and 8.6 no int64, and turns such inputs.
+
+    Raises: StageError: an integer does not fit the narrower type.
+    """
+    if given.dtype == dtype:
+        return given.array
+    values = given.values()
+    found = tensor_of(values, dtype).array
+    if values.dtype.kind in "iu" and not np.array_equal(found, values):
+        text = f"the input {name} has values beyond {dtype}, which the engine takes for {given.dtype}"
+        raise StageError(text, "give it smaller numbers, or build it with a later TensorRT")
+    return found

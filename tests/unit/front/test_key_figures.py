@@ -18,6 +18,7 @@ RESULTS: dict[str, tuple[dict[str, Any], str]] = {
     "export": ({"opset": 17, "nodes": 122, "bytes": 102_000_000}, "opset 17, 122 nodes, 102 MB"),
     "reference": ({"cases": {"min": {}, "odd": {}}}, "cases min, odd"),
     "simplify": ({"before": {"nodes": 1500}, "after": {"nodes": 122}}, "1,500 → 122 nodes"),
+    "calibrate": ({"tensors": 50, "batches": 8, "algorithm": "entropy"}, "50 ranges, 8 batches, entropy"),
     "convert": ({"bytes_before": 102_000_000, "bytes_after": 51_000_000}, "102 MB → 51.0 MB"),
     "validate": (
         {"graphs": {"exported": {"opt": outputs(y=6e-7)}, "simplified": {"odd": outputs(y=2e-6, z=1e-9)}}},

@@ -168,7 +168,7 @@ INPUTS = [
     ),
     (
         "{shape: [3], data: {rnadom: normal}}",
-        "inputs.x.data: the data has none of the fields random, npz, python, constant; did you mean random?",
+        "inputs.x.data: the data has none of the fields random, npz, python, constant, images; did you mean random?",
     ),
     ("{shape: [3], keyword: 3x}", 'inputs.x.keyword: "3x" is not a word of letters, digits and _'),
     ("{shape: [3], data: {npz: plugins/x.npz}}", "inputs.x.data.npz: no file plugins/x.npz"),

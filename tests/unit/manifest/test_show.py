@@ -77,8 +77,9 @@ def test_every_shipped_manifest_loads_and_resolves_to_itself(project, monkeypatc
     (project.root / "configs/engines.yaml").unlink()
     (project.root / "plugins").unlink(missing_ok=True)
     for name, model in shipped.items():
-        if "torchvision" in model.data["source"]:
-            project.write(f"configs/models/{name}.yaml", resolved_text(model))
+        text = resolved_text(model)
+        if "torchvision" in model.data["source"] and "plugins/" not in text:
+            project.write(f"configs/models/{name}.yaml", text)
     again = project.load().models
     assert again
     assert {name: model.data for name, model in again.items()} == {name: shipped[name].data for name in again}

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from buildsys.errors import StageError
 from buildsys.network.golden_inputs import golden_input
@@ -126,6 +127,30 @@ def test_npz_files_that_do_not_suit(
     assert message in str(error.value)
 
 
+def test_images_are_the_first_of_their_folder(tmp_path: Path) -> None:
+    for number in range(3):
+        image = Image.new("RGB", (8, 4), (10 * number, 0, 255))
+        (tmp_path / "photos").mkdir(exist_ok=True)
+        image.save(tmp_path / f"photos/{number}.png")
+    data = {
+        "images": "photos", "resize": None, "interpolation": "nearest", "color": "rgb", "layout": "nhwc",
+        "divide": 255.0, "mean": (0.0,), "std": (1.0,),
+    }  # fmt: skip
+    found = values(data=data, shape=(2, 4, 8, 3), project=tmp_path)
+    assert found.shape == (2, 4, 8, 3)
+    assert found[1, 0, 0].tolist() == [np.float32(10) / np.float32(255), 0, 1]
+    pixels = values("uint8", {**data, "divide": 1.0, "layout": "nchw"}, shape=(1, 3, 4, 8), project=tmp_path)
+    assert pixels[0, :, 0, 0].tolist() == [0, 0, 255]
+    for dtype, changed, shape, message in (
+        ("float32", {}, (4, 4, 8, 3), "photos has 3 images for the input x, and 4 are wanted"),
+        ("float32", {}, (2, 3), "the input x has the shape (2, 3), which is none for rgb images in layout nhwc"),
+        ("uint8", {}, (1, 4, 8, 3), "the input x is uint8, and divide, mean or std make other values of the pixels"),
+    ):
+        with pytest.raises(StageError) as error:
+            values(dtype, {**data, **changed}, shape=shape, project=tmp_path)
+        assert message in str(error.value)
+
+
 def test_values_from_a_callable(tmp_path: Path) -> None:
     (tmp_path / "golden_data.py").write_text(
         "import numpy as np\n"
@@ -137,7 +162,7 @@ def test_values_from_a_callable(tmp_path: Path) -> None:
     assert values(data={"python": "golden_data.py:ramp"}, seed=4, project=tmp_path).tolist() == [[7] * 3] * 2
     for name, message in {
         "flat": "golden_data.py:flat returned the shape (3,) for input x, case opt; wanted (2, 3)",
-        "wrong": "golden_data.py:wrong returned float64 for input x; wanted float32",
+        "wrong": "golden_data.py:wrong returned float64 for input x, case opt; wanted float32",
         "broken": "golden_data.py:broken failed for input x, case opt: ZeroDivisionError: division by zero "
         "(golden_data.py:5)",
     }.items():

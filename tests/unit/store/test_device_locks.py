@@ -17,8 +17,7 @@ import sys
 from pathlib import Path
 from buildsys.store.lock import Locks
 locks = Locks(Path(sys.argv[1]), Path(sys.argv[2]))
-with locks.devices(sys.argv[3].split(), "bench:m:trt", lambda holder: None), \\
-     locks.machine("bench:m:trt", exclusive=False, on_wait=lambda holder: None):
+with locks.place("bench:m:trt", devices=sys.argv[3].split(), exclusive=False, on_wait=lambda holder: None):
     print("held", flush=True)
     sys.stdin.read()
 """

@@ -1,0 +1,93 @@
+"""A small network with a section calibration, and its stages run one after the other without the orchestrator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+from small_graphs import make_model, weights
+from stage_jobs import manifest
+
+from buildsys.backends.ort_session import OrtGraph
+from buildsys.graph.action import Action
+from buildsys.graph.plan import plan_model
+from buildsys.stages import calibrate, convert
+from buildsys.tensors import save_case, tensor_of
+from buildsys.worker.job import Job, StageResult
+
+STAGES = {"calibrate": calibrate, "convert": convert}
+FLOAT = TensorProto.FLOAT
+
+
+def images_net(opset: int = 17) -> onnx.ModelProto:
+    """conv → relu → conv → global average pool → flatten → gemm, on images of 3 x 8 x 8."""
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["x", "w1", "b1"], ["c1"], name="/first", pads=[1, 1, 1, 1]),
+        node("Relu", ["c1"], ["r1"], name="/relu"),
+        node("Conv", ["r1", "w2"], ["c2"], name="/second", pads=[1, 1, 1, 1]),
+        node("GlobalAveragePool", ["c2"], ["p"], name="/pool"),
+        node("Flatten", ["p"], ["f"], name="/flat"),
+        node("Gemm", ["f", "w3", "b3"], ["y"], name="/head", transB=1, beta=0.5),
+    ]
+    stored = {
+        "w1": weights(4, 3, 3, 3), "b1": weights(4, seed=1), "w2": weights(4, 4, 3, 3, seed=2),
+        "w3": weights(5, 4, seed=3), "b3": 4 * weights(5, seed=4),
+    }  # fmt: skip
+    return make_model(nodes, {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 5])}, stored, opset)
+
+
+def image_manifest(precision: str = "int8", **sections: Any) -> dict[str, Any]:
+    """Return a manifest with one engine of a precision; random calibration data unless ``calibration`` says more."""
+    calibration = {"data": {"x": {"random": "normal"}}, "batches": 2, **sections.pop("calibration", {})}
+    return manifest(
+        source={"onnx": "net.onnx"},
+        inputs={"x": {"shape": ("batch", 3, 8, 8)}},
+        engines=({"backend": "onnxruntime", "name": "e", "precision": precision},),
+        calibration={name: value for name, value in calibration.items() if value is not None},
+        **sections,
+    )
+
+
+class Chain:
+    """A build folder in which the simplified graph lies, and golden outputs that this graph gives."""
+
+    def __init__(self, folder: Path, model: onnx.ModelProto | None = None, **sections: Any) -> None:
+        self.project, self.build = folder, folder / "build"
+        self.resolved = image_manifest(**sections)
+        self.model = model or images_net()
+        graph = self.build / "m/simplify/model.onnx"
+        graph.parent.mkdir(parents=True, exist_ok=True)
+        onnx.save(self.model, graph)
+        self._golden()
+
+    def action(self, target: str) -> Action:
+        return next(action for action in plan_model(self.resolved) if action.target == target)
+
+    def run(self, target: str) -> StageResult:
+        action = self.action(target)
+        outputs = {role: self.build / ref.path for role, ref in action.outputs.items()}
+        for path in outputs.values():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        paths = {role: self.build / ref.path for role, ref in action.inputs.items()}
+        inputs = {role: path for role, path in paths.items() if path.exists()}
+        job = Job(
+            target=target, stage=action.stage, model="m", variant=action.variant, options=action.options,
+            inputs=inputs, outputs=outputs, project=self.project,
+        )  # fmt: skip
+        return STAGES[action.stage].run(job)
+
+    def quantized(self, precision: str = "int8") -> onnx.ModelProto:
+        return onnx.load(self.build / f"m/convert/{precision}/model.onnx")
+
+    def _golden(self) -> None:
+        graph = OrtGraph(self.build / "m/simplify/model.onnx")
+        folder = self.build / "m/reference"
+        folder.mkdir(parents=True, exist_ok=True)
+        for case, batch in {"min": 1, "opt": 3, "max": 8, "odd": 5}.items():
+            values = np.random.default_rng(batch).standard_normal((batch, 3, 8, 8)).astype(np.float32)
+            inputs = {"x": tensor_of(values)}
+            save_case(folder / f"{case}.npz", inputs, graph.run(inputs))

@@ -1,0 +1,99 @@
+"""What a manifest may ask of calibration and quantization: each mistake is one sentence with its place."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from test_bad_input import NET
+
+INT8 = "engines: [{backend: onnxruntime, name: e, precision: int8}]"
+FP8 = "engines: [{backend: onnxruntime, name: e, precision: fp8}]"
+DATA = "data: {x: {random: normal}}"
+CASES = [
+    (
+        INT8,
+        "engines.0.precision: an int8 engine needs calibration data, and the model has no section calibration; "
+        "add calibration: {data: {x: {",
+    ),
+    (f"{INT8}\ncalibration: {{}}", "calibration: there is no calibration data for the input x; add data: {x: {"),
+    (
+        f"{INT8}\ncalibration: {{{DATA}, algorithm: entropi}}",
+        'calibration.algorithm: "entropi" is not allowed here; did you mean entropy?',
+    ),
+    (f"{INT8}\ncalibration: {{{DATA}, batches: 0}}", "calibration.batches: 0 is out of range; at least 1 is wanted"),
+    (
+        f"{INT8}\ncalibration: {{{DATA}, percentile: 99.9}}",
+        "calibration.percentile: ignored with algorithm: entropy; remove it, or set algorithm: percentile",
+    ),
+    (
+        f"{INT8}\ncalibration: {{data: {{x: {{random: normal}}, y: {{random: normal}}}}}}",
+        "calibration.data.y: no input is named y; inputs: x",
+    ),
+    (
+        f"{INT8}\ncalibration: {{data: {{x: {{images: data/none}}}}}}",
+        "calibration.data.x.images: no folder data/none; paths are relative to the project",
+    ),
+    (
+        f"{INT8}\ncalibration: {{data: {{x: {{python: none.py:f}}}}}}",
+        "calibration.data.x.python: no file none.py",
+    ),
+    (
+        f"{INT8}\ncalibration: {{data: {{x: {{imges: data}}}}}}",
+        "calibration.data.x: the data has none of the fields random, npz, python, constant, images; "
+        "did you mean images?",
+    ),
+    (
+        f"{INT8}\ncalibration: {{{DATA}, batch_size: 8}}",
+        "calibration.batch_size: 8 is outside the range of batch (1 to 4)",
+    ),
+    (
+        f"{FP8}\ncalibration: {{{DATA}}}\nquantize: {{tool: onnxruntime}}",
+        "quantize.tool: onnxruntime.quantization scales fp8 by the standard deviation of values",
+    ),
+    (
+        f"{INT8}\ncalibration: {{{DATA}}}\nquantize: {{tool: modelopt, per_channel: false}}",
+        "quantize.per_channel: ModelOpt decides this itself; remove it, or use tool: builtin or onnxruntime",
+    ),
+    (
+        f"{INT8}\ncalibration: {{{DATA}, algorithm: percentile}}\nquantize: {{tool: modelopt}}",
+        "calibration.algorithm: ModelOpt has no percentile; use entropy or minmax",
+    ),
+    (
+        f"{INT8}\ncalibration: {{{DATA}}}\nquantize: {{operators: [Relu]}}",
+        'quantize.operators.0: "Relu" is not allowed here; one of: Conv, ConvTranspose, Gemm',
+    ),
+    (
+        "engines: [{backend: tensorrt, name: e, precision: int8, typing: weak}]\n"
+        f"calibration: {{{DATA}, algorithm: percentile}}",
+        "calibration.algorithm: TensorRT's own calibrators are entropy and minmax, and the engine e uses one",
+    ),
+    ("convert: {tool: modelopt}", 'convert.tool: "modelopt" is not allowed here; one of: builtin, autocast'),
+]
+
+
+@pytest.mark.parametrize(("extra", "sentence"), CASES, ids=[sentence[:50] for _, sentence in CASES])
+def test_a_mistake_is_one_line(project, extra, sentence):
+    project.model(extra)
+    [error] = project.errors()
+    assert re.match(rf"{re.escape(NET)}:\d+:\d+: {re.escape(sentence)}", error), error
+
+
+def test_a_batch_size_needs_a_dimension_to_set(project):
+    file = project.model(f"{INT8}\ncalibration: {{{DATA}, batch_size: 2}}")
+    file.write_text(file.read_text().replace("[batch, 3", "[1, 3").replace("dims: {batch", "# dims: {batch"))
+    [error] = project.errors()
+    assert "batch_size: the first dimension of the input x is 1, and cannot be set; remove it: a batch" in error
+
+
+def test_two_engines_that_stumble_over_one_field_are_one_mistake(project):
+    project.model(
+        "engines: [{backend: onnxruntime, name: e, precision: fp8}, {backend: tensorrt_rtx, name: f, precision: fp8}]\n"
+        f"calibration: {{{DATA}}}\nquantize: {{tool: onnxruntime}}"
+    )
+    assert len(project.errors()) == 1
+
+
+def test_a_section_that_no_engine_needs_is_no_mistake(project):
+    project.model(f"calibration: {{{DATA}}}")
+    assert project.load().models["net"].data["calibration"]["batches"] == 8
