@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from buildsys.backends.trt.failures import build_failure, load_failure, no_memory, shown_bytes
+from buildsys.backends.trt.failures import build_failure, load_failure, shown_bytes
 from buildsys.backends.trt.messages import Messages, sentence_of
 
 TOPK = (
@@ -114,4 +114,3 @@ def test_what_is_not_explained_is_told_as_it_is() -> None:
 
 def test_sizes_as_people_write_them() -> None:
     assert [shown_bytes(size) for size in (0, 1023, 1024, 1536, 3 << 30)] == ["0B", "1023B", "1KiB", "1.5KiB", "3GiB"]
-    assert str(no_memory("x", 1 << 30)).startswith("the GPU is out of memory: 1GiB for x cannot be had; stop")
