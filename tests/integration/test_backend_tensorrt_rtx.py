@@ -16,7 +16,7 @@ from small_graphs import conv_bn, make_model, one_node, weights, write
 
 from buildsys.backends import load_backend
 from buildsys.backends.cuda_driver import find_driver
-from buildsys.backends.trt import adapter, building, library, settings
+from buildsys.backends.trt import building, library, settings, vocabulary
 from buildsys.backends.trt.messages import log_of
 from buildsys.errors import StageError, Unavailable
 from buildsys.manifest.schema import ComputeCapability, RtxFlag
@@ -79,19 +79,19 @@ def test_every_field_reaches_the_builder(tmp_path: Path) -> None:
     assert {name for name, on in settings["flags"].items() if on} == {"strict_nans"}
 
 
-@pytest.mark.parametrize("flag", sorted(set(adapter.FLAGS.members) - {"exclude_lean_runtime"}))
+@pytest.mark.parametrize("flag", sorted(set(vocabulary.FLAGS.members) - {"exclude_lean_runtime"}))
 def test_every_flag_of_the_schema_can_be_set(flag: str) -> None:
     """Setting is checked on a configuration alone; what a build without a GPU cannot do is checked elsewhere."""
     builder = trt.Builder(LOG.logger)
     config = builder.create_builder_config()
     with LOG.collected() as found:
         settings.configure(LIBRARY, builder, config, options(flags={flag: True}), found)
-    assert config.get_flag(adapter.FLAGS.of(LIBRARY, flag))
+    assert config.get_flag(vocabulary.FLAGS.of(LIBRARY, flag))
 
 
 def test_the_flags_of_the_schema_are_those_of_the_backend() -> None:
-    assert set(get_args(RtxFlag)) == set(adapter.FLAGS.members)
-    assert set(get_args(ComputeCapability)) == set(adapter.CAPABILITIES.members)
+    assert set(get_args(RtxFlag)) == set(vocabulary.FLAGS.members)
+    assert set(get_args(ComputeCapability)) == set(vocabulary.CAPABILITIES.members)
 
 
 def test_a_refused_setting_fails_instead_of_being_ignored(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_a_planted_object_of_an_unknown_name_is_found() -> None:
     ]
 
 
-@pytest.mark.parametrize("module", sorted(set(MODULES) - {"adapter.py", "library.py"}))
+@pytest.mark.parametrize("module", sorted(set(MODULES) - {"adapter.py", "library.py", "vocabulary.py"}))
 def test_only_the_adapter_looks_at_versions(module: str) -> None:
     tree = ast.parse((PACKAGE / module).read_text())
     attributes = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]

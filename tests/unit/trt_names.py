@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import buildsys
-from buildsys.backends.trt import adapter, library
+from buildsys.backends.trt import library, vocabulary
 
 HERE = Path(__file__).parent
 PACKAGE = Path(buildsys.__file__).parent / "backends" / "trt"
@@ -76,9 +76,9 @@ def missing(use: Use) -> list[str]:
 
 
 def table_uses() -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Yield enumeration, member and generations of every entry in the adapter's tables."""
-    for values in vars(adapter).values():
-        if isinstance(values, adapter.Values):
+    """Yield enumeration, member and generations of every entry in the tables."""
+    for values in vars(vocabulary).values():
+        if isinstance(values, vocabulary.Values):
             for member in values.members.values():
                 yield values.enumeration, member.name, member.generations
 
@@ -125,5 +125,5 @@ def _module_generations(tree: ast.Module) -> tuple[str, ...]:
 
 def _value(argument: ast.expr) -> tuple[str, ...]:
     text = ast.unparse(argument).removeprefix("*").removeprefix("adapter.")
-    found = getattr(adapter, text)
+    found = getattr(vocabulary, text, None) or getattr(library, text)
     return (found,) if isinstance(found, str) else tuple(found)

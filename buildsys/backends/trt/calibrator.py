@@ -14,6 +14,7 @@ from buildsys.backends.base import Calibration
 from buildsys.backends.cuda_driver import Device
 from buildsys.backends.trt import adapter
 from buildsys.backends.trt.library import Library
+from buildsys.backends.trt.vocabulary import DTYPES
 from buildsys.errors import StageError
 from buildsys.tensors import Array
 
@@ -48,7 +49,7 @@ def attach_calibrator(library: Library, builder: Any, config: Any, network: Any,
     Raises: StageError: the batches do not fit the network.
     """
     inputs = [network.get_input(index) for index in range(network.num_inputs)]
-    dtypes = adapter.DTYPES.words(library)
+    dtypes = DTYPES.words(library)
     shapes = {tensor.name: tuple(tensor.shape) for tensor in inputs}
     types = {tensor.name: np.dtype(dtypes[tensor.dtype]) for tensor in inputs}
     batches = read_batches(given.batches, shapes)

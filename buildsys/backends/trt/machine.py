@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from buildsys.backends.base import Figures, Options
 from buildsys.backends.cuda_driver import Gpu, find_driver
-from buildsys.backends.trt.adapter import CAPABILITIES, builds_for_other_gpus, either
+from buildsys.backends.trt.adapter import builds_for_other_gpus
 from buildsys.backends.trt.library import Library
+from buildsys.backends.trt.vocabulary import CAPABILITIES, either
 from buildsys.errors import StageError, Unavailable
 
 _GPU_FLAGS = ("refit", "refit_identical", "strip_plan")  # TensorRT-RTX's builder asks the CUDA driver for them

@@ -11,10 +11,10 @@ from typing import Any
 
 from buildsys.backends.base import Figures
 from buildsys.backends.trt import adapter
-from buildsys.backends.trt.adapter import DTYPES, FORMATS
 from buildsys.backends.trt.inspector import DTYPE_OF_PRECISION
 from buildsys.backends.trt.library import Library
 from buildsys.backends.trt.messages import Messages
+from buildsys.backends.trt.vocabulary import DTYPES, FORMATS
 from buildsys.errors import StageError
 from buildsys.network.callables import blame, load_callable, with_article
 

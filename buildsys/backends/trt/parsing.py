@@ -14,6 +14,7 @@ from buildsys.backends.trt import adapter
 from buildsys.backends.trt.library import Library
 from buildsys.backends.trt.messages import Messages, log_of
 from buildsys.backends.trt.onnx_nodes import OnnxNodes, read_nodes
+from buildsys.backends.trt.vocabulary import DTYPES
 from buildsys.errors import StageError
 
 # where nobody can look at the graph more closely: an interpreter of a toolchain need not have onnx
@@ -84,7 +85,7 @@ def check_parsed(library: Library, request: BuildRequest, parsed: Parsed, messag
 
 def network_facts(library: Library, network: Any) -> Figures:
     """Return the layers and the share of each type, before TensorRT fuses the network."""
-    dtypes = adapter.DTYPES.words(library)
+    dtypes = DTYPES.words(library)
     layers = [network.get_layer(index) for index in range(network.num_layers)]
     kinds = Counter(str(layer.type.name).lower() for layer in layers)
     types = Counter(dtypes[layer.get_output_type(0)] for layer in layers if layer.num_outputs)

@@ -21,6 +21,7 @@ from buildsys.backends.trt.library import Library
 from buildsys.backends.trt.messages import Log, layer_profiler, log_of
 from buildsys.backends.trt.profiles import Profile
 from buildsys.backends.trt.running import Flights
+from buildsys.backends.trt.vocabulary import DTYPES, FORMATS
 from buildsys.digest import sha256_of
 from buildsys.errors import StageError
 from buildsys.interleaving import Contender
@@ -55,8 +56,8 @@ class TensorRtSession:
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         self._inputs = [name for name in names if engine.get_tensor_mode(name) == modes.INPUT]
         self._outputs = [name for name in names if engine.get_tensor_mode(name) == modes.OUTPUT]
-        self._dtypes = adapter.DTYPES.words(library)
-        formats = adapter.FORMATS.words(library)
+        self._dtypes = DTYPES.words(library)
+        formats = FORMATS.words(library)
         self._layouts = {name: formats.get(engine.get_tensor_format(name), LINEAR) for name in names}
         self._buffers: list[Buffer] = []
         self._host: list[Array] = []  # keeps what the engine reads from host memory alive

@@ -7,9 +7,17 @@ from typing import Any
 
 from buildsys.backends.base import Figures, Options
 from buildsys.backends.trt import adapter
-from buildsys.backends.trt.adapter import FLAGS, POOLS, PRECISION_FLAGS, TACTIC_SOURCES, VERBOSITY, either
 from buildsys.backends.trt.library import Library
 from buildsys.backends.trt.messages import Messages
+from buildsys.backends.trt.vocabulary import (
+    FLAGS,
+    POOLS,
+    PRECISION_FLAGS,
+    TACTIC_SOURCES,
+    VERBOSITY,
+    either,
+    unsupported_fields,
+)
 from buildsys.errors import StageError
 
 _FLAG_FIELDS = {  # field of an engine -> flag
@@ -26,7 +34,7 @@ def check_fields(library: Library, options: Options) -> None:
 
     Raises: StageError: all that it cannot, with the versions that can.
     """
-    lacking = adapter.unsupported_fields(library, options)
+    lacking = unsupported_fields(library, options)
     if lacking:
         told = [f"{field} ({either(_of_this_backend(options, versions))} can)" for field, versions in lacking]
         raise StageError(
