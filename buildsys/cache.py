@@ -72,14 +72,14 @@ class Cache:
 
     def keep(self, action: Action, record: Record) -> None:
         """Copy what was just published into the store, and into the shared cache, beside the next stages."""
-        self._background.submit(partial(self._keep, record, record.status == PASSED and not action.exclusive))
+        self._background.submit(partial(self._keep, record, record.status == PASSED and not action.measures))
 
     def wait_for_others(self, action: Action, now: Snapshot, on_wait: Callable[[str], None]) -> bool:
         """Tell other machines that this key is being built here; True when one of them has just built it.
 
         Until ``keep`` or ``give_up`` of the same key, they wait.
         """
-        if self._remote is None or action.exclusive or not self._remote.writable:
+        if self._remote is None or action.measures or not self._remote.writable:
             return False
         lease = self._leases[now.key] = self._remote.lease(action.target, now.key)
         return lease.take(on_wait)
@@ -102,7 +102,7 @@ class Cache:
 
     def _shared(self, action: Action, now: Snapshot) -> Record | None:
         """Return a record of the shared cache, after its outputs have come into the store."""
-        if self._remote is None or action.exclusive:  # figures of another machine are not this one's
+        if self._remote is None or action.measures:  # figures of another machine are not this one's
             return None
         found = self._remote.read_action(action.target, now.key)
         if found is None or not self._fits(found, action, now):

@@ -16,6 +16,7 @@ from buildsys.cache import Cache
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable
 from buildsys.graph.action import Action, FileRef
 from buildsys.graph.explain import ASKED_FOR, Reason, encode_reasons, in_brief, own_reasons
+from buildsys.interpreter import located
 from buildsys.judge import Judge, is_required
 from buildsys.settled import Candidate, SettledModels
 from buildsys.snapshot import Snapshot, Surveyor
@@ -26,6 +27,7 @@ from buildsys.store.ledger import FAILED, PASSED, UNAVAILABLE, ImportMemo, Ledge
 from buildsys.store.lock import Holder, Locks, machine_lock_folder
 from buildsys.store.publish import Publisher
 from buildsys.store.state import StateDb, warn_on_stderr
+from buildsys.toolchain import gpu_uuids
 from buildsys.worker.job import Job
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 _RESULT = "result"  # the role that every action has
+_BUILDING = "engine"  # the stage with builders that time their tactics
 _SUMMARY_ITEMS = 16  # longer lists (raw samples) stay in the result file
 _RUNS_WHEN_TOUCHED = 2
 
@@ -85,6 +88,7 @@ class Executor:
         pool: WorkerPool,
         store: Store,
         remote: Remote | None = None,
+        timing_caches: Path | None = None,
         threads: int = 0,
         on_event: Callable[[str, Event], None] = _ignore,
         notify: Callable[[str], None] = warn_on_stderr,
@@ -93,6 +97,7 @@ class Executor:
         self._build = build
         self._actions = actions
         self._pool = pool
+        self._timing_caches = timing_caches
         self._threads = threads
         self._on_event = on_event
         self._db = StateDb(state / "state.db", notify)
@@ -161,7 +166,8 @@ class Executor:
                 self._cache.give_up(now.key)
                 return self._outcome(record, restored=True)
             try:
-                with self._locks.machine(target, exclusive=action.exclusive, on_wait=waiting):
+                gpus = gpu_uuids(action.toolchain.env if action.toolchain else ()) if action.alone_on_gpu else ()
+                with self._locks.place(target, devices=gpus, exclusive=action.exclusive, on_wait=waiting):
                     self._sweep_once()
                     return self._make(action, now, encode_reasons(self._reasons(action, now)))
             except BaseException:
@@ -284,7 +290,9 @@ class Executor:
             outputs=outputs,
             project=self._project,
             advisory=advisory,
-            threads=0 if action.exclusive else self._threads,
+            timing_caches=self._timing_caches if action.stage == _BUILDING else None,
+            toolchain=located(*action.toolchain, self._project, os.environ) if action.toolchain else None,
+            threads=0 if action.measures else self._threads,
         )
 
     def _existing(self, files: Mapping[str, FileRef]) -> dict[str, Path]:

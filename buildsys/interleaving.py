@@ -1,4 +1,4 @@
-"""Time several contenders in one process, in turns, so that all of them meet the same machine.
+"""Time several contenders in turns, so that all of them meet the same machine.
 
 Clock speed, caches and neighbours change over seconds; contenders that are timed one after the other
 meet different ones. Here each gets a short block of calls, and the order is reversed every round. The
@@ -12,10 +12,45 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 Clock = Callable[[], int]
 _NS = 1_000_000_000
+
+
+@dataclass
+class Samples:
+    """What was measured of a contender, in ns and in the order measured.
+
+    On a GPU some inferences are made one after the other for the host's time of each, and others queued one behind the
+    other for the GPU's: a GPU that waits for the host to launch would be timed with that wait.
+    """
+
+    wall_ns: list[int] = field(default_factory=list)  # of each inference, by the host's clock
+    elapsed_ns: int = 0  # in which all of wall_ns were made
+    gpu_ns: list[int] = field(default_factory=list)  # of each inference, by the GPU's clock; none on a CPU
+    queued_ns: int = 0  # in which those of gpu_ns were made, where they are others than those of wall_ns
+
+    def add(self, other: Samples) -> None:
+        """Take over what was measured later."""
+        self.wall_ns += other.wall_ns
+        self.elapsed_ns += other.elapsed_ns
+        self.gpu_ns += other.gpu_ns
+        self.queued_ns += other.queued_ns
+
+    @property
+    def measured_ns(self) -> int:
+        """Return how long was measured."""
+        return self.elapsed_ns + self.queued_ns
+
+
+class Contender(Protocol):
+    """What is timed, in this process or in another."""
+
+    def block(self, at_least_s: float, at_least_runs: int) -> Samples:
+        """Make inferences without a break for so long, and so many; return what they took."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -31,34 +66,41 @@ class Pace:
     settle_runs: int = 2  # calls at the start of a turn that do not count, at least
 
 
-def measure(
-    contenders: Mapping[str, Callable[[], object]], pace: Pace, clock: Clock = time.perf_counter_ns
-) -> dict[str, list[int]]:
-    """Return the duration of every counted call in ns, per contender in the order measured."""
-    samples: dict[str, list[int]] = {name: [] for name in contenders}
-    for call in contenders.values():
-        _repeat(call, pace.warmup_s, 1, clock)
+class LocalCall:
+    """A call in this process that returns when its work is done."""
+
+    def __init__(self, call: Callable[[], object], clock: Clock = time.perf_counter_ns) -> None:
+        self._call = call
+        self._clock = clock
+
+    def block(self, at_least_s: float, at_least_runs: int) -> Samples:
+        """Call again and again; return the duration of every call."""
+        call, clock = self._call, self._clock
+        taken: list[int] = []
+        end = clock() + at_least_s * _NS
+        while True:
+            start = clock()
+            call()
+            stop = clock()
+            taken.append(stop - start)
+            if stop >= end and len(taken) >= at_least_runs:
+                return Samples(taken, sum(taken))
+
+
+def measure(contenders: Mapping[str, Contender], pace: Pace) -> dict[str, Samples]:
+    """Return what was measured of every contender, without what does not count."""
+    samples = {name: Samples() for name in contenders}
+    for contender in contenders.values():
+        contender.block(pace.warmup_s, 1)
     order = list(contenders)
     while not all(_is_enough(taken, pace) for taken in samples.values()):
         for name in order:
             if len(order) > 1:
-                _repeat(contenders[name], pace.settle_s, pace.settle_runs, clock)
-            samples[name] += _repeat(contenders[name], pace.block_s, pace.block_runs, clock)
+                contenders[name].block(pace.settle_s, pace.settle_runs)
+            samples[name].add(contenders[name].block(pace.block_s, pace.block_runs))
         order.reverse()
     return samples
 
 
-def _is_enough(taken: list[int], pace: Pace) -> bool:
-    return len(taken) >= pace.min_samples and sum(taken) >= pace.duration_s * _NS
-
-
-def _repeat(call: Callable[[], object], at_least_s: float, at_least_runs: int, clock: Clock) -> list[int]:
-    taken: list[int] = []
-    end = clock() + at_least_s * _NS
-    while True:
-        start = clock()
-        call()
-        stop = clock()
-        taken.append(stop - start)
-        if stop >= end and len(taken) >= at_least_runs:
-            return taken
+def _is_enough(taken: Samples, pace: Pace) -> bool:
+    return len(taken.wall_ns) >= pace.min_samples and taken.measured_ns >= pace.duration_s * _NS

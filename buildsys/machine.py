@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
@@ -39,19 +40,24 @@ def load_average() -> list[float]:
 class OtherLoad:
     """How much of the machine other processes use between the start and a later look."""
 
-    def __init__(self) -> None:
+    def __init__(self, ours: Sequence[int] = ()) -> None:
+        """Begin to look; ``ours`` are the numbers of processes that work for this one."""
+        self._ours = tuple(ours)
         self._start = _times()
-        self._own_start = time.process_time()
+        self._own_start = self._own_ticks()
 
     def share(self) -> float | None:
         """Return the share of all processors' time since the start that others used; None where unknown."""
         now = _times()
         if now is None or self._start is None:
             return None
-        ticks = os.sysconf("SC_CLK_TCK")
         busy, total = now[0] - self._start[0], now[1] - self._start[1]
-        own = (time.process_time() - self._own_start) * ticks
+        own = self._own_ticks() - self._own_start
         return min(1.0, max(0.0, (busy - own) / total)) if total else 0.0
+
+    def _own_ticks(self) -> float:
+        own = time.process_time() * os.sysconf("SC_CLK_TCK")
+        return own + sum(_ticks_of(pid) for pid in self._ours)
 
 
 def _siblings(cpu: int) -> str:
@@ -59,6 +65,15 @@ def _siblings(cpu: int) -> str:
         return Path(_TOPOLOGY.format(cpu)).read_text().strip()
     except OSError:
         return str(cpu)
+
+
+def _ticks_of(pid: int) -> int:
+    """Return the processor time of another process in clock ticks; 0 once it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])
 
 
 def _times() -> tuple[int, int] | None:

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from buildsys.graph.action import Action
+from buildsys.graph.action import Action, ToolchainRef
 from buildsys.snapshot import Surveyor, own_code
 from buildsys.store.digest import SETTLE_NS, boot_id
 from buildsys.store.state import Row, StateDb, Statement
@@ -29,7 +29,7 @@ _FEW = 100  # models that are asked for by name; from then on everything is read
 # fields of an action that the verdict sees elsewhere: in the manifest, in the stat of files, in our own code
 SEEN_ELSEWHERE = frozenset((
     "target", "stage", "model", "variant", "options", "inputs", "outputs", "after", "order", "code", "advisory",
-    "required", "exclusive", "timeout_s", "doc",
+    "required", "measures", "exclusive", "alone_on_gpu", "timeout_s", "doc",
 ))  # fmt: skip
 _SURROUNDINGS = [field.name for field in fields(Action) if field.name not in SEEN_ELSEWHERE]
 
@@ -203,6 +203,9 @@ def surroundings_of(line: str) -> Action:
     used: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(line).items()
     }
+    if used["toolchain"] is not None:
+        name, python, env = used["toolchain"]
+        used["toolchain"] = ToolchainRef(name, python, tuple((key, value) for key, value in env))
     return Action(target="", stage="", model="", variant="", options={}, inputs={}, outputs={}, **used)
 
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from buildsys import libraries, toolchain
 from buildsys.digest import sha256_of
-from buildsys.graph.action import Action
+from buildsys.graph.action import Action, ToolchainRef
 from buildsys.graph.key import ABSENT, action_key, content_parts, declared_parts
 from buildsys.graph.python_source import Import
 from buildsys.graph.sources import Folders, Memo, Reach, SourceTree
 from buildsys.graph.state_dict import tensors_digest
+from buildsys.interpreter import Toolchain, located
 from buildsys.store.digest import DigestMemo, FileDigest
 
 _PACKAGE = "buildsys"
@@ -48,8 +49,8 @@ class Surveyor:
         self._memo = memo
         self._contents = imports
         self._folders = Folders()
-        self._facts: dict[tuple[tuple[str, ...], ...], dict[str, str]] = {}
-        self._providers: dict[str, tuple[list[str], str | None]] = {}
+        self._facts: dict[tuple[object, ...], dict[str, str]] = {}
+        self._providers: dict[tuple[ToolchainRef | None, str], libraries.Provider] = {}
         self._code: dict[tuple[str, ...], dict[str, str | None]] = {}
 
     def snapshot(self, action: Action) -> Snapshot:
@@ -123,38 +124,57 @@ class Surveyor:
             modules.setdefault(item.module.partition(".")[0], []).append(item)
         variables = list(reach.variables)
         for module, imports in modules.items():
-            distributions, root = self._provider(module)
-            parts |= {f"tool:{name}": version for name, version in toolchain.tool_versions(distributions).items()}
+            versions, root = self._provider(module, action.runs_in)
+            parts |= {f"tool:{name}": version for name, version in versions.items()}
             if root is not None and root != self._project:
                 outside = self._outside(root, module, imports, files)
                 parts |= content_parts("source", outside.files)
                 variables += outside.variables
         # not the value itself: it may be a secret, and records are kept and shared
-        read = {name: os.environ.get(name) for name in variables}
+        seen = {**os.environ, **dict(action.toolchain.env if action.toolchain else ())}
+        read = {name: seen.get(name) for name in variables}
         parts |= {f"env:{name}": "unset" if value is None else _hidden(value) for name, value in read.items()}
 
     def _outside(self, root: str, module: str, imports: list[Import], files: dict[str, FileDigest | None]) -> Reach:
         """Return what a module depends on that lies in a folder of its own: on PYTHONPATH, or installed editable."""
         return self._tree(root, files, package=module).reach((), imports)
 
-    def _provider(self, module: str) -> tuple[list[str], str | None]:
-        if module not in self._providers:
-            found = libraries.distributions_of([module], self._contents, known=_KNOWN_LIBRARIES)
-            self._providers[module] = found, libraries.source_root(module)
-        return self._providers[module]
+    def _provider(self, module: str, runs_in: ToolchainRef | None) -> libraries.Provider:
+        """Return what stands behind a module in the interpreter that runs the stage."""
+        wanted = runs_in, module
+        if wanted not in self._providers:
+            elsewhere = self._located(runs_in)
+            path = None if elsewhere is None else toolchain.module_path(elsewhere, self._contents)
+            found = libraries.distributions_of([module], self._contents, known=_KNOWN_LIBRARIES, path=path)
+            versions = toolchain.tool_versions(found, elsewhere, self._contents)
+            self._providers[wanted] = libraries.Provider(versions, libraries.source_root(module, path))
+        return self._providers[wanted]
 
     def _surroundings(self, action: Action) -> dict[str, str]:
-        wanted = (action.tools, action.devices, action.environment)
+        wanted = (action.tools, action.peer_tools, action.toolchain, action.devices, action.environment)
         if wanted not in self._facts:
-            tools = toolchain.tool_versions(action.tools)
+            tools = toolchain.tool_versions(action.tools, self._located(action.runs_in), self._contents)
             devices = toolchain.device_facts(action.devices)
             variables = toolchain.environment_facts(action.environment, os.environ)
             self._facts[wanted] = {
                 **{f"tool:{name}": version for name, version in tools.items()},
                 **{f"device:{name}": value for name, value in devices.items()},
                 **{f"env:{name}": value for name, value in variables.items()},
+                **(self._toolchain_parts(action, action.toolchain) if action.toolchain else {}),
             }
         return self._facts[wanted]
+
+    def _toolchain_parts(self, action: Action, named: ToolchainRef) -> dict[str, str]:
+        """Return what a toolchain adds; where it works beside our own interpreter, both may have the same names."""
+        versions = toolchain.tool_versions(action.peer_tools, self._located(named), self._contents)
+        beside = f"{named.name}/" if action.peer_tools else ""
+        return {
+            **{f"tool:{beside if name in action.tools else ''}{name}": found for name, found in versions.items()},
+            **{f"env:{beside}{name}": value for name, value in named.env},
+        }
+
+    def _located(self, named: ToolchainRef | None) -> Toolchain | None:
+        return None if named is None else located(*named, Path(self._project), os.environ)
 
     def _tree(self, root: str, files: dict[str, FileDigest | None], *, package: str = "") -> SourceTree:
         prefix = len(root) + 1

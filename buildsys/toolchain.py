@@ -9,15 +9,23 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from buildsys import compiler
 
+if TYPE_CHECKING:
+    from buildsys.inquiry.identity import Memo
+    from buildsys.interpreter import Toolchain
+
 ABSENT = "absent"
+UNUSABLE = "unusable"
 NONE = "none"
 GPU_FACTS = ("name", "compute_capability", "driver", "cuda_driver")
-_OTHER_BUILDS = {  # the same module under other names
-    "onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino"),
+_OTHER_BUILDS = {"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")}  # the same module under other names
+# the same again, by the CUDA that it is made for, where a package of the plain name may stand above one of these
+_CUDA_BUILDS = {
     "tensorrt": ("tensorrt-cu11", "tensorrt-cu12", "tensorrt-cu13", "tensorrt-bindings", "nvidia-tensorrt"),
+    "tensorrt-rtx": ("tensorrt-rtx-cu12", "tensorrt-rtx-cu13"),
 }
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")  # dxg: WSL
 # environment variables that change what a library computes, by what looks at them
@@ -43,17 +51,40 @@ _INSTRUCTION_SETS = re.compile(
 )
 
 
-def tool_versions(names: Iterable[str]) -> dict[str, str]:
+def tool_versions(names: Iterable[str], toolchain: Toolchain | None = None, memo: Memo | None = None) -> dict[str, str]:
     """Return the installed version of each distribution, ``absent`` for one that is not installed.
 
     ``python`` is the interpreter, without the number of its bug-fix release; ``cc`` and ``c++`` are compilers.
+    Of a ``toolchain`` it is what that interpreter has; ``memo`` remembers what had to be asked of it.
     """
+    if toolchain is not None:
+        return _versions_elsewhere(names, toolchain, memo)
     return {name: _version(name) for name in names}
 
 
-def builder_version(engine: Mapping[str, object]) -> str:  # noqa: ARG001 (one interpreter builds all engines)
-    """Return the version of the TensorRT that builds an engine, ``absent`` without one."""
-    return tool_versions(("tensorrt",))["tensorrt"]
+def _versions_elsewhere(names: Iterable[str], toolchain: Toolchain, memo: Memo | None) -> dict[str, str]:
+    from buildsys.inquiry.identity import inquire  # only for those who have a toolchain
+
+    found = inquire(toolchain, memo)
+    identity = found.identity
+    if identity is None:
+        return {name: (UNUSABLE if name == "python" and toolchain.python.exists() else ABSENT) for name in names}
+    return {
+        name: identity.release if name == "python" else _version_elsewhere(name, identity.path, toolchain, memo)
+        for name in names
+    }
+
+
+def _version_elsewhere(name: str, path: tuple[str, ...], toolchain: Toolchain, memo: Memo | None) -> str:
+    from buildsys.inquiry.module_version import told_version, written_version
+
+    module = name.replace("-", "_")
+    return (
+        _listed_version(name, _installed(path))
+        or written_version(module, path)
+        or told_version(module, path, toolchain, memo)
+        or ABSENT
+    )
 
 
 def _version(name: str) -> str:
@@ -65,11 +96,9 @@ def _version(name: str) -> str:
 @cache
 def distribution_version(name: str) -> str:
     """Return the version of a distribution (``-``, ``_`` and ``.`` in names are alike), or ``absent``."""
-    installed = installed_versions()
-    builds = (normalized(name), *_OTHER_BUILDS.get(name, ()))
-    found = {build: installed[build] for build in builds if build in installed}
-    if found:
-        return " + ".join(found[build] if build == builds[0] else f"{found[build]} ({build})" for build in found)
+    listed = _listed_version(name, installed_versions())
+    if listed:
+        return listed
     from importlib import metadata  # slow, and only this finds eggs, zip files and what finders add
 
     try:
@@ -78,14 +107,32 @@ def distribution_version(name: str) -> str:
         return ABSENT
 
 
+def module_path(toolchain: Toolchain, memo: Memo | None = None) -> tuple[str, ...]:
+    """Return where a toolchain's interpreter looks for modules; nothing where it cannot be used."""
+    from buildsys.inquiry.identity import inquire
+
+    identity = inquire(toolchain, memo).identity
+    return () if identity is None else identity.path
+
+
+def _listed_version(name: str, installed: Mapping[str, str]) -> str:
+    """Return the version of a distribution, or of those that bring the same module; empty where there is none."""
+    plain = normalized(name)
+    found = {build: installed[build] for build in (plain, *_OTHER_BUILDS.get(plain, ())) if build in installed}
+    for build in _CUDA_BUILDS.get(plain, ()):
+        if build in installed and installed[build] not in found.values():
+            found[build] = installed[build]
+    return " + ".join(version if build == plain else f"{version} ({build})" for build, version in found.items())
+
+
 def python_version() -> str:
     """Return the interpreter's implementation and its release, in which language and bytecode stay the same."""
     return f"{platform.python_implementation()} {'.'.join(platform.python_version_tuple()[:2])}"
 
 
-def installed_versions() -> Mapping[str, str]:
-    """Return normalized name -> version of the distributions on the module path."""
-    return _installed(tuple(sys.path))
+def installed_versions(path: tuple[str, ...] | None = None) -> Mapping[str, str]:
+    """Return normalized name -> version of the distributions on a module path, our own unless given."""
+    return _installed(tuple(sys.path) if path is None else path)
 
 
 def environment_facts(families: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
@@ -139,6 +186,31 @@ def gpu_facts() -> Mapping[str, str]:
     if len({gpu["name"] for gpu in every}) > 1 and order != "PCI_BUS_ID":
         gpus, chosen = every, {"gpu.chosen_by": f"CUDA_VISIBLE_DEVICES={visible} CUDA_DEVICE_ORDER={order}"}
     return {**{f"gpu.{fact}": " + ".join(dict.fromkeys(gpu[fact] for gpu in gpus)) for fact in GPU_FACTS}, **chosen}
+
+
+def gpu_uuids(variables: Iterable[tuple[str, str]] = ()) -> tuple[str, ...]:
+    """Return the UUIDs of the GPUs that CUDA takes first, here and with further environment variables.
+
+    Where it cannot be told which that is, all that it may be; none without a driver.
+    """
+    if not any(os.path.exists(path) for path in _DRIVER_FILES):  # noqa: PTH110 - before ctypes is worth its import
+        return ()
+    places = ({**os.environ, **changes} for changes in ({}, dict(variables)))
+    chosen = (_first_gpus(place.get("CUDA_VISIBLE_DEVICES"), place.get("CUDA_DEVICE_ORDER")) for place in places)
+    return tuple(dict.fromkeys(uuid for uuids in chosen for uuid in uuids))
+
+
+@cache
+def _first_gpus(visible: str | None, order: str | None) -> tuple[str, ...]:
+    from buildsys.nvml import GpuError, read_uuids
+
+    try:
+        gpus, every = read_uuids(visible), read_uuids(None)
+    except GpuError:
+        return ()
+    if len({name for _, name in every}) > 1 and order != "PCI_BUS_ID":  # then CUDA sorts by speed
+        return tuple(uuid for uuid, _ in every)
+    return tuple(uuid for uuid, _ in gpus[:1])
 
 
 def device_facts(devices: Iterable[str]) -> dict[str, str]:

@@ -99,7 +99,7 @@ class GraphRefusedError(StageError):
 
 
 def refused(
-    request: BuildRequest, library: str, nodes: Sequence[UnsupportedNode], others: Sequence[str] = ()
+    request: BuildRequest, library: str, nodes: Sequence[UnsupportedNode], others: Sequence[str] = (), hint: str = ""
 ) -> NoReturn:
     """Raise GraphRefusedError: a sentence with every operator, how often it occurs, its first node and the reason."""
     by_operator: dict[str, list[UnsupportedNode]] = {}
@@ -108,6 +108,7 @@ def refused(
     told = [_together(operator, alike) for operator, alike in by_operator.items()]
     raise GraphRefusedError(
         f"model {request.model}: {library} cannot take {'; '.join([*told, *others])}",
+        hint,
         nodes=tuple(nodes),
         others=tuple(others),
     )

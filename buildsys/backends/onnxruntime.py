@@ -141,8 +141,12 @@ def build(request: BuildRequest) -> Figures:
 
 def describe(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> Figures:  # noqa: ARG001
     """Return the nodes per operator, the types and the tensors of the optimized graph: its file says it all."""
-    from buildsys.backends.ort_graph import graph_facts  # needs onnx, which running an engine does not
-
+    try:
+        from buildsys.backends.ort_graph import graph_facts  # needs onnx, which running an engine does not
+    except ModuleNotFoundError as error:  # in a toolchain that has onnxruntime alone
+        if error.name != "onnx":
+            raise
+        return {"not_described": "without the library onnx the optimized graph cannot be read"}
     return graph_facts(engine)
 
 
@@ -154,6 +158,19 @@ def load(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
     prepare(options)
     session = _session_options(options, optimization="disable")
     return OrtSession(_open(engine, session, options, operators), options["provider"])
+
+
+def load_graph(
+    model: Path, provider: str, intra_op_threads: int, operators: tuple[OperatorUse, ...] = ()
+) -> OrtSession:
+    """Load a graph that is no engine, as ONNX Runtime optimizes it with its own defaults.
+
+    Raises: Unavailable: its execution provider is not here. StageError: ONNX Runtime refuses the graph.
+    """
+    options = {"provider": provider}
+    prepare(options)
+    session = session_options(optimization="all", intra_op_threads=intra_op_threads)
+    return OrtSession(_open(model, session, options, operators), provider)
 
 
 def unload(session: Session) -> None:
@@ -220,8 +237,12 @@ def _emulated(onnx_file: Path, folder: Path) -> Path:
 
 
 def _refused_nodes(request: BuildRequest, source: Path) -> list[UnsupportedNode]:
-    from buildsys.backends.ort_refusals import refused_nodes  # needs onnx, which running an engine does not
-
+    try:
+        from buildsys.backends.ort_refusals import refused_nodes  # needs onnx, which running an engine does not
+    except ModuleNotFoundError as error:
+        if error.name != "onnx":
+            raise
+        return []  # what ONNX Runtime itself says is all that can be told
     return refused_nodes(source, {use.op for use in request.operators})
 
 

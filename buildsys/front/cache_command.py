@@ -11,12 +11,14 @@ from typing import Any, TypeVar
 
 from buildsys.cache import store_folder
 from buildsys.errors import UsageError
+from buildsys.front.timing_folder import TimingFolder
 from buildsys.manifest.project import STATE_FOLDER
 from buildsys.manifest.units import parse_duration, parse_size
 from buildsys.report.quantities import count, size
 from buildsys.report.tables import table
 from buildsys.store import collect as collecting
 from buildsys.store.cas import Store
+from buildsys.store.ledger import Record
 
 _DAMAGED = 1
 T = TypeVar("T")
@@ -27,24 +29,26 @@ def show(root: Path, options: Options) -> tuple[str, int]:
     """Return a table of what each stage has in the store."""
     store = _store(root)
     found = _reading(store, lambda: collecting.usage(store))
+    timings = TimingFolder.of(root)
     quarantined = sum(1 for _ in store.folder.glob("quarantine/*"))
     total = sum(row.bytes for row in found)
     if options["json"]:
         rows = {row.stage or "unreferenced": {"actions": row.actions, "bytes": row.bytes} for row in found}
-        return _json(folder=str(store.folder), stages=rows, bytes=total, quarantined=quarantined), 0
+        more = {"quarantined": quarantined, "timing_caches": timings.facts()}
+        return _json(folder=str(store.folder), stages=rows, bytes=total, **more), 0
     cells = [(row.stage or "named by no record", count(row.actions), size(row.bytes)) for row in found if row.bytes]
     text = f"{store.folder}: {size(total)}\n"
     if cells:
         text += "\n".join(table(("stage", "records>", "size>"), cells)) + "\n"
     if quarantined:
         text += f"{count(quarantined)} in quarantine: {store.folder / 'quarantine'} (safe to delete)\n"
-    return text, 0
+    return text + timings.text(), 0
 
 
 def verify(root: Path, options: Options) -> tuple[str, int]:
     """Read the whole store; return what is damaged."""
     store = _store(root)
-    problems = _reading(store, lambda: collecting.verify(store, _tell_progress))
+    problems = _reading(store, lambda: collecting.verify(store, _tell_progress)) + TimingFolder.of(root).verified()
     code = _DAMAGED if problems else 0
     if options["json"]:
         return _json(folder=str(store.folder), damaged=problems), code
@@ -64,17 +68,28 @@ def collect(root: Path, options: Options) -> tuple[str, int]:
     store = _store(root)
     reached = reached_by(root, refs)
     dry_run = options["dry_run"]
+    wanted = _reading(store, lambda: reached.pins | _recorded_timings(store, reached.records))
     found = _reading(
         store,
         lambda: collecting.collect(
-            store, unused_for_s=older_than, max_bytes=max_size, reached=reached, dry_run=dry_run
+            store, unused_for_s=older_than, max_bytes=max_size, reached=reached.records, dry_run=dry_run
         ),
     )
+    timings = TimingFolder.of(root).collected(wanted, older_than, by_size=max_size is not None, dry_run=dry_run)
     if options["json"]:
-        return _json(folder=str(store.folder), dry_run=dry_run, **asdict(found)), 0
+        return _json(folder=str(store.folder), dry_run=dry_run, **asdict(found), timing_caches=asdict(timings)), 0
     done = "would remove" if dry_run else "removed"
     freed = f"{done} {count(len(found.actions))} records and {count(found.objects)} files, {size(found.bytes)}"
-    return f"{freed}; {count(found.kept_actions)} records stay, {size(found.kept_bytes)}\n", 0
+    plural = "s" * (timings.files != 1)
+    more = f"{done} {count(timings.files)} timing cache{plural}, {size(timings.bytes)}\n" if timings.files else ""
+    return f"{freed}; {count(found.kept_actions)} records stay, {size(found.kept_bytes)}\n{more}", 0
+
+
+def _recorded_timings(store: Store, reached: Callable[[Record], bool]) -> set[str]:
+    """Return the digests of the timing caches that engines of the manifests were built with: one may yet be pinned."""
+    found = [stored.record.figures.get("timing_cache") for stored in store.actions() if reached(stored.record)]
+    used = [figures for figures in found if isinstance(figures, Mapping)]
+    return {str(figures[name]) for figures in used for name in ("digest", "grown_digest") if name in figures}
 
 
 def _store(root: Path) -> Store:

@@ -19,6 +19,7 @@ from buildsys.front.summary import key_figure
 
 _STYLES = {"passed": "green", "restored": "cyan", "unavailable": "yellow", "failed": "bold red"}
 _ORDER = ("passed", "restored", "fresh", "unavailable", "failed", "ignored", "not run")
+_WARNINGS, _WARNING_LENGTH = 5, 240  # per model and in characters: torch writes long ones
 _PLAIN_WIDTH = 120  # of tables in logs and pipes, unless COLUMNS says otherwise
 
 
@@ -28,6 +29,8 @@ def tell_end(out: TextIO, session: Session, lines: Sequence[Line], elapsed_s: fl
     console = Console(file=out, highlight=False, width=width)
     for model, rows in _by_model(lines):
         console.print(_table(session, model, rows))
+        for warning in _warnings(session, rows):
+            console.print(Text(warning, "yellow"), soft_wrap=True)
         report = _report(session, rows)
         if report:
             # a path is printed whole, so that it can be copied from a narrow terminal
@@ -74,6 +77,24 @@ def _figure(line: Line, status: str, result: Mapping[str, Any]) -> Text:
     if status in ("passed", "restored", "fresh") or status == result.get("status"):
         return Text(key_figure(line.stage, result))
     return Text("" if status == "failed" else line.reason)  # the reason of a failure has been told
+
+
+def _warnings(session: Session, lines: Iterable[Line]) -> Iterator[str]:
+    """Yield what stages that ran, or came from the store, warn of; the report has all of it."""
+    found = [
+        f"{line.target}: {_shortened(str(text))}"
+        for line in lines
+        if line.status in ("passed", "restored")
+        for text in session.result(line.target).get("warnings") or ()
+    ]
+    yield from (f"warning: {text}" for text in found[:_WARNINGS])
+    if len(found) > _WARNINGS:
+        yield f"and {len(found) - _WARNINGS} more warnings, in the report"
+
+
+def _shortened(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _WARNING_LENGTH else f"{line[:_WARNING_LENGTH]}…"
 
 
 def _report(session: Session, lines: Iterable[Line]) -> str:

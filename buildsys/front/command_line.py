@@ -15,6 +15,8 @@ from buildsys.errors import BuildsysError, UsageError
 from buildsys.front import commands
 from buildsys.front.doit_commands import INTERRUPTED, drop_unwritten, leave_broken_pipe
 
+_OPT_JSON = {"name": "json", "long": "json", "type": bool, "default": False, "help": "one JSON document on stdout"}
+
 
 class _ProjectCommand(Command):  # type: ignore[misc]
     """A command of ours: a function of the project's folder and the arguments that returns what to print."""
@@ -103,7 +105,7 @@ class Cache(_ProjectCommand):
     )
     cmd_options = (
         opt_dodo,
-        {"name": "json", "long": "json", "type": bool, "default": False, "help": "print JSON"},
+        _OPT_JSON,
         {"name": "older_than", "long": "older-than", "type": str, "default": "", "help": "gc: unused that long (30d)"},
         {"name": "max_size", "long": "max-size", "type": str, "default": "", "help": "gc: down to this size (20GiB)"},
         {"name": "keep_refs", "long": "keep-refs", "type": str, "default": "",
@@ -116,9 +118,6 @@ class Cache(_ProjectCommand):
         text, code = commands.cache(root, args, params)
         sys.stdout.write(text)
         return code
-
-
-_OPT_JSON = {"name": "json", "long": "json", "type": bool, "default": False, "help": "one JSON document on stdout"}
 
 
 class Explain(_ProjectCommand):
@@ -259,6 +258,30 @@ class Ops(_ProjectCommand):
         return 0
 
 
+class Doctor(_ProjectCommand):
+    """``doit doctor``."""
+
+    doc_purpose = "tell what is installed, what it can build and run here, and what mends the rest; or ask for engines"
+    doc_usage = "[ENGINE ...]"
+    doc_description = (
+        "ENGINE is an engine file, its folder, or MODEL:NAME of an engine of this project:\n"
+        "whether it can run here, and if not all reasons, with what to do; exit code 1 where one cannot"
+    )
+    cmd_options = (opt_dodo, _OPT_JSON)
+
+    def tell(self, root: Path, params: Any, args: Sequence[str]) -> int:
+        """Print what was found; return 1 where something that the project needs is broken, or an engine cannot run."""
+        if args:
+            from buildsys.front.engine_doctor import examine
+
+            text, code = examine(root, args, as_json=params["json"])
+            sys.stdout.write(text)
+            return code
+        from buildsys.front.doctor_command import examine_machine
+
+        return examine_machine(root, sys.stdout, as_json=params["json"])
+
+
 class Schema(_ProjectCommand):
     """``doit schema``."""
 
@@ -274,7 +297,7 @@ class Repro(_ProjectCommand):
     cmd_options = (
         opt_dodo,
         {"name": "until", "long": "until", "type": str, "default": "", "help": "the last stage to build"},
-        {"name": "json", "long": "json", "type": bool, "default": False, "help": "print it for programs"},
+        _OPT_JSON,
         {"name": "keep", "long": "keep", "type": bool, "default": False, "help": "keep both folders, and say where"},
     )
 

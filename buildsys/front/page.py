@@ -11,7 +11,7 @@ from typing import TextIO
 
 _STYLES = {
     "fresh": "green", "stale": "bold red", "may rerun": "yellow", "restore": "cyan", "run": "bold", "added": "green",
-    "removed": "red", "changed": "yellow", "behind": "dim",
+    "removed": "red", "changed": "yellow", "behind": "dim", "ok": "green", "missing": "yellow", "broken": "bold red",
 }  # fmt: skip
 _UNITS = ((86400, "day"), (3600, "h"), (60, "min"))
 

@@ -9,24 +9,33 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from buildsys.front.builders import builder_versions
 from buildsys.graph.action import Action
 from buildsys.graph.key import ABSENT
 from buildsys.graph.project_plan import ProjectPlan, model_of
 from buildsys.manifest.project import Project, load_project
+from buildsys.manifest.timing_caches import pinned_caches
 from buildsys.snapshot import Surveyor
 from buildsys.store.digest import DigestMemo
 from buildsys.store.ledger import ImportMemo, Record
 from buildsys.store.state import StateDb
-from buildsys.toolchain import builder_version
 
 _GIVEN = ("config", "source", "weights", "inputs", "outputs")  # kinds of parts that come from the repository
 _INPUT = "input:"
 Given = frozenset[tuple[str, str]]
 
 
-def reached_by(root: Path, revisions: Sequence[str]) -> Callable[[Record], bool]:
-    """Return what tells whether a record is one of the manifests here or at one of the revisions.
+class Reached(NamedTuple):
+    """What manifests reach of what is stored."""
+
+    records: Callable[[Record], bool]
+    pins: frozenset[str]  # digests of the timing caches that engines pin
+
+
+def reached_by(root: Path, revisions: Sequence[str]) -> Reached:
+    """Return what the manifests here or at one of the revisions reach.
 
     Raises: ManifestErrors: the manifests here are wrong.
     UsageError: a revision is not known, or its manifests are wrong.
@@ -34,11 +43,16 @@ def reached_by(root: Path, revisions: Sequence[str]) -> Callable[[Record], bool]
     from buildsys.front.revision import project_at
 
     project = load_project(root)
-    reached = set(_given(project))
+    reached, pins = set(_given(project)), _pins(project)
     for revision in revisions:
         with project_at(project, revision) as at:
             reached |= set(_given(at.project))
-    return lambda record: (record.target, _given_of(record.parts)) in reached
+            pins |= _pins(at.project)
+    return Reached(lambda record: (record.target, _given_of(record.parts)) in reached, frozenset(pins))
+
+
+def _pins(project: Project) -> set[str]:
+    return pinned_caches(model.data for model in project.models.values())
 
 
 def builds_of(
@@ -54,7 +68,7 @@ def builds_of(
     from buildsys.front.revision import project_at
 
     with project_at(project, revision) as at:
-        actions = ProjectPlan(at.project.models, builder_version).of(model_of(target))
+        actions = ProjectPlan(at.project.models, builder_versions(at.project.root, project.state)).of(model_of(target))
         return _Builds(actions, dict(_given(at.project, actions)), records).of(target) if target in actions else None
 
 
@@ -85,7 +99,7 @@ class _Builds:
 
 
 def _given(project: Project, actions: Mapping[str, Action] | None = None) -> Iterable[tuple[str, Given]]:
-    actions = ProjectPlan(project.models, builder_version) if actions is None else actions
+    actions = ProjectPlan(project.models, builder_versions(project.root, project.state)) if actions is None else actions
     with tempfile.TemporaryDirectory(prefix="buildsys-") as folder:
         db = StateDb(Path(folder) / "state.db")
         survey = Surveyor(project.root, project.build, DigestMemo(db), ImportMemo(db))

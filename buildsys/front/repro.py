@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from buildsys.errors import UsageError
+from buildsys.front.builders import builder_versions
 from buildsys.front.commands import known_model, nearest
 from buildsys.graph.action import Action
 from buildsys.graph.plan import plan_model
@@ -23,7 +24,6 @@ from buildsys.manifest.project import load_project
 from buildsys.repro.artifacts import Artifact, compare_builds
 from buildsys.repro.building import Built, build_twice, child_environment
 from buildsys.repro.verdict import Verdict
-from buildsys.toolchain import builder_version
 
 # whose files are artifacts, in the chain's order
 STAGES = ("operators", "export", "surgery", "simplify", "reference", "calibrate", "convert", "engine")
@@ -49,7 +49,7 @@ def compare_two_builds(root: Path, request: Request) -> Verdict:
     """
     project = load_project(root)
     known_model("repro", project.models, [request.model] if request.model else [])
-    actions = select(plan_model(project.models[request.model].data, builder_version), request)
+    actions = select(plan_model(project.models[request.model].data, builder_versions(root, project.state)), request)
     with _clean_folder(keep=request.keep) as folder:
         builds: list[Built] = []
         for built in build_twice(project, [action.target for action in actions], folder, _say):

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from buildsys.errors import BuildsysError
+from buildsys.front.builders import builder_versions
 from buildsys.graph.project_plan import ProjectPlan, model_of
-from buildsys.toolchain import builder_version
 
 if TYPE_CHECKING:
     from buildsys.executor import Executor, Outcome
@@ -52,7 +52,7 @@ class Session:
 
     def __init__(self, project: Project) -> None:
         self.project = project
-        self.actions = ProjectPlan(project.models, builder_version)
+        self.actions = ProjectPlan(project.models, builder_versions(project.root, project.state))
         self.finished: dict[str, Finished] = {}
         self.progress: Callable[[str, str], None] = _say_nothing  # (target, message), from any thread
         self.waits: Callable[[str, str], None] = _say_nothing  # (target, for which process), from any thread
@@ -76,6 +76,7 @@ class Session:
         """The executor of this project; nothing is started before a stage runs."""
         from buildsys.cache import store_folder
         from buildsys.executor import Executor
+        from buildsys.manifest.timing_caches import timing_caches_folder
         from buildsys.store.cas import Store
 
         project = self.project
@@ -87,6 +88,7 @@ class Session:
             pool=self._pool,
             store=Store(store_folder(project.state)),
             remote=_shared_cache(project),
+            timing_caches=timing_caches_folder(project.root, project.configs, project.state),
             threads=self._share(),
             on_event=self._take_event,
         )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from buildsys.report import quantities
+from buildsys.report.gpu_timing import ENGINE_CUDA_GRAPH, own_contender
 
 Figures = Mapping[str, Any]
 
@@ -85,10 +86,21 @@ def _bench(result: Figures) -> str:
 
 
 def _latency(case: Figures) -> str:
-    own = case["contenders"]["engine"]
-    text = f"p50 {quantities.significant(own['p50_ms'])} ms, {quantities.significant(own['throughput_per_s'])}/s"
+    contenders = case["contenders"]
+    own = contenders[own_contender(contenders)]
+    text = f"p50 {quantities.significant(own['p50_ms'])} ms{_by_the_gpu(own)}"
+    text += f", {quantities.significant(own['throughput_per_s'])}/s"
     speedup = case.get("speedup")
-    return text + (f", {quantities.speedup(speedup)} torch" if isinstance(speedup, int | float) else "")
+    text += f", {quantities.speedup(speedup)} torch" if isinstance(speedup, int | float) else ""
+    graph = contenders.get(ENGINE_CUDA_GRAPH)
+    if graph is None or graph is own:
+        return text
+    return f"{text}; CUDA graph p50 {quantities.significant(graph['p50_ms'])} ms{_by_the_gpu(graph)}"
+
+
+def _by_the_gpu(contender: Figures) -> str:
+    gpu = contender.get("gpu")
+    return f" (GPU {quantities.significant(gpu['p50_ms'])})" if gpu else ""
 
 
 def _worst(comparisons: Figures) -> str:

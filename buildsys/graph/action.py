@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +13,14 @@ class FileRef:
 
     path: str
     optional: bool = False
+
+
+class ToolchainRef(NamedTuple):
+    """A toolchain as the project writes it: where it lies on this machine is found when it is needed."""
+
+    name: str
+    python: str  # decides nothing by itself: the versions of what it has are in the key
+    env: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +45,21 @@ class Action:
     order: tuple[str, ...] = ()  # targets that must have passed before, without being an input
     code: tuple[str, ...] = ()  # buildsys modules whose source (with what they import) is in the key
     tools: tuple[str, ...] = ()  # distributions whose versions are in the key
+    toolchain: ToolchainRef | None = None  # where the engine is built and run; ``tools`` are those that it has
+    # of a stage that uses a toolchain beside our own interpreter: ``tools`` are ours, and these its
+    peer_tools: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()  # device facts in the key: "cpu", "cores", "gpu"
     environment: tuple[str, ...] = ()  # families of environment variables in the key
     # role -> output of another action that may reach the words of an error and nothing else: not in the key
     advisory: Mapping[str, FileRef] = field(default_factory=dict, compare=False)
     required: bool = field(default=False, compare=False)  # being unavailable fails it; not part of its result
-    exclusive: bool = False  # runs alone on the machine (benchmarks)
+    measures: bool = False  # its figures are this machine's, now: not shared with others (benchmarks)
+    exclusive: bool = False  # runs alone on the machine (what times a processor)
+    alone_on_gpu: bool = False  # runs while nothing else of this kind uses its GPU
     timeout_s: float | None = None
     doc: str = field(default="", compare=False)
+
+    @property
+    def runs_in(self) -> ToolchainRef | None:
+        """The toolchain whose interpreter runs the stage; None for our own."""
+        return None if self.peer_tools else self.toolchain

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from buildsys.graph import calibration, operators, used
+from buildsys.graph import benching, calibration, operators, used
 from buildsys.graph.action import Action, FileRef
 from buildsys.graph.flow import Resolved, calibrated, golden_refs, golden_target, simplified_graph
 from buildsys.graph.surgery import AFTER_SIMPLIFY, cases_at
 
 
 def conversions(spec: Resolved) -> Iterator[Action]:
-    """Yield the targets calibrate and convert that a model's engines need."""
+    """Yield the targets calibrate and convert that a model's engines and their baselines need."""
     if calibration.quantized_engines(spec):
         yield _calibrate(spec)
-    for precision in used.converted_precisions(spec):
+    for precision in dict.fromkeys((*used.converted_precisions(spec), *benching.converted_precisions(spec))):
         yield _quantize(spec, precision) if precision in calibration.QUANTIZED else _convert(spec, precision)
 
 

@@ -6,10 +6,10 @@ neither reach the stage nor make its target stale.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from buildsys.graph import calibration, operators, used
+from buildsys.graph import benching, calibration, operators, used
 from buildsys.graph.action import Action, FileRef
 from buildsys.graph.conversions import conversions
 from buildsys.graph.flow import (
@@ -34,15 +34,12 @@ from buildsys.graph.surgery import (
     cases_at,
     changes_golden,
     engine_cases,
-    frees_dims,
     golden_cases_at,
     golden_point,
-    is_cut,
-    origin_of,
     point_before,
     steps_of,
 )
-from buildsys.graph.typing import VersionOf, unknown_version, with_typing
+from buildsys.graph.typing import VersionOf, toolchain_of, unknown_version, with_typing
 
 
 def plan_model(spec: Resolved, version_of: VersionOf = unknown_version) -> tuple[Action, ...]:
@@ -274,11 +271,13 @@ def _engine(spec: Resolved, engine: Mapping[str, Any]) -> Action:
         sources=tuple(dict.fromkeys((*taken.sources, *used.network_hooks(engine)))),
         after=(graph.target, *((f"calibrate:{model}",) if by_builder else ()), *taken.after),
         code=used.backend_code("engine", engine),
-        tools=tuple(dict.fromkeys((*used.engine_tools(engine), *taken.tools))),
+        tools=tuple(dict.fromkeys((*used.engine_tools(engine), *taken.tools, *used.toolchain_tools(engine)))),
+        toolchain=toolchain_of(spec, engine),
         devices=(*used.devices(engine), *used.cores(engine)),
         environment=used.engine_environment(engine),
         advisory=origins_ref(spec),
         required=engine["required"],
+        alone_on_gpu=used.is_on_gpu(engine),  # a builder times tactics
         timeout_s=used.timeout(spec, "engine"),
         doc=f"build the engine {name} of {model}",
     )
@@ -300,60 +299,62 @@ def _verify(spec: Resolved, engine: Mapping[str, Any]) -> Action:
         sources=taken.sources,
         after=(f"engine:{model}:{name}", golden_target(spec)),
         code=used.backend_code("verify", engine),
-        tools=("numpy", *used.run_tools(spec, engine), *taken.plugin_tools),
+        tools=tuple(
+            dict.fromkeys(("numpy", *used.run_tools(spec, engine), *taken.plugin_tools, *used.toolchain_tools(engine)))
+        ),
+        toolchain=toolchain_of(spec, engine),
         devices=used.devices(engine),
         environment=used.engine_environment(engine),
+        alone_on_gpu=used.is_on_gpu(engine),  # it would disturb who times
         timeout_s=used.timeout(spec, "verify"),
         doc=f"check the engine {name} of {model} against the golden outputs",
     )
 
 
-def _is_whole_network(spec: Resolved) -> bool:
-    """Tell whether PyTorch can be timed at the same work: not at a graph that was cut, nor with freed sizes."""
-    return "onnx" not in spec["source"] and not is_cut(spec) and not frees_dims(spec)
-
-
 def _bench(spec: Resolved, engine: Mapping[str, Any]) -> Action:
     model, name = spec["model"], engine["name"]
     cases = cases_at(spec, AFTER_SIMPLIFY, spec["bench"]["cases"])
-    with_torch = bool(spec["bench"]["baselines"]) and _is_whole_network(spec)
-    bench = {field: value for field, value in spec["bench"].items() if field not in ("cases", "baselines")}
-    bench["baselines"] = spec["bench"]["baselines"] if with_torch else []
-    taken = operators.loaded(spec, engine)
+    with_torch, graph = benching.has_torch(spec, engine), benching.baseline_graph(spec, engine)
+    taken, on_gpu = operators.loaded(spec, engine), used.is_on_gpu(engine)
+    bench = benching.bench_options(spec, engine)
+    run_tools, toolchain = used.run_tools(spec, engine), toolchain_of(spec, engine)
     options = {"engine": used.engine_fields(engine), "bench": bench, "cases": cases, **taken.options}
     if with_torch:
         options["network"] = {**used.network_options(spec), "outputs": {}}  # what it returns is not looked at
-    originals = _network_inputs(spec, cases) if with_torch else {}
+    originals = benching.network_inputs(spec, cases) if with_torch else {}
+    read = {**originals, **(graph.refs() if graph else {})}
     return Action(
         target=f"bench:{model}:{name}",
         stage="bench",
         model=model,
         variant=name,
         options=options,
-        inputs={**engine_refs(model, engine), **golden_refs(spec, cases), **originals, **taken.inputs},
+        inputs={**engine_refs(model, engine), **golden_refs(spec, cases), **read, **taken.inputs},
         outputs={"result": FileRef(f"{model}/bench/{name}.json")},
         sources=(*(used.network_sources(spec) if with_torch else ()), *taken.sources),
         weights=used.weights_files(spec) if with_torch else {},
-        after=(f"engine:{model}:{name}", golden_target(spec), *((f"reference:{model}",) if originals else ())),
+        after=(
+            f"engine:{model}:{name}",
+            golden_target(spec),
+            *((f"reference:{model}",) if originals else ()),
+            *((graph.target,) if graph else ()),
+        ),
         order=(f"verify:{model}:{name}",),  # the figures of a wrong engine are worth nothing
         code=used.backend_code("bench", engine),
         # the calls that are timed are made in Python
-        tools=("python", "numpy", *(used.network_tools(spec) if with_torch else ()), *used.run_tools(spec, engine)),
+        tools=("python", "numpy", *benching.baseline_tools(spec, engine), *(() if toolchain else run_tools)),
+        toolchain=toolchain,
+        peer_tools=(*used.toolchain_tools(engine), *run_tools) if toolchain else (),
         devices=tuple(dict.fromkeys(("cpu", "cores", *used.devices(engine)))),
-        environment=(*used.engine_environment(engine), *(("torch",) if with_torch else ()), "speed"),
-        exclusive=True,
+        environment=tuple(
+            dict.fromkeys((*used.engine_environment(engine), *benching.baseline_environment(spec, engine), "speed"))
+        ),
+        measures=True,
+        exclusive=not on_gpu,
+        alone_on_gpu=on_gpu,
         timeout_s=used.timeout(spec, "bench"),
         doc=f"benchmark the engine {name} of {model}",
     )
-
-
-def _network_inputs(spec: Resolved, cases: Iterable[str]) -> dict[str, FileRef]:
-    """Return the golden inputs of the network itself by role, where the engine takes others."""
-    if golden_point(spec, AFTER_SIMPLIFY) == EXPORTED:
-        return {}
-    origins = {case: origin_of(spec, case, EXPORTED) for case in cases}
-    files = golden_refs(spec, origins.values(), EXPORTED)
-    return {f"network.case.{case}": files[f"case.{origin}"] for case, origin in origins.items()}
 
 
 def _report(spec: Resolved, results: list[Action]) -> Action:

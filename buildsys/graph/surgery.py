@@ -128,8 +128,10 @@ def _profile_values(spec: Resolved, engines: Iterable[Mapping[str, Any]]) -> dic
     if not profiles:
         return {}
     inputs, points = inputs_at(spec, AFTER_SIMPLIFY), spec["verify"]["cases"]
+    usual = case_values(dims_at(spec, AFTER_SIMPLIFY))["opt"]  # of a dimension that a profile says nothing of
     values = [profile_cases(profile, inputs, spec["dims"]) for profile in profiles]
-    return {name_of(every[point]): every[point] for every in values for point in points}
+    cases = [{**usual, **every[point]} for every in values for point in points]
+    return {name_of(case): case for case in cases}
 
 
 def _values_at(spec: Resolved, point: str) -> dict[str, Dims]:

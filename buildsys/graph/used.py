@@ -37,6 +37,7 @@ GRAPH_STAGES = ("export", "surgery", "simplify", "convert")
 BACKEND_TOOLS = {"onnxruntime": "onnxruntime", "tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx"}
 FULL_PRECISION = "fp32"
 TAUGHT = ("symbolics", "translations")  # sections that teach an exporter operators
+_NOT_SHOWN = ("timeout", "toolchains")
 _POINTS = ("min", "opt", "max")
 _RARE = (*TAUGHT, "ops", "surgery", "calibration")  # sections that few models have
 
@@ -132,9 +133,11 @@ def reported(spec: Resolved) -> dict[str, Any]:
 
     A section that few models have is left out where it is empty: it has nothing to say there.
     """
-    idle = {"timeout"} | ({"quantize"} if not calibration.quantized_engines(spec) else set())
+    idle = {*_NOT_SHOWN} | ({"quantize"} if not calibration.quantized_engines(spec) else set())
     idle |= {"convert"} if spec["convert"] == {"tool": "builtin"} else set()
-    return {name: value for name, value in spec.items() if name not in idle and (value or name not in _RARE)}
+    shown = {name: value for name, value in spec.items() if name not in idle and (value or name not in _RARE)}
+    toolchains = {name: {"env": found["env"]} for name, found in spec.get("toolchains", {}).items()}
+    return {**shown, **({"toolchains": toolchains} if toolchains else {})}  # without where they lie
 
 
 def network_sources(spec: Resolved) -> tuple[str, ...]:
@@ -246,7 +249,13 @@ def network_hooks(engine: Mapping[str, Any]) -> tuple[str, ...]:
 
 def engine_fields(engine: Mapping[str, Any]) -> dict[str, Any]:
     """Return an engine's fields without those that only name it or judge the finished engine."""
-    return {field: value for field, value in engine.items() if field not in ("name", "tolerance", "required")}
+    unused = ("name", "tolerance", "required", *(() if engine["toolchain"] else ("toolchain",)))
+    return {field: value for field, value in engine.items() if field not in unused}
+
+
+def toolchain_tools(engine: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what a toolchain has beside the library of its engines."""
+    return ("python", "numpy") if engine["toolchain"] else ()
 
 
 def backend_code(stage: str, engine: Mapping[str, Any]) -> tuple[str, ...]:
@@ -257,6 +266,11 @@ def backend_code(stage: str, engine: Mapping[str, Any]) -> tuple[str, ...]:
 def devices(engine: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the devices that an engine depends on."""
     return ("cpu",) if engine["backend"] == "onnxruntime" and engine["provider"] == "cpu" else ("gpu",)
+
+
+def is_on_gpu(engine: Mapping[str, Any]) -> bool:
+    """Tell whether an engine runs on a GPU."""
+    return "gpu" in devices(engine)
 
 
 def timeout(spec: Resolved, stage: str) -> float | None:

@@ -26,10 +26,11 @@ def explained(refusal: GraphRefusedError, request: BuildRequest, job: Job) -> St
     except (ImportError, StageError):
         return StageError(refusal.problem, refusal.hint)
     files = files_of(job.project)
+    declared = {"ops"} if "operators" in job.options else set()  # of other sections it is not known here
     groups = []
     for alike in _by_operator(refusal.nodes):
         operator, opset = graph.operator(alike[0]), graph.opset
-        rungs = refusal_rungs(operator, request.options["backend"], opset, files=files)
+        rungs = refusal_rungs(operator, request.options["backend"], opset, files=files, declared=declared)
         groups.append((_about(operator, alike, graph), rungs))
     return StageError(refusal.problem, hint(groups))
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from buildsys.manifest.bench_checks import bench_problems
 from buildsys.manifest.engine_checks import engine_problems
 from buildsys.manifest.numbers import data_problem
 from buildsys.manifest.operators import operator_problems
@@ -198,6 +199,7 @@ _CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     _data,
     _cases,
     _engines,
+    bench_problems,
     profile_problems,
     engine_problems,
     surgery_problems,

@@ -15,3 +15,4 @@ class EngineBase(Spec):
     precision: Precision = "fp32"
     required: bool = Field(False, description="Fail the build where this engine cannot be built.")
     tolerance: EngineTolerance | None = Field(None, description="Limits instead of those of `verify`.")
+    toolchain: Name | None = Field(None, description="A toolchain of project.yaml that builds and runs it.")

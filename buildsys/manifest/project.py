@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,14 +62,19 @@ def load_project(
 
     Raises: ManifestErrors: everything that is wrong in any file.
     """
-    root = Path(os.path.abspath(root))  # noqa: PTH100 - resolve() would change what errors show
-    configs = configs or _folder(root, "BUILDSYS_CONFIGS", "configs")
-    project = Project(root, configs, _folder(root, "BUILDSYS_BUILD", "build"), root / STATE_FOLDER, {})
+    project = empty_project(root, configs=configs)
     load = _Load(project, remember, links_into)
     models = load.models()
     if load.errors:
         raise ManifestErrors(tuple(sorted(_distinct(load.errors), key=_place)))
-    return Project(root, configs, project.build, project.state, models)
+    return replace(project, models=models)
+
+
+def empty_project(root: Path, *, configs: Path | None = None) -> Project:
+    """Return the folders of the project at ``root``, without looking into any."""
+    root = Path(os.path.abspath(root))  # noqa: PTH100 - resolve() would change what errors show
+    configs = configs or _folder(root, "BUILDSYS_CONFIGS", "configs")
+    return Project(root, configs, _folder(root, "BUILDSYS_BUILD", "build"), root / STATE_FOLDER, {})
 
 
 class _Load:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from buildsys.manifest.matrix import expand_matrix
 from buildsys.manifest.numbers import default_high
 from buildsys.manifest.problem import Problem, show_value, suggest, suggest_file
 from buildsys.manifest.references import check_references
-from buildsys.manifest.schema import CacheSpec, Engine, ModelSpec
+from buildsys.manifest.schema import CacheSpec, Engine, ModelSpec, Name, ToolchainSpec
+from buildsys.manifest.toolchains import toolchain_problems, unknown_toolchains, used_toolchains
 from buildsys.manifest.tree import Node, Origin, leaves, merge, plain
 from buildsys.manifest.words import schema_problems
 from buildsys.manifest.workspace import Workspace
@@ -46,6 +47,7 @@ class Resolver:
         self._workspace = workspace
         self.project_file = workspace.configs / "project.yaml"
         self.engines_file = workspace.configs / "engines.yaml"
+        self._toolchains: Node | None = None  # where project.yaml is broken
         self._defaults, self._project_errors = self._read_defaults()
         self._profiles, self._engine_errors = self._read_profiles()
         self._layers_left = MAX_LAYERS
@@ -83,10 +85,21 @@ class Resolver:
             problems += schema_problems(error, tree, ModelSpec)
         taken = {fault.origin for fault in problems if isinstance(fault, Problem)}
         checks = [*check_model(tree, file), *check_references(tree, file, self._workspace)]
+        for engine in _members(tree.get("engines")):
+            checks += unknown_toolchains(engine, self._toolchains)
         problems += [problem for problem in checks if problem.origin not in taken]
         if problems:
             return None, problems
-        return Resolution(data["model"], _complete(data, tree), tree), []
+        toolchains = used_toolchains(data["engines"], plain(self._toolchains) if self._toolchains else {})
+        shared = {"toolchains": toolchains} if toolchains else {}
+        return Resolution(data["model"], {**_complete(data, tree), **shared}, self._with_shared(tree, toolchains)), []
+
+    def _with_shared(self, tree: Node, toolchains: Mapping[str, Any]) -> Node:
+        """Return the tree with the toolchains, so that who set what is known of them too."""
+        if not toolchains or self._toolchains is None:
+            return tree
+        kept = {name: node for name, node in self._toolchains.items() if name in toolchains}
+        return tree.with_member("toolchains", Node(kept, self._toolchains.origin))
 
     def _normal_form(self, tree: Node) -> tuple[Node, list[Fault]]:
         """Return the tree with the two short forms of a manifest, dynamic_axes and engine names, written out."""
@@ -148,12 +161,15 @@ class Resolver:
     def _read_defaults(self) -> tuple[Node, list[ManifestError]]:
         empty = Node({}, Origin(self._workspace.shown(self.project_file), ()))
         if not self._workspace.exists(self.project_file):
+            self._toolchains = empty
             return empty, []
         try:
             document = self._workspace.document(self.project_file)
         except ManifestError as error:
             return empty, [error]
         problems = list(_project_problems(document))
+        if not problems:
+            self._toolchains = document.get("toolchains") or Node({}, document.origin)
         defaults = document.get("defaults")
         if defaults is None or not isinstance(defaults.value, dict):
             return empty, self._workspace.errors(problems)
@@ -171,8 +187,10 @@ class Resolver:
 
     def _misfits(self) -> list[ManifestError]:
         """Return what is wrong with each profile by itself; costs a validator of its own."""
-        profiles = filter(None, (self._profiles or {}).values())
-        return self._workspace.errors([problem for profile in profiles for problem in _misfits_of(profile, Engine)])
+        problems: list[Problem] = []
+        for profile in filter(None, (self._profiles or {}).values()):
+            problems += [*_misfits_of(profile, Engine), *unknown_toolchains(profile, self._toolchains)]
+        return self._workspace.errors(problems)
 
 
 def _misfits_of(node: Node, spec: Any) -> Iterator[Problem]:
@@ -184,14 +202,21 @@ def _misfits_of(node: Node, spec: Any) -> Iterator[Problem]:
         yield from schema_problems(error, node, spec)
 
 
+def _members(node: Node | None) -> list[Node]:
+    return node.value if node is not None and isinstance(node.value, list) else []
+
+
 def _project_problems(document: Node) -> Iterator[Problem]:
     if not isinstance(document.value, dict):
         yield Problem(document.origin, f"found {show_value(document.value)}; a map with the field defaults is wanted")
     for name, node in document.items():
         if name == "cache":
             yield from _misfits_of(node, CacheSpec)
+        elif name == "toolchains":
+            yield from _misfits_of(node, dict[Name, ToolchainSpec])
+            yield from toolchain_problems(node)
         elif name != "defaults":
-            known = ("defaults", "cache")
+            known = ("defaults", "cache", "toolchains")
             yield Problem(node.origin, "unknown field", suggest(name, known, what="known fields"), of_key=True)
         elif not isinstance(node.value, dict):
             yield Problem(node.origin, f"found {show_value(node.value)}; a map of manifest sections is wanted")

@@ -6,8 +6,6 @@ reads while typing. Nothing in this module touches a file or imports a library t
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
 from pydantic import Field
 
 from buildsys.manifest.engine_spec import BACKENDS, Engine, OnnxRuntimeEngine
@@ -45,6 +43,7 @@ from buildsys.manifest.ops_spec import (
     PluginLibrary,
     PythonPlugin,
 )
+from buildsys.manifest.project_spec import CacheSpec, ProjectSpec, ToolchainSpec
 from buildsys.manifest.quantize_spec import CalibrationSpec, ConvertSpec, QuantizedOperator, QuantizeSpec
 from buildsys.manifest.spec import (
     AXIS_PATTERN,
@@ -56,6 +55,7 @@ from buildsys.manifest.spec import (
     PATTERN_WORDS,
     SHA256_PATTERN,
     TENSOR_PATTERN,
+    VARIABLE_PATTERN,
     WORD_PATTERN,
     Bytes,
     Callable,
@@ -117,6 +117,7 @@ from buildsys.manifest.tensorrt_spec import (
     TensorIo,
     TensorRtEngine,
     TensorRtRtxEngine,
+    TimingCacheSpec,
     ValueRange,
 )
 
@@ -136,11 +137,13 @@ __all__ = [
     "SOURCE_KINDS",
     "STEP_KINDS",
     "TENSOR_PATTERN",
+    "VARIABLE_PATTERN",
     "WORD_PATTERN",
     "BenchSpec",
     "Bf16Tolerance",
     "BuiltLibrary",
     "Bytes",
+    "CacheSpec",
     "CalibrationSpec",
     "Callable",
     "Case",
@@ -218,7 +221,9 @@ __all__ = [
     "TensorRtEngine",
     "TensorRtRtxEngine",
     "TensorSpec",
+    "TimingCacheSpec",
     "Tolerance",
+    "ToolchainSpec",
     "TorchvisionSource",
     "TorchvisionWeights",
     "TranslationSpec",
@@ -255,18 +260,3 @@ class ModelSpec(Spec):
     bench: BenchSpec = section()
     report: ReportSpec = section()
     timeout: dict[Stage, Seconds] = Field(default_factory=dict, description="Limit per stage, e.g. {export: 10min}.")
-
-
-class CacheSpec(Spec):
-    """A cache of built outputs that several people and machines share."""
-
-    remote: str = Field(min_length=1, description="A folder, or a URL: sftp://host/path, s3://bucket/path.")
-    mode: Literal["read-only", "read-write"] = Field("read-only", description="Whether results are added to it.")
-    timeout: Seconds = Field(30.0, gt=0, description="What one target may need of it before the run goes on without.")
-
-
-class ProjectSpec(Spec):
-    """configs/project.yaml: what all models of the project share."""
-
-    defaults: dict[str, Any] = Field(default_factory=dict, description="Manifest sections under every model's own.")
-    cache: CacheSpec | None = Field(None, description="The shared cache, behind the store of this project.")

@@ -21,12 +21,21 @@ def resolved_text(model: ResolvedModel) -> str:
 
     The text is a manifest itself: in a project without defaults it resolves to the same data.
     """
-    unused = ("export",) if "onnx" in model.data["source"] else ()
+    unused = ("toolchains", *(("export",) if "onnx" in model.data["source"] else ()))
     sections = {name: value for name, value in model.data.items() if name not in unused}
     lines = list(_lines(sections, (), 0, model.origins))
     width = min(max((len(line) for line, _ in lines), default=0), 60)
     shown = (f"{line:<{width}}  # {comment}" if comment else line for line, comment in lines)
-    return f"# {model.name}, from {model.file}\n" + "\n".join(shown) + "\n"
+    toolchains = "".join(f"# {line}\n" for line in _toolchain_lines(model))
+    return f"# {model.name}, from {model.file}\n" + "\n".join(shown) + "\n" + toolchains
+
+
+def _toolchain_lines(model: ResolvedModel) -> Iterator[str]:
+    """Yield the toolchains of the engines as comments: they are the project's, and no part of a manifest."""
+    for name, toolchain in model.data.get("toolchains", {}).items():
+        origin = model.origins.get(f"toolchains.{name}.python", "default")
+        variables = "".join(f" {key}={value}" for key, value in toolchain["env"].items())
+        yield f"toolchain {name}: {toolchain['python']}{variables} ({origin})"
 
 
 def write_schemas(folder: Path) -> list[Path]:

@@ -42,6 +42,7 @@ NODE_PATTERN = r"^([A-Za-z_][A-Za-z0-9_.-]*::)?[A-Za-z_][A-Za-z0-9_]*$"
 AXIS_PATTERN = r"^-?[0-9]{1,2}$"
 OPERATOR_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]*::[A-Za-z_][A-Za-z0-9_]*$"
 CXX_SOURCE_PATTERN = r"^.+\.(c|cc|cpp|cxx)$"
+VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"
 PATTERN_WORDS = {
     NAME_PATTERN: "a name of letters, digits and _ . + - that starts with a letter or digit",
     TENSOR_PATTERN: "a tensor name of letters, digits and _ . : / + - that starts with a letter, a digit or _",
@@ -53,6 +54,7 @@ PATTERN_WORDS = {
     AXIS_PATTERN: "the number of an axis",
     OPERATOR_PATTERN: "an operator with its domain such as custom_domain::customOp",
     CXX_SOURCE_PATTERN: "a C or C++ file (.c, .cc, .cpp, .cxx)",
+    VARIABLE_PATTERN: "the name of an environment variable such as LD_LIBRARY_PATH",
 }
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)]
 TensorName = Annotated[str, Field(pattern=TENSOR_PATTERN, max_length=200)]

@@ -23,6 +23,22 @@ Modules = Annotated[
 ]
 
 
+def _check_switches(value: object) -> object:
+    if isinstance(value, bool):
+        return (value,)
+    if isinstance(value, tuple) and value and all(isinstance(entry, bool) for entry in value):
+        return tuple(dict.fromkeys(value))
+    raise PydanticCustomError("switches", "neither true, false nor a list of both")
+
+
+CudaGraph = Annotated[
+    tuple[bool, ...],
+    BeforeValidator(_check_switches),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "boolean"}, "minItems": 1}]}),
+]
+Baseline = Literal["torch", "torch_cuda_graph", "torch_compile", "onnxruntime"]
+
+
 class ExportSpec(Spec):
     """Options of torch.onnx.export under torch's names. An unset option keeps torch's default."""
 
@@ -141,7 +157,18 @@ class BenchSpec(Spec):
     warmup: Seconds = Field(0.2, ge=0, description="Time per case and contender before samples count.")
     min_samples: int = Field(10, ge=1, description="At least this many samples, however long they take.")
     cases: tuple[Case, ...] = Field(("opt",), min_length=1)
-    baselines: tuple[Literal["torch"], ...] = Field(("torch",))
+    baselines: tuple[Baseline, ...] = Field(("torch",), description="What else is timed, in turns with the engine.")
+    baseline_precision: Literal["auto", "fp32", "fp16", "bf16"] = Field(
+        "auto", description="auto: the engine's on a GPU (fp16 below that), fp32 on a CPU."
+    )
+    cuda_graph: CudaGraph = Field(
+        (False,), description="Launch the engine as one captured graph; [false, true] times both (TensorRT)."
+    )
+    transfers: Literal["none", "in", "out", "both"] = Field(
+        "none", description="Copies between host and GPU within the measured time (TensorRT)."
+    )
+    in_flight: int = Field(1, ge=1, le=64, description="Inferences at a time on the GPU (TensorRT).")
+    wait: Literal["spin", "block"] = Field("spin", description="How the host waits for the GPU (TensorRT).")
 
 
 class ReportSpec(Spec):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag
 
 from buildsys.manifest.engine_base import EngineBase
-from buildsys.manifest.spec import Bytes, Callable, DType, Spec, TensorName
+from buildsys.manifest.spec import SHA256_PATTERN, Bytes, Callable, DType, Spec, TensorName
 
 Sizes = tuple[Annotated[int, Field(ge=0)], ...]
 Integers = tuple[int, ...]
@@ -73,6 +73,14 @@ class LayerPrecision(Spec):
 
     layers: str = Field(min_length=1, description="Pattern of layer names, with * and ?, such as /layer4/*.")
     precision: Literal["fp32", "fp16", "bf16", "int8"]
+
+
+class TimingCacheSpec(Spec):
+    """Which timings an engine is built with."""
+
+    pin: Annotated[str, Field(pattern=SHA256_PATTERN)] = Field(
+        description="Digest of the one timing cache to build with, as an engine.json has it."
+    )
 
 
 class TensorRtBase(EngineBase):
@@ -141,6 +149,9 @@ class TensorRtEngine(TensorRtBase):
         "obey", description="Whether a layer whose precision has no kernel is an error."
     )
     flags: dict[OtherFlag, bool] = Field(default_factory=dict, description="Further builder flags; not on 8.6.")
+    timing_cache: TimingCacheSpec | None = Field(
+        None, description="Build with exactly these timings; not set: with those that builds here share."
+    )
 
 
 class TensorRtRtxEngine(TensorRtBase):

@@ -46,6 +46,7 @@ _WANTED = {
     "dim": "a whole number from 0 or the name of a dimension",
     "scalar": "a number, text, true or false",
     "modules": "true, false or a list of class paths",
+    "switches": "true, false or a list of both",
 }
 
 

@@ -38,13 +38,18 @@ class Implementation:
     functions: Path | None = None  # the file of those that it takes in place of the graph's
 
     @property
+    def is_declared(self) -> bool:
+        """Whether the manifest is known to say anything of custom operators."""
+        return bool(self.uses or self.missing or self.functions)
+
+    @property
     def libraries(self) -> list[Path]:
         """The shared libraries, each once."""
         return list(dict.fromkeys(use.path for use in self.uses if use.path.suffix != ".py"))
 
     def apply(self, model: ModelProto) -> bool:
         """Change a model's functions to what the backend is to read; return whether that changes anything."""
-        if not (self.uses or self.missing or self.functions):
+        if not self.is_declared:
             return False
         from buildsys.onnx_graph import load_model  # onnx, which only such graphs need
         from buildsys.operators.placing import put_in, take_out
@@ -59,7 +64,7 @@ class Implementation:
 
         Raises: StageError: the graph has an operator that nothing implements for the backend.
         """
-        if not (self.uses or self.missing or self.functions):
+        if not self.is_declared:
             return path
         from buildsys.onnx_graph import load_model, save_model
 

@@ -11,7 +11,8 @@ from onnx import ModelProto
 from buildsys.backends.ort_graph import known_operators
 from buildsys.backends.ort_session import OrtGraph
 from buildsys.errors import StageError
-from buildsys.onnx_graph import load_model
+from buildsys.ladder.rungs import OnnxOperator, hint, refusal_rungs
+from buildsys.onnx_graph import load_model, opsets
 from buildsys.operators.implementation import Implementation
 from buildsys.operators.nodes import nodes_of, operator_of, split_operator
 
@@ -42,9 +43,12 @@ def refuse_unimplemented(model: ModelProto, implementation: Implementation) -> N
     count = sum(operator_of(node) == op for node in lacking)
     others = len({operator_of(node) for node in lacking}) - 1
     more = f" and {others} more operator{'s' * (others > 1)}" if others else ""
-    name = split_operator(op)[1]
+    declared = {"ops"} if implementation.is_declared else set()
+    rungs = refusal_rungs(
+        OnnxOperator(*split_operator(op)), "onnxruntime", opsets(model).get("ai.onnx", 0), declared=declared
+    )
     raise StageError(
         f"nothing implements {op}{more} for ONNX Runtime ({count} node{'s' * (count > 1)}, the first is"
         f" {lacking[0].name or lacking[0].output[0]})",
-        f'add it to the manifest: ops: [{{op: "{op}", function: "plugins/ops/{name}.py:{name}"}}]',
+        hint([("", rungs)]),
     )

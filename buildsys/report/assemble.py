@@ -10,7 +10,9 @@ from typing import Any
 
 from buildsys.report.checks import checks_of, contradictions
 from buildsys.report.custom_operators import operator_lines
+from buildsys.report.engine_provenance import engine_provenance
 from buildsys.report.engines import bench_notes, engine_lines, timings
+from buildsys.report.gpu_timing import gpu_states, gpu_timings
 from buildsys.report.graphs import conversion_of, graph_of, surgery_of
 from buildsys.report.model import FileLine, Provenance, Report, TensorLine
 from buildsys.report.results import ABSENT, Result, mapping, read_results, texts, whole
@@ -49,7 +51,10 @@ def assemble(
         conversions=tuple(conversion_of(result) for result in converted),
         checks=checks,
         engines=engine_lines(results, manifest),
+        engine_provenance=engine_provenance(results, manifest),
         bench=timings(results),
+        gpu_timings=gpu_timings(results),
+        gpu_states=gpu_states(results),
         bench_notes=bench_notes(results),
         warnings=(*odd, *_warnings(results)),
         provenance=_provenance(manifest, results),
@@ -120,11 +125,16 @@ def _provenance(manifest: Manifest, results: Sequence[Result]) -> Provenance:
 
 
 def _versions(results: Sequence[Result]) -> dict[str, str]:
-    """Return library -> version; where stages saw different ones, every one of them is named."""
+    """Return library -> version; where stages saw different ones, every one of them is named.
+
+    Those of a toolchain carry its name.
+    """
     seen: dict[str, dict[str, None]] = {}
     for result in results:
+        toolchain = result.toolchain.get("name")
         for name, version in result.toolchain.items():
-            seen.setdefault(name, {})[version] = None
+            if name != "name":
+                seen.setdefault(f"{name} ({toolchain})" if toolchain else name, {})[version] = None
     return {name: " and ".join(versions) for name, versions in sorted(seen.items())}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from buildsys.report.checks import case_order
+from buildsys.report.gpu_timing import contender_words, in_order, own_contender
 from buildsys.report.model import EngineLine, Timing
 from buildsys.report.results import ABSENT, Result, mapping, number, texts, whole
 
@@ -52,7 +53,14 @@ def _engine_line(result: Result, by_target: Mapping[tuple[str, str], Result], as
         device=_device(figures.get("device")),
         sha256=str(figures.get("engine_sha256") or ""),
         messages=texts(figures.get("messages")),
+        toolchain=_toolchain(result),
     )
+
+
+def _toolchain(result: Result) -> str:
+    name = result.toolchain.get("name")
+    versions = ", ".join(f"{library} {version}" for library, version in result.toolchain.items() if library != "name")
+    return (f"{name} ({versions})" if versions else name) if name else ""
 
 
 def _status(by_target: Mapping[tuple[str, str], Result], stage: str, name: str) -> str:
@@ -80,12 +88,12 @@ def _timings(result: Result) -> Iterator[Timing]:
     for case in sorted(cases, key=case_order):
         figures = mapping(cases[case])
         contenders = mapping(figures.get("contenders"))
-        for contender in sorted(contenders, key=lambda name: (name != "engine", name)):
+        for contender in in_order(contenders):
             yield _timing(result.variant, case, contender, figures, mapping(contenders[contender]))
 
 
 def _timing(engine: str, case: str, contender: str, figures: Mapping[str, Any], own: Mapping[str, Any]) -> Timing:
-    dims = mapping(figures.get("dims"))
+    dims, main = mapping(figures.get("dims")), own_contender(mapping(figures.get("contenders")))
     percentiles = ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "mean_ms", "min_ms", "max_ms", "throughput_per_s")
     return Timing(
         engine=engine,
@@ -94,7 +102,7 @@ def _timing(engine: str, case: str, contender: str, figures: Mapping[str, Any], 
         dims=", ".join(f"{name} {value}" for name, value in dims.items()) or "fixed",
         batch=whole(figures.get("batch")),
         samples=whole(own.get("count")),
-        speedup=number(figures.get("speedup")) if contender == "engine" else None,
+        speedup=number(figures.get("speedup")) if contender == main else None,
         **{key: number(own.get(key)) for key in percentiles},
     )
 
@@ -109,6 +117,8 @@ def _notes(result: Result) -> Iterator[str]:
 def _measured_how(figures: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     yield "Interleaving", figures.get("interleaving")
     yield "CPU", figures.get("cpu")
+    for name, reason in mapping(figures.get("left_out")).items():
+        yield f"{contender_words(name)} was left out", reason
     yield "Settings", {key: value for key, value in mapping(figures.get("settings")).items() if key != "device"}
 
 

@@ -85,7 +85,8 @@ def _chain(report: Report) -> Lines:
     for engine in report.engines:
         origin = last if engine.precision in ("fp32", "") else f"convert/{engine.precision}"
         kind = f"{engine.backend}, {engine.precision}"
-        yield f"- engine {code(engine.name)} ({kind}): from {code(f'{origin}/model.onnx')}"
+        by = f", built in the toolchain {escape(engine.toolchain)}" if engine.toolchain else ""
+        yield f"- engine {code(engine.name)} ({kind}): from {code(f'{origin}/model.onnx')}{by}"
     if report.tensors:
         rows = [(t.role, code(t.name), t.dtype, f" {q.TIMES} ".join(t.shape) or "scalar") for t in report.tensors]
         yield from ("", *table(("tensor", "name", "dtype", "shape"), rows))

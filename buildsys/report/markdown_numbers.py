@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from buildsys.report import gpu_timing
 from buildsys.report import quantities as q
 from buildsys.report.model import Check, Comparison, EngineLine, Failure, Report, Timing
 from buildsys.report.summary import status_word
@@ -65,6 +66,9 @@ def engines(report: Report) -> Lines:
     columns = ("engine", "backend", "precision", "built", "size>", "build time>", "layers>", "verified", "timed")
     yield from table(columns, [_engine(line) for line in report.engines])
     yield from _devices(report.engines)
+    for made in report.engine_provenance:
+        yield from ("", f"### Engine {code(made.engine)}", "")
+        yield from (f"- {name}: {escape(text)}" for name, text in made.lines.items())
 
 
 def bench(report: Report) -> Lines:
@@ -82,6 +86,7 @@ def bench(report: Report) -> Lines:
     yield "- Speed-up: p50 of the baseline over p50 of the engine, measured interleaved in one run."
     yield "- Throughput: batch items per second."
     yield from (f"- {escape(note)}" for note in report.bench_notes)
+    yield from gpu_timing.render(report.gpu_timings, report.gpu_states)
 
 
 def _limits(limits: Mapping[str, float]) -> str:
@@ -178,7 +183,7 @@ def _timing(line: Timing) -> tuple[str, ...]:
         code(line.engine),
         line.case,
         line.dims,
-        line.contender,
+        gpu_timing.contender_words(line.contender),
         *(q.significant(figure) for figure in figures),
         q.count(line.samples),
         q.significant(line.throughput_per_s),

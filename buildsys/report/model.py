@@ -199,6 +199,15 @@ class EngineLine:
     device: str
     sha256: str
     messages: tuple[str, ...]
+    toolchain: str = ""  # its name and the versions of what it has
+
+
+@dataclass(frozen=True)
+class EngineProvenance:
+    """What one engine was built with: what a line is about -> its text, in the order of the report."""
+
+    engine: str
+    lines: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -220,6 +229,37 @@ class Timing:
     max_ms: float | None
     throughput_per_s: float | None
     speedup: float | None
+
+
+@dataclass(frozen=True)
+class GpuTiming:
+    """One contender in one case by the clocks of GPU and host."""
+
+    engine: str
+    case: str
+    contender: str
+    gpu_p50_ms: float | None
+    gpu_p99_ms: float | None
+    wall_p50_ms: float | None
+    wall_p99_ms: float | None
+    throughput_per_s: float | None
+    queued_throughput_per_s: float | None
+    device_memory_bytes: int | None  # what a context needs beside the weights
+    memory_taken_bytes: int | None  # by what was free before and after
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """The GPU while one case was timed: least, middle and greatest reading, as text with a unit."""
+
+    engine: str
+    case: str
+    readings: int | None
+    sm_clock_mhz: str
+    memory_clock_mhz: str
+    power_w: str
+    temperature_c: str
+    throttle: str
 
 
 @dataclass(frozen=True)
@@ -261,7 +301,10 @@ class Report:
     conversions: tuple[Conversion, ...]
     checks: tuple[Check, ...]
     engines: tuple[EngineLine, ...]
+    engine_provenance: tuple[EngineProvenance, ...]
     bench: tuple[Timing, ...]
+    gpu_timings: tuple[GpuTiming, ...]
+    gpu_states: tuple[GpuState, ...]
     bench_notes: tuple[str, ...]
     warnings: tuple[str, ...]
     provenance: Provenance

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from buildsys.report import quantities
 from buildsys.report.checks import case_order
+from buildsys.report.gpu_timing import own_contender
 from buildsys.report.model import Comparison, TargetLine, Verdict
 from buildsys.report.results import FAILED, PASSED, Result, mapping, number, whole
 
@@ -105,7 +106,8 @@ def _bench(result: Result) -> str:
 
 
 def _p50(case: str, figures: Mapping[str, object]) -> str:
-    own = mapping(mapping(figures.get("contenders")).get("engine"))
+    contenders = mapping(figures.get("contenders"))
+    own = mapping(contenders.get(own_contender(contenders)))
     return f"{case}: p50 {quantities.significant(number(own.get('p50_ms')))} ms"
 
 

@@ -1,26 +1,27 @@
-"""Measure the latency of an engine beside its baselines, in turns, in one process."""
+"""Measure the latency of an engine beside its baselines, in turns, in one run."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from buildsys.backends import load_backend
-from buildsys.backends.base import Options, Run
+from buildsys.backends.base import Options
+from buildsys.backends.gpu_loop import ENGINE, ENGINE_CUDA_GRAPH, GpuTiming
 from buildsys.errors import Unavailable
-from buildsys.interleaving import Pace, measure
-from buildsys.latency import summarize
+from buildsys.interleaving import Pace, Samples, measure
+from buildsys.latency import summarize, summarize_gpu
 from buildsys.machine import OtherLoad, cpu_model, load_average, usable_cores
+from buildsys.nvml.readings import sampled
 from buildsys.operators.implementation import implementation_of
-from buildsys.tensors import Tensor, load_case
+from buildsys.tensors import load_case
+from buildsys.timing.baselines import Baselines, opened_baselines
+from buildsys.timing.engine import LocalEngine, TimedEngine
+from buildsys.timing.noise import noise
+from buildsys.timing.peer import PeerEngine
 from buildsys.worker.job import Job, StageResult
 
-_NOISY_VARIATION = 0.15  # a quiet machine shows up to 0.09 with two threads, one busy neighbour 0.2 and more
-_NOISY_OTHERS = 0.1  # share of all processors
-Inputs = Mapping[str, Tensor]
-Binder = Callable[[Inputs], Run]  # from inputs to a call that only computes
 Figures = dict[str, Any]
 
 
@@ -29,105 +30,122 @@ def run(job: Job) -> StageResult:
     if "engine" not in job.inputs:
         return StageResult("unavailable", "there is no engine to measure: see the result of the engine target")
     options = job.options["engine"]
-    threads = int(options.get("intra_op_threads") or usable_cores())
+    threads, timing = int(options.get("intra_op_threads") or usable_cores()), _timing(job)
     try:
-        backend = load_backend(options["backend"])
-        uses = implementation_of(job, options["backend"]).uses
-        session = backend.load(job.inputs["engine"], options, uses)
+        engine = _load(job)
     except Unavailable as reason:
         return StageResult("unavailable", reason.problem, reason.hint)
-    with ExitStack() as stack:
-        stack.callback(backend.unload, session)
-        binders: dict[str, Binder] = {"engine": session.bind}
-        device = backend.device(options)
-        if "network" in job.options and "torch" in job.options["bench"]["baselines"]:
-            job.progress("making the PyTorch baseline")
-            binders["torch"] = stack.enter_context(_torch_baseline(job, threads, device["kind"]))
-        return StageResult(figures=_figures(job, binders, {**_settings(options, threads, device), **_surgery(job)}))
+    try:
+        with opened_baselines(job, threads, engine.device["kind"], timing) as baselines:
+            settings = {**_settings(options, threads, engine.device, timing), **_surgery(job)}
+            figures = _figures(job, engine, baselines, timing)
+            settings.update(baselines.settings)
+            versions = {"engine_toolchain": dict(engine.versions)} if engine.versions else {}
+            left_out = {"left_out": baselines.left_out} if baselines.left_out else {}
+            return StageResult(figures={**figures, "settings": settings, **left_out, **versions})
+    finally:
+        engine.close()
 
 
-def _figures(job: Job, binders: Mapping[str, Binder], settings: Figures) -> Figures:
+def _load(job: Job) -> TimedEngine:
+    """Return the engine, in a process of its toolchain where it has one."""
+    options, toolchain = job.options["engine"], job.toolchain
+    uses = implementation_of(job, options["backend"]).uses
+    if toolchain is None:
+        return LocalEngine(options["backend"], job.inputs["engine"], options, uses)
+    folder = job.outputs["result"].parent
+    job.progress(f"loading the engine in the toolchain {toolchain.name}")
+    return PeerEngine(
+        toolchain, options["backend"], job.inputs["engine"], options, uses, project=job.project, folder=folder
+    )
+
+
+def _timing(job: Job) -> GpuTiming | None:
+    """Return how an engine on a GPU is timed, None for one on a CPU."""
+    asked = job.options["bench"].get("gpu")
+    return None if asked is None else GpuTiming(**{**asked, "cuda_graph": tuple(asked["cuda_graph"])})
+
+
+def _figures(job: Job, engine: TimedEngine, baselines: Baselines, timing: GpuTiming | None) -> Figures:
     bench = job.options["bench"]
     pace = Pace(bench["duration"], bench["warmup"], bench["min_samples"])
-    before, others = load_average(), OtherLoad()
-    cases = {}
+    before, others = load_average(), OtherLoad(engine.processes)
+    cases: dict[str, Figures] = {}
     for name, dims in job.options["cases"].items():
         job.progress(f"case {name}")
-        cases[name] = {"dims": dict(dims), **_measure_case(_inputs(job, name, binders), binders, pace)}
+        cases[name] = {"dims": dict(dims), **_measure_case(job, name, engine, baselines, timing, pace)}
     share = others.share()
+    contenders = list(dict.fromkeys(name for case in cases.values() for name in case["contenders"]))
     return {
         "cases": cases,
-        "settings": settings,
-        "interleaving": _interleaving(binders, pace),
+        "interleaving": _interleaving(contenders, pace, timing),
         "cpu": cpu_model(),
         "load": {"average_before": before, "average_after": load_average(), "others_share": share},
-        "noisy": list(_noise(cases, share)),
+        "noisy": list(noise(cases, share)),
     }
 
 
-def _inputs(job: Job, case: str, binders: Mapping[str, Binder]) -> dict[str, Inputs]:
-    """Return contender -> inputs: the network has its own where surgery has changed those of the engine."""
-    inputs = load_case(job.inputs[f"case.{case}"]).inputs
-    own = job.inputs.get(f"network.case.{case}")
-    return {name: load_case(own).inputs if own and name == "torch" else inputs for name in binders}
-
-
-def _measure_case(inputs: Mapping[str, Inputs], binders: Mapping[str, Binder], pace: Pace) -> Figures:
-    samples = measure({name: bind(inputs[name]) for name, bind in binders.items()}, pace)
-    batch = _batch(inputs["engine"])
-    contenders = {name: summarize(taken, batch) for name, taken in samples.items()}
-    speedup = contenders["torch"]["p50_ms"] / contenders["engine"]["p50_ms"] if "torch" in contenders else None
-    return {"batch": batch, "contenders": contenders, "speedup": speedup}
-
-
-def _batch(inputs: Inputs) -> int:
-    """Return the size of the first input's first axis; 1 for a model without inputs or with a scalar."""
-    first = next(iter(inputs.values()), None)
-    return first.shape[0] if first is not None and first.shape else 1
+def _measure_case(
+    job: Job, case: str, engine: TimedEngine, baselines: Baselines, timing: GpuTiming | None, pace: Pace
+) -> Figures:
+    golden = job.inputs[f"case.{case}"]
+    contenders = engine.bind(golden, timing)
+    contenders |= baselines.bind(golden, job.inputs.get(f"network.case.{case}", golden))
+    facts = engine.facts()
+    with _readings(facts.pop("pci_bus_id", "")) as gpu:
+        samples = measure(contenders, pace)
+    batch = _batch(job, case)
+    figures = {name: _summary(taken, batch) for name, taken in samples.items()}
+    figures[next(iter(figures))].update(facts)
+    return {"batch": batch, "contenders": figures, "speedup": _speedup(figures), **gpu}
 
 
 @contextmanager
-def _torch_baseline(job: Job, threads: int, kind: str) -> Iterator[Binder]:
-    """Yield what binds inputs to the eager PyTorch network, on the engine's kind of device."""
-    import torch
-
-    from buildsys.network.calling import make_network
-    from buildsys.network.dtypes import to_torch
-
-    network = make_network(job.options["network"], job.project)
-    on_gpu = kind == "gpu" and torch.cuda.is_available()
-    device = torch.device("cuda" if on_gpu else "cpu")
-    module = network.module.to(device)
-
-    def bind(inputs: Inputs) -> Run:
-        tensors = {name: to_torch(tensor).to(device) for name, tensor in inputs.items()}
-        network.result(tensors)  # wrong inputs are explained here
-        positional, named = network.arguments(tensors)
-
-        def call() -> None:
-            module(*positional, **named)
-            if on_gpu:
-                torch.cuda.synchronize()
-
-        return call
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with torch.inference_mode():
-            yield bind
-    finally:
-        torch.set_num_threads(before)
+def _readings(pci_bus_id: str) -> Iterator[Figures]:
+    """Yield a map that has the readings of a GPU after the block; it stays empty without one."""
+    figures: Figures = {}
+    if not pci_bus_id:
+        yield figures
+        return
+    with sampled(pci_bus_id) as readings:
+        yield figures
+    figures["gpu"] = readings.figures()
 
 
-def _settings(options: Options, threads: int, device: Figures) -> Figures:
+def _summary(samples: Samples, batch: int) -> Figures:
+    return summarize_gpu(samples, batch) if samples.gpu_ns else summarize(samples.wall_ns, batch)
+
+
+def _speedup(contenders: Mapping[str, Figures]) -> float | None:
+    """Return how many times as long as the engine eager PyTorch takes."""
+    own = next(figures for name, figures in contenders.items() if name in (ENGINE, ENGINE_CUDA_GRAPH))
+    speedup: float | None = contenders["torch"]["p50_ms"] / own["p50_ms"] if "torch" in contenders else None
+    return speedup
+
+
+def _batch(job: Job, case: str) -> int:
+    """Return the size of the first input's first axis; 1 for a model without inputs or with a scalar."""
+    first = next(iter(load_case(job.inputs[f"case.{case}"]).inputs.values()), None)
+    return first.shape[0] if first is not None and first.shape else 1
+
+
+def _settings(options: Options, threads: int, device: Figures, timing: GpuTiming | None) -> Figures:
+    gpu = {} if timing is None else {"transfers": timing.transfers, "in_flight": timing.in_flight, "wait": timing.wait}
     return {
         "threads": threads,
         "device": device,
         "malloc": " ".join(f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith("MALLOC_")),
-        "inputs": "on the device before the clock starts; outputs stay there",
+        "inputs": _where_inputs_lie(timing),
+        **gpu,
         **({"spinning": options["spinning"]} if "spinning" in options else {}),
     }
+
+
+def _where_inputs_lie(timing: GpuTiming | None) -> str:
+    pinned = "page-locked memory of the host"
+    inputs = f"come from {pinned}" if timing and timing.copies_in else "on the device before the clock starts"
+    outputs = f"go to {pinned}" if timing and timing.copies_out else "stay there"
+    return f"{inputs}; outputs {outputs}"
 
 
 def _surgery(job: Job) -> Figures:
@@ -136,21 +154,19 @@ def _surgery(job: Job) -> Figures:
     return {"torch": "is the network from before surgery, with its own inputs"} if changed else {}
 
 
-def _interleaving(binders: Mapping[str, Binder], pace: Pace) -> str:
-    if len(binders) == 1:
-        return f"one contender, blocks of {pace.block_s * 1000:.0f} ms without a break"
+def _interleaving(contenders: Sequence[str], pace: Pace, timing: GpuTiming | None) -> str:
+    if len(contenders) == 1:
+        turns = f"one contender, blocks of {pace.block_s * 1000:.0f} ms without a break"
+    else:
+        names = " and ".join(contenders)
+        turns = (
+            f"{names} take turns of at least {pace.block_s * 1000:.0f} ms and {pace.block_runs} calls,"
+            " the order reversed every round;"
+            f" the first {pace.settle_s * 1000:.0f} ms and {pace.settle_runs} calls of a turn do not count"
+        )
+    if timing is None or timing.in_flight > 1:
+        return turns
     return (
-        f"{' and '.join(binders)} take turns of at least {pace.block_s * 1000:.0f} ms and {pace.block_runs} calls,"
-        " the order reversed every round;"
-        f" the first {pace.settle_s * 1000:.0f} ms and {pace.settle_runs} calls of a turn do not count"
+        f"{turns}; on the GPU half of a turn goes to inferences one at a time, by the host's clock,"
+        " and half to inferences queued one behind the other, by the GPU's"
     )
-
-
-def _noise(cases: Mapping[str, Figures], others_share: float | None) -> Iterator[str]:
-    """Say what makes the figures doubtful."""
-    for case, figures in cases.items():
-        for name, contender in figures["contenders"].items():
-            if contender["variation"] > _NOISY_VARIATION:
-                yield f"{name}, case {case}: the latencies vary by {contender['variation']:.0%} of their mean"
-    if others_share is not None and others_share > _NOISY_OTHERS:
-        yield f"other processes used {others_share:.0%} of the processors meanwhile"

@@ -4,41 +4,63 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from buildsys.backends import load_backend
 from buildsys.backends.base import Backend, BuildRequest, Calibration, Figures, GraphRefusedError, OperatorUse
 from buildsys.digest import sha256_of
+from buildsys.engine_host import built_with
 from buildsys.errors import StageError, Unavailable
 from buildsys.ladder.refused import explained
 from buildsys.operators.implementation import implementation_of
+from buildsys.stages.timing import Loan, borrow
 from buildsys.worker.job import Job, StageResult
 from buildsys.writeback import start_writeback
+
+_PORTABILITY = ("version_compatible", "exclude_lean_runtime", "hardware_compatibility", "compute_capabilities")
 
 
 def run(job: Job) -> StageResult:
     """Build the engine with its backend. ``unavailable`` where the backend cannot work here."""
     options = job.options["engine"]
     try:
-        backend = load_backend(options["backend"])
+        backend = load_backend(options["backend"], job.toolchain)
         backend.prepare(options)
-        figures = _build(job, backend)
+        figures = _built(job, backend)
     except Unavailable as reason:
         _remove_engine(job)
         return StageResult("unavailable", reason.problem, reason.hint, {"backend": options["backend"]})
     return StageResult(figures={"backend": options["backend"], **figures})
 
 
+def _built(job: Job, backend: Backend) -> Figures:
+    """Build the engine. Raises: Unavailable: its graph has to be changed first, for which its toolchain lacks onnx."""
+    try:
+        return _build(job, backend)
+    except ModuleNotFoundError as error:
+        if job.toolchain is None or error.name != "onnx":
+            raise
+        name, pip = job.toolchain.name, job.toolchain.pip
+        problem = f"the graph has to be changed for this engine, and the toolchain {name} has no onnx to do that"
+        raise Unavailable(problem, f"{pip} onnx") from error
+
+
 def _build(job: Job, backend: Backend) -> Figures:
+    clock = time.perf_counter()
     implementation = implementation_of(job, job.options["engine"]["backend"])
     with TemporaryDirectory(dir=job.outputs["engine"].parent) as folder:
         graph = implementation.graph(job.inputs["model"], Path(folder))
-        return _build_from(graph, implementation.uses, job, backend)
+        loan = borrow(job, backend, Path(folder))
+        prepared = time.perf_counter() - clock
+        request = _request(graph, implementation.uses, job, loan)
+        return _build_from(request, job, backend, loan, prepared)
 
 
-def _build_from(graph: Path, operators: tuple[OperatorUse, ...], job: Job, backend: Backend) -> Figures:
-    request = BuildRequest(
+def _request(graph: Path, operators: tuple[OperatorUse, ...], job: Job, loan: Loan) -> BuildRequest:
+    return BuildRequest(
         model=job.model,
         onnx=graph,
         engine=job.outputs["engine"],
@@ -47,9 +69,14 @@ def _build_from(graph: Path, operators: tuple[OperatorUse, ...], job: Job, backe
         dims=job.options.get("dims", {}),
         operators=operators,
         project=job.project,
+        timing_cache=loan.path,
         calibration=_calibration(job),
         progress=job.progress,
     )
+
+
+def _build_from(request: BuildRequest, job: Job, backend: Backend, loan: Loan, prepared_s: float) -> Figures:
+    operators = request.operators
     start = time.perf_counter()
     try:
         built = backend.build(request)
@@ -60,16 +87,34 @@ def _build_from(graph: Path, operators: tuple[OperatorUse, ...], job: Job, backe
     for file in files:
         start_writeback(file)
     job.progress("reading the engine back")
+    start = time.perf_counter()
+    described = backend.describe(request.engine, request.options, operators)
+    read_s = time.perf_counter() - start
+    phases = {"prepare": prepared_s, **built.pop("phases", {"build": seconds}), "read_back": read_s}
+    digests = {file.name: sha256_of(file) for file in files}
+    device = backend.device(request.options)
     return {
         **built,
-        **backend.describe(request.engine, request.options, operators),
+        **loan.figures(list(built.get("messages", ()))),
+        **described,
         **({"operators": {use.op: f"{use.kind} {use.path.name}" for use in operators}} if operators else {}),
         "build_seconds": round(seconds, 3),
-        "engine_sha256": sha256_of(*files),
+        "phases": {name: round(duration, 3) for name, duration in phases.items()},
+        "engine_sha256": sha256_of(*files) if len(files) > 1 else digests[files[0].name],
         "engine_bytes": sum(file.stat().st_size for file in files),
+        "files": {file.name: {"bytes": file.stat().st_size, "sha256": digests[file.name]} for file in files},
         "onnx_sha256": sha256_of(*(job.inputs[role] for role in ("model", "model.data") if role in job.inputs)),
-        "device": backend.device(request.options),
+        "portability": _portability(job.options["engine"]),
+        "built_with": built_with(job.options["engine"]["backend"], device),
+        "device": device,
     }
+
+
+def _portability(options: Mapping[str, Any]) -> Figures:
+    """Return what the engine was asked to run on beside the machine that builds it."""
+    flags = options.get("flags") or {}
+    asked = {name: options.get(name, flags.get(name)) for name in _PORTABILITY}
+    return {name: value for name, value in asked.items() if value not in (None, False, "none")}
 
 
 def _calibration(job: Job) -> Calibration | None:

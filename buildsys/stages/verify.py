@@ -17,6 +17,7 @@ from buildsys.tensors import Case, Tensor, load_case, save_tensors, tensor_of
 from buildsys.worker.job import Job, StageResult
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 Compared = dict[str, Comparison]  # by output
 
 
@@ -37,7 +38,7 @@ def run(job: Job) -> StageResult:
         return StageResult("unavailable", "there is no engine to check: see the result of the engine target")
     options = job.options["engine"]
     try:
-        backend = load_backend(options["backend"])
+        backend = load_backend(options["backend"], job.toolchain)
         uses = implementation_of(job, options["backend"]).uses
         session = backend.load(job.inputs["engine"], options, uses)
     except Unavailable as reason:
@@ -110,9 +111,13 @@ def _compare_outputs(
 
 
 def _in_one_type(actual: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two floating-point tensors in a type that holds both: an engine may answer in another than PyTorch."""
-    if actual.dtype != reference.dtype and {actual.dtype, reference.dtype} <= set(_FLOATS):
-        return tensor_of(actual.values(), "float64"), tensor_of(reference.values(), "float64")
+    """Return two tensors of numbers in a type that holds both: an engine may answer in another than PyTorch.
+
+    TensorRT 8.6, for one, has no int64 and answers in int32.
+    """
+    for names, widest in ((_FLOATS, "float64"), (_INTEGERS, "int64")):
+        if actual.dtype != reference.dtype and {actual.dtype, reference.dtype} <= set(names):
+            return tensor_of(actual.values(), widest), tensor_of(reference.values(), widest)
     return actual, reference
 
 

@@ -8,8 +8,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,7 +58,7 @@ def machine_lock_folder(fallback: Path) -> Path:
 
 
 class Locks:
-    """The locks of one project, and the one of the machine.
+    """The locks of one project, and those of the machine.
 
     ``stop()`` makes every wait end with ``InterruptedWaitError``, for a process that wants to exit.
     """
@@ -95,6 +95,24 @@ class Locks:
             yield
         finally:
             _release(handle, signed=exclusive)
+
+    @contextmanager
+    def place(self, target: str, *, devices: Iterable[str], exclusive: bool, on_wait: OnWait) -> Iterator[None]:
+        """Hold devices alone, and the machine together with others or alone.
+
+        The devices come first: who waits for one must not keep others from having the machine alone.
+        """
+        with self.devices(devices, target, on_wait), self.machine(target, exclusive=exclusive, on_wait=on_wait):
+            yield
+
+    @contextmanager
+    def devices(self, names: Iterable[str], target: str, on_wait: OnWait) -> Iterator[None]:
+        """Hold devices of the machine, named by their UUIDs, alone among the projects of this user."""
+        folder = self._machine or machine_lock_folder(self._folder)
+        with ExitStack() as stack:
+            for name in sorted(set(names)):  # in one order everywhere: two that want both do not wait for each other
+                stack.enter_context(self._flock(folder / f"device-{_file_name(name)}", target, on_wait))
+            yield
 
     @contextmanager
     def _flock(self, path: Path, target: str, on_wait: OnWait) -> Iterator[bool]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 import buildsys
+from buildsys.interpreter import Toolchain, interpreter_environment
 
 _INSTALLED = ("site-packages", "dist-packages")
 # A worker ends with its stage, so what it frees need not go back to the system at once. With glibc's own
@@ -62,13 +63,26 @@ def split_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], d
     return lasting, passing
 
 
+def toolchain_environment(
+    folder: Path, base: Mapping[str, str], toolchain: Toolchain, path: Sequence[str]
+) -> dict[str, str]:
+    """Return what a server in a toolchain's interpreter starts with: of our own module path it has this package alone.
+
+    ``path`` is where that interpreter looks for modules.
+    """
+    environment = interpreter_environment(toolchain, base)
+    _add_settings(environment)
+    _prepend(environment, "PYTHONPATH", _package_folder(folder / "package"))
+    libraries = _rtx_library_folder(folder / f"lib-{toolchain.name}", path)
+    if libraries is not None:
+        _prepend(environment, "LD_LIBRARY_PATH", libraries)
+    return environment
+
+
 def server_environment(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
     """Return ``base`` with what a server needs besides; ``folder`` takes files made for it."""
     environment = dict(base)
-    # it would run in a thread, which a fork does not copy, and send facts about models to its vendor
-    environment.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    for name, value in _KEEP_MEMORY.items():
-        environment.setdefault(name, value)
+    _add_settings(environment)
     if environment.get("PYTHONPATH"):  # a server starts in another folder
         entries = environment["PYTHONPATH"].split(os.pathsep)
         environment["PYTHONPATH"] = os.pathsep.join(str(Path(entry).absolute()) for entry in entries if entry)
@@ -81,26 +95,44 @@ def server_environment(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
     return environment
 
 
+def _add_settings(environment: dict[str, str]) -> None:
+    # it would run in a thread, which a fork does not copy, and send facts about models to its vendor
+    environment.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    for name, value in _KEEP_MEMORY.items():
+        environment.setdefault(name, value)
+
+
+def _package_folder(folder: Path) -> Path:
+    """Return a folder from which nothing but this package can be imported."""
+    package = Path(buildsys.__file__).resolve().parent
+    return _linked(folder, package.name, package)
+
+
 def _prepend(environment: dict[str, str], name: str, entry: Path) -> None:
     environment[name] = os.pathsep.join(part for part in (str(entry), environment.get(name, "")) if part)
 
 
-def _rtx_library_folder(folder: Path) -> Path | None:
+def _rtx_library_folder(folder: Path, path: Sequence[str] | None = None) -> Path | None:
     """Return a folder where TensorRT-RTX's parser finds the library that it opens for Python plugins.
 
     It opens ``libtensorrt_rtx.so``, and the process aborts when there is none; the wheel has
     ``libtensorrt_rtx.so.1`` only. The loader sees through the link that this is the library it has.
     """
-    spec = PathFinder.find_spec("tensorrt_rtx_libs")
+    spec = PathFinder.find_spec("tensorrt_rtx_libs", path)
     locations = spec.submodule_search_locations if spec is not None else None
     found = sorted(Path(locations[0]).glob("libtensorrt_rtx.so.*")) if locations else []
     if not found:
         return None
+    return _linked(folder, "libtensorrt_rtx.so", found[-1])
+
+
+def _linked(folder: Path, name: str, target: Path) -> Path:
+    """Return a folder in which ``name`` is a link to ``target``."""
     folder.mkdir(parents=True, exist_ok=True)
-    link = folder / "libtensorrt_rtx.so"
-    if not link.is_symlink() or link.readlink() != found[-1]:
-        fresh = folder / f".libtensorrt_rtx.so.{os.getpid()}"
+    link = folder / name
+    if not link.is_symlink() or link.readlink() != target:
+        fresh = folder / f".{name}.{os.getpid()}"
         fresh.unlink(missing_ok=True)
-        fresh.symlink_to(found[-1])
+        fresh.symlink_to(target)
         fresh.replace(link)  # another run may be starting its server from here
     return folder

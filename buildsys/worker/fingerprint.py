@@ -12,36 +12,48 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import buildsys
+from buildsys.inquiry.identity import Identity
 from buildsys.worker.profiles import Profile
 
 _SCHEMA = "buildsys/server/1"
 _STATUS = ("Umask", "Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Seccomp", "Cpus_allowed_list", "Mems_allowed_list")
 _SYSTEM_FILES = ("/proc/sys/kernel/random/boot_id", "/proc/self/cgroup", "/proc/self/oom_score_adj")
-# comes and goes with the interpreter
-_STANDARD = frozenset((str(Path(os.__file__).parent), f"{Path(os.__file__).parent}/lib-dynload"))
 _LIBRARY_CACHE = "/etc/ld.so.cache"  # rewritten when a system library or the driver is installed
 
+
+def _standard(library: str) -> frozenset[str]:
+    """Return the folders that come and go with an interpreter."""
+    return frozenset((library, f"{library}/lib-dynload"))
+
+
+_STANDARD = _standard(str(Path(os.__file__).parent))
 Stamp: TypeAlias = "tuple[int, int, int] | None"
 
 
-def fingerprint(profile: Profile, *, python: str, environment: Mapping[str, str], folder: Path) -> str:
+def fingerprint(
+    profile: Profile, *, python: str, environment: Mapping[str, str], folder: Path, identity: Identity | None = None
+) -> str:
     """Return a sha256 over all that a server of this kind, started now by this process, would depend on.
 
-    ``folder`` is the project's folder of worker logs: each project has servers of its own.
+    ``folder`` is the project's folder of worker logs: each project has servers of its own. ``identity`` says what
+    ``python`` is where that is not the interpreter of this process.
     """
+    version = sys.version if identity is None else identity.full_version
+    standard = _STANDARD if identity is None else _standard(identity.standard)
+    entries = _module_folders(environment, folder, sys.path if identity is None else identity.path)
     parts = {
         "schema": _SCHEMA,
         "profile": [profile.name, profile.preload, profile.without],
         # a virtual environment has the same one under several names
-        "python": [str(Path(python).parent), os.path.realpath(python), sys.version, _stamp(python)],
+        "python": [str(Path(python).parent), os.path.realpath(python), version, _stamp(python)],
         "folder": [str(folder), _mark(folder)],
         "code": _own_code(),
-        "modules": {entry: list(_modules(entry)) for entry in _module_folders(environment, folder)},
+        "modules": {entry: list(_modules(entry, standard)) for entry in entries},
         "libraries": _stamp(_LIBRARY_CACHE),
         "environment": sorted(environment.items()),
         "process": _process(),
@@ -52,23 +64,24 @@ def fingerprint(profile: Profile, *, python: str, environment: Mapping[str, str]
 def server_modules() -> list[Path]:
     """Return the files of this package that a server has in memory when it forks."""
     package = Path(buildsys.__file__).parent
-    return [package / "__init__.py", package / "errors.py", *sorted((package / "worker").glob("*.py"))]
+    named = ("__init__.py", "errors.py", "interpreter.py")
+    return [*(package / name for name in named), *sorted((package / "worker").glob("*.py"))]
 
 
 def _own_code() -> list[str]:
     return [hashlib.sha256(path.read_bytes()).hexdigest() for path in server_modules()]
 
 
-def _module_folders(environment: Mapping[str, str], folder: Path) -> list[str]:
+def _module_folders(environment: Mapping[str, str], folder: Path, path: Sequence[str]) -> list[str]:
     """Return where a server looks for modules: not where this process has in addition because of how it was called."""
     ours = {"", str(Path.cwd()), str(folder.parent.parent), str(Path(sys.argv[0]).absolute().parent)}
     named = environment.get("PYTHONPATH", "").split(os.pathsep)
-    return list(dict.fromkeys([*filter(None, named), *(entry for entry in sys.path if entry not in ours)]))
+    return list(dict.fromkeys([*filter(None, named), *(entry for entry in path if entry not in ours)]))
 
 
-def _modules(entry: str) -> Iterator[tuple[str, Stamp]]:
+def _modules(entry: str, standard: frozenset[str]) -> Iterator[tuple[str, Stamp]]:
     """Yield what can be imported from a folder; a package by its ``__init__.py``, a release by its list of files."""
-    if entry in _STANDARD:
+    if entry in standard:
         yield entry, _stamp(entry)
         return
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from buildsys.errors import BuildsysError
+from buildsys.interpreter import Toolchain
 
 RESULT_SCHEMA = "buildsys/result/1"
 
@@ -39,6 +40,8 @@ class Job:
     outputs: Mapping[str, Path]
     project: Path
     advisory: Mapping[str, Path] = field(default_factory=dict)  # files for the words of an error, never for a result
+    toolchain: Toolchain | None = None  # the interpreter for the engine; None: the one that runs the other stages
+    timing_caches: Path | None = None  # the folder of builders' timing caches, which decide no result
     threads: int = 0  # that it may compute with, where its result does not depend on it; 0: all cores
     progress: Callable[[str], None] = field(default=_say_nothing, compare=False)
     # end the stage here and now, in a callback of a C++ library that an exception would only bring to harm

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from buildsys.errors import StageError, WorkerDied
+from buildsys.interpreter import Toolchain
 from buildsys.worker.job import Job
-from buildsys.worker.profiles import LIGHT, TORCH, Profile, profile_of
+from buildsys.worker.profiles import LIGHT, TORCH, Profile, profile_of, toolchain_of
 
 if TYPE_CHECKING:
     from buildsys.worker.handle import ServerHandle
@@ -45,7 +46,7 @@ class WorkerPool:
     def __init__(self, state: Path, *, python: str = sys.executable) -> None:
         self._folder = state / "workers"
         self._python = python
-        self._servers: dict[str, ServerHandle] = {}
+        self._servers: dict[tuple[object, ...], ServerHandle] = {}
         self._lock = threading.Lock()
         self._closed = False
 
@@ -69,11 +70,17 @@ class WorkerPool:
         They come in the calling thread; an exception there stops the job.
         Raises: StageError: what the stage raised, with its class. WorkerDied: the process ended without an answer.
         """
+        if job.toolchain is not None:
+            from buildsys.worker.refusal import refusal  # a run without toolchains need not wait for it
+
+            refused = refusal(job, job.toolchain, log)
+            if refused is not None:
+                return JobReply("unavailable", refused.problem, refused.hint, {}, 0.0, log)
         profile = profile_of(job)
 
         def heard(event: dict[str, Any]) -> None:
             if profile is TORCH and event["event"] == "started":
-                self._server(LIGHT)  # what is exported is simplified next: those libraries load meanwhile
+                self._server(LIGHT, None)  # what is exported is simplified next: those libraries load meanwhile
             on_event(event)
 
         try:
@@ -97,7 +104,8 @@ class WorkerPool:
             self._servers.clear()
 
     def _answer(self, profile: Profile, job: Job, **how: Any) -> dict[str, Any]:
-        server = self._server(profile)
+        toolchain = toolchain_of(job)
+        server = self._server(profile, toolchain)
         try:
             return server.run(job, **how)
         except WorkerDied as error:
@@ -105,28 +113,35 @@ class WorkerPool:
 
             if self._closed or not server.reused or not isinstance(error, NotTakenError):
                 raise
-        return self._server(profile).run(job, **how)  # an earlier run's server was about to end, or hung
+        return self._server(profile, toolchain).run(job, **how)  # an earlier run's server was about to end, or hung
 
-    def _server(self, profile: Profile) -> ServerHandle:
+    def _server(self, profile: Profile, toolchain: Toolchain | None) -> ServerHandle:
         with self._lock:
             if self._closed:
                 raise WorkerDied("no worker can start any more: the run was ended")
-            server = self._servers.get(profile.name)
+            kind = profile.name, toolchain and (toolchain.python, *toolchain.env.items())
+            server = self._servers.get(kind)
             if server is None or not server.alive:
-                server = self._servers[profile.name] = self._start(profile, dead=server)
+                server = self._servers[kind] = self._start(profile, toolchain, dead=server)
             return server
 
-    def _start(self, profile: Profile, dead: ServerHandle | None) -> ServerHandle:
+    def _start(self, profile: Profile, toolchain: Toolchain | None, dead: ServerHandle | None) -> ServerHandle:
         # a run with nothing to do never gets here, and need not wait for these
-        from buildsys.worker.starting import start_server
+        from buildsys.worker.starting import Elsewhere, start_server
 
         if dead is not None:
             dead.close()
+        elsewhere = None
+        if toolchain is not None:
+            from buildsys.inquiry.identity import inquire
+
+            elsewhere = Elsewhere(toolchain, inquire(toolchain).require())
         try:
-            return start_server(profile, python=self._python, folder=self._folder)
+            return start_server(profile, python=self._python, folder=self._folder, elsewhere=elsewhere)
         except OSError as error:
             where = f": {error.filename}" if error.filename else ""
-            raise StageError(f"cannot start a worker server with {self._python}: {error.strerror}{where}") from None
+            python = self._python if toolchain is None else toolchain.python
+            raise StageError(f"cannot start a worker server with {python}: {error.strerror}{where}") from None
 
 
 def _append(log: Path, error: WorkerDied) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from buildsys.interpreter import Toolchain
 from buildsys.worker.job import Job
 
 
@@ -31,15 +32,26 @@ LIGHT = Profile(
     without=("torch",),  # onnxsim takes torch along where it finds it (1.6 s, 580 MB) and needs it nowhere here
 )
 BARE = Profile("bare")
+# only numpy: a library that crashes or hangs when it is loaded does that in the child that asks for it
+_ELSEWHERE = ("numpy",)
 
+_BESIDE = frozenset({"bench"})  # stages that use a toolchain and run here
 _TORCH_CONVERTERS = ("autocast", "modelopt")  # ModelOpt imports it
 _TORCH_STAGES = frozenset({"export", "reference"})
 # loaded by the first dynamo export; 0.3 s of each later one
 _DYNAMO = ("torch.export._trace", "torch._functorch.aot_autograd", "onnxscript.function_libs.torch_lib.ops")
 
 
+def toolchain_of(job: Job) -> Toolchain | None:
+    """Return the toolchain whose interpreter runs ``job``; None for our own."""
+    return None if job.stage in _BESIDE else job.toolchain
+
+
 def profile_of(job: Job) -> Profile:
     """Return the kind of server that ``job`` runs in. A stage given as a module path gets a bare one."""
+    toolchain = toolchain_of(job)
+    if toolchain is not None:
+        return Profile(f"toolchain-{toolchain.name}", preload=_ELSEWHERE)
     if "." in job.stage:
         return BARE
     if job.stage == "bench":

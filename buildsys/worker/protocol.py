@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable, WorkerDied
+from buildsys.interpreter import Toolchain
 from buildsys.worker.job import Job
 
 Message = dict[str, Any]
@@ -58,19 +60,24 @@ def job_to_json(job: Job) -> Message:
         "outputs": {role: str(path) for role, path in job.outputs.items()},
         "project": str(job.project),
         "advisory": {role: str(path) for role, path in job.advisory.items()},
+        "toolchain": None if job.toolchain is None else {**asdict(job.toolchain), "python": str(job.toolchain.python)},
+        "timing_caches": None if job.timing_caches is None else str(job.timing_caches),
         "threads": job.threads,
     }
 
 
 def job_from_json(fields: Message, **local: Any) -> Job:
     """Return the job that ``fields`` describe; ``local`` are the fields that do not travel."""
+    there, caches = fields["toolchain"], fields["timing_caches"]
     paths = {
         "inputs": {role: Path(path) for role, path in fields["inputs"].items()},
         "outputs": {role: Path(path) for role, path in fields["outputs"].items()},
         "project": Path(fields["project"]),
         "advisory": {role: Path(path) for role, path in fields["advisory"].items()},
+        "timing_caches": None if caches is None else Path(caches),
     }
-    return Job(**{**fields, **paths, **local})
+    toolchain = None if there is None else Toolchain(**{**there, "python": Path(there["python"])})
+    return Job(**{**fields, **paths, "toolchain": toolchain, **local})
 
 
 def error_to_json(error: BuildsysError) -> Message:

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from buildsys.worker.job import RESULT_SCHEMA, Job, StageResult
+from buildsys.worker.profiles import toolchain_of
 
 _LIBRARIES = (
     "ml_dtypes",
@@ -30,8 +31,16 @@ _ANSWERED_ITEMS = 16
 _SCALARS = (str, int, float, type(None))
 
 
-def write_result(job: Job, result: StageResult, *, started: datetime, seconds: float, peak_rss_mib: float) -> None:
-    """Write the file that ``job`` names as its output ``result``.
+def write_result(
+    job: Job,
+    result: StageResult,
+    *,
+    started: datetime,
+    seconds: float,
+    peak_rss_mib: float,
+    versions: Mapping[str, str] | None = None,
+) -> None:
+    """Write the file that ``job`` names as its output ``result``. ``versions``: of what ran it, where not this process.
 
     Raises: TypeError, ValueError: a figure is not JSON; nothing is written.
     """
@@ -47,7 +56,7 @@ def write_result(job: Job, result: StageResult, *, started: datetime, seconds: f
         "started": started.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "seconds": seconds,
         "peak_rss_mib": peak_rss_mib,
-        "toolchain": loaded_versions(),
+        "toolchain": {**_toolchain_name(job), **(loaded_versions() if versions is None else versions)},
     }
     text = as_text({**header, **result.figures})
     job.outputs["result"].write_text(text, encoding="utf-8")
@@ -75,6 +84,11 @@ def loaded_versions() -> dict[str, str]:
     """Return the version of Python and of each library that this process has loaded."""
     loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in _LIBRARIES}
     return {"python": platform.python_version(), **{name: str(found) for name, found in loaded.items() if found}}
+
+
+def _toolchain_name(job: Job) -> dict[str, str]:
+    toolchain = toolchain_of(job)
+    return {"name": toolchain.name} if toolchain is not None else {}
 
 
 def _pieces(value: Any, newline: str) -> Iterator[str]:

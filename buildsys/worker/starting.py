@@ -11,9 +11,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from buildsys.inquiry.identity import Identity
+from buildsys.interpreter import Toolchain
 from buildsys.worker import servers
-from buildsys.worker.environment import server_environment, split_environment
+from buildsys.worker.environment import server_environment, split_environment, toolchain_environment
 from buildsys.worker.fingerprint import fingerprint
 from buildsys.worker.handle import OwnServer, ServerHandle, SharedServer
 from buildsys.worker.process import Process
@@ -23,21 +26,35 @@ from buildsys.worker.protocol import Message
 _QUEUE = 128  # of connections that a server which still loads has not taken yet
 
 
-def start_server(profile: Profile, *, python: str, folder: Path) -> ServerHandle:
+def start_server(profile: Profile, *, python: str, folder: Path, elsewhere: Elsewhere | None = None) -> ServerHandle:
     """Return a server for jobs of a kind: one that runs already where that is as good as a new one.
 
-    ``folder`` takes its log.
+    ``folder`` takes its log. With ``elsewhere`` it runs in that interpreter instead of ``python``.
     Raises: OSError: the interpreter cannot be started. UsageError: BUILDSYS_WORKER_IDLE is not a time.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lasting, passing = split_environment(server_environment(folder, os.environ))
-    start = _Start(profile, python, folder / f"{profile.name}.log", lasting, passing)
+    identity = None
+    if elsewhere is None:
+        environment = server_environment(folder, os.environ)
+    else:
+        identity, python = elsewhere.identity, str(elsewhere.toolchain.python)
+        environment = toolchain_environment(folder, os.environ, elsewhere.toolchain, identity.path)
+    lasting, passing = split_environment(environment)
+    start = _Start(profile, python, folder / f"{profile.name}.log", lasting, passing, identity)
     idle_s = servers.idle_limit_s(os.environ)
     home = servers.server_folder(os.environ) if idle_s > 0 else None
-    if home is not None and python == sys.executable:  # of another one it is not known where it looks for modules
+    # of an interpreter that was not asked it is not known where it looks for modules
+    if home is not None and (identity is not None or python == sys.executable):
         with contextlib.suppress(OSError):  # a full disk, a lock that is never let go: one of our own needs neither
             return start.shared(home, idle_s)
     return start.own()
+
+
+class Elsewhere(NamedTuple):
+    """A toolchain and what its interpreter is."""
+
+    toolchain: Toolchain
+    identity: Identity
 
 
 @dataclass(frozen=True)
@@ -49,6 +66,7 @@ class _Start:
     log: Path
     lasting: Mapping[str, str]  # environment variables for as long as it lives
     passing: Mapping[str, str]  # those of each job
+    identity: Identity | None  # of an interpreter that is not this process's
 
     def own(self) -> OwnServer:
         """Start a server that ends with this process."""
@@ -64,7 +82,13 @@ class _Start:
 
     def shared(self, home: Path, idle_s: float) -> SharedServer:
         """Connect to the server that was started from the same, or start it."""
-        mark = fingerprint(self.profile, python=self.python, environment=self.lasting, folder=self.log.parent)
+        mark = fingerprint(
+            self.profile,
+            python=self.python,
+            environment=self.lasting,
+            folder=self.log.parent,
+            identity=self.identity,
+        )
         path = servers.address(home, mark)
         with servers.locked(home):
             record = servers.read_record(path)

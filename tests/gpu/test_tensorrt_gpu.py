@@ -213,6 +213,9 @@ def test_values_of_an_input_decide_shapes(toolchain: Toolchain, tmp_path: Path) 
     assert profiles[0]["shape"]["max_values"] == [16, 1024]
     with pytest.raises(Refused, match="no optimization profile"):
         run(toolchain, tmp_path, {**image(2), "shape": Tensor(np.array([32, 256]), "int64")})
+    if toolchain.version.startswith("8."):
+        with pytest.raises(Refused, match=r"no optimization profile|the input shape has values beyond int32"):
+            run(toolchain, tmp_path, {**image(2), "shape": Tensor(np.array([1 << 40, 1]), "int64")})
 
 
 @pytest.mark.parametrize(
@@ -408,7 +411,7 @@ def test_memory_that_the_gpu_does_not_have(toolchain: Toolchain, tmp_path: Path)
     build(toolchain, tmp_path, **fields)
     try:
         assert toolchain.ask("hold") > 1 << 30
-        with pytest.raises(Refused, match="the GPU is out of memory: 1GiB for x cannot be had"):
+        with pytest.raises(Refused, match=r"out of memory: 1 ?GiB"):
             run(toolchain, tmp_path, {"x": tensor_of(np.zeros(sizes, np.float32))})
         said = refusal(toolchain, tmp_path / "again", **fields)
     finally:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
+from python_environments import Environment
 
 from buildsys import toolchain
 from buildsys.front.session import Session
@@ -103,8 +107,15 @@ inputs: {x: {shape: [batch, 4], data: {python: plugins/data/values.py:make}}}
 outputs: {y: {shape: [batch, 4]}}
 dims: {batch: {min: 1, opt: 2, max: 4}}
 simplify: {tool: none}
-engines: [{backend: onnxruntime, name: ort, intra_op_threads: 1}, {backend: tensorrt, name: trt}]
+engines:
+  - {backend: onnxruntime, name: ort, intra_op_threads: 1}
+  - {backend: onnxruntime, name: lent, intra_op_threads: 1, toolchain: lent}
+  - {backend: tensorrt, name: trt}
 bench: {duration: 20ms, warmup: 5ms, min_samples: 3, baselines: []}
+"""
+PROJECT_YAML = """\
+toolchains:
+  lent: {python: ../envs/lent/bin/python, env: {SETTING: "1"}}
 """
 TRACED_YAML = """\
 model: traced
@@ -313,11 +324,14 @@ class KeyProject:
         self.root = root / "project"
         self._kept = root / "kept"
         self._pool = WorkerPool(root / "pool")
+        self.lent = Environment(root / "envs/lent", "numpy", "onnxruntime")  # of the toolchain, which edits may relabel
+        (root / "envs/moved").symlink_to("lent")
         for path, text in {
             "plugins/models/net.py": NET, "plugins/models/other.py": OTHER, "plugins/lib/blocks.py": BLOCKS,
             "plugins/data/values.py": DATA, "configs/models/net.yaml": NET_YAML,
             "plugins/symbolics/relu.py": SYMBOLIC, "plugins/lib/written.py": WRITTEN,
             "plugins/translations/linear.py": TRANSLATION,
+            "configs/project.yaml": PROJECT_YAML,
             "configs/models/given.yaml": GIVEN_YAML, "configs/models/traced.yaml": TRACED_YAML,
             "configs/models/cut.yaml": CUT_YAML, "plugins/hooks/double.py": DOUBLE,
             "plugins/lib/constants.py": CONSTANTS, "plugins/hooks/network.py": NETWORK,
@@ -423,15 +437,26 @@ class KeyProject:
         return {target: dict(record.parts) for target, record in found.items() if record is not None}
 
     def build(self) -> list[str]:
-        """Bring everything up to date in the order that doit would take; return what ran."""
+        """Bring everything up to date in the order that doit -n 2 would take, model by model; return what ran."""
         for function in _CACHED:  # each build is a process of its own as far as facts go
             function.cache_clear()
         session = self.session()
-        ran = []
-        for target in session.actions:
-            if not session.is_fresh(target):
-                outcome = session.executor.run(target)
-                ran += [] if outcome.waited else [target]
+        models: dict[str, list[str]] = {action.model: [] for action in session.actions.values()}
+        for target, action in session.actions.items():
+            models[action.model].append(target)
+        looking = Lock()  # as in doit, where one thread looks and the others run
+
+        def bring_up_to_date(targets: list[str]) -> list[str]:
+            ran = []
+            for target in targets:
+                with looking:
+                    is_fresh = session.is_fresh(target)
+                if not is_fresh and not session.executor.run(target).waited:
+                    ran.append(target)
+            return ran
+
+        with ThreadPoolExecutor(2) as threads:
+            ran = [target for found in threads.map(bring_up_to_date, models.values()) for target in found]
         session.executor.close()
         return ran
 
@@ -450,6 +475,8 @@ class KeyProject:
         finally:
             shutil.rmtree(self.root)
             shutil.copytree(self._kept, self.root)
+            for package in ("numpy", "onnxruntime"):
+                self.lent.relabel(package, metadata.version(package))
 
     def close(self) -> None:
         self._pool.close()

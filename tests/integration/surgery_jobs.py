@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from small_graphs import data_role, write
 
@@ -92,3 +93,13 @@ def hook(folder: Path, text: str, name: str = "plugins/hooks/hook.py") -> None:
     file = folder / name
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(textwrap.dedent(text))
+
+
+def agree(surgery: Surgery, case: str) -> None:
+    """The golden case that flows on is what the changed graph computes."""
+    golden = surgery.case(case)
+    found = OrtGraph(surgery.job.outputs["model"]).run(golden.inputs)
+    assert set(found) == set(golden.outputs)
+    for name, tensor in golden.outputs.items():
+        assert tensor.dtype == found[name].dtype
+        np.testing.assert_allclose(found[name].array, tensor.array, rtol=1e-4, atol=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,15 @@ from buildsys.machine import usable_cores
 from buildsys.stages import bench, engine
 from buildsys.surgery.ports import rename
 from buildsys.tensors import save_case
+from buildsys.timing.noise import noise
 from buildsys.worker.job import StageResult
 
 INPUTS = {case: random_x(batch) for case, batch in BATCHES.items()}
 QUICK = {"duration": 0.05, "warmup": 0.01, "min_samples": 5}
+IF_LONG = pytest.mark.skipif(
+    os.environ.get("BUILDSYS_LONG_TESTS", "0") in ("", "0"),
+    reason="compiles for seconds; run with BUILDSYS_LONG_TESTS=1",
+)
 NET = """
 import torch
 
@@ -65,6 +71,34 @@ def test_an_engine_and_pytorch_are_measured_in_turns(tmp_path: Path) -> None:
     # 200 multiplications against one small convolution: the direction cannot be noise
     assert case["speedup"] == case["contenders"]["torch"]["p50_ms"] / case["contenders"]["engine"]["p50_ms"] > 1
     assert "engine and torch take turns" in result.figures["interleaving"]
+
+
+@pytest.mark.filterwarnings("ignore")  # what PyTorch says about its own compiler
+@pytest.mark.parametrize("compiled", [(), pytest.param(("torch_compile",), marks=IF_LONG)])
+def test_pytorch_and_onnxruntime_are_baselines_on_the_cpu(tmp_path: Path, compiled: tuple[str, ...]) -> None:
+    (tmp_path / "net.py").write_text(NET.replace("range(200)", "range(2)"))
+    spec = resolved(
+        {"backend": "onnxruntime", "graph_optimization_level": "disable"},
+        bench={**QUICK, "baselines": ("torch", "torch_cuda_graph", *compiled, "onnxruntime")},
+        source={"python": "net.py:Slow"},
+    )
+    write_golden(tmp_path, {case: {} for case in INPUTS}, INPUTS)
+    model = save_at(tmp_path / "m/simplify/model.onnx", conv_bn())
+    assert engine.run(stage_job(spec, "engine", tmp_path, model)).status == "passed"
+    figures = bench.run(stage_job(spec, "bench", tmp_path)).figures
+    asked = {"engine", "torch", *compiled, "onnxruntime"}  # a CUDA graph is nothing for a CPU
+    assert set(figures["cases"]["opt"]["contenders"]) == asked, figures.get("left_out")
+
+
+def test_a_baseline_that_cannot_run_is_left_out_with_its_reason(tmp_path: Path) -> None:
+    spec = resolved({"backend": "onnxruntime"}, bench={**QUICK, "baselines": ("onnxruntime",)})
+    write_golden(tmp_path, {case: {} for case in INPUTS}, INPUTS)
+    good = save_at(tmp_path / "m/simplify/model.onnx", conv_bn())
+    assert engine.run(stage_job(spec, "engine", tmp_path, good)).status == "passed"
+    good.write_bytes(b"no graph at all")
+    figures = bench.run(stage_job(spec, "bench", tmp_path)).figures
+    assert set(figures["cases"]["opt"]["contenders"]) == {"engine"}
+    assert "ONNX Runtime cannot load the graph" in figures["left_out"]["onnxruntime"]
 
 
 def test_pytorch_gets_its_own_inputs_where_surgery_has_renamed_those_of_the_engine(tmp_path: Path) -> None:
@@ -133,12 +167,12 @@ def test_a_baseline_that_fails_on_the_inputs_says_where(tmp_path: Path) -> None:
 def test_noise_is_said() -> None:
     steady = {"variation": 0.02}
     cases = {"opt": {"contenders": {"engine": steady, "torch": {"variation": 0.4}}}}
-    assert list(bench._noise(cases, 0.5)) == [
+    assert list(noise(cases, 0.5)) == [
         "torch, case opt: the latencies vary by 40% of their mean",
         "other processes used 50% of the processors meanwhile",
     ]
-    assert list(bench._noise({"opt": {"contenders": {"engine": steady}}}, 0.01)) == []
-    assert list(bench._noise({}, None)) == []
+    assert list(noise({"opt": {"contenders": {"engine": steady}}}, 0.01)) == []
+    assert list(noise({}, None)) == []
 
 
 def test_without_an_engine_the_bench_is_unavailable(tmp_path: Path) -> None:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from engine_jobs import resolved, save_at, stage_job
 from small_graphs import conv_bn, one_node
 
+from buildsys.backends import load_backend
+from buildsys.backends.base import Backend
 from buildsys.backends.cuda_driver import find_driver
 from buildsys.errors import StageError
 from buildsys.stages import engine
+from buildsys.stages.timing import borrow
 from buildsys.worker.job import Job
 
 CONTRACT = {
     "backend", "engine_sha256", "engine_bytes", "onnx_sha256", "settings", "profiles", "inputs", "outputs", "layers",
-    "precision_shares", "build_seconds", "messages", "device",
+    "precision_shares", "build_seconds", "messages", "device", "phases", "files", "portability", "built_with",
 }  # fmt: skip
 
 
@@ -94,3 +98,50 @@ def test_progress_is_told(tmp_path: Path) -> None:
     said: list[str] = []
     engine.run(Job(**{**vars(job), "progress": said.append}))
     assert said == ["optimizing the graph", "reading the engine back"]
+
+
+PIN = "ab" * 32
+
+
+def test_a_pin_that_does_not_exist_fails_the_build_and_says_where_it_was_looked_for(tmp_path: Path) -> None:
+    job = replace(engine_job(tmp_path, "tensorrt", timing_cache={"pin": PIN}), timing_caches=tmp_path / "caches")
+    with pytest.raises(
+        StageError, match=f"that the engine e pins, {PIN}, is nowhere to be found: looked for .*/caches"
+    ):
+        borrow(job, cast(Backend, None), tmp_path)
+
+
+def test_only_builders_that_time_are_lent_a_timing_cache(tmp_path: Path) -> None:
+    for backend in ("onnxruntime", "tensorrt_rtx"):
+        job = replace(engine_job(tmp_path / backend, backend), timing_caches=tmp_path / "caches")
+        assert borrow(job, cast(Backend, None), tmp_path).path is None
+    assert not (tmp_path / "caches").exists()
+
+
+def test_a_private_copy_is_lent_and_what_a_build_adds_is_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine with a GPU; the builder is played by lines written to the private file."""
+    pytest.importorskip("tensorrt_rtx")
+    facts = {"tensorrt": "10.16.1", "gpu": "A GPU", "compute_capability": "9.0", "cuda": "13.0", "driver": "580.1"}
+    monkeypatch.setattr("buildsys.stages.timing.built_with", lambda backend, device: {**facts, "platform": "Linux"})
+
+    def build(timings: bytes, **fields: Any) -> dict[str, Any]:
+        scratch = tmp_path / timings.decode().strip()
+        scratch.mkdir()
+        job = replace(engine_job(scratch, "tensorrt", **fields), timing_caches=tmp_path / "caches")
+        loan = borrow(job, load_backend("tensorrt_rtx"), scratch)
+        assert loan.path is not None
+        loan.path.write_bytes((loan.path.read_bytes() if loan.path.exists() else b"") + timings)
+        return loan.figures(["a message"])
+
+    first = build(b"conv\n")
+    assert first["messages"] == ["a message"]
+    assert (
+        build(b"gemm\n", precision="fp16", workspace=1 << 20)["timing_cache"]["lent"] == first["timing_cache"]["digest"]
+    )
+    assert "lent" not in build(b"pool\n", avg_timing_iterations=8)["timing_cache"], "other conditions"
+    pinned = build(b"miss\n", timing_cache={"pin": first["timing_cache"]["digest"]})
+    assert pinned["timing_cache"]["pinned"] is True
+    assert pinned["timing_cache"]["added_bytes"] == 5
+    assert "lacked timings (it grew by 5 bytes)" in pinned["messages"][1]

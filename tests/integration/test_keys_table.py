@@ -26,6 +26,7 @@ import buildsys
 from buildsys import snapshot, toolchain
 from buildsys.errors import ManifestErrors, StageError
 from buildsys.graph.action import Action
+from buildsys.inquiry.identity import Identity
 from buildsys.manifest.spec import Stage
 
 PAGE = (Path(__file__).parents[2] / "docs" / "keys.md").read_text()
@@ -161,6 +162,11 @@ def other_variables(bench: Bench, patch: Patch) -> None:
         patch.setenv(name, "1")
 
 
+def another_name(bench: Bench, patch: Patch) -> None:
+    bench.project.replace("configs/project.yaml", "lent:", "other:")
+    bench.project.replace("configs/models/given.yaml", "toolchain: lent", "toolchain: other")
+
+
 EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "nothing": lambda bench, patch: None,
     "touch": touch_everything,
@@ -225,8 +231,12 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "verify cases": in_manifest("verify: {", "verify: {cases: [min, max], "),
     "precision": in_manifest("precision: fp16", "precision: bf16"),
     "spinning": in_manifest("name: ort}", "name: ort, spinning: false}"),
+    "profiles": in_manifest("name: rtx}", "name: rtx, profiles: [{x: {min: [1, 4], opt: [3, 4], max: [4, 4]}}]}"),
+    "pin": in_manifest("name: trt}", f"name: trt, timing_cache: {{pin: {'ab' * 32}}}}}", "configs/models/given.yaml"),
     "required": in_manifest("name: ort}", "name: ort, required: true}"),
     "bench": in_manifest("duration: 20ms", "duration: 30ms"),
+    "bench gpu": in_manifest("duration: 20ms", "cuda_graph: [false, true], in_flight: 2, duration: 20ms"),
+    "bench baselines": in_manifest("baselines: [torch]", "baselines: [torch, onnxruntime]"),
     "description": lambda bench, patch: bench.project.append(NET, "description: a net\n"),
     "env torch": variable("ATEN_CPU_CAPABILITY", "default"),
     "env read": variable("KEYED_SCALE"),
@@ -243,6 +253,12 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     )},
     "user library": library("keyed_tool", requires="Requires-Dist: keyed-base>1\n"),
     "other libraries": library("doit", "pydantic", "protobuf", "rich"),
+    "toolchain library": lambda bench, patch: bench.project.lent.relabel("onnxruntime", "99.9"),
+    "toolchain numpy": lambda bench, patch: bench.project.lent.relabel("numpy", "99.9"),
+    "toolchain python": lambda bench, patch: patch.setattr(Identity, "release", "CPython 3.99"),
+    "toolchain variable": in_file("configs/project.yaml", 'SETTING: "1"', 'SETTING: "2"'),
+    "toolchain name": another_name,
+    "toolchain place": in_file("configs/project.yaml", "envs/lent/", "envs/moved/"),
     "cpu": another_cpu,
     "cores": fewer_cores,
     "gpu": another_gpu,
@@ -347,7 +363,9 @@ def test_the_tables_are_complete(bench: Bench) -> None:
 
 def test_every_field_of_an_action_is_in_the_key_or_said_not_to_be() -> None:
     in_key = {"target", "options", "inputs", "outputs", "sources", "weights", "code", "tools", "devices", "environment"}
-    elsewhere = {"stage", "model", "variant", "after", "order", "advisory", "required", "exclusive", "timeout_s", "doc"}
+    in_key |= {"toolchain", "peer_tools"}
+    elsewhere = {"stage", "model", "variant", "after", "order", "advisory", "required", "timeout_s", "doc"}
+    elsewhere |= {"measures", "exclusive", "alone_on_gpu"}
     assert set(Action.__dataclass_fields__) == in_key | elsewhere
 
 

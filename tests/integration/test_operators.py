@@ -84,6 +84,16 @@ def test_a_ready_graph_is_its_own_reference_with_the_operator(project: OperatorP
     project.run_all(("operators:m", "reference:m", "export:m", "simplify:m", "validate:m"), [LIBRARY])
 
 
+@pytest.mark.parametrize(
+    "op", [LIBRARY, {"op": OP, "function": "plugins/ops/swish.py:swish"}], ids=["library", "function"]
+)
+def test_surgery_runs_a_graph_with_its_operator(project: OperatorProject, op: dict[str, Any]) -> None:
+    steps = [{"rename": {"y": "z"}}, {"cast": {"x": "float16"}, "when": "after_simplify"}]
+    chain = ("operators:m", "export:m", "surgery:m:after_export", "simplify:m", "surgery:m:after_simplify")
+    last = project.run_all((*chain, "validate:m", "engine:m:ort", "verify:m:ort"), [op], surgery=steps)
+    assert last.figures["cases"]["opt"]["z"]["passed"]
+
+
 def test_equal_functions_give_equal_bytes(project: OperatorProject) -> None:
     project.run("operators:m", [FUNCTION])
     first = project.built("operators/functions.onnx").read_bytes()
@@ -282,9 +292,10 @@ def test_a_given_library_that_lacks_a_symbol_of_another(project: OperatorProject
 def test_an_operator_that_nothing_implements(project: OperatorProject) -> None:
     project.run_all(("export:m",), [])
     said = refused(project, targets=("simplify:m",))
-    assert (
-        f"nothing implements {OP} for ONNX Runtime (1 node, the first is swish); add it to the manifest: ops: [" in said
-    )
+    first, *rungs = said.splitlines()
+    assert first == f"nothing implements {OP} for ONNX Runtime (1 node, the first is swish)"
+    assert [line.partition(":")[0] for line in rungs if line[0].isdigit()] == ["1. local function", "2. library"]
+    assert f'     ops: [{{op: "{OP}", library: {{sources: ["plugins/ops/custom_op2.c"]}}}}]' in rungs
 
 
 def test_an_operator_without_an_implementation_for_one_backend(project: OperatorProject) -> None:

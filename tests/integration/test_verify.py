@@ -53,6 +53,19 @@ def test_a_right_engine_passes_in_every_case(tmp_path: Path) -> None:
     assert not (tmp_path / "m" / "verify" / "failed").exists()
 
 
+def test_integers_may_come_in_another_type_and_must_be_equal(tmp_path: Path) -> None:
+    node = helper.make_node("ArgMax", ["x"], ["a"], name="argmax", axis=1, keepdims=0)
+    cast = helper.make_node("Cast", ["a"], ["y"], name="cast", to=TensorProto.INT32)
+    x, y = (TensorProto.FLOAT, ["batch", 3, 8, 8]), (TensorProto.INT32, ["batch", 8, 8])
+    model = make_model([node, cast], {"x": x}, {"y": y})
+    expected = {case: {"y": tensor_of(out["y"].array, "int64")} for case, out in golden(model).items()}
+    assert verified(tmp_path / "a", model, expected).status == "passed"
+    expected["opt"]["y"].array[1, 2, 3] += 1
+    result = verified(tmp_path / "b", model, expected)
+    assert result.status == "failed"
+    assert "output 'y', case opt" in result.reason
+
+
 def test_a_wrong_value_names_output_case_index_and_both_values_and_is_kept(tmp_path: Path) -> None:
     expected = golden(conv_bn())
     wrong = expected["odd"]["y"].array.copy()

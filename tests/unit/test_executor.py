@@ -568,3 +568,62 @@ def test_a_target_is_read_only_from_what_is_declared(root: Path) -> None:
     assert set(jobs[1].inputs) == {"model"}  # the optional input that was not produced is not there
     assert jobs[1].options == {"engine": {}}
     assert all(path.is_absolute() for job in jobs for path in (*job.inputs.values(), *job.outputs.values()))
+
+
+# --- GPUs --------------------------------------------------------------------------------------------
+
+
+TIMED = """
+import sys, time
+from dataclasses import replace
+from pathlib import Path
+import tiny_project
+from buildsys import executor as module
+module.gpu_uuids = lambda variables=(): ("GPU-1",)
+root, target = Path(sys.argv[1]), sys.argv[2]
+actions = tiny_project.actions()
+changed = {"exclusive": False, "alone_on_gpu": target == tiny_project.BENCH, "measures": target == tiny_project.BENCH}
+graph = {**actions, target: replace(actions[target], **changed)}
+executor, pool = tiny_project.make_executor(root, graph)
+def work(job):
+    print("begin", time.monotonic(), flush=True)
+    time.sleep(0.4)
+    print("end", time.monotonic(), flush=True)
+pool.meanwhile = work
+executor.run(target)
+"""
+
+
+def spans(tmp_path: Path, *targets: str) -> list[tuple[float, float]]:
+    """Make a target each in processes and projects of their own; return from when to when the stages ran."""
+    running = []
+    for number, target in enumerate(targets):
+        folder = make_project(tmp_path / f"{number}")
+        if before := {name: actions()[name] for name in ALL[: ALL.index(target)]}:
+            build(folder, before)
+        command = [sys.executable, "-c", TIMED, str(folder), target]
+        path = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=path))
+    found = []
+    for process in running:
+        words = process.communicate(timeout=30)[0].split()
+        assert process.returncode == 0
+        found.append((float(words[1]), float(words[3])))
+    return sorted(found)
+
+
+@pytest.mark.usefixtures("root")
+def test_two_runs_time_on_one_gpu_one_after_the_other(tmp_path: Path) -> None:
+    (_, first_ends), (second_begins, _) = spans(tmp_path, BENCH, BENCH)
+    assert first_ends <= second_begins
+
+
+@pytest.mark.usefixtures("root")
+def test_a_stage_on_the_cpu_goes_on_beside_what_is_timed_on_a_gpu(tmp_path: Path) -> None:
+    for _ in range(5):  # processes of a busy machine start at their own pace
+        (tmp_path / "once").mkdir()
+        (_, first_ends), (second_begins, _) = spans(tmp_path / "once", BENCH, EXPORT)
+        shutil.rmtree(tmp_path / "once")
+        if second_begins < first_ends:
+            return
+    raise AssertionError("they never ran side by side")

@@ -22,20 +22,24 @@ ALLOWED = {
     "store": {"errors"},
     "nvml": {"errors"},
     "digest": set(),
+    "interpreter": set(),
+    "inquiry": {"errors", "interpreter"},
     "libraries": {"toolchain"},
     "compiler": set(),
-    "toolchain": {"compiler", "errors", "nvml"},
-    "manifest": {"errors"},
+    "toolchain": {"compiler", "errors", "inquiry", "interpreter", "nvml"},
+    "manifest": {"errors", "interpreter"},
     "graph": {"errors", "manifest"},
-    "worker": {"errors"},
-    "snapshot": {"digest", "errors", "graph", "libraries", "store", "toolchain"},
+    "worker": {"errors", "inquiry", "interpreter"},
+    "snapshot": {"digest", "errors", "graph", "interpreter", "libraries", "store", "toolchain"},
     "cache": {"errors", "graph", "store", "snapshot"},
     "judge": {"errors", "cache", "graph", "snapshot", "store"},
     "settled": {"graph", "snapshot", "store"},
-    "executor": {"errors", "cache", "graph", "judge", "settled", "store", "toolchain", "snapshot", "worker"},
+    "executor": {"errors", "cache", "graph", "interpreter", "judge", "settled", "store", "toolchain", "snapshot"}
+    | {"worker"},
     "repro": {"errors", "graph", "manifest", "store"},
     "front": {"errors", "executor", "cache", "judge", "snapshot", "graph", "manifest", "report"}
-    | {"repro", "settled", "worker", "store", "toolchain"},
+    | {"repro", "settled", "worker", "store", "toolchain", "inquiry", "interpreter", "nvml"}
+    | {"timing_caches"},
 }
 # the same for parts that work in workers and on which others build
 IN_WORKERS = {
@@ -45,8 +49,11 @@ IN_WORKERS = {
     "inspection": {"errors", "onnx_graph"},
     "onnx_difference": {"errors", "onnx_graph"},
     "onnx_graph": {"errors", "writeback"},
-    "operators": {"backends", "compiler", "errors", "graph", "network", "onnx_graph", "worker"},
+    "operators": {"backends", "compiler", "errors", "graph", "ladder", "network", "onnx_graph", "worker"},
     "tensors": {"errors"},
+    "timing_caches": {"errors"},
+    "engine_host": {"nvml"},
+    "doctor": {"engine_host"},
 }
 ORCHESTRATION = {"store", "settled", "snapshot", "cache", "judge", "executor", "front", "toolchain"}
 HEAVY = {"torch", "torchvision", "onnx", "onnxruntime", "onnxscript", "numpy", "tensorrt", "tensorrt_rtx", "onnxsim"}

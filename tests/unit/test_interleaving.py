@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from buildsys.interleaving import Pace, measure
+from buildsys.interleaving import LocalCall, Pace, measure
 
 MS = 1_000_000
 
@@ -20,12 +18,15 @@ class Bench:
     def clock(self) -> int:
         return self.now
 
-    def _contender(self, name: str, duration: int) -> Callable[[], None]:
+    def _contender(self, name: str, duration: int) -> LocalCall:
         def call() -> None:
             self.calls.append(name)
             self.now += duration
 
-        return call
+        return LocalCall(call, self.clock)
+
+    def measure(self, pace: Pace) -> dict[str, list[int]]:
+        return {name: taken.wall_ns for name, taken in measure(self.contenders, pace).items()}
 
     def turns(self) -> list[tuple[str, int]]:
         turns: list[tuple[str, int]] = []
@@ -39,7 +40,7 @@ class Bench:
 
 def test_every_contender_is_measured_for_the_duration() -> None:
     bench = Bench(fast=1, slow=7)
-    samples = measure(bench.contenders, Pace(duration_s=0.5, warmup_s=0, min_samples=1), bench.clock)
+    samples = bench.measure(Pace(duration_s=0.5, warmup_s=0, min_samples=1))
     assert sum(samples["fast"]) >= 500 * MS
     assert sum(samples["slow"]) >= 500 * MS
     assert set(samples["fast"]) == {1 * MS}
@@ -48,13 +49,13 @@ def test_every_contender_is_measured_for_the_duration() -> None:
 
 def test_a_slow_contender_still_gives_the_least_number_of_samples() -> None:
     bench = Bench(slow=1000)
-    assert len(measure(bench.contenders, Pace(duration_s=0.1, warmup_s=0, min_samples=12), bench.clock)["slow"]) >= 12
+    assert len(bench.measure(Pace(duration_s=0.1, warmup_s=0, min_samples=12))["slow"]) >= 12
 
 
 def test_contenders_take_turns_and_the_order_is_reversed_every_round() -> None:
     bench = Bench(a=10, b=10)
     pace = Pace(duration_s=0.4, warmup_s=0, min_samples=1, block_s=0.1, block_runs=1, settle_s=0.02, settle_runs=1)
-    measure(bench.contenders, pace, bench.clock)
+    bench.measure(pace)
     # warm-up a b, then rounds a b, b a, a b, b a: neighbours of the same contender join
     assert bench.turns() == [("a", 1), ("b", 1), ("a", 12), ("b", 24), ("a", 24), ("b", 24), ("a", 12)]
 
@@ -62,7 +63,7 @@ def test_contenders_take_turns_and_the_order_is_reversed_every_round() -> None:
 def test_the_first_calls_of_a_turn_do_not_count() -> None:
     bench = Bench(a=10, b=10)
     pace = Pace(duration_s=0.1, warmup_s=0.05, min_samples=1, block_s=0.1, block_runs=1, settle_s=0.03, settle_runs=2)
-    samples = measure(bench.contenders, pace, bench.clock)
+    samples = bench.measure(pace)
     assert {name: len(taken) for name, taken in samples.items()} == {"a": 10, "b": 10}
     assert bench.calls.count("a") == 5 + 3 + 10
 
@@ -70,5 +71,5 @@ def test_the_first_calls_of_a_turn_do_not_count() -> None:
 def test_a_contender_alone_needs_no_settling() -> None:
     bench = Bench(only=10)
     pace = Pace(duration_s=0.2, warmup_s=0, min_samples=1, block_s=0.1, block_runs=1)
-    assert len(measure(bench.contenders, pace, bench.clock)["only"]) == 20
+    assert len(bench.measure(pace)["only"]) == 20
     assert len(bench.calls) == 21

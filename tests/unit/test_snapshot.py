@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from python_environments import Environment
 from tiny_project import EXPORT, actions
 
-from buildsys.graph.action import Action
+from buildsys import toolchain
+from buildsys.graph.action import Action, ToolchainRef
+from buildsys.settled import surroundings, surroundings_of
 from buildsys.snapshot import Surveyor
 from buildsys.store.digest import DigestMemo
 from buildsys.store.ledger import ImportMemo
@@ -92,3 +96,37 @@ def test_a_sha256_is_in_the_key_only_where_the_file_has_another(tmp_path: Path, 
     right, wrong = sha256(b"weights").hexdigest(), "a" * 64
     assert with_digest(None) == with_digest(right)
     assert with_digest(wrong)["config:source.weights.sha256"] == f"{wrong}, which the file does not have"
+
+
+def _in_toolchain(tmp_path: Path, **changes: object) -> Action:
+    environment = Environment(tmp_path / "env", "numpy")
+    environment.write("tensorrt-8.6.1.dist-info/RECORD", "")
+    environment.write("plugged-2.0.dist-info/METADATA", "Name: plugged\n")
+    environment.write("plugged.py", "")
+    (tmp_path / "plugin.py").write_text("import os\nimport plugged\nos.environ.get('A_SETTING')\n")
+    named = ToolchainRef("trt", "env/bin/python", (("A_SETTING", "{prefix}"), ("NVIDIA_TF32_OVERRIDE", "0")))
+    fields = {"tools": ("tensorrt", "onnx"), "environment": ("gpu",), "sources": ("plugin.py",)}
+    action = Action("engine:m:e", "engine", "m", "e", {}, {}, {}, **fields)  # type: ignore[arg-type]
+    return replace(action, toolchain=named, **changes)  # type: ignore[arg-type]
+
+
+def test_what_runs_in_a_toolchain_depends_on_what_that_has(tmp_path: Path, db: StateDb) -> None:
+    found = parts(tmp_path, db, _in_toolchain(tmp_path))
+    assert {label: value for label, value in found.items() if label.startswith("tool:")} == {
+        "tool:tensorrt": "8.6.1", "tool:onnx": "absent", "tool:plugged": "2.0",
+    }  # fmt: skip
+    assert found["env:NVIDIA_TF32_OVERRIDE"] == "0"
+    assert found["env:A_SETTING"].startswith("set, digest")  # read by the user's file, which counts more
+
+
+def test_what_runs_beside_a_toolchain_depends_on_both(tmp_path: Path, db: StateDb) -> None:
+    action = _in_toolchain(tmp_path, tools=("python", "numpy"), peer_tools=("python", "numpy", "tensorrt"), sources=())
+    found = parts(tmp_path, db, action)
+    own = toolchain.tool_versions(("python", "numpy"))
+    assert {label: value for label, value in found.items() if label.startswith("tool:")} == {
+        "tool:python": own["python"], "tool:numpy": own["numpy"], "tool:tensorrt": "8.6.1",
+        "tool:trt/python": own["python"], "tool:trt/numpy": own["numpy"],
+    }  # fmt: skip
+    assert found["env:trt/NVIDIA_TF32_OVERRIDE"] == "0"
+    assert "env:NVIDIA_TF32_OVERRIDE" not in found
+    assert surroundings_of(surroundings(action)).toolchain == action.toolchain

@@ -14,7 +14,7 @@ from buildsys.nvml import GpuError, read_gpus
 
 @pytest.fixture
 def fresh_caches() -> None:
-    for function in (toolchain.distribution_version, toolchain._installed, toolchain.gpu_facts):
+    for function in (toolchain.distribution_version, toolchain._installed, toolchain.gpu_facts, toolchain._first_gpus):
         function.cache_clear()
 
 
@@ -87,10 +87,41 @@ def test_no_driver_means_no_gpu_and_no_ctypes(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.usefixtures("fresh_caches")
 def test_a_driver_that_does_not_answer_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolchain, "_DRIVER_FILES", ("/",))
-    monkeypatch.setattr("buildsys.nvml._LIBRARY", "libno-such-driver.so.1")
+    monkeypatch.setattr("buildsys.nvml.library._LIBRARY", "libno-such-driver.so.1")
     with pytest.raises(GpuError):
         read_gpus(None)
     assert set(toolchain.gpu_facts().values()) == {"none"}
+    assert toolchain.gpu_uuids() == ()
+
+
+@pytest.mark.parametrize(
+    ("every", "visible", "order", "expected"),
+    [
+        (["A", "A", "A"], "1,2", None, ("GPU-1",)),
+        (["A", "B"], None, None, ("GPU-0", "GPU-1")),  # CUDA takes the fastest, whichever that is
+        (["A", "B"], "1", "PCI_BUS_ID", ("GPU-1",)),
+        (["A"], "", None, ()),
+    ],
+)
+@pytest.mark.usefixtures("fresh_caches")
+def test_the_gpu_that_is_locked_is_the_one_that_cuda_takes(
+    monkeypatch: pytest.MonkeyPatch, every: list[str], visible: str | None, order: str | None, expected: tuple[str, ...]
+) -> None:
+    gpus = [(f"GPU-{number}", name) for number, name in enumerate(every)]
+
+    def read(chosen: str | None) -> list[tuple[str, str]]:
+        return gpus if chosen is None else [gpus[int(number)] for number in chosen.split(",") if number]
+
+    monkeypatch.setattr(toolchain, "_DRIVER_FILES", ("/",))
+    monkeypatch.setattr("buildsys.nvml.read_uuids", read)
+    for name, value in {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order}.items():
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    assert toolchain.gpu_uuids() == toolchain.gpu_uuids([("OTHER", "0")]) == expected
+    elsewhere = [("CUDA_VISIBLE_DEVICES", "0"), ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")]
+    assert set(toolchain.gpu_uuids(elsewhere)) == {*expected, "GPU-0"}
 
 
 @pytest.mark.usefixtures("fresh_caches")

@@ -64,6 +64,7 @@ def actions(opset: int = 17, duration: float = 1.0, required: bool = False) -> d
             inputs={"engine": engine},
             outputs={"result": FileRef("m/bench/e.json")},
             after=(ENGINE,),
+            measures=True,
             exclusive=True,
         ),
         action(

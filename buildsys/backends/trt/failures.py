@@ -72,12 +72,6 @@ def load_failure(file: str, messages: Messages, release: str) -> StageError:
     return StageError(f"{file}: {release} cannot load the engine: {said}", rebuild)
 
 
-def no_memory(what: str, size_bytes: int) -> StageError:
-    """Return what to say where the GPU has no memory for something."""
-    text = f"the GPU is out of memory: {shown_bytes(size_bytes)} for {what} cannot be had"
-    return StageError(text, "stop what else uses the GPU, or use smaller shapes")
-
-
 def shown_bytes(size: int) -> str:
     """Return a size as people write it, such as ``1.5GiB``."""
     amount, unit = float(size), 0

@@ -113,9 +113,8 @@ class Phases:
         return True
 
 
-@contextmanager
-def layer_profile(library: Library, context: Any) -> Iterator[dict[str, float]]:
-    """Collect the milliseconds that each layer of a context takes inside the block."""
+def layer_profiler(library: Library) -> tuple[Any, dict[str, float]]:
+    """Return a profiler for a context, which must outlive it, and the milliseconds of each layer that it collects."""
     times: dict[str, float] = {}
     base = library.trt.IProfiler
 
@@ -126,8 +125,7 @@ def layer_profile(library: Library, context: Any) -> Iterator[dict[str, float]]:
         def report_layer_time(self, layer_name: str, ms: float) -> None:
             times[layer_name] = times.get(layer_name, 0.0) + ms
 
-    context.profiler = Profiler()  # it stays with the context, which keeps it alive
-    yield times
+    return Profiler(), times
 
 
 def sentence_of(message: str) -> str:

@@ -16,6 +16,11 @@ from buildsys.backends.trt.messages import Messages, log_of
 from buildsys.backends.trt.onnx_nodes import OnnxNodes, read_nodes
 from buildsys.errors import StageError
 
+# where nobody can look at the graph more closely: an interpreter of a toolchain need not have onnx
+_REMEDIES = (
+    "export with another opset, give the operator a decomposition (ops: function) or a plugin (ops: plugin), or replace"
+    " it by surgery; doit ops --model MODEL tells what takes which operator"
+)
 _ASSERTIONS = (  # the parser's own condition says nothing to a user, the text beside it does
     re.compile(r'.*&& "(?P<text>.+)"', re.DOTALL),
     re.compile(r"Assertion failed: .+?: (?P<text>[A-Z].+)", re.DOTALL),
@@ -55,7 +60,7 @@ def new_builder(library: Library) -> Any:
         try:
             builder = library.trt.Builder(log.logger)
         except TypeError as error:  # what the bindings make of a null pointer
-            reason = "; ".join([*messages.errors, *messages.warnings]) or "it gives no reason"
+            reason = "; ".join(dict.fromkeys([*messages.errors, *messages.warnings])) or "it gives no reason"
             hint = "look at nvidia-smi: the driver may be too old, or the GPU full"
             raise StageError(f"{library.title} cannot start on this GPU: {reason}", hint) from error
     return builder
@@ -69,7 +74,7 @@ def check_parsed(library: Library, request: BuildRequest, parsed: Parsed, messag
     nodes = [node for node in parsed.refused if node.operator]
     others = [node.reason for node in parsed.refused if not node.operator]
     if nodes:
-        refused(request, library.title, nodes, others)
+        refused(request, library.title, nodes, others, _REMEDIES)
     if others or not parsed.accepted:
         reason = "; ".join(others) or messages.sentence("no reason is given")
         raise StageError(f"model {request.model}: {library.title} cannot read {request.onnx.name}: {reason}")

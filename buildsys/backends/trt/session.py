@@ -5,21 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
+from copy import copy
 from pathlib import Path
 
 import numpy as np
 
 from buildsys.backends.base import Figures, Run
 from buildsys.backends.cuda_driver import Buffer, Device
+from buildsys.backends.gpu_loop import GpuTiming
 from buildsys.backends.trt import adapter
-from buildsys.backends.trt.failures import load_failure, no_memory
+from buildsys.backends.trt.failures import load_failure
 from buildsys.backends.trt.inspector import layer_kinds, layer_shares, read_layers, time_shares
 from buildsys.backends.trt.layouts import LINEAR, packed, packed_shape, unpacked
 from buildsys.backends.trt.library import Library
-from buildsys.backends.trt.messages import layer_profile, log_of
+from buildsys.backends.trt.messages import Log, layer_profiler, log_of
 from buildsys.backends.trt.profiles import Profile
+from buildsys.backends.trt.running import Flights
 from buildsys.digest import sha256_of
 from buildsys.errors import StageError
+from buildsys.interleaving import Contender
 from buildsys.tensors import BIT_DTYPES, Array, Tensor, tensor_of
 
 _PACKED = ("int4", "float4e2m1")  # two elements share a byte on the device
@@ -57,6 +61,8 @@ class TensorRtSession:
         self._buffers: list[Buffer] = []
         self._host: list[Array] = []  # keeps what the engine reads from host memory alive
         self._results: dict[str, tuple[Buffer, tuple[int, ...]]] = {}
+        self._uploaded: dict[str, tuple[Buffer, Array]] = {}
+        self._flights: Flights | None = None
 
     @property
     def profiles(self) -> list[Profile]:
@@ -87,6 +93,15 @@ class TensorRtSession:
                 self._set_output(name)
         return self._execute
 
+    def contenders(self, inputs: Mapping[str, Tensor], timing: GpuTiming) -> dict[str, Contender]:
+        """Return what times the engine on these inputs, by name. Only those of the last call may be used.
+
+        Raises: StageError: the engine cannot be timed so (it cannot be captured, or not run beside itself).
+        """
+        self._land()
+        self._flights = Flights(self, inputs, timing)
+        return self._flights.contenders
+
     def describe(self) -> Figures:
         """Return the layers that TensorRT made with their precision, the tensors, and the memory beside the weights."""
         inspector = self._engine.create_engine_inspector()
@@ -112,8 +127,9 @@ class TensorRtSession:
         try:
             call = self.bind(self._zeros())
             call()
-            with self._device.current(), layer_profile(self._library, self._context) as times:
-                call()
+            self._profiler, times = layer_profiler(self._library)
+            self._context.profiler = self._profiler
+            call()
         except StageError:  # inputs of zeros may be none that the engine takes
             return {}
         return times
@@ -132,13 +148,70 @@ class TensorRtSession:
         """Free the context, the engine and the device memory, in this order."""
         if self._engine is None:
             return
+        self._land()
         with self._device.current():
             self._context = None
             self._open.close()
             self._engine = self._runtime = None
         self._buffers.clear()
         self._results.clear()
+        self._uploaded.clear()
         self._device.close()
+
+    def memory_figures(self) -> Figures:
+        """Return the memory that a context of the engine needs beside the weights."""
+        return {"device_memory_bytes": adapter.device_memory_bytes(self._library, self._engine)}
+
+    def twin(self) -> TensorRtSession:
+        """Return another session of this engine, with a context, a stream and buffers of its own.
+
+        It must be closed before this one. Raises: StageError: there is no memory for another context.
+        """
+        twin = copy(self)
+        twin._device, twin._open, twin._flights = Device(0), ExitStack(), None
+        twin._buffers, twin._host, twin._results, twin._uploaded = [], [], {}, {}
+        with twin._device.current(), self._log.collected() as messages:
+            twin._context = self._engine.create_execution_context()
+        if twin._context is None:
+            twin._device.close()
+            raise StageError(messages.sentence("there is no other execution context of this engine"))
+        if twin._context.active_optimization_profile < 0:  # choosing one that is taken crashes TensorRT 8.6.0
+            twin.close()
+            raise StageError("an optimization profile of this engine serves one inference at a time")
+        return twin
+
+    @property
+    def gpu(self) -> Device:
+        """Return the device with the stream that this session's work goes to."""
+        return self._device
+
+    @property
+    def uploaded(self) -> Mapping[str, tuple[Buffer, Array]]:
+        """Return the bound inputs on the device, with their values."""
+        return self._uploaded
+
+    @property
+    def computed(self) -> list[Buffer]:
+        """Return where the outputs of the bound inputs lie on the device."""
+        return [buffer for buffer, _ in self._results.values()]
+
+    @property
+    def log(self) -> Log:
+        """Return the log that says why TensorRT fails."""
+        return self._log
+
+    def enqueue(self) -> None:
+        """Put one inference on the stream of the device, which must be current.
+
+        Raises: StageError: TensorRT refuses.
+        """
+        if not self._context.execute_async_v3(self._device.stream):
+            raise StageError("the engine did not run")
+
+    def _land(self) -> None:
+        if self._flights is not None:
+            self._flights.close()
+            self._flights = None
 
     def _execute(self) -> None:
         with self._device.current(), self._log.collected() as messages:
@@ -172,7 +245,7 @@ class TensorRtSession:
         }
 
     def _set_input(self, name: str, value: Tensor) -> None:
-        values = _as_dtype(value, self._dtype(name))
+        values = _as_dtype(name, value, self._dtype(name))
         if not self._context.set_input_shape(name, value.shape):
             raise StageError(f"the engine's input {name} cannot have the shape {list(value.shape)}")
         if self._engine.get_tensor_location(name) == self._library.trt.TensorLocation.HOST:
@@ -183,6 +256,7 @@ class TensorRtSession:
         values = packed(values, self._layouts[name])
         buffer = self._new_buffer(name, values.nbytes)
         buffer.upload(values)
+        self._uploaded[name] = (buffer, values)
         self._set_address(name, buffer.address)
 
     def _set_output(self, name: str) -> None:
@@ -216,7 +290,7 @@ class TensorRtSession:
         try:
             buffer = self._device.allocate(size_bytes)
         except StageError as failure:
-            raise no_memory(name, size_bytes) if "OUT_OF_MEMORY" in failure.problem else failure from failure
+            raise StageError(f"there is no memory for {name}: {failure.problem}", failure.hint) from failure
         self._buffers.append(buffer)
         return buffer
 
@@ -226,6 +300,7 @@ class TensorRtSession:
             self._device.free(self._buffers.pop())
         self._host.clear()
         self._results.clear()
+        self._uploaded.clear()
 
 
 def kernel_cache_file(engine: Path) -> Path:
@@ -254,6 +329,16 @@ def _numpy_dtype(dtype: str) -> np.dtype[np.generic]:
     return np.dtype(BIT_DTYPES.get(dtype, dtype))
 
 
-def _as_dtype(given: Tensor, dtype: str) -> Array:
-    """Return the array in the engine's type: TensorRT has no float64, and turns such inputs into float32."""
-    return given.array if given.dtype == dtype else tensor_of(given.values(), dtype).array
+def _as_dtype(name: str, given: Tensor, dtype: str) -> Array:
+    """Return the array in the engine's type: TensorRT has no float64, and 8.6 no int64, and turns such inputs.
+
+    Raises: StageError: an integer does not fit the narrower type.
+    """
+    if given.dtype == dtype:
+        return given.array
+    values = given.values()
+    found = tensor_of(values, dtype).array
+    if values.dtype.kind in "iu" and not np.array_equal(found, values):
+        text = f"the input {name} has values beyond {dtype}, which the engine takes for {given.dtype}"
+        raise StageError(text, "give it smaller numbers, or build it with a later TensorRT")
+    return found

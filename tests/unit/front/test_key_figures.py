@@ -57,6 +57,16 @@ def test_without_a_baseline_no_speedup_is_told() -> None:
     assert key_figure("bench", {"cases": cases, "noisy": ["a busy neighbour"]}) == "min: p50 2.00 ms, 500/s, noisy"
 
 
+def test_an_engine_on_a_gpu_tells_both_clocks_and_its_graph() -> None:
+    own = {"p50_ms": 0.29, "throughput_per_s": 27_000.0, "gpu": {"p50_ms": 0.267}}
+    graph = {"p50_ms": 0.24, "throughput_per_s": 33_000.0, "gpu": {"p50_ms": 0.233}}
+    both = {"opt": {"contenders": {"engine": own, "engine_cuda_graph": graph}, "speedup": 4.0}}
+    text = "opt: p50 0.290 ms (GPU 0.267), 27,000/s, 4.00× torch; CUDA graph p50 0.240 ms (GPU 0.233)"  # noqa: RUF001
+    assert key_figure("bench", {"cases": both}) == text
+    alone = {"opt": {"contenders": {"engine_cuda_graph": graph}, "speedup": None}}
+    assert key_figure("bench", {"cases": alone}) == "opt: p50 0.240 ms (GPU 0.233), 33,000/s"
+
+
 def test_nan_is_worse_than_any_number() -> None:
     worst = worst_relative({"opt": outputs(a=1e9, b=math.nan, c=math.inf)})
     assert worst is not None

@@ -82,6 +82,28 @@ def test_no_color_means_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ("\x1b[1;31m" in out.getvalue()) is colored
 
 
+def test_warnings_of_what_ran_stand_under_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    session, _ = make_session(tmp_path)
+    write_result(session, "export:net", status="passed", warnings=["symbolics[0] was\nnot used", "long " * 100])
+    write_result(session, "simplify:net", status="passed", warnings=[f"warning {number}" for number in range(9)])
+    write_result(session, "validate:net", status="passed", warnings=["of an earlier run"])
+    lines = [Line(target, action.model, action.stage, action.variant) for target, action in session.actions.items()]
+    for entry in lines:
+        entry.status = "fresh" if entry.stage == "validate" else "passed"
+    out = io.StringIO()
+    tell_end(out, session, lines, 1.0)
+    told = [line for line in out.getvalue().splitlines() if "warning" in line]
+    assert told[0] == "warning: export:net: symbolics[0] was not used"
+    assert len(told[1]) < 300
+    assert told[1].endswith("…")
+    assert told[2:] == [
+        *(f"warning: simplify:net: warning {n}" for n in range(3)),
+        "and 6 more warnings, in the report",
+    ]
+    assert "earlier run" not in out.getvalue()
+
+
 @pytest.mark.parametrize("columns", [50, 80, 160])
 def test_the_closing_table_fits_its_terminal(columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))

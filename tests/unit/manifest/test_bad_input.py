@@ -66,6 +66,29 @@ FIELDS = [
     ("bench: {cases: [mid]}", None),
     ("bench: {cases: []}", "6:16: bench.cases: found an empty list; at least 1 entries are wanted"),
     ("bench: {cases: [opt, opt]}", '6:22: bench.cases.1: the case "opt" is given twice'),
+    ("bench: {baselines: [torch, torch]}", '6:28: bench.baselines.1: the baseline "torch" is given twice'),
+    ("bench: {baselines: [torh]}", '6:21: bench.baselines.0: "torh" is not allowed here; did you mean torch?'),
+    (
+        "bench: {cuda_graph: yes}",
+        '6:21: bench.cuda_graph: found "yes"; true, false or a list of both is wanted',
+    ),
+    ("bench: {cuda_graph: []}", "6:21: bench.cuda_graph: found an empty list; true, false or a list of both is wanted"),
+    ("bench: {in_flight: 0}", "6:20: bench.in_flight: 0 is out of range; at least 1 is wanted"),
+    ("bench: {transfers: host}", '6:20: bench.transfers: "host" is not allowed here'),
+    ("bench: {wait: sleep}", '6:15: bench.wait: "sleep" is not allowed here'),
+    (
+        "engines: [ort-cpu]\nbench: {cuda_graph: [false, true]}",
+        "7:9: bench.cuda_graph: the backend onnxruntime on a CPU cannot honour it: it is for engines of TensorRT; "
+        "remove it, or add such an engine",
+    ),
+    (
+        "engines: [{backend: onnxruntime, name: e, provider: cuda}]\nbench: {in_flight: 2}",
+        "7:9: bench.in_flight: the backend onnxruntime on a GPU cannot honour it",
+    ),
+    (
+        "engines: [ort-cpu]\nbench: {baselines: [torch, torch_cuda_graph]}",
+        "7:28: bench.baselines.1: torch_cuda_graph runs on a GPU, and no engine of this model does; remove it",
+    ),
     ("bench: {duration: 3 parsecs}", "6:19: bench.duration: '3 parsecs' is not a duration such as 3s, 200ms or 2min"),
     ("validate: {rtol: -1}", "6:18: validate.rtol: -1 is out of range; at least 0 is wanted"),
     ("validate: {rtol: .nan}", "6:18: validate.rtol: found nan; a finite number is wanted"),

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from tiny_results import NO_GPU, Results
 
+from buildsys.manifest.engine_spec import OnnxRuntimeEngine
 from buildsys.report.assemble import assemble
+from buildsys.report.engine_provenance import _TOLD, ONNXRUNTIME_DEFAULTS
+from buildsys.report.markdown import render
 from buildsys.report.model import Report, as_json
 
 NAN = float("nan")
@@ -200,3 +204,60 @@ def test_results_without_figures_still_give_a_report(results: Results) -> None:
     assert report.verdict.status == "failed"  # the checks passed without comparing anything
     assert report.bench == ()
     assert len(report.summary) == len(results.inputs)
+
+
+def test_provenance_of_an_engine_says_what_it_was_built_with(results: Results) -> None:
+    rtx = next(made for made in report_on(results).engine_provenance if made.engine == "rtx-fp16")
+    assert rtx.lines == {
+        "built with": "TensorRT-RTX 1.7.1.116, Linux x86_64",
+        "settings that are not the defaults": (
+            "builder_optimization_level 5, compute_capabilities [8.9], flags {tf32: false}"
+        ),
+        "precision of the layers": "90.0 % float16, 10.0 % float32",
+        "plugins and operator libraries": (
+            f"demo::swish by plugin Swish 1 (plugins/swish_plugin.py, sha256 {'f' * 16}…), "
+            "demo::clip by library clip.so"
+        ),
+        "optimization profiles": "0: image [1, 3] to [16, 3], built for [8, 3]; 1: image [1, 3]",
+        "build": "prepare 100 ms, build 4.00 s, read back 100 ms",
+        "timing cache": f"{'d' * 16}…, began with shared timings, 1.50 kB added",
+    }
+    text = render(report_on(results))
+    assert "### Engine `rtx-fp16`" in text
+    assert "- precision of the layers: 90.0 % float16, 10.0 % float32" in text
+
+
+def test_defaults_of_onnxruntime_are_those_of_the_manifest() -> None:
+    fields = OnnxRuntimeEngine.model_fields.items()
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()}
+    told = {name: value for name, value in defaults.items() if name not in _TOLD}
+    assert told == ONNXRUNTIME_DEFAULTS
+
+
+def test_verify_is_told_per_profile(results: Results) -> None:
+    def profile(number: int, *cases: str) -> dict[str, Any]:
+        figures = {"scores": {"max_abs": 0.1, "relative": 1e-3, "cosine": 1.0, "top1": 1.0, "passed": True}}
+        return {"profile": number, "ranges": {}, "cases": dict.fromkeys(cases, figures)}
+
+    results.passed(
+        "verify:tiny:rtx-fp16", profiles=[profile(0, "min", "opt"), profile(1, "opt", "batch=12")],
+        dims={"min": {"batch": 1}, "opt": {"batch": 8}, "batch=12": {"batch": 12}},
+    )  # fmt: skip
+    check = next(check for check in report_on(results).checks if check.target == "verify:tiny:rtx-fp16")
+    assert [(line.subject, line.case, line.dims) for line in check.comparisons] == [
+        ("rtx-fp16, profile 0", "min", "batch 1"),
+        ("rtx-fp16, profile 0", "opt", "batch 8"),
+        ("rtx-fp16, profile 1", "opt", "batch 8"),
+        ("rtx-fp16, profile 1", "batch=12", "batch 12"),
+    ]
+    text = render(report_on(results))
+    assert re.search(r"\| rtx-fp16, profile 1 +\| opt \(batch 8\) +\|", text)
+    assert re.search(r"\| rtx-fp16, profile 1 +\| batch=12 +\|", text)
+
+
+def test_a_profile_in_which_nothing_ran_is_never_passed(results: Results) -> None:
+    nothing = [{"profile": 0, "cases": {"min": {"scores": {"passed": True}}}}, {"profile": 1, "cases": {}}]
+    results.passed("verify:tiny:rtx-fp16", profiles=nothing)
+    report = report_on(results)
+    assert report.verdict.status != "passed"
+    assert "verify:tiny:rtx-fp16 says passed, but it compared nothing in profile 1" in report.warnings

@@ -58,7 +58,17 @@ MANIFEST: dict[str, Any] = {
     "dims": {"batch": {"min": 1, "opt": 8, "max": 16, "odd": None, "multiple_of": 1}},
     "engines": [
         {"name": "ort-cpu", "backend": "onnxruntime", "precision": "fp32", "required": False},
-        {"name": "rtx-fp16", "backend": "tensorrt_rtx", "precision": "fp16", "required": False},
+        {
+            "name": "rtx-fp16",
+            "backend": "tensorrt_rtx",
+            "precision": "fp16",
+            "required": False,
+            "tolerance": None,
+            "builder_optimization_level": 5,
+            "compute_capabilities": ["8.9"],
+            "flags": {"tf32": False},
+            "workspace": None,
+        },
     ],
 }
 
@@ -141,6 +151,24 @@ PASSING: dict[str, dict[str, Any]] = {
         "build_seconds": 4.2,
         "messages": ["Using default for use_trt | see docs"],
         "device": {"kind": "gpu", "missing": "libcuda.so.1 is not installed"},
+        "built_with": {"tensorrt_rtx": "1.7.1.116", "platform": "Linux x86_64", "cuda_runtime": "13"},
+        "precision_shares": {"layers": {"float16": 0.9, "float32": 0.1}},
+        "operators": {"demo::swish": "plugin swish_plugin.py", "demo::clip": "library clip.so"},
+        "plugins": [
+            {
+                "operator": "demo::swish",
+                "name": "Swish",
+                "version": "1",
+                "file": "plugins/swish_plugin.py",
+                "file_sha256": "f" * 64,
+            }
+        ],
+        "profiles": [
+            {"image": {"min": [1, 3], "opt": [8, 3], "max": [16, 3]}},
+            {"image": {"min": [1, 3], "opt": [1, 3], "max": [1, 3]}},
+        ],
+        "phases": {"prepare": 0.1, "build": 4.0, "read_back": 0.1},
+        "timing_cache": {"digest": "d" * 64, "bytes": 2000, "added_bytes": 1500, "lent": "e" * 64},
     },
     "verify:tiny:rtx-fp16": {"cases": case_figures(1e-3, 1e-3), "tolerance": LIMITS, "failures": []},
     "bench:tiny:rtx-fp16": {

@@ -1,0 +1,34 @@
+"""Which TensorRT builds the engines of a project: what they are built from is planned by that."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from buildsys.interpreter import located
+from buildsys.toolchain import tool_versions
+
+if TYPE_CHECKING:
+    from buildsys.graph.action import ToolchainRef
+    from buildsys.graph.typing import VersionOf
+
+
+def builder_versions(root: Path, state: Path) -> VersionOf:
+    """Return what tells which TensorRT a toolchain of the project at ``root`` has, or our own interpreter."""
+
+    @cache
+    def version_of(toolchain: ToolchainRef | None) -> str:
+        if toolchain is None:
+            return tool_versions(("tensorrt",))["tensorrt"]
+        from buildsys.store.ledger import ImportMemo
+        from buildsys.store.state_view import StateView
+
+        view = StateView(state / "state.db", lambda _: None)  # a run says what is wrong with it
+        try:
+            return tool_versions(("tensorrt",), located(*toolchain, root, os.environ), ImportMemo(view))["tensorrt"]
+        finally:
+            view.close()
+
+    return version_of

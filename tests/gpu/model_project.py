@@ -1,0 +1,94 @@
+"""A project of torchvision models with TensorRT engines of several precisions, built by real doit processes.
+
+The interpreter that has TensorRT is this one, or that of BUILDSYS_TEST_TOOLCHAIN=/path/to/python.
+BUILDSYS_TEST_TACTIC_SOURCES=NAME,NAME restricts where tactics may come from, for a TensorRT that lacks some of its
+libraries.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = ("resnet18", "resnet50", "mobilenet_v3_small", "efficientnet_b0", "swin_t")
+PRECISIONS = ("fp32", "fp16", "int8")
+BATCHES = {"min": 1, "opt": 8, "max": 16}
+_TOOLCHAIN = "other"
+_BASELINES = ("torch", "torch_cuda_graph", "torch_compile")
+
+
+@dataclass(frozen=True)
+class ModelProject:
+    """The folder of a project."""
+
+    root: Path
+
+    def doit(self, *arguments: str, timeout_s: float = 3600) -> subprocess.CompletedProcess[str]:
+        """Run doit, its output as one text."""
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))}
+        return subprocess.run(
+            [sys.executable, "-m", "doit", *arguments], cwd=self.root, env=environment, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s,
+        )  # fmt: skip
+
+    def result(self, stage: str, model: str, engine: str) -> dict[str, Any]:
+        """Return the result of an engine's stage, {} where there is none."""
+        names = {"engine": f"engine/{engine}/engine.json", "verify": f"verify/{engine}.json"}
+        file = self.root / "build" / model / names.get(stage, f"{stage}/{engine}.json")
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        return found
+
+
+def make_project(
+    root: Path, models: Sequence[str] = MODELS, precisions: Sequence[str] = PRECISIONS, **bench: Any
+) -> ModelProject:
+    """Write a project with an engine of each precision, ``trt-PRECISION``, of each model; batches of 1 to 16."""
+    (root / "configs" / "models").mkdir(parents=True, exist_ok=True)
+    shutil.copy(ROOT / "dodo.py", root)
+    (root / "pyproject.toml").touch()
+    python = os.environ.get("BUILDSYS_TEST_TOOLCHAIN", "")
+    _write(root / "configs/project.yaml", {"toolchains": {_TOOLCHAIN: {"python": python}}} if python else {})
+    for model in models:
+        _write(root / f"configs/models/{model}.yaml", _manifest(model, precisions, bench, with_toolchain=bool(python)))
+    return ModelProject(root)
+
+
+def _manifest(
+    model: str, precisions: Sequence[str], bench: Mapping[str, Any], *, with_toolchain: bool
+) -> dict[str, Any]:
+    sources = os.environ.get("BUILDSYS_TEST_TACTIC_SOURCES", "")
+    fields = {
+        "backend": "tensorrt",
+        **({"toolchain": _TOOLCHAIN} if with_toolchain else {}),
+        **({"tactic_sources": sources.split(",")} if sources else {}),
+    }
+    quantized = "int8" in precisions
+    return {
+        "model": model,
+        "source": {"torchvision": model, "weights": None, "seed": 0},
+        "inputs": {"input0": {"shape": ["batch", 3, 224, 224]}},
+        "outputs": {"output0": {"shape": ["batch", 1000]}},
+        "dims": {"batch": dict(BATCHES)},
+        "verify": {"fp32": {"rtol": 5e-3}},  # products in TF32, TensorRT's default, have 10 bits of mantissa
+        **({"calibration": {"data": {"input0": {"random": "normal"}}, "batches": 8}} if quantized else {}),
+        "engines": [{"name": f"trt-{precision}", "precision": precision, **fields} for precision in precisions],
+        "bench": {
+            "duration": "500ms", "cases": list(BATCHES), "cuda_graph": [False, True], "baselines": list(_BASELINES),
+            **bench,
+        },
+        "timeout": {"engine": "30min", "bench": "30min"},
+    }  # fmt: skip
+
+
+def _write(file: Path, content: Mapping[str, Any]) -> None:
+    file.write_text(yaml.safe_dump(dict(content), sort_keys=False), encoding="utf-8")

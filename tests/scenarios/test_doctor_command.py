@@ -1,0 +1,35 @@
+"""`doit doctor` on a project, as a process."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from project_folder import ProjectFolder, Ran
+from python_environments import Environment
+
+
+def findings(ran: Ran) -> dict[str, dict[str, Any]]:
+    told = json.loads(ran.out)
+    assert told["schema"] == "buildsys/doctor/1"
+    return {f"{finding['about']} {finding['name']}": finding for finding in told["findings"]}
+
+
+def test_it_tells_what_is_here_and_fails_where_something_required_lacks(project: ProjectFolder) -> None:
+    old = Environment(project.root / "envs/old", "numpy")
+    project.add_model("lin")
+    engines = "{backend: onnxruntime, name: ort}, {backend: onnxruntime, name: old, toolchain: old, required: true}"
+    project.edit("configs/models/lin.yaml", "{backend: onnxruntime, name: ort}", engines)
+    (project.root / "configs/project.yaml").write_text("toolchains: {old: {python: envs/old/bin/python}}\n")
+    ran = project.doit("doctor", "--json")
+    assert ran.code == 1
+    found = findings(ran)
+    needed = found["engine lin:old"]
+    assert needed["state"] == "broken"
+    assert needed["text"] == "is required, and cannot be built here: onnxruntime is not installed"
+    assert needed["mend"] == f"{old.python} -m pip install onnxruntime"
+    assert {found[f"library {name}"]["state"] for name in ("torch", "torchvision", "onnx", "onnxsim")} == {"ok"}
+    assert found["backend onnxruntime"]["facts"]["engines"] == ["lin:ort"]
+    assert found["toolchain old"]["facts"]["engines"] == ["lin:old"]
+    assert found["folder build"]["facts"]["writable"]
+    assert not (project.root / "build").exists()

@@ -1,0 +1,106 @@
+"""Toolchains that are declared wrongly, and engines that name one that is not there."""
+
+from __future__ import annotations
+
+import pytest
+
+PROJECT = "configs/project.yaml"
+GOOD = "toolchains: {trt86: {python: /opt/trt86/bin/python, env: {LD_LIBRARY_PATH: /opt/lib}}}\n"
+ENGINE = "engines: [{backend: onnxruntime, name: a, toolchain: %s}]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("toolchains: [trt86]\n", "1:13: toolchains: found a list; a map is wanted"),
+        ("toolchains: {trt86: /opt/python}\n", '1:21: toolchains.trt86: found "/opt/python"; a map is wanted'),
+        ("toolchains: {trt86: {python: a, evn: {}}}\n", "1:33: toolchains.trt86.evn: unknown field; did you mean env?"),
+        ("toolchains: {trt86: {python: 3}}\n", "1:30: toolchains.trt86.python: found 3; text is wanted"),
+        ('toolchains: {trt86: {python: " "}}\n', '1:30: toolchains.trt86.python: " " is not a path'),
+        ("toolchains: {trt86: {python: a, env: {B: 4}}}\n", "1:42: toolchains.trt86.env.B: found 4; text is wanted"),
+        ("toolchains: {trt86: {python: a, env: {B-C: x}}}\n", "the name of an environment variable such as"),
+        ("toolchains: {a b: {python: a}}\n", "a name of letters, digits"),
+        (
+            "toolchains: {trt-8: {python: a}, trt.8: {python: a}}\n",
+            "1:34: toolchains.trt.8: trt.8 and trt-8 cannot be told apart in the environment variable"
+            " BUILDSYS_TOOLCHAIN_TRT_8; rename one of them",
+        ),
+        ("toolchain: {}\n", "1:1: toolchain: unknown field; did you mean toolchains?"),
+    ],
+)
+def test_a_wrong_declaration_is_one_line(project, text, expected):
+    project.write(PROJECT, text)
+    project.model()
+    (error,) = project.errors()
+    assert error.startswith(PROJECT)
+    assert expected in error
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "trt68",
+            'configs/models/net.yaml:6:54: engines.0.toolchain: no toolchain is named "trt68"; did you mean trt86?',
+        ),
+        ("torch", 'no toolchain is named "torch"; toolchains: trt86'),
+        ("[trt86]", "engines.0.toolchain: found a list; text is wanted"),
+    ],
+)
+def test_an_engine_names_one_that_is_there(project, name, expected):
+    project.write(PROJECT, GOOD)
+    project.model(ENGINE % name)
+    (error,) = project.errors()
+    assert expected in error
+
+
+def test_without_any_it_says_where_they_are_declared(project):
+    project.model(ENGINE % "trt86")
+    (error,) = project.errors()
+    assert error.endswith('no toolchain is named "trt86"; toolchains are declared in configs/project.yaml')
+
+
+def test_a_profile_that_no_model_has_is_checked_too(project):
+    project.write(PROJECT, GOOD)
+    project.write("configs/engines.yaml", "trt: {backend: onnxruntime, toolchain: trt8}\n")
+    project.model()
+    (error,) = project.errors()
+    assert error.startswith("configs/engines.yaml:1:40: trt.toolchain: no toolchain is named")
+    assert error.endswith("did you mean trt86?")
+
+
+def test_a_broken_project_file_is_told_once(project):
+    project.write(PROJECT, "toolchains: {trt86: {}}\n")
+    project.model(ENGINE % "trt86")
+    assert len(project.errors()) == 1
+
+
+def test_a_model_has_those_that_its_engines_name(project):
+    project.write(PROJECT, GOOD + "defaults: {engines: [{backend: onnxruntime, name: a}]}\n")
+    project.model(
+        "engines: [{use: ort-cpu, toolchain: trt86}, ort-cpu]\n".replace("ort-cpu]", "{use: ort-cpu, name: b}]")
+    )
+    project.model(name="plain")
+    models = project.load().models
+    written = {"trt86": {"python": "/opt/trt86/bin/python", "env": {"LD_LIBRARY_PATH": "/opt/lib"}}}
+    assert models["net"].data["toolchains"] == written
+    assert models["net"].origins["toolchains.trt86.python"] == "configs/project.yaml:1"
+    assert "toolchains" not in models["plain"].data
+    assert [engine["toolchain"] for engine in models["net"].data["engines"]] == ["trt86", None]
+
+
+def test_an_interpreter_must_be_named(project):
+    project.write(PROJECT, "toolchains: {trt86: {}}\n")
+    project.model()
+    (error,) = project.errors()
+    assert error.startswith("configs/project.yaml:1:")
+    assert "toolchains.trt86.python" in error
+
+
+def test_an_edited_interpreter_is_seen(project):
+    project.write(PROJECT, GOOD)
+    project.model(ENGINE % "trt86")
+    project.settle()
+    project.load()
+    project.write(PROJECT, GOOD.replace("/opt/trt86/bin", "/usr/bin"))
+    assert project.load().models["net"].data["toolchains"]["trt86"]["python"] == "/usr/bin/python"

@@ -1,0 +1,73 @@
+"""The report on engines that were timed on a GPU: figures that an H200 gave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from buildsys.report import gpu_timing
+from buildsys.report.engines import bench_notes, timings
+from buildsys.report.results import Result
+
+
+def contender(wall: float, gpu: float, **more: Any) -> dict[str, Any]:
+    own = {"p50_ms": gpu, "p99_ms": gpu * 1.01, "throughput_per_s": 8000 / gpu}
+    return {"p50_ms": wall, "p99_ms": wall * 1.1, "throughput_per_s": 8000 / wall, "count": 500, "gpu": own, **more}
+
+
+@pytest.fixture
+def result() -> Result:
+    memory = {"device_memory_bytes": 64_273_920, "memory_taken_bytes": 159_383_552}
+    gpu = {
+        "readings": 37,
+        "sm_clock_mhz": {"min": 1905, "median": 1980.0, "max": 1980},
+        "memory_clock_mhz": {"min": 3201, "median": 3201, "max": 3201},
+        "power_w": {"min": 163.5, "median": 323.9, "max": 346.4},
+        "throttle": {"power cap": 0.25},
+    }
+    contenders = {
+        "torch": contender(2.754, 2.750),
+        "engine_cuda_graph": contender(0.509, 0.502),
+        "engine": contender(0.672, 0.575, **memory),
+        "torch_cuda_graph": contender(1.056, 1.047),
+    }
+    case = {"dims": {"batch": 8}, "batch": 8, "contenders": contenders, "speedup": 4.1, "gpu": gpu}
+    figures = {"cases": {"opt": case}, "left_out": {"torch_compile": "there is no compiler"}}
+    return Result("bench:m:trt", "bench", "trt", "passed", figures=figures)
+
+
+def test_the_engine_comes_first_with_both_clocks_and_its_memory(result: Result) -> None:
+    lines = gpu_timing.gpu_timings([result])
+    assert [line.contender for line in lines] == ["engine", "engine_cuda_graph", "torch", "torch_cuda_graph"]
+    text = "\n".join(gpu_timing.render(lines, gpu_timing.gpu_states([result])))
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in text.splitlines()]
+    assert ["`trt`", "opt", "engine", "0.575", "0.581", "0.672", "0.739"] in [cells[:7] for cells in rows]
+    row = next(line for line in text.splitlines() if "engine, CUDA graph" in line)
+    assert "0.502" in row
+    assert "0.509" in row
+    assert "64.3 MB" in text
+    assert "159 MB" in text
+    assert "1905 / 1980 / 1980 MHz" in text
+    assert "164 / 324 / 346 W" in text
+    assert "power cap 25%" in text
+
+
+def test_a_gpu_that_could_not_be_read_says_why(result: Result) -> None:
+    result.figures["cases"]["opt"]["gpu"] = {"missing": "NVML answers with error 3"}
+    (state,) = gpu_timing.gpu_states([result])
+    assert state.throttle == "not known: NVML answers with error 3"
+    assert "—" in "\n".join(gpu_timing.render(gpu_timing.gpu_timings([result]), [state]))
+
+
+def test_engines_on_a_cpu_have_no_such_table() -> None:
+    plain = {"cases": {"opt": {"contenders": {"engine": {"p50_ms": 1.0}}}}}
+    result = Result("bench:m:ort", "bench", "ort", "passed", figures=plain)
+    assert gpu_timing.gpu_timings([result]) == ()
+    assert list(gpu_timing.render((), ())) == []
+
+
+def test_the_speedup_stands_beside_the_engine_and_what_was_left_out_is_told(result: Result) -> None:
+    speedups = {line.contender: line.speedup for line in timings([result])}
+    assert speedups == {"engine": 4.1, "engine_cuda_graph": None, "torch": None, "torch_cuda_graph": None}
+    assert "torch.compile was left out: there is no compiler" in bench_notes([result])
