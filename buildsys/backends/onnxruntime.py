@@ -101,7 +101,7 @@ def unsupported(request: BuildRequest) -> list[UnsupportedNode]:
         nodes = _refused_nodes(request, source)
         if nodes:
             options = request.options
-            session = _session_options(options, optimization=options["graph_optimization_level"])
+            session = _session_options(options, optimization=_optimization(options))
             with suppress(StageError):
                 _open(source, session, options, request.operators)
                 return []
@@ -116,7 +116,7 @@ def build(request: BuildRequest) -> Figures:
     options = request.options
     with TemporaryDirectory(dir=request.engine.parent) as folder:
         source = _source(request, Path(folder))
-        session = _session_options(options, optimization=options["graph_optimization_level"])
+        session = _session_options(options, optimization=_optimization(options))
         session.optimized_model_filepath = str(request.engine)
         # Weights that lie beside the source and that no optimization touched would stay there.
         if _size(source) > _INLINE_LIMIT_BYTES or source.with_name(f"{source.name}.data").exists():
@@ -202,8 +202,6 @@ def _session_options(options: Options, *, optimization: str) -> ort.SessionOptio
     session.execution_mode = getattr(ort.ExecutionMode, _MODES[options["execution_mode"]])
     for entry in _SPINNING:
         session.add_session_config_entry(entry, "1" if options["spinning"] else "0")
-    if options["precision"] == "fp8":  # it would fuse quantizers to integer kernels, which take no float8
-        session.add_session_config_entry("session.disable_quant_qdq", "1")
     for entry, value in options["session_config"].items():
         session.add_session_config_entry(entry, value)
     return session
@@ -248,10 +246,21 @@ def _refused_nodes(request: BuildRequest, source: Path) -> list[UnsupportedNode]
     return refused_nodes(source, {use.op for use in request.operators})
 
 
+def _optimization(options: Options) -> str:
+    """Return the level in force.
+
+    Beyond basic, ONNX Runtime takes a Relu before a float8 quantizer away, as if float8 had no negative values (1.31),
+    and fuses quantizers to integer kernels, which take no float8.
+    """
+    level: str = options["graph_optimization_level"]
+    return "basic" if options["precision"] == "fp8" and level in ("extended", "all") else level
+
+
 def _settings(options: Options, graph: OrtGraph) -> Figures:
-    names = ("precision", "provider", "inter_op_threads", "graph_optimization_level", "execution_mode", "spinning")
+    names = ("precision", "provider", "inter_op_threads", "execution_mode", "spinning")
     return {
         **{name: options[name] for name in names},
+        "graph_optimization_level": _optimization(options),
         "intra_op_threads": threads(options),
         "session_config": dict(options["session_config"]),
         "providers": list(graph.session.get_providers()),
@@ -260,7 +269,7 @@ def _settings(options: Options, graph: OrtGraph) -> Figures:
 
 def _messages(options: Options) -> list[str]:
     messages = []
-    if options["graph_optimization_level"] == "all":
+    if _optimization(options) == "all":
         messages.append("optimized for the kind of processor that built it: other processors may not run it, or slowly")
     if options["provider"] == "cpu" and options["precision"] == "fp16":
         messages.append(
@@ -268,7 +277,9 @@ def _messages(options: Options) -> list[str]:
             "that rounding and the range of float16 were checked by the stage convert"
         )
     if options["precision"] == "fp8":
-        messages.append("fp8 is computed in float32 between its quantizers; its speed says nothing")
+        messages.append(
+            "fp8 is computed in float32 between its quantizers, optimized up to basic; its speed says nothing"
+        )
     if _emulates(options):
         messages.append("bfloat16 is emulated: computed in float32, every result rounded; its speed says nothing")
     return messages

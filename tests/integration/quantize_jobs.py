@@ -14,11 +14,11 @@ from stage_jobs import manifest
 from buildsys.backends.ort_session import OrtGraph
 from buildsys.graph.action import Action
 from buildsys.graph.plan import plan_model
-from buildsys.stages import calibrate, convert
+from buildsys.stages import calibrate, convert, engine, verify
 from buildsys.tensors import save_case, tensor_of
 from buildsys.worker.job import Job, StageResult
 
-STAGES = {"calibrate": calibrate, "convert": convert}
+STAGES = {"calibrate": calibrate, "convert": convert, "engine": engine, "verify": verify}
 FLOAT = TensorProto.FLOAT
 
 

@@ -413,6 +413,16 @@ def test_tensorrt_has_no_calibrator_for_percentiles(tmp_path: Path) -> None:
         engine._calibration(job)
 
 
+def test_an_fp8_engine_of_onnxruntime_computes_what_its_graph_does(tmp_path: Path) -> None:
+    """Its optimizations beyond basic drop the Relu before a float8 quantizer."""
+    chain = Chain(tmp_path, precision="fp8", calibration={"batches": 8, "batch_size": 8})
+    for target in ("calibrate:m", "convert:m:fp8", "engine:m:e"):
+        result = chain.run(target)
+    assert result.figures["settings"]["graph_optimization_level"] == "basic"
+    verified = chain.run("verify:m:e")
+    assert verified.status == "passed", verified.reason
+
+
 def test_fp8_raises_the_opset(tmp_path: Path) -> None:
     chain = Chain(tmp_path, images_net(17), precision="fp8")
     chain.run("calibrate:m")
