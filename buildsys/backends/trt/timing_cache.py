@@ -19,6 +19,9 @@ from buildsys.digest import sha256_of
 from buildsys.errors import StageError
 
 
+_MYELIN = ("Myelin error", "The timing cache will not be used")
+
+
 def use_timing_cache(library: Library, config: Any, file: Path | None, messages: Messages) -> None:
     """Have a builder take its measurements from ``file``, where it exists, and note what it adds."""
     if file is None or not adapter.keeps_timings(library):
@@ -27,7 +30,8 @@ def use_timing_cache(library: Library, config: Any, file: Path | None, messages:
     if problem:
         messages.warnings.append(problem)
     with log_of(library).collected() as found:
-        if not config.set_timing_cache(timing_cache, False):
+        # the file is of this GPU by its name; TensorRT 8.6 refuses its own where it cannot read the part of Myelin
+        if not config.set_timing_cache(timing_cache, False) and not _is_taken(config, timing_cache, found):
             reason = found.sentence("it was made by another TensorRT or for another GPU")
             messages.warnings.append(f"the timing cache {file.name} is not used: {reason}")
             config.set_timing_cache(config.create_timing_cache(b""), False)
@@ -65,12 +69,13 @@ def merge_timing_caches(library: Library, files: Sequence[Path], merged: Path) -
             timing_cache, problem = _read(library, config, file)
             if not problem and total is not None:
                 with log.collected() as found:
-                    if not total.combine(timing_cache, False):
+                    if not total.combine(timing_cache, False) and not _is_of_myelin(found):
                         problem = f"the timing cache {file.name} does not fit the others: {found.sentence('no reason')}"
             warnings += [problem] if problem else []
             total = timing_cache if total is None and not problem else total
         if total is None:
-            raise StageError(f"none of the timing caches {', '.join(file.name for file in files)} can be used")
+            names, reasons = ", ".join(file.name for file in files), "; ".join(dict.fromkeys(warnings))
+            raise StageError(f"none of the timing caches {names} can be used: {reasons}")
         _write(merged, bytes(total.serialize()))
     return warnings
 
@@ -81,10 +86,30 @@ def _read(library: Library, config: Any, file: Path) -> tuple[Any, str]:
         return config.create_timing_cache(b""), ""
     with log_of(library).collected() as found:
         timing_cache = config.create_timing_cache(file.read_bytes())
+    if timing_cache is not None and _is_of_myelin(found) and len(bytes(timing_cache.serialize())) > _empty_bytes(config):
+        return timing_cache, ""
     if timing_cache is None or found.errors or (found.warnings and not bytes(timing_cache.serialize())):
         reason = "; ".join(dict.fromkeys([*found.errors, *found.warnings])) or "TensorRT cannot read it"
         return config.create_timing_cache(b""), f"the timing cache {file.name} is broken and starts empty: {reason}"
     return timing_cache, ""
+
+
+def _is_taken(config: Any, timing_cache: Any, refusal: Messages) -> bool:
+    """Have a cache used all the same whose measurements of kernels are there."""
+    return _is_of_myelin(refusal) and bool(config.set_timing_cache(timing_cache, True))
+
+
+def _is_of_myelin(found: Messages) -> bool:
+    """Tell whether all that is wrong with a cache is its part for fused graphs, which its kernels do not need.
+
+    Seen with TensorRT 8.6.0 on an H200 with a driver of CUDA 13: of a cache that it has just written itself, it loads
+    all measurements of kernels and says this of the rest; with them a ResNet-50 takes 22 s instead of 82 s.
+    """
+    return bool(found.errors) and all(text.startswith(_MYELIN) for text in found.errors)
+
+
+def _empty_bytes(config: Any) -> int:
+    return len(bytes(config.create_timing_cache(b"").serialize()))
 
 
 def _write(file: Path, content: bytes) -> None:
