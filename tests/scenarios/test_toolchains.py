@@ -16,6 +16,15 @@ from ready_project import ReadyProject, processes_marked, targets
 
 PROJECT, MODEL = "configs/project.yaml", "configs/models/a.yaml"
 OURS = {"engine:a:ort", "verify:a:ort", "bench:a:ort"}
+_WAITING = """\
+import time
+from pathlib import Path
+
+__version__ = "1.0"
+Path("held").touch()
+while Path("hold").exists():
+    time.sleep(0.01)
+"""
 THEIRS = {"engine:a:other", "verify:a:other", "bench:a:other"}
 
 
@@ -180,3 +189,21 @@ def test_its_server_outlives_a_run_and_is_replaced_when_it_is_killed(
     ready.edit(MODEL, "intra_op_threads: 1,", "intra_op_threads: 2,")
     assert ready.doit("engine:a:other").passed == {"engine:a:other"}
     assert second not in servers(ready)
+
+
+def test_a_server_that_is_killed_at_work_fails_its_target_alone(ready: ReadyProject, environment: Environment) -> None:
+    environment.uninstall("onnxruntime")
+    environment.write("onnxruntime/__init__.py", _WAITING)
+    ready.hold()
+    run = ready.start("--continue", "engine:a")
+    wait_until(lambda: ready.is_held, 20, "the library is being loaded")
+    (server,) = servers(ready)
+    os.kill(server, signal.SIGKILL)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 2, out + err
+    assert "the worker server that ran engine:a:other ended unexpectedly" in out or "(SIGKILL)" in out
+    assert "done         engine:a:ort" in out
+    wait_until(lambda: not servers(ready), 5, "nothing of it is left")
+    environment.uninstall("onnxruntime")
+    environment.install("onnxruntime")
+    assert ready.doit("engine:a:other").passed == {"engine:a:other"}
