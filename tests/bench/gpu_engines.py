@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS), help="separated by commas (default: %(default)s)")
     parser.add_argument("--precisions", default=",".join(PRECISIONS), help="(default: %(default)s)")
     parser.add_argument("--steps", default="build,rebuild,verify,bench", help="(default: %(default)s)")
+    parser.add_argument("--baselines", default="torch,torch_cuda_graph,torch_compile", help="(default: %(default)s)")
     parser.add_argument("--project", type=Path, help="a folder to work in and to keep; goes on with what is there")
     parser.add_argument("--json", type=Path, help="write the figures into this file as well")
     parser.add_argument("--merge", type=Path, nargs="+", help="only print the table of these files of figures")
@@ -43,7 +44,7 @@ def main() -> None:
         return
     wanted = given.models.split(","), given.precisions.split(",")
     with workspace(keep=False) as folder:
-        project = make_project(given.project or folder, *wanted)
+        project = make_project(given.project or folder, *wanted, baselines=given.baselines.split(","))
         figures = [
             take(project, model, precision, given.steps.split(",")) for model in wanted[0] for precision in wanted[1]
         ]

@@ -1,6 +1,6 @@
 """Running and timing on a GPU: the driver's calls, the harness against bare loops, readings of NVML, real engines.
 
-TensorRT is asked for in the interpreter that BUILDSYS_TENSORRT_PYTHON names, else in this one. The folder that
+TensorRT is asked for in the interpreter that BUILDSYS_TEST_TOOLCHAIN names, else in this one. The folder that
 BUILDSYS_GPU_FIGURES names keeps the figures as JSON.
 """
 
@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "integration"))
 
 DRIVER = find_driver()
-TENSORRT = os.environ.get("BUILDSYS_TENSORRT_PYTHON") or (
+TENSORRT = os.environ.get("BUILDSYS_TEST_TOOLCHAIN") or (
     sys.executable if importlib.util.find_spec("tensorrt") else ""
 )
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not DRIVER.gpus, reason=f"no GPU: {DRIVER.missing}")]
