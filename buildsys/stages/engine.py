@@ -98,6 +98,7 @@ def _build_from(request: BuildRequest, job: Job, backend: Backend, loan: Loan, p
         **loan.figures(list(built.get("messages", ()))),
         **described,
         **({"operators": {use.op: f"{use.kind} {use.path.name}" for use in operators}} if operators else {}),
+        **_calibrated(request.calibration),
         "build_seconds": round(seconds, 3),
         "phases": {name: round(duration, 3) for name, duration in phases.items()},
         "engine_sha256": sha256_of(*files) if len(files) > 1 else digests[files[0].name],
@@ -128,6 +129,15 @@ def _calibration(job: Job) -> Calibration | None:
             "set calibration.algorithm to one of these, or typing: strong for the engine",
         )
     return Calibration(job.inputs["batches"], algorithm, job.outputs["calibration"])
+
+
+def _calibrated(calibration: Calibration | None) -> Figures:
+    """Return what a builder calibrated with, for the record."""
+    if calibration is None:
+        return {}
+    files = {"batches": calibration.batches, "cache": calibration.cache}
+    digests = {f"{name}_sha256": sha256_of(file) for name, file in files.items() if file.is_file()}
+    return {"calibration": {"algorithm": calibration.algorithm, **digests}}
 
 
 def _engine_files(job: Job) -> list[Path]:

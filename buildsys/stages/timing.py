@@ -35,7 +35,7 @@ class Loan:
 
     def figures(self, messages: list[str]) -> Figures:
         """Return what the engine's record says of it; warnings become messages of the build."""
-        found = self.take_back(messages)
+        found = self.take_back(messages)  # may add warnings
         told = [text for text in (*self.warnings, missed(found)) if text]
         return {**({"timing_cache": found} if found else {}), "messages": [*messages, *told]}
 
@@ -59,7 +59,7 @@ def borrow(job: Job, backend: Backend, scratch: Path) -> Loan:
 
 def _shared(lender: Lender, private: Path) -> Loan:
     lent: Content | None = lender.lend(private)
-    return Loan(private, lambda _messages: lender.take_back(private, lent), lender.warnings)
+    return Loan(private, lambda messages: lender.take_back(private, lent, messages), lender.warnings)
 
 
 def _lender(job: Job, backend: Backend) -> Lender | None:

@@ -70,19 +70,24 @@ class Lender:
             return None
         return content
 
-    def take_back(self, private: Path, lent: Content | None) -> dict[str, Any]:
-        """Merge what a build has made of its private file; return the figures of its result."""
+    def take_back(self, private: Path, lent: Content | None, messages: Sequence[str] = ()) -> dict[str, Any]:
+        """Merge what a build has made of its private file; return the figures of its result.
+
+        A shared cache that the builder has refused, as its ``messages`` tell, is set aside.
+        """
         if not private.is_file() or private.stat().st_size == 0:
             return {}
-        made = content_of(private.read_bytes())
+        made, refused = content_of(private.read_bytes()), _refusal(messages)
         try:
             with self._locked():
+                if refused and lent is not None and self._read() == lent:
+                    self._put_aside(self.path, "is of no use to the builder")
                 self._merge_in(made, lent, private.parent)
             keep(self.folder, made)
         except OSError as error:
             problem = f"the timing cache of this build cannot be kept in {self.folder}: {error.strerror or error}"
             self._warn(f"{problem}; the next build times its tactics again")
-        used = lent if lent and len(made.data) >= len(lent.data) else None  # a smaller one was begun anew
+        used = lent if lent and not refused and len(made.data) >= len(lent.data) else None  # a smaller one is new
         added = len(made.data) - (len(used.data) if used else 0)
         given = {"lent": used.sha256} if used else {}
         return {"digest": made.sha256, "bytes": len(made.data), "added_bytes": added, **given}
@@ -154,7 +159,7 @@ def pinned_figures(folder: Path, private: Path, lent: Content, messages: Sequenc
     What it then had is kept as well, so that it can be pinned in its turn.
     Raises: StageError: the builder has not taken the cache at all.
     """
-    refused = next((text for text in messages if _REFUSED.search(text)), "")
+    refused = _refusal(messages)
     if refused:
         raise StageError(
             f"the pinned timing cache {lent.sha256[:_SHOWN_DIGITS]}… is not for this builder: {refused}",
@@ -171,6 +176,10 @@ def pinned_figures(folder: Path, private: Path, lent: Content, messages: Sequenc
             return {**figures, "added_bytes": added}
         return {**figures, "added_bytes": added, "grown_digest": made.sha256}
     return {**figures, "added_bytes": 0}
+
+
+def _refusal(messages: Sequence[str]) -> str:
+    return next((text for text in messages if _REFUSED.search(text)), "")
 
 
 def missed(figures: Mapping[str, Any]) -> str:

@@ -34,9 +34,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "integration"))
 
 DRIVER = find_driver()
-TENSORRT = os.environ.get("BUILDSYS_TEST_TOOLCHAIN") or (
-    sys.executable if importlib.util.find_spec("tensorrt") else ""
-)
+TENSORRT = os.environ.get("BUILDSYS_TEST_TOOLCHAIN") or (sys.executable if importlib.util.find_spec("tensorrt") else "")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not DRIVER.gpus, reason=f"no GPU: {DRIVER.missing}")]
 with_tensorrt = pytest.mark.skipif(not TENSORRT, reason="no interpreter with TensorRT")
 of_libraries = pytest.mark.filterwarnings("ignore")  # what PyTorch says about its own exporters and compilers

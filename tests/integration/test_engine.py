@@ -13,7 +13,7 @@ from engine_jobs import resolved, save_at, stage_job
 from small_graphs import conv_bn, one_node
 
 from buildsys.backends import load_backend
-from buildsys.backends.base import Backend
+from buildsys.backends.base import Backend, Calibration
 from buildsys.backends.cuda_driver import find_driver
 from buildsys.errors import StageError
 from buildsys.stages import engine
@@ -145,3 +145,15 @@ def test_a_private_copy_is_lent_and_what_a_build_adds_is_shared(
     assert pinned["timing_cache"]["pinned"] is True
     assert pinned["timing_cache"]["added_bytes"] == 5
     assert "lacked timings (it grew by 5 bytes)" in pinned["messages"][1]
+
+
+def test_what_a_builder_calibrated_with_is_recorded(tmp_path: Path) -> None:
+    batches, cache = tmp_path / "batches.npz", tmp_path / "calibration.cache"
+    batches.write_bytes(b"batches")
+    assert engine._calibrated(None) == {}
+    assert engine._calibrated(Calibration(batches, "entropy", cache)) == {
+        "calibration": {"algorithm": "entropy", "batches_sha256": hashlib.sha256(b"batches").hexdigest()}
+    }
+    cache.write_bytes(b"ranges")
+    found = engine._calibrated(Calibration(batches, "minmax", cache))["calibration"]
+    assert found["cache_sha256"] == hashlib.sha256(b"ranges").hexdigest()

@@ -238,6 +238,20 @@ def test_a_shared_cache_that_the_builder_began_anew_is_not_told_as_lent(folder: 
     assert lender.lend(private) == content_of(b"gemm\n")
 
 
+def test_a_shared_cache_that_the_builder_refuses_is_set_aside(folder: Path, tmp_path: Path) -> None:
+    lender = Lender(folder, MADE_FOR, merge_lines)
+    build(lender, tmp_path / "1", b"no timings")
+    private = tmp_path / "timing_cache"
+    lent = lender.lend(private)
+    private.write_bytes(b"timings of all layers\n")
+    figures = lender.take_back(private, lent, ["the timing cache timing_cache is broken and starts empty: bad magic"])
+    assert (figures["added_bytes"], "lent" in figures) == (22, False)
+    (warning,) = lender.warnings
+    assert "is of no use to the builder; it was renamed to " in warning
+    assert len(broken_files(folder)) == 1
+    assert lender.lend(private) == content_of(b"timings of all layers\n")
+
+
 def test_a_pin_is_found_in_a_shared_cache_as_well(folder: Path, tmp_path: Path) -> None:
     write_shared(folder / "from-a-colleague.timing_cache", content_of(b"timings"), MADE_FOR)
     assert lend_pinned(folder, sha256(b"timings").hexdigest(), tmp_path / "private", "the engine e").data == b"timings"
