@@ -18,7 +18,6 @@ from buildsys.backends.trt.parsing import new_builder
 from buildsys.digest import sha256_of
 from buildsys.errors import StageError
 
-
 _MYELIN = ("Myelin error", "The timing cache will not be used")
 
 
@@ -86,7 +85,7 @@ def _read(library: Library, config: Any, file: Path) -> tuple[Any, str]:
         return config.create_timing_cache(b""), ""
     with log_of(library).collected() as found:
         timing_cache = config.create_timing_cache(file.read_bytes())
-    if timing_cache is not None and _is_of_myelin(found) and len(bytes(timing_cache.serialize())) > _empty_bytes(config):
+    if _is_of_myelin(found) and timing_cache is not None and _entries_bytes(config, timing_cache):
         return timing_cache, ""
     if timing_cache is None or found.errors or (found.warnings and not bytes(timing_cache.serialize())):
         reason = "; ".join(dict.fromkeys([*found.errors, *found.warnings])) or "TensorRT cannot read it"
@@ -108,8 +107,8 @@ def _is_of_myelin(found: Messages) -> bool:
     return bool(found.errors) and all(text.startswith(_MYELIN) for text in found.errors)
 
 
-def _empty_bytes(config: Any) -> int:
-    return len(bytes(config.create_timing_cache(b"").serialize()))
+def _entries_bytes(config: Any, timing_cache: Any) -> int:
+    return len(bytes(timing_cache.serialize())) - len(bytes(config.create_timing_cache(b"").serialize()))
 
 
 def _write(file: Path, content: bytes) -> None:
