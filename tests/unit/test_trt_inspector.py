@@ -48,6 +48,15 @@ def test_a_layer_whose_types_are_not_told_does_not_count() -> None:
     assert shortfall("fp16", {}, 0.1) == ""
 
 
+def test_float32_at_the_ends_of_a_part_that_is_compiled_as_a_whole_is_no_type() -> None:
+    def layer(kind: str, output: str) -> str:
+        ports = {"Inputs": [{"Format/Datatype": "Row major linear FP32"}], "Outputs": [{"Format/Datatype": output}]}
+        return json.dumps({"Layers": [{"Name": "{ForeignNode[a...b]}", "LayerType": kind, **ports}]})
+
+    assert layer_shares(read_layers(layer("Myelin", "Row major linear FP32"))) == {}
+    assert layer_shares(read_layers(layer("Myelin", "Row major linear FP16 format"))) == {"float16": 1.0}
+
+
 @pytest.mark.parametrize(
     ("formats", "dtype"),
     [

@@ -3,7 +3,8 @@
 The inspector names the type of each tensor that a layer reads and writes, in words that differ between versions:
 ``Row major linear FP32``, ``Thirty-two wide channel vectorized row major Int8 format``, ``Half``. Where shapes are
 dynamic, TensorRT 8.6 knows them only for a context whose shapes are set; the type of a layer's weights it always tells.
-A layer counts by the narrowest type among all these. Layers that compute nothing, or only shapes, do not count.
+A layer counts by the narrowest type among all these. Layers that compute nothing, or only shapes, do not count, nor do
+parts that TensorRT compiles as a whole (Myelin) where all that is seen of them is float32 at their ends.
 """
 
 from __future__ import annotations
@@ -96,7 +97,13 @@ def _layer(entry: Any) -> Layer:
     if _COMPUTES_NOTHING.search(kind) or _COMPUTES_NOTHING.search(str(entry.get("Origin", ""))):
         return Layer(name, kind, None)
     dtypes = set(_dtypes(entry))
-    return Layer(name, kind, next((dtype for dtype in _NARROWEST_FIRST if dtype in dtypes), None))
+    found = next((dtype for dtype in _NARROWEST_FIRST if dtype in dtypes), None)
+    return Layer(name, kind, None if found == "float32" and _is_fused(kind, name) else found)
+
+
+def _is_fused(kind: str, name: str) -> bool:
+    """Tell whether a layer is a whole part of the network: float32 at its ends says nothing of what is inside."""
+    return kind == "Myelin" or "ForeignNode[" in name
 
 
 def _dtypes(entry: Mapping[str, Any]) -> Iterator[str]:

@@ -27,6 +27,7 @@ from buildsys.errors import StageError
 from buildsys.interleaving import Contender
 from buildsys.tensors import BIT_DTYPES, Array, Tensor, tensor_of
 
+_UNTOLD = "no layer tells its type: parts compiled as a whole do not, nor anything below detailed profiling_verbosity"
 _PACKED = ("int4", "float4e2m1")  # two elements share a byte on the device
 
 
@@ -120,7 +121,7 @@ class TensorRtSession:
             facts["precision_shares"] = {"layers": shares, **({"time": timed} if timed else {})}
             facts["precision_of"] = "engine"
         elif layers:
-            facts["precision_unknown"] = "the engine does not tell the types of its layers: see profiling_verbosity"
+            facts["precision_unknown"] = _UNTOLD
         return facts
 
     def _layer_times(self) -> dict[str, float]:
@@ -239,11 +240,10 @@ class TensorRtSession:
     def _range(self, name: str, profile: int) -> dict[str, tuple[int, ...]]:
         low, usual, high = (tuple(point) for point in self._engine.get_tensor_profile_shape(name, profile))
         span = {"min": low, "opt": usual, "max": high}
-        values = adapter.profile_values(self._library, self._engine, name, profile)
-        return {
-            **span,
-            **({f"{point}_values": each for point, each in zip(span, values, strict=True)} if values else {}),
-        }
+        values = adapter.profile_values(self._library, self._engine, name, profile) or []
+        if any(len(each) != np.prod(shape) for each, shape in zip(values, span.values(), strict=False)):
+            return span  # TensorRT 8.6 tells one value of several
+        return {**span, **{f"{point}_values": each for point, each in zip(span, values, strict=False)}}
 
     def _set_input(self, name: str, value: Tensor) -> None:
         values = _as_dtype(name, value, self._dtype(name))

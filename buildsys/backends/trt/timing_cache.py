@@ -108,7 +108,9 @@ def _is_of_myelin(found: Messages) -> bool:
 
 
 def _entries_bytes(config: Any, timing_cache: Any) -> int:
-    return len(bytes(timing_cache.serialize())) - len(bytes(config.create_timing_cache(b"").serialize()))
+    whole = len(bytes(timing_cache.serialize()))
+    timing_cache = config.create_timing_cache(b"")
+    return whole - len(bytes(timing_cache.serialize()))
 
 
 def _write(file: Path, content: bytes) -> None:
