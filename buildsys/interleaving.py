@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from buildsys.errors import StageError
+
 Clock = Callable[[], int]
 _NS = 1_000_000_000
 
@@ -88,18 +90,28 @@ class LocalCall:
 
 
 def measure(contenders: Mapping[str, Contender], pace: Pace) -> dict[str, Samples]:
-    """Return what was measured of every contender, without what does not count."""
+    """Return what was measured of every contender, without what does not count.
+
+    Raises: StageError: the work of one has failed; says of which.
+    """
     samples = {name: Samples() for name in contenders}
-    for contender in contenders.values():
-        contender.block(pace.warmup_s, 1)
+    for name, contender in contenders.items():
+        _block(name, contender, pace.warmup_s, 1)
     order = list(contenders)
     while not all(_is_enough(taken, pace) for taken in samples.values()):
         for name in order:
             if len(order) > 1:
-                contenders[name].block(pace.settle_s, pace.settle_runs)
-            samples[name].add(contenders[name].block(pace.block_s, pace.block_runs))
+                _block(name, contenders[name], pace.settle_s, pace.settle_runs)
+            samples[name].add(_block(name, contenders[name], pace.block_s, pace.block_runs))
         order.reverse()
     return samples
+
+
+def _block(name: str, contender: Contender, at_least_s: float, at_least_runs: int) -> Samples:
+    try:
+        return contender.block(at_least_s, at_least_runs)
+    except StageError as failure:
+        raise StageError(f"timing {name} failed: {failure.problem}", failure.hint) from failure
 
 
 def _is_enough(taken: Samples, pace: Pace) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from buildsys.errors import StageError
 from buildsys.interleaving import LocalCall, Pace, measure
 
 MS = 1_000_000
@@ -66,6 +69,16 @@ def test_the_first_calls_of_a_turn_do_not_count() -> None:
     samples = bench.measure(pace)
     assert {name: len(taken) for name, taken in samples.items()} == {"a": 10, "b": 10}
     assert bench.calls.count("a") == 5 + 3 + 10
+
+
+def test_a_contender_whose_work_fails_is_named() -> None:
+    def fail() -> None:
+        raise StageError("the CUDA driver's cuEventSynchronize failed", "end other programs")
+
+    contenders = {"engine": LocalCall(lambda: None), "torch_compile": LocalCall(fail)}
+    with pytest.raises(StageError, match="timing torch_compile failed: the CUDA driver's cuEventSynchronize") as raised:
+        measure(contenders, Pace(0.01, 0, 1))
+    assert raised.value.hint == "end other programs"
 
 
 def test_a_contender_alone_needs_no_settling() -> None:

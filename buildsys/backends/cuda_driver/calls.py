@@ -38,6 +38,15 @@ def call(function: str, *arguments: Any) -> None:
         raise StageError(f"the CUDA driver's {function} failed: {error_text(status)}")
 
 
+def release(function: str, *arguments: Any) -> None:
+    """Give something back, whatever the driver says.
+
+    It answers with errors of earlier work, which whoever waited for that work has told; raised here they would take
+    the place of the first error.
+    """
+    status_of(function, *arguments)
+
+
 def error_text(status: int) -> str:
     """Return CUDA's name of an error with its number."""
     name = ctypes.c_char_p()

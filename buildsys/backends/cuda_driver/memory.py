@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from buildsys.backends.cuda_driver.calls import OUT_OF_MEMORY, call, error_text, status_of
+from buildsys.backends.cuda_driver.calls import OUT_OF_MEMORY, call, error_text, release, status_of
 from buildsys.backends.cuda_driver.streams import Stream
 from buildsys.errors import StageError
 from buildsys.tensors import Array
@@ -60,7 +60,7 @@ class Buffer:
 
     def release(self) -> None:
         """Free the memory."""
-        call("cuMemFree_v2", self._address)
+        release("cuMemFree_v2", self._address)
 
     def _copy_in(self, source: int, size_bytes: int, stream: Stream) -> None:
         self._check(size_bytes)
@@ -106,7 +106,7 @@ class HostBuffer:
 
     def release(self) -> None:
         """Free the memory."""
-        call("cuMemFreeHost", self._address)
+        release("cuMemFreeHost", self._address)
 
 
 def free_and_total() -> tuple[int, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 
-from buildsys.backends.cuda_driver.calls import call, error_text, status_of
+from buildsys.backends.cuda_driver.calls import call, error_text, release, status_of
 from buildsys.errors import StageError
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for the legacy default stream
@@ -41,7 +41,7 @@ class Stream:
     def release(self) -> None:
         """Destroy the stream; what is on it still runs."""
         if self._owned:
-            call("cuStreamDestroy_v2", self.argument)
+            release("cuStreamDestroy_v2", self.argument)
 
 
 class Event:
@@ -72,7 +72,7 @@ class Event:
 
     def release(self) -> None:
         """Destroy the event."""
-        call("cuEventDestroy_v2", self._handle)
+        release("cuEventDestroy_v2", self._handle)
 
 
 class Graph:
@@ -84,7 +84,7 @@ class Graph:
         try:
             call("cuGraphInstantiateWithFlags", ctypes.byref(self._ready), self._graph, ctypes.c_uint64(0))
         except StageError:
-            call("cuGraphDestroy", self._graph)
+            release("cuGraphDestroy", self._graph)
             raise
 
     @property
@@ -100,8 +100,8 @@ class Graph:
 
     def release(self) -> None:
         """Destroy the graph, which must not run any more."""
-        call("cuGraphExecDestroy", self._ready)
-        call("cuGraphDestroy", self._graph)
+        release("cuGraphExecDestroy", self._ready)
+        release("cuGraphDestroy", self._graph)
 
 
 def capture(stream: Stream, work: Callable[[], object]) -> Graph:
@@ -116,7 +116,7 @@ def capture(stream: Stream, work: Callable[[], object]) -> Graph:
     except BaseException:
         status_of("cuStreamEndCapture", stream.argument, ctypes.byref(graph))  # or the stream stays in capture
         if graph.value:
-            call("cuGraphDestroy", graph)
+            release("cuGraphDestroy", graph)
         raise
     status = status_of("cuStreamEndCapture", stream.argument, ctypes.byref(graph))
     if status or not graph.value:
