@@ -54,7 +54,7 @@ class Runtime:
 
     def open(self, path: Path) -> OrtGraph:
         """Load a graph without optimizations, or the runtime's own fusions would stand between two graphs."""
-        options = session_options(optimization="disable", intra_op_threads=self.threads)
+        options = session_options(optimization="disable", intra_op_threads=self.threads, few_runs=True)
         return open_graph(path, self.implementation, options, self.scratch)
 
 

@@ -106,10 +106,17 @@ class OrtGraph:
 
 
 def session_options(
-    *, optimization: str = "disable", intra_op_threads: int = 0, inter_op_threads: int = 1, severity: int = 3
+    *,
+    optimization: str = "disable",
+    intra_op_threads: int = 0,
+    inter_op_threads: int = 1,
+    severity: int = 3,
+    few_runs: bool = False,
 ) -> ort.SessionOptions:
     """Return options for ``OrtGraph``: ``optimization`` is disable, basic, extended or all.
 
+    For ``few_runs`` weights are not packed ahead for the kernels that read them: of vgg11 that is half a second of
+    loading, and a copy of all weights, which a handful of runs never win back.
     ``severity`` 3 logs errors only. The log of ONNX Runtime goes to stderr, in a worker to the target's log.
     """
     options = ort.SessionOptions()
@@ -118,6 +125,8 @@ def session_options(
     options.intra_op_num_threads = intra_op_threads
     options.inter_op_num_threads = inter_op_threads
     options.log_severity_level = severity
+    if few_runs:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     return options
 
 

@@ -207,7 +207,7 @@ def _findings(job: Job, golden: Mapping[str, Case], quantized: Path) -> list[Fin
     precision = job.options["precision"]
     job.progress(f"running the {precision} graph in {len(golden)} cases")
     implementation, model = _implemented(job, quantized)
-    options = session_options(optimization="disable", intra_op_threads=job.threads)
+    options = session_options(optimization="disable", intra_op_threads=job.threads, few_runs=True)
     with TemporaryDirectory(dir=job.outputs["model"].parent) as scratch:  # by path: a graph in memory ends at 2 GiB
         path = Path(scratch) / "model.onnx"
         save_model(model, path)

@@ -145,7 +145,7 @@ def _origin(job: Job, golden: Case) -> Origin | None:
 
 def _open(job: Job, model: ModelProto) -> OrtGraph:
     """Load a graph without optimizations, so that each node is computed as the file says."""
-    options = session_options(optimization="disable", intra_op_threads=job.threads)
+    options = session_options(optimization="disable", intra_op_threads=job.threads, few_runs=True)
     implementation = implementation_of(job)
     implementation.require(model)
     implementation.apply(model)

@@ -47,7 +47,7 @@ def _findings(job: Job, name: str, golden: Mapping[str, Case]) -> Iterator[Findi
     # ONNX Runtime's own optimizations are off, so that each node is computed as the file says. With them a
     # fusion could hide what other runtimes will meet, and an error of a fusion would be blamed on the
     # export; the optimized graph is judged on its own when an ONNX Runtime engine is verified.
-    options = session_options(optimization="disable", intra_op_threads=job.threads)
+    options = session_options(optimization="disable", intra_op_threads=job.threads, few_runs=True)
     file, scratch = job.inputs[f"{name}.model"], job.outputs["result"].parent
     graph = open_graph(file, implementation_of(job), options, scratch)
     for case, tensors in golden.items():
