@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # a slow or busy machine is no failure
@@ -12,3 +14,10 @@ settings.load_profile("buildsys")
 
 # worker servers end with the run that started them, unless a test asks for more
 os.environ["BUILDSYS_WORKER_IDLE"] = "0"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep each file in one of the processes that run the tests, where its fixtures are, and a GPU in one of them."""
+    for item in items:
+        on_gpu = item.get_closest_marker("gpu") is not None
+        item.add_marker(pytest.mark.xdist_group("gpu" if on_gpu else str(Path(item.path).name)))

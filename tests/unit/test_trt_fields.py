@@ -81,7 +81,7 @@ def test_a_plain_engine_is_for_all(generation: str) -> None:
         ({"sparsity": True, "direct_io": True, "tf32": False, "workspace": "1GiB"}, {TRT_8, TRT_10, TRT_11}),
         ({"dla_core": 0, "gpu_fallback": True, "dla_managed_sram": "1MiB"}, {TRT_8, TRT_10, TRT_11}),
     ],
-    ids=str,
+    ids=lambda given: str(sorted(given)) if isinstance(given, set) else str(given),
 )
 def test_a_field_is_taken_by_the_versions_that_have_it(fields: dict[str, Any], versions: set[str]) -> None:
     assert honoured_by(**fields) == versions
