@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,14 @@ settings.load_profile("buildsys")
 os.environ["BUILDSYS_WORKER_IDLE"] = "0"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let benchmarks in other processes of the tests go on: their figures are not looked at."""
+    folder = tempfile.TemporaryDirectory(prefix="buildsys-tests-")
+    config.add_cleanup(folder.cleanup)
+    os.environ["BUILDSYS_MACHINE_LOCK"] = folder.name
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep each file in one of the processes that run the tests, where its fixtures are, and a GPU in one of them."""
     for item in items:

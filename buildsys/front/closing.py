@@ -84,7 +84,7 @@ def _warnings(session: Session, lines: Iterable[Line]) -> Iterator[str]:
     found = [
         f"{line.target}: {_shortened(str(text))}"
         for line in lines
-        if line.status in ("passed", "restored")
+        if line.status in ("passed", "restored") and line.stage != "report"  # which repeats those of all others
         for text in session.result(line.target).get("warnings") or ()
     ]
     yield from (f"warning: {text}" for text in found[:_WARNINGS])

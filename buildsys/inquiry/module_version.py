@@ -67,5 +67,6 @@ def _folder(module: str, path: Sequence[str]) -> str | None:
 
 def _state(folder: str) -> str:
     with os.scandir(folder) as entries:
-        found = sorted((entry.path, entry.stat().st_mtime_ns, entry.stat().st_size) for entry in entries)
+        kept = (entry for entry in entries if entry.name != "__pycache__")  # which asking itself makes
+        found = sorted((entry.path, entry.stat().st_mtime_ns, entry.stat().st_size) for entry in kept)
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()

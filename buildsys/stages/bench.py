@@ -23,6 +23,7 @@ from buildsys.timing.peer import PeerEngine
 from buildsys.worker.job import Job, StageResult
 
 Figures = dict[str, Any]
+_MALLOC = ("MALLOC_", "GLIBC_TUNABLES")
 
 
 def run(job: Job) -> StageResult:
@@ -134,7 +135,7 @@ def _settings(options: Options, threads: int, device: Figures, timing: GpuTiming
     return {
         "threads": threads,
         "device": device,
-        "malloc": " ".join(f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith("MALLOC_")),
+        "malloc": " ".join(f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_MALLOC)),
         "inputs": _where_inputs_lie(timing),
         **gpu,
         **({"spinning": options["spinning"]} if "spinning" in options else {}),

@@ -88,6 +88,7 @@ def test_warnings_of_what_ran_stand_under_the_table(tmp_path: Path, monkeypatch:
     write_result(session, "export:net", status="passed", warnings=["symbolics[0] was\nnot used", "long " * 100])
     write_result(session, "simplify:net", status="passed", warnings=[f"warning {number}" for number in range(9)])
     write_result(session, "validate:net", status="passed", warnings=["of an earlier run"])
+    write_result(session, "report:net", status="passed", warnings=["export:net: symbolics[0] was not used"])
     lines = [Line(target, action.model, action.stage, action.variant) for target, action in session.actions.items()]
     for entry in lines:
         entry.status = "fresh" if entry.stage == "validate" else "passed"
