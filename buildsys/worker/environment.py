@@ -18,8 +18,8 @@ _KEEP_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 31),
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
-# A page fault costs a microsecond and more in a virtual machine, and a stage touches gigabytes for the first time. glibc
-# before 2.35 knows no such setting, and ignores it.
+# A page fault costs a microsecond and more in a virtual machine, and a stage touches gigabytes for the first time.
+# glibc before 2.35 knows no such setting, and ignores it.
 _HUGE_PAGES = ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
 # no library looks at these when it is loaded; they differ from one terminal, or one call, to the next
 _OF_A_CALL = frozenset(
