@@ -45,6 +45,20 @@ def judge_outputs(
         yield Finding(graph, case, output, None, actual[output], surplus)
 
 
+def judged(
+    findings: Iterable[Finding], golden: Mapping[str, Case], tolerance: Mapping[str, Any], folder: Path
+) -> tuple[list[Finding], dict[str, Any]]:
+    """Return the findings that did not pass, whose tensors are kept in ``folder``, and the figures of all of them."""
+    findings = list(findings)
+    failed = failures(findings)
+    keep_failed(folder, failed, golden)
+    return failed, {
+        "cases": case_figures(findings),
+        "tolerance": dict(tolerance),
+        "failures": [finding.failure() for finding in failed],
+    }
+
+
 def failures(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings that did not pass."""
     return [finding for finding in findings if not finding.comparison.passed]

@@ -22,7 +22,7 @@ def macs_at(model: ModelProto, dims: Mapping[str, int]) -> Macs:
 
 
 def macs_figures(model: ModelProto, base: Mapping[str, int]) -> dict[str, Any]:
-    """Return what a result file keeps of a model's products.
+    """Return what a report shows of a model's products.
 
     ``formula`` is by dynamic dimensions, ``operators`` has the same for each operator, ``not_counted`` the number of
     nodes by operator whose products are not known.

@@ -1,4 +1,4 @@
-"""The figures of a graph that results keep and reports show."""
+"""The figures of a graph that reports show."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOT_WEIGHTS = ("int64", "int32", "int16", "bool", "string", "undefined")  # ind
 
 
 def graph_figures(model: ModelProto, base: Mapping[str, int]) -> dict[str, Any]:
-    """Return what the result of a stage keeps of its graph: opsets, initializers, weights, multiply-accumulates.
+    """Return what a report shows of a graph: opsets, initializers, weights, multiply-accumulates.
 
     The large weights leave ``model``. ``base`` are sizes of dynamic dimensions with which the network works.
     """

@@ -9,6 +9,7 @@ edit between two builds easily has, and the build would then use the old code.
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 import sys
 import traceback
@@ -71,6 +72,22 @@ def _find(module: ModuleType, reference: str) -> Any:
             raise StageError(f"{path} has no {qualified}", _nearest(name, found))
         found = getattr(found, name)
     return found
+
+
+def check_parameters(function: Callable[..., Any], reference: str, count: int, takes: str, example: str) -> None:
+    """Check that a function can be called with ``count`` arguments; ``takes`` and ``example`` say with which.
+
+    Raises: StageError: it cannot; names the parameters that it has.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a callable written in C says nothing of its parameters
+        return
+    try:
+        signature.bind(*(None,) * count)
+    except TypeError as error:
+        names = ", ".join(signature.parameters) or "none"
+        raise StageError(f"{reference} takes the parameters ({names}); {takes}", example) from error
 
 
 @contextmanager

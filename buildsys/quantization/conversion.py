@@ -18,7 +18,7 @@ from onnx import ModelProto
 from buildsys.backends.ort_session import OrtGraph, session_options
 from buildsys.conversion.opset import raise_opset
 from buildsys.errors import CheckFailed, StageError
-from buildsys.golden import Finding, and_more, case_figures, failures, judge_outputs, keep_failed
+from buildsys.golden import Finding, and_more, judge_outputs, judged
 from buildsys.onnx_graph import check_file, dtype_name, file_bytes, load_model, opsets, save_model
 from buildsys.operators.implementation import Implementation, implementation_of
 from buildsys.quantization.batches import load_batches
@@ -45,14 +45,9 @@ def run(job: Job) -> StageResult:
     """
     figures = _convert(job)
     golden = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
-    findings = _findings(job, golden, job.outputs["model"])
-    failed = failures(findings)
-    keep_failed(job.outputs["result"].parent / "failed", failed, golden)
-    figures |= {
-        "cases": case_figures(findings),
-        "tolerance": dict(job.options["tolerance"]),
-        "failures": [finding.failure() for finding in failed],
-    }
+    folder = job.outputs["result"].parent / "failed"
+    failed, numbers = judged(_findings(job, golden, job.outputs["model"]), golden, job.options["tolerance"], folder)
+    figures |= numbers
     if not failed:
         return StageResult(figures=figures)
     worst = min(failed, key=lambda finding: _input_bytes(golden[finding.case]))  # all its tensors are looked at

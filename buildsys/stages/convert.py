@@ -23,7 +23,7 @@ from buildsys.conversion.overflow import Origin, add_probes, find_origin
 from buildsys.conversion.rewrite import HEAVY, Conversion, convert_precision
 from buildsys.conversion.tensor_types import DTYPES, ELEM_TYPES, element_types
 from buildsys.errors import CheckFailed, StageError
-from buildsys.golden import Finding, and_more, case_figures, failures, judge_outputs, keep_failed
+from buildsys.golden import Finding, and_more, judge_outputs, judged
 from buildsys.onnx_graph import (
     check_file,
     dtype_name,
@@ -56,14 +56,9 @@ def run(job: Job) -> StageResult:
         return result
     figures = _convert(job)
     golden = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
-    findings = list(_findings(job, golden))
-    failed = failures(findings)
-    keep_failed(job.outputs["result"].parent / "failed", failed, golden)
-    figures |= {
-        "cases": case_figures(findings),
-        "tolerance": dict(job.options["tolerance"]),
-        "failures": [finding.failure() for finding in failed],
-    }
+    folder = job.outputs["result"].parent / "failed"
+    failed, numbers = judged(_findings(job, golden), golden, job.options["tolerance"], folder)
+    figures |= numbers
     if not failed:
         return StageResult(figures=figures)
     origin = _origin(job, golden[failed[0].case])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from onnx import ModelProto
 
 from buildsys.errors import StageError
-from buildsys.network.callables import blame, load_callable, with_article
+from buildsys.network.callables import blame, check_parameters, load_callable, with_article
 
 _KINDS = {"onnx": "an onnx.ModelProto", "graphsurgeon": "an onnx-graphsurgeon graph"}
 
@@ -24,7 +23,7 @@ def call_hook(model: ModelProto, step: Mapping[str, Any], project: Path) -> Mode
     reference, kind = step["function"], step["graph"]
     surgeon = _graphsurgeon(reference) if kind == "graphsurgeon" else None
     hook = load_callable(reference, project)
-    _check_parameters(hook, reference)
+    check_parameters(hook, reference, 1, "a surgery hook takes one, the graph", "def f(graph): …")
     ir_version = model.ir_version
     with blame(f"{reference} failed", project):
         given = surgeon.import_onnx(model) if surgeon else model
@@ -49,18 +48,3 @@ def _graphsurgeon(reference: str) -> ModuleType:
         ) from error
     module: ModuleType = onnx_graphsurgeon
     return module
-
-
-def _check_parameters(hook: Callable[..., Any], reference: str) -> None:
-    try:
-        signature = inspect.signature(hook)
-    except (TypeError, ValueError):  # a callable written in C says nothing of its parameters
-        return
-    try:
-        signature.bind(None)
-    except TypeError as error:
-        names = ", ".join(signature.parameters) or "none"
-        raise StageError(
-            f"{reference} takes the parameters ({names}); a surgery hook takes one, the graph",
-            "def f(graph): …",
-        ) from error

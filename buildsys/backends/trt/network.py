@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from buildsys.backends.trt.library import Library
 from buildsys.backends.trt.messages import Messages
 from buildsys.backends.trt.vocabulary import DTYPES, FORMATS
 from buildsys.errors import StageError
-from buildsys.network.callables import blame, load_callable, with_article
+from buildsys.network.callables import blame, check_parameters, load_callable, with_article
 
 _COMPUTED = ("float32", "float16", "bfloat16", "int8")  # types of tensors that a layer's precision can change
 
@@ -71,7 +70,8 @@ def call_hook(reference: str, project: Path, network: Any, config: Any, messages
     what TensorRT refuses.
     """
     hook = load_callable(reference, project)
-    _check_parameters(hook, reference)
+    takes = "a network hook takes two, the network and the configuration"
+    check_parameters(hook, reference, 2, takes, "def tweak(network, config): …")
     with blame(f"{reference} failed", project):
         returned = hook(network, config)
     if returned is not None:
@@ -126,18 +126,3 @@ def _dtype(library: Library, field: str, name: str) -> Any:
     if name not in DTYPES.members:
         raise StageError(f"{field}: {library.title} has no tensors of {name}", f"it has {', '.join(DTYPES.members)}")
     return DTYPES.of(library, name)
-
-
-def _check_parameters(hook: Callable[..., Any], reference: str) -> None:
-    try:
-        signature = inspect.signature(hook)
-    except (TypeError, ValueError):  # a callable written in C says nothing of its parameters
-        return
-    try:
-        signature.bind(None, None)
-    except TypeError as error:
-        names = ", ".join(signature.parameters) or "none"
-        raise StageError(
-            f"{reference} takes the parameters ({names}); a network hook takes two, the network and the configuration",
-            "def tweak(network, config): …",
-        ) from error
