@@ -44,7 +44,7 @@ def main() -> None:
         return
     wanted = given.models.split(","), given.precisions.split(",")
     with workspace(keep=False) as folder:
-        project = make_project(given.project or folder, *wanted, baselines=given.baselines.split(","))
+        project = make_project(given.project or folder, wanted[0], baselines=given.baselines.split(","))
         figures = [
             take(project, model, precision, given.steps.split(",")) for model in wanted[0] for precision in wanted[1]
         ]

@@ -39,6 +39,8 @@ def build(onnx: str, engine: str, precision: str, *batches: str) -> dict[str, An
     config = builder.create_builder_config()
     if precision == "fp16" and hasattr(trt.BuilderFlag, "FP16"):
         config.set_flag(trt.BuilderFlag.FP16)
+    if hasattr(trt.PreviewFeature, "PROFILE_SHARING_0806") and trt.__version__.startswith("8."):
+        config.set_preview_feature(trt.PreviewFeature.PROFILE_SHARING_0806, True)
     sources = [
         1 << int(getattr(trt.TacticSource, name))
         for name in ("EDGE_MASK_CONVOLUTIONS", "JIT_CONVOLUTIONS")

@@ -336,16 +336,16 @@ def test_each_way_of_timing_works(bench_fields: dict[str, Any], folder: Path, tm
 
 @of_libraries
 @with_tensorrt
-def test_several_in_flight_raise_the_throughput_or_are_refused_in_words(folder: Path, tmp_path: Path) -> None:
+def test_several_inferences_of_an_engine_are_in_flight(folder: Path, tmp_path: Path) -> None:
     from buildsys.stages import bench
 
     engine = engine_of("resnet18", folder)
-    try:
-        figures = bench.run(bench_job("resnet18", engine, tmp_path, duration=0.3, in_flight=3, baselines=())).figures
-    except StageError as refusal:  # up to TensorRT 8.6 without its preview feature
-        assert "there cannot be 3 inferences in flight: an optimization profile" in refusal.problem
-        keep("in_flight", str(refusal))
-    else:
-        keep("in_flight", figures)
-        contender = figures["cases"]["opt"]["contenders"]["engine"]
-        assert contender["throughput_per_s"] > 0
+    taken = {}
+    for number in (1, 3):
+        job = bench_job("resnet18", engine, tmp_path / str(number), duration=0.3, in_flight=number, baselines=())
+        figures = bench.run(job).figures
+        assert figures["settings"]["in_flight"] == number
+        taken[number] = figures["cases"]["opt"]["contenders"]["engine"]
+    keep("in_flight", {number: {**figures, "samples_ms": []} for number, figures in taken.items()})
+    assert taken[3]["throughput_per_s"] > 0.9 * taken[1]["throughput_per_s"]
+    assert taken[3]["p50_ms"] > taken[1]["p50_ms"]

@@ -199,6 +199,25 @@ def test_profiles_are_chosen_and_can_be_asked_for(toolchain: Toolchain, tmp_path
         run(toolchain, tmp_path, image(2), 2)
 
 
+def test_values_decide_the_shapes_of_outputs(toolchain: Toolchain, tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"], name="relu"), helper.make_node("NonZero", ["r"], ["n"], name="nonzero"),
+        helper.make_node("Transpose", ["n"], ["y"], name="transpose", perm=[1, 0]),
+        helper.make_node("Neg", ["x"], ["z"], name="neg"),
+    ]  # fmt: skip
+    shape = (TensorProto.FLOAT, ["batch", 16, 16, 16])
+    model = make_model(nodes, {"x": shape}, {"y": (TensorProto.INT64, ["found", 4]), "z": shape})
+    build(toolchain, tmp_path, model=model)
+    for batch in (1, 4, 2):
+        given = image(batch, seed=batch)
+        if batch == 4:
+            given["x"].array[1:] = -1  # fewer are found than the time before
+        found, _ = run(toolchain, tmp_path, given)
+        expected = np.argwhere(given["x"].array > 0)
+        assert np.array_equal(found["y"].array, expected)
+        assert np.array_equal(found["z"].array, -given["x"].array)
+
+
 def test_values_of_an_input_decide_shapes(toolchain: Toolchain, tmp_path: Path) -> None:
     x = (TensorProto.FLOAT, ["batch", 16, 16, 16])
     node = helper.make_node("Reshape", ["x", "shape"], ["y"], name="reshape")

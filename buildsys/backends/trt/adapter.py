@@ -58,6 +58,17 @@ def _strongly_typed(library: Library) -> int:  # TensorRT 11 and TensorRT-RTX kn
     return 1 << int(library.trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
 
 
+def share_profiles(library: Library, config: Any) -> None:
+    """Let several execution contexts have one optimization profile, as all generations but 8.6 do anyway."""
+    if library.generation == TRT_8:
+        _share_profiles(library, config)
+
+
+@only(TRT_8)
+def _share_profiles(library: Library, config: Any) -> None:
+    config.set_preview_feature(library.trt.PreviewFeature.PROFILE_SHARING_0806, True)
+
+
 def set_layer_precision(library: Library, layer: Any, dtype: Any) -> None:
     """Ask for a layer to compute in a type, and to give its outputs in it."""
     _set_layer_precision(library, layer, dtype)

@@ -33,7 +33,8 @@ class Flights:
         self._stack = ExitStack()
         self._timing = timing
         try:
-            # the session itself is the first: up to TensorRT 8.6 a second context cannot have its profile
+            # the session itself is the first: a second context cannot have its profile where a TensorRT 8.6 engine
+            # was built without profile sharing
             self._sessions = [self._bound(session, inputs)]
             self._sessions += [self._bound(self._twin(session), inputs) for _ in range(timing.in_flight - 1)]
             self.contenders: dict[str, Contender] = {

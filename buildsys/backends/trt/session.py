@@ -19,6 +19,7 @@ from buildsys.backends.trt.inspector import layer_kinds, layer_shares, read_laye
 from buildsys.backends.trt.layouts import LINEAR, packed, packed_shape, unpacked
 from buildsys.backends.trt.library import Library
 from buildsys.backends.trt.messages import Log, layer_profiler, log_of
+from buildsys.backends.trt.outputs import ValueShapedOutput
 from buildsys.backends.trt.profiles import Profile
 from buildsys.backends.trt.running import Flights
 from buildsys.backends.trt.vocabulary import DTYPES, FORMATS
@@ -63,6 +64,7 @@ class TensorRtSession:
         self._buffers: list[Buffer] = []
         self._host: list[Array] = []  # keeps what the engine reads from host memory alive
         self._results: dict[str, tuple[Buffer, tuple[int, ...]]] = {}
+        self._value_shaped: dict[str, ValueShapedOutput] = {}
         self._uploaded: dict[str, tuple[Buffer, Array]] = {}
         self._flights: Flights | None = None
 
@@ -75,8 +77,9 @@ class TensorRtSession:
     def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:
         """Return the outputs by name, copied back from the GPU; ``profile`` is the first that fits when not given."""
         self.bind(inputs, profile)()
+        results = {**self._results, **{name: (made.buffer, made.shape) for name, made in self._value_shaped.items()}}
         with self._device.current():
-            return {name: self._fetch(name, buffer, shape) for name, (buffer, shape) in self._results.items()}
+            return {name: self._fetch(name, *results[name]) for name in self._outputs}
 
     def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:
         """Upload the inputs and return a call that computes and waits, without copies to or from the GPU."""
@@ -157,6 +160,7 @@ class TensorRtSession:
             self._engine = self._runtime = None
         self._buffers.clear()
         self._results.clear()
+        self._value_shaped.clear()
         self._uploaded.clear()
         self._device.close()
 
@@ -171,7 +175,7 @@ class TensorRtSession:
         """
         twin = copy(self)
         twin._device, twin._open, twin._flights = Device(0), ExitStack(), None
-        twin._buffers, twin._host, twin._results, twin._uploaded = [], [], {}, {}
+        twin._buffers, twin._host, twin._results, twin._value_shaped, twin._uploaded = [], [], {}, {}, {}
         with twin._device.current(), self._log.collected() as messages:
             twin._context = self._engine.create_execution_context()
         if twin._context is None:
@@ -195,7 +199,7 @@ class TensorRtSession:
     @property
     def computed(self) -> list[Buffer]:
         """Return where the outputs of the bound inputs lie on the device."""
-        return [buffer for buffer, _ in self._results.values()]
+        return [*(buffer for buffer, _ in self._results.values()), *(out.buffer for out in self._value_shaped.values())]
 
     @property
     def log(self) -> Log:
@@ -218,6 +222,8 @@ class TensorRtSession:
     def _execute(self) -> None:
         with self._device.current(), self._log.collected() as messages:
             if not self._context.execute_async_v3(self._device.stream):
+                for failure in (out.failure for out in self._value_shaped.values() if out.failure):
+                    raise failure
                 raise StageError(f"the engine did not run: {messages.sentence('TensorRT gives no reason')}")
             self._device.synchronize()
 
@@ -262,9 +268,12 @@ class TensorRtSession:
 
     def _set_output(self, name: str) -> None:
         shape = tuple(self._context.get_tensor_shape(name))
-        if any(size < 0 for size in shape):
-            raise StageError(f"the shape of the output {name} depends on values, which this backend does not run yet")
         itemsize = _numpy_dtype(self._dtype(name)).itemsize
+        if any(size < 0 for size in shape):
+            self._value_shaped[name] = output = ValueShapedOutput(self._library, self._device, itemsize)
+            if not self._context.set_output_allocator(name, output.allocator):
+                raise StageError(f"the engine does not take memory for {name} while it runs")
+            return
         size = int(np.prod(packed_shape(shape, self._layouts[name]), dtype=np.int64))
         buffer = self._new_buffer(name, itemsize * size)
         self._results[name] = (buffer, shape)
@@ -299,8 +308,11 @@ class TensorRtSession:
         """Free the buffers of the last inputs."""
         while self._buffers:
             self._device.free(self._buffers.pop())
+        for output in self._value_shaped.values():
+            output.release()
         self._host.clear()
         self._results.clear()
+        self._value_shaped.clear()
         self._uploaded.clear()
 
 

@@ -75,6 +75,7 @@ def configure(library: Library, builder: Any, config: Any, options: Options, mes
         if options.get(field) is not None:
             config.set_memory_pool_limit(POOLS.of(library, field), options[field])
     adapter.set_compute_capabilities(library, config, tuple(dict.fromkeys(options.get("compute_capabilities", ()))))
+    adapter.share_profiles(library, config)
     _set_target(library, builder, config, options)
     ignored = [*_set_flags(library, config, _flags(options)), *_set_precision(library, config, options)]
     if messages.errors or ignored:
