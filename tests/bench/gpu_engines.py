@@ -59,18 +59,23 @@ def take(project: ModelProject, model: str, precision: str, steps: Sequence[str]
     target = f"{model}:{name}"
     for step in steps:
         print(f"{step} {target}", file=sys.stderr, flush=True)
+        passed = True
         if step == "build":
-            found["cold"] = _engine_facts(project, _run(project, found, f"engine:{target}"), model, name)
+            passed = _run(project, found, f"engine:{target}")
+            found["cold"] = _engine_facts(project, passed, model, name)
         elif step == "rebuild":  # single and always: with what was there before
-            found["warm"] = _engine_facts(project, _run(project, found, "-a", "-s", f"engine:{target}"), model, name)
+            passed = _run(project, found, "-a", "-s", f"engine:{target}")
+            found["warm"] = _engine_facts(project, passed, model, name)
         elif step == "verify":
-            _run(project, found, f"verify:{target}")
+            passed = _run(project, found, f"verify:{target}")
             found["verify"] = _worst(project.result("verify", model, name))
         elif step == "bench":
-            _run(project, found, f"bench:{target}")
+            passed = _run(project, found, f"bench:{target}")
             found["bench"] = _timings(project.result("bench", model, name))
         kept.parent.mkdir(exist_ok=True)
         kept.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        if not passed:  # the next step would begin with what has failed
+            break
     return found
 
 

@@ -146,6 +146,8 @@ class TensorRtSession:
             values = np.zeros(span["opt"], _numpy_dtype(self._dtype(name)))
             if "opt_values" in span:
                 values = np.array(span["opt_values"], values.dtype).reshape(span["opt"])
+            elif self._engine.is_shape_inference_io(name):  # TensorRT 8.6 crashes where zeros decide shapes
+                raise StageError(f"which values {name} usually has is not known")
             found[name] = Tensor(values, self._dtype(name))
         return found
 
