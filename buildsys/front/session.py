@@ -60,6 +60,7 @@ class Session:
         self.judging = False  # doit has asked whether a target is up to date: it is not forgetting or cleaning
         self.cleaned: set[str] = set()  # by `doit clean`, which names a target again with each of its groups
         self.settled_targets: Sequence[str] = ()  # that this run was asked for and has nothing to do for, without tasks
+        self.looked_back = False  # for what a run that did not get through has left of earlier passes
         self._fresh: set[str] = set()
         self._idle = threading.Condition()
         self._busy = 0
