@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from buildsys.errors import BuildsysError
 from buildsys.front.failure_report import put_in_place, report_target
-from buildsys.front.present import look_at
+from buildsys.front.present import Present, look_at
 from buildsys.front.session import Session
 
 _FIRST = ("engine", "report", "verify", "bench")  # what people take from there
@@ -48,24 +49,34 @@ def after_failure(session: Session, models: Iterable[str]) -> list[LeftBehind]:
 
 
 def _of_model(session: Session, model: str) -> LeftBehind:
-    target, problem = report_target(model), ""
     try:
         present = put_in_place(session, model)
-    except (BuildsysError, OSError, ValueError) as error:
-        problem = _one_line(error)
-        try:
-            present = look_at(session, model)
-        except (BuildsysError, OSError, ValueError):
-            return LeftBehind(model, problem=problem)
-    report = "" if problem or not present.short else _report_file(session, target)
-    left = [name for name in present.left if name != target or not report]
-    left.sort(key=lambda name: _rank(session.actions[name].stage))
-    moments = tuple(present.left[name] for name in left)
-    return LeftBehind(model, tuple(left), moments, report, problem if target in left else "")
+        report = _report_file(session, model) if present.short else ""
+    except (BuildsysError, OSError) as error:
+        return _without_report(session, model, _one_line(error))
+    except Exception as error:  # the border: what nobody expected is told in one line and kept in full
+        path = os.path.relpath(session.keep_traceback(report_target(model), error))
+        return LeftBehind(model, problem=f"unexpected {type(error).__name__}; traceback: {path}")
+    left = [target for target in present.left if not (report and target == report_target(model))]
+    return _told(session, LeftBehind(model, report=report), present, left)
 
 
-def _report_file(session: Session, target: str) -> str:
-    outputs = session.actions[target].outputs
+def _without_report(session: Session, model: str, problem: str) -> LeftBehind:
+    try:
+        present = look_at(session, model)
+    except (BuildsysError, OSError):
+        return LeftBehind(model, problem=problem)
+    found = LeftBehind(model, problem=problem if report_target(model) in present.left else "")
+    return _told(session, found, present, list(present.left))
+
+
+def _told(session: Session, found: LeftBehind, present: Present, left: Sequence[str]) -> LeftBehind:
+    ordered = sorted(left, key=lambda target: _rank(session.actions[target].stage))
+    return replace(found, targets=tuple(ordered), moments=tuple(present.left[target] for target in ordered))
+
+
+def _report_file(session: Session, model: str) -> str:
+    outputs = session.actions[report_target(model)].outputs
     path: str = outputs.get("markdown", outputs["result"]).path
     return path if (session.project.build / path).is_file() else ""
 
