@@ -40,19 +40,18 @@ def tell_end(
         if report:
             # a path is printed whole, so that it can be copied from a narrow terminal
             console.print(Text(f"report: {report}"), soft_wrap=True)
-        _tell_left(console, session, behind.pop(model, None))
+        if model in behind:
+            _tell_left(console, session, behind.pop(model))
         console.print()
-    others = [one for one in behind.values() if _left_line(session, one)]
-    for one in others[:_UNTOUCHED]:
-        _tell_left(console, session, one)
-    if len(others) > _UNTOUCHED:
-        console.print(Text(f"and the same of {len(others) - _UNTOUCHED} more models", "yellow"))
+    untouched = [line for one in behind.values() if (line := _left_line(session, one))]
+    for line in untouched[:_UNTOUCHED]:
+        console.print(Text(line, "yellow"), soft_wrap=True)
+    if len(untouched) > _UNTOUCHED:
+        console.print(Text(f"and the same of {len(untouched) - _UNTOUCHED} more models", "yellow"))
     console.print(Text(f"{_counted(lines)} in {duration(elapsed_s)}"))
 
 
-def _tell_left(console: Console, session: Session, one: LeftBehind | None) -> None:
-    if one is None:
-        return
+def _tell_left(console: Console, session: Session, one: LeftBehind) -> None:
     if one.report:
         report = relative(session.project.build / one.report)
         console.print(Text(f"report: {report}, on this failure"), soft_wrap=True)

@@ -16,7 +16,6 @@ from buildsys.report.markdown import is_of_a_failure, render
 from buildsys.report.model import Report, as_json
 from buildsys.store.ledger import utc_now
 from buildsys.worker.job import RESULT_SCHEMA
-from buildsys.worker.result import as_text
 
 KEPT = "last_passed"  # the name, without its ending, of the report of the last pass
 
@@ -86,7 +85,7 @@ def _json(action: Action, report: Report) -> str:
         "seconds": 0.0,
         "toolchain": {"python": platform.python_version()},
     }
-    return as_text({**header, **as_json(report)})
+    return json.dumps({**header, **as_json(report)}, ensure_ascii=False, indent=2) + "\n"
 
 
 def _kept(build: Path, action: Action) -> Iterator[tuple[str, bytes]]:
