@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from pathlib import Path
 
+import pytest
 from front_doubles import make_session, write_result
 
+from buildsys.front.closing import tell_end
 from buildsys.front.left_behind import LeftBehind, after_failure
+from buildsys.front.lines import Line
 from buildsys.front.session import Finished
 
 FOLDER = "build/net"
@@ -67,3 +72,33 @@ def test_what_goes_wrong_is_told_and_not_raised(tmp_path: Path) -> None:
     (found,) = after_failure(session, ["net"])
     assert found.problem.startswith("unexpected AttributeError; traceback: ")
     assert "nobody expected this" in Path(found.problem.rpartition("traceback: ")[2]).read_text()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_the_closing_part_says_it_whole(
+    stream: type[io.StringIO], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.chdir(tmp_path)
+    session, _ = make_session(tmp_path, "net", "other", *(f"m{number}" for number in range(11)))
+    lines = [Line(name, action.model, action.stage, action.variant) for name, action in session.actions.items()]
+    lines[0].status = "failed"
+    moments = ("2026-11-20T14:03:11Z",)
+    left = [LeftBehind(model, (f"engine:{model}:ort",), moments, "r.md") for model in session.project.models]
+    out = stream()
+    tell_end(out, session, lines, 1.0, left)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+    told = "engine ort is of the pass of 2026-11-20 14:03 UTC, before this failure: not what is asked for now\n"
+    assert f"report: build/r.md, on this failure\nbuild/net: {told}" in text
+    assert text.count("on this failure") == 1  # of models that were not come to the line is enough
+    assert f"\nbuild/other: {told}" in text
+    assert "\nand the same of 2 more models\n" in text
+    plain = stream()
+    tell_end(plain, session, lines, 1.0)
+    assert "is of the pass" not in plain.getvalue()
