@@ -265,8 +265,8 @@ class Doctor(_ProjectCommand):
     doc_usage = "[ENGINE ...]"
     doc_description = (
         "ENGINE is an engine file, its folder, or MODEL:NAME of an engine of this project:\n"
-        "whether it can run here and, of this project, whether it is what its manifest asks for now and has passed its\n"
-        "checks; if not all reasons, with what to do; exit code 1 where one cannot or is not"
+        "whether it can run here and, of this project, whether it is what its manifest asks for now\n"
+        "and has passed its checks; if not all reasons, with what to do; exit code 1 where one is not fine"
     )
     cmd_options = (opt_dodo, _OPT_JSON)
 
