@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from buildsys.graph.action import Action, FileRef
 from buildsys.graph.explain import ASKED_FOR, Facts, Reason, encode_reasons, in_brief, own_reasons
 from buildsys.interpreter import located
 from buildsys.judge import Judge, is_required
+from buildsys.outcome import Outcome
 from buildsys.settled import Candidate, SettledModels
 from buildsys.snapshot import Snapshot, Surveyor
 from buildsys.store.background import Background
@@ -50,21 +51,6 @@ Event = dict[str, Any]
 _RESULT = "result"  # the role that every action has
 _BUILDING = "engine"  # the stage with builders that time their tactics
 _RUNS_WHEN_TOUCHED = 2
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a target ended."""
-
-    target: str
-    status: str  # passed | unavailable
-    seconds: float  # of the stage itself
-    reason: str = ""
-    hint: str = ""
-    figures: Mapping[str, Any] = field(default_factory=dict)  # of the result file, without long lists
-    log: Path = Path()
-    waited: bool = False  # nothing was run: another process or thread had built it when its turn came
-    restored: bool = False  # nothing was run: its outputs came from the store
 
 
 @dataclass(frozen=True)

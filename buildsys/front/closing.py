@@ -54,7 +54,7 @@ def tell_end(
 def _tell_left(console: Console, session: Session, one: LeftBehind) -> None:
     if one.report:
         report = relative(session.project.build / one.report)
-        console.print(Text(f"report: {report}, on this failure"), soft_wrap=True)
+        console.print(Text(f"report: {report}, on this run"), soft_wrap=True)
     line = _left_line(session, one)
     if line:
         console.print(Text(line, "yellow"), soft_wrap=True)

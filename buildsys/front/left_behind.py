@@ -35,7 +35,7 @@ class LeftBehind:
         minutes = sorted({moment[:16].replace("T", " ") for moment in self.moments})
         when = f"{minutes[-1]} UTC{' or earlier' if len(minutes) > 1 else ''}"
         verb = "is" if len(self.targets) == 1 else "are"
-        text = f"{folder}: {names} {verb} of the pass of {when}, before this failure: not what is asked for now"
+        text = f"{folder}: {names} {verb} still of the pass of {when}, not what is asked for now"
         return f"{text} (and the report does not say so: {self.problem})" if self.problem else text
 
 

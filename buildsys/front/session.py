@@ -20,8 +20,9 @@ from buildsys.front.builders import builder_versions
 from buildsys.graph.project_plan import ProjectPlan, model_of
 
 if TYPE_CHECKING:
-    from buildsys.executor import Executor, Outcome
+    from buildsys.executor import Executor
     from buildsys.manifest.project import Project
+    from buildsys.outcome import Outcome
     from buildsys.store.remote import Remote
     from buildsys.worker.pool import WorkerPool
 

@@ -17,8 +17,8 @@ UP_TO_DATE = Ran(0, "everything is up to date (8 targets)\n", "")
 MANIFEST = "configs/models/a.yaml"
 TOO_STRICT = "validate: {rtol: 1.0e-12, cosine: 1.0}\n"
 LINE = re.compile(
-    r"^build/a: (.+) (?:is|are) of the pass of \d{4}-\d\d-\d\d \d\d:\d\d UTC(?: or earlier)?, "
-    r"before this failure: not what is asked for now$",
+    r"^build/a: (.+) (?:is|are) still of the pass of \d{4}-\d\d-\d\d \d\d:\d\d UTC(?: or earlier)?, "
+    r"not what is asked for now$",
     re.MULTILINE,
 )
 
@@ -76,7 +76,7 @@ def test_a_failed_check(ready_built: ReadyProject) -> None:
         assert ran.code == 1
         (names,) = LINE.findall(ran.out)
         assert names == "verify ort, bench ort"
-        assert "report: build/a/report/report.md, on this failure\n" in ran.out
+        assert "report: build/a/report/report.md, on this run\n" in ran.out
         assert verdict(ready_built) == FAILED
         now = reports(ready_built)
         assert (now["last_passed.md"], now["last_passed.json"]) == (before["report.md"], before["report.json"])
@@ -117,7 +117,7 @@ def test_an_error_in_the_first_stage(ready_built: ReadyProject) -> None:
 def test_nothing_is_said_where_nothing_is_left(ready: ReadyProject) -> None:
     fail_validation(ready)
     first = ready.doit()
-    assert (first.code, "before this failure" in first.out, "on this failure" in first.out) == (1, False, False)
+    assert (first.code, "still of the pass" in first.out, "on this run" in first.out) == (1, False, False)
     assert not (ready.root / "build/a/report").exists()
     mend(ready)
     assert ready.doit().code == 0
@@ -131,7 +131,9 @@ def test_models_that_were_not_come_to(ready_built: ReadyProject) -> None:
     assert ready_built.doit().code == 0
     fail_validation(ready_built)
     ran = ready_built.doit()
-    assert re.search(r"^build/b: verify ort, bench ort, reference, validate are of the pass of ", ran.out, re.MULTILINE)
+    assert re.search(
+        r"^build/b: verify ort, bench ort, reference, validate are still of the pass of ", ran.out, re.MULTILINE
+    )
     told = json.loads((ready_built.root / "build/b/report/report.json").read_text())
     assert told["verdict"] == {"status": "stale", "text": "STALE: 5 of 8 targets were not brought up to date"}
 
@@ -149,7 +151,7 @@ def test_a_report_that_cannot_be_replaced_is_told(ready_built: ReadyProject) -> 
     ran = ready_built.doit()
     assert ran.code == 1
     (line,) = [
-        line for line in ran.out.splitlines() if line.startswith("build/a: report, verify ort, bench ort are of ")
+        line for line in ran.out.splitlines() if line.startswith("build/a: report, verify ort, bench ort are still of ")
     ]
     assert " (and the report does not say so: cannot publish " in line
 

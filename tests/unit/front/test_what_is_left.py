@@ -21,11 +21,11 @@ FOLDER = "build/net"
 def test_the_line() -> None:
     moments = ("2026-11-20T14:03:11.123Z",)
     assert LeftBehind("net", ("engine:net:ort",), moments).line(FOLDER) == (
-        "build/net: engine ort is of the pass of 2026-11-20 14:03 UTC, before this failure: not what is asked for now"
+        "build/net: engine ort is still of the pass of 2026-11-20 14:03 UTC, not what is asked for now"
     )
     several = LeftBehind("net", ("engine:net:ort", "report:net"), (*moments, "2026-11-19T10:00:00Z"))
     assert several.line(FOLDER).startswith(
-        "build/net: engine ort, report are of the pass of 2026-11-20 14:03 UTC or earlier"
+        "build/net: engine ort, report are still of the pass of 2026-11-20 14:03 UTC or earlier"
     )
     many = LeftBehind("net", tuple(f"engine:net:e{number}" for number in range(9)), moments)
     assert many.line(FOLDER).startswith(
@@ -94,11 +94,11 @@ def test_the_closing_part_says_it_whole(
     out = stream()
     tell_end(out, session, lines, 1.0, left)
     text = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
-    told = "engine ort is of the pass of 2026-11-20 14:03 UTC, before this failure: not what is asked for now\n"
-    assert f"report: build/r.md, on this failure\nbuild/net: {told}" in text
-    assert text.count("on this failure") == 1  # of models that were not come to the line is enough
+    told = "engine ort is still of the pass of 2026-11-20 14:03 UTC, not what is asked for now\n"
+    assert f"report: build/r.md, on this run\nbuild/net: {told}" in text
+    assert text.count("on this run") == 1  # of models that were not come to the line is enough
     assert f"\nbuild/other: {told}" in text
     assert "\nand the same of 2 more models\n" in text
     plain = stream()
     tell_end(plain, session, lines, 1.0)
-    assert "is of the pass" not in plain.getvalue()
+    assert "is still of the pass" not in plain.getvalue()
