@@ -194,7 +194,8 @@ def test_a_kill_between_two_files_of_a_report(ready_built: ReadyProject, placed:
     assert verdict(ready_built) == FAILED
     assert (now["last_passed.md"], now["last_passed.json"]) == (before["report.md"], before["report.json"])
     mend(ready_built)
-    check_mended(ready_built)
+    assert ready_built.doit().code == 0
+    assert reports(ready_built) == before
 
 
 def test_an_interrupted_run_reports_on_what_it_touched(ready_built: ReadyProject) -> None:
