@@ -13,11 +13,15 @@ from buildsys.backends.trt.messages import log_of
 from buildsys.backends.trt.parsing import parse
 from buildsys.backends.trt.plugins import load_plugins
 from buildsys.backends.trt.session import TensorRtSession, kernel_cache_file
-from buildsys.backends.trt.settings import check_fields, is_strong
+from buildsys.backends.trt.settings import check_fields, is_strong, quantization_of
 from buildsys.backends.trt.timing_cache import merge_timing_caches
 from buildsys.errors import StageError, Unavailable
 
 _PRECISION_HINT = "lower precision_share where that is what you want, or see docs/manifest.md, Typing"
+_IMPLICIT_HINT = (
+    "set quantization: explicit, as builders calibrate nothing in parts that they compile as a whole, such as"
+    " transformers (docs/precision.md)"
+)
 
 
 class TensorRtBackend:
@@ -70,7 +74,8 @@ class TensorRtBackend:
             self.unload(session)
         problem = shortfall(options["precision"], facts.get("precision_shares", {}).get("layers", {}), least)
         if problem:
-            raise StageError(problem, _PRECISION_HINT)
+            calibrated = options["precision"] == "int8" and quantization_of(options) == "implicit"
+            raise StageError(problem, _IMPLICIT_HINT if calibrated else _PRECISION_HINT)
         return facts
 
     def load(self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> TensorRtSession:
