@@ -2,7 +2,8 @@
 
 A weakly typed builder takes the float32 graph and chooses the type of each layer among those that flags allow; a
 strongly typed one takes the types that the graph has. Quantization is implicit where the builder measures ranges for
-int8 itself, as weakly typed ones do, and explicit where the graph has quantizers; a weakly typed engine may ask for them.
+int8 itself, as weakly typed ones do, and explicit where the graph has quantizers, for which a weakly typed engine has
+to ask.
 """
 
 from __future__ import annotations

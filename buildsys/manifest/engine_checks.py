@@ -55,7 +55,8 @@ def _quantization(view: View, key: Key, engine: dict[str, Any]) -> Iterator[Prob
         yield view.problem((*key, "quantization"), text, "set typing: weak, or quantization: explicit")
     elif asked == "implicit" and (precision == "fp8" or (precision in _UNQUANTIZED and not int8_layers(engine))):
         text = f"builders calibrate int8 alone, and the engine's precision is {precision}"
-        yield view.problem((*key, "quantization"), text, "set precision: int8, or leave it out")
+        other = "quantization: explicit" if precision == "fp8" else "precision: int8"
+        yield view.problem((*key, "quantization"), text, f"set {other}, or leave it out")
 
 
 def int8_layers(engine: dict[str, Any]) -> list[int]:

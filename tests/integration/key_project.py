@@ -153,7 +153,9 @@ dims: {batch: {min: 1, opt: 2, max: 4}}
 simplify: {tool: none}
 calibration: {data: {x: {images: data/images}}, batches: 2, algorithm: minmax}
 quantize: {per_channel: true}
-engines: [{backend: onnxruntime, name: int8, precision: int8, intra_op_threads: 1}]
+engines:
+  - {backend: onnxruntime, name: int8, precision: int8, intra_op_threads: 1}
+  - {backend: tensorrt, name: trt, precision: int8}
 verify: {int8: {rtol: 2.0e-1}}
 bench: {duration: 20ms, warmup: 5ms, min_samples: 3, baselines: []}
 """

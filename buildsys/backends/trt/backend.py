@@ -19,9 +19,15 @@ from buildsys.errors import StageError, Unavailable
 
 _PRECISION_HINT = "lower precision_share where that is what you want, or see docs/manifest.md, Typing"
 _IMPLICIT_HINT = (
-    "set quantization: explicit, as builders calibrate nothing in parts that they compile as a whole, such as"
-    " transformers (docs/precision.md)"
+    "set quantization: explicit, as a builder ignores calibrated ranges where it fuses a network as a whole, such as a"
+    " transformer (docs/precision.md)"
 )
+
+
+def precision_hint(options: Options) -> str:
+    """Return what to do about an engine that came out in another precision than it was asked for."""
+    calibrated = options["precision"] == "int8" and quantization_of(options) == "implicit"
+    return _IMPLICIT_HINT if calibrated else _PRECISION_HINT
 
 
 class TensorRtBackend:
@@ -74,8 +80,7 @@ class TensorRtBackend:
             self.unload(session)
         problem = shortfall(options["precision"], facts.get("precision_shares", {}).get("layers", {}), least)
         if problem:
-            calibrated = options["precision"] == "int8" and quantization_of(options) == "implicit"
-            raise StageError(problem, _IMPLICIT_HINT if calibrated else _PRECISION_HINT)
+            raise StageError(problem, precision_hint(options))
         return facts
 
     def load(self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> TensorRtSession:
