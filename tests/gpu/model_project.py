@@ -25,6 +25,8 @@ PRECISIONS = ("fp32", "fp16", "int8")
 BATCHES = {"min": 1, "opt": 8, "max": 16}
 # entropy cuts off too much of what SiLU, squeeze-and-excitation and attention give (docs/precision.md)
 _ALGORITHMS = {"resnet18": "entropy", "resnet50": "entropy"}
+# TensorRT 8.6 fuses attention as a whole and uses no calibrated ranges in it (docs/precision.md)
+_QUANTIZATION = {"swin_t": "explicit"}
 _TOOLCHAIN = "other"
 _BASELINES = ("torch", "torch_cuda_graph", "torch_compile")
 
@@ -84,7 +86,13 @@ def _manifest(
         "dims": {"batch": dict(BATCHES)},
         "verify": {"fp32": {"rtol": 5e-3}},  # products in TF32, TensorRT's default, have 10 bits of mantissa
         **({"calibration": calibration} if "int8" in precisions else {}),
-        "engines": [{"name": f"trt-{precision}", "precision": precision, **fields} for precision in precisions],
+        "engines": [
+            {
+                "name": f"trt-{precision}", "precision": precision, **fields,
+                **({"quantization": _QUANTIZATION.get(model, "auto")} if precision == "int8" else {}),
+            }
+            for precision in precisions
+        ],
         "bench": {
             "duration": "500ms", "cases": list(BATCHES), "cuda_graph": [False, True], "baselines": list(_BASELINES),
             **bench,
