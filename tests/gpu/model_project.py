@@ -89,7 +89,7 @@ def _manifest(
         "engines": [
             {
                 "name": f"trt-{precision}", "precision": precision, **fields,
-                **({"quantization": _QUANTIZATION.get(model, "auto")} if precision == "int8" else {}),
+                **({"quantization": _QUANTIZATION[model]} if precision == "int8" and model in _QUANTIZATION else {}),
             }
             for precision in precisions
         ],
