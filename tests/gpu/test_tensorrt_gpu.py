@@ -134,7 +134,7 @@ def test_an_engine_has_its_precision_and_its_numbers(
     assert facts["precision_shares"]["layers"][dtype] > 0.9
     assert facts["precision_shares"]["time"][dtype] > 0.3
     assert facts["device_memory_bytes"] >= 0
-    assert facts["phases"].keys() == {"parse", "configure", "build"}
+    assert facts["phases"].keys() == {"start", "parse", "configure", "build"}
     assert facts["settings"]["flags"]["tf32"] is tf32
     for batch in (1, 2, 5, 8):
         assert error_of(toolchain, tmp_path, image(batch)) <= limit
@@ -358,9 +358,9 @@ def test_an_engine_of_one_fused_layer_does_not_tell_its_type(toolchain: Toolchai
     nodes.insert(4, helper.make_node("Softmax", ["s"], ["p"], name="/p", axis=-1))
     model = make_model(nodes, {"x": t}, {"y": t}, {"wq": weights(128, 128), "wk": weights(128, 128, seed=1)})
     inputs = {"x": {"shape": ["batch", 64, 128], "dtype": "float32"}}
-    facts = build(toolchain, tmp_path, model=model, inputs=inputs, precision="fp16")
-    shares = facts["precision_shares"]["layers"] if facts.get("precision_of") == "engine" else {}
-    assert "precision_unknown" in facts or shares.get("float16", 0) > 0.5
+    # where the builder does not fuse them, layers this small may be faster in float32
+    facts = build(toolchain, tmp_path, model=model, inputs=inputs, precision="fp16", precision_share=0)
+    assert ("precision_unknown" in facts) != (facts["precision_of"] == "engine")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from buildsys.backends.trt import building, machine
 from buildsys.backends.trt.inspector import shortfall
 from buildsys.backends.trt.library import Library
 from buildsys.backends.trt.messages import log_of
-from buildsys.backends.trt.parsing import parse
+from buildsys.backends.trt.parsing import new_builder, parse
 from buildsys.backends.trt.plugins import load_plugins
 from buildsys.backends.trt.session import TensorRtSession, kernel_cache_file
 from buildsys.backends.trt.settings import check_fields, is_strong, quantization_of
@@ -51,11 +51,9 @@ class TensorRtBackend:
         """Return every node that the parser refuses; several for unknown operators, else the first."""
         with log_of(self.library).collected():
             load_plugins(self.library, request.operators)
-            return [
-                node
-                for node in parse(self.library, request.onnx, strong=is_strong(request.options)).refused
-                if node.operator
-            ]
+            builder = new_builder(self.library)
+            parsed = parse(self.library, builder, request.onnx, strong=is_strong(request.options))
+            return [node for node in parsed.refused if node.operator]
 
     def build(self, request: BuildRequest) -> Figures:
         """Write the engine; return its settings, profiles, tensors and layers.
