@@ -319,6 +319,12 @@ ALL = trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3O
 OPS = Path(__file__).parents[2] / "plugins" / "ops"
 
 
+def forget_facts() -> None:
+    """Have versions and devices asked for anew: each build is a process of its own as far as facts go."""
+    for function in _CACHED:
+        function.cache_clear()
+
+
 class KeyProject:
     """The project on disk, the state that it was built to, and one pool of workers for all that runs in it."""
 
@@ -440,8 +446,7 @@ class KeyProject:
 
     def build(self) -> list[str]:
         """Bring everything up to date in the order that doit -n 2 would take, model by model; return what ran."""
-        for function in _CACHED:  # each build is a process of its own as far as facts go
-            function.cache_clear()
+        forget_facts()
         session = self.session()
         models: dict[str, list[str]] = {action.model: [] for action in session.actions.values()}
         for target, action in session.actions.items():
@@ -479,6 +484,7 @@ class KeyProject:
             shutil.copytree(self._kept, self.root)
             for package in ("numpy", "onnxruntime"):
                 self.lent.relabel(package, metadata.version(package))
+            forget_facts()
 
     def close(self) -> None:
         self._pool.close()
