@@ -57,6 +57,12 @@ def with_hint(problem: str, hint: str) -> str:
     return f"{problem}\n{hint}" if "\n" in hint else problem + (f"; {hint}" if hint else "")
 
 
+def joined(*sentences: str) -> str:
+    """Return sentences as one, or one below the other where one of them is a list."""
+    kept = [sentence for sentence in sentences if sentence]
+    return ("\n" if any("\n" in sentence for sentence in kept) else "; ").join(kept)
+
+
 @dataclass(eq=False)
 class UsageError(BuildsysError):
     """A command was called in a way that cannot work."""

@@ -7,25 +7,38 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from buildsys.cache import Cache
-from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable
+from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable, joined
 from buildsys.graph.action import Action, FileRef
-from buildsys.graph.explain import ASKED_FOR, Reason, encode_reasons, in_brief, own_reasons
+from buildsys.graph.explain import ASKED_FOR, Facts, Reason, encode_reasons, in_brief, own_reasons
 from buildsys.interpreter import located
 from buildsys.judge import Judge, is_required
+from buildsys.outcome import Outcome
 from buildsys.settled import Candidate, SettledModels
 from buildsys.snapshot import Snapshot, Surveyor
 from buildsys.store.background import Background
 from buildsys.store.cas import Store
 from buildsys.store.digest import DigestMemo, FileDigest
-from buildsys.store.ledger import FAILED, PASSED, UNAVAILABLE, ImportMemo, Ledger, OutputFile, Record, Run
+from buildsys.store.ledger import (
+    FAILED,
+    PASSED,
+    UNAVAILABLE,
+    ImportMemo,
+    Ledger,
+    OutputFile,
+    Record,
+    Run,
+    summary,
+    utc_now,
+)
 from buildsys.store.lock import Holder, Locks, machine_lock_folder
 from buildsys.store.publish import Publisher
+from buildsys.store.replacing import replace_by_failure
 from buildsys.store.state import StateDb, warn_on_stderr
 from buildsys.toolchain import gpu_uuids
 from buildsys.worker.job import Job
@@ -37,23 +50,7 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 _RESULT = "result"  # the role that every action has
 _BUILDING = "engine"  # the stage with builders that time their tactics
-_SUMMARY_ITEMS = 16  # longer lists (raw samples) stay in the result file
 _RUNS_WHEN_TOUCHED = 2
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a target ended."""
-
-    target: str
-    status: str  # passed | unavailable
-    seconds: float  # of the stage itself
-    reason: str = ""
-    hint: str = ""
-    figures: Mapping[str, Any] = field(default_factory=dict)  # of the result file, without long lists
-    log: Path = Path()
-    waited: bool = False  # nothing was run: another process or thread had built it when its turn came
-    restored: bool = False  # nothing was run: its outputs came from the store
 
 
 @dataclass(frozen=True)
@@ -178,6 +175,23 @@ class Executor:
         """Return in a few words why a target must be made, an empty string when it is fresh."""
         return in_brief(own_reasons(self._judge.examine(self._actions[target])))
 
+    def examine(self, target: str) -> Facts:
+        """Return what is known of a target. Raises: StageError: the state cannot be used."""
+        return self._judge.examine(self._actions[target])
+
+    def replace_by_failure(self, target: str, write: Callable[[], tuple[Mapping[str, bytes], str]]) -> None:
+        """Put files in the place of a target's outputs, which stay in the store; the target counts as failed.
+
+        ``write`` makes them (path relative to the build folder -> content), and the reason, while the target is held
+        alone; no files: all stays as it is. Raises: StageError, OSError: that could not be done.
+        """
+        action = self._actions[target]
+        with self._locks.target(target, partial(self._tell_waiting, target)):
+            files, reason = write()
+            if files:
+                run = Run(target, self._surveyor.snapshot(action).key, FAILED, utc_now(), 0.0, reason)
+                replace_by_failure(self._publisher, self._ledger, run, files, action.outputs[_RESULT].path)
+
     def owned(self, target: str) -> set[str]:
         """Return what a target has put into the build folder, relative to it: its outputs and what lies beside."""
         return self._ledger.owned(target)
@@ -199,13 +213,13 @@ class Executor:
         for _ in range(_RUNS_WHEN_TOUCHED):
             if before.missing:
                 raise StageError(f"{action.target} needs {self._build / before.missing[0]}, which does not exist")
-            started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            started = utc_now()
             with self._publisher.staging(action.target) as tree:
                 try:
                     ran = self._work(action, tree)
                 except BuildsysError as error:
                     if isinstance(error, StageError):  # libraries do not always say that it was the disk
-                        error.hint = _joined(self._publisher.little_room(), error.hint)
+                        error.hint = joined(self._publisher.little_room(), error.hint)
                     self._ledger.note(Run(action.target, before.key, "error", started, 0.0, str(error), why))
                     raise
                 after = self._surveyor.snapshot(action)
@@ -313,7 +327,7 @@ class Executor:
         self._publisher.remove(unwanted)
         if ran.status == FAILED:
             self._ledger.fail(Run(action.target, before.key, FAILED, started, ran.seconds, ran.reason, why), sealed)
-            raise CheckFailed(ran.reason, _joined(ran.hint, f"details: {self._shown(self._build / result)}"))
+            raise CheckFailed(ran.reason, joined(ran.hint, f"details: {self._shown(self._build / result)}"))
         record = self._record(action, before, sealed, ran, started)
         self._ledger.record(record, why=why)
         self._judge.keep_lines(before)
@@ -337,7 +351,7 @@ class Executor:
             seconds=ran.seconds,
             reason=ran.reason,
             hint=ran.hint,
-            figures=_summary(ran.figures),
+            figures=summary(ran.figures),
             log=self._shown(self._log(action)),
         )
 
@@ -379,23 +393,5 @@ def _require_outputs(action: Action, tree: Path, status: str) -> None:
             raise StageError(f"the stage {action.stage} did not write {ref.path} for {action.target}")
 
 
-def _summary(figures: Any) -> Any:
-    """Return figures without long lists, for the records: the result file has them whole."""
-    if isinstance(figures, Mapping):
-        kept = {name: value for name, value in figures.items() if not _is_long(value)}
-        return {name: _summary(value) for name, value in kept.items()}
-    return [_summary(item) for item in figures] if isinstance(figures, (list, tuple)) else figures
-
-
-def _is_long(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) > _SUMMARY_ITEMS
-
-
 def _other(found: FileDigest | None, wanted: OutputFile) -> bool:
     return found is None or found.digest != wanted.digest
-
-
-def _joined(*sentences: str) -> str:
-    """Return sentences as one, or one below the other where one of them is a list."""
-    kept = [sentence for sentence in sentences if sentence]
-    return ("\n" if any("\n" in sentence for sentence in kept) else "; ").join(kept)

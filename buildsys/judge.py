@@ -100,6 +100,7 @@ class Judge:
             facts,
             parts=now.parts,
             failure=runs[0].reason if failed else None,
+            failed_as_is=failed and runs[0].key == now.key,
             restorable=not now.missing and self._is_stored(action, now),
         )
         if latest is None or not _is_readable(latest.parts):

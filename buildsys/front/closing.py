@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from buildsys.front.left_behind import LeftBehind
 from buildsys.front.lines import ENDED, Line, duration
 from buildsys.front.session import Session
 from buildsys.front.summary import key_figure
@@ -20,11 +21,15 @@ from buildsys.front.summary import key_figure
 _STYLES = {"passed": "green", "restored": "cyan", "unavailable": "yellow", "failed": "bold red"}
 _ORDER = ("passed", "restored", "fresh", "unavailable", "failed", "ignored", "not run")
 _WARNINGS, _WARNING_LENGTH = 5, 240  # per model and in characters: torch writes long ones
+_UNTOUCHED = 10  # models without a table of which is told what is left there
 _PLAIN_WIDTH = 120  # of tables in logs and pipes, unless COLUMNS says otherwise
 
 
-def tell_end(out: TextIO, session: Session, lines: Sequence[Line], elapsed_s: float) -> None:
-    """Print what became of every target of the models in which anything ran."""
+def tell_end(
+    out: TextIO, session: Session, lines: Sequence[Line], elapsed_s: float, left: Sequence[LeftBehind] = ()
+) -> None:
+    """Print what became of every target of the models in which anything ran, and what is ``left`` of earlier passes."""
+    behind = {one.model: one for one in left}
     width = None if out.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH
     console = Console(file=out, highlight=False, width=width)
     for model, rows in _by_model(lines):
@@ -35,8 +40,28 @@ def tell_end(out: TextIO, session: Session, lines: Sequence[Line], elapsed_s: fl
         if report:
             # a path is printed whole, so that it can be copied from a narrow terminal
             console.print(Text(f"report: {report}"), soft_wrap=True)
+        if model in behind:
+            _tell_left(console, session, behind.pop(model))
         console.print()
+    untouched = [line for one in behind.values() if (line := _left_line(session, one))]
+    for line in untouched[:_UNTOUCHED]:
+        console.print(Text(line, "yellow"), soft_wrap=True)
+    if len(untouched) > _UNTOUCHED:
+        console.print(Text(f"and the same of {len(untouched) - _UNTOUCHED} more models", "yellow"))
     console.print(Text(f"{_counted(lines)} in {duration(elapsed_s)}"))
+
+
+def _tell_left(console: Console, session: Session, one: LeftBehind) -> None:
+    if one.report:
+        report = relative(session.project.build / one.report)
+        console.print(Text(f"report: {report}, on this run"), soft_wrap=True)
+    line = _left_line(session, one)
+    if line:
+        console.print(Text(line, "yellow"), soft_wrap=True)
+
+
+def _left_line(session: Session, one: LeftBehind) -> str:
+    return one.line(relative(session.project.build / one.model))
 
 
 def _by_model(lines: Iterable[Line]) -> Iterator[tuple[str, list[Line]]]:

@@ -265,12 +265,13 @@ class Doctor(_ProjectCommand):
     doc_usage = "[ENGINE ...]"
     doc_description = (
         "ENGINE is an engine file, its folder, or MODEL:NAME of an engine of this project:\n"
-        "whether it can run here, and if not all reasons, with what to do; exit code 1 where one cannot"
+        "whether it can run here and, of this project, whether it is what its manifest asks for now\n"
+        "and has passed its checks; if not all reasons, with what to do; exit code 1 where one is not fine"
     )
     cmd_options = (opt_dodo, _OPT_JSON)
 
     def tell(self, root: Path, params: Any, args: Sequence[str]) -> int:
-        """Print what was found; return 1 where something that the project needs is broken, or an engine cannot run."""
+        """Print what was found; return 1 where something that the project needs is broken, or an engine is not fine."""
         if args:
             from buildsys.front.engine_doctor import examine
 

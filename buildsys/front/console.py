@@ -20,6 +20,7 @@ from buildsys.front.lines import ENDED, Line
 from buildsys.front.session import Session
 
 if TYPE_CHECKING:
+    from buildsys.front.left_behind import LeftBehind
     from buildsys.front.screen import Screen
 
 INTERRUPTED, TERMINATED = 130, 143
@@ -146,10 +147,11 @@ class Reporter:
 
     def _tell_end(self, stopped: bool, *, broken: bool) -> None:
         lines = list(self._lines.values())
-        if any(line.status in ENDED for line in lines):
+        left = self._left_behind(lines, stopped=stopped, broken=broken)
+        if left or any(line.status in ENDED for line in lines):
             from buildsys.front.closing import tell_end
 
-            tell_end(self._out, self.session, lines, time.monotonic() - self._began)
+            tell_end(self._out, self.session, lines, time.monotonic() - self._began, left)
         elif not broken and not self._problems:
             self._out.write(_nothing_to_do(lines))
         for problem in self._problems:
@@ -157,6 +159,20 @@ class Reporter:
         if stopped:
             self._out.write("interrupted: what had passed stays, the rest runs next time\n")
         self._out.flush()
+
+    def _left_behind(self, lines: Sequence[Line], *, stopped: bool, broken: bool) -> Sequence[LeftBehind]:
+        """Return what is left of earlier passes in models in which a target failed or did not get its turn."""
+        if not broken and not any(line.status == "failed" for line in lines):
+            return ()  # with `-s` what a target needs is not run, and all is well
+        short = [line.model for line in lines if line.status in ("failed", "not run")]
+        if stopped:  # nobody waits for models that were not come to
+            touched = {line.model for line in lines if line.status in ENDED or line.reason}
+            short = [model for model in short if model in touched]
+        if not short:
+            return ()
+        from buildsys.front.left_behind import after_failure
+
+        return after_failure(self.session, dict.fromkeys(short))
 
     def _handle(self, number: signal.Signals, handler: Callable[..., NoReturn]) -> None:
         if threading.current_thread() is threading.main_thread():  # Python takes signals nowhere else

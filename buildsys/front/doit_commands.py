@@ -26,6 +26,7 @@ from buildsys.front.console import Reporter
 from buildsys.front.doit_record import UnusableRecordError, clear_away
 from buildsys.front.selection import Asked
 from buildsys.front.session import Session
+from buildsys.graph.project_plan import model_of
 
 INTERRUPTED, BROKEN_PIPE = 130, 141
 
@@ -107,8 +108,18 @@ class Run(_WithoutTraceback, DoitRun):  # type: ignore[misc]
             code = super().execute(params, args)
         finally:
             Run.asked = None
-        session = getattr(self.loader.load_doit_config().get("reporter"), "session", None)
+        session: Session | None = getattr(self.loader.load_doit_config().get("reporter"), "session", None)
+        if code and session and not session.looked_back:  # with another reporter
+            _look_back(session)
         return session.exit_code if code == TASK_ERROR and session and session.exit_code else code
+
+
+def _look_back(session: Session) -> None:
+    failed = dict.fromkeys(model_of(name) for name, end in session.finished.items() if end.status == "failed")
+    if failed:
+        from buildsys.front.left_behind import after_failure
+
+        after_failure(session, failed)
 
 
 def _asked(params: Any, names: Sequence[str]) -> Asked:

@@ -20,8 +20,9 @@ from buildsys.front.builders import builder_versions
 from buildsys.graph.project_plan import ProjectPlan, model_of
 
 if TYPE_CHECKING:
-    from buildsys.executor import Executor, Outcome
+    from buildsys.executor import Executor
     from buildsys.manifest.project import Project
+    from buildsys.outcome import Outcome
     from buildsys.store.remote import Remote
     from buildsys.worker.pool import WorkerPool
 
@@ -60,6 +61,7 @@ class Session:
         self.judging = False  # doit has asked whether a target is up to date: it is not forgetting or cleaning
         self.cleaned: set[str] = set()  # by `doit clean`, which names a target again with each of its groups
         self.settled_targets: Sequence[str] = ()  # that this run was asked for and has nothing to do for, without tasks
+        self.looked_back = False  # for what a run that did not get through has left of earlier passes
         self._fresh: set[str] = set()
         self._idle = threading.Condition()
         self._busy = 0

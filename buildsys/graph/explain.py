@@ -64,6 +64,7 @@ class Facts:
     lines: Mapping[str, int] = field(default_factory=dict)  # label of a changed file -> its first changed line
     outputs: tuple[tuple[str, str], ...] = ()  # (OUTPUT_…, path) for those that are not as recorded
     failure: str | None = None  # of its last run
+    failed_as_is: bool = False  # that run had the very key of now
     unavailable: str | None = None  # why a required target could not run here
     unreadable: str = ""  # the sentence on a file that cannot be read
     last: LastRun | None = None

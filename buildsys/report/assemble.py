@@ -29,7 +29,13 @@ def assemble(
 
     ``graphs`` has the figures of the graph that a target has written (``inspection.figures``), in their order.
     """
-    results = read_results(inputs)
+    return assemble_results(model, manifest, read_results(inputs), graphs)
+
+
+def assemble_results(
+    model: str, manifest: Manifest, results: Sequence[Result], graphs: Mapping[str, Mapping[str, Any]]
+) -> Report:
+    """Return the report on results that have been read."""
     export, reference, simplify = (_first(results, stage, model) for stage in ("export", "reference", "simplify"))
     converted = [result for result in results if result.stage == "convert"]
     changed = [result for result in results if result.stage == "surgery"]

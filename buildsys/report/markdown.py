@@ -13,6 +13,12 @@ from buildsys.report.tables import code, escape, sentence, table
 
 Lines = Iterator[str]
 _STAGE_COLUMNS = ("graph", "opsets", "weights>", "initializers>", "their size>", "MACs>", "MACs by size")
+_FAILED_TITLE = "the build did not get through"
+
+
+def is_of_a_failure(markdown: str) -> bool:
+    """Return whether a rendered report is one of a run that did not get through."""
+    return markdown.partition("\n")[0].endswith(f": {_FAILED_TITLE}")
 
 
 def render(report: Report) -> str:
@@ -21,8 +27,10 @@ def render(report: Report) -> str:
 
 
 def _lines(report: Report) -> Lines:
-    yield f"# {escape(report.model)}: build report"
+    yield f"# {escape(report.model)}: {_FAILED_TITLE if report.notice else 'build report'}"
     yield from ("", f"**{sentence(report.verdict.text)}**")
+    if report.notice:
+        yield from ("", sentence(report.notice))
     if report.description:
         yield from ("", escape(report.description))
     yield from _summary(report)

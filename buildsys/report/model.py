@@ -308,12 +308,15 @@ class Report:
     bench_notes: tuple[str, ...]
     warnings: tuple[str, ...]
     provenance: Provenance
+    notice: str = ""  # why this is not the report of a pass
 
 
 def as_json(report: Report) -> dict[str, Any]:
     """Return the report as JSON values. NaN and infinities become strings: JSON has no numbers for them."""
     plain: dict[str, Any] = _plain(dataclasses.asdict(report))
     del plain["model"]  # part of every result's header
+    if not report.notice:
+        del plain["notice"]
     return plain
 
 

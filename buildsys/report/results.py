@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 PASSED, FAILED, UNAVAILABLE, ABSENT = "passed", "failed", "unavailable", "absent"
+STALE = "stale"  # what lies there is of an earlier pass, and nothing of it is told
 _HEADER = {
     "schema",
     "target",

@@ -11,7 +11,7 @@ from buildsys.report.model import Comparison, TargetLine, Verdict
 from buildsys.report.results import FAILED, PASSED, Result, mapping, number, whole
 
 _MOST_NAMES = 4
-_MARK = {"passed": "passed", "failed": "FAILED", "unavailable": "not run", "absent": "no result"}
+_MARK = {"passed": "passed", "failed": "FAILED", "unavailable": "not run", "absent": "no result", "stale": "stale"}
 
 
 def status_word(status: str) -> str:

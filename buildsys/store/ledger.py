@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ PASSED, UNAVAILABLE, FAILED = "passed", "unavailable", "failed"
 RESTORED = "restored"  # in the history: taken from the store
 KEEP_RECORDS = 20  # per target: enough to find one's way back, few enough to stay fast
 KEEP_HISTORY = 100
+_SUMMARY_ITEMS = 16  # longer lists (raw samples) stay in the result file
 
 _COLUMNS = "target, key, parts, outputs, status, started, seconds, reason, hint, figures, log"
 _LOOKUP = f"SELECT {_COLUMNS} FROM records WHERE target = ? AND key = ?"  # noqa: S608 - our own column names
@@ -152,6 +154,19 @@ class Ledger:
         return [Run(*row) for row in self._db.read(_RUNS, (target, limit))]
 
 
+def utc_now() -> str:
+    """Return the moment as records hold it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def summary(figures: Any) -> Any:
+    """Return figures without long lists, for the records: the result file has them whole."""
+    if isinstance(figures, Mapping):
+        kept = {name: value for name, value in figures.items() if not _is_long(value)}
+        return {name: summary(value) for name, value in kept.items()}
+    return [summary(item) for item in figures] if isinstance(figures, (list, tuple)) else figures
+
+
 class ImportMemo:
     """The import statements of source files, by the digest of the file."""
 
@@ -172,6 +187,10 @@ class ImportMemo:
         """Store the imports of a file."""
         self._known[digest] = imports
         self._db.write([("INSERT OR REPLACE INTO source_imports VALUES (?, ?)", (digest, imports))])
+
+
+def _is_long(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) > _SUMMARY_ITEMS
 
 
 def _history_row(run: Run) -> Statement:

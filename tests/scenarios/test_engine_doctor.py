@@ -45,3 +45,34 @@ def test_doctor_of_an_engine_that_is_not_built(project: ProjectFolder) -> None:
     told = project.doit("doctor", "lin:ort")
     assert told.code == 1
     assert "engine:lin:ort has not been built; doit engine:lin:ort" in told.out
+
+
+def test_an_engine_that_is_not_what_the_manifest_asks_for(built: ProjectFolder, tmp_path: Path) -> None:
+    fine = json.loads(built.doit("doctor", "lin:ort", "--json").out)["engines"][0]
+    assert (fine["runs"], fine["current"], fine["reasons"]) == (True, True, [])
+    before = sorted(path for path in built.root.rglob("*") if ".pyc" not in path.name)
+
+    built.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
+    for name in ("lin:ort", "build/lin/engine/ort", "build/lin/engine/ort/engine.onnx"):
+        told = built.doit("doctor", name)
+        assert (told.code, told.err) == (1, "")
+        lines = told.out.splitlines()[1:4]
+        assert lines[:2] == [
+            "it can run here", "it is not what the manifest asks for now, or has not passed its checks:"
+        ]  # fmt: skip
+        asked = "engine:lin:ort is not what the manifest asks for now: upstream: simplify:lin may rerun"
+        assert lines[2] == f"  - {asked}; doit engine:lin:ort"
+    elsewhere = tmp_path / "deployed"  # of a copy nobody knows which project it is of
+    shutil.copytree(built.root / "build/lin/engine/ort", elsewhere)
+    told = built.doit("doctor", str(elsewhere), "lin:ort", "--json")
+    copied, here = json.loads(told.out)["engines"]
+    assert (copied["runs"], copied["current"], copied["reasons"]) == (True, None, [])
+    assert (here["runs"], here["current"]) == (True, False)
+    assert [reason["kind"] for reason in here["reasons"]] == ["stale", "check", "check"]
+    assert before == sorted(path for path in built.root.rglob("*") if ".pyc" not in path.name)  # it only looks
+
+    built.edit("configs/models/lin.yaml", "opset: 18", "opset: 17")
+    (built.root / "build/lin/verify/ort.json").unlink()
+    told = built.doit("doctor", "lin:ort")
+    missing = "verify:lin:ort has not run on what there is now: output missing: lin/verify/ort.json"
+    assert (told.code, f"  - {missing}; doit verify:lin:ort\n" in told.out) == (1, True), told

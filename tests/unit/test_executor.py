@@ -383,6 +383,22 @@ def test_a_failed_check_publishes_its_result_but_no_artefact(root: Path, how: tu
     assert "m/export/worst.npy" not in published(root)
 
 
+def test_files_of_a_failure_take_the_place_of_outputs_until_the_next_pass(root: Path) -> None:
+    build(root)
+    before = published(root)
+    executor, pool = make_executor(root)
+    told = {"m/report/report.json": b"{}", "m/report/last_passed.json": before["m/report/report.json"].encode()}
+    executor.replace_by_failure(REPORT, lambda: ({}, ""))
+    assert (published(root), executor.is_fresh(REPORT)) == (before, True)
+    executor.replace_by_failure(REPORT, lambda: (told, "it tells of a failure"))
+    assert published(root) == before | {name: content.decode() for name, content in told.items()}
+    assert executor.owned(REPORT) == told.keys()  # what `doit clean` removes
+    assert executor.stale_reason(REPORT) == "last run failed: it tells of a failure"
+    assert stale(root) == [REPORT]
+    assert executor.run(REPORT).restored
+    assert (published(root), pool.ran) == (before, [])
+
+
 @pytest.mark.parametrize(("word", "error"), [("die", WorkerDied), ("break", StageError)])
 def test_a_stage_that_breaks_leaves_the_previous_outputs_alone(root: Path, word: str, error: type[Exception]) -> None:
     build(root)

@@ -35,12 +35,13 @@ ALLOWED = {
     "cache": {"errors", "graph", "store", "snapshot"},
     "judge": {"errors", "cache", "graph", "snapshot", "store"},
     "settled": {"graph", "snapshot", "store"},
+    "outcome": set(),
     "executor": {"errors", "cache", "graph", "interpreter", "judge", "settled", "store", "toolchain", "snapshot"}
-    | {"worker"},
+    | {"outcome", "worker"},
     "repro": {"errors", "graph", "manifest", "store"},
     "front": {"errors", "executor", "cache", "judge", "snapshot", "graph", "manifest", "report"}
     | {"repro", "settled", "worker", "store", "toolchain", "inquiry", "interpreter", "nvml"}
-    | {"timing_caches"},
+    | {"outcome", "timing_caches"},
 }
 # the same for parts that work in workers and on which others build
 IN_WORKERS = {

@@ -204,3 +204,14 @@ def test_looking_writes_nothing(root: Path) -> None:
     for target in (EXPORT, ENGINE, BENCH, REPORT):
         reasons(root, target, opset=18)
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
+
+
+def test_a_failure_counts_for_the_key_that_it_had(root: Path) -> None:
+    build(root)
+    (root / f"do-{EXPORT}").write_text("break")
+    with pytest.raises(StageError):
+        make_executor(root, actions(opset=18))[0].run(EXPORT)
+    assert facts(root, EXPORT, opset=18).failed_as_is
+    other = facts(root, EXPORT, opset=19)
+    assert (other.failure, other.failed_as_is) == (f"{EXPORT} broke", False)
+    assert not facts(root, EXPORT).failed_as_is  # back at the manifest that was built

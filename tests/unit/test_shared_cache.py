@@ -12,7 +12,8 @@ import pytest
 from tiny_project import BENCH, ENGINE, EXPORT, REPORT, InlinePool, actions, make_executor
 
 import buildsys.store.remote as remote_module
-from buildsys.executor import Executor, Outcome
+from buildsys.executor import Executor
+from buildsys.outcome import Outcome
 from buildsys.store.remote import READ_ONLY, READ_WRITE, Remote, RemoteSettings
 from buildsys.worker.job import Job
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from buildsys.front.session import Session
 from buildsys.graph.action import Action
+from buildsys.graph.explain import Facts
 from buildsys.manifest.schema import ModelSpec
 from buildsys.settled import Candidate
 
@@ -56,6 +57,15 @@ class ScriptedExecutor:
         outcome = self.actions.get(target, lambda: None)() or passed()
         write_result(self._session, target, status=outcome.status, reason=outcome.reason)
         return outcome
+
+    def examine(self, target: str) -> Facts:
+        return Facts(target, fresh=target in self.fresh)
+
+    def replace_by_failure(self, target: str, write: Callable[[], tuple[Mapping[str, bytes], str]]) -> None:
+        for name, content in write()[0].items():
+            path = self._session.project.build / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
 
     def owned(self, target: str) -> set[str]:
         return set()
