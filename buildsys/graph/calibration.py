@@ -7,7 +7,7 @@ from typing import Any
 
 from buildsys.graph.flow import Resolved
 from buildsys.graph.surgery import AFTER_SIMPLIFY, dims_at, inputs_at
-from buildsys.graph.typing import is_weak
+from buildsys.graph.typing import is_implicit
 
 QUANTIZED = ("int8", "fp8")  # precisions that need calibration
 _TOOLS = {"int8": "onnxruntime", "fp8": "builtin"}  # unless the manifest names one
@@ -15,17 +15,12 @@ _TOOLS = {"int8": "onnxruntime", "fp8": "builtin"}  # unless the manifest names 
 
 def quantized_engines(spec: Resolved) -> list[Mapping[str, Any]]:
     """Return the engines that need calibration."""
-    return [engine for engine in spec["engines"] if engine["precision"] in QUANTIZED]
+    return [engine for engine in spec["engines"] if engine["precision"] in QUANTIZED or is_implicit(engine)]
 
 
 def image_tools(spec: Resolved) -> tuple[str, ...]:
     """Return what reads the images of golden inputs."""
     return tuple(tool for tool in values_tools(t["data"] for t in spec["inputs"].values()) if tool == "pillow")
-
-
-def is_calibrated_by_builder(engine: Mapping[str, Any]) -> bool:
-    """Tell whether an engine's builder measures the ranges itself, from a graph in fp32."""
-    return engine["precision"] in QUANTIZED and is_weak(engine)
 
 
 def calibration_data(spec: Resolved) -> dict[str, Any]:

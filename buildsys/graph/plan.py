@@ -39,7 +39,7 @@ from buildsys.graph.surgery import (
     point_before,
     steps_of,
 )
-from buildsys.graph.typing import VersionOf, toolchain_of, unknown_version, with_typing
+from buildsys.graph.typing import VersionOf, is_implicit, toolchain_of, unknown_version, with_typing
 
 
 def plan_model(spec: Resolved, version_of: VersionOf = unknown_version) -> tuple[Action, ...]:
@@ -247,7 +247,7 @@ def _validate(spec: Resolved) -> Action:
 def _engine(spec: Resolved, engine: Mapping[str, Any]) -> Action:
     model, name = spec["model"], engine["name"]
     graph = converted_graph(spec, engine["precision"]) if used.is_converted(engine) else simplified_graph(spec)
-    by_builder = calibration.is_calibrated_by_builder(engine)
+    by_builder = is_implicit(engine)
     taken = operators.taken(spec, engine["backend"])
     return Action(
         target=f"engine:{model}:{name}",

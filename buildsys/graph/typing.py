@@ -1,7 +1,9 @@
-"""Weak or strong typing of TensorRT engines: decided before planning, since it decides which graph they are built from.
+"""Typing and quantization of TensorRT engines: decided before planning, as they decide what engines are built from.
 
 A weakly typed builder takes the float32 graph and chooses the type of each layer among those that flags allow; a
-strongly typed one takes the types that the graph has.
+strongly typed one takes the types that the graph has. Quantization is implicit where the builder measures ranges for
+int8 itself, as weakly typed ones do, and explicit where the graph has quantizers, for which a weakly typed engine has
+to ask.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ Engine = Mapping[str, Any]
 VersionOf = Callable[[ToolchainRef | None], str]
 _STRONG_ONLY = 11  # from this major version on, builders know no other typing
 _ONLY_IN_TYPES = ("fp8",)  # precisions that no flag of a usable builder asks for
+_CALIBRATED = "int8"  # the precision for which builders measure ranges
 
 
 def unknown_version(toolchain: ToolchainRef | None) -> str:  # noqa: ARG001 (whichever it is)
@@ -34,21 +37,44 @@ def toolchain_of(spec: Mapping[str, Any], engine: Engine) -> ToolchainRef | None
 
 
 def with_typing(spec: Mapping[str, Any], version_of: VersionOf) -> Mapping[str, Any]:
-    """Return a resolved manifest whose TensorRT engines say ``weak`` or ``strong`` instead of ``auto``."""
-    if not any(engine.get("typing") == "auto" for engine in spec["engines"]):
+    """Return a resolved manifest whose TensorRT engines say ``weak`` or ``strong`` instead of ``auto``.
+
+    They have a field ``quantization`` only where it is not what typing and precision mean anyway, so that it is in no
+    other key.
+    """
+    if not any("typing" in engine for engine in spec["engines"]):
         return spec
 
     def decided(engine: Engine) -> Engine:
-        if engine.get("typing") != "auto":
+        if "typing" not in engine:
             return engine
-        return {**engine, "typing": _typing(engine, version_of(toolchain_of(spec, engine)))}
+        automatic = engine["typing"] == "auto"
+        typing = _typing(engine, version_of(toolchain_of(spec, engine))) if automatic else engine["typing"]
+        return _without_usual_quantization({**engine, "typing": typing})
 
     return {**spec, "engines": [decided(engine) for engine in spec["engines"]]}
 
 
 def is_weak(engine: Engine) -> bool:
-    """Tell whether an engine, its typing decided, is built from the float32 graph with flags."""
+    """Tell whether the builder chooses the types of an engine, its typing decided."""
     return engine.get("typing") == "weak"
+
+
+def is_explicit(engine: Engine) -> bool:
+    """Tell whether a weakly typed engine is built from a graph with quantizers all the same."""
+    return is_weak(engine) and engine.get("quantization") == "explicit"
+
+
+def is_implicit(engine: Engine) -> bool:
+    """Tell whether the builder of an engine, its typing decided, measures ranges for int8 itself."""
+    unasked = "implicit" if engine["precision"] == _CALIBRATED else None
+    return is_weak(engine) and engine.get("quantization", unasked) == "implicit"
+
+
+def _without_usual_quantization(engine: Engine) -> Engine:
+    without = {field: value for field, value in engine.items() if field != "quantization"}
+    usual = "implicit" if is_implicit(without) else None if is_weak(engine) else "explicit"
+    return without if engine["quantization"] in ("auto", usual) else engine
 
 
 def _typing(engine: Engine, version: str) -> str:

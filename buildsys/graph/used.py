@@ -27,7 +27,7 @@ from buildsys.graph.surgery import (
     point_before,
     steps_of,
 )
-from buildsys.graph.typing import is_weak
+from buildsys.graph.typing import is_explicit, is_weak
 
 STAGE_CODE = {stage: (f"buildsys.stages.{stage}",) for stage in (
     "operators", "export", "reference", "surgery", "simplify", "calibrate", "convert", "validate", "engine", "verify",
@@ -238,7 +238,7 @@ def converted_precisions(spec: Resolved) -> tuple[str, ...]:
 
 def is_converted(engine: Mapping[str, Any]) -> bool:
     """Tell whether an engine is built from a graph in the types of its precision."""
-    return engine["precision"] != FULL_PRECISION and not is_weak(engine)
+    return engine["precision"] != FULL_PRECISION and (is_explicit(engine) or not is_weak(engine))
 
 
 def network_hooks(engine: Mapping[str, Any]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from buildsys.manifest.engine_checks import int8_layers
 from buildsys.manifest.numbers import data_problem
 from buildsys.manifest.problem import Problem, suggest
 from buildsys.manifest.quantize_spec import DEFAULT_PERCENTILE
@@ -14,6 +15,7 @@ from buildsys.manifest.surgery_checks import shapes_after_surgery
 if TYPE_CHECKING:
     from buildsys.manifest.checks import View
 
+_CALIBRATED_LAYERS = ("quantization", "a builder that calibrates")  # for single layers in int8
 _CALIBRATORS = ("entropy", "minmax")  # those that TensorRT has
 
 
@@ -23,7 +25,7 @@ def quantize_problems(view: View) -> Iterator[Problem]:
         yield from _calibration(view)
     told = set()
     for index, engine in enumerate(view.list("engines")):
-        if isinstance(engine, dict) and engine.get("precision") in QUANTIZED:
+        if isinstance(engine, dict) and (engine.get("precision") in QUANTIZED or _has_calibrated_layers(engine)):
             for problem in _engine(view, index, engine):
                 if problem.origin not in told:  # two engines may stumble over one field
                     told.add(problem.origin)
@@ -31,19 +33,31 @@ def quantize_problems(view: View) -> Iterator[Problem]:
 
 
 def _engine(view: View, index: int, engine: dict[str, Any]) -> Iterator[Problem]:
-    precision = engine["precision"]
+    precision = engine.get("precision")
     if view.get("calibration") is None:
-        text = f"an {precision} engine needs calibration data, and the model has no section calibration"
-        yield view.problem(("engines", index, "precision"), text, _example(view))
+        field, what = ("precision", f"an {precision} engine") if precision in QUANTIZED else _CALIBRATED_LAYERS
+        text = f"{what} needs calibration data, and the model has no section calibration"
+        yield view.problem(("engines", index, field), text, _example(view))
     if precision == "fp8" and view.get("quantize", "tool") == "onnxruntime":
         text = "onnxruntime.quantization scales fp8 by the standard deviation of values, which TensorRT does not take"
         yield view.problem(("quantize", "tool"), text, "use builtin or modelopt, or leave it out")
     if view.get("quantize", "tool") == "modelopt":
         yield from _left_to_modelopt(view)
     algorithm = view.get("calibration", "algorithm") or _CALIBRATORS[0]
-    if engine.get("typing") == "weak" and algorithm not in _CALIBRATORS:
+    if _is_implicit(engine) and algorithm not in _CALIBRATORS:
         text = f"TensorRT's own calibrators are entropy and minmax, and the engine {engine.get('name')} uses one"
-        yield view.problem(("calibration", "algorithm"), text, "use one of these, or typing: strong for the engine")
+        hint = "use one of these, or quantization: explicit for the engine"
+        yield view.problem(("calibration", "algorithm"), text, hint)
+
+
+def _is_implicit(engine: dict[str, Any]) -> bool:
+    """Tell whether an engine's builder calibrates, whatever its version is."""
+    asked = engine.get("quantization", "auto")
+    return asked == "implicit" or (asked == "auto" and engine.get("typing") == "weak")
+
+
+def _has_calibrated_layers(engine: dict[str, Any]) -> bool:
+    return engine.get("quantization") == "implicit" and bool(int8_layers(engine))
 
 
 def _left_to_modelopt(view: View) -> Iterator[Problem]:

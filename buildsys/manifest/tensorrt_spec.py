@@ -117,6 +117,9 @@ class TensorRtEngine(TensorRtBase):
     typing: Literal["auto", "weak", "strong"] = Field(
         "auto", description="Who chooses the type of each layer: the builder, or the types of the graph."
     )
+    quantization: Literal["auto", "implicit", "explicit"] = Field(
+        "auto", description="Who quantizes: the builder, with a calibrator, or the quantizers of the graph."
+    )
     tf32: bool = Field(True, description="fp32 layers may multiply in TF32, with 10 bits of mantissa.")
     profiling_verbosity: Literal["layer_names_only", "none", "detailed"] = Field(
         "detailed", description="With less, the precision of the finished engine cannot be looked at."

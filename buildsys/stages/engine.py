@@ -130,14 +130,14 @@ def _portability(options: Mapping[str, Any]) -> Figures:
 
 
 def _calibration(job: Job) -> Calibration | None:
-    """Return what a builder that chooses types itself calibrates int8 on; strongly typed graphs have quantizers."""
+    """Return what a builder calibrates int8 on itself; None where the graph has quantizers."""
     if "calibration" not in job.options:
         return None
     algorithm = job.options["calibration"]["algorithm"]
     if algorithm not in ("entropy", "minmax"):
         raise StageError(
             f"engine {job.variant}: TensorRT's calibrators are entropy and minmax, not {algorithm}",
-            "set calibration.algorithm to one of these, or typing: strong for the engine",
+            "set calibration.algorithm to one of these, or quantization: explicit for the engine",
         )
     return Calibration(job.inputs["batches"], algorithm, job.outputs["calibration"])
 

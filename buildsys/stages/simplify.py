@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto
 
 from buildsys.compare import Comparison
 from buildsys.equal_graphs import (
@@ -26,6 +27,7 @@ from buildsys.graph_interface import interface, interface_changes
 from buildsys.onnx_graph import (
     check_file,
     copy_model,
+    file_bytes,
     file_facts,
     has_input_initializers,
     load_model,
@@ -35,7 +37,9 @@ from buildsys.tensors import Tensor, tensor_of
 from buildsys.worker.job import Job, StageResult
 
 Tool = Callable[[Path, Path, Mapping[str, Any], bool], None]
+Outputs = dict[str, dict[str, Tensor]]  # by case
 
+_LARGE_BYTES = 1 << 30
 _TOOLS: Mapping[str, Tool] = {"onnxsim": onnxsim_tool.simplify, "onnxslim": onnxslim_tool.simplify}
 
 
@@ -56,25 +60,29 @@ def run(job: Job) -> StageResult:
         copy_model(source, target)
         return StageResult(figures=_figures("none", before, before, {}))
     del original  # the weights of a large graph are not kept while the tool holds its own copies
-    job.progress(f"simplifying {before['nodes']} nodes with {spec['tool']}")
-    _TOOLS[spec["tool"]](source, target, spec, initializers_are_inputs)
-    simplified = load_model(target, external_data=False)
-    after = file_facts(simplified, target)
-    _check_result(target, simplified, promised, spec["tool"])
-    del simplified
-    runtime = Runtime.of(job)
-    if not runtime.implementation.is_complete_for(source):  # validate says so; other backends' engines may be built
+    runtime, feeds = Runtime.of(job), _feeds(job, promised["input"])
+    comparable = runtime.implementation.is_complete_for(source)
+    with _beside(job, source) as beside:
+        expected = beside(lambda: run_cases(source, feeds, runtime) if comparable else {})
+        job.progress(f"simplifying {before['nodes']} nodes with {spec['tool']}")
+        _TOOLS[spec["tool"]](source, target, spec, initializers_are_inputs)
+        after = _checked(target, promised, spec["tool"])
+        outputs = expected()
+    if not comparable:  # validate says so; other backends' engines may be built
         warnings = ["both graphs were not compared: ONNX Runtime has no implementation of an operator"]
         return StageResult(figures={**_figures(spec["tool"], before, after, {}), "warnings": warnings})
-    equal = _equal_outputs(job, runtime, promised["input"], limits, random_operators(before["operators"]))
-    figures = _figures(spec["tool"], before, after, equal)
-    broken = [
-        (case, name, found) for case, outputs in equal.items() for name, found in outputs.items() if found.problem
-    ]
-    if broken:
-        case, name, found = broken[0]
-        sentence = found.sentence("the simplified graph", "the exported graph")
-        return StageResult("failed", f"{name} changed by simplification in case {case}: {sentence}", figures=figures)
+    job.progress(f"comparing both graphs in {len(feeds)} cases")
+    equal = _equal_outputs(job, runtime, feeds, outputs, limits, random_operators(before["operators"]))
+    return _judged(equal, _figures(spec["tool"], before, after, equal))
+
+
+def _judged(equal: Mapping[str, Mapping[str, Comparison]], figures: dict[str, Any]) -> StageResult:
+    for case, outputs in equal.items():
+        for name, found in outputs.items():
+            if found.problem:
+                sentence = found.sentence("the simplified graph", "the exported graph")
+                reason = f"{name} changed by simplification in case {case}: {sentence}"
+                return StageResult("failed", reason, figures=figures)
     return StageResult(figures=figures)
 
 
@@ -96,7 +104,9 @@ def _random_tensor(dtype: str, shape: tuple[int, ...], seed: int) -> Tensor:
     return tensor_of(np.where(bits, "a", "b") if dtype == "string" else bits, dtype)
 
 
-def _check_result(target: Path, simplified: ModelProto, promised: dict[str, Any], tool: str) -> None:
+def _checked(target: Path, promised: dict[str, Any], tool: str) -> dict[str, Any]:
+    """Return what is told of the simplified graph, which must be valid and keep its interface."""
+    simplified = load_model(target, external_data=False)
     try:
         check_file(target, f"what {tool} made of the graph")
     except StageError as error:
@@ -104,20 +114,37 @@ def _check_result(target: Path, simplified: ModelProto, promised: dict[str, Any]
     changed = next(interface_changes(promised, interface(simplified)), None)
     if changed:
         raise CheckFailed(f"{tool} changed the interface of the graph: {changed}", "simplify: {tool: none} keeps it")
+    return file_facts(simplified, target)
 
 
-def _equal_outputs(
-    job: Job, runtime: Runtime, graph_inputs: list[dict[str, Any]], limits: Limits, drawn_by: list[str]
-) -> dict[str, dict[str, Comparison]]:
-    """Run both graphs in ONNX Runtime, one after the other: two sessions at once would double the memory."""
+def _feeds(job: Job, graph_inputs: list[dict[str, Any]]) -> dict[str, dict[str, Tensor]]:
+    """Return case -> inputs of both graphs."""
     # a graph without its parameters has them as further inputs, whose shapes are fixed
     fixed = {
         port["name"]: port for port in graph_inputs if all(isinstance(size, int) for size in port["shape"] or ("",))
     }
     inputs = {**fixed, **job.options["inputs"]}
-    feeds = {case: random_inputs(inputs, case, dims) for case, dims in job.options["cases"].items()}
-    job.progress(f"comparing both graphs in {len(feeds)} cases")
-    expected = run_cases(job.inputs["model"], feeds, runtime)
+    return {case: random_inputs(inputs, case, dims) for case, dims in job.options["cases"].items()}
+
+
+@contextmanager
+def _beside(job: Job, source: Path) -> Iterator[Callable[[Callable[[], Outputs]], Callable[[], Outputs]]]:
+    """Give what begins work in a thread, and returns what waits for its result.
+
+    The tools compute on one core. Where a job has no other, or the graph is so large that a session beside the
+    tool's copies of it may be too much, the work begins when its result is asked for.
+    """
+    if job.threads == 1 or file_bytes(source) > _LARGE_BYTES:
+        yield lambda work: work
+        return
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        yield lambda work: pool.submit(work).result
+
+
+def _equal_outputs(
+    job: Job, runtime: Runtime, feeds: Mapping[str, Any], expected: Outputs, limits: Limits, drawn_by: list[str]
+) -> dict[str, dict[str, Comparison]]:
+    """Run the simplified graph, and compare."""
     actual = run_cases(job.outputs["model"], feeds, runtime)
     equal = compare_cases(actual, expected, limits)
     if drawn_by or any(found.problem for outputs in equal.values() for found in outputs.values()):

@@ -22,6 +22,7 @@ _BACKENDS = ("tensorrt",)  # TensorRT-RTX has no timings: its timing cache is em
 _NOT_TIMED = (
     "backend", "precision", "typing", "profiles", "workspace", "profiling_verbosity", "network", "layer_precisions",
     "precision_constraints", "precision_share", "io", "timing_cache", "toolchain", "max_threads", "calibration",
+    "quantization",
 )  # fmt: skip
 
 

@@ -1,15 +1,16 @@
 """TensorRT engines on one GPU: how long they take to build, cold and with the timing cache, and how fast they run.
 
-Each model is built in each precision with dynamic batch 1 to 16 by doit, built again with the timing cache that the
-first build left, verified against PyTorch, and timed beside it. See tests/gpu/model_project.py for the environment
-variables that name another interpreter. Several GPUs take shares of the models, one process each, whose figures
-``--merge`` puts into one table.
+Each model is built in each precision with dynamic batch 1 to 16 by doit, from no timings, built again with the timing
+cache that the first build left, verified against PyTorch, and timed beside it. See tests/gpu/model_project.py for the
+environment variables that name another interpreter. Several GPUs take shares of the models, one process each, whose
+figures ``--merge`` puts into one table.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -61,6 +62,8 @@ def take(project: ModelProject, model: str, precision: str, steps: Sequence[str]
         print(f"{step} {target}", file=sys.stderr, flush=True)
         passed = True
         if step == "build":
+            # the engines of other precisions have left timings that this one would use
+            shutil.rmtree(project.root / ".buildsys" / "timing_caches", ignore_errors=True)
             passed = _run(project, found, f"engine:{target}")
             found["cold"] = _engine_facts(project, passed, model, name)
         elif step == "rebuild":  # single and always: with what was there before

@@ -112,6 +112,16 @@ def test_exact_at_batch_1_and_wrong_at_batch_2(project: ProjectFolder) -> None:
     assert all(failure["index"][0] > 0 for failure in failures)
 
 
+def test_an_engine_that_lacks_the_bits_of_float32_is_told_how_to_get_them(project: ProjectFolder) -> None:
+    model(project, "m", {"tolerance": {"rtol": 1e-6}}, channels=64)
+    ran = project.doit("verify:m:trt")
+    assert ran.code == 1, ran.out
+    assert "tf32: false computes in all bits of float32, which may be all that it lacks" in ran.out
+    model(project, "m", {"tolerance": {"rtol": 1e-5}, "tf32": False}, channels=64)
+    ran = project.doit("verify:m:trt")
+    assert ran.code == 0, ran.out
+
+
 def test_timings_are_shared_merged_and_pinned(project: ProjectFolder) -> None:
     caches = project.root / ".buildsys/timing_caches"
     model(project, "a", {})

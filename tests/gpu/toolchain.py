@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,11 @@ class Toolchain:
 
     def close(self) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):  # it has crashed, which a test has told
+            self._process.stdin.close()
         self._process.wait(60)
+        self._process.stdout.close()
 
 
 def _plain(value: object) -> object:

@@ -153,7 +153,9 @@ dims: {batch: {min: 1, opt: 2, max: 4}}
 simplify: {tool: none}
 calibration: {data: {x: {images: data/images}}, batches: 2, algorithm: minmax}
 quantize: {per_channel: true}
-engines: [{backend: onnxruntime, name: int8, precision: int8, intra_op_threads: 1}]
+engines:
+  - {backend: onnxruntime, name: int8, precision: int8, intra_op_threads: 1}
+  - {backend: tensorrt, name: trt, precision: int8}
 verify: {int8: {rtol: 2.0e-1}}
 bench: {duration: 20ms, warmup: 5ms, min_samples: 3, baselines: []}
 """
@@ -317,6 +319,12 @@ ALL = trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3O
 OPS = Path(__file__).parents[2] / "plugins" / "ops"
 
 
+def forget_facts() -> None:
+    """Have versions and devices asked for anew: each build is a process of its own as far as facts go."""
+    for function in _CACHED:
+        function.cache_clear()
+
+
 class KeyProject:
     """The project on disk, the state that it was built to, and one pool of workers for all that runs in it."""
 
@@ -438,8 +446,7 @@ class KeyProject:
 
     def build(self) -> list[str]:
         """Bring everything up to date in the order that doit -n 2 would take, model by model; return what ran."""
-        for function in _CACHED:  # each build is a process of its own as far as facts go
-            function.cache_clear()
+        forget_facts()
         session = self.session()
         models: dict[str, list[str]] = {action.model: [] for action in session.actions.values()}
         for target, action in session.actions.items():
@@ -477,6 +484,7 @@ class KeyProject:
             shutil.copytree(self._kept, self.root)
             for package in ("numpy", "onnxruntime"):
                 self.lent.relabel(package, metadata.version(package))
+            forget_facts()
 
     def close(self) -> None:
         self._pool.close()

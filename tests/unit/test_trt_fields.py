@@ -9,9 +9,11 @@ import pytest
 
 from buildsys.backends.cuda_driver import Driver, Gpu
 from buildsys.backends.trt import adapter, machine
+from buildsys.backends.trt.backend import precision_hint
 from buildsys.backends.trt.library import GENERATIONS, RTX, TRT_8, TRT_10, TRT_11, Library, library_of
-from buildsys.backends.trt.settings import check_fields, precision_flags
+from buildsys.backends.trt.settings import check_fields, precision_flags, quantization_of
 from buildsys.errors import StageError, Unavailable
+from buildsys.graph.typing import unknown_version, with_typing
 from buildsys.manifest.schema import ModelSpec
 
 VERSIONS = {TRT_8: (8, 6, 0), TRT_10: (10, 16, 1), TRT_11: (11, 4, 0), RTX: (1, 7, 1)}
@@ -36,12 +38,20 @@ def options(generation: str, **fields: Any) -> dict[str, Any]:
     return engine
 
 
+def planned(generation: str, **fields: Any) -> dict[str, Any]:
+    """Return an engine's options as an action has them."""
+    engine = {"name": "e", "toolchain": None, **options(generation, **fields)}
+    if "typing" not in engine:
+        return engine
+    return dict(with_typing({"engines": [engine]}, unknown_version)["engines"][0])
+
+
 def honoured_by(**fields: Any) -> set[str]:
     """Return the versions that take an engine's fields."""
     found = set()
     for generation in (TRT_8, TRT_10, TRT_11):
         try:
-            check_fields(library(generation), options(generation, **fields))
+            check_fields(library(generation), planned(generation, **fields))
         except StageError:
             continue
         found.add(generation)
@@ -75,6 +85,10 @@ def test_a_plain_engine_is_for_all(generation: str) -> None:
         ({"precision": "bf16", "typing": "weak"}, {TRT_10}),
         ({"precision": "bf16", "typing": "strong"}, {TRT_10, TRT_11}),
         ({"precision": "fp16", "typing": "weak"}, {TRT_8, TRT_10}),
+        ({"quantization": "implicit", "precision": "int8", "typing": "weak"}, {TRT_8, TRT_10}),
+        ({"quantization": "implicit", "precision": "int8"}, {TRT_8, TRT_10}),
+        ({"quantization": "explicit", "precision": "int8", "typing": "weak"}, {TRT_8, TRT_10}),
+        ({"quantization": "explicit", "precision": "int8"}, {TRT_8, TRT_10, TRT_11}),
         ({"layer_precisions": [{"layers": "*", "precision": "fp32"}]}, {TRT_8, TRT_10}),
         ({"layer_precisions": [{"layers": "*", "precision": "bf16"}], "typing": "weak"}, {TRT_10}),
         ({"refit": True, "version_compatible": True, "exclude_lean_runtime": True}, {TRT_8, TRT_10, TRT_11}),
@@ -93,6 +107,15 @@ def test_all_that_a_version_lacks_is_said_at_once_with_those_that_have_it() -> N
     assert str(caught.value) == (
         "TensorRT 8.6.0 cannot honour strip_plan (TensorRT 10 or TensorRT 11 can) and precision: bf16"
         " (TensorRT 10 can);"
+        " use another version, or take the field out of the engine"
+    )
+
+
+def test_a_version_without_calibrators_names_those_that_have_them() -> None:
+    with pytest.raises(StageError) as caught:
+        check_fields(library(TRT_11), planned(TRT_11, precision="int8", quantization="implicit"))
+    assert str(caught.value) == (
+        "TensorRT 11.4.0 cannot honour quantization: implicit (TensorRT 8.6 or TensorRT 10 can);"
         " use another version, or take the field out of the engine"
     )
 
@@ -124,10 +147,36 @@ def test_a_guarded_function_refuses_another_library() -> None:
             {"layer_precisions": [{"layers": "a", "precision": "fp16"}], "precision_constraints": "prefer"},
             ("fp16", "prefer"),
         ),
+        ({"precision": "int8"}, ("int8", "fp16")),
+        ({"precision": "int8", "quantization": "explicit"}, ("int8", "fp16")),  # what has no quantizers may be fp16
+        ({"precision": "int8", "typing": "strong"}, ()),
     ],
 )
 def test_the_flags_of_a_weakly_typed_engine(fields: dict[str, Any], flags: tuple[str, ...]) -> None:
     assert precision_flags(options(TRT_10, **fields)) == flags
+
+
+@pytest.mark.parametrize(
+    ("generation", "fields", "quantization"),
+    [
+        (TRT_8, {"precision": "int8"}, "implicit"),
+        (TRT_8, {"precision": "int8", "quantization": "explicit"}, "explicit"),
+        (TRT_11, {"precision": "int8"}, "explicit"),
+        (RTX, {"precision": "fp8"}, "explicit"),
+        (TRT_8, {"precision": "fp16", "quantization": "implicit"}, "implicit"),
+        (TRT_8, {"precision": "fp16"}, None),
+    ],
+)
+def test_who_quantizes(generation: str, fields: dict[str, Any], quantization: str | None) -> None:
+    assert quantization_of(planned(generation, **fields)) == quantization
+
+
+def test_an_engine_that_its_builder_did_not_quantize_is_told_of_quantizers() -> None:
+    implicit = planned(TRT_8, precision="int8")
+    assert precision_hint(implicit).startswith("set quantization: explicit, as a builder ignores calibrated ranges")
+    for fields in ({"precision": "fp16"}, {"precision": "int8", "quantization": "explicit"}):
+        assert precision_hint(planned(TRT_10, **fields)).startswith("lower precision_share")
+    assert precision_hint(planned(TRT_11, precision="int8")).startswith("lower precision_share")
 
 
 @pytest.mark.parametrize(

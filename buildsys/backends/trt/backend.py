@@ -10,14 +10,24 @@ from buildsys.backends.trt import building, machine
 from buildsys.backends.trt.inspector import shortfall
 from buildsys.backends.trt.library import Library
 from buildsys.backends.trt.messages import log_of
-from buildsys.backends.trt.parsing import parse
+from buildsys.backends.trt.parsing import new_builder, parse
 from buildsys.backends.trt.plugins import load_plugins
 from buildsys.backends.trt.session import TensorRtSession, kernel_cache_file
-from buildsys.backends.trt.settings import check_fields, is_strong
+from buildsys.backends.trt.settings import check_fields, is_strong, quantization_of
 from buildsys.backends.trt.timing_cache import merge_timing_caches
 from buildsys.errors import StageError, Unavailable
 
 _PRECISION_HINT = "lower precision_share where that is what you want, or see docs/manifest.md, Typing"
+_IMPLICIT_HINT = (
+    "set quantization: explicit, as a builder ignores calibrated ranges where it fuses a network as a whole, such as a"
+    " transformer (docs/precision.md)"
+)
+
+
+def precision_hint(options: Options) -> str:
+    """Return what to do about an engine that came out in another precision than it was asked for."""
+    calibrated = options["precision"] == "int8" and quantization_of(options) == "implicit"
+    return _IMPLICIT_HINT if calibrated else _PRECISION_HINT
 
 
 class TensorRtBackend:
@@ -41,11 +51,9 @@ class TensorRtBackend:
         """Return every node that the parser refuses; several for unknown operators, else the first."""
         with log_of(self.library).collected():
             load_plugins(self.library, request.operators)
-            return [
-                node
-                for node in parse(self.library, request.onnx, strong=is_strong(request.options)).refused
-                if node.operator
-            ]
+            builder = new_builder(self.library)
+            parsed = parse(self.library, builder, request.onnx, strong=is_strong(request.options))
+            return [node for node in parsed.refused if node.operator]
 
     def build(self, request: BuildRequest) -> Figures:
         """Write the engine; return its settings, profiles, tensors and layers.
@@ -70,7 +78,7 @@ class TensorRtBackend:
             self.unload(session)
         problem = shortfall(options["precision"], facts.get("precision_shares", {}).get("layers", {}), least)
         if problem:
-            raise StageError(problem, _PRECISION_HINT)
+            raise StageError(problem, precision_hint(options))
         return facts
 
     def load(self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> TensorRtSession:

@@ -19,7 +19,7 @@ from buildsys.backends.trt.inspector import shortfall
 from buildsys.backends.trt.library import Library
 from buildsys.backends.trt.messages import Messages, log_of
 from buildsys.backends.trt.network import call_hook, io_facts, set_formats, set_layer_precisions
-from buildsys.backends.trt.parsing import Parsed, check_parsed, network_facts, parse
+from buildsys.backends.trt.parsing import Parsed, check_parsed, network_facts, new_builder, parse
 from buildsys.backends.trt.plugins import load_plugins
 from buildsys.backends.trt.profiles import Profile, check_against_graph, resolve_profiles
 from buildsys.backends.trt.settings import configure, is_strong, settings_in_force
@@ -50,7 +50,9 @@ def build(library: Library, request: BuildRequest) -> Figures:
     profiles = resolve_profiles(request.inputs, request.dims, options["profiles"])
     with log_of(library).collected() as messages:
         plugins = load_plugins(library, request.operators)
-        parsed = parse(library, request.onnx, strong=is_strong(options))
+        builder = new_builder(library)
+        phases.done("start")  # mostly TensorRT loading its kernels
+        parsed = parse(library, builder, request.onnx, strong=is_strong(options))
         check_parsed(library, request, parsed, messages)
         phases.done("parse")
         config = parsed.builder.create_builder_config()

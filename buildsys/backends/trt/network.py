@@ -106,14 +106,14 @@ def _io_tensors(network: Any) -> Iterator[Any]:
 
 
 def _computed_layers(library: Library, network: Any) -> list[Any]:
-    """Return the layers whose results have a type that can be chosen: none of constants, indices or shapes."""
+    """Return the layers whose results have a type that can be chosen: none of constants, quantizers or shapes."""
     kinds = library.trt.LayerType
     layers = [network.get_layer(index) for index in range(network.num_layers)]
     words = DTYPES.words(library)
     return [
         layer
         for layer in layers
-        if layer.type not in (kinds.CONSTANT, kinds.SHAPE)
+        if layer.type not in (kinds.CONSTANT, kinds.SHAPE, kinds.QUANTIZE, kinds.DEQUANTIZE)
         and layer.num_outputs
         and all(
             words[tensor.dtype] in _COMPUTED and not tensor.is_shape_tensor

@@ -39,9 +39,8 @@ class Parsed:
     accepted: bool
 
 
-def parse(library: Library, onnx: Path, *, strong: bool = True) -> Parsed:
+def parse(library: Library, builder: Any, onnx: Path, *, strong: bool = True) -> Parsed:
     """Parse a file; a parser on a temporary network would crash the process."""
-    builder = new_builder(library)
     network = adapter.create_network(library, builder, strong=strong)
     parser = library.trt.OnnxParser(network, log_of(library).logger)
     accepted = bool(parser.parse_from_file(str(onnx)))

@@ -26,6 +26,7 @@ _FLAG_FIELDS = {  # field of an engine -> flag
     "strip_plan": "strip_plan", "weight_streaming": "weight_streaming", "version_compatible": "version_compatible",
     "exclude_lean_runtime": "exclude_lean_runtime",
 }  # fmt: skip
+_QUANTIZED = ("int8", "fp8")
 _FALLBACK = {"int8": ("int8", "fp16")}  # what a precision allows beside fp32: where int8 has no kernel, fp16 has
 
 
@@ -46,6 +47,14 @@ def check_fields(library: Library, options: Options) -> None:
 def is_strong(options: Options) -> bool:
     """Tell whether the types of the graph are those of the engine; TensorRT-RTX has no field for it."""
     return bool(options.get("typing", "strong") == "strong")
+
+
+def quantization_of(options: Options) -> str | None:
+    """Return whether the builder of a quantized engine calibrates or the graph has quantizers; None for others."""
+    asked: str | None = options.get("quantization")
+    if asked is None and options["precision"] in _QUANTIZED:
+        return "explicit" if is_strong(options) else "implicit"
+    return asked
 
 
 def precision_flags(options: Options) -> tuple[str, ...]:
@@ -85,11 +94,13 @@ def configure(library: Library, builder: Any, config: Any, options: Options, mes
 
 def settings_in_force(library: Library, builder: Any, config: Any, options: Options) -> Figures:
     """Return the settings as TensorRT will use them, defaults included."""
+    quantization = quantization_of(options)
     sources = int(config.get_tactic_sources())
     capabilities = options.get("compute_capabilities")
     return {
         "precision": options["precision"],
         "typing": "strong" if is_strong(options) else "weak",
+        **({"quantization": quantization} if quantization else {}),
         **({"compute_capabilities": list(capabilities)} if capabilities else {}),
         "flags": {
             word: bool(config.get_flag(flag))

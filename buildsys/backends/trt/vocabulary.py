@@ -194,10 +194,11 @@ def unsupported_fields(library: Library, options: Mapping[str, Any]) -> list[tup
 
 def _asked_of_typing(options: Mapping[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
     precision, typing = options["precision"], options.get("typing", "strong")
+    implicit = [("quantization: implicit", UNTIL_10)] if options.get("quantization") == "implicit" else []
     if typing == "strong":
-        return [("typing: strong", SINCE_10)]
+        return [("typing: strong", SINCE_10), *implicit]
     narrow = [precision, *(entry["precision"] for entry in options.get("layer_precisions", ()))]
-    asked = [("typing: weak", UNTIL_10)]
+    asked = [("typing: weak", UNTIL_10), *implicit]
     return asked + [
         (f"precision: {name}", PRECISION_FLAGS.members[name].generations) for name in narrow if name != "fp32"
     ]

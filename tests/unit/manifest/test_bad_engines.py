@@ -36,6 +36,41 @@ NET = "configs/models/net.yaml"
             "engines.0.layer_precisions: a strongly typed engine has the types of the graph, layer by layer; "
             "remove it, or set typing: weak",
         ),
+        ("quantization: explicit_", "engines.0.quantization: "),
+        (
+            "precision: fp16, quantization: explicit",
+            "engines.0.quantization: only graphs of int8 and fp8 have quantizers, and the engine's precision is fp16; "
+            "set precision: int8, or leave it out",
+        ),
+        (
+            "quantization: explicit",
+            "engines.0.quantization: only graphs of int8 and fp8 have quantizers, and the engine's",
+        ),
+        (
+            "precision: int8, quantization: implicit, typing: strong",
+            "engines.0.quantization: a strongly typed engine has the types of the graph, and its builder calibrates "
+            "nothing; set typing: weak, or quantization: explicit",
+        ),
+        (
+            "precision: fp8, quantization: implicit",
+            "engines.0.quantization: builders calibrate int8 alone, and the engine's precision is fp8; "
+            "set quantization: explicit, or leave it out",
+        ),
+        (
+            "precision: fp16, quantization: implicit, layer_precisions: [{layers: a, precision: fp32}]",
+            "engines.0.quantization: builders calibrate int8 alone, and the engine's precision is fp16; "
+            "set precision: int8, or leave it out",
+        ),
+        (
+            "precision: int8, quantization: explicit, layer_precisions: [{layers: a, precision: int8}]",
+            "engines.0.layer_precisions.0.precision: the quantizers of the graph say which layers are in int8; "
+            "remove it, and choose layers with quantize.exclude and quantize.operators",
+        ),
+        (
+            "precision: fp16, quantization: implicit, layer_precisions: [{layers: a, precision: int8}]",
+            "engines.0.quantization: a builder that calibrates needs calibration data, and the model has no section "
+            "calibration; add calibration: {data: {x: {",
+        ),
         ("layer_precisions: [{layers: '', precision: fp32}]", "engines.0.layer_precisions.0.layers: "),
         ("layer_precisions: [{layers: a, precision: half}]", "engines.0.layer_precisions.0.precision: "),
         (

@@ -68,6 +68,12 @@ CASES = [
         f"calibration: {{{DATA}, algorithm: percentile}}",
         "calibration.algorithm: TensorRT's own calibrators are entropy and minmax, and the engine e uses one",
     ),
+    (
+        "engines: [{backend: tensorrt, name: e, precision: int8, quantization: implicit}]\n"
+        f"calibration: {{{DATA}, algorithm: percentile}}",
+        "calibration.algorithm: TensorRT's own calibrators are entropy and minmax, and the engine e uses one; "
+        "use one of these, or quantization: explicit for the engine",
+    ),
     ("convert: {tool: modelopt}", 'convert.tool: "modelopt" is not allowed here; one of: builtin, autocast'),
 ]
 
@@ -84,6 +90,15 @@ def test_a_batch_size_needs_a_dimension_to_set(project):
     file.write_text(file.read_text().replace("[batch, 3", "[1, 3").replace("dims: {batch", "# dims: {batch"))
     [error] = project.errors()
     assert "batch_size: the first dimension of the input x is 1, and cannot be set; remove it: a batch" in error
+
+
+@pytest.mark.parametrize("fields", ["quantization: explicit, typing: weak", "quantization: explicit", "typing: strong"])
+def test_explicit_quantizers_take_any_algorithm(project, fields):
+    project.model(
+        f"engines: [{{backend: tensorrt, name: e, precision: int8, {fields}}}]\n"
+        f"calibration: {{{DATA}, algorithm: percentile}}"
+    )
+    assert project.load().models["net"].data["calibration"]["algorithm"] == "percentile"
 
 
 def test_two_engines_that_stumble_over_one_field_are_one_mistake(project):

@@ -1,0 +1,72 @@
+"""Protocol buffers as they lie in a file, for interpreters that have no library for them. Standard library only.
+
+Source: Protocol Buffers documentation, "Encoding".
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+_VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5
+_LARGEST_SHIFT = 63
+Content = mmap.mmap | bytes
+
+
+class Field(NamedTuple):
+    """A field that has bytes: its number, and where they begin and end."""
+
+    number: int
+    start: int
+    stop: int
+
+
+@contextmanager
+def opened(path: str | Path) -> Iterator[Content]:
+    """Give the content of a file without reading it; b"" of an empty one. Raises: OSError."""
+    with open(path, "rb") as file:  # noqa: PTH123 - often a string here
+        try:
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError:  # an empty file
+            yield b""
+            return
+        with content:
+            yield content
+
+
+def byte_fields(content: Content, start: int, stop: int) -> Iterator[Field]:
+    """Yield the fields of a message that have bytes; these are not touched.
+
+    Raises: ValueError, IndexError: this is no such message, or it is cut short.
+    """
+    while start < stop:
+        tag, start = _varint(content, start)
+        kind = tag & 7
+        if kind == _BYTES:
+            size, start = _varint(content, start)
+            if start + size > stop:
+                raise ValueError("a field is longer than its message")
+            yield Field(tag >> 3, start, start + size)
+            start += size
+        elif kind == _VARINT:
+            _, start = _varint(content, start)
+        elif kind in (_FIXED_64, _FIXED_32):
+            start += 8 if kind == _FIXED_64 else 4
+        else:
+            raise ValueError(f"there is no wire type {kind}")
+
+
+def _varint(content: Content, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = content[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+        if shift > _LARGEST_SHIFT:
+            raise ValueError("a number has no end")
