@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,6 +18,11 @@ settings.load_profile("buildsys")
 os.environ["BUILDSYS_WORKER_IDLE"] = "0"
 
 
+# what a shell starts in the background ignores it, and so would all that the tests start and interrupt
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Let benchmarks in other processes of the tests go on: their figures are not looked at."""
     folder = tempfile.TemporaryDirectory(prefix="buildsys-tests-")
@@ -24,9 +30,14 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["BUILDSYS_MACHINE_LOCK"] = folder.name
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep each file in one of the processes that run the tests, where its fixtures are, and a GPU in one of them."""
-    for item in items:
-        on_gpu = item.get_closest_marker("gpu") is not None
-        item.add_marker(pytest.mark.xdist_group("gpu" if on_gpu else str(Path(item.path).name)))
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "tests/gpu" if file.startswith("tests/gpu/") else file
+
+    return ByFile(config, log)

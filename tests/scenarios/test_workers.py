@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -470,15 +471,20 @@ def test_a_server_survives_the_thread_that_started_it(bench: Bench) -> None:
     assert bench.server_pid() == pids[0]
 
 
-def _orchestrator(project: Path, do: str, mode: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+@contextmanager
+def _orchestrator(project: Path, do: str, mode: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
         [sys.executable, "-c", ORCHESTRATOR, str(project), do, mode],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(project)))},
         text=True,
         start_new_session=True,
-    )
+    ) as orchestrator:
+        try:
+            yield orchestrator
+        finally:
+            orchestrator.kill()  # or a failed test would wait for it
 
 
 def _use_slow_library(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
