@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -254,7 +255,8 @@ def damage(root: Path, how: str, number: int) -> None:
 @example(first=PLAIN | {"engines": ["ort", "half"], "data": {"npz": "data/x.npz"}}, steps=EACH_ALONE + DAMAGE)
 def test_building_step_by_step_gives_what_a_clean_build_gives(first: World, steps: list[list[tuple[str, Any]]]) -> None:
     folder = Path(tempfile.mkdtemp(prefix="buildsys-property-"))
-    os.environ["BUILDSYS_MACHINE_LOCK"] = str(folder)  # nobody else's benchmarks are waited for
+    patch = pytest.MonkeyPatch()
+    patch.setenv("BUILDSYS_MACHINE_LOCK", str(folder))  # nobody else's benchmarks are waited for
     try:
         root, model = folder / "project", Model(folder / "project")
         world, past = dict(first), [dict(first)]
@@ -277,5 +279,5 @@ def test_building_step_by_step_gives_what_a_clean_build_gives(first: World, step
             assert build(clean, world)[0] == keys
             assert outputs(clean, world) == outputs(root, world)
     finally:
-        del os.environ["BUILDSYS_MACHINE_LOCK"]
+        patch.undo()
         shutil.rmtree(folder)
