@@ -97,7 +97,7 @@ class StateDb:
                     connection.execute(statement, values)
 
         with self._guard:
-            if self._frozen is not None or (self._connection is not None and _inode(self.path) != self._inode):
+            if self._frozen is not None or (self._connection is not None and not self._is_there()):
                 self.close()  # the file was deleted: what is written to it now would vanish with this process
             self._attempt(transaction)
 
@@ -156,7 +156,7 @@ class StateDb:
     def _recover(self, error: sqlite3.DatabaseError) -> None:
         """Make the next open succeed, or raise what the user can do."""
         self.close()
-        if _inode(self.path) != self._inode:
+        if not self._is_there():
             return  # deleted or replaced behind our back: opening it again is all it takes
         damaged = type(error) is sqlite3.DatabaseError or str(error).startswith("no such table")
         if not damaged:
@@ -164,6 +164,11 @@ class StateDb:
         with self._alone():
             if _inode(self.path) == self._inode:  # else another process was faster
                 self._set_aside(str(error))
+
+    def _is_there(self) -> bool:
+        """Tell whether the file that was opened is still at its path."""
+        inode = _inode(self.path)
+        return inode != 0 and inode == self._inode  # 0: it was deleted, perhaps while it was opened
 
     def _set_aside(self, problem: str) -> None:
         suffix = f".broken-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"

@@ -72,6 +72,25 @@ def test_a_deleted_file_is_made_again(db: StateDb, warnings_given: list[str]) ->
     assert warnings_given == []
 
 
+def test_a_file_that_is_deleted_while_it_is_opened_is_made_again(
+    db: StateDb, monkeypatch: pytest.MonkeyPatch, warnings_given: list[str]
+) -> None:
+    prepare = StateDb._prepare
+
+    def prepare_and_lose(self: StateDb, connection: sqlite3.Connection) -> None:
+        prepare(self, connection)
+        for path in list(self.path.parent.iterdir()):
+            path.unlink()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StateDb, "_prepare", prepare_and_lose)
+        db.write([(INSERT, ("lost", "t"))])
+    db.write([(INSERT, ("a", "t"))])
+    db.write([(INSERT, ("b", "t"))])
+    assert StateDb(db.path).read("SELECT path FROM owned") == [("a",), ("b",)]
+    assert warnings_given == []
+
+
 def test_a_state_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file where the folder belongs")
     with pytest.raises(StageError, match=r"cannot use the build state .*state\.db.*writable"):
