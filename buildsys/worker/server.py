@@ -183,15 +183,16 @@ class Server:
             hint = f"full log: {message['server_log']}"
             _tell(fate, {"event": "refused", "error": error_to_json(StageError(problem, hint))})
             fate.close()
-        else:
-            timeout_s = message["timeout_s"]
-            stop_at = None if timeout_s is None else time.monotonic() + timeout_s
-            self._running[pid] = job = _Running(pid, connection, fate, stop_at)
-            self._selector.register(fate, selectors.EVENT_READ, job)
-            _tell(fate, {"event": "started", "pid": pid})  # before the child can say anything
-            self._forker.hand_over(message, events)
-            self._note_use()
-        os.close(events)
+            os.close(events)
+            return
+        timeout_s = message["timeout_s"]
+        stop_at = None if timeout_s is None else time.monotonic() + timeout_s
+        self._running[pid] = job = _Running(pid, connection, fate, stop_at)
+        self._selector.register(fate, selectors.EVENT_READ, job)
+        _tell(fate, {"event": "started", "pid": pid})  # before the child can say anything
+        self._forker.hand_over(message, events)
+        os.close(events)  # at once: while it is open here, nobody learns of the child's end should this process hang
+        self._note_use()
 
     def _waiting_child(self, preload: Iterable[str]) -> int:
         late = [name for name in preload if name not in self._loaded_late]
