@@ -187,3 +187,9 @@ class Backend(Protocol):
     def device(self, options: Options) -> Figures:
         """Return the facts of the device that an engine with these options runs on; never raises."""
         ...
+
+
+def uses_tf32(options: Options) -> bool:
+    """Tell whether an fp32 engine of TensorRT multiplies in TF32, which it does unless it is told not to."""
+    chosen = options.get("tf32", (options.get("flags") or {}).get("tf32"))
+    return True if chosen is None else bool(chosen)

@@ -14,8 +14,9 @@ from buildsys.graph.action import Action
 from buildsys.report.failure import Shortfall, report_failure
 from buildsys.report.markdown import is_of_a_failure, render
 from buildsys.report.model import Report, as_json
-from buildsys.store.ledger import utc_now
-from buildsys.worker.job import RESULT_SCHEMA
+from buildsys.store.ledger import FAILED, utc_now
+from buildsys.worker.job import StageResult
+from buildsys.worker.result import result_text
 
 KEPT = "last_passed"  # the name, without its ending, of the report of the last pass
 
@@ -72,20 +73,14 @@ def _report(session: Session, action: Action, short: Mapping[str, Shortfall], *,
 
 
 def _json(action: Action, report: Report) -> str:
-    header = {
-        "schema": RESULT_SCHEMA,
-        "target": action.target,
-        "stage": action.stage,
-        "model": action.model,
-        "variant": action.variant,
-        "status": "failed",
-        "reason": report.verdict.text,
-        "hint": f"`doit explain build:{action.model}` tells what is not up to date, and why",
-        "started": utc_now(),
-        "seconds": 0.0,
-        "toolchain": {"python": platform.python_version()},
-    }
-    return json.dumps({**header, **as_json(report)}, ensure_ascii=False, indent=2) + "\n"
+    hint = f"`doit explain build:{action.model}` tells what is not up to date, and why"
+    return result_text(
+        action,
+        StageResult(FAILED, report.verdict.text, hint, as_json(report)),
+        started=utc_now(),
+        measured={"seconds": 0.0},
+        toolchain={"python": platform.python_version()},
+    )
 
 
 def _kept(build: Path, action: Action) -> Iterator[tuple[str, bytes]]:
@@ -114,4 +109,4 @@ def _tells_of_a_failure(suffix: str, content: bytes) -> bool:
         found = json.loads(content)
     except ValueError:
         return False
-    return isinstance(found, dict) and found.get("status") == "failed"
+    return isinstance(found, dict) and found.get("status") == FAILED

@@ -9,8 +9,7 @@ from typing import Any
 from buildsys.front.session import Session
 from buildsys.graph.explain import FRESH, UPSTREAM, Explanation, Facts, explain
 from buildsys.report.failure import Shortfall
-
-_PASSED = "passed"
+from buildsys.report.results import FAILED, PASSED
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ def look_at(session: Session, model: str) -> Present:
 def _failure(session: Session, facts: Facts, explained: Explanation) -> str | None:
     """Return why a target failed in this run, or in an earlier one on the same inputs; None: it did not."""
     finished = session.finished.get(facts.target)
-    if finished is not None and finished.status == "failed":
+    if finished is not None and finished.status == FAILED:
         return finished.reason
     behind = any(reason.kind == UPSTREAM for reason in explained.reasons)
     return facts.failure if facts.failed_as_is and not behind else None
@@ -53,5 +52,5 @@ def _why_not(session: Session, target: str, failed: Mapping[str, str]) -> str:
 def _left(session: Session, short: Mapping[str, Shortfall]) -> Iterator[tuple[str, str]]:
     for target in short:
         result: Mapping[str, Any] = session.result(target)
-        if result.get("status") == _PASSED:
+        if result.get("status") == PASSED:
             yield target, str(result.get("started") or "")

@@ -41,8 +41,9 @@ def _present(result: Result, short: Shortfall | None) -> Result:
 
 
 def _verdict(found: Verdict, short: Mapping[str, Shortfall], targets: int) -> Verdict:
-    failed = [f"{target}: {one.reason}" for target, one in short.items() if one.failed]
-    if found.status == FAILED or not failed:
-        stale = Verdict("stale", f"STALE: {len(short)} of {targets} targets were not brought up to date")
-        return found if found.status == FAILED else stale
-    return Verdict("failed", f"FAILED: {failed[0]}")  # the report itself
+    if found.status == FAILED:
+        return found
+    for target, one in short.items():
+        if one.failed:  # the report itself
+            return Verdict(FAILED, f"FAILED: {target}: {one.reason}")
+    return Verdict(STALE, f"STALE: {len(short)} of {targets} targets were not brought up to date")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.backends import load_backend
-from buildsys.backends.base import Session
+from buildsys.backends.base import Session, uses_tf32
 from buildsys.compare import Comparison, compare
 from buildsys.errors import StageError, Unavailable
 from buildsys.operators.implementation import implementation_of
@@ -203,11 +203,10 @@ def _hint(job: Job, checks: _Checks) -> str:
 
 def without_tf32(options: Mapping[str, Any]) -> str:
     """Return how the manifest keeps an engine from multiplying in TF32; "" where it does not do that."""
-    if options["precision"] != "fp32" or not options["backend"].startswith("tensorrt"):
+    of_tensorrt = options["precision"] == "fp32" and options["backend"].startswith("tensorrt")
+    if not of_tensorrt or not uses_tf32(options):
         return ""
-    if "tf32" in options:
-        return "tf32: false" if options["tf32"] else ""
-    return "" if options.get("flags", {}).get("tf32") is False else "flags: {tf32: false}"
+    return "tf32: false" if "tf32" in options else "flags: {tf32: false}"
 
 
 def _may_be_tf32(checks: _Checks) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from buildsys.backends.base import uses_tf32
 from buildsys.backends.cuda_driver import Device, Stream
 from buildsys.backends.gpu_loop import GpuContender, GpuTiming, Slot
 from buildsys.errors import Unavailable
@@ -42,7 +43,7 @@ class TorchNetwork:
         self._on_gpu = kind == "gpu"
         self._device = torch.device("cuda" if self._on_gpu else "cpu")
         self._precision = job.options["bench"].get("precision", "fp32")
-        self._tf32 = _uses_tf32(job.options["engine"])
+        self._tf32 = uses_tf32(job.options["engine"])
         self._progress = job.progress
         self._network = _in_precision(make_network(job.options["network"], job.project), self._device, self._precision)
         self._stack = ExitStack()
@@ -173,12 +174,6 @@ def _in_precision(network: Network, device: torch.device, precision: str) -> Net
     if dtype is not None:
         network.module.to(dtype=dtype).to(memory_format=torch.channels_last)
     return network
-
-
-def _uses_tf32(engine: Mapping[str, Any]) -> bool:
-    """Tell whether an fp32 engine computes in TF32, which TensorRT does unless it is told not to."""
-    chosen = engine.get("tf32", (engine.get("flags") or {}).get("tf32"))
-    return True if chosen is None else bool(chosen)
 
 
 def _leaves(result: Any) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ import platform
 import sys
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 from buildsys.worker.job import RESULT_SCHEMA, Job, StageResult
 from buildsys.worker.profiles import toolchain_of
@@ -44,22 +44,47 @@ def write_result(
 
     Raises: TypeError, ValueError: a figure is not JSON; nothing is written.
     """
+    text = result_text(
+        job,
+        result,
+        started=started.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        measured={"seconds": seconds, "peak_rss_mib": peak_rss_mib},
+        toolchain={**_toolchain_name(job), **(loaded_versions() if versions is None else versions)},
+    )
+    job.outputs["result"].write_text(text, encoding="utf-8")
+
+
+class Named(Protocol):
+    """What has the names of a target: an action or its job."""
+
+    @property
+    def target(self) -> str: ...  # noqa: D102
+    @property
+    def stage(self) -> str: ...  # noqa: D102
+    @property
+    def model(self) -> str: ...  # noqa: D102
+    @property
+    def variant(self) -> str: ...  # noqa: D102
+
+
+def result_text(
+    of: Named, result: StageResult, *, started: str, measured: Mapping[str, float], toolchain: Mapping[str, str]
+) -> str:
+    """Return the content of a result file. ``started`` is ISO 8601. Raises: TypeError, ValueError: as above."""
     header = {
         "schema": RESULT_SCHEMA,
-        "target": job.target,
-        "stage": job.stage,
-        "model": job.model,
-        "variant": job.variant,
+        "target": of.target,
+        "stage": of.stage,
+        "model": of.model,
+        "variant": of.variant,
         "status": result.status,
         "reason": result.reason,
         "hint": result.hint,
-        "started": started.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        "seconds": seconds,
-        "peak_rss_mib": peak_rss_mib,
-        "toolchain": {**_toolchain_name(job), **(loaded_versions() if versions is None else versions)},
+        "started": started,
+        **measured,
+        "toolchain": toolchain,
     }
-    text = as_text({**header, **result.figures})
-    job.outputs["result"].write_text(text, encoding="utf-8")
+    return as_text({**header, **result.figures})
 
 
 def as_text(figures: Mapping[str, Any]) -> str:

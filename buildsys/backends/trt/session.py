@@ -224,8 +224,9 @@ class TensorRtSession:
     def _execute(self) -> None:
         with self._device.current(), self._log.collected() as messages:
             if not self._context.execute_async_v3(self._device.stream):
-                for failure in (out.failure for out in self._value_shaped.values() if out.failure):
-                    raise failure
+                for output in self._value_shaped.values():
+                    if output.failure:
+                        raise output.failure
                 raise StageError(f"the engine did not run: {messages.sentence('TensorRT gives no reason')}")
             self._device.synchronize()
 
