@@ -22,6 +22,8 @@ from buildsys.worker.job import Job
 from buildsys.worker.pool import JobReply
 
 EXPORT, ENGINE, BENCH, REPORT = "export:m", "engine:m:e", "bench:m:e", "report:m"
+ALL = [EXPORT, ENGINE, BENCH, REPORT]
+MODEL = "m/export/model.onnx"
 
 
 def make_project(root: Path) -> Path:
@@ -187,6 +189,22 @@ def kill_after_first_rename(executor: Executor) -> None:
         return done
 
     Path.replace = replace_and_die  # type: ignore[method-assign,assignment]
+
+
+def order(root: Path, target: str, *words: str) -> None:
+    """Tell a stage to do something else as well."""
+    (root / f"do-{target}").write_text(" ".join(words))
+
+
+def published(root: Path) -> dict[str, str]:
+    build_folder = root / "build"
+    files = (path for path in build_folder.rglob("*") if path.is_file() and path.suffix != ".log")
+    return {path.relative_to(build_folder).as_posix(): path.read_text() for path in files}
+
+
+def stale(root: Path, graph: Any = None) -> list[str]:
+    executor, _ = make_executor(root, graph)
+    return [target for target in graph or actions() if not executor.is_fresh(target)]
 
 
 if __name__ == "__main__":

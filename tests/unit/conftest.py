@@ -1,0 +1,20 @@
+"""What unit tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tiny_project import make_project
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give the folder of a tiny project, in which nothing may stay half done."""
+    monkeypatch.setenv("BUILDSYS_MACHINE_LOCK", str(tmp_path / "machine"))
+    monkeypatch.delenv("BUILDSYS_STRICT", raising=False)
+    folder = make_project(tmp_path / "project")
+    yield folder
+    left = folder / "build" / ".tmp"
+    assert not left.exists() or list(left.iterdir()) == []
