@@ -24,6 +24,7 @@ from buildsys.operators.implementation import Implementation, implementation_of
 from buildsys.quantization.batches import load_batches
 from buildsys.quantization.inner_tensors import InnerTensors
 from buildsys.quantization.insertion import GRIDS, insert_quantizers, limits_of
+from buildsys.quantization.kernel_shapes import state_kernel_shapes
 from buildsys.quantization.losses import Loss, largest_losses
 from buildsys.quantization.ranges import load_ranges
 from buildsys.quantization.selection import HEAVY, Selection, named_nodes, select_nodes
@@ -142,6 +143,7 @@ def _quantized(
             f"{precision} needs opset {version}, and the graph has {opsets(original)['ai.onnx']}: {why}",
             f"set export.opset to {version} or more",
         )
+    state_kernel_shapes(model)
     limits = limits_of(ranges, precision, algorithm or options["algorithm"])
     wanted = {"per_channel": options["per_channel"], "outputs": options["outputs"]}
     if options["tool"] == "modelopt":
