@@ -305,6 +305,8 @@ def test_a_graph_without_the_precision_that_was_asked_for_fails_with_the_figure(
         build(tmp_path, conv_bn(), precision="fp16")
     assert str(caught.value).startswith("model m: the engine was asked for fp16 and none of its layers is in float16: ")
     assert not (tmp_path / "engine.engine").exists()
+    facts = build(tmp_path, conv_bn(), precision="fp16", precision_share=0)  # which asks for no share
+    assert "float16" not in facts["precision_shares"]["layers"]
 
 
 def test_what_was_looked_at_is_told(tmp_path: Path) -> None:

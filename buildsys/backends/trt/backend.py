@@ -77,7 +77,7 @@ class TensorRtBackend:
         finally:
             self.unload(session)
         problem = shortfall(options["precision"], facts.get("precision_shares", {}).get("layers", {}), least)
-        if problem:
+        if problem and least:  # 0: the user wants it anyway
             raise StageError(problem, precision_hint(options))
         return facts
 

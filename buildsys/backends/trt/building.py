@@ -124,7 +124,7 @@ def _build(library: Library, request: BuildRequest, parsed: Parsed, config: Any,
 
 def _check_typed(request: BuildRequest, shares: dict[str, float]) -> None:
     """Check that a strongly typed network has the precision that was asked for: its engine has the same types."""
-    if is_strong(request.options):
+    if is_strong(request.options) and request.options["precision_share"]:  # 0: the user wants it anyway
         problem = shortfall(request.options["precision"], shares, 0.0)
         if problem:
             request.engine.unlink(missing_ok=True)
