@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, checker
+from onnx.external_data_helper import ExternalDataInfo
 
 from buildsys.errors import StageError
 from buildsys.writeback import start_writeback
@@ -22,7 +24,9 @@ ONE_MESSAGE_LIMIT = 1_500_000_000  # bytes; protobuf ends at 2 GiB and libraries
 # leaves them alone. On 500 MB that is 0.4 s instead of 1.5 s per session, and nothing instead of 0.8 s per check.
 INLINE_LIMIT = 64 * 2**20  # bytes
 _EXTERNAL_FROM = 1024  # bytes; shapes and other small constants stay where shape inference sees them
+_COPIED_BYTES = 1 << 20  # at a time
 _ALIGNMENT = 4096  # bytes; a page, so that a tensor can be mapped
+WeightsOf = Path | Mapping[str, bytes]
 _DTYPE_NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
 
 
@@ -37,34 +41,70 @@ def load_model(path: Path, *, external_data: bool = True) -> ModelProto:
         raise StageError(f"{path.name} cannot be read as ONNX: {first_line(error)}") from error
 
 
-def save_model(model: ModelProto, path: Path, *, inline_limit: int = INLINE_LIMIT) -> None:
+def save_model(
+    model: ModelProto, path: Path, *, inline_limit: int = INLINE_LIMIT, weights_of: WeightsOf | None = None
+) -> None:
     """Write a model so that equal models give equal bytes; weights go to one file beside it when large.
 
-    The weights that go there leave ``model``. A model whose weights already lie in ``path``'s external data is
-    written without touching them.
+    The weights that go there leave ``model``. Those that are outside of it are taken from ``weights_of``: the file
+    whose external data has them, or their contents by name. Without that they are in ``path``'s external data
+    already, and stay there.
     """
-    if not any(tensor.data_location == TensorProto.EXTERNAL for tensor in tensors_of(model)):
+    if weights_of is not None or not any(map(_is_outside, tensors_of(model))):
         _data_path(path).unlink(missing_ok=True)
-        sizes = [(tensor, len(tensor.raw_data)) for tensor in tensors_of(model)]  # each look at the bytes copies them
-        large = [tensor for tensor, size in sizes if size >= _EXTERNAL_FROM]
-        if large and sum(size for _, size in sizes) > inline_limit:
-            _move_weights(large, _data_path(path))
+        # each look at the bytes of a tensor copies them
+        sizes = [(tensor, outside_bytes(tensor, weights_of) or len(tensor.raw_data)) for tensor in tensors_of(model)]
+        limit = _EXTERNAL_FROM if sum(size for _, size in sizes) > inline_limit else math.inf
+        for tensor in (tensor for tensor, size in sizes if size < limit and _is_outside(tensor)):
+            tensor.raw_data = b"".join(_pieces(tensor, weights_of))
+            tensor.ClearField("external_data")
+            tensor.ClearField("data_location")
+        apart = [tensor for tensor, size in sizes if size >= limit]
+        if apart:
+            _write_apart(apart, _data_path(path), weights_of)
             start_writeback(_data_path(path))
     path.write_bytes(model.SerializeToString(deterministic=True))
     start_writeback(path)
 
 
-def _move_weights(tensors: Iterable[TensorProto], data: Path) -> None:
+def _write_apart(tensors: Iterable[TensorProto], data: Path, weights_of: WeightsOf | None) -> None:
     with data.open("wb") as stream:
         for tensor in tensors:
             stream.seek(-stream.tell() % _ALIGNMENT, os.SEEK_CUR)
-            content = tensor.raw_data
-            place = {"location": data.name, "offset": str(stream.tell()), "length": str(len(content))}
-            stream.write(content)
+            offset = stream.tell()
+            stream.writelines(_pieces(tensor, weights_of))
+            place = {"location": data.name, "offset": str(offset), "length": str(stream.tell() - offset)}
             tensor.ClearField("raw_data")
+            tensor.ClearField("external_data")
             tensor.data_location = TensorProto.EXTERNAL
             for key, value in place.items():
                 tensor.external_data.add(key=key, value=value)
+
+
+def _is_outside(tensor: TensorProto) -> bool:
+    return bool(tensor.data_location == TensorProto.EXTERNAL)
+
+
+def _pieces(tensor: TensorProto, weights_of: WeightsOf | None) -> Iterator[bytes]:
+    """Yield the contents of a tensor, wherever they are."""
+    if not _is_outside(tensor):
+        yield tensor.raw_data
+    elif isinstance(weights_of, Mapping):
+        yield weights_of[tensor.name]
+    elif weights_of is not None:
+        yield from _pieces_of_file(ExternalDataInfo(tensor), weights_of.parent, tensor.name)
+
+
+def _pieces_of_file(place: ExternalDataInfo, folder: Path, name: str) -> Iterator[bytes]:
+    left = place.length or 0
+    with (folder / place.location).open("rb", buffering=0) as source:
+        source.seek(place.offset or 0)
+        while left:
+            piece = source.read(min(left, _COPIED_BYTES))
+            if not piece:
+                raise StageError(f"{place.location} ends before the weights that {name} has there")
+            yield piece
+            left -= len(piece)
 
 
 def copy_model(source: Path, target: Path) -> None:
@@ -175,6 +215,13 @@ def file_bytes(path: Path) -> int:
     """Return the size of an ONNX file with its external data."""
     data = _data_path(path)
     return path.stat().st_size + (data.stat().st_size if data.exists() else 0)
+
+
+def outside_bytes(tensor: TensorProto, weights_of: WeightsOf | None = None) -> int:
+    """Return how many bytes of a tensor are outside of the model, in external data or in ``weights_of``."""
+    if not _is_outside(tensor):
+        return 0
+    return len(weights_of[tensor.name]) if isinstance(weights_of, Mapping) else ExternalDataInfo(tensor).length or 0
 
 
 def first_line(error: BaseException) -> str:

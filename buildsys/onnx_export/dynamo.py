@@ -23,8 +23,8 @@ _TIME_STAMP = re.compile(r"_\d{4}-\d{2}-\d{2}_\d{2}-\d{2}-\d{2}-\d+")
 _MISMATCH = ("has a large absolute difference", "has a large relative difference", "fails ONNX checker")
 
 
-def export_dynamo(request: ExportRequest) -> onnx.ModelProto:
-    """Capture and translate; returns the model with its weights in memory.
+def export_dynamo(request: ExportRequest) -> tuple[onnx.ModelProto, dict[str, bytes]]:
+    """Capture and translate; returns the model, and no contents of initializers, which are all in it.
 
     Reports of the exporter are left beside the model.
     Raises: CheckFailed: ``verify`` was asked for and did not hold.
@@ -39,7 +39,7 @@ def export_dynamo(request: ExportRequest) -> onnx.ModelProto:
         if request.options["verify"] and mismatches:
             raise CheckFailed(f"export.verify: {mismatches[0]}")
         _warn_again(said)
-        return load_model(file)
+        return load_model(file), {}
 
 
 def _export(request: ExportRequest, file: Path) -> None:

@@ -25,26 +25,31 @@ _PASSED_ON = (
     "custom_opsets",
     "autograd_inlining",
 )
-_STRIPS_DOC_STRINGS = 5  # its place among the arguments of torch._C.Graph._export_onnx
+_DEFERS_WEIGHTS, _STRIPS_DOC_STRINGS = 3, 5  # their places among the arguments of torch._C.Graph._export_onnx
 _TRAINING_MODES = {"eval": "EVAL", "preserve": "PRESERVE", "train": "TRAINING"}
 
 
-def export_torchscript(request: ExportRequest) -> onnx.ModelProto:
-    """Trace and translate; returns the model with its weights in memory."""
+def export_torchscript(request: ExportRequest) -> tuple[onnx.ModelProto, dict[str, bytes]]:
+    """Trace and translate; returns the model, and the contents of the initializers that are not in it."""
     if request.weight_bytes < ONE_MESSAGE_LIMIT:
-        stream = io.BytesIO()
-        _export(request, stream)
-        return _settled(onnx.load_model_from_string(stream.getvalue()), request)
+        stream, weights = io.BytesIO(), dict[str, bytes]()
+        _export(request, stream, weights)
+        model = onnx.load_model_from_string(stream.getvalue())
+        for tensor in model.graph.initializer:
+            if tensor.name in weights:
+                tensor.ClearField("raw_data")
+                tensor.data_location = onnx.TensorProto.EXTERNAL
+        return _settled(model, request), weights
     # above 2 GB the exporter leaves one file per tensor beside the model: they are gathered later
     with tempfile.TemporaryDirectory(dir=request.path.parent) as folder:
         file = Path(folder) / request.path.name
-        _export(request, str(file))
-        return _settled(load_model(file), request)
+        _export(request, str(file), None)
+        return _settled(load_model(file), request), {}
 
 
-def _export(request: ExportRequest, file: str | io.BytesIO) -> None:
+def _export(request: ExportRequest, file: str | io.BytesIO, weights: dict[str, bytes] | None) -> None:
     dynamic = {**request.dynamic_inputs, **request.dynamic_outputs}
-    with _keeping_source_lines():
+    with _translating_as_wanted(weights):
         torch.onnx.export(
             request.module,
             request.arguments,
@@ -61,10 +66,12 @@ def _export(request: ExportRequest, file: str | io.BytesIO) -> None:
 
 
 @contextmanager
-def _keeping_source_lines() -> Iterator[None]:
-    """Let the exporter write into each node's doc string where it comes from, as it does with ``verbose``.
+def _translating_as_wanted(weights: dict[str, bytes] | None) -> Iterator[None]:
+    """Change what torch asks of its own translation into ONNX, in two things that it gives nobody to choose.
 
-    With that it would print the whole graph as well. Where torch has no such place any more, no line is known.
+    Each node's doc string says where it comes from, as with ``verbose``, which would print the whole graph as well.
+    And weights come beside the graph, into ``weights``: as a part of it they are copied four times until they can
+    be written. Where torch has no such place any more, no line is known, and weights stay in the graph.
     """
     kind: Any = torch._C.Graph
     original = getattr(kind, "_export_onnx", None)
@@ -73,9 +80,15 @@ def _keeping_source_lines() -> Iterator[None]:
         return
 
     def export_onnx(graph: Any, *arguments: Any) -> Any:
-        strips = len(arguments) > _STRIPS_DOC_STRINGS and arguments[_STRIPS_DOC_STRINGS] is True
-        before, after = arguments[:_STRIPS_DOC_STRINGS], arguments[_STRIPS_DOC_STRINGS + 1 :]
-        return original(graph, *before, False, *after) if strips else original(graph, *arguments)
+        wanted = list(arguments)
+        if len(wanted) > _STRIPS_DOC_STRINGS and wanted[_STRIPS_DOC_STRINGS] is True:
+            wanted[_STRIPS_DOC_STRINGS] = False
+        if weights is None or len(wanted) <= _DEFERS_WEIGHTS or wanted[_DEFERS_WEIGHTS] is not False:
+            return original(graph, *wanted)
+        wanted[_DEFERS_WEIGHTS] = True
+        proto, contents, *rest = original(graph, *wanted)
+        weights.update(contents)
+        return proto, {}, *rest
 
     kind._export_onnx = export_onnx
     try:

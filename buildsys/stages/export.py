@@ -39,10 +39,11 @@ def run(job: Job) -> StageResult:
     Raises: StageError: the network or the export fails, or the file is not what the manifest asks for.
     """
     warnings: list[str] = []
+    weights: dict[str, bytes] = {}  # by name, of the initializers that are not in the model
     if "onnx" in job.options["source"]:
         model, origin = _given_model(job), {"exporter": "none", "weights": f"from {job.options['source']['onnx']}"}
     else:
-        model, origin = _exported_model(job, warnings)
+        model, weights, origin = _exported_model(job, warnings)
     if "functions" in job.inputs:
         warnings += put_in(model, load_model(job.inputs["functions"]))
     figures = {"parameters": parameter_count(model), **origin, **_model_figures(model)}
@@ -50,7 +51,7 @@ def run(job: Job) -> StageResult:
         write_origins(node_origins(model, job.project), job.outputs["origins"])
     stripped = strip_traces(model)
     path, external = job.outputs["model"], job.options["export"]["external_data"]
-    save_model(model, path, inline_limit=_INLINE_LIMITS[external])
+    save_model(model, path, inline_limit=_INLINE_LIMITS[external], weights_of=weights)
     job.progress("checking the file")
     with ThreadPoolExecutor(max_workers=1) as beside:
         digest = beside.submit(sha256_of, path)
@@ -66,7 +67,7 @@ def _model_figures(model: onnx.ModelProto) -> dict[str, Any]:
     return {"opset": opset, "ir_version": model.ir_version, "producer": producer, "inputs": inputs, "outputs": outputs}
 
 
-def _exported_model(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, dict[str, Any]]:
+def _exported_model(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, dict[str, bytes], dict[str, Any]]:
     # torch is not needed for a ready ONNX file
     import torch
 
@@ -83,14 +84,14 @@ def _exported_model(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, dic
     request, taught = _teach(request, options, job.project)
     job.progress(f"exporting with {exporter}")
     with collecting_warnings(warnings):
-        model = _export(request, job)
+        model, weights = _export(request, job)
     warnings += unused(taught)
     check_opset(model, options["export"]["opset"], exporter)
     _check_exported_signature(model, options, request.output_names)
     parameters = sum(parameter.numel() for parameter in network.module.parameters())
     modules = dict(Counter(type(module).__name__ for module in network.module.modules()).most_common())
     origin = {"exporter": exporter, "weights": network.weights, "parameters": parameters, "modules": modules}
-    return model, origin
+    return model, weights, origin
 
 
 def _request(network: Network, options: Mapping[str, Any], path: Path) -> ExportRequest:
@@ -144,7 +145,7 @@ def _refuse_complex(tensors: Mapping[str, Any]) -> None:
             )
 
 
-def _export(request: ExportRequest, job: Job) -> onnx.ModelProto:
+def _export(request: ExportRequest, job: Job) -> tuple[onnx.ModelProto, dict[str, bytes]]:
     exporter, opset = request.options["exporter"], request.options["opset"]
     if exporter == "dynamo":
         from buildsys.onnx_export.dynamo import export_dynamo as export

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from onnx import ModelProto, TensorProto
+from onnx.external_data_helper import load_external_data_for_model
 
 from buildsys.errors import StageError
 from buildsys.onnx_graph import (
@@ -20,9 +21,11 @@ from buildsys.onnx_graph import (
     file_bytes,
     first_line,
     load_model,
+    outside_bytes,
     save_model,
     tensors_of,
 )
+from buildsys.stages.weights_aside import put_back, set_aside
 
 _LARGEST_THRESHOLD = 2**31 - 10000  # beyond it onnxsim refuses
 _METADATA_PREFIX = "onnxsim."
@@ -37,10 +40,12 @@ def simplify(source: Path, target: Path, spec: Mapping[str, Any], initializers_a
     onnxsim = _import_onnxsim()
     try:
         with _uncertified():
-            if file_bytes(source) < ONE_MESSAGE_LIMIT:
-                model, _ = onnxsim.simplify(str(source), **options)
-                _strip_metadata(model)
-                save_model(model, target)
+            skeleton = load_model(source, external_data=False)
+            aside = [] if initializers_are_inputs else set_aside(skeleton, source.parent)
+            if file_bytes(source) - sum(map(outside_bytes, aside)) < ONE_MESSAGE_LIMIT:
+                model = _simplified(onnxsim, skeleton if aside else None, source, options)
+                put_back(model, aside)
+                save_model(model, target, weights_of=source)
             else:
                 _simplify_files(onnxsim, source, target, options)
     except StageError:
@@ -49,6 +54,18 @@ def simplify(source: Path, target: Path, spec: Mapping[str, Any], initializers_a
         raise StageError(
             f"onnxsim cannot simplify the graph: {first_line(error)}", "try simplify: {tool: onnxslim}"
         ) from error
+
+
+def _simplified(
+    onnxsim: ModuleType, skeleton: ModelProto | None, source: Path, options: Mapping[str, Any]
+) -> ModelProto:
+    """Simplify in memory; ``skeleton`` stands for ``source`` where some weights are set aside."""
+    if skeleton is not None:
+        load_external_data_for_model(skeleton, str(source.parent))
+    model: ModelProto
+    model, _ = onnxsim.simplify(str(source) if skeleton is None else skeleton, **options)
+    _strip_metadata(model)
+    return model
 
 
 def _simplify_files(onnxsim: ModuleType, source: Path, target: Path, options: Mapping[str, Any]) -> None:
