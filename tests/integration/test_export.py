@@ -255,6 +255,44 @@ def test_a_model_too_large_for_one_file_is_gathered(tmp_path: Path, monkeypatch:
     ]
 
 
+class OfManyTypes(torch.nn.Module):
+    """Weights of several types and sizes: below a kilobyte, folded, cut from others, and none at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.wide = torch.nn.Linear(4, 600)
+        self.narrow = torch.nn.Linear(600, 500).half()
+        self.register_buffer("kept", torch.tensor([True, False] * 250))
+        self.register_buffer("order", torch.randperm(500))
+        self.empty = torch.nn.Parameter(torch.zeros(1, 0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.narrow(self.wide(x).half()).float()[:, self.order] * self.kept
+        return torch.cat([y, self.empty.expand(x.shape[0], -1)], 1)
+
+
+@pytest.mark.parametrize("external", [True, False])
+def test_weights_that_come_beside_the_graph_are_those_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, external: bool
+) -> None:
+    """A torch that does not hand them over writes the same files."""
+    (tmp_path / "net.py").write_text("from test_export import OfManyTypes as Net\n")
+    written, handed = [], []
+    real = torchscript.export_torchscript
+    monkeypatch.setattr(torchscript, "export_torchscript", lambda request: handed.append(real(request)) or handed[-1])
+    for name, place in (("over", torchscript._DEFERS_WEIGHTS), ("not", 99)):
+        monkeypatch.setattr(torchscript, "_DEFERS_WEIGHTS", place)
+        folder = tmp_path / name
+        resolved = manifest(source={"python": "net.py:Net"}, export={"external_data": external})
+        assert export.run(stage_job("export", resolved, folder, tmp_path)).status == "passed"
+        written.append({path.name: path.read_bytes() for path in (folder / "m/export").glob("model.onnx*")})
+    assert written[0] == written[1]
+    assert len(written[0]) == (2 if external else 1)
+    assert "narrow.weight" in handed[0][1]
+    assert handed[1][1] == {}
+
+
 # --- what is refused ---
 
 

@@ -73,7 +73,7 @@ class TensorRtBackend:
         except Unavailable:
             return {}
         try:
-            facts = session.describe()
+            facts = session.describe(options["precision"])
         finally:
             self.unload(session)
         problem = shortfall(options["precision"], facts.get("precision_shares", {}).get("layers", {}), least)

@@ -107,12 +107,16 @@ class TensorRtSession:
         self._flights = Flights(self, inputs, timing)
         return self._flights.contenders
 
-    def describe(self) -> Figures:
-        """Return the layers that TensorRT made with their precision, the tensors, and the memory beside the weights."""
+    def describe(self, precision: str) -> Figures:
+        """Return the layers that TensorRT made with their precision, the tensors, and the memory beside the weights.
+
+        ``precision`` is what the engine was asked for.
+        """
         inspector = self._engine.create_engine_inspector()
         times = self._layer_times()
         inspector.execution_context = self._context  # TensorRT 8.6 knows formats only where all shapes are known
-        layers = read_layers(inspector.get_engine_information(self._library.trt.LayerInformationFormat.JSON))
+        text = inspector.get_engine_information(self._library.trt.LayerInformationFormat.JSON)
+        layers = read_layers(text, precision)
         shares = layer_shares(layers)
         facts: Figures = {
             "engine_layers": layer_kinds(layers),
