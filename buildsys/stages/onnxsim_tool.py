@@ -41,10 +41,13 @@ def simplify(source: Path, target: Path, spec: Mapping[str, Any], initializers_a
     try:
         with _uncertified():
             skeleton = load_model(source, external_data=False)
+            order = {tensor.name: place for place, tensor in enumerate(skeleton.graph.initializer)}
             aside = [] if initializers_are_inputs else set_aside(skeleton, source.parent)
             if file_bytes(source) - sum(map(outside_bytes, aside)) < ONE_MESSAGE_LIMIT:
                 model = _simplified(onnxsim, skeleton if aside else None, source, options)
                 put_back(model, aside)
+                # where no weight has changed, the file of weights is the same, and is stored once
+                model.graph.initializer.sort(key=lambda tensor: order.get(tensor.name, len(order)))
                 save_model(model, target, weights_of=source)
             else:
                 _simplify_files(onnxsim, source, target, options)

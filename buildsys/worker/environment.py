@@ -18,9 +18,6 @@ _KEEP_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 31),
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
-# A page fault costs a microsecond and more in a virtual machine, and a stage touches gigabytes for the first time.
-# glibc before 2.35 knows no such setting, and ignores it.
-_HUGE_PAGES = ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
 # no library looks at these when it is loaded; they differ from one terminal, or one call, to the next
 _OF_A_CALL = frozenset(
     {
@@ -82,12 +79,10 @@ def toolchain_environment(
     return environment
 
 
-def server_environment(folder: Path, base: Mapping[str, str], *, huge_pages: bool = False) -> dict[str, str]:
+def server_environment(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
     """Return ``base`` with what a server needs besides; ``folder`` takes files made for it."""
     environment = dict(base)
     _add_settings(environment)
-    if huge_pages:
-        environment.setdefault(*_HUGE_PAGES)
     if environment.get("PYTHONPATH"):  # a server starts in another folder
         entries = environment["PYTHONPATH"].split(os.pathsep)
         environment["PYTHONPATH"] = os.pathsep.join(str(Path(entry).absolute()) for entry in entries if entry)

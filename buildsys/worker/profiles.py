@@ -20,7 +20,6 @@ class Profile:
     name: str
     preload: tuple[str, ...] = ()  # the first one must load; a later one that is not installed is left out
     without: tuple[str, ...] = ()  # made to look not installed while the others load
-    huge_pages: bool = False  # what it allocates may lie in pages of 2 MiB
 
 
 TORCH = Profile(
@@ -31,8 +30,6 @@ LIGHT = Profile(
     "light",
     preload=("numpy", "ml_dtypes", "onnx", "onnxruntime", "onnxsim", "tensorrt_rtx"),
     without=("torch",),  # onnxsim takes torch along where it finds it (1.6 s, 580 MB) and needs it nowhere here
-    # of eight models: a third off simplification; exports by TorchScript take a third more with them
-    huge_pages=True,
 )
 BARE = Profile("bare")
 # only numpy: a library that crashes or hangs when it is loaded does that in the child that asks for it

@@ -35,7 +35,7 @@ def start_server(profile: Profile, *, python: str, folder: Path, elsewhere: Else
     folder.mkdir(parents=True, exist_ok=True)
     identity = None
     if elsewhere is None:
-        environment = server_environment(folder, os.environ, huge_pages=profile.huge_pages)
+        environment = server_environment(folder, os.environ)
     else:
         identity, python = elsewhere.identity, str(elsewhere.toolchain.python)
         environment = toolchain_environment(folder, os.environ, elsewhere.toolchain, identity.path)

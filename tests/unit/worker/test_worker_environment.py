@@ -72,8 +72,4 @@ def test_a_job_sees_all_variables_whichever_way_they_come() -> None:
 
 def test_workers_keep_the_memory_that_they_free_unless_the_user_says_otherwise(tmp_path: Path) -> None:
     assert server_environment(tmp_path, {})["MALLOC_TRIM_THRESHOLD_"] == "2147483648"
-    assert "GLIBC_TUNABLES" not in server_environment(tmp_path, {})
-    assert server_environment(tmp_path, {}, huge_pages=True)["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
-    own = {"GLIBC_TUNABLES": "glibc.malloc.check=1"}
-    assert server_environment(tmp_path, own, huge_pages=True)["GLIBC_TUNABLES"] == own["GLIBC_TUNABLES"]
     assert server_environment(tmp_path, {"MALLOC_TRIM_THRESHOLD_": "1"})["MALLOC_TRIM_THRESHOLD_"] == "1"
