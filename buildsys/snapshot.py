@@ -71,8 +71,9 @@ class Surveyor:
             if _digest(before.files.get(label)) != _digest(now.files.get(label)):
                 return label.partition(":")[2]
         pinned = self._code_of(action.code)
-        code = _code_digests(self._code_tree(), action.code)
-        return next((name for name, digest in code.items() if digest != pinned.get(name)), "")
+        paths = {name: f"{_CODE_ROOT}/{name.replace('.', '/')}.py" for name in pinned}
+        found = self._memo.digests(paths.values())  # as long as these are the same, they import the same
+        return next((name for name, digest in pinned.items() if _digest(found[paths[name]]) != digest), "")
 
     def _add_inputs(
         self, action: Action, parts: dict[str, str], files: dict[str, FileDigest | None]
@@ -197,12 +198,6 @@ class Surveyor:
 
         def look(path: str) -> str | None:
             return _digest(first[path] if path in first else self._memo.digest(path))
-
-        return SourceTree(_CODE_ROOT, look, self._contents, package=_PACKAGE)
-
-    def _code_tree(self) -> SourceTree:
-        def look(path: str) -> str | None:
-            return _digest(self._memo.digest(path))
 
         return SourceTree(_CODE_ROOT, look, self._contents, package=_PACKAGE)
 

@@ -6,17 +6,19 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from buildsys.front.left_behind import LeftBehind
 from buildsys.front.lines import ENDED, Line, duration
 from buildsys.front.session import Session
 from buildsys.front.summary import key_figure
+
+if TYPE_CHECKING:  # it takes the report along, which a run that passes need not load
+    from buildsys.front.left_behind import LeftBehind
 
 _STYLES = {"passed": "green", "restored": "cyan", "unavailable": "yellow", "failed": "bold red"}
 _ORDER = ("passed", "restored", "fresh", "unavailable", "failed", "ignored", "not run")
