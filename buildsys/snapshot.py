@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -187,33 +188,47 @@ class Surveyor:
         return SourceTree(root, look, self._contents, package=package, folders=self._folders)
 
     def _code_of(self, modules: tuple[str, ...]) -> dict[str, str | None]:
+        """Return the digests of modules of ours and of all that they import, by name."""
         if modules not in self._code:
-            self._code[modules] = _code_digests(self._first_code, modules)
+            names = self._imported(modules)
+            paths = {name: f"{_CODE_ROOT}/{name.replace('.', '/')}.py" for name in names}
+            self._code[modules] = {name: _digest(self._first_code.get(path)) for name, path in paths.items()}
         return self._code[modules]
 
+    def _imported(self, modules: tuple[str, ...]) -> list[str]:
+        """Return the names of modules of ours and of all that they import, which all of our code decides."""
+        own = [name for name in modules if name.partition(".")[0] == _PACKAGE]
+        asked = f"closure/1:{self._code_digest}:{' '.join(own)}"
+        known = self._contents.get(asked)
+        if known is None:
+            tree = SourceTree(
+                _CODE_ROOT, lambda path: _digest(self._first_code.get(path)), self._contents, package=_PACKAGE
+            )
+            found = tree.closure(map(_module_path, own))
+            known = json.dumps([path.removesuffix(".py").replace("/", ".") for path in found])
+            self._contents.set(asked, known)
+        names: list[str] = json.loads(known)
+        return names
+
     @cached_property
-    def _first_code(self) -> SourceTree:
+    def _first_code(self) -> dict[str, FileDigest | None]:
         """Our own code as it was at the first look, all of it, before a worker can have loaded any."""
-        first = self._memo.digests(own_code())
+        return self._memo.digests(sorted(own_code()))
 
-        def look(path: str) -> str | None:
-            return _digest(first[path] if path in first else self._memo.digest(path))
+    @cached_property
+    def _code_digest(self) -> str:
+        prefix = len(_CODE_ROOT) + 1
+        code = [(path[prefix:], _digest(found)) for path, found in self._first_code.items()]
+        return hashlib.sha256(json.dumps(code).encode()).hexdigest()
 
-        return SourceTree(_CODE_ROOT, look, self._contents, package=_PACKAGE)
 
-
-def own_code(folder: str = f"{_CODE_ROOT}/{_PACKAGE}") -> Iterator[str]:
-    """Yield the paths of all modules of this package."""
-    for entry in os.scandir(folder):
+def own_code(folder: str = "") -> Iterator[str]:
+    """Yield the paths of all modules of this package, or of one of its folders."""
+    for entry in os.scandir(folder or f"{_CODE_ROOT}/{_PACKAGE}"):
         if entry.name.endswith(".py"):
             yield entry.path
         elif entry.is_dir():
             yield from own_code(entry.path)
-
-
-def _code_digests(tree: SourceTree, modules: tuple[str, ...]) -> dict[str, str | None]:
-    found = tree.closure(_module_path(name) for name in modules if name.partition(".")[0] == _PACKAGE)
-    return {path.removesuffix(".py").replace("/", "."): digest for path, digest in found.items()}
 
 
 def _module_path(module: str) -> str:

@@ -8,8 +8,9 @@ done to the graph holds for every value, and the weight goes from file to file.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 from onnx.external_data_helper import ExternalDataInfo
@@ -38,10 +39,7 @@ def set_aside(model: ModelProto, folder: Path) -> list[TensorProto]:
     aside = [_copied(tensor) for tensor in _without_likes(large, folder)]
     if 2 * sum(map(outside_bytes, aside)) < sum(map(outside_bytes, stored)):
         return []
-    gone = {tensor.name for tensor in aside}
-    rest = [_copied(tensor) for tensor in stored if tensor.name not in gone]
-    del stored[:]
-    stored.extend(rest)
+    _remove(stored, aside)
     model.graph.input.extend(
         helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)) for tensor in aside
     )
@@ -50,12 +48,17 @@ def set_aside(model: ModelProto, folder: Path) -> list[TensorProto]:
 
 def put_back(model: ModelProto, aside: Sequence[TensorProto]) -> None:
     """Undo ``set_aside`` in a graph that was simplified since; weights that it no longer uses stay away."""
-    names = {tensor.name for tensor in aside}
-    inputs = [value for value in model.graph.input if value.name not in names]
-    del model.graph.input[:]
-    model.graph.input.extend(inputs)
+    _remove(model.graph.input, aside)
     used = {name for node in all_nodes(model.graph) for name in node.input}
     model.graph.initializer.extend(tensor for tensor in aside if tensor.name in used)
+
+
+def _remove(field: Any, named: Iterable[TensorProto]) -> None:
+    """Remove from a repeated field those that have the name of one of ``named``."""
+    names = {tensor.name for tensor in named}
+    for at in reversed(range(len(field))):
+        if field[at].name in names:
+            del field[at]
 
 
 def _weights_alone(graph: GraphProto) -> set[str]:
@@ -64,13 +67,22 @@ def _weights_alone(graph: GraphProto) -> set[str]:
     uses, as_weights = Counter[str](value.name for value in graph.output), Counter[str]()
     for node in graph.node:
         uses.update(node.input)
-        uses.update(name for body in subgraphs(node) for inner in all_nodes(body) for name in inner.input)
+        uses.update(name for body in subgraphs(node) for name in _names_in(body))
         weight = _weight_of(node)
         if varying.intersection(node.input):
             varying.update(node.output)
             if weight is not None:
                 as_weights[weight] += 1
     return {name for name, count in as_weights.items() if uses[name] == count}
+
+
+def _names_in(body: GraphProto) -> Iterator[str]:
+    """Yield what the body of an If, Loop or Scan reads, and what it gives back."""
+    yield from (value.name for value in body.output)
+    for node in body.node:
+        yield from node.input
+        for inner in subgraphs(node):
+            yield from _names_in(inner)
 
 
 def _weight_of(node: NodeProto) -> str | None:
