@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from buildsys.backends.trt.inspector import layer_kinds, layer_shares, read_layers, shortfall, time_shares
+from buildsys.backends.trt.inspector import (
+    layer_kinds,
+    layer_shares,
+    precision_facts,
+    read_layers,
+    shortfall,
+    time_shares,
+)
 
 FOLDER = Path(__file__).parent / "trt_inspector"
 
@@ -130,4 +137,23 @@ def test_an_int8_transformer_of_one_part_tells_of_its_convolution_alone() -> Non
     assert layer_kinds(layers) == {"Reformat": 3, "CaskConvolution": 1, "Myelin": 1}
     assert layer_shares(layers) == {"int8": 1.0}
     times = {layer.name: 97.0 if layer.is_fused else 1.0 for layer in layers}
-    assert time_shares(layers, times) == {"int8": 0.0099, "other": 0.0297, "unknown": 0.9604}
+    facts = precision_facts(layers, times, "int8")
+    assert facts["precision_shares"]["time"] == {"int8": 0.0099, "other": 0.0297, "unknown": 0.9604}
+    assert facts["warnings"] == [facts["precision_unknown"]]
+    assert facts["warnings"][0].startswith(
+        "96% of the engine's time is in parts that do not tell their types, so how much of it is in int8 is not known: "
+    )
+
+
+@pytest.mark.parametrize(("precision", "warns"), [("fp16", True), ("fp32", False)])
+def test_an_engine_that_tells_nothing_is_told_of(precision: str, *, warns: bool) -> None:
+    facts = precision_facts(read_layers(answer("attention"), precision), {}, precision)
+    assert facts["precision_unknown"].startswith("all of the engine is in parts that do not tell their types")
+    assert ("warnings" in facts) is warns
+    assert "precision_of" not in facts
+
+
+def test_an_engine_that_tells_all_is_not_warned_of() -> None:
+    facts = precision_facts(read_layers(answer("fp16"), "fp16"), {}, "fp16")
+    assert facts == {"precision_shares": {"layers": {"float16": 1.0}}, "precision_of": "engine"}
+    assert precision_facts([], {}, "fp16") == {}

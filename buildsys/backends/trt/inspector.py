@@ -30,6 +30,8 @@ _DTYPE_OF = {word: dtype for dtype, words in _WORDS.items() for word in words}
 _NARROWEST_FIRST = ("float4e2m1", "int4", "float8e4m3fn", "int8", "bfloat16", "float16", "float32")
 _TYPE = re.compile(rf"(?<![A-Za-z0-9])({'|'.join(sorted(_DTYPE_OF, key=len, reverse=True))})(?![A-Za-z0-9])", re.I)
 _COMPUTES_NOTHING = re.compile(r"reformat|noop|no_?op|constant|shape|signal|wait|assert|copy|host|device", re.I)
+_MOST_OF_THE_TIME = 0.5
+_WHY = "TensorRT tells nothing of what it compiles as a whole, nor of anything below detailed profiling_verbosity"
 DTYPE_OF_PRECISION = {
     "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "float8e4m3fn",
 }  # fmt: skip
@@ -75,6 +77,25 @@ def time_shares(layers: list[Layer], times_ms: Mapping[str, float]) -> dict[str,
     """
     known = {each.name: each.dtype or ("unknown" if each.is_fused else "other") for each in layers}
     return _shares((known.get(name, "other"), time) for name, time in times_ms.items())
+
+
+def precision_facts(layers: list[Layer], times_ms: Mapping[str, float], precision: str) -> dict[str, Any]:
+    """Return the shares of each type as ``engine.json`` has them, and what is not known of them, with a warning."""
+    shares = layer_shares(layers)
+    timed = time_shares(layers, times_ms) if shares else {}
+    facts: dict[str, Any] = {}
+    if shares:  # nothing where the engine keeps less than detailed descriptions of its layers
+        facts["precision_shares"] = {"layers": shares, **({"time": timed} if timed else {})}
+        facts["precision_of"] = "engine"
+    if layers and (not shares or timed.get("unknown", 0.0) > _MOST_OF_THE_TIME):
+        much = f"{timed['unknown']:.0%} of the engine's time" if shares else "all of the engine"
+        text = (
+            f"{much} is in parts that do not tell their types, so how much of it is in {precision} is not known: {_WHY}"
+        )
+        facts["precision_unknown"] = text
+        if precision != "fp32":  # of which a builder takes nothing away unless it may
+            facts["warnings"] = [text]
+    return facts
 
 
 def shortfall(precision: str, shares: Mapping[str, float], least: float) -> str:

@@ -15,7 +15,7 @@ from buildsys.backends.cuda_driver import Buffer, Device
 from buildsys.backends.gpu_loop import GpuTiming
 from buildsys.backends.trt import adapter
 from buildsys.backends.trt.failures import load_failure
-from buildsys.backends.trt.inspector import layer_kinds, layer_shares, read_layers, time_shares
+from buildsys.backends.trt.inspector import layer_kinds, precision_facts, read_layers
 from buildsys.backends.trt.layouts import LINEAR, packed, packed_shape, unpacked
 from buildsys.backends.trt.library import Library
 from buildsys.backends.trt.messages import Log, layer_profiler, log_of
@@ -28,7 +28,6 @@ from buildsys.errors import StageError
 from buildsys.interleaving import Contender
 from buildsys.tensors import BIT_DTYPES, Array, Tensor, tensor_of
 
-_UNTOLD = "no layer tells its type: parts compiled as a whole do not, nor anything below detailed profiling_verbosity"
 _PACKED = ("int4", "float4e2m1")  # two elements share a byte on the device
 
 
@@ -117,19 +116,12 @@ class TensorRtSession:
         inspector.execution_context = self._context  # TensorRT 8.6 knows formats only where all shapes are known
         text = inspector.get_engine_information(self._library.trt.LayerInformationFormat.JSON)
         layers = read_layers(text, precision)
-        shares = layer_shares(layers)
-        facts: Figures = {
+        return {
             "engine_layers": layer_kinds(layers),
             "formats": {name: layout for name, layout in self._layouts.items() if layout != LINEAR},
             "device_memory_bytes": adapter.device_memory_bytes(self._library, self._engine),
+            **precision_facts(layers, times, precision),
         }
-        if shares:  # nothing where the engine keeps less than detailed descriptions of its layers
-            timed = time_shares(layers, times)
-            facts["precision_shares"] = {"layers": shares, **({"time": timed} if timed else {})}
-            facts["precision_of"] = "engine"
-        elif layers:
-            facts["precision_unknown"] = _UNTOLD
-        return facts
 
     def _layer_times(self) -> dict[str, float]:
         """Return the time of every layer in milliseconds, of one run on zeros; {} where there is none to time."""
