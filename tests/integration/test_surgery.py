@@ -357,7 +357,7 @@ def test_a_graph_that_draws_random_numbers_is_no_change_of_the_step(tmp_path: Pa
 
 
 def test_large_weights_lie_beside_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("buildsys.onnx_graph.save_model.__kwdefaults__", {"inline_limit": 0})
+    monkeypatch.setattr("buildsys.onnx_graph.save_model.__kwdefaults__", {"inline_limit": 0, "weights_of": None})
     monkeypatch.setattr("buildsys.onnx_graph._EXTERNAL_FROM", 64)
     surgery = Surgery(tmp_path, conv_bn(), [{"remove": ["Identity"]}, {"rename": {"x": "z"}}])
     assert surgery.run().status == "passed"
