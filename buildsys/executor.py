@@ -279,12 +279,9 @@ class Executor:
             raise StageError(f"cannot make {error.filename}: {error.strerror}") from error
         begun = time.perf_counter()
         try:
-            reply = self._pool.run(
-                self._job(action, outputs),
-                log=log,
-                timeout_s=action.timeout_s,
-                on_event=partial(self._on_event, action.target),
-            )
+            job, on_event = self._job(action, outputs), partial(self._on_event, action.target)
+            with self._background.beside_stage():
+                reply = self._pool.run(job, log=log, timeout_s=action.timeout_s, on_event=on_event)
         except (CheckFailed, Unavailable) as verdict:
             if not outputs[_RESULT].exists():
                 raise

@@ -71,9 +71,6 @@ class Reporter:
         with self._lock:
             line.status, line.began, line.why = "running", time.monotonic(), why
             self._open_screen().started(line)
-            if not self._prepared:  # rich is loaded while the first worker works, not when all are done
-                self._prepared = True
-                threading.Thread(target=import_module, args=("buildsys.front.closing",), daemon=True).start()
 
     def add_success(self, task: Any) -> None:
         """Show that a target passed, or that it cannot run on this machine."""
@@ -205,6 +202,9 @@ class Reporter:
     def _progress(self, target: str, message: str) -> None:
         if target in self._lines:
             self._lines[target].message = message
+        if not self._prepared:  # rich is loaded once the first worker works: not before, nor when all are done
+            self._prepared = True
+            threading.Thread(target=import_module, args=("buildsys.front.closing",), daemon=True).start()
 
     def _waits(self, target: str, holder: str) -> None:
         with self._lock:
