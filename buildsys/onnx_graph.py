@@ -51,23 +51,24 @@ def save_model(
     already, and stay there.
     """
     if weights_of is not None or not any(map(_is_outside, tensors_of(model))):
+        contents = {} if weights_of is None else weights_of
         _data_path(path).unlink(missing_ok=True)
         # each look at the bytes of a tensor copies them
-        sizes = [(tensor, outside_bytes(tensor, weights_of) or len(tensor.raw_data)) for tensor in tensors_of(model)]
+        sizes = [(tensor, outside_bytes(tensor, contents) or len(tensor.raw_data)) for tensor in tensors_of(model)]
         limit = _EXTERNAL_FROM if sum(size for _, size in sizes) > inline_limit else math.inf
         for tensor in (tensor for tensor, size in sizes if size < limit and _is_outside(tensor)):
-            tensor.raw_data = b"".join(_pieces(tensor, weights_of))
+            tensor.raw_data = b"".join(_pieces(tensor, contents))
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
         apart = [tensor for tensor, size in sizes if size >= limit]
         if apart:
-            _write_apart(apart, _data_path(path), weights_of)
+            _write_apart(apart, _data_path(path), contents)
             start_writeback(_data_path(path))
     path.write_bytes(model.SerializeToString(deterministic=True))
     start_writeback(path)
 
 
-def _write_apart(tensors: Iterable[TensorProto], data: Path, weights_of: WeightsOf | None) -> None:
+def _write_apart(tensors: Iterable[TensorProto], data: Path, weights_of: WeightsOf) -> None:
     with data.open("wb") as stream:
         for tensor in tensors:
             stream.seek(-stream.tell() % _ALIGNMENT, os.SEEK_CUR)
@@ -85,13 +86,13 @@ def _is_outside(tensor: TensorProto) -> bool:
     return bool(tensor.data_location == TensorProto.EXTERNAL)
 
 
-def _pieces(tensor: TensorProto, weights_of: WeightsOf | None) -> Iterator[bytes]:
+def _pieces(tensor: TensorProto, weights_of: WeightsOf) -> Iterator[bytes]:
     """Yield the contents of a tensor, wherever they are."""
     if not _is_outside(tensor):
         yield tensor.raw_data
     elif isinstance(weights_of, Mapping):
         yield weights_of[tensor.name]
-    elif weights_of is not None:
+    else:
         yield from _pieces_of_file(ExternalDataInfo(tensor), weights_of.parent, tensor.name)
 
 
@@ -215,6 +216,11 @@ def file_bytes(path: Path) -> int:
     """Return the size of an ONNX file with its external data."""
     data = _data_path(path)
     return path.stat().st_size + (data.stat().st_size if data.exists() else 0)
+
+
+def has_outside_weights(path: Path) -> bool:
+    """Tell whether an ONNX file has external data beside it."""
+    return _data_path(path).exists()
 
 
 def outside_bytes(tensor: TensorProto, weights_of: WeightsOf | None = None) -> int:

@@ -72,9 +72,8 @@ class Surveyor:
             if _digest(before.files.get(label)) != _digest(now.files.get(label)):
                 return label.partition(":")[2]
         pinned = self._code_of(action.code)
-        paths = {name: f"{_CODE_ROOT}/{name.replace('.', '/')}.py" for name in pinned}
-        found = self._memo.digests(paths.values())  # as long as these are the same, they import the same
-        return next((name for name, digest in pinned.items() if _digest(found[paths[name]]) != digest), "")
+        found = self._memo.digests(map(_file_of, pinned))  # as long as these are the same, they import the same
+        return next((name for name, digest in pinned.items() if _digest(found[_file_of(name)]) != digest), "")
 
     def _add_inputs(
         self, action: Action, parts: dict[str, str], files: dict[str, FileDigest | None]
@@ -191,8 +190,7 @@ class Surveyor:
         """Return the digests of modules of ours and of all that they import, by name."""
         if modules not in self._code:
             names = self._imported(modules)
-            paths = {name: f"{_CODE_ROOT}/{name.replace('.', '/')}.py" for name in names}
-            self._code[modules] = {name: _digest(self._first_code.get(path)) for name, path in paths.items()}
+            self._code[modules] = {name: _digest(self._first_code.get(_file_of(name))) for name in names}
         return self._code[modules]
 
     def _imported(self, modules: tuple[str, ...]) -> list[str]:
@@ -229,6 +227,10 @@ def own_code(folder: str = "") -> Iterator[str]:
             yield entry.path
         elif entry.is_dir():
             yield from own_code(entry.path)
+
+
+def _file_of(name: str) -> str:
+    return f"{_CODE_ROOT}/{name.replace('.', '/')}.py"
 
 
 def _module_path(module: str) -> str:

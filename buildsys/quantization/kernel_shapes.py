@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from onnx import ModelProto, helper
 
+from buildsys.onnx_graph import operator_name
+
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 
 
@@ -15,7 +17,7 @@ def state_kernel_shapes(model: ModelProto) -> None:
     """
     shapes = {tensor.name: tensor.dims for tensor in model.graph.initializer}
     for node in model.graph.node:
-        if node.op_type not in _CONVOLUTIONS or node.domain not in ("", "ai.onnx") or node.input[1] not in shapes:
+        if operator_name(node) not in _CONVOLUTIONS or node.input[1] not in shapes:
             continue
         if all(attribute.name != "kernel_shape" for attribute in node.attribute):
             node.attribute.append(helper.make_attribute("kernel_shape", list(shapes[node.input[1]])[2:]))

@@ -20,6 +20,7 @@ from buildsys.onnx_graph import (
     ONE_MESSAGE_LIMIT,
     file_bytes,
     first_line,
+    has_outside_weights,
     load_model,
     outside_bytes,
     save_model,
@@ -40,7 +41,8 @@ def simplify(source: Path, target: Path, spec: Mapping[str, Any], initializers_a
     onnxsim = _import_onnxsim()
     try:
         with _uncertified():
-            skeleton = load_model(source, external_data=False)
+            # a graph that holds its weights would hold them once more while the tool has its own copies
+            skeleton = load_model(source, external_data=False) if has_outside_weights(source) else ModelProto()
             order = {tensor.name: place for place, tensor in enumerate(skeleton.graph.initializer)}
             aside = [] if initializers_are_inputs else set_aside(skeleton, source.parent)
             if file_bytes(source) - sum(map(outside_bytes, aside)) < ONE_MESSAGE_LIMIT:

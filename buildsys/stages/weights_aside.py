@@ -15,7 +15,7 @@ from typing import Any
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 from onnx.external_data_helper import ExternalDataInfo
 
-from buildsys.onnx_graph import all_nodes, outside_bytes, subgraphs
+from buildsys.onnx_graph import all_nodes, operator_name, outside_bytes, subgraphs
 
 _LARGE_BYTES = 1 << 20
 # Operator -> which of its inputs is the weight. MatMul is not among them: with the Add behind it it becomes a Gemm,
@@ -86,7 +86,7 @@ def _names_in(body: GraphProto) -> Iterator[str]:
 
 
 def _weight_of(node: NodeProto) -> str | None:
-    at = _WEIGHT_AT.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    at = _WEIGHT_AT.get(operator_name(node))
     return node.input[at] if at is not None and at < len(node.input) else None
 
 

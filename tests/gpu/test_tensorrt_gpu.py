@@ -360,7 +360,8 @@ def test_an_engine_of_one_fused_layer_does_not_tell_its_type(toolchain: Toolchai
     inputs = {"x": {"shape": ["batch", 64, 128], "dtype": "float32"}}
     # where the builder does not fuse them, layers this small may be faster in float32
     facts = build(toolchain, tmp_path, model=model, inputs=inputs, precision="fp16", precision_share=0)
-    assert "precision_unknown" in facts or facts["precision_of"] == "engine"
+    untold = facts.get("precision_shares", {}).get("time", {}).get("unknown", 0.0)
+    assert ("precision_unknown" in facts) != (facts["precision_of"] == "engine" and untold <= 0.5)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def _layer(entry: Any, wanted: str) -> Layer:
 def _tells(dtype: str | None, wanted: str) -> bool:
     """Tell whether a type at the ends of a whole part says that it has the precision that was asked for."""
     rank = _NARROWEST_FIRST.index
-    return dtype not in (None, "float32") and rank(str(dtype)) <= rank(wanted)
+    return dtype is not None and dtype != "float32" and rank(dtype) <= rank(wanted)
 
 
 def _dtypes(entry: Mapping[str, Any]) -> Iterator[str]:
