@@ -257,10 +257,11 @@ def _copy(reader: int, write: Callable[[memoryview], int], size: int) -> str:
     from blake3 import blake3  # not on the path of a run without work
 
     digest = blake3()
-    with mmap.mmap(-1, min(size + 1, _CHUNK_BYTES)) as pages, memoryview(pages) as view:  # aligned for direct writes
-        while count := os.readv(reader, [view]):
-            digest.update(view[:count])
-            written = 0
-            while written < count:
-                written += write(view[written:count])
+    # begins on a page, for direct writes; not closed here, as what an error carries may still look into it
+    view = memoryview(mmap.mmap(-1, min(size + 1, _CHUNK_BYTES)))
+    while count := os.readv(reader, [view]):
+        digest.update(view[:count])
+        written = 0
+        while written < count:
+            written += write(view[written:count])
     return digest.hexdigest()

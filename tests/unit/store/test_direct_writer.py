@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +55,22 @@ def test_copies_of_every_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
         assert copy.read_bytes() == content
     finally:
         copy.unlink()
+
+
+def test_a_disk_that_takes_no_more_is_the_error_of_the_disk(tmp_path: Path) -> None:
+    """A limit of this process alone stands for a full disk: the error comes from the same call."""
+    code = (
+        "import resource, sys; from pathlib import Path; from buildsys.store import cas\n"
+        "cas._CHUNK_BYTES = 16384\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))\n"
+        "try:\n    cas.copy_file(Path(sys.argv[1]), Path(sys.argv[2]), direct=True)\n"
+        "except OSError as error:\n    print(error.strerror)\n"
+    )
+    (tmp_path / "source").write_bytes(os.urandom(100_000))
+    words = [sys.executable, "-c", code, tmp_path / "source", tmp_path / "copy"]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr) == ("File too large\n", "")
+    assert not (tmp_path / "copy").exists()
 
 
 def test_whole_blocks_are_written_directly_and_what_is_left_is_not(target: int) -> None:
