@@ -156,6 +156,8 @@ class Resolver:
         if not self._workspace.exists(path):
             hint = suggest_file(path) or "paths are relative to this file"
             return Problem(node.origin, f"no file {node.value} beside {file.name}", hint)
+        if path.is_dir():
+            return Problem(node.origin, f"{show_value(node.value)} is a folder; the path of a manifest is wanted")
         return path
 
     def _read_defaults(self) -> tuple[Node, list[ManifestError]]:

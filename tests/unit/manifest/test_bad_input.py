@@ -105,6 +105,7 @@ FIELDS = [
     ("matrix: {model: [a, b]}", "6:10: matrix.model: a matrix cannot vary model"),
     ("matrix: {export.opset: [17, 17]}", None),
     ("extends: common.yaml", "6:10: extends: no file common.yaml beside net.yaml; paths are relative to this file"),
+    ("extends: ../..", '6:10: extends: "../.." is a folder; the path of a manifest is wanted'),
     ("extends: ../../../x.yaml", '6:10: extends: "../../../x.yaml" leaves the project'),
     ("extends: net.yaml", "6:10: extends: the manifest extends itself: net.yaml → net.yaml"),
 ]
