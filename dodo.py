@@ -2,6 +2,6 @@
 
 from pathlib import Path
 
-from buildsys.front.doit import load
+from buildsys.cli.tasks import load
 
 DOIT_CONFIG, task_targets = load(Path(__file__).resolve().parent)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import NamedTuple, cast
 
-from buildsys.backends.base import Backend
+from buildsys.backends.interface import Backend
 from buildsys.errors import StageError, Unavailable
-from buildsys.interpreter import Toolchain
+from buildsys.system.interpreters.toolchain import Toolchain
 
 
 class _Entry(NamedTuple):
@@ -21,10 +21,14 @@ class _Entry(NamedTuple):
 
 
 _REGISTRY = {
-    "onnxruntime": _Entry("buildsys.backends.onnxruntime", "onnxruntime", "pip install onnxruntime", "onnxruntime"),
-    "tensorrt": _Entry("buildsys.backends.tensorrt", "tensorrt", "pip install 'buildsys[tensorrt]'", "tensorrt"),
+    "onnxruntime": _Entry(
+        "buildsys.backends.onnxruntime.backend", "onnxruntime", "pip install onnxruntime", "onnxruntime"
+    ),
+    "tensorrt": _Entry(
+        "buildsys.backends.tensorrt.backend", "tensorrt", "pip install 'buildsys[tensorrt]'", "tensorrt"
+    ),
     "tensorrt_rtx": _Entry(
-        "buildsys.backends.tensorrt_rtx", "tensorrt_rtx", "pip install 'buildsys[rtx]'", "tensorrt-rtx"
+        "buildsys.backends.tensorrt_rtx.backend", "tensorrt_rtx", "pip install 'buildsys[rtx]'", "tensorrt-rtx"
     ),
 }
 

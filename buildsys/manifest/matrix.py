@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from buildsys.manifest.problem import Problem, show_value
-from buildsys.manifest.tree import Key, Node, leaves, merge, nearest, plain, replace_at
+from buildsys.manifest.value_tree import Key, Node, leaves, merge, nearest, plain, replace_at
 
 MAX_MODELS = 1000
 

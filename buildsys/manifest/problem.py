@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from buildsys.manifest.tree import Key, Node, Origin, nearest
+from buildsys.manifest.value_tree import Key, Node, Origin, nearest
 
 
 @dataclass(frozen=True)

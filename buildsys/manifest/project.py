@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from buildsys.errors import ManifestError, ManifestErrors
-from buildsys.manifest.cache import Cache, Entry, merged_states, read_cache, write_cache
-from buildsys.manifest.snapshot import FileState, is_settled, now_ns
+from buildsys.manifest.file_state import FileState, is_settled, now_ns
+from buildsys.manifest.manifest_cache import Cache, Entry, merged_states, read_cache, write_cache
 
 if TYPE_CHECKING:
     from buildsys.manifest.resolve import Resolver
@@ -152,7 +152,7 @@ class _Load:
 
     def _duplicate(self, file: str, name: str, other: str) -> ManifestError:
         from buildsys.manifest.problem import Problem
-        from buildsys.manifest.tree import Origin
+        from buildsys.manifest.value_tree import Origin
 
         workspace = self._resolver[1]
         workspace.document(self._project.root / file)  # positions are looked up in what has been read

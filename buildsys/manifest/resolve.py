@@ -11,17 +11,17 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from buildsys.errors import ManifestError
-from buildsys.manifest.axes import name_dynamic_axes
-from buildsys.manifest.checks import check_model, unused_dims
-from buildsys.manifest.engines import Profiles, build_profiles, resolve_engines
+from buildsys.manifest.checks.model import check_model, unused_dims
+from buildsys.manifest.checks.referenced_files import check_references
+from buildsys.manifest.dynamic_axes import name_dynamic_axes
+from buildsys.manifest.engine_profiles import Profiles, build_profiles, resolve_engines
 from buildsys.manifest.matrix import expand_matrix
-from buildsys.manifest.numbers import default_high
 from buildsys.manifest.problem import Problem, show_value, suggest, suggest_file
-from buildsys.manifest.references import check_references
-from buildsys.manifest.schema import CacheSpec, Engine, ModelSpec, Name, ToolchainSpec
+from buildsys.manifest.schema.model import CacheSpec, Engine, ModelSpec, Name, ToolchainSpec
+from buildsys.manifest.schema_errors import schema_problems
 from buildsys.manifest.toolchains import toolchain_problems, unknown_toolchains, used_toolchains
-from buildsys.manifest.tree import Node, Origin, leaves, merge, plain
-from buildsys.manifest.words import schema_problems
+from buildsys.manifest.value_ranges import default_high
+from buildsys.manifest.value_tree import Node, Origin, leaves, merge, plain
 from buildsys.manifest.workspace import Workspace
 
 MAX_LAYERS = 100  # files that one manifest extends, directly or not

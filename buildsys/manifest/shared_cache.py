@@ -32,7 +32,7 @@ def _read(file: Path) -> dict[str, Any]:
         return {}
     if b"cache" not in content:  # else a run without a shared cache would pay for the import of yaml
         return {}
-    from buildsys.manifest.reader import read_yaml
+    from buildsys.manifest.yaml_reader import read_yaml
 
     found = read_yaml(file, content)
     return dict(found.get("cache") or {}) if isinstance(found, dict) else {}

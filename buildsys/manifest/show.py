@@ -50,7 +50,7 @@ def write_schemas(folder: Path) -> list[Path]:
 
 def schema_texts() -> dict[str, str]:
     """Return file name -> text of every JSON Schema."""
-    from buildsys.manifest.editor import editor_schemas
+    from buildsys.manifest.json_schema import editor_schemas
 
     return {name: json.dumps(schema, indent=2) + "\n" for name, schema in editor_schemas().items()}
 

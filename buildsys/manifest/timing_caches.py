@@ -33,7 +33,7 @@ def _named_in(file: Path) -> str:
         return ""
     if _FOLDER.encode() not in content:  # else every run would pay for the import of yaml
         return ""
-    from buildsys.manifest.reader import read_yaml
+    from buildsys.manifest.yaml_reader import read_yaml
 
     found = read_yaml(file, content)
     return str(found.get(_FOLDER) or "") if isinstance(found, dict) else ""

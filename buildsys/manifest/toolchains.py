@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from buildsys.interpreter import override_variable
 from buildsys.manifest.problem import Problem, show_value, suggest
-from buildsys.manifest.reader import read_yaml
-from buildsys.manifest.tree import Node
+from buildsys.manifest.value_tree import Node
+from buildsys.manifest.yaml_reader import read_yaml
+from buildsys.system.interpreters.toolchain import override_variable
 
 
 def toolchain_problems(node: Node) -> Iterator[Problem]:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.errors import ManifestError
+from buildsys.manifest.file_state import FileState, file_state
 from buildsys.manifest.problem import Problem
-from buildsys.manifest.reader import MAX_BYTES, Positions, read_positions, read_yaml
-from buildsys.manifest.snapshot import FileState, file_state
-from buildsys.manifest.tree import Node, plant
+from buildsys.manifest.value_tree import Node, plant
+from buildsys.manifest.yaml_reader import MAX_BYTES, Positions, read_positions, read_yaml
 
 
 class Workspace:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from buildsys.manifest.operators import chosen_kind, implementations
-from buildsys.report.model import OperatorLine
-from buildsys.report.results import mapping
+from buildsys.manifest.operator_choice import chosen_kind, implementations
+from buildsys.report.data import OperatorLine
+from buildsys.report.result_files import mapping
 
 _CHECKED_BY = "onnxruntime"  # simplify, convert and validate run the graphs there
 

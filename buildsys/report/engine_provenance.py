@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from buildsys.report import quantities
-from buildsys.report.model import EngineProvenance
-from buildsys.report.results import Result, mapping, number, texts
+from buildsys.report import formatting
+from buildsys.report.data import EngineProvenance
+from buildsys.report.result_files import Result, mapping, number, texts
 
 _LIBRARIES = {"onnxruntime": "ONNX Runtime", "tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX"}
 _SHOWN_DIGITS = 16
@@ -67,7 +67,7 @@ def _settings(asked: Mapping[str, Any]) -> str:
 def _defaults(backend: str) -> Mapping[str, Any]:
     if backend == "onnxruntime":
         return ONNXRUNTIME_DEFAULTS
-    from buildsys.manifest import tensorrt_spec as specs
+    from buildsys.manifest.schema import tensorrt as specs
 
     spec = specs.TensorRtRtxEngine if backend == "tensorrt_rtx" else specs.TensorRtEngine
     fields = spec.model_fields.items()
@@ -108,11 +108,11 @@ def _span(span: Mapping[str, Any]) -> str:
 
 def _size(value: object) -> str:
     found = number(value)
-    return quantities.size(found) if found is not None else ""
+    return formatting.size(found) if found is not None else ""
 
 
 def _phases(phases: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {quantities.duration(number(s))}" for name, s in phases.items())
+    return ", ".join(f"{name.replace('_', ' ')} {formatting.duration(number(s))}" for name, s in phases.items())
 
 
 def _timing_cache(facts: Mapping[str, Any]) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from buildsys.report import quantities as q
+from buildsys.report import formatting as q
 from buildsys.report.checks import case_order
-from buildsys.report.model import GpuState, GpuTiming
-from buildsys.report.results import Result, mapping, number, whole
-from buildsys.report.tables import code, escape, table
+from buildsys.report.data import GpuState, GpuTiming
+from buildsys.report.markdown.elements import code, escape, table
+from buildsys.report.result_files import Result, mapping, number, whole
 
 ENGINE, ENGINE_CUDA_GRAPH = "engine", "engine_cuda_graph"
 _WORDS = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from buildsys.inspection.macs import evaluate
-from buildsys.report.model import Conversion, Graph, GraphSize, GraphStage, ModuleCount, OperatorCount, SurgeryStep
-from buildsys.report.results import Result, mapping, number, texts, whole
+from buildsys.onnx_graphs.inspection.macs import evaluate
+from buildsys.report.data import Conversion, Graph, GraphSize, GraphStage, ModuleCount, OperatorCount, SurgeryStep
+from buildsys.report.result_files import Result, mapping, number, texts, whole
 
 Counts = Mapping[str, int]
 # Modules that stand for one node each as long as nothing is folded or decomposed.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from buildsys.store.state import Row, StateDb, Statement
+from buildsys.store.state_db import Row, StateDb, Statement
 
 PASSED, UNAVAILABLE, FAILED = "passed", "unavailable", "failed"
 RESTORED = "restored"  # in the history: taken from the store

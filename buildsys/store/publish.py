@@ -19,7 +19,7 @@ from pathlib import Path
 
 from buildsys.errors import StageError
 from buildsys.store.background import Background
-from buildsys.store.digest import (
+from buildsys.store.file_digests import (
     SETTLE_NS,
     THREADS_FROM_BYTES,
     DigestMemo,
@@ -29,7 +29,7 @@ from buildsys.store.digest import (
     run_all,
     stamp_file,
 )
-from buildsys.store.state import warn_on_stderr
+from buildsys.store.state_db import warn_on_stderr
 
 TEMPORARY = ".tmp"
 _TREE = "tree"

@@ -19,8 +19,8 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from buildsys.store.cas import LocalError, Store
 from buildsys.store.ledger import OutputFile, Record
+from buildsys.store.object_store import LocalError, Store
 from buildsys.store.record_file import RecordError, decode_record, encode_record
 
 READ_ONLY, READ_WRITE = "read-only", "read-write"

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from _side_by_side import ROOT, doit_command, timed
 
-from buildsys.front.session import Session
-from buildsys.graph.action import Action
+from buildsys.cli.session import Session
+from buildsys.execution.key_inputs import Snapshot, Surveyor
 from buildsys.manifest.project import load_project
-from buildsys.snapshot import Snapshot, Surveyor
-from buildsys.store.digest import DigestMemo, hash_file
+from buildsys.plan.action import Action
+from buildsys.store.file_digests import DigestMemo, hash_file
 from buildsys.store.ledger import ImportMemo, Ledger, OutputFile, Record
-from buildsys.store.state import StateDb
+from buildsys.store.state_db import StateDb
 
 FAMILY_SIZE = 50  # models that share a source file
 FIRST = "m00000"

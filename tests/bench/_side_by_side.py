@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 import yaml  # noqa: E402 (the path has to be set first)
 
-from buildsys.report.tables import table  # noqa: E402
+from buildsys.report.markdown.elements import table  # noqa: E402
 
 EIGHT = (
     "resnet18", "resnet50", "vgg11", "mobilenet_v3_small", "efficientnet_b0", "efficientnet_v2_s", "regnet_x_1_6gf",

@@ -28,8 +28,8 @@ from _side_by_side import (
     workspace,
 )
 
-from buildsys.graph.plan import plan_model
 from buildsys.manifest.project import load_project
+from buildsys.plan.model_plan import plan_model
 
 ENGINE = "rtx-fp32"
 LIMITS = {"doit": 1.0, "doit -n 2": 0.7}

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from _side_by_side import publish, workspace
 
-from buildsys.store.digest import DigestMemo
-from buildsys.store.state import StateDb
+from buildsys.store.file_digests import DigestMemo
+from buildsys.store.state_db import StateDb
 
 KINDS = {"64 KiB": 1 << 16, "4 MiB": 1 << 22, "256 MiB": 1 << 28}
 LARGE_BYTES = 2 << 30

@@ -25,9 +25,9 @@ import onnxsim  # noqa: E402
 import tensorrt_rtx as trt  # noqa: E402
 import torch  # noqa: E402
 
-from buildsys.graph.cases import concrete_shape  # noqa: E402
-from buildsys.network.calling import Network, make_network  # noqa: E402
-from buildsys.network.golden_inputs import golden_input  # noqa: E402
+from buildsys.manifest.shape_cases import concrete_shape  # noqa: E402
+from buildsys.models.golden_inputs import golden_input  # noqa: E402
+from buildsys.models.torch_model import Network, make_network  # noqa: E402
 
 Arrays = dict[str, np.ndarray]
 LOGGER = trt.Logger(trt.Logger.WARNING)

@@ -20,10 +20,10 @@ import tensorrt as trt
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from buildsys.backends.cuda_driver import Device, Graph, capture
-from buildsys.backends.gpu_loop import GpuTiming
-from buildsys.tensors import load_case
-from buildsys.timing.engine import LocalEngine
+from buildsys.backends.cuda import Device, Graph, capture
+from buildsys.backends.measurement.gpu import GpuTiming
+from buildsys.onnx_graphs.tensors import load_case
+from buildsys.stages.bench.local_engine import LocalEngine
 
 ROUNDS, RUNS = 12, 100
 LOGGER = trt.Logger(trt.Logger.ERROR)

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.backends import load_backend
-from buildsys.backends.base import BuildRequest, Calibration
-from buildsys.backends.cuda_driver import Device
+from buildsys.backends.cuda import Device
+from buildsys.backends.interface import BuildRequest, Calibration
 from buildsys.errors import BuildsysError
-from buildsys.tensors import load_tensors, save_tensors
-from buildsys.worker.job import Job
+from buildsys.onnx_graphs.tensors import load_tensors, save_tensors
+from buildsys.workers.job import Job
 
 PATHS = ("onnx", "engine", "project", "timing_cache")
 
@@ -71,8 +71,8 @@ def merge(request: dict[str, Any]) -> Any:
 def inspect(request: dict[str, Any]) -> Any:
     """Return what the inspector says, as it says it."""
     trt = importlib.import_module("tensorrt")
-    from buildsys.backends.trt.library import library_of
-    from buildsys.backends.trt.messages import log_of
+    from buildsys.backends.tensorrt.library import library_of
+    from buildsys.backends.tensorrt.log import log_of
 
     runtime = trt.Runtime(log_of(library_of(trt)).logger)
     engine = runtime.deserialize_cuda_engine(Path(request["engine"]).read_bytes())

@@ -10,11 +10,11 @@ import numpy as np
 import onnx
 from small_graphs import data_role
 
-from buildsys.backends.base import BuildRequest
-from buildsys.graph.plan import plan_model
-from buildsys.manifest.schema import ModelSpec
-from buildsys.tensors import Tensor, save_case, tensor_of
-from buildsys.worker.job import Job
+from buildsys.backends.interface import BuildRequest
+from buildsys.manifest.schema.model import ModelSpec
+from buildsys.onnx_graphs.tensors import Tensor, save_case, tensor_of
+from buildsys.plan.model_plan import plan_model
+from buildsys.workers.job import Job
 
 BATCHES = {"min": 1, "opt": 2, "max": 8}
 DIMS = {"batch": BATCHES}

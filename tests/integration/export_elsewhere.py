@@ -14,7 +14,8 @@ from pathlib import Path
 from stage_jobs import stage_job
 
 from buildsys.manifest.project import load_project
-from buildsys.stages import export, simplify
+from buildsys.stages.export import stage as export
+from buildsys.stages.simplify import stage as simplify
 
 
 def main(root: Path, out: Path, names: list[str]) -> dict[str, str]:

@@ -17,13 +17,13 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 from python_environments import Environment
 
-from buildsys import toolchain
-from buildsys.front.session import Session
+from buildsys.cli.session import Session
 from buildsys.manifest.project import load_project
-from buildsys.worker.pool import WorkerPool
+from buildsys.system import versions
+from buildsys.workers.client.pool import WorkerPool
 
 _CACHED = (
-    toolchain.distribution_version, toolchain._installed, toolchain.cpu_facts, toolchain.gpu_facts
+    versions.distribution_version, versions._installed, versions.cpu_facts, versions.gpu_facts
 )  # fmt: skip
 NET = """\
 import os

@@ -13,10 +13,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from buildsys.graph.plan import plan_model
-from buildsys.manifest.schema import ModelSpec
-from buildsys.tensors import save_case, tensor_of
-from buildsys.worker.job import Job, StageResult
+from buildsys.manifest.schema.model import ModelSpec
+from buildsys.onnx_graphs.tensors import save_case, tensor_of
+from buildsys.plan.model_plan import plan_model
+from buildsys.workers.job import Job, StageResult
 
 OP = "custom_domain::customOp2"
 REPOSITORY = Path(__file__).parents[2]

@@ -11,12 +11,15 @@ from onnx import TensorProto, helper
 from small_graphs import make_model, weights
 from stage_jobs import manifest
 
-from buildsys.backends.ort_session import OrtGraph
-from buildsys.graph.action import Action
-from buildsys.graph.plan import plan_model
-from buildsys.stages import calibrate, convert, engine, verify
-from buildsys.tensors import save_case, tensor_of
-from buildsys.worker.job import Job, StageResult
+from buildsys.backends.onnxruntime.session import OrtGraph
+from buildsys.onnx_graphs.tensors import save_case, tensor_of
+from buildsys.plan.action import Action
+from buildsys.plan.model_plan import plan_model
+from buildsys.stages.calibrate import stage as calibrate
+from buildsys.stages.convert import stage as convert
+from buildsys.stages.engine import stage as engine
+from buildsys.stages.verify import stage as verify
+from buildsys.workers.job import Job, StageResult
 
 STAGES = {"calibrate": calibrate, "convert": convert, "engine": engine, "verify": verify}
 FLOAT = TensorProto.FLOAT

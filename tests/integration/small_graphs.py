@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from buildsys.worker.job import Job
+from buildsys.workers.job import Job
 
 CASES = {"min": {"batch": 1}, "opt": {"batch": 2}, "odd": {"batch": 3}}
 INPUTS = {"x": {"shape": ["batch", 3, 8, 8], "dtype": "float32"}}

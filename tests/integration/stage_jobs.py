@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from buildsys.graph.plan import plan_model
-from buildsys.manifest.schema import ModelSpec
-from buildsys.worker.job import Job
+from buildsys.manifest.schema.model import ModelSpec
+from buildsys.plan.model_plan import plan_model
+from buildsys.workers.job import Job
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,16 +11,16 @@ import numpy as np
 import onnx
 from small_graphs import data_role, write
 
-from buildsys.backends.ort_session import OrtGraph
+from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import BuildsysError
-from buildsys.graph.cases import concrete_shape
-from buildsys.graph.plan import plan_model
-from buildsys.manifest.schema import ModelSpec
-from buildsys.network.golden_inputs import golden_input
-from buildsys.onnx_graph import load_model
-from buildsys.stages import surgery
-from buildsys.tensors import Case, load_case, save_case
-from buildsys.worker.job import Job, StageResult
+from buildsys.manifest.schema.model import ModelSpec
+from buildsys.manifest.shape_cases import concrete_shape
+from buildsys.models.golden_inputs import golden_input
+from buildsys.onnx_graphs.onnx_file import load_model
+from buildsys.onnx_graphs.tensors import Case, load_case, save_case
+from buildsys.plan.model_plan import plan_model
+from buildsys.stages.surgery import stage as surgery
+from buildsys.workers.job import Job, StageResult
 
 X = {"x": {"shape": ["batch", 3, 8, 8]}}
 BATCH = {"batch": {"min": 1, "opt": 2, "max": 4}}

@@ -12,7 +12,7 @@ import pytest
 from project_folder import ProjectFolder, Ran
 from ready_project import ReadyProject
 
-from buildsys.worker import listing
+from buildsys.workers.client import status
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def lasting_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     monkeypatch.setenv("BUILDSYS_WORKER_IDLE", "60")
     yield runtime / "buildsys"
-    listing.stop_servers(os.environ)
+    status.stop_servers(os.environ)
     shutil.rmtree(runtime)
 
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from buildsys.worker.job import Job, StageResult
+from buildsys.workers.job import Job, StageResult
 
 
 def run(job: Job) -> StageResult:

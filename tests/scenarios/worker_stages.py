@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from buildsys.errors import CheckFailed, StageError, Unavailable
-from buildsys.worker.job import Job, StageResult
+from buildsys.workers.job import Job, StageResult
 
 
 def run(job: Job) -> StageResult:

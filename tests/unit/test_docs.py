@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from buildsys import errors
-from buildsys.graph import explain
-from buildsys.graph.plan import plan_model
-from buildsys.manifest import schema
+from buildsys.execution import stale_reasons
 from buildsys.manifest.project import load_project
-from buildsys.manifest.schema import Spec
+from buildsys.manifest.schema import model as schema
+from buildsys.manifest.schema.model import Spec
+from buildsys.plan.model_plan import plan_model
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -153,12 +153,12 @@ def test_every_kind_of_reason_is_documented() -> None:
     page = (ROOT / "docs" / "explain.md").read_text(encoding="utf-8")
     listed = re.search(r"or one of\n([^.]+)\.", page)
     assert listed is not None
-    assert set(re.findall(r"`([a-z-]+)`", listed[1])) == set(explain._WORDS)
+    assert set(re.findall(r"`([a-z-]+)`", listed[1])) == set(stale_reasons._WORDS)
 
 
 def test_the_readme_has_our_commands() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    commands = re.findall(r'^(\w+) = "buildsys\.front\.(?:doit_commands|command_line):', project, flags=re.MULTILINE)
+    commands = re.findall(r'^(\w+) = "buildsys\.cli\.(?:doit_overrides|commands):', project, flags=re.MULTILINE)
     assert {"explain", "plan", "resolve"} <= set(commands)
     shown = set(re.findall(r"^\| `doit (\w+)", README, flags=re.MULTILINE))
     assert set(commands) - {"run", "ignore"} <= shown

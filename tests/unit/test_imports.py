@@ -1,4 +1,4 @@
-"""The direction of imports: who may know whom, read from the source without importing it."""
+"""Direction of imports, read from the source without importing it."""
 
 from __future__ import annotations
 
@@ -16,102 +16,85 @@ import buildsys
 PACKAGE = Path(buildsys.__file__).parent
 ROOT = PACKAGE.parent
 
-# what each part of the package may import from the others; those of workers may import all but orchestration
-ALLOWED = {
-    "errors": set(),
-    "store": {"errors"},
-    "nvml": {"errors"},
-    "digest": set(),
-    "interpreter": set(),
-    "inquiry": {"errors", "interpreter"},
-    "libraries": {"toolchain"},
-    "compiler": set(),
-    "toolchain": {"compiler", "errors", "inquiry", "interpreter", "nvml"},
-    "manifest": {"errors", "interpreter"},
-    "graph": {"errors", "manifest", "wire_format"},
-    "wire_format": set(),
-    "worker": {"errors", "inquiry", "interpreter"},
-    "snapshot": {"digest", "errors", "graph", "interpreter", "libraries", "store", "toolchain"},
-    "cache": {"errors", "graph", "store", "snapshot"},
-    "judge": {"errors", "cache", "graph", "snapshot", "store"},
-    "settled": {"graph", "snapshot", "store"},
-    "outcome": set(),
-    "executor": {"errors", "cache", "graph", "interpreter", "judge", "settled", "store", "toolchain", "snapshot"}
-    | {"outcome", "worker"},
-    "repro": {"errors", "graph", "manifest", "store"},
-    "front": {"errors", "executor", "cache", "judge", "snapshot", "graph", "manifest", "report"}
-    | {"repro", "settled", "worker", "store", "toolchain", "inquiry", "interpreter", "nvml"}
-    | {"outcome", "timing_caches"},
+# Each package and the packages it may import, besides `errors`. A row names only rows above it,
+# so no import cycle between packages can pass. Lazy and type-only imports count.
+ALLOWED: dict[str, set[str]] = {
+    "system": set(),
+    "manifest": {"system"},
+    "onnx_graphs": {"system"},
+    "store": set(),
+    "workers": {"system"},
+    "plan": {"manifest", "onnx_graphs", "system"},
+    "report": {"manifest", "onnx_graphs"},
+    "models": {"manifest", "onnx_graphs", "system"},
+    "backends": {"models", "onnx_graphs", "system"},
+    "stages": {"backends", "manifest", "models", "onnx_graphs", "report", "store", "system", "workers"},
+    "execution": {"plan", "store", "system", "workers"},
+    "cli": {"execution", "manifest", "plan", "report", "store", "system", "workers"},
 }
-# the same for parts that work in workers and on which others build
-IN_WORKERS = {
-    "compare": {"tensors"},
-    "conversion": {"errors", "onnx_graph", "tensors"},
-    "golden": {"compare", "tensors"},
-    "inspection": {"errors", "onnx_graph"},
-    "onnx_difference": {"errors", "onnx_graph"},
-    "onnx_graph": {"errors", "writeback"},
-    "operators": {"backends", "compiler", "errors", "graph", "ladder", "network", "onnx_graph", "worker"},
-    "tensors": {"errors"},
-    "timing_caches": {"errors"},
-    "engine_host": {"nvml"},
-    "doctor": {"engine_host"},
-}
-ORCHESTRATION = {"store", "settled", "snapshot", "cache", "judge", "executor", "front", "toolchain"}
+LOOSE = {"", "__main__", "doctor", "errors"}
+ORCHESTRATOR = ("system", "manifest", "store", "workers.client", "plan", "execution", "cli")
 HEAVY = {"torch", "torchvision", "onnx", "onnxruntime", "onnxscript", "numpy", "tensorrt", "tensorrt_rtx", "onnxsim"}
 SLOW_TO_IMPORT = {"pydantic", "yaml", "rich", "doit"}
 
 
-def modules() -> list[str]:
-    return sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in PACKAGE.rglob("*.py"))
+def modules() -> dict[str, Path]:
+    """Return every module of the package by its name."""
+    paths = sorted(PACKAGE.rglob("*.py"))
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 
 
 @cache
-def imported_names(module: str) -> frozenset[str]:
-    return frozenset(_imported_names(module))
+def imported_names(path: Path) -> frozenset[str]:
+    def names() -> Iterator[str]:
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{path} imports relatively"
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+    return frozenset(names())
 
 
-def _imported_names(module: str) -> Iterator[str]:
-    path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module} imports relatively"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+def package_of(name: str) -> str:
+    return f"{name}.".split(".")[1]
 
 
-def part_of(module: str) -> str:
-    return module.split(".")[1] if "." in module else ""
+def own_imports(path: Path) -> set[str]:
+    return {package_of(name) for name in imported_names(path) if name.split(".")[0] == "buildsys"}
 
 
-def own_imports(module: str) -> set[str]:
-    """Return the parts of the package that a module imports from."""
-    names = (name for name in imported_names(module) if name.split(".")[0] == "buildsys")
-    return {part_of(name) for name in names} - {"", "__version__", part_of(module)}
+def test_there_are_twelve_packages_and_no_loose_modules() -> None:
+    assert {package_of(name) for name in modules()} - set(ALLOWED) <= LOOSE
+    assert len(ALLOWED) == 12
 
 
-@pytest.mark.parametrize("module", modules())
-def test_imports_point_one_way(module: str) -> None:
-    part = part_of(module)
-    allowed = {**ALLOWED, **IN_WORKERS}
-    if part in allowed:
-        assert own_imports(module) <= allowed[part]
-    else:
-        assert not own_imports(module) & ORCHESTRATION
+def test_a_row_names_only_rows_above_it() -> None:
+    rows = list(ALLOWED)
+    for number, (package, allowed) in enumerate(ALLOWED.items()):
+        assert allowed <= set(rows[:number]), f"{package} may import only what is above it"
 
 
-@pytest.mark.parametrize("module", modules())
-def test_only_the_front_imports_doit(module: str) -> None:
-    if part_of(module) != "front":
-        assert "doit" not in {name.split(".")[0] for name in imported_names(module)}
+def test_imports_point_one_way() -> None:
+    wrong = []
+    for name, path in modules().items():
+        package = package_of(name)
+        allowed = {*ALLOWED.get(package, ALLOWED), package, "errors", "", "__version__"}
+        wrong += [f"{name} imports buildsys.{other}" for other in own_imports(path) - allowed]
+    assert wrong == []
 
 
-@pytest.mark.parametrize("module", modules())
-def test_packages_are_not_reached_around(module: str) -> None:
-    """Only the worker's child knows stages, by the name in its job."""
-    if part_of(module) != "stages":
-        assert "stages" not in own_imports(module)
+def test_every_allowed_import_exists() -> None:
+    used: dict[str, set[str]] = {package: set() for package in ALLOWED}
+    for name, path in modules().items():
+        used.get(package_of(name), set()).update(own_imports(path))
+    assert {package: allowed - used[package] for package, allowed in ALLOWED.items() if allowed - used[package]} == {}
+
+
+def test_only_the_cli_imports_doit() -> None:
+    outside = {name: path for name, path in modules().items() if package_of(name) != "cli"}
+    assert [n for n, path in outside.items() if "doit" in {name.split(".")[0] for name in imported_names(path)}] == []
 
 
 def loaded_by(*names: str) -> set[str]:
@@ -121,14 +104,14 @@ def loaded_by(*names: str) -> set[str]:
 
 
 def test_the_orchestrator_loads_no_heavy_library() -> None:
-    orchestrator = [name for name in modules() if part_of(name) in {*ALLOWED} and not name.endswith("__init__")]
-    assert "buildsys.executor" in orchestrator
-    assert not loaded_by(*(name for name in orchestrator if not name.startswith("buildsys.worker."))) & HEAVY
-    assert not loaded_by("buildsys.worker.pool") & HEAVY
+    prefixes = tuple(f"buildsys.{package}." for package in ORCHESTRATOR)
+    orchestrator = [name for name in modules() if name.startswith(prefixes) and not name.endswith("__main__")]
+    assert "buildsys.execution.executor" in orchestrator
+    assert not loaded_by(*orchestrator) & HEAVY
 
 
-def test_judging_what_is_fresh_loads_no_slow_library() -> None:
-    loaded = loaded_by("buildsys.executor", "buildsys.graph.plan", "buildsys.worker.pool")
+def test_freshness_checks_load_no_slow_library() -> None:
+    loaded = loaded_by("buildsys.execution.executor", "buildsys.plan.model_plan", "buildsys.workers.client.pool")
     assert not loaded & (HEAVY | SLOW_TO_IMPORT)
 
 
@@ -139,5 +122,4 @@ def test_the_probe_would_see_a_library(library: str) -> None:
 
 @pytest.mark.parametrize("stage", ["engine", "verify", "bench"])
 def test_stages_of_other_toolchains_need_no_torch_and_no_onnx(stage: str) -> None:
-    if (PACKAGE / "stages" / f"{stage}.py").exists():
-        assert not loaded_by(f"buildsys.stages.{stage}") & {"torch", "onnx", "pydantic", "yaml", "rich"}
+    assert not loaded_by(f"buildsys.stages.{stage}.stage") & {"torch", "onnx", "pydantic", "yaml", "rich"}

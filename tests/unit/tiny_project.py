@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.errors import CheckFailed, StageError, Unavailable, WorkerDied
-from buildsys.executor import Executor
-from buildsys.graph.action import Action, FileRef
-from buildsys.store.cas import Store
-from buildsys.worker.job import Job
-from buildsys.worker.pool import JobReply
+from buildsys.execution.executor import Executor
+from buildsys.plan.action import Action, FileRef
+from buildsys.store.object_store import Store
+from buildsys.workers.client.pool import JobReply
+from buildsys.workers.job import Job
 
 EXPORT, ENGINE, BENCH, REPORT = "export:m", "engine:m:e", "bench:m:e", "report:m"
 ALL = [EXPORT, ENGINE, BENCH, REPORT]

@@ -12,7 +12,7 @@ import pytest
 from manifest_files import NET, same_state
 
 from buildsys.manifest import project as loading
-from buildsys.manifest.snapshot import is_settled
+from buildsys.manifest.file_state import is_settled
 
 LAZY = """
 import sys, time
@@ -190,7 +190,7 @@ def test_a_cache_that_cannot_be_written_does_not_matter(project):
 def test_the_cache_of_other_code_is_not_used(project, resolved, monkeypatch):
     project.model()
     _warm(project, resolved)
-    monkeypatch.setattr("buildsys.manifest.cache.SCHEMA", "another")
+    monkeypatch.setattr("buildsys.manifest.manifest_cache.SCHEMA", "another")
     project.load()
     assert "net.yaml" in resolved
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from manifest_files import NET
 
-from buildsys.manifest.tree import leaves, merge, nearest, plain, plant
+from buildsys.manifest.value_tree import leaves, merge, nearest, plain, plant
 
 
 def test_defaults_lie_under_extends_and_those_under_the_manifest(project):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildsys.errors import ManifestError
-from buildsys.manifest.reader import read_positions, read_yaml
+from buildsys.manifest.yaml_reader import read_positions, read_yaml
 
 FILE = Path("m.yaml")
 

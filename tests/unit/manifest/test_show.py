@@ -7,8 +7,8 @@ import jsonschema
 import pytest
 
 from buildsys.manifest.project import load_project
-from buildsys.manifest.reader import read_yaml
 from buildsys.manifest.show import resolved_text, schema_texts, write_schemas
+from buildsys.manifest.yaml_reader import read_yaml
 
 ROOT = Path(__file__).parents[3]
 

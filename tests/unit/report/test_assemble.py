@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from tiny_results import NO_GPU, Results
 
-from buildsys.manifest.engine_spec import OnnxRuntimeEngine
+from buildsys.manifest.schema.engines import OnnxRuntimeEngine
 from buildsys.report.assemble import assemble
+from buildsys.report.data import Report, as_json
 from buildsys.report.engine_provenance import _TOLD, ONNXRUNTIME_DEFAULTS
-from buildsys.report.markdown import render
-from buildsys.report.model import Report, as_json
+from buildsys.report.markdown.document import render
 
 NAN = float("nan")
 

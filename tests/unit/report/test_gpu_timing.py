@@ -8,7 +8,7 @@ import pytest
 
 from buildsys.report import gpu_timing
 from buildsys.report.engines import bench_notes, timings
-from buildsys.report.results import Result
+from buildsys.report.result_files import Result
 
 
 def contender(wall: float, gpu: float, **more: Any) -> dict[str, Any]:

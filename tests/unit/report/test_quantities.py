@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from buildsys.report import quantities as q
+from buildsys.report import formatting as q
 
 NAN, INF = float("nan"), float("inf")
 

@@ -8,11 +8,11 @@ from markdown_it import MarkdownIt
 from tiny_results import NO_GPU, Results
 
 from buildsys.report.assemble import assemble
-from buildsys.report.markdown import render
-from buildsys.report.model import as_json
-from buildsys.report.quantities import TIMES
-from buildsys.stages.report import run
-from buildsys.worker.job import Job
+from buildsys.report.data import as_json
+from buildsys.report.formatting import TIMES
+from buildsys.report.markdown.document import render
+from buildsys.stages.report.stage import run
+from buildsys.workers.job import Job
 
 
 def job_for(results: Results, folder: Path, *, markdown: bool = True) -> Job:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from buildsys.store.background import Background
-from buildsys.store.state import StateDb
+from buildsys.store.state_db import StateDb
 
 
 @pytest.fixture

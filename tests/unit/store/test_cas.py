@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-import buildsys.store.cas as cas_module
+import buildsys.store.object_store as cas_module
 from buildsys.errors import StageError
-from buildsys.store.cas import DamagedError, Store, copy_file
-from buildsys.store.collect import collect, usage, verify
+from buildsys.store.garbage_collection import collect, usage, verify
 from buildsys.store.ledger import OutputFile, Record
+from buildsys.store.object_store import DamagedError, Store, copy_file
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_blocks_are_shared_only_where_the_file_system_can(tmp_path: Path, monkey
 
 def test_a_killed_process_leaves_nothing_half(store: Store, tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from buildsys.store.cas import Store\n"
+        "import os, sys; from pathlib import Path; from buildsys.store.object_store import Store\n"
         "from buildsys.store.ledger import OutputFile\n"
         "def dying():\n    yield b'half'\n    os.kill(os.getpid(), 9)\n"
         "Store(Path(sys.argv[1])).add(OutputFile('d' * 64, 9), dying())\n"

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.store.lock import Holder, Locks
+from buildsys.store.locks import Holder, Locks
 
 # holds the GPUs of argv[3] with the machine shared, as a benchmark on a GPU does, until its stdin ends
 HOLD = """
 import sys
 from pathlib import Path
-from buildsys.store.lock import Locks
+from buildsys.store.locks import Locks
 locks = Locks(Path(sys.argv[1]), Path(sys.argv[2]))
 with locks.place("bench:m:trt", devices=sys.argv[3].split(), exclusive=False, on_wait=lambda holder: None):
     print("held", flush=True)

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from buildsys.store import cas, direct_writer
-from buildsys.store.cas import copy_file
+from buildsys.store import direct_writer, object_store
 from buildsys.store.direct_writer import DirectWriter
+from buildsys.store.object_store import copy_file
 
 
 def is_direct(descriptor: int) -> bool:
@@ -46,7 +46,7 @@ def page(size: int) -> memoryview:
 @pytest.mark.parametrize("folder", ["/dev/shm", ""], ids=["in memory", "on disk"])
 @pytest.mark.parametrize("size", [0, 1, 4095, 16384, 16385, 3 * 16384, 3 * 16384 + 4097, 100_000])
 def test_copies_of_every_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, folder: str) -> None:
-    monkeypatch.setattr(cas, "_CHUNK_BYTES", 16384)
+    monkeypatch.setattr(object_store, "_CHUNK_BYTES", 16384)
     content = os.urandom(size)
     (tmp_path / "source").write_bytes(content)
     copy = Path(folder or tmp_path) / f"{os.getpid()}.copy"
@@ -60,7 +60,7 @@ def test_copies_of_every_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
 def test_a_disk_that_takes_no_more_is_the_error_of_the_disk(tmp_path: Path) -> None:
     """A limit of this process alone stands for a full disk: the error comes from the same call."""
     code = (
-        "import resource, sys; from pathlib import Path; from buildsys.store import cas\n"
+        "import resource, sys; from pathlib import Path; from buildsys.store import object_store as cas\n"
         "cas._CHUNK_BYTES = 16384\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))\n"
         "try:\n    cas.copy_file(Path(sys.argv[1]), Path(sys.argv[2]), direct=True)\n"

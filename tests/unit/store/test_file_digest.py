@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-import buildsys.store.digest as digest_module
+import buildsys.store.file_digests as digest_module
 from buildsys.errors import StageError
-from buildsys.store.digest import SETTLE_NS, DigestMemo, hash_file
-from buildsys.store.state import StateDb
+from buildsys.store.file_digests import SETTLE_NS, DigestMemo, hash_file
+from buildsys.store.state_db import StateDb
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_a_file_that_never_rests_is_an_error(tmp_path: Path, monkeypatch: pytest
 def test_the_whole_memo_is_read_only_for_many_files(
     db: StateDb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("buildsys.store.digest._FEW_FILES", 3)
+    monkeypatch.setattr("buildsys.store.file_digests._FEW_FILES", 3)
     paths = [str(tmp_path / f"{number}.bin") for number in range(6)]
     for path in paths:
         Path(path).write_text(path)
@@ -147,7 +147,7 @@ def test_the_whole_memo_is_read_only_for_many_files(
     questions: list[str] = []
     read = db.read
     monkeypatch.setattr(db, "read", lambda query, values=(): questions.append(query) or read(query, values))
-    monkeypatch.setattr("buildsys.store.digest.hash_file", None)  # nothing is read again
+    monkeypatch.setattr("buildsys.store.file_digests.hash_file", None)  # nothing is read again
     one_by_one = DigestMemo(db)
     assert {path: one_by_one.digest(path) for path in paths} == expected
     assert len(questions) == 4, "three single files, then all at once"

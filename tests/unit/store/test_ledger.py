@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from buildsys.store.ledger import FAILED, KEEP_HISTORY, KEEP_RECORDS, ImportMemo, Ledger, OutputFile, Record, Run
-from buildsys.store.state import StateDb
+from buildsys.store.state_db import StateDb
 
 RECORD = Record(
     target="export:m",

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from buildsys.errors import StageError
-from buildsys.store.lock import Holder, InterruptedWaitError, Locks, machine_lock_folder
+from buildsys.store.locks import Holder, InterruptedWaitError, Locks, machine_lock_folder
 
 HOLD = (
-    "import sys, time; from pathlib import Path; from buildsys.store.lock import Locks\n"
+    "import sys, time; from pathlib import Path; from buildsys.store.locks import Locks\n"
     "with Locks(Path(sys.argv[1])).target('engine:m:e', print):\n"
     "    print('held', flush=True); time.sleep(60)\n"
 )

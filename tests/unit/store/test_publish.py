@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-import buildsys.store.digest as digest_module
+import buildsys.store.file_digests as digest_module
 import buildsys.store.publish as publish_module
 from buildsys.errors import StageError
 from buildsys.store.background import Background
-from buildsys.store.digest import DigestMemo
+from buildsys.store.file_digests import DigestMemo
 from buildsys.store.publish import Publisher
-from buildsys.store.state import StateDb
+from buildsys.store.state_db import StateDb
 
 RESULT = "m/export/export.json"
 

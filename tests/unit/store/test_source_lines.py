@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.store.source_lines import LineMemo, first_changed_line
-from buildsys.store.state import StateDb
+from buildsys.store.line_checksums import LineMemo, first_changed_line
+from buildsys.store.state_db import StateDb
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_the_same_content_is_kept_once_and_small(tmp_path: Path) -> None:
 
 
 def test_the_oldest_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("buildsys.store.source_lines._KEPT_FILES", 5)
+    monkeypatch.setattr("buildsys.store.line_checksums._KEPT_FILES", 5)
     file, db = tmp_path / "a.py", StateDb(tmp_path / "state.db")
     file.write_text("x")
     memo = LineMemo(db)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from buildsys.errors import StageError
-from buildsys.store.state import StateDb
+from buildsys.store.state_db import StateDb
 
 INSERT = "INSERT INTO owned VALUES (?, ?)"
 COUNT = "SELECT count(*) FROM owned"
@@ -120,7 +120,7 @@ def test_threads_share_it(db: StateDb) -> None:
 
 def test_processes_that_start_together_share_it(db: StateDb, tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from buildsys.store.state import StateDb\n"
+        "import sys; from pathlib import Path; from buildsys.store.state_db import StateDb\n"
         "db = StateDb(Path(sys.argv[1]))\n"
         "for n in range(50): db.write([('INSERT INTO owned VALUES (?, ?)', (f'{sys.argv[2]}-{n}', 't'))])\n"
     )

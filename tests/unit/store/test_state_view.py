@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.store.state import StateDb
-from buildsys.store.state_view import StateView
+from buildsys.store.read_only_state import StateView
+from buildsys.store.state_db import StateDb
 
 INSERT, COUNT = "INSERT INTO owned VALUES (?, ?)", "SELECT count(*) FROM owned"
 

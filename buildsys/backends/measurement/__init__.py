@@ -1,0 +1,1 @@
+"""Timing loops for engines and baselines."""

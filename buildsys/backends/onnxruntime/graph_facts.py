@@ -1,0 +1,96 @@
+"""What can be read from ONNX files for ONNX Runtime: the facts of a saved graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import TensorProto, helper
+
+from buildsys.backends.interface import Figures
+from buildsys.backends.onnxruntime import kernels
+
+_INDEX_OPERATORS = ("Shape", "Size", "ArgMax", "ArgMin", "NonZero")
+_BOOL_OPERATORS = (
+    "And", "Or", "Xor", "Not", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN", "IsInf",
+)  # fmt: skip
+_CONDITIONAL_OPERATORS = ("Where", "If", "Loop")  # their first input does not give their type
+
+
+def graph_facts(model_file: Path) -> Figures:
+    """Return the tensors of a graph, its nodes per operator, and the share of each type in nodes and weights."""
+    model = onnx.load(str(model_file), load_external_data=False)
+    nodes = Counter(f"{node.domain}:{node.op_type}" if node.domain else node.op_type for node in model.graph.node)
+    weights: Counter[str] = Counter()
+    for initializer in model.graph.initializer:
+        weights[_type_name(initializer.data_type)] += _size_bytes(initializer)
+    return {
+        "inputs": [_tensor_facts(value) for value in model.graph.input],
+        "outputs": [_tensor_facts(value) for value in model.graph.output],
+        "layers": dict(sorted(nodes.items())),
+        "precision_shares": {"layers": _shares(_node_types(model.graph)), "weights": _shares(weights)},
+    }
+
+
+def known_operators() -> frozenset[tuple[str, str]]:
+    """Return domain and name of every operator that ONNX Runtime itself has; ONNX's own domain is empty."""
+    return frozenset(kernels.schema_versions())
+
+
+def _node_types(graph: Any) -> Counter[str]:
+    """Count nodes by the type of their first output.
+
+    A saved graph has no types for its inner tensors, and ONNX cannot infer them across ONNX Runtime's own
+    operators, so they are told from the Casts and the weights on the way.
+    """
+    types: dict[str, int] = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for values in (graph.input, graph.value_info, graph.output):
+        types.update({value.name: value.type.tensor_type.elem_type for value in values})
+    counts: Counter[str] = Counter()
+    for node in graph.node:
+        found = types.get(node.output[0]) or _output_type(node, types)
+        types.update({name: found for name in node.output if name not in types})
+        counts[_type_name(found)] += 1
+    return counts
+
+
+def _output_type(node: Any, types: Mapping[str, int]) -> int:
+    if node.op_type in _INDEX_OPERATORS:
+        return int(TensorProto.INT64)
+    if node.op_type in _BOOL_OPERATORS:
+        return int(TensorProto.BOOL)
+    for attribute in node.attribute:
+        if node.op_type == "Cast" and attribute.name == "to":
+            return int(attribute.i)
+        if attribute.name == "value" and attribute.HasField("t"):
+            return int(attribute.t.data_type)
+    inputs = node.input[1:] if node.op_type in _CONDITIONAL_OPERATORS else node.input
+    return next((types[name] for name in inputs if types.get(name)), 0)
+
+
+def _tensor_facts(value: Any) -> dict[str, Any]:
+    tensor = value.type.tensor_type
+    shape = [size.dim_value if size.HasField("dim_value") else size.dim_param or "?" for size in tensor.shape.dim]
+    return {"name": value.name, "dtype": _type_name(tensor.elem_type), "shape": shape}
+
+
+def _type_name(elem_type: int) -> str:
+    if elem_type == TensorProto.UNDEFINED:
+        return "unknown"
+    name = str(TensorProto.DataType.Name(elem_type)).lower()
+    return {"float": "float32", "double": "float64"}.get(name, name)
+
+
+def _size_bytes(initializer: Any) -> int:
+    count = 1
+    for size in initializer.dims:
+        count *= size
+    return count * int(helper.tensor_dtype_to_np_dtype(initializer.data_type).itemsize)
+
+
+def _shares(counts: Mapping[str, int]) -> dict[str, float]:
+    total = sum(counts.values())
+    return {name: count / total for name, count in sorted(counts.items())} if total else {}

@@ -1,0 +1,206 @@
+"""Run an ONNX file in ONNX Runtime with tensors of any ONNX type."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
+
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensors import BIT_DTYPES, Array, Tensor, tensor_of
+
+_ORT_NAMES = {"float": "float32", "double": "float64"}  # the others are called as ONNX calls them
+_ONNX_TYPE_NUMBERS = {
+    "bfloat16": 16, "float8e4m3fn": 17, "float8e4m3fnuz": 18, "float8e5m2": 19, "float8e5m2fnuz": 20, "uint4": 21,
+    "int4": 22, "float4e2m1": 23, "float8e8m0": 24, "uint2": 25, "int2": 26,
+}  # fmt: skip
+_PER_BYTE = {"uint4": 2, "int4": 2, "float4e2m1": 2, "uint2": 4, "int2": 4}
+_FAILURES = (
+    *(getattr(ort_errors, name) for name in (
+        "EngineError", "EPFail", "Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "ModelLoaded", "NoModel",
+        "NoSuchFile", "NotImplemented", "RuntimeException",
+    ) if hasattr(ort_errors, name)),
+    RuntimeError, ValueError, TypeError,
+)  # fmt: skip
+_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
+_FAILED_NODE = re.compile(r"while running (\S+) node\. Name:'([^']*)' Status Message: (.*)")
+_CPP_PLACE = re.compile(r"^\S+:\d+ .*? was false\. |^\S+:\d+ \S+ ")
+_NO_KERNEL = re.compile(r"Could not find an implementation for (\S+) node with name '([^']*)'")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Port:
+    """One input or output of a session: ``shape`` has a name or None where the size is not fixed."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str | None, ...]
+
+
+class OrtGraph:
+    """One ONNX graph loaded in ONNX Runtime."""
+
+    def __init__(
+        self,
+        model: Path | bytes,
+        options: ort.SessionOptions | None = None,
+        providers: Sequence[Any] | None = None,
+        libraries: Iterable[Path] = (),
+    ) -> None:
+        """Load ``model``; a path is needed where the graph has external data.
+
+        ``libraries`` hold custom operators; each is registered once.
+        Raises: StageError: ONNX Runtime refuses the graph (a missing kernel is named with its node) or a library.
+        """
+        source = str(model) if isinstance(model, Path) else model
+        settings = options or session_options()
+        for library in dict.fromkeys(libraries):
+            _register(library, settings)
+        self.session: ort.InferenceSession = _explained(
+            "cannot load the graph",
+            lambda: ort.InferenceSession(
+                source, sess_options=settings, providers=providers or ["CPUExecutionProvider"]
+            ),
+        )
+        self.inputs = tuple(_port(argument) for argument in self.session.get_inputs())
+        self.outputs = tuple(_port(argument) for argument in self.session.get_outputs())
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the outputs by name; tensors that the graph does not take are ignored.
+
+        Raises: StageError: an input is missing or does not fit, or a node failed.
+        """
+        missing = [port.name for port in self.inputs if port.name not in inputs]
+        if missing:
+            raise StageError(f"the graph needs the input {missing[0]}, and only {', '.join(inputs) or 'none'} is given")
+        names = [port.name for port in self.outputs]
+        feeds = {port.name: _feed(inputs[port.name]) for port in self.inputs}
+        if any(port.dtype in BIT_DTYPES for port in self.outputs):
+            return self._run_for_bits(names, feeds)
+        found = _explained("cannot run the graph", lambda: self.session.run(names, feeds))
+        return {port.name: tensor_of(value, port.dtype) for port, value in zip(self.outputs, found, strict=True)}
+
+    def _run_for_bits(self, names: list[str], feeds: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Run with OrtValues on both sides: ``run`` cannot return types that numpy lacks."""
+        texts = [name for name, value in feeds.items() if isinstance(value, np.ndarray) and value.dtype.kind == "O"]
+        if texts:
+            raise StageError(
+                f"ONNX Runtime cannot take the string input {texts[0]} when an output is of a type that numpy lacks"
+            )
+        values = {
+            name: ort.OrtValue.ortvalue_from_numpy(value) if isinstance(value, np.ndarray) else value
+            for name, value in feeds.items()
+        }
+        found = _explained("cannot run the graph", lambda: self.session.run_with_ort_values(names, values))
+        return {port.name: _read(value, port.dtype) for port, value in zip(self.outputs, found, strict=True)}
+
+
+def session_options(
+    *,
+    optimization: str = "disable",
+    intra_op_threads: int = 0,
+    inter_op_threads: int = 1,
+    severity: int = 3,
+    few_runs: bool = False,
+) -> ort.SessionOptions:
+    """Return options for ``OrtGraph``: ``optimization`` is disable, basic, extended or all.
+
+    For ``few_runs`` weights are not packed ahead for the kernels that read them: of vgg11 that is half a second of
+    loading, and a copy of all weights, which a handful of runs never win back.
+    ``severity`` 3 logs errors only. The log of ONNX Runtime goes to stderr, in a worker to the target's log.
+    """
+    options = ort.SessionOptions()
+    level = {"disable": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{level[optimization]}")
+    options.intra_op_num_threads = intra_op_threads
+    options.inter_op_num_threads = inter_op_threads
+    options.log_severity_level = severity
+    if few_runs:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    return options
+
+
+def one_sentence(error: BaseException) -> str:
+    """Return what ONNX Runtime says, without its codes and on one line."""
+    text = " ".join(_PREFIX.sub("", str(error)).split())
+    kernel = _NO_KERNEL.search(text)
+    if kernel:
+        return f"ONNX Runtime has no kernel for {kernel[1]} with these types ({_called(kernel[2])})"
+    failed = _FAILED_NODE.search(text)
+    if failed:
+        text = f"{failed[1]} ({_called(failed[2])}) failed: {_CPP_PLACE.sub('', failed[3])}"
+    return text if len(text) <= 400 else text[:400] + "…"
+
+
+def _called(node: str) -> str:
+    return f"node {node}" if node else "a node without a name"
+
+
+def _explained(what: str, call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except _FAILURES as error:
+        raise StageError(f"ONNX Runtime {what}: {one_sentence(error)}") from error
+
+
+def _register(library: Path, options: ort.SessionOptions) -> None:
+    # absolute, or the loader would search its own folders for it
+    call = partial(options.register_custom_ops_library, str(library.absolute()))
+    _explained(f"cannot take the operator library {library.name}", call)
+
+
+def _port(argument: Any) -> Port:
+    kind = str(argument.type)
+    if not kind.startswith("tensor("):
+        raise StageError(f"{argument.name} is of the type {kind}; only tensors can be inputs and outputs here")
+    name = kind[len("tensor(") : -1]
+    return Port(argument.name, _ORT_NAMES.get(name, name), tuple(argument.shape))
+
+
+def _feed(tensor: Tensor) -> Any:
+    if tensor.dtype == "string":
+        return tensor.array.astype(object)
+    if tensor.dtype in BIT_DTYPES:
+        bits = _pack(tensor.array, tensor.dtype)
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_TYPE_NUMBERS[tensor.dtype])
+    return np.asarray(tensor.array, order="C")
+
+
+def _pack(bits: Array, dtype: str) -> Array:
+    """Return bits in an array of the logical shape whose first bytes are packed as ONNX packs them."""
+    per_byte = _PER_BYTE.get(dtype, 1)
+    flat = bits.reshape(-1)
+    if per_byte > 1:
+        flat = np.zeros(flat.size, np.uint8)
+        width = 8 // per_byte
+        for place in range(per_byte):
+            lane = bits.reshape(-1)[place::per_byte]
+            flat[: lane.size] |= lane << np.uint8(width * place)
+    return np.array(flat.reshape(bits.shape), order="C")
+
+
+def _read(value: ort.OrtValue, dtype: str) -> Tensor:
+    if dtype not in BIT_DTYPES:
+        return tensor_of(value.numpy(), dtype)
+    shape, per_byte = tuple(value.shape()), _PER_BYTE.get(dtype, 1)
+    stored = np.dtype(BIT_DTYPES[dtype])
+    count = int(np.prod(shape, dtype=np.int64))
+    size = -(-count // per_byte) * stored.itemsize
+    # OrtValue.numpy() refuses these types, so the bytes are copied from where they lie
+    raw = ctypes.string_at(value.data_ptr(), size) if size else b""
+    flat = np.frombuffer(raw, stored)
+    if per_byte > 1:
+        width = 8 // per_byte
+        lanes = [(flat >> np.uint8(width * place)) & np.uint8(2**width - 1) for place in range(per_byte)]
+        flat = np.stack(lanes, axis=1).reshape(-1)[:count]
+    return Tensor(flat.reshape(shape).copy(), dtype)

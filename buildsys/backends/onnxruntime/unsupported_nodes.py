@@ -1,0 +1,177 @@
+"""Which nodes of a graph ONNX Runtime cannot take on a CPU: all of them, where a session names the first."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx.defs
+import onnx.inliner
+import onnx.shape_inference
+import onnxruntime as ort
+from google.protobuf.message import DecodeError
+from onnx import TensorProto, helper
+
+from buildsys.backends.interface import UnsupportedNode
+from buildsys.backends.onnxruntime import kernels
+from buildsys.backends.onnxruntime.kernels import Operator
+from buildsys.backends.onnxruntime.session import session_options
+
+_DEFAULT_DOMAIN = ("", "ai.onnx")
+_IR_VERSION = 10  # that every ONNX Runtime here reads
+_NO_KERNEL = "Could not find an implementation"
+
+
+def refused_nodes(model_file: Path, provided: Collection[str] = ()) -> list[UnsupportedNode]:
+    """Return the nodes, also of subgraphs and local functions, that ONNX Runtime on a CPU can have nothing for.
+
+    Those whose operator has no schema in it, and those without a kernel for their types. A session names only the
+    first. ``provided`` are operators that libraries bring along, as DOMAIN::NAME. A file that is no model has none.
+    """
+    try:
+        model = onnx.load(str(model_file), load_external_data=False)
+    except (OSError, DecodeError):
+        return []
+    known = {f"{function.domain}::{function.name}" for function in model.functions} | {*provided}
+    found = [_unknown(index, node, (), known) for index, node in _nodes(model.graph.node)]
+    for function in model.functions:
+        found += [_unknown(index, node, (function.name,), known) for index, node in _nodes(function.node)]
+    return [*(node for node in found if node is not None), *_without_kernel(model)]
+
+
+def _unknown(index: int, node: Any, inside: tuple[str, ...], known: Collection[str]) -> UnsupportedNode | None:
+    operator = Operator("" if node.domain in _DEFAULT_DOMAIN else node.domain, node.op_type)
+    if f"{node.domain}::{node.op_type}" in known or kernels.knows(operator):
+        return None
+    domain = operator.domain or "ai.onnx"
+    reason = f"not an operator of the domain {domain} in this ONNX Runtime, and no function of the model"
+    return UnsupportedNode(index, node.name, node.op_type, reason, inside, output=next(iter(node.output), ""))
+
+
+def _without_kernel(model: onnx.ModelProto) -> list[UnsupportedNode]:
+    """Return the nodes of ONNX's own operators that ONNX Runtime has no kernel for in their types.
+
+    Its table of kernels says which nodes to ask about. Whether it helps itself, with casts around float16 or the body
+    that ONNX gives some operators, only it knows: it is given each such node alone.
+    """
+    typed = _inferred(model)
+    opset = max((entry.version for entry in typed.opset_import if entry.domain in _DEFAULT_DOMAIN), default=0)
+    types = dict(_tensor_types(typed.graph))
+    verdicts: dict[bytes, UnsupportedNode | None] = {}
+    found = []
+    for index, node in _nodes(typed.graph.node):
+        if _has_own_kernel(node, opset, types):
+            continue
+        kind = _kind_of(node, types)
+        if kind not in verdicts:
+            verdicts[kind] = _asked(node, opset, types)
+        if verdict := verdicts[kind]:
+            found.append(_of_node(verdict, index, node))
+    return found
+
+
+def _of_node(verdict: UnsupportedNode, index: int, node: Any) -> UnsupportedNode:
+    output = next(iter(node.output), "")
+    return UnsupportedNode(index, node.name, node.op_type, verdict.reason, since=verdict.since, output=output)
+
+
+def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with its functions in place and the types of its tensors, as far as ONNX can tell them."""
+    with suppress(Exception):  # whatever either meets, nodes of unknown types are not judged
+        model = onnx.inliner.inline_local_functions(model) if model.functions else model
+        model = onnx.shape_inference.infer_shapes(model)
+    return model
+
+
+def _tensor_types(graph: Any) -> Iterator[tuple[str, int]]:
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        if value.type.HasField("tensor_type"):
+            yield value.name, value.type.tensor_type.elem_type
+    yield from ((tensor.name, tensor.data_type) for tensor in graph.initializer)
+    for node in graph.node:
+        for body in _bodies(node):
+            yield from _tensor_types(body)
+
+
+def _bodies(node: Any) -> Iterator[Any]:
+    for attribute in node.attribute:
+        yield from (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs)
+
+
+def _nodes(nodes: Any) -> Iterator[tuple[int, Any]]:
+    """Yield nodes with the index that their outermost node has in the graph."""
+    for index, node in enumerate(nodes):
+        yield index, node
+        for body in _bodies(node):
+            yield from ((index, inner) for _, inner in _nodes(body.node))
+
+
+def _has_own_kernel(node: Any, opset: int, tensors: Mapping[str, int]) -> bool:
+    """Tell whether there is a kernel for the node, or nothing can be said of it."""
+    known = all(tensors.get(name) for name in node.input if name)
+    own = node.domain in _DEFAULT_DOMAIN and onnx.defs.has(node.op_type, opset, "")
+    if not known or not own or any(_bodies(node)):
+        return True
+    schema = onnx.defs.get_schema(node.op_type, opset, "")
+    types: dict[str, str] = {}
+    for formals, names in ((schema.inputs, node.input), (schema.outputs, node.output)):
+        for formal, name in zip(formals, names, strict=False):  # a variadic one stands for the rest
+            if tensors.get(name):
+                types.setdefault(formal.type_str, f"tensor({_type_name(tensors[name])})")
+                types.setdefault(formal.name, f"tensor({_type_name(tensors[name])})")
+    return kernels.has_kernel(Operator("", node.op_type), int(schema.since_version), types)
+
+
+def _kind_of(node: Any, tensors: Mapping[str, int]) -> bytes:
+    """Return what nodes that are judged alike have in common."""
+    alike = onnx.NodeProto(op_type=node.op_type, attribute=node.attribute)
+    alike.input.extend(str(tensors.get(name, "")) for name in node.input)
+    return bytes(alike.SerializeToString(deterministic=True))
+
+
+def _asked(node: Any, opset: int, tensors: Mapping[str, int]) -> UnsupportedNode | None:
+    """Return what ONNX Runtime lacks for such a node, and the next opset at which it lacks nothing."""
+    if _is_taken(node, opset, tensors):
+        return None
+    types = ", ".join(dict.fromkeys(_type_name(tensors[name]) for name in node.input if name)) or "its types"
+    later = (at for at in _turning_points(node.op_type) if at > opset and _is_taken(node, at, tensors, strictly=True))
+    reason = f"ONNX Runtime has no CPU kernel for it in {types}"
+    return UnsupportedNode(None, node.name, node.op_type, reason, since=next(later, None))
+
+
+def _is_taken(node: Any, opset: int, tensors: Mapping[str, int], *, strictly: bool = False) -> bool:
+    """Tell whether a session opens on this node alone; of other reasons than a kernel only ``strictly`` tells no."""
+    inputs = [helper.make_tensor_value_info(name, tensors[name], None) for name in dict.fromkeys(node.input) if name]
+    outputs = [_value(name, tensors.get(name, 0)) for name in node.output if name]
+    graph = helper.make_graph([node], "one", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=_IR_VERSION)
+    try:
+        ort.InferenceSession(model.SerializeToString(), session_options(severity=4), providers=["CPUExecutionProvider"])
+    except Exception as refusal:  # of many classes
+        return not strictly and _NO_KERNEL not in str(refusal)
+    return True
+
+
+def _value(name: str, elem_type: int) -> onnx.ValueInfoProto:
+    if elem_type:
+        return helper.make_tensor_value_info(name, elem_type, None)
+    return helper.make_empty_tensor_value_info(name)
+
+
+def _turning_points(operator: str) -> list[int]:
+    """Return the opsets that both libraries know in which an operator changed, or got a body."""
+    newest = min(kernels.newest_opset(), onnx.defs.onnx_opset_version())
+    found: set[int] = set()
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if not schema.domain and schema.name == operator:
+            known: Any = schema
+            found |= {known.since_version, *known.function_opset_versions}
+            found |= {*known.context_dependent_function_opset_versions}
+    return sorted(opset for opset in found if opset <= newest)
+
+
+def _type_name(elem_type: int) -> str:
+    return str(TensorProto.DataType.Name(elem_type)).lower()

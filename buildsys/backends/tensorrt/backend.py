@@ -1,0 +1,27 @@
+"""TensorRT 8.6, 10 and 11: engines for the GPU that builds them. See ``buildsys.backends.tensorrt``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import tensorrt
+
+from buildsys.backends.tensorrt.common_backend import TensorRtBackend
+from buildsys.backends.tensorrt.library import library_of
+
+if TYPE_CHECKING:
+    from buildsys.backends.interface import Backend
+    from buildsys.backends.tensorrt import backend as _this_module
+
+    _CONFORMS: Backend = _this_module
+
+_BACKEND = TensorRtBackend(library_of(tensorrt))
+
+prepare = _BACKEND.prepare
+unsupported = _BACKEND.unsupported
+build = _BACKEND.build
+describe = _BACKEND.describe
+load = _BACKEND.load
+unload = _BACKEND.unload
+device = _BACKEND.device
+merge_timing_caches = _BACKEND.merge_timing_caches

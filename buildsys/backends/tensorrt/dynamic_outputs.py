@@ -1,0 +1,62 @@
+"""Outputs whose shapes depend on values: TensorRT asks for their memory, and tells their shapes, while it runs.
+
+Source: TensorRT developer guide, "Dynamically Shaped Output".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from buildsys.backends.cuda import Buffer, Device
+from buildsys.backends.tensorrt.library import Library
+from buildsys.errors import StageError
+
+
+class ValueShapedOutput:
+    """Where an output of unknown size lies, and its shape after a run."""
+
+    def __init__(self, library: Library, device: Device, reserved_bytes: int) -> None:
+        """Reserve some memory; ``allocator`` is what the context takes, and must live as long as it."""
+        self._device = device
+        self.buffer: Buffer = device.allocate(reserved_bytes)
+        self.shape: tuple[int, ...] = ()
+        self.failure: StageError | None = None
+        self.allocator = _allocator(library, self)
+
+    def address_of(self, size_bytes: int) -> int:
+        """Return the address of so much memory, 0 where there is not so much left: nothing may raise into C++."""
+        if size_bytes > self.buffer.size_bytes:
+            try:
+                with self._device.current():
+                    fresh = self._device.allocate(size_bytes)
+                    self._device.free(self.buffer)
+            except StageError as failure:
+                self.failure = failure
+                return 0
+            self.buffer = fresh
+        return self.buffer.address
+
+    def release(self) -> None:
+        """Free the memory."""
+        self._device.free(self.buffer)
+
+
+def _allocator(library: Library, output: ValueShapedOutput) -> Any:
+    base = library.trt.IOutputAllocator
+
+    class Allocator(base):  # type: ignore[misc,valid-type]
+        def __init__(self) -> None:
+            base.__init__(self)
+
+        def reallocate_output(self, tensor_name: str, memory: Any, size: int, alignment: int) -> int:  # noqa: ARG002
+            return output.address_of(size)
+
+        def reallocate_output_async(
+            self, tensor_name: str, memory: Any, size: int, alignment: int, stream: Any,  # noqa: ARG002
+        ) -> int:  # fmt: skip
+            return output.address_of(size)
+
+        def notify_shape(self, tensor_name: str, shape: Any) -> None:  # noqa: ARG002
+            output.shape = tuple(shape)
+
+    return Allocator()

@@ -1,0 +1,204 @@
+"""The values of TensorRT's enumerations and the fields of engines, with the generations that have them.
+
+tests/unit/backends/test_trt_conformance.py holds each entry against lists of the real libraries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from buildsys.backends.tensorrt.library import GENERATIONS, RTX, SINCE_10, TRT_10, UNTIL_10, Library
+from buildsys.errors import StageError
+
+
+def either(names: tuple[str, ...] | list[str]) -> str:
+    """Return names as in ``a, b or c``."""
+    return " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A value of an enumeration, and the generations that have it."""
+
+    name: str
+    generations: tuple[str, ...] = GENERATIONS
+
+
+@dataclass(frozen=True)
+class Values:
+    """The values of one enumeration of TensorRT by the words of manifests and results."""
+
+    enumeration: str
+    members: Mapping[str, Member]
+
+    def of(self, library: Library, word: str) -> Any:
+        """Return a value.
+
+        Raises: StageError: the library does not have it; says which ones do.
+        """
+        member = self.members[word]
+        value = getattr(getattr(library.trt, self.enumeration, None), member.name, None)
+        if library.generation not in member.generations or value is None:
+            raise StageError(f"{library.release} has no {word}", f"{either(member.generations)} has")
+        return value
+
+    def words(self, library: Library) -> dict[Any, str]:
+        """Return the words of all values that the library has."""
+        known = {word: member for word, member in self.members.items() if library.generation in member.generations}
+        owner = getattr(library.trt, self.enumeration, None)
+        found = {word: getattr(owner, member.name, None) for word, member in known.items()}
+        return {value: word for word, value in found.items() if value is not None}
+
+
+WITH_RTX = (RTX,)
+
+DTYPES = Values(
+    "DataType",
+    {
+        "float32": Member("FLOAT"),
+        "float16": Member("HALF"),
+        "bfloat16": Member("BF16", SINCE_10),
+        "int8": Member("INT8"),
+        "uint8": Member("UINT8"),
+        "int32": Member("INT32"),
+        "int64": Member("INT64", SINCE_10),
+        "bool": Member("BOOL"),
+        "float8e4m3fn": Member("FP8"),
+        "float8e8m0": Member("E8M0", SINCE_10),
+        "int4": Member("INT4", SINCE_10),
+        "float4e2m1": Member("FP4", SINCE_10),
+    },
+)
+FLAGS = Values(
+    "BuilderFlag",
+    {
+        "tf32": Member("TF32"),
+        "sparse_weights": Member("SPARSE_WEIGHTS"),
+        "direct_io": Member("DIRECT_IO"),
+        "gpu_fallback": Member("GPU_FALLBACK"),
+        "refit": Member("REFIT"),
+        "refit_individual": Member("REFIT_INDIVIDUAL", SINCE_10),
+        "refit_identical": Member("REFIT_IDENTICAL", SINCE_10),
+        "strip_plan": Member("STRIP_PLAN", SINCE_10),
+        "weight_streaming": Member("WEIGHT_STREAMING", SINCE_10),
+        "strict_nans": Member("STRICT_NANS", SINCE_10),
+        "editable_timing_cache": Member("EDITABLE_TIMING_CACHE", SINCE_10),
+        "disable_compilation_cache": Member("DISABLE_COMPILATION_CACHE", SINCE_10),
+        "monitor_memory": Member("MONITOR_MEMORY", SINCE_10),
+        "distributive_independence": Member("DISTRIBUTIVE_INDEPENDENCE", SINCE_10),
+        "require_user_allocation": Member("REQUIRE_USER_ALLOCATION", WITH_RTX),
+        "version_compatible": Member("VERSION_COMPATIBLE"),
+        "exclude_lean_runtime": Member("EXCLUDE_LEAN_RUNTIME"),
+        "debug": Member("DEBUG"),
+    },
+)
+CAPABILITIES = Values(
+    "ComputeCapability",
+    {
+        "7.5": Member("SM75", WITH_RTX),
+        "8.0": Member("SM80", WITH_RTX),
+        "8.6": Member("SM86", WITH_RTX),
+        "8.9": Member("SM89", WITH_RTX),
+        "12.0": Member("SM120", WITH_RTX),
+        "12.1": Member("SM121", WITH_RTX),
+        "current": Member("CURRENT", WITH_RTX),
+    },
+)
+TILING = Values(
+    "TilingOptimizationLevel",
+    {word: Member(word.upper(), SINCE_10) for word in ("none", "fast", "moderate", "full")},
+)
+VERBOSITY = Values(
+    "ProfilingVerbosity", {word: Member(word.upper()) for word in ("layer_names_only", "none", "detailed")}
+)
+POOLS = Values(
+    "MemoryPoolType",
+    {
+        "workspace": Member("WORKSPACE"),
+        "tactic_dram": Member("TACTIC_DRAM"),
+        "tactic_shared_memory": Member("TACTIC_SHARED_MEMORY", SINCE_10),
+        "dla_managed_sram": Member("DLA_MANAGED_SRAM"),
+        "dla_local_dram": Member("DLA_LOCAL_DRAM"),
+        "dla_global_dram": Member("DLA_GLOBAL_DRAM"),
+    },
+)
+PRECISION_FLAGS = Values(
+    "BuilderFlag",
+    {
+        "fp16": Member("FP16", UNTIL_10),
+        "bf16": Member("BF16", (TRT_10,)),
+        "int8": Member("INT8", UNTIL_10),
+        "obey": Member("OBEY_PRECISION_CONSTRAINTS", UNTIL_10),
+        "prefer": Member("PREFER_PRECISION_CONSTRAINTS", UNTIL_10),
+    },
+)
+TACTIC_SOURCES = Values(
+    "TacticSource",
+    {
+        "cublas": Member("CUBLAS", UNTIL_10),
+        "cublas_lt": Member("CUBLAS_LT", UNTIL_10),
+        "cudnn": Member("CUDNN", UNTIL_10),
+        "edge_mask_convolutions": Member("EDGE_MASK_CONVOLUTIONS"),
+        "jit_convolutions": Member("JIT_CONVOLUTIONS"),
+    },
+)
+HARDWARE = Values(
+    "HardwareCompatibilityLevel",
+    {
+        "none": Member("NONE"),
+        "ampere_plus": Member("AMPERE_PLUS"),
+        "same_compute_capability": Member("SAME_COMPUTE_CAPABILITY", SINCE_10),
+    },
+)
+FORMATS = Values(
+    "TensorFormat",
+    {
+        word: Member(word.upper())
+        for word in (
+            "linear", "chw2", "chw4", "chw16", "chw32", "hwc", "hwc8", "hwc16", "dhwc", "dhwc8", "cdhw32",
+            "dla_linear",
+        )
+    }
+    | {"dla_hwc4": Member("DLA_HWC4")},
+)  # fmt: skip
+TABLES = (FLAGS, PRECISION_FLAGS, CAPABILITIES, TILING, VERBOSITY, POOLS, TACTIC_SOURCES, HARDWARE, FORMATS, DTYPES)
+# fields of engines that not all generations have, at any other value than the one that asks for nothing
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "tactic_shared_memory": SINCE_10,
+    "tiling_optimization_level": SINCE_10,
+    "l2_limit_for_tiling": SINCE_10,
+    "refit_identical": SINCE_10,
+    "refit_individual": SINCE_10,
+    "strip_plan": SINCE_10,
+    "weight_streaming": SINCE_10,
+    "layer_precisions": UNTIL_10,
+}
+_NOTHING_ASKED: tuple[object, ...] = (None, False, "none", (), [])
+
+
+def unsupported_fields(library: Library, options: Mapping[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the fields of an engine that a library cannot honour, each with the generations that can."""
+    asked: list[tuple[str, tuple[str, ...]]] = [
+        (field, generations) for field, generations in _FIELDS.items() if options.get(field, None) not in _NOTHING_ASKED
+    ]
+    asked += [(f"flags.{flag}", FLAGS.members[flag].generations) for flag in options.get("flags", {})]
+    for field, table in (("tactic_sources", TACTIC_SOURCES), ("hardware_compatibility", HARDWARE)):
+        values = options.get(field) or ()
+        named = (values,) if isinstance(values, str) else values
+        asked += [(f"{field}: {value}", table.members[value].generations) for value in named]
+    asked += _asked_of_typing(options)
+    return [(field, generations) for field, generations in asked if library.generation not in generations]
+
+
+def _asked_of_typing(options: Mapping[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
+    precision, typing = options["precision"], options.get("typing", "strong")
+    implicit = [("quantization: implicit", UNTIL_10)] if options.get("quantization") == "implicit" else []
+    if typing == "strong":
+        return [("typing: strong", SINCE_10), *implicit]
+    narrow = [precision, *(entry["precision"] for entry in options.get("layer_precisions", ()))]
+    asked = [("typing: weak", UNTIL_10), *implicit]
+    return asked + [
+        (f"precision: {name}", PRECISION_FLAGS.members[name].generations) for name in narrow if name != "fp32"
+    ]

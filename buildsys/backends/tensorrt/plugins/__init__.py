@@ -1,0 +1,1 @@
+"""TensorRT plugins: Python files and shared libraries."""

@@ -1,0 +1,1 @@
+"""The TensorRT-RTX backend: the TensorRT backend with another library."""

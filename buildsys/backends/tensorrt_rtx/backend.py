@@ -1,0 +1,30 @@
+"""TensorRT-RTX: engines for RTX GPUs, built with or without a GPU at hand. See ``buildsys.backends.tensorrt``.
+
+Its networks are always strongly typed: an engine's precision is that of the ONNX types.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import tensorrt_rtx
+
+from buildsys.backends.tensorrt.common_backend import TensorRtBackend
+from buildsys.backends.tensorrt.library import library_of
+
+if TYPE_CHECKING:
+    from buildsys.backends.interface import Backend
+    from buildsys.backends.tensorrt_rtx import backend as _this_module
+
+    _CONFORMS: Backend = _this_module
+
+_BACKEND = TensorRtBackend(library_of(tensorrt_rtx))
+
+prepare = _BACKEND.prepare
+unsupported = _BACKEND.unsupported
+build = _BACKEND.build
+describe = _BACKEND.describe
+load = _BACKEND.load
+unload = _BACKEND.unload
+device = _BACKEND.device
+merge_timing_caches = _BACKEND.merge_timing_caches

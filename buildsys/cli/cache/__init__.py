@@ -1,0 +1,1 @@
+"""doit cache: contents, verification and garbage collection of the store."""

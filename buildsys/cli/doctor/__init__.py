@@ -1,0 +1,1 @@
+"""doit doctor: what is installed and what can run here."""

@@ -1,0 +1,1 @@
+"""doit explain and doit plan."""

@@ -1,0 +1,1 @@
+"""State of the build folder after a failed run."""

@@ -1,0 +1,1 @@
+"""doit inspect, diff and netron."""

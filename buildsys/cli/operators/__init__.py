@@ -1,0 +1,1 @@
+"""doit ops: operator support of the installed libraries."""

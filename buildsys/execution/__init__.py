@@ -1,0 +1,1 @@
+"""Executor, action keys, freshness, stale reasons, build cache."""

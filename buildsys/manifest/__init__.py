@@ -1,0 +1,1 @@
+"""YAML manifests to resolved, checked models."""

@@ -1,0 +1,1 @@
+"""Checks across fields that a schema cannot express."""

@@ -1,0 +1,1 @@
+"""Fields of a manifest, one module per section."""

@@ -1,0 +1,204 @@
+"""The sections of a manifest about the network: source, inputs, outputs and dynamic dimensions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from buildsys.manifest.schema.base import SHA256_PATTERN, WORD_PATTERN, Callable, Dim, DType, Spec
+
+
+class WeightsFile(Spec):
+    """A state dict in a file of the project, loaded with ``weights_only=True``."""
+
+    file: str = Field(description="Path relative to the project.")
+    sha256: Annotated[str, Field(pattern=SHA256_PATTERN)] | None = Field(
+        None, description="When given, the file must have this digest."
+    )
+
+
+def _weights_kind(value: object) -> str:
+    return "<name>" if isinstance(value, str) else "<file>"
+
+
+# A tag in angle brackets marks a place in pydantic's error paths that no user wrote.
+TorchvisionWeights = Annotated[
+    Annotated[str, Tag("<name>")] | Annotated[WeightsFile, Tag("<file>")], Discriminator(_weights_kind)
+]
+
+
+class _Source(Spec):
+    seed: int = Field(0, ge=0, description="Seed of weights that are not loaded, and of random inputs.")
+
+
+class TorchvisionSource(_Source):
+    """A model of torchvision's registry, by name."""
+
+    torchvision: str = Field(description="A name that torchvision.models.list_models() knows.")
+    weights: TorchvisionWeights | None = Field(
+        None, description="null: random from `seed`; DEFAULT or an enum name such as IMAGENET1K_V2; or a file."
+    )
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="Further arguments of the model's builder.")
+
+
+class PythonSource(_Source):
+    """A callable of the project that returns a torch.nn.Module."""
+
+    python: Callable = Field(description="FILE.py:CALLABLE")
+    weights: WeightsFile | None = Field(None, description="null: as the callable made them; or a file.")
+    randomize: bool = Field(False, description="Draw weights and batch-norm statistics from `seed`.")
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="Arguments of the callable.")
+
+
+class OnnxSource(_Source):
+    """A ready ONNX file; its outputs in ONNX Runtime without optimization are the reference."""
+
+    onnx: str = Field(description="Path relative to the project.")
+
+
+SOURCE_KINDS = ("torchvision", "python", "onnx")
+
+
+def _kind(value: object, kinds: tuple[str, ...]) -> str | None:
+    """Return the tag of the first of ``kinds`` that is a field of ``value``, a map or a spec."""
+    fields = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+    return next((f"<{kind}>" for kind in kinds if kind in fields), None)
+
+
+def _source_kind(value: object) -> str | None:
+    return _kind(value, SOURCE_KINDS)
+
+
+Source = Annotated[
+    Annotated[TorchvisionSource, Tag("<torchvision>")]
+    | Annotated[PythonSource, Tag("<python>")]
+    | Annotated[OnnxSource, Tag("<onnx>")],
+    Discriminator(_source_kind, custom_error_type="source_kind", custom_error_message="no kind of source"),
+]
+
+
+class RandomData(Spec):
+    """Values drawn from the source's seed, the same on every machine."""
+
+    random: Literal["normal", "uniform", "integers"]
+    mean: float = 0.0
+    std: float = Field(1.0, ge=0)
+    low: float = Field(0.0, description="Lower bound of uniform and integers.")
+    high: float = Field(
+        1.0, description="Upper bound, exclusive for integers; their default is 10 (2 for bool, 8 for int4 and uint4)."
+    )
+
+
+class NpzData(Spec):
+    """Values from an array of a .npz file, cut to each case's shape from the front."""
+
+    npz: str = Field(description="Path relative to the project.")
+    key: str | None = Field(None, description="Array in the file; default: the input's name.")
+
+
+class PythonData(Spec):
+    """Values from a callable of the project: ``f(shape, dtype, case, seed) -> numpy array``."""
+
+    python: Callable = Field(description="FILE.py:CALLABLE")
+
+
+def _check_scalar(value: object) -> object:
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    raise PydanticCustomError("scalar", "not a scalar")
+
+
+Scalar = Annotated[
+    bool | int | float | str,
+    BeforeValidator(_check_scalar),
+    WithJsonSchema({"type": ["boolean", "integer", "number", "string"]}),
+]
+
+
+class ConstantData(Spec):
+    """One value everywhere."""
+
+    model_config = ConfigDict(allow_inf_nan=True)  # a mask is often minus infinity
+
+    constant: Scalar
+
+
+class ImagesData(Spec):
+    """Values from the image files of a folder, in the order of their names."""
+
+    images: str = Field(description="A folder, relative to the project; folders in it count as well.")
+    resize: int | None = Field(
+        None,
+        ge=1,
+        description="Shorter side before the centre crop; default: straight to the input's height and width.",
+    )
+    interpolation: Literal["nearest", "bilinear", "bicubic"] = "bilinear"
+    color: Literal["rgb", "bgr", "gray"] = "rgb"
+    layout: Literal["nchw", "nhwc"] = "nchw"
+    divide: float = Field(255.0, gt=0, description="What pixels of 0 to 255 are divided by.")
+    mean: tuple[float, ...] = Field((0.0,), min_length=1, description="Subtracted then: one value, or one per channel.")
+    std: tuple[Annotated[float, Field(gt=0)], ...] = Field((1.0,), min_length=1, description="And divided by this.")
+
+
+DATA_KINDS = ("random", "npz", "python", "constant", "images")
+
+
+def _data_kind(value: object) -> str | None:
+    return _kind(value, DATA_KINDS)
+
+
+InputData = Annotated[
+    Annotated[RandomData, Tag("<random>")]
+    | Annotated[NpzData, Tag("<npz>")]
+    | Annotated[PythonData, Tag("<python>")]
+    | Annotated[ConstantData, Tag("<constant>")]
+    | Annotated[ImagesData, Tag("<images>")],
+    Discriminator(_data_kind, custom_error_type="data_kind", custom_error_message="no kind of data"),
+]
+
+
+class InputSpec(Spec):
+    """One input of the model."""
+
+    shape: tuple[Dim, ...] = Field(description="Numbers and names of `dims`.")
+    dtype: DType = "float32"
+    data: InputData | None = Field(
+        None, description="Default: random normal for floats, integers 0 to 9 for integers, 0 or 1 for bool."
+    )
+    keyword: Annotated[str, Field(pattern=WORD_PATTERN)] | None = Field(
+        None, description="Pass it to forward() by this keyword instead of by position."
+    )
+
+
+class OutputSpec(Spec):
+    """One output of the model."""
+
+    shape: tuple[Dim | None, ...] | None = Field(
+        None, description="Numbers, names of `dims`, or null for a size that follows from others."
+    )
+    dtype: DType | None = None
+    key: str | None = Field(None, description="Key in the dict that forward() returns; default: the output's name.")
+
+
+class DimSpec(Spec):
+    """The range of a named, dynamic dimension."""
+
+    min: int = Field(ge=0)
+    opt: int = Field(ge=0)
+    max: int = Field(ge=0)
+    odd: int | None = Field(None, description="The odd value that is also validated; default: chosen in the range.")
+    multiple_of: int = Field(1, ge=1, description="Every value is a multiple of this.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> DimSpec:
+        if not self.min <= self.opt <= self.max:
+            raise ValueError(f"min {self.min}, opt {self.opt}, max {self.max} are not in ascending order")
+        values = {"min": self.min, "opt": self.opt, "max": self.max, "odd": self.odd}
+        for name, value in values.items():
+            if value is not None and value % self.multiple_of:
+                raise ValueError(f"{name} {value} is not a multiple of {self.multiple_of}")
+        if self.odd is not None and not self.min <= self.odd <= self.max:
+            raise ValueError(f"odd {self.odd} is outside the range {self.min} to {self.max}")
+        return self

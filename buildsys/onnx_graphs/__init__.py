@@ -1,0 +1,1 @@
+"""ONNX files and tensors: load, save, compare, inspect, round."""

@@ -1,0 +1,69 @@
+"""Answers questions on graphs: ``python -m buildsys.onnx_graphs.inspection < request.json``; for a process of its own.
+
+A request has ``question`` (``describe``, ``compare`` or ``draw``) and what it is about. The answer is JSON as well; a
+mistake of the user is ``{"error": problem, "hint": …}``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from onnx import ModelProto
+
+from buildsys.errors import StageError, UsageError
+from buildsys.onnx_graphs.inspection.describe import describe
+from buildsys.onnx_graphs.inspection.diff import compare
+from buildsys.onnx_graphs.inspection.drawing.svg import draw
+from buildsys.onnx_graphs.inspection.load import content_digests, drop_weights, load_graph, read_network
+from buildsys.onnx_graphs.inspection.plain_graph import Network
+from buildsys.onnx_graphs.inspection.shapes import with_shapes
+
+Request = Mapping[str, Any]
+Answer = dict[str, Any]
+
+
+def _describe(request: Request) -> Answer:
+    return describe(_light(request["graph"]), request["dims"])
+
+
+def _compare(request: Request) -> Answer:
+    first, second = (_with_contents(request[side]) for side in ("first", "second"))
+    return compare(first, second)
+
+
+def _draw(request: Request) -> Answer:
+    network = read_network(with_shapes(_light(request["graph"])))
+    svg, shown = draw(network.body, request["title"], request["from"], request["to"], request["depth"])
+    return {"svg": svg, **shown}
+
+
+def _with_contents(graph: Mapping[str, Any]) -> Network:
+    model = load_graph(Path(graph["file"]))
+    with content_digests(Path(graph["data"]) if graph["data"] else None) as digest:
+        drop_weights(model, digest)
+    return read_network(with_shapes(model))
+
+
+def _light(graph: Mapping[str, Any]) -> ModelProto:
+    model = load_graph(Path(graph["file"]))
+    drop_weights(model)
+    return model
+
+
+_QUESTIONS: Mapping[str, Callable[[Request], Answer]] = {"describe": _describe, "compare": _compare, "draw": _draw}
+
+
+def answer(request: Request) -> Answer:
+    """Answer one request."""
+    try:
+        return _QUESTIONS[request["question"]](request)
+    except (StageError, UsageError) as error:
+        return {"error": error.problem, "hint": error.hint, "usage": isinstance(error, UsageError)}
+
+
+if __name__ == "__main__":
+    json.dump(answer(json.load(sys.stdin)), sys.stdout)

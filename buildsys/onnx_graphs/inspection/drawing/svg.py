@@ -1,0 +1,142 @@
+"""Draw a graph as SVG: boxes in rows, data flowing down. The same graph gives the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from buildsys.onnx_graphs.inspection.drawing.grouping import Box, group
+from buildsys.onnx_graphs.inspection.drawing.labels import INPUT, OUTPUT, PADDING, Card, Picture, card_of
+from buildsys.onnx_graphs.inspection.drawing.layout import Point, place
+from buildsys.onnx_graphs.inspection.drawing.subgraph import Part, choose, neighbours
+from buildsys.onnx_graphs.inspection.drawing.text_width import LINE_HEIGHT, SMALL, TITLE, text_width
+from buildsys.onnx_graphs.inspection.plain_graph import Body, Node
+
+_MARGIN = 20.0
+_FONT = f'font-family="DejaVu Sans, Verdana, sans-serif" font-size="{SMALL}"'
+_BEHIND = 5.0  # pixels that the second box of a stack is off
+_PALETTE = {  # fill, line
+    "product": ("#e3edf7", "#5b84b1"), "norm": ("#e6f0e2", "#6f9a5e"), "activation": ("#faf3dc", "#b79b45"),
+    "pool": ("#e0f0ee", "#549a92"), "shape": ("#f2f2f0", "#9a9a94"), "flow": ("#efe8f5", "#8a6bab"),
+    "custom": ("#fae6dd", "#c07a55"), "plain": ("#ffffff", "#8a8a8a"), "group": ("#ffffff", "#4a4a4a"),
+    "end": ("#4a4a4a", "#4a4a4a"),
+}  # fmt: skip
+
+
+def draw(
+    body: Body, title: str, begin: str = "", end: str = "", depth: int | None = None
+) -> tuple[str, dict[str, int]]:
+    """Return an SVG document of the part of a graph that is asked for, and how many nodes and boxes it shows.
+
+    Raises: UsageError: there is no such node or tensor, or no way between them.
+    """
+    part = choose(body, begin, end, depth)
+    picture = _picture(part)
+    width = max(picture.width, text_width(title, TITLE, bold=True)) + 2 * _MARGIN
+    height = picture.height + 2 * _MARGIN + 2 * LINE_HEIGHT
+    left = _number((width - picture.width) / 2)
+    document = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_number(width)}" height="{_number(height)}" '
+        f'viewBox="0 0 {_number(width)} {_number(height)}" {_FONT}>\n'
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        '<path d="M0,0.8 L8,4 L0,7.2 z" fill="#777777"/></marker></defs>\n'
+        '<rect width="100%" height="100%" fill="#ffffff"/>\n'
+        f'<text x="{_number(width / 2)}" y="{_number(_MARGIN + 6)}" text-anchor="middle" font-size="{TITLE}" '
+        f'font-weight="bold" fill="#222222">{escape(title)}</text>\n'
+        f'<g transform="translate({left},{_number(_MARGIN + 2 * LINE_HEIGHT)})">\n{picture.shapes}</g>\n</svg>\n'
+    )
+    return document, {"nodes": len(part.nodes), "boxes": picture.boxes}
+
+
+def _picture(part: Part) -> Picture:
+    ends = neighbours(part)
+    inputs = [Node(name, INPUT, (), (name,)) for name in ends["in"]]
+    outputs = [Node(name, OUTPUT, (name,), ()) for name in ends["out"]]
+    nodes = [*inputs, *part.nodes, *outputs]
+    makers = {name: node for node in nodes for name in node.outputs if name}
+    edges = [(makers[name], node) for node in nodes for name in node.reads if name in makers]
+    columns = group(nodes, dict.fromkeys(edges), fixed=(*inputs, *outputs), form=lambda node: _form(node, part.body))
+    boxes = [box for column in columns for box in column]
+    cards = [card_of(box, part.body, lambda body: _picture(choose(body))) for box in boxes]
+    layout = place([card.size for card in cards], _box_edges(boxes, edges))
+    shapes = [_edge(path) for path in layout.paths]
+    shapes += [_drawn(card, corner) for card, corner in zip(cards, layout.corners, strict=True)]
+    return Picture("".join(shapes), layout.width + _BEHIND, layout.height, len(boxes) - len(inputs) - len(outputs))
+
+
+def _form(node: Node, body: Body) -> str:
+    """Return the sizes of what a node makes, as far as they are numbers."""
+    value = body.value(node.outputs[0]) if node.outputs else None
+    return (
+        ""
+        if value is None or value.shape is None
+        else str([size if isinstance(size, int) else "" for size in value.shape])
+    )
+
+
+def _box_edges(boxes: Sequence[Box], edges: Sequence[tuple[Node, Node]]) -> list[tuple[int, int]]:
+    number = {box: at for at, box in enumerate(boxes)}
+    home = {node: number[box] for box in boxes for node in box.nodes}
+    found = {(home[begin], home[end]): None for begin, end in edges if home[begin] != home[end]}
+    return list(found)
+
+
+def _edge(path: Sequence[Point]) -> str:
+    """Return an edge: straight through rows, a curve from row to row."""
+    (x, y), *rest = path
+    drawn = f"M{_number(x)},{_number(y)}"
+    for at, (to_x, to_y) in enumerate(rest):
+        if at % 2 == 0:
+            drawn += f" L{_number(to_x)},{_number(to_y)}"
+        else:
+            middle = _number((y + to_y) / 2)
+            drawn += f" C{_number(x)},{middle} {_number(to_x)},{middle} {_number(to_x)},{_number(to_y)}"
+        x, y = to_x, to_y
+    return f'<path d="{drawn}" fill="none" stroke="#777777" stroke-width="1.1" marker-end="url(#tip)"/>\n'
+
+
+def _drawn(card: Card, corner: Point) -> str:
+    (x, y), (width, height) = corner, card.size
+    fill, line = _PALETTE[card.kind]
+    radius = 11 if card.kind == "end" else 4
+    frame = (
+        f'width="{_number(width)}" height="{_number(height)}" rx="{radius}" fill="{fill}" stroke="{line}" '
+        'stroke-width="1.1"'
+    )
+    behind = _rectangle(x + _BEHIND, y + _BEHIND, frame) if card.stacked else ""
+    ink, faint = ("#ffffff", "#e8e8e8") if card.kind == "end" else ("#222222", "#5f5f5f")
+    middle, baseline = _number(x + width / 2), y + PADDING * 0.7 + TITLE
+    texts = []
+    for text in card.title:
+        texts.append(f'<text x="{middle}" y="{_number(baseline)}" text-anchor="middle" font-size="{TITLE}" '
+                     f'font-weight="bold" fill="{ink}">{escape(text)}</text>')  # fmt: skip
+        baseline += LINE_HEIGHT
+    for text in card.lines:
+        texts.append(
+            f'<text x="{middle}" y="{_number(baseline)}" text-anchor="middle" fill="{faint}">{escape(text)}</text>'
+        )
+        baseline += LINE_HEIGHT
+    drawn = _rectangle(x, y, frame) + "".join(texts) + _inner(card, x + PADDING, baseline)
+    return f"<g><title>{escape(card.hint)}</title>{behind}{drawn}</g>\n"
+
+
+def _rectangle(x: float, y: float, frame: str) -> str:
+    return f'<rect x="{_number(x)}" y="{_number(y)}" {frame}/>'
+
+
+def _inner(card: Card, x: float, y: float) -> str:
+    """Return the bodies of a node, side by side with their names above."""
+    drawn = ""
+    for name, picture in card.inner:
+        middle = _number(x + picture.width / 2)
+        drawn += (
+            f'<text x="{middle}" y="{_number(y)}" text-anchor="middle" font-style="italic" fill="#5f5f5f">'
+            f"{escape(name)}</text>"
+        )
+        drawn += f'<g transform="translate({_number(x)},{_number(y + LINE_HEIGHT * 0.8)})">{picture.shapes}</g>'
+        x += picture.width + 2 * PADDING
+    return drawn
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")

@@ -1,0 +1,230 @@
+"""Read an ONNX file into plain data. Weights stay where they are: sizes come from the headers."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx
+from blake3 import blake3
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+
+from buildsys.onnx_graphs.inspection.plain_graph import Body, Function, Network, Node, Shape, Stored, Value, product
+from buildsys.onnx_graphs.onnx_file import dtype_name, load_model, operator_name, opsets, port_of, tensors_of
+
+Digest = Callable[[TensorProto], str]
+_LARGE = 1024  # bytes; what shape inference may need is smaller
+_SHOWN_ELEMENTS = 8
+_LONGEST = 80
+_MADE_UP = "unk__"
+_DIGEST = "digest"  # an entry beside those of ONNX in what tells where values are
+_HALF_BYTES = (TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1)
+
+
+def load_graph(path: Path) -> ModelProto:
+    """Read an ONNX file without its external data.
+
+    Raises: StageError: it is not ONNX.
+    """
+    return load_model(path, external_data=False)
+
+
+def drop_weights(model: ModelProto, digest: Digest | None = None) -> None:
+    """Take the values of all large tensors out: what is left is small, and still tells every shape.
+
+    What ``digest`` tells of the tensors that go, or lie elsewhere, stays with them.
+    """
+    for tensor in tensors_of(model):
+        size = stored_bytes(tensor)  # asking the message itself for its size would write it out
+        if tensor.data_location != TensorProto.EXTERNAL and size < _LARGE:
+            continue
+        entries = {"length": str(size), _DIGEST: digest(tensor) if digest else ""}
+        name, dtype, dims = tensor.name, tensor.data_type, list(tensor.dims)
+        tensor.Clear()
+        tensor.name, tensor.data_type, tensor.data_location = name, dtype, TensorProto.EXTERNAL
+        tensor.dims.extend(dims)
+        for key, value in entries.items():
+            tensor.external_data.add(key=key, value=value)
+
+
+def read_network(model: ModelProto) -> Network:
+    """Return a model as plain data, with the shapes that it states itself.
+
+    Its large tensors should have been dropped: the values of all others are looked at.
+    """
+    producer = f"{model.producer_name} {model.producer_version}".strip()
+    functions = tuple(_function(function) for function in model.functions)
+    return Network(_body(model.graph), model.ir_version, producer, opsets(model), functions)
+
+
+def stored_bytes(tensor: TensorProto) -> int:
+    """Return the size of a tensor's values without touching them, wherever they are."""
+    if tensor.data_location == TensorProto.EXTERNAL:
+        length = next((entry.value for entry in tensor.external_data if entry.key == "length"), "")
+        if length.isdecimal():
+            return int(length)
+    if tensor.data_type == TensorProto.STRING:
+        return sum(map(len, tensor.string_data))
+    return (product(tuple(tensor.dims)) * _element_bits(tensor.data_type) + 7) // 8
+
+
+@contextmanager
+def content_digests(data: Path | None) -> Iterator[Digest]:
+    """Yield what tells tensors apart by type, shape and values; external ones are read through a map of the file."""
+    with _mapped(data) as mapped:
+
+        def digest(tensor: TensorProto) -> str:
+            if tensor.data_location != TensorProto.EXTERNAL:
+                return inline_digest(tensor)
+            if mapped is None:  # not there to be compared
+                return ""
+            begin = int(next((entry.value for entry in tensor.external_data if entry.key == "offset"), 0))
+            with memoryview(mapped) as view, view[begin : begin + stored_bytes(tensor)] as values:
+                return _digest(tensor, values)
+
+        yield digest
+
+
+def inline_digest(tensor: TensorProto) -> str:
+    """Return what tells a tensor apart whose values are in the message."""
+    return _digest(tensor, _inline_values(tensor)) if tensor.data_type else ""
+
+
+def _digest(tensor: TensorProto, values: bytes | memoryview) -> str:
+    found = blake3(f"{tensor.data_type}{list(tensor.dims)}".encode())
+    found.update(values)
+    return found.hexdigest()
+
+
+@contextmanager
+def _mapped(data: Path | None) -> Iterator[mmap.mmap | None]:
+    if data is None or not data.is_file() or not data.stat().st_size:
+        yield None
+        return
+    with data.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        yield mapped
+
+
+def _inline_values(tensor: TensorProto) -> bytes:
+    if tensor.raw_data:
+        return bytes(tensor.raw_data)
+    if tensor.data_type == TensorProto.STRING:
+        return b"\0".join(tensor.string_data)
+    return bytes(numpy_helper.to_array(tensor).tobytes())
+
+
+def _element_bits(data_type: int) -> int:
+    if data_type in _HALF_BYTES:
+        return 4
+    try:
+        return int(onnx.helper.tensor_dtype_to_np_dtype(data_type).itemsize) * 8
+    except (KeyError, TypeError):  # a type of a later ONNX, or none at all
+        return 0
+
+
+def _body(graph: GraphProto) -> Body:
+    stored = {tensor.name: _stored(tensor) for tensor in graph.initializer}
+    for sparse in graph.sparse_initializer:
+        one = _stored(sparse.values)
+        stored[one.name] = Stored(one.name, f"sparse {one.dtype}", tuple(sparse.dims), one.bytes, one.digest)
+    listed = (port_of(value) for value in (*graph.value_info, *graph.input, *graph.output))
+    values = {port["name"]: Value(port["dtype"], _shape(port["shape"])) for port in listed}
+    return Body(
+        inputs=tuple(value.name for value in graph.input if value.name not in stored),
+        outputs=tuple(value.name for value in graph.output),
+        nodes=tuple(_node(node) for node in graph.node),
+        initializers=stored,
+        values=values,
+    )
+
+
+def _shape(shape: list[int | str | None] | None) -> Shape | None:
+    """Return a shape; a name that inference has made up says no more than that a size is not known."""
+    return None if shape is None else tuple(None if str(size).startswith(_MADE_UP) else size for size in shape)
+
+
+def _function(function: FunctionProto) -> Function:
+    return Function(
+        name=f"{function.domain}::{function.name}" if function.domain else function.name,
+        inputs=tuple(function.input),
+        outputs=tuple(function.output),
+        nodes=tuple(_node(node) for node in function.node),
+        opsets={entry.domain or "ai.onnx": entry.version for entry in function.opset_import},
+    )
+
+
+def _node(node: NodeProto) -> Node:
+    constants = (tensor for attribute in node.attribute for tensor in _attribute_tensors(attribute))
+    return Node(
+        name=node.name,
+        operator=operator_name(node),
+        inputs=tuple(node.input),
+        outputs=tuple(node.output),
+        attributes={attribute.name: attribute_text(attribute) for attribute in node.attribute},
+        bodies=dict(_bodies(node)),
+        constants=tuple(_stored(tensor) for tensor in constants),
+    )
+
+
+def _bodies(node: NodeProto) -> Iterator[tuple[str, Body]]:
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            yield attribute.name, _body(attribute.g)
+        for index, graph in enumerate(attribute.graphs):
+            yield f"{attribute.name}[{index}]", _body(graph)
+
+
+def _attribute_tensors(attribute: AttributeProto) -> Iterable[TensorProto]:
+    return [attribute.t] if attribute.type == AttributeProto.TENSOR else list(attribute.tensors)
+
+
+def _stored(tensor: TensorProto) -> Stored:
+    dtype = dtype_name(tensor.data_type) if tensor.data_type else "undefined"
+    return Stored(tensor.name, dtype, tuple(tensor.dims), stored_bytes(tensor), _digest_of(tensor))
+
+
+def _digest_of(tensor: TensorProto) -> str:
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return next((str(entry.value) for entry in tensor.external_data if entry.key == _DIGEST), "")
+    return inline_digest(tensor)
+
+
+def attribute_text(attribute: AttributeProto) -> str:
+    """Return an attribute's value in a few words: numbers whole, tensors by type and shape and first values."""
+    if attribute.ref_attr_name:
+        return f"@{attribute.ref_attr_name}"
+    if attribute.type == AttributeProto.TENSOR:
+        return _tensor_text(attribute.t)
+    if attribute.type == AttributeProto.GRAPH:
+        return f"{len(attribute.g.node)} nodes"
+    if attribute.type in (AttributeProto.TENSORS, AttributeProto.GRAPHS, AttributeProto.SPARSE_TENSOR):
+        return str(AttributeProto.AttributeType.Name(attribute.type)).lower()
+    value = onnx.helper.get_attribute_value(attribute)
+    if isinstance(value, bytes):
+        return _cut(value.decode(errors="replace"))
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, (list, tuple)) or hasattr(value, "__len__"):
+        return _cut(f"[{', '.join(_entry(entry) for entry in value)}]")
+    return _cut(str(value))
+
+
+def _entry(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _tensor_text(tensor: TensorProto) -> str:
+    text = f"{dtype_name(tensor.data_type)} {list(tensor.dims)}" if tensor.data_type else "undefined"
+    few = product(tuple(tensor.dims)) <= _SHOWN_ELEMENTS
+    if not few or tensor.data_location == TensorProto.EXTERNAL or not tensor.data_type:
+        return text
+    return _cut(f"{text} = {numpy_helper.to_array(tensor).tolist()}")
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"

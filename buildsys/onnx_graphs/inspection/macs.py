@@ -1,0 +1,264 @@
+"""Multiply-accumulates of a graph: products of convolutions, matrices and recurrent layers, by their shapes.
+
+Element-wise operators, normalizations, poolings and resizes have none: what they cost is memory traffic.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from buildsys.onnx_graphs.inspection.plain_graph import Body, Node, Value, product
+
+_RECURRENT = ("LSTM", "GRU", "RNN")
+Lookup = Callable[[str], "Value | None"]
+
+
+class UnknownShapeError(Exception):
+    """A shape that a count needs is not known."""
+
+
+@dataclass
+class Macs:
+    """The counts of a graph; ``unknown`` are operators that have products whose shapes are not known."""
+
+    by_operator: Counter[str] = field(default_factory=Counter)
+    counted: Counter[str] = field(default_factory=Counter)  # nodes
+    unknown: Counter[str] = field(default_factory=Counter)  # nodes
+    opaque: Counter[str] = field(default_factory=Counter)  # nodes of operators that nobody here knows
+    loops: int = 0  # whose bodies were counted once, as nobody knows how often they run
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self.by_operator.values())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is missing from the total."""
+        return not (self.unknown or self.opaque or self.loops)
+
+    def add(self, other: Macs) -> None:
+        """Add the counts of another part of the graph."""
+        self.by_operator.update(other.by_operator)
+        self.counted.update(other.counted)
+        self.unknown.update(other.unknown)
+        self.opaque.update(other.opaque)
+        self.loops += other.loops
+
+
+def nothing(name: str) -> None:
+    """Look up a tensor outside of a graph that is in no other."""
+    del name
+
+
+def count_macs(body: Body, outer: Lookup = nothing) -> Macs:
+    """Count a graph whose shapes are numbers: of an If the branch with more, the body of a Loop or Scan once."""
+    found = Macs()
+    lookup = within(body, outer)
+    for node in body.nodes:
+        found.add(_count_node(node, lookup))
+    return found
+
+
+def within(body: Body, outer: Lookup) -> Lookup:
+    """Return how to look up a tensor in a graph and in those around it."""
+    return lambda name: body.value(name) or outer(name)
+
+
+def node_macs(node: Node, lookup: Lookup) -> int | None:
+    """Return the count of one node; 0 where its operator has none, None where it is not known."""
+    count = _COUNTS.get(_plain(node.operator))
+    if count is None:
+        return 0 if _is_known(node.operator) else None
+    try:
+        return count(_Shapes(node, lookup))
+    except UnknownShapeError:
+        return None
+
+
+def _count_node(node: Node, lookup: Lookup) -> Macs:
+    found = Macs()
+    if node.bodies:
+        inner = [count_macs(part, lookup) for part in node.bodies.values()]
+        found.add(max(inner, key=lambda macs: macs.total))
+        found.loops += node.operator in ("Loop", "Scan") and found.total > 0
+        return found
+    macs = node_macs(node, lookup)
+    if macs:
+        found.by_operator[node.operator] += macs
+        found.counted[node.operator] += 1
+    elif macs is None:
+        (found.unknown if _plain(node.operator) in _COUNTS else found.opaque)[node.operator] += 1
+    return found
+
+
+class _Shapes:
+    """The shapes around one node, as numbers."""
+
+    def __init__(self, node: Node, lookup: Lookup) -> None:
+        self.node = node
+        self._lookup = lookup
+
+    def of_input(self, index: int) -> tuple[int, ...]:
+        return self._shape(self.node.inputs[index] if index < len(self.node.inputs) else "")
+
+    def of_output(self, index: int = 0) -> tuple[int, ...]:
+        return self._shape(self.node.outputs[index])
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        value = self._lookup(name)
+        if value is None or value.shape is None or not all(isinstance(size, int) for size in value.shape):
+            raise UnknownShapeError(name)
+        return tuple(int(size) for size in value.shape if size is not None)
+
+    def flag(self, name: str) -> bool:
+        return self.node.attributes.get(name, "0") not in ("0", "")
+
+
+def _convolution(weights: int) -> Callable[[_Shapes], int]:
+    return lambda shapes: product(shapes.of_output()) * product(shapes.of_input(weights)[1:])
+
+
+def _transposed_convolution(shapes: _Shapes) -> int:
+    return product(shapes.of_input(0)) * product(shapes.of_input(1)[1:])
+
+
+def _gemm(shapes: _Shapes) -> int:
+    first = shapes.of_input(0)
+    return product(shapes.of_output()) * first[0 if shapes.flag("transA") else 1]
+
+
+def _matrix_product(shapes: _Shapes) -> int:
+    first = shapes.of_input(0)
+    if not first:
+        raise UnknownShapeError(shapes.node.inputs[0])
+    return product(shapes.of_output()) * first[-2 if shapes.flag("transA") else -1]
+
+
+def _einsum(shapes: _Shapes) -> int:
+    """Two operands at a time cost a product for each combination of all indices; more are not told apart."""
+    terms = shapes.node.attributes.get("equation", "").partition("->")[0].replace(" ", "").split(",")
+    if len(terms) == 1:
+        return 0
+    if len(terms) != 2 or not all(re.fullmatch("[A-Za-z]+", term) for term in terms):
+        raise UnknownShapeError(shapes.node.label)
+    sizes: dict[str, int] = {}
+    for index, term in enumerate(terms):
+        sizes.update(zip(term, shapes.of_input(index), strict=False))
+    return product(tuple(sizes.values()))
+
+
+def _recurrent(shapes: _Shapes) -> int:
+    """Weights and recurrent weights are used once per step and member of the batch."""
+    steps = shapes.of_input(0)[:2]
+    return product(steps) * (product(shapes.of_input(1)) + product(shapes.of_input(2)))
+
+
+def _attention(shapes: _Shapes) -> int:
+    """Each query meets each key, and each weight that comes of it each value (ONNX's own operator)."""
+    keys = shapes.of_input(1)[-2]
+    if len(shapes.node.inputs) > 4 and shapes.node.inputs[4]:  # keys of earlier steps
+        keys += shapes.of_input(4)[-2]
+    return (product(shapes.of_input(0)) + product(shapes.of_output())) * keys
+
+
+# Operators of ONNX and those that ONNX Runtime puts into their place, by name without a domain.
+_COUNTS: Mapping[str, Callable[[_Shapes], int]] = {
+    "Conv": _convolution(1), "FusedConv": _convolution(1), "NhwcFusedConv": _convolution(1),
+    "ConvInteger": _convolution(1), "QLinearConv": _convolution(3), "DeformConv": _convolution(1),
+    "ConvTranspose": _transposed_convolution,
+    "Gemm": _gemm, "FusedGemm": _gemm,
+    "MatMul": _matrix_product, "FusedMatMul": _matrix_product, "MatMulInteger": _matrix_product,
+    "QLinearMatMul": _matrix_product,
+    "Einsum": _einsum,
+    **dict.fromkeys(_RECURRENT, _recurrent),
+    "Attention": _attention,
+}  # fmt: skip
+COUNTED = tuple(_COUNTS)
+_WITHOUT = re.compile(r"com\.microsoft(\.nchwc)?::(Quick)?(Gelu|FastGelu|BiasGelu|QuickGelu|ReorderInput|ReorderOutput|"
+                      r"SkipLayerNormalization|LayerNormalization|MaxPool|AveragePool|GlobalMaxPool|GlobalAveragePool|"
+                      r"Upsample|QLinear\w+|DynamicQuantizeLinear|Dequantize\w*|Quantize\w*)")  # fmt: skip
+
+
+def _plain(operator: str) -> str:
+    """Return the operator's name if it is one of ONNX or ONNX Runtime, whole if somebody else's."""
+    domain, _, name = operator.rpartition("::")
+    return name if domain in ("", "com.microsoft", "com.microsoft.nchwc") else operator
+
+
+def _is_known(operator: str) -> bool:
+    return "::" not in operator or operator.startswith("ai.onnx") or bool(_WITHOUT.fullmatch(operator))
+
+
+def formula(macs_at: Callable[[Mapping[str, int]], int | None], base: Mapping[str, int]) -> dict[str, int] | None:
+    """Return the count for any sizes of at most two dimensions, e.g. ``{"": 5, "batch": 3, "batch*steps^2": 1}``.
+
+    ``macs_at`` counts at given sizes. It is asked at multiples of ``base``, and once more to see that the formula
+    holds; None where it does not.
+    """
+    names = list(base)
+    if len(names) > 2:
+        return None
+    if not names:
+        total = macs_at({})
+        return None if total is None else {"": total}
+    counted: dict[tuple[int, ...], Fraction] = {}
+    for scales in itertools.product((1, 2, 3), repeat=len(names)):
+        count = macs_at({name: base[name] * scale for name, scale in zip(names, scales, strict=True)})
+        if count is None:
+            return None
+        counted[scales] = Fraction(count)
+    terms = _interpolated(names, counted, base)
+    beyond = {name: base[name] * 5 for name in names}
+    return terms if terms is not None and evaluate(terms, beyond) == macs_at(beyond) else None
+
+
+def evaluate(terms: Mapping[str, int], dims: Mapping[str, int]) -> int | None:
+    """Return the value of a formula at given sizes, None where one of its dimensions has none."""
+    total = 0
+    for term, factor in terms.items():
+        for name, power in _factors(term):
+            if name not in dims:
+                return None
+            factor *= dims[name] ** power
+        total += factor
+    return total
+
+
+def _factors(term: str) -> Iterable[tuple[str, int]]:
+    for part in filter(None, term.split("*")):
+        name, _, power = part.partition("^")
+        yield name, int(power or 1)
+
+
+def _interpolated(
+    names: Sequence[str], counted: Mapping[tuple[int, ...], Fraction], base: Mapping[str, int]
+) -> dict[str, int] | None:
+    """Return the polynomial, of at most the second power of each dimension, through counts at 1, 2 and 3 times base."""
+    found = dict(counted)
+    for at in range(len(names)):  # one dimension after the other: from scales to powers
+        powers: dict[tuple[int, ...], Fraction] = {}
+        for key in [key for key in found if key[at] == 1]:
+            one, two, three = (found[_with(key, at, scale)] for scale in (1, 2, 3))
+            square = (three - 2 * two + one) / 2
+            linear = two - one - 3 * square
+            for power, factor in enumerate((one - linear - square, linear, square)):
+                powers[_with(key, at, power)] = factor / base[names[at]] ** power
+        found = powers
+    if any(factor.denominator != 1 for factor in found.values()):
+        return None
+    return {_term(names, powers): int(factor) for powers, factor in sorted(found.items()) if factor}
+
+
+def _with(key: tuple[int, ...], at: int, value: int) -> tuple[int, ...]:
+    return (*key[:at], value, *key[at + 1 :])
+
+
+def _term(names: Sequence[str], powers: Sequence[int]) -> str:
+    shown = (name if power == 1 else f"{name}^{power}" for name, power in zip(names, powers, strict=True) if power)
+    return "*".join(shown)

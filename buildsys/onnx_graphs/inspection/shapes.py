@@ -1,0 +1,60 @@
+"""Shapes of every tensor: in the names of dynamic dimensions, or with a value for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from onnx import GraphProto, ModelProto, shape_inference
+
+from buildsys.onnx_graphs.onnx_file import all_nodes, subgraphs
+
+
+def with_shapes(model: ModelProto) -> ModelProto:
+    """Return a model that states the shape of each tensor as far as ONNX can tell; large weights must be gone.
+
+    A graph on which inference fails (types of a later ONNX, a shape that contradicts itself) stays as it is.
+    """
+    try:
+        return shape_inference.infer_shapes(model, data_prop=True)
+    except (RuntimeError, ValueError):  # onnx raises its own InferenceError, which is a RuntimeError
+        return model
+
+
+def with_sizes(model: ModelProto, dims: Mapping[str, int]) -> ModelProto:
+    """Return a model whose dynamic dimensions have values; what is known of tensors within is worked out anew.
+
+    Dimensions without a value stay dynamic.
+    """
+    sized = ModelProto()
+    sized.CopyFrom(model)
+    for graph in _graphs(sized.graph):
+        for value in (*graph.input, *graph.output):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param in dims:
+                    dim.dim_value = dims[dim.dim_param]
+    for value in sized.graph.output:  # names that the exporter made up stand for what inference finds
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.Clear()
+    _forget_shapes(sized.graph)
+    return with_shapes(sized)
+
+
+def input_dims(model: ModelProto) -> list[str]:
+    """Return the names of the dynamic dimensions of the inputs."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    shapes = [value.type.tensor_type.shape for value in model.graph.input if value.name not in stored]
+    return list(dict.fromkeys(dim.dim_param for shape in shapes for dim in shape.dim if dim.dim_param))
+
+
+def _graphs(graph: GraphProto) -> list[GraphProto]:
+    """Return a graph and all bodies in it."""
+    return [graph, *(body for node in all_nodes(graph) for body in subgraphs(node))]
+
+
+def _forget_shapes(graph: GraphProto) -> None:
+    """Drop shapes with names in them; types stay, as no one else knows those of unknown operators."""
+    for part in _graphs(graph):
+        for value in part.value_info:
+            if any(not dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim):
+                value.type.tensor_type.ClearField("shape")

@@ -1,0 +1,1 @@
+"""Rounding of tensors to narrow floating-point types."""

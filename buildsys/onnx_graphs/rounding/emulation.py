@@ -1,0 +1,160 @@
+"""Compute a 16-bit graph in float32 with the rounding, and the range, of the 16-bit type.
+
+ONNX Runtime has few bfloat16 kernels for the CPU, and float16 ones it replaces by float32 ones without
+rounding in between, so that a value beyond float16's range survives where a GPU gives infinity. The same
+graph in float32, with every result cast to the type and back, gives what a device gives that
+accumulates in float32 and rounds once per operator. Explicit casts stay at every optimization level. What
+it does not show are devices that accumulate in the 16-bit type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.onnx_file import subgraphs
+from buildsys.onnx_graphs.rounding.fresh_names import FreshNames
+from buildsys.onnx_graphs.rounding.tensor_types import DTYPES, ELEM_TYPES, element_types, rename_outer
+from buildsys.onnx_graphs.tensors import Tensor
+
+_FLOAT = TensorProto.FLOAT
+_TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")
+# They only choose or move values, which are rounded already.
+_EXACT = frozenset(
+    ("Abs", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "Max", "MaxPool", "Min", "Neg", "Relu",
+     "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where")
+)  # fmt: skip
+
+
+def emulate(model: ModelProto, precision: str) -> ModelProto:
+    """Return a float32 graph that computes what ``model`` computes in ``precision``, ``fp16`` or ``bf16``.
+
+    Inputs and outputs keep their types, and every tensor its name. ``model`` needs its weights in
+    memory. A graph without tensors of the type comes back equal.
+    Raises: StageError: the type occurs inside subgraphs or local functions.
+    """
+    dtype = DTYPES[precision]
+    _refuse_hidden_types(model, dtype)
+    result = ModelProto()
+    result.CopyFrom(model)
+    _Emulation(result.graph, dtype, element_types(model)).rewrite()
+    return result
+
+
+class _Emulation:
+    """Rewrites a graph in place; ``_renamed`` holds the float32 names of inputs and outputs of the 16-bit type."""
+
+    def __init__(self, graph: GraphProto, dtype: str, types: dict[str, int]) -> None:
+        self._graph, self._dtype, self._low = graph, dtype, ELEM_TYPES[dtype]
+        self._is_low = {name for name, elem_type in types.items() if elem_type == self._low}
+        self._low_outputs = self._is_low & {value.name for value in graph.output}
+        self._fresh = FreshNames(graph)
+        self._renamed: dict[str, str] = {}
+        self._nodes: list[NodeProto] = []
+
+    def rewrite(self) -> None:
+        stored = {tensor.name for tensor in self._graph.initializer}
+        for value in self._graph.input:
+            if value.name in stored and value.type.tensor_type.elem_type == self._low:
+                value.type.tensor_type.elem_type = _FLOAT
+            elif value.name in self._is_low:
+                self._add_cast(value.name, self._in_float(value.name), _FLOAT)
+        for node in list(self._graph.node):
+            self._rewrite_node(node)
+        del self._graph.node[:]
+        self._graph.node.extend(self._nodes)
+        for tensor in self._graph.initializer:
+            if tensor.data_type == self._low:
+                tensor.CopyFrom(_in_float32(tensor, self._dtype))
+        for value in self._graph.value_info:
+            if value.type.tensor_type.elem_type == self._low:
+                value.type.tensor_type.elem_type = _FLOAT
+
+    def _rewrite_node(self, node: NodeProto) -> None:
+        for index, name in enumerate(node.input):
+            node.input[index] = self._renamed.get(name, name)
+        rename_outer(node, self._renamed)
+        self._nodes.append(node)
+        if node.op_type == "Cast":
+            self._rewrite_cast(node)
+            return
+        _retype_attributes(node, self._dtype)
+        for index, name in enumerate(node.output):
+            if name in self._is_low:
+                node.output[index] = self._round(name, exact=node.op_type in _EXACT)
+
+    def _rewrite_cast(self, node: NodeProto) -> None:
+        """Follow a cast to the 16-bit type by one to float32; it rounds by itself."""
+        name = node.output[0]
+        if name not in self._is_low:
+            return
+        if name in self._low_outputs:
+            self._add_cast(name, self._in_float(name), _FLOAT)
+        else:
+            node.output[0] = self._fresh.new(f"{name}_{self._dtype}")
+            self._add_cast(node.output[0], name, _FLOAT)
+
+    def _round(self, name: str, *, exact: bool) -> str:
+        """Add what rounds one result; return under which name its node is to give it."""
+        is_output = name in self._low_outputs
+        full = self._in_float(name) if is_output else name
+        if exact:
+            if is_output:
+                self._add_cast(full, name, self._low)
+            return full
+        raw = self._fresh.new(f"{name}_unrounded")
+        low = name if is_output else self._fresh.new(f"{name}_{self._dtype}")
+        self._add_cast(raw, low, self._low)
+        self._add_cast(low, full, _FLOAT)
+        return raw
+
+    def _in_float(self, name: str) -> str:
+        self._renamed[name] = self._fresh.new(f"{name}_float32")
+        return self._renamed[name]
+
+    def _add_cast(self, source: str, target: str, elem_type: int) -> None:
+        self._nodes.append(helper.make_node("Cast", [source], [target], to=elem_type))
+
+
+def _retype_attributes(node: NodeProto, dtype: str) -> None:
+    low = ELEM_TYPES[dtype]
+    for attribute in node.attribute:
+        if attribute.name in _TYPE_ATTRIBUTES and attribute.i == low:
+            attribute.i = _FLOAT
+        if attribute.t.data_type == low:
+            attribute.t.CopyFrom(_in_float32(attribute.t, dtype))
+
+
+def _in_float32(tensor: TensorProto, dtype: str) -> TensorProto:
+    bits = np.frombuffer(tensor.raw_data, np.uint16) if tensor.raw_data else np.array(tensor.int32_data, np.uint16)
+    array = bits.reshape(tuple(tensor.dims))
+    values = array.view(np.float16).astype(np.float32) if dtype == "float16" else Tensor(array, dtype).values()
+    return numpy_helper.from_array(values, tensor.name)
+
+
+def _refuse_hidden_types(model: ModelProto, dtype: str) -> None:
+    places = [(f"the subgraph {body.name}", [body]) for body in _bodies(model.graph.node)]
+    places += [
+        (f"the local function {function.name}", [GraphProto(node=function.node), *_bodies(function.node)])
+        for function in model.functions
+    ]
+    for place, graphs in places:
+        if any(ELEM_TYPES[dtype] in _types_in(graph) for graph in graphs):
+            raise StageError(f"{place} computes in {dtype}, which cannot be emulated on the CPU")
+
+
+def _bodies(nodes: Iterable[NodeProto]) -> Iterator[GraphProto]:
+    for node in nodes:
+        for body in subgraphs(node):
+            yield body
+            yield from _bodies(body.node)
+
+
+def _types_in(graph: GraphProto) -> Iterator[int]:
+    yield from (value.type.tensor_type.elem_type for value in (*graph.input, *graph.output, *graph.value_info))
+    yield from (tensor.data_type for tensor in graph.initializer)
+    for attribute in (attribute for node in graph.node for attribute in node.attribute):
+        yield attribute.i if attribute.name in _TYPE_ATTRIBUTES else attribute.t.data_type

@@ -1,0 +1,23 @@
+"""Names that a graph does not have yet."""
+
+from __future__ import annotations
+
+from onnx import GraphProto
+
+from buildsys.onnx_graphs.onnx_file import all_nodes
+
+
+class FreshNames:
+    """Gives new nodes and tensors names that nothing in ``graph`` has, its subgraphs included."""
+
+    def __init__(self, graph: GraphProto) -> None:
+        self._taken = {name for node in all_nodes(graph) for name in (node.name, *node.input, *node.output)}
+        self._taken |= {entry.name for entries in (graph.input, graph.output, graph.initializer) for entry in entries}
+
+    def new(self, wanted: str) -> str:
+        """Return ``wanted``, with a number behind it where it is taken."""
+        name, number = wanted, 1
+        while name in self._taken:
+            name, number = f"{wanted}_{number}", number + 1
+        self._taken.add(name)
+        return name

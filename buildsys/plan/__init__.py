@@ -1,0 +1,1 @@
+"""Resolved models to actions."""

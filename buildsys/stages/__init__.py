@@ -1,0 +1,1 @@
+"""One folder per step from a model to a report."""

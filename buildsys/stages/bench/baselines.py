@@ -1,0 +1,105 @@
+"""What an engine is timed beside: PyTorch in three forms and ONNX Runtime, on the engine's kind of device.
+
+A baseline that cannot run here is left out with its reason; one that cannot take the inputs fails the benchmark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from buildsys.backends.measurement.gpu import GpuTiming
+from buildsys.backends.measurement.interleaving import Contender, LocalCall
+from buildsys.errors import StageError, Unavailable
+from buildsys.onnx_graphs.tensors import Tensor, load_case
+from buildsys.stages.operators.implementation import implementation_of
+from buildsys.workers.job import Job
+
+Inputs = Mapping[str, Tensor]
+Bind = Callable[[Inputs], Contender]  # from inputs to what times them; may be called once per case
+ONNXRUNTIME = "onnxruntime"
+
+
+@dataclass
+class Baselines:
+    """Those that run, by name, and why others do not."""
+
+    running: dict[str, Bind] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)  # how they run, in words
+
+    def bind(self, engine_case: Path, network_case: Path) -> dict[str, Contender]:
+        """Return a contender for each: the network's inputs are not the engine's where surgery changes these."""
+        contenders: dict[str, Contender] = {}
+        for name in tuple(self.running):
+            case = engine_case if name == ONNXRUNTIME else network_case
+            try:
+                contenders[name] = self.running[name](load_case(case).inputs)
+            except Unavailable as reason:
+                del self.running[name]
+                self.left_out[name] = str(reason)
+        return contenders
+
+
+@contextmanager
+def opened_baselines(job: Job, threads: int, kind: str, timing: GpuTiming | None) -> Iterator[Baselines]:
+    """Yield the baselines that a bench job asks for, on the processor or the GPU (``kind``)."""
+    asked, baselines = job.options["bench"]["baselines"], Baselines()
+    with ExitStack() as stack:
+        of_torch = [name for name in asked if name != ONNXRUNTIME]
+        if of_torch and "network" in job.options:
+            job.progress("making the PyTorch baseline")
+            _add_torch(stack, job, of_torch, threads, kind, timing, baselines)
+        if ONNXRUNTIME in asked:
+            job.progress("making the ONNX Runtime baseline")
+            _add_onnxruntime(stack, job, threads, kind, timing, baselines)
+        yield baselines
+
+
+def _add_torch(
+    stack: ExitStack,
+    job: Job,
+    names: list[str],
+    threads: int,
+    kind: str,
+    timing: GpuTiming | None,
+    baselines: Baselines,
+) -> None:
+    from buildsys.stages.bench.torch_baseline import TorchNetwork  # and torch, which only these need
+
+    try:
+        network = TorchNetwork(job, kind, timing)
+    except Unavailable as reason:
+        baselines.left_out.update(dict.fromkeys(names, str(reason)))
+        return
+    stack.enter_context(network.in_force(threads))
+    baselines.running.update({name: network.form(name) for name in names})
+    if kind == "gpu":
+        baselines.settings["torch"] = network.described()
+
+
+def _add_onnxruntime(
+    stack: ExitStack, job: Job, threads: int, kind: str, timing: GpuTiming | None, baselines: Baselines
+) -> None:
+    try:
+        if timing is not None and timing.transfers != "none":
+            raise Unavailable("its inputs and outputs stay on the device, and here transfers are timed")
+        baselines.running[ONNXRUNTIME] = _onnxruntime(stack, job, threads, kind)
+    except StageError as reason:
+        baselines.left_out[ONNXRUNTIME] = str(reason)
+
+
+def _onnxruntime(stack: ExitStack, job: Job, threads: int, kind: str) -> Bind:
+    """Return what times the graph that engines are built from in ONNX Runtime with its own defaults."""
+    from buildsys.backends import load_backend
+
+    backend = load_backend(ONNXRUNTIME)
+    from buildsys.backends.onnxruntime.backend import load_graph
+
+    own = job.options["engine"]["backend"] == ONNXRUNTIME
+    uses = implementation_of(job).uses if own else ()  # operators of the engine's backend, and of no other
+    session = load_graph(job.inputs["model"], "cuda" if kind == "gpu" else "cpu", threads, uses)
+    stack.callback(backend.unload, session)
+    return lambda inputs: LocalCall(session.bind(inputs))

@@ -1,0 +1,78 @@
+"""Latencies: samples in, percentiles and throughput out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from buildsys.backends.measurement.interleaving import Samples
+
+NS_PER_MS = 1_000_000
+PERCENTILES = (50, 90, 95, 99)
+
+
+def percentile(ascending: Sequence[float], percent: float) -> float:
+    """Return a percentile of sorted samples, by linear interpolation between the two nearest ranks.
+
+    The lowest sample is the 0th percentile and the highest the 100th, as in ``numpy.percentile``.
+    """
+    if not ascending:
+        raise ValueError("no samples")
+    position = (len(ascending) - 1) * percent / 100
+    below = math.floor(position)
+    above = min(below + 1, len(ascending) - 1)
+    low, high = ascending[below], ascending[above]
+    return min(max(low + (high - low) * (position - below), low), high)
+
+
+def variation(samples: Sequence[float]) -> float:
+    """Return the coefficient of variation: standard deviation over mean."""
+    if len(samples) < 2:
+        return 0.0
+    mean = math.fsum(samples) / len(samples)
+    if mean == 0:
+        return 0.0
+    return math.sqrt(math.fsum((sample - mean) ** 2 for sample in samples) / (len(samples) - 1)) / mean
+
+
+def summarize(samples_ns: Sequence[int], batch: int) -> dict[str, Any]:
+    """Return the figures of one contender: raw samples and percentiles in ms, throughput in items per second.
+
+    Throughput is ``batch`` over the mean latency: calls follow one another, none run side by side.
+    """
+    figures = describe(samples_ns)
+    mean_ms = figures["mean_ms"]
+    return {**figures, "throughput_per_s": batch * 1000 / mean_ms if mean_ms else None}
+
+
+def summarize_gpu(samples: Samples, batch: int) -> dict[str, Any]:
+    """Return the figures of a contender on a GPU: as ``summarize`` by the host's clock, ``gpu`` by the GPU's.
+
+    Throughput is by the host's clock: ``batch`` times all inferences over the time in which they were made.
+    ``gpu.throughput_per_s`` is that of inferences that were queued one behind the other.
+    """
+    own = describe(samples.gpu_ns)
+    if samples.queued_ns:
+        own["throughput_per_s"] = _throughput(batch, len(samples.gpu_ns), samples.queued_ns)
+    throughput = _throughput(batch, len(samples.wall_ns), samples.elapsed_ns)
+    return {**describe(samples.wall_ns), "throughput_per_s": throughput, "gpu": own}
+
+
+def describe(samples_ns: Sequence[int]) -> dict[str, Any]:
+    """Return raw samples, mean, percentiles and extremes in ms, and the coefficient of variation."""
+    samples_ms = [round(sample / NS_PER_MS, 6) for sample in samples_ns]
+    ascending = sorted(samples_ms)
+    return {
+        "samples_ms": samples_ms,
+        "count": len(samples_ms),
+        "mean_ms": math.fsum(samples_ms) / len(samples_ms),
+        **{f"p{percent}_ms": percentile(ascending, percent) for percent in PERCENTILES},
+        "min_ms": ascending[0],
+        "max_ms": ascending[-1],
+        "variation": variation(samples_ms),
+    }
+
+
+def _throughput(batch: int, count: int, taken_ns: int) -> float | None:
+    return batch * count * 1e9 / taken_ns if taken_ns else None

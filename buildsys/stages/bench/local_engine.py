@@ -1,0 +1,107 @@
+"""A loaded engine as contenders of a benchmark, in this process. Needs the engine's own library and numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from buildsys.backends import load_backend
+from buildsys.backends.cuda import Device, find_driver, pci_bus_id
+from buildsys.backends.interface import Figures, OperatorUse, Options, Session
+from buildsys.backends.measurement.gpu import ENGINE, GpuSession, GpuTiming
+from buildsys.backends.measurement.interleaving import Contender, LocalCall
+from buildsys.onnx_graphs.tensors import load_case
+from buildsys.system.interpreters.toolchain import Toolchain
+
+
+class TimedEngine(Protocol):
+    """An engine that can be timed, here or in another process."""
+
+    device: Figures  # what it runs on
+    versions: Mapping[str, str]  # of the libraries that run it, where that is another process
+    processes: tuple[int, ...]  # numbers of the other processes that run it
+
+    def bind(self, case: Path, timing: GpuTiming | None) -> dict[str, Contender]:
+        """Return the engine's contenders on the golden inputs of a case; only those of the last call may be used.
+
+        ``timing`` is None for an engine on a CPU.
+        """
+        ...
+
+    def facts(self) -> Figures:
+        """Return what is known while contenders are bound: which GPU it is, and what memory they take."""
+        ...
+
+    def close(self) -> None:
+        """Give back all that the engine holds."""
+        ...
+
+
+class LocalEngine:
+    """An engine in this process.
+
+    Raises: Unavailable: it cannot run here.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        engine: Path,
+        options: Options,
+        uses: tuple[OperatorUse, ...],
+        toolchain: Toolchain | None = None,
+    ) -> None:
+        """Load an engine; ``toolchain`` is the one that this interpreter belongs to."""
+        self._backend = load_backend(name, toolchain)
+        self.device = self._backend.device(options)
+        self.versions: Mapping[str, str] = {}
+        self.processes: tuple[int, ...] = ()
+        on_gpu = self.device["kind"] == "gpu" and bool(find_driver().gpus)
+        self._gpu = Device(0) if on_gpu else None
+        self._taken_bytes = 0  # of the GPU, by what was free before and after
+        try:
+            with self._noting_memory():
+                self._session: Session = self._backend.load(engine, options, uses)
+        except BaseException:
+            self._close_gpu()
+            raise
+
+    def bind(self, case: Path, timing: GpuTiming | None) -> dict[str, Contender]:
+        """Return the contenders of the engine on the golden inputs of ``case``."""
+        inputs = load_case(case).inputs
+        with self._noting_memory():
+            if timing is not None and isinstance(self._session, GpuSession):
+                return self._session.contenders(inputs, timing)
+            return {ENGINE: LocalCall(self._session.bind(inputs))}
+
+    def facts(self) -> Figures:
+        """Return what is known while contenders are bound."""
+        if self._gpu is None:
+            return {}
+        described = self._session.memory_figures() if isinstance(self._session, GpuSession) else {}
+        return {"pci_bus_id": pci_bus_id(self._gpu.index), **described, "memory_taken_bytes": self._taken_bytes}
+
+    def close(self) -> None:
+        """Give back the session and the GPU."""
+        try:
+            self._backend.unload(self._session)
+        finally:
+            self._close_gpu()
+
+    @contextmanager
+    def _noting_memory(self) -> Iterator[None]:
+        before = self._free_bytes()
+        yield
+        self._taken_bytes += before - self._free_bytes()
+
+    def _free_bytes(self) -> int:
+        if self._gpu is None:
+            return 0
+        with self._gpu.current():
+            return self._gpu.memory().free_bytes
+
+    def _close_gpu(self) -> None:
+        if self._gpu is not None:
+            self._gpu.close()

@@ -1,0 +1,184 @@
+"""The PyTorch network beside an engine: eager, as a CUDA graph, and compiled.
+
+Source: PyTorch documentation, "CUDA semantics: CUDA Graphs", "torch.compile", "Channels Last Memory Format".
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from buildsys.backends.cuda import Device, Stream
+from buildsys.backends.interface import uses_tf32
+from buildsys.backends.measurement.gpu import GpuContender, GpuTiming, Slot
+from buildsys.backends.measurement.interleaving import Contender, LocalCall
+from buildsys.errors import Unavailable
+from buildsys.models.torch_dtypes import to_torch
+from buildsys.models.torch_model import Network, make_network
+from buildsys.onnx_graphs.tensors import Tensor
+from buildsys.workers.job import Job
+
+Call = Callable[[], Any]
+Tensors = dict[str, torch.Tensor]
+_DTYPES = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+_WARM_UP_CALLS = 3  # before a capture, and until compiled code has been captured
+_IMAGE_RANK = 4  # tensors of this rank have a channels-last form
+
+
+class TorchNetwork:
+    """The network on the engine's kind of device and in the precision that was asked for.
+
+    Raises: Unavailable: the engine runs on a GPU, and this PyTorch sees none.
+    """
+
+    def __init__(self, job: Job, kind: str, timing: GpuTiming | None) -> None:
+        self._timing = timing if kind == "gpu" else None
+        if kind == "gpu" and not torch.cuda.is_available():
+            raise Unavailable("this PyTorch sees no GPU", "install a PyTorch that is built for CUDA")
+        self._on_gpu = kind == "gpu"
+        self._device = torch.device("cuda" if self._on_gpu else "cpu")
+        self._precision = job.options["bench"].get("precision", "fp32")
+        self._tf32 = uses_tf32(job.options["engine"])
+        self._progress = job.progress
+        self._network = _in_precision(make_network(job.options["network"], job.project), self._device, self._precision)
+        self._stack = ExitStack()
+        self._gpu: Device | None = None
+        self._stream: Any = None
+
+    @contextmanager
+    def in_force(self, threads: int) -> Iterator[None]:
+        """Run PyTorch with so many threads, for inference, and on a GPU on a stream of its own."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            with self._stack:
+                self._stack.enter_context(torch.inference_mode())
+                if self._on_gpu:
+                    self._open_gpu()
+                yield
+        finally:
+            torch.set_num_threads(before)
+
+    def described(self) -> str:
+        """Return how the network runs, in words."""
+        layout = ", channels last" if _DTYPES[self._precision] is not None else ""
+        tf32 = f", TF32 {'on' if self._tf32 else 'off'}" if self._precision == "fp32" else ""
+        return f"{self._precision}{layout}{tf32}, cuDNN chooses by timing, one inference in flight"
+
+    def form(self, name: str) -> Callable[[Mapping[str, Tensor]], Contender]:
+        """Return what binds inputs to a form of the network: torch, torch_cuda_graph or torch_compile."""
+        forms: dict[str, Callable[[Tensors], Call]] = {
+            "torch": self._eager,
+            "torch_cuda_graph": self._captured,
+            "torch_compile": self._compiled,
+        }
+        return partial(self._bind, forms[name])
+
+    def _bind(self, form: Callable[[Tensors], Call], inputs: Mapping[str, Tensor]) -> Contender:
+        tensors = {name: self._placed(to_torch(tensor)) for name, tensor in inputs.items()}
+        self._network.result(tensors)  # wrong inputs are explained here
+        call = form(tensors)
+        if not self._on_gpu:
+            return LocalCall(call)
+        assert self._gpu is not None
+        blocking = self._timing is not None and self._timing.wait == "block"
+        slot = Slot(Stream(self._stream.cuda_stream), self._with_transfers(call, tensors))
+        contender = GpuContender(self._gpu, [slot], blocking=blocking)
+        self._stack.callback(contender.close)
+        return contender
+
+    def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
+        dtype = _DTYPES[self._precision]
+        placed = tensor.to(self._device)
+        if dtype is None or not tensor.is_floating_point():
+            return placed
+        placed = placed.to(dtype)
+        return placed.contiguous(memory_format=torch.channels_last) if placed.dim() == _IMAGE_RANK else placed
+
+    def _eager(self, tensors: Tensors, module: Callable[..., Any] | None = None) -> Call:
+        positional, named = self._network.arguments(tensors)
+        called = self._network.module if module is None else module  # a compiled one has no truth value
+        return lambda: called(*positional, **named)
+
+    def _captured(self, tensors: Tensors) -> Call:
+        call = self._eager(tensors)
+        graph: Any = torch.cuda.CUDAGraph()
+        try:
+            for _ in range(_WARM_UP_CALLS):
+                call()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph, stream=self._stream):
+                kept = call()
+        except RuntimeError as error:
+            reason = f"PyTorch cannot capture the network as a CUDA graph: {_first_line(error)}"
+            raise Unavailable(reason) from error
+
+        def replay() -> Any:
+            graph.replay()
+            return kept
+
+        return replay
+
+    def _compiled(self, tensors: Tensors) -> Call:
+        self._progress("compiling the PyTorch baseline")
+        mode = "reduce-overhead" if self._on_gpu else "default"  # with CUDA graphs
+        try:
+            call = self._eager(tensors, torch.compile(self._network.module, mode=mode, dynamic=False))
+            for _ in range(_WARM_UP_CALLS):
+                call()
+        except Exception as error:  # of any of the libraries and programs that it compiles with
+            raise Unavailable(f"torch.compile fails on the network: {_first_line(error)}") from error
+        return call
+
+    def _with_transfers(self, call: Call, tensors: Tensors) -> Call:
+        """Return a call that also copies between page-locked memory of the host and the GPU."""
+        timing = self._timing
+        if timing is None or timing.transfers == "none":
+            return call
+        sources = [(place, place.cpu().pin_memory()) for place in tensors.values()] if timing.copies_in else []
+        results = [leaf for leaf in _leaves(call()) if timing.copies_out]
+        targets = [torch.empty_like(leaf, device="cpu").pin_memory() for leaf in results]
+
+        def launch() -> None:
+            for place, source in sources:
+                place.copy_(source, non_blocking=True)
+            result = call()
+            for target, leaf in zip(targets, _leaves(result) if targets else (), strict=True):
+                target.copy_(leaf, non_blocking=True)
+
+        return launch
+
+    def _open_gpu(self) -> None:
+        self._gpu = Device(0)  # PyTorch has the same context
+        self._stack.callback(self._gpu.close)
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stack.enter_context(torch.cuda.stream(self._stream))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the newer names of these settings are not there before PyTorch 2.9
+            before = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision("high" if self._tf32 else "highest")
+            self._stack.callback(torch.set_float32_matmul_precision, before)
+            self._stack.enter_context(
+                torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=self._tf32)
+            )
+
+
+def _in_precision(network: Network, device: torch.device, precision: str) -> Network:
+    dtype = _DTYPES[precision]
+    network.module.to(device)
+    if dtype is not None:
+        network.module.to(dtype=dtype).to(memory_format=torch.channels_last)
+    return network
+
+
+def _leaves(result: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

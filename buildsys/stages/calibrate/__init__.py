@@ -1,0 +1,1 @@
+"""The calibrate stage: value ranges of all tensors."""

@@ -1,0 +1,99 @@
+"""Draw calibration batches, run the simplified graph on them and keep the range of every tensor."""
+
+from __future__ import annotations
+
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.onnx_file import load_model
+from buildsys.stages.operators.implementation import implementation_of
+from buildsys.stages.quantize.batches import Plan, describe_data, draw_batches, load_batches, save_batches
+from buildsys.stages.quantize.intermediate_tensors import InnerTensors
+from buildsys.stages.quantize.node_selection import HEAVY, fits, named_nodes
+from buildsys.stages.quantize.ranges import Range, Ranges, maker_of, measure, range_of, save_ranges
+from buildsys.system.files import sha256_of
+from buildsys.workers.job import Job, StageResult
+
+
+def run(job: Job) -> StageResult:
+    """Write ``batches`` (arrays ``INDEX/INPUT``) and ``ranges`` (tensor -> low, high and limit).
+
+    Raises: StageError: the data does not suit the inputs, or a tensor is NaN or has no range.
+    """
+    plan = _plan(job)
+    job.progress(f"drawing {plan.batches} calibration batches")
+    for _ in save_batches(job.outputs["batches"], draw_batches(plan)):
+        pass
+    ranges, sparse = _measure(job, plan)
+    options = job.options["calibration"]
+    about = {field: options[field] for field in ("algorithm", "percentile") if field in options}
+    save_ranges(job.outputs["ranges"], ranges, about)
+    zero = [name for name, found in ranges.items() if found.limit == 0.0]
+    return StageResult(
+        figures={
+            **about,
+            "batches": plan.batches,
+            "dims": dict(plan.dims),
+            "data": {name: describe_data(plan, name) for name in plan.inputs},
+            "tensors": len(ranges),
+            "always_zero": zero,
+            "uncut": sparse,
+            "ranges_sha256": sha256_of(job.outputs["ranges"]),
+            "batches_bytes": job.outputs["batches"].stat().st_size,
+            "warnings": list(_warnings(plan)),
+        }
+    )
+
+
+def _plan(job: Job) -> Plan:
+    options = job.options["calibration"]
+    return Plan(
+        inputs=job.options["inputs"],
+        dims=job.options["dims"],
+        data=options["data"],
+        batches=options["batches"],
+        seed=options["seed"],
+        project=job.project,
+    )
+
+
+def _measure(job: Job, plan: Plan) -> tuple[dict[str, Range], list[str]]:
+    """Return the ranges, and the tensors that have too few values for the algorithm to cut them."""
+    options = job.options["calibration"]
+    model = load_model(job.inputs["model"])
+    named_nodes(model)
+    implementation = implementation_of(job)
+    implementation.require(model)
+    implementation.apply(model)
+    tensors = InnerTensors(model, job.outputs["result"].parent, job.threads, implementation.libraries)
+    dtypes = {name: spec["dtype"] for name, spec in plan.inputs.items()}
+    job.progress(f"measuring {len(tensors.names)} tensors on {plan.batches} batches")
+    counted = options["algorithm"] != "minmax"
+    found = measure(tensors, lambda: load_batches(job.outputs["batches"], dtypes), counted=counted)
+    ranges = {
+        name: range_of(magnitudes, options["algorithm"], options.get("percentile"))
+        for name, magnitudes in found.items()
+    }
+    _require_ranges(tensors, ranges, job.options["exclude"])
+    sparse = [name for name, magnitudes in found.items() if magnitudes.is_sparse]
+    return ranges, sparse if options["algorithm"] == "entropy" else []
+
+
+def _require_ranges(tensors: InnerTensors, ranges: Ranges, exclude: list[str]) -> None:
+    """Raise StageError where a node that is worth quantizing takes a tensor that is always zero."""
+    for node in tensors.nodes:
+        if node.op_type not in HEAVY or any(fits(node.name, pattern) for pattern in exclude):
+            continue
+        zero = next((name for name in node.input if name in ranges and ranges[name].largest == 0.0), None)
+        if zero is not None:
+            raise StageError(
+                f"{maker_of(zero, tensors.nodes)} is zero in all calibration batches, so that {node.op_type}"
+                f" (node {node.name}) has no scale for it",
+                f"give data that reaches it, or exclude the node: quantize: {{exclude: [{node.name}]}}",
+            )
+
+
+def _warnings(plan: Plan) -> list[str]:
+    drawn = [name for name, data in plan.data.items() if not data or "random" in data]
+    return [
+        f"the ranges come from random values of the input {name}, and hold for these only: calibrate on real data"
+        for name in drawn
+    ]

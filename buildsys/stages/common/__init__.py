@@ -1,0 +1,1 @@
+"""Checks shared by several stages."""

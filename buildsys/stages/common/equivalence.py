@@ -1,0 +1,95 @@
+"""Tell whether two graphs compute the same: both run in ONNX Runtime on equal inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnx import ModelProto, TensorProto
+
+from buildsys.backends.onnxruntime.session import OrtGraph, session_options
+from buildsys.errors import CheckFailed
+from buildsys.onnx_graphs.onnx_file import dtype_name, ports, tensors_of
+from buildsys.onnx_graphs.tensor_comparison import Comparison, compare
+from buildsys.onnx_graphs.tensors import Tensor
+from buildsys.stages.operators.implementation import Implementation, implementation_of
+from buildsys.stages.operators.open_graph import open_graph
+from buildsys.workers.job import Job
+
+Tensors = Mapping[str, Tensor]
+Limits = Mapping[str, float]
+
+_RANDOM_OPERATORS = frozenset(
+    ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout")
+)
+# Both graphs run in one runtime on equal inputs, so only the order of additions may differ: far less
+# than between two frameworks. The narrowest float type of the graph decides.
+_LIMITS: Mapping[str, Limits] = {
+    "float32": {"rtol": 1e-5, "cosine": 0.99999},
+    "float16": {"rtol": 1e-2, "cosine": 0.9999},
+    "bfloat16": {"rtol": 5e-2, "cosine": 0.999},
+}
+
+
+def limits_of(model: ModelProto) -> Limits:
+    """Return how far the outputs of a graph may be from those of another form of it."""
+    stored = {dtype_name(t.data_type) for t in tensors_of(model) if t.data_type != TensorProto.UNDEFINED}
+    types = stored.union(port["dtype"] for side in ports(model) for port in side)
+    return next((_LIMITS[name] for name in ("bfloat16", "float16") if name in types), _LIMITS["float32"])
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """ONNX Runtime as all graphs of a job are run in it: with what implements their custom operators."""
+
+    implementation: Implementation
+    scratch: Path
+    threads: int = 0
+
+    @classmethod
+    def of(cls, job: Job) -> Runtime:
+        """Return the runtime of a job."""
+        return cls(implementation_of(job), job.outputs["result"].parent, job.threads)
+
+    def open(self, path: Path) -> OrtGraph:
+        """Load a graph without optimizations, or the runtime's own fusions would stand between two graphs."""
+        options = session_options(optimization="disable", intra_op_threads=self.threads, few_runs=True)
+        return open_graph(path, self.implementation, options, self.scratch)
+
+
+def run_cases(path: Path, feeds: Mapping[str, Tensors], runtime: Runtime) -> dict[str, dict[str, Tensor]]:
+    """Return case -> outputs of a graph; it is closed again: two sessions at once would double the memory."""
+    graph = runtime.open(path)
+    return {case: graph.run(inputs) for case, inputs in feeds.items()}
+
+
+def compare_cases(
+    actual: Mapping[str, Tensors], expected: Mapping[str, Tensors], limits: Mapping[str, float | None]
+) -> dict[str, dict[str, Comparison]]:
+    """Compare every expected output of every case."""
+    return {
+        case: {name: compare(actual[case][name], tensor, limits) for name, tensor in outputs.items()}
+        for case, outputs in expected.items()
+    }
+
+
+def random_operators(operators: Collection[str]) -> list[str]:
+    """Return which of a graph's operators draw random numbers."""
+    return sorted(_RANDOM_OPERATORS.intersection(operators))
+
+
+def refuse_random_graph(
+    path: Path, what: str, inputs: Tensors, limits: Limits, drawn_by: list[str], runtime: Runtime
+) -> None:
+    """Raise CheckFailed where two runs on the same inputs differ; ``what`` names the graph."""
+    # Two runs of one session: a new session starts its random numbers anew and hides that they are random.
+    graph = runtime.open(path)
+    first, second = graph.run(inputs), graph.run(inputs)
+    for name, tensor in first.items():
+        if not compare(second[name], tensor, limits).passed:
+            by = f" ({', '.join(drawn_by)})" if drawn_by else ""
+            raise CheckFailed(
+                f"{what} draws random numbers{by}: two runs on the same inputs differ in {name}",
+                "export the model in evaluation mode, or make the noise an input",
+            )

@@ -1,0 +1,207 @@
+"""Rewrite a float32 graph so that its operators compute in float16 or bfloat16.
+
+The schemas of the graph's opset decide what each operator takes: a node becomes 16-bit where its float32
+results may be 16-bit, and stays in float32, with casts around it, where the schema, its numbers or its
+meaning forbid. Inputs and outputs of the graph keep their types, subgraphs and local functions their
+precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.rounding.fresh_names import FreshNames
+from buildsys.onnx_graphs.rounding.tensor_types import DTYPES, ELEM_TYPES, outer_names, rename_outer
+from buildsys.onnx_graphs.tensors import Tensor, tensor_of
+from buildsys.stages.convert.precision_rules import Rules, Verdict, fill_value
+
+HEAVY = frozenset(("Attention", "Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN"))
+
+
+@dataclass
+class Conversion:
+    """What became of a converted graph's parts."""
+
+    converted: int = 0  # nodes
+    casts: int = 0  # inserted
+    kept: dict[str, str] = field(default_factory=dict)  # node -> why it stays in float32
+    problems: dict[str, str] = field(default_factory=dict)  # initializer -> why it stays in float32
+    flushed: int = 0  # non-zero values that became zero
+    values: int = 0  # non-zero values of all converted initializers
+
+
+def convert_precision(model: ModelProto, precision: str) -> Conversion:
+    """Convert ``model`` in place to ``precision``, ``fp16`` or ``bf16``.
+
+    Raises: StageError: no operator, or none of those that do the heavy work, can compute in it.
+    """
+    dtype = DTYPES[precision]
+    _hoist_constants(model.graph)
+    rules = Rules(model, dtype)
+    verdicts = [rules.judge(node) for node in model.graph.node]
+    conversion = _conversion(model.graph.node, verdicts, rules)
+    heavy = [node for node in model.graph.node if node.op_type in HEAVY]
+    if not conversion.converted or (heavy and all(_name(node) in conversion.kept for node in heavy)):
+        reason = conversion.kept[_name(heavy[0])] if heavy else ""
+        raise StageError(
+            f"no operator that does heavy work can compute in {dtype}"
+            + (f": {_name(heavy[0])} stays in float32, because {reason}" if heavy else ""),
+            "export with a higher opset" if reason.endswith("opset") else "",
+        )
+    conversion.casts = _Rewriter(model.graph, rules, verdicts).rewrite()
+    return conversion
+
+
+def _conversion(nodes: Sequence[NodeProto], verdicts: list[Verdict], rules: Rules) -> Conversion:
+    taken = {node.input[i] for node, verdict in zip(nodes, verdicts, strict=True) for i in verdict.inputs}
+    lost = [rules.flushed[name] for name in taken & rules.flushed.keys()]
+    return Conversion(
+        converted=sum(bool(verdict.inputs | verdict.outputs) for verdict in verdicts),
+        kept={_name(node): verdict.reason for node, verdict in zip(nodes, verdicts, strict=True) if verdict.reason},
+        problems=rules.problems,
+        flushed=sum(zeros for zeros, _ in lost),
+        values=sum(values for _, values in lost),
+    )
+
+
+class _Rewriter:
+    """Writes the nodes anew, in order; ``_names`` knows under which name a tensor exists in which precision."""
+
+    def __init__(self, graph: GraphProto, rules: Rules, verdicts: list[Verdict]) -> None:
+        self._graph, self._rules, self._verdicts = graph, rules, verdicts
+        self._low_type = ELEM_TYPES[rules.dtype]
+        self._outputs = {value.name for value in graph.output}
+        self._low_tensors: set[str] = set()
+        self._nodes: list[NodeProto] = []
+        self._casts = 0
+        self._fresh = FreshNames(graph)
+        self._names = {(value.name, False): value.name for value in graph.input}
+        self._names |= {(name, False): name for name in rules.stored}
+
+    def rewrite(self) -> int:
+        """Rewrite the graph and return the number of casts that this took."""
+        self._store_initializers()
+        for node, verdict in zip(list(self._graph.node), self._verdicts, strict=True):
+            self._take_inputs(node, verdict)
+            self._nodes.append(node)
+            self._give_outputs(node, verdict)
+        del self._graph.node[:]
+        self._graph.node.extend(self._nodes)
+        for value in self._graph.value_info:
+            if value.name in self._low_tensors:
+                value.type.tensor_type.elem_type = self._low_type
+        return self._casts
+
+    def _take_inputs(self, node: NodeProto, verdict: Verdict) -> None:
+        for index, name in enumerate(node.input):
+            if self._rules.types.get(name) == TensorProto.FLOAT:
+                node.input[index] = self._name_of(name, low=index in verdict.inputs)
+        names = sorted(name for name in outer_names(node) if self._rules.types.get(name) == TensorProto.FLOAT)
+        rename_outer(node, {name: self._name_of(name, low=False) for name in names})
+
+    def _give_outputs(self, node: NodeProto, verdict: Verdict) -> None:
+        for index, name in enumerate(node.output):
+            if index not in verdict.outputs:
+                self._names[name, False] = name
+            elif name in self._outputs:
+                self._names[name, True] = node.output[index] = self._fresh.new(f"{name}_{self._rules.dtype}")
+                self._names[name, False] = name
+                self._add_cast(node.output[index], name, TensorProto.FLOAT)
+            else:
+                self._names[name, True] = name
+                self._low_tensors.add(name)
+        if 0 in verdict.outputs:
+            _set_result_type(node, self._rules.dtype)
+
+    def _name_of(self, name: str, *, low: bool) -> str:
+        """Return the name of ``name`` in one precision, casting it there when it only exists in the other."""
+        if (name, low) not in self._names:
+            cast = self._fresh.new(f"{name}_as_{self._rules.dtype if low else 'float32'}")
+            self._add_cast(self._names[name, not low], cast, self._low_type if low else TensorProto.FLOAT)
+            self._names[name, low] = cast
+        found: str = self._names[name, low]
+        return found
+
+    def _add_cast(self, source: str, target: str, elem_type: int) -> None:
+        self._nodes.append(
+            helper.make_node("Cast", [source], [target], self._fresh.new(f"{target}_cast"), to=elem_type)
+        )
+        self._casts += 1
+
+    def _store_initializers(self) -> None:
+        """Store each initializer in the precisions in which nodes take it."""
+        low, full = self._uses()
+        kept = [tensor for tensor in self._graph.initializer if tensor.name not in low or tensor.name in full]
+        made = []
+        for tensor in self._graph.initializer:
+            if tensor.name in low:
+                both = tensor.name in full
+                name = self._fresh.new(f"{tensor.name}_{self._rules.dtype}") if both else tensor.name
+                self._names[tensor.name, True] = name
+                made.append(_tensor_proto(name, self._rules.low_values.pop(tensor.name)))
+                if not both:
+                    self._low_tensors.add(name)
+        del self._graph.initializer[:]
+        self._graph.initializer.extend([*kept, *made])
+
+    def _uses(self) -> tuple[set[str], set[str]]:
+        low: set[str] = set()
+        full = self._outputs & self._rules.stored.keys()
+        for node, verdict in zip(self._graph.node, self._verdicts, strict=True):
+            for index, name in enumerate(node.input):
+                if name in self._rules.stored:
+                    (low if index in verdict.inputs else full).add(name)
+            full |= outer_names(node) & self._rules.stored.keys()
+        return low, full
+
+
+def _set_result_type(node: NodeProto, dtype: str) -> None:
+    """Change the attribute that sets the type of a node's result, where it has one."""
+    for attribute in node.attribute:
+        if node.op_type == "Cast" and attribute.name == "to":
+            attribute.i = ELEM_TYPES[dtype]
+    if node.op_type == "ConstantOfShape":
+        value = _tensor_proto("value", tensor_of(fill_value(node), dtype))
+        del node.attribute[:]
+        node.attribute.append(helper.make_attribute("value", value))
+
+
+def _tensor_proto(name: str, values: Tensor) -> TensorProto:
+    elem_type = ELEM_TYPES[values.dtype]
+    return helper.make_tensor(name, elem_type, values.shape, values.array.tobytes(), raw=True)
+
+
+def _hoist_constants(graph: GraphProto) -> None:
+    """Turn float32 Constant nodes into initializers, so that there is one kind of stored value."""
+    nodes = []
+    for node in graph.node:
+        values = _constant_values(node)
+        if values is None:
+            nodes.append(node)
+        else:
+            graph.initializer.append(numpy_helper.from_array(values, node.output[0]))
+    if len(nodes) < len(graph.node):
+        del graph.node[:]
+        graph.node.extend(nodes)
+
+
+def _constant_values(node: NodeProto) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]] | None:
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+        return None
+    for attribute in node.attribute:
+        if attribute.name == "value" and attribute.t.data_type == TensorProto.FLOAT:
+            return np.asarray(numpy_helper.to_array(attribute.t), dtype=np.float32)
+        if attribute.name == "value_float":
+            return np.asarray(attribute.f, dtype=np.float32)
+        if attribute.name == "value_floats":
+            return np.asarray(list(attribute.floats), dtype=np.float32)
+    return None
+
+
+def _name(node: NodeProto) -> str:
+    return node.name or f"{node.op_type} of {node.output[0]}"

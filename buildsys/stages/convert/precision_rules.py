@@ -1,0 +1,159 @@
+"""Which nodes of a float32 graph may compute in a 16-bit type, and why the others may not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, defs, numpy_helper
+
+from buildsys.onnx_graphs.onnx_file import subgraphs
+from buildsys.onnx_graphs.rounding.tensor_types import NOT_A_TENSOR, element_types, input_types, output_types, schema_of
+from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of
+
+# Their results leave float16's range or lose digits that matter (indices, sums of squares, coordinates).
+_SENSITIVE = frozenset(
+    ("CumSum", "NonMaxSuppression", "Pow", "Range", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceProd",
+     "ReduceSumSquare", "RoiAlign")
+)  # fmt: skip
+_QUANTIZERS = frozenset(("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"))
+_TYPE_ATTRIBUTES = frozenset(("dtype", "output_dtype", "output_datatype"))  # the result's type is not the input's
+_STATISTICS = frozenset(("LayerNormalization", "RMSNormalization"))  # their further outputs follow stash_type
+_INTEGERS = (TensorProto.INT32, TensorProto.INT64)
+# Arithmetic on sizes and positions: integers beyond 2048 (float16) or 256 (bfloat16) would be rounded.
+_INDEX_OPERATORS = frozenset(
+    ("Abs", "Add", "Cast", "Ceil", "Concat", "Div", "Expand", "Floor", "Gather", "Max", "Min", "Mod", "Mul", "Neg",
+     "Reciprocal", "Reshape", "Round", "Slice", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze")
+)  # fmt: skip
+# ONNX has them in bfloat16, TensorRT's parser does not.
+_NOT_IN_RUNTIMES = {"bfloat16": frozenset(("ConvTranspose", "HardSwish", "LpNormalization", "Mish"))}
+_FLUSHED_LIMIT = 0.1  # share of a tensor's non-zero values that may become zero
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What happens to one node: the places of its inputs and outputs that become 16-bit, or why none does."""
+
+    inputs: frozenset[int] = frozenset()
+    outputs: frozenset[int] = frozenset()
+    reason: str = ""  # empty also where the node has nothing to do with float32
+
+
+@dataclass
+class Rules:
+    """The verdicts over one graph, to be asked for its nodes in order."""
+
+    model: ModelProto
+    dtype: str  # float16 or bfloat16
+    types: dict[str, int] = field(init=False)
+    stored: dict[str, TensorProto] = field(init=False)  # float32 initializers that callers cannot replace
+    low_values: dict[str, Tensor] = field(default_factory=dict)  # what became of them
+    problems: dict[str, str] = field(default_factory=dict)  # initializers that the type cannot hold, and why
+    flushed: dict[str, tuple[int, int]] = field(default_factory=dict)  # initializer -> zeros made, non-zero values
+
+    def __post_init__(self) -> None:
+        """Infer the types of all tensors."""
+        self.types = element_types(self.model)
+        self._index_tensors: set[str] = set()
+        self._opsets = {entry.domain or "ai.onnx": entry.version for entry in self.model.opset_import}
+        inputs = {value.name for value in self.model.graph.input}
+        self.stored = {
+            tensor.name: tensor
+            for tensor in self.model.graph.initializer
+            if tensor.data_type == TensorProto.FLOAT and tensor.name not in inputs
+        }
+
+    def judge(self, node: NodeProto) -> Verdict:
+        """Return the verdict on ``node``; its predecessors must have been asked for before."""
+        floats = {name for name in (*node.input, *node.output) if self._is_float(name)}
+        is_index = self._is_index_arithmetic(node)
+        if is_index:
+            self._index_tensors.update(node.output)
+        schema = schema_of(node, self._opsets)
+        if any(subgraphs(node)):
+            return Verdict(reason="it has subgraphs")
+        if not floats:
+            return Verdict()
+        if schema is None:
+            return Verdict(reason="ONNX does not define the operator")
+        reason = "it computes sizes or positions" if is_index else self._why_kept(node, schema)
+        return Verdict(reason=reason) if reason else self._slots(node, schema)
+
+    def _why_kept(self, node: NodeProto, schema: defs.OpSchema) -> str:
+        if node.op_type in _SENSITIVE:
+            return "its results need the range or the digits of float32"
+        if node.op_type in _NOT_IN_RUNTIMES.get(self.dtype, ()):
+            return f"TensorRT does not take {node.op_type} in {self.dtype}"
+        if node.op_type in _QUANTIZERS:
+            return "it quantizes"
+        if _TYPE_ATTRIBUTES & schema.attributes.keys():
+            return "an attribute sets the type of its result"
+        if node.op_type == "ConstantOfShape" and self._rounding(fill_value(node))[1]:
+            return "its value is out of range"
+        unknown = [name for name in (*node.input, *node.output) if name and self.types.get(name, NOT_A_TENSOR) <= 0]
+        return f"the type of {unknown[0]} is not known or not a tensor" if unknown else ""
+
+    def _slots(self, node: NodeProto, schema: defs.OpSchema) -> Verdict:
+        wanted = f"tensor({self.dtype})"
+        inputs = {i for i, name in enumerate(node.input) if self._is_float(name) and wanted in input_types(schema, i)}
+        outputs = {
+            i for i, name in enumerate(node.output) if self._is_float(name) and wanted in output_types(schema, i)
+        }
+        if node.op_type in _STATISTICS:
+            outputs &= {0}
+        fixed = [name for i, name in enumerate(node.output) if self._is_float(name) and i not in outputs]
+        if not inputs | outputs or (fixed and node.op_type not in _STATISTICS):
+            return Verdict(reason=f"{node.op_type} does not take {self.dtype} in this opset")
+        problems = [self._problem(node.input[i]) for i in sorted(inputs)]
+        reason = next((problem for problem in problems if problem), "")
+        return Verdict(reason=reason) if reason else Verdict(frozenset(inputs), frozenset(outputs))
+
+    def _problem(self, name: str) -> str:
+        """Return why the values of an initializer cannot be 16-bit."""
+        if name in self.stored and name not in self.low_values and name not in self.problems:
+            values = numpy_helper.to_array(self.stored[name])
+            low, beyond = self._rounding(values)
+            nonzero = int(np.count_nonzero(values))
+            # on the bits without the sign: numpy has no fast arithmetic in float16
+            lost = nonzero - int(np.count_nonzero(low.array.view(np.uint16) & np.uint16(0x7FFF)))
+            if beyond:
+                self.problems[name] = f"{name} has values up to {_largest(values):.3g}"
+            elif lost > _FLUSHED_LIMIT * nonzero:
+                self.problems[name] = f"{lost} of {nonzero} values of {name} would become zero"
+            else:
+                self.low_values[name], self.flushed[name] = low, (lost, nonzero)
+        return self.problems.get(name, "")
+
+    def _rounding(self, values: Array) -> tuple[Tensor, bool]:
+        """Return ``values`` in the 16-bit type, and whether a finite one became infinite."""
+        with np.errstate(over="ignore"):
+            largest = tensor_of(np.float32(_largest(values)), self.dtype)
+            return tensor_of(values, self.dtype), not np.isfinite(largest.values())
+
+    def _is_index_arithmetic(self, node: NodeProto) -> bool:
+        if node.op_type not in _INDEX_OPERATORS:
+            return False
+        if node.op_type == "Cast" and self.types.get(node.input[0]) in _INTEGERS:
+            return True
+        inputs = [name for name in node.input if self._is_float(name) and name not in self.stored]
+        return bool(inputs) and all(name in self._index_tensors for name in inputs)
+
+    def _is_float(self, name: str) -> bool:
+        return bool(name) and self.types.get(name) == TensorProto.FLOAT
+
+
+def fill_value(node: NodeProto) -> Array:
+    """Return the value of a ConstantOfShape node, an array of one element."""
+    stored = (numpy_helper.to_array(attribute.t) for attribute in node.attribute if attribute.name == "value")
+    return next(stored, np.zeros(1, np.float32))
+
+
+def _largest(values: Array) -> float:
+    """Return the largest finite magnitude."""
+    if values.size == 0:
+        return 0.0
+    low, high = float(values.min()), float(values.max())
+    if not np.isfinite(low - high):  # an infinity or a NaN is among them
+        finite = np.abs(values[np.isfinite(values)])
+        return float(finite.max()) if finite.size else 0.0
+    return max(-low, high)

@@ -1,0 +1,183 @@
+"""Convert a simplified graph to the precision of an engine, and check what it computes in that precision.
+
+The result is typed ONNX, as strongly typed builders want it. Its numbers are checked here, on the CPU, with
+the rounding and the range of the precision: a wrong conversion or an overflow needs no GPU to be found, and
+no engine is built from it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from onnx import ModelProto, TensorProto
+
+from buildsys.backends.onnxruntime.session import OrtGraph, session_options
+from buildsys.errors import CheckFailed, StageError
+from buildsys.onnx_graphs.onnx_file import check_file, dtype_name, file_bytes, load_model, opsets, save_model
+from buildsys.onnx_graphs.rounding.emulation import emulate
+from buildsys.onnx_graphs.rounding.tensor_types import DTYPES, ELEM_TYPES, element_types
+from buildsys.onnx_graphs.tensors import Case, load_case
+from buildsys.stages.common.golden_check import Finding, and_more, judge_outputs, judged
+from buildsys.stages.convert.cast_graph import HEAVY, Conversion, convert_precision
+from buildsys.stages.convert.opset import raise_opset
+from buildsys.stages.convert.overflow import Origin, add_probes, find_origin
+from buildsys.stages.operators.implementation import implementation_of
+from buildsys.workers.job import Job, StageResult
+
+# by name: their code is in the key of the targets that use them, and of no other
+_ELSEWHERE = {"quantize": "buildsys.stages.quantize.convert", "autocast": "buildsys.stages.quantize.modelopt"}
+_BF16_OPSET, _BF16_IR_VERSION = 22, 10  # the first opset whose Conv and pooling take bfloat16
+_FLUSHED_WARNING = 0.01  # share of all weights
+
+
+def run(job: Job) -> StageResult:
+    """Write the graph with its operators in ``precision``; its inputs and outputs stay as they are.
+
+    Every case is run with the rounding of the precision. A failure names the output, the case, the index,
+    both values and, after an overflow, the node; the tensors of each failed case are kept as
+    ``failed/PRECISION-CASE.npz`` (keys ``in.``, ``expected.`` and ``actual.``) beside the result.
+
+    Raises: StageError: nothing that does heavy work can be converted. CheckFailed: the result is not valid.
+    """
+    if "quantize" in job.options:
+        result: StageResult = import_module(_ELSEWHERE["quantize"]).run(job)
+        return result
+    figures = _convert(job)
+    golden = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
+    folder = job.outputs["result"].parent / "failed"
+    failed, numbers = judged(_findings(job, golden), golden, job.options["tolerance"], folder)
+    figures |= numbers
+    if not failed:
+        return StageResult(figures=figures)
+    origin = _origin(job, golden[failed[0].case])
+    figures["overflow"] = None if origin is None else {"node": origin.node, "tensor": origin.tensor}
+    return StageResult("failed", _reason(job, failed, origin), _hint(job, origin), figures)
+
+
+def _convert(job: Job) -> dict[str, Any]:
+    precision = job.options["precision"]
+    source, target = job.inputs["model"], job.outputs["model"]
+    if job.options.get("tool") == "autocast":
+        model, figures = _by_autocast(source, precision, job)
+    else:
+        model, figures = _by_schemas(source, precision, job)
+    save_model(model, target)
+    try:
+        check_file(target, f"the graph converted to {precision}")
+    except StageError as error:
+        raise CheckFailed(error.problem, error.hint) from error
+    return {"precision": precision, **figures, "bytes_before": file_bytes(source), "bytes_after": file_bytes(target)}
+
+
+def _by_schemas(source: Path, precision: str, job: Job) -> tuple[ModelProto, dict[str, Any]]:
+    model = load_model(source)
+    warnings: list[str] = []
+    if precision == "bf16":
+        model, warnings = _raise_opset(model)
+    job.progress(f"converting {len(model.graph.node)} nodes to {DTYPES[precision]}")
+    found = convert_precision(model, precision)
+    kept = {
+        "converted": found.converted,
+        "casts": found.casts,
+        "kept_fp32": list(found.kept),
+        "kept_reasons": found.kept,
+        "flushed_to_zero": {"values": found.flushed, "of": found.values},
+    }
+    method = "by the ONNX schemas of the opset, node by node; inputs and outputs keep their types"
+    return model, {**_figures(model, method), **kept, "warnings": [*warnings, *_warnings(found)]}
+
+
+def _by_autocast(source: Path, precision: str, job: Job) -> tuple[ModelProto, dict[str, Any]]:
+    modelopt = import_module(_ELSEWHERE["autocast"])
+    dtype = DTYPES[precision]
+    job.progress(f"converting to {dtype} with ModelOpt AutoCast")
+    model: ModelProto = modelopt.autocast(source, precision)
+    types = element_types(model)
+    low = [node for node in model.graph.node if any(types.get(name) == ELEM_TYPES[dtype] for name in node.output)]
+    if all(node.op_type == "Cast" for node in low):
+        raise StageError(f"ModelOpt AutoCast kept all nodes in float32, none computes in {dtype}", "use tool: builtin")
+    full = [n for n in model.graph.node if n.op_type in HEAVY and types.get(n.output[0]) == TensorProto.FLOAT]
+    kept = {
+        "converted": sum(node.op_type != "Cast" for node in low),
+        "casts": sum(node.op_type == "Cast" for node in model.graph.node),
+        "kept_fp32": [node.name or node.output[0] for node in full],
+    }
+    method = "by NVIDIA ModelOpt AutoCast; inputs and outputs keep their types"
+    return model, {**_figures(model, method), **kept, "warnings": []}
+
+
+def _findings(job: Job, golden: Mapping[str, Case]) -> Iterator[Finding]:
+    precision = job.options["precision"]
+    job.progress(f"running the {precision} graph with its rounding in {len(golden)} cases")
+    # the written file is what engines are built from
+    graph = _open(job, emulate(load_model(job.outputs["model"]), precision))
+    for case, tensors in golden.items():
+        actual = graph.run(tensors.inputs)
+        yield from judge_outputs(precision, case, actual, tensors.outputs, job.options["tolerance"])
+
+
+def _origin(job: Job, golden: Case) -> Origin | None:
+    """Run one case again to find out where numbers left the range of the precision."""
+    typed = load_model(job.outputs["model"])
+    nodes = list(typed.graph.node)
+    probes = add_probes(emulate(typed, job.options["precision"]))
+    found = _open(job, probes.model).run(golden.inputs)
+    finite = {tensor for probe, tensor in probes.tensors.items() if found[probe].array == 0}
+    return find_origin(nodes, finite, set(probes.tensors.values()) - finite)
+
+
+def _open(job: Job, model: ModelProto) -> OrtGraph:
+    """Load a graph without optimizations, so that each node is computed as the file says."""
+    options = session_options(optimization="disable", intra_op_threads=job.threads, few_runs=True)
+    implementation = implementation_of(job)
+    implementation.require(model)
+    implementation.apply(model)
+    with TemporaryDirectory(dir=job.outputs["model"].parent) as scratch:  # by path: a graph in memory ends at 2 GiB
+        path = Path(scratch) / "model.onnx"
+        save_model(model, path)
+        return OrtGraph(path, options, libraries=implementation.libraries)
+
+
+def _reason(job: Job, failed: list[Finding], origin: Origin | None) -> str:
+    sentence = failed[0].sentence() + and_more(failed)
+    if origin is None:
+        return sentence
+    precision = job.options["precision"]
+    return f"the {precision} graph overflows: {origin} is not finite in {precision}, and {sentence}"
+
+
+def _hint(job: Job, origin: Origin | None) -> str:
+    precision = job.options["precision"]
+    if origin is None:
+        return f"if this is near enough, set verify.{precision}; fp32 has no rounding"
+    return "bf16 has the range of float32" if precision == "fp16" else ""
+
+
+def _raise_opset(model: ModelProto) -> tuple[ModelProto, list[str]]:
+    """Return the model at an opset in which ONNX has bfloat16 for the operators of networks, if it converts."""
+    version = opsets(model).get("ai.onnx", 1)
+    raised, why = raise_opset(model, _BF16_OPSET, _BF16_IR_VERSION)
+    if raised is model:
+        return model, [f"opset {version} stays, and with it the operators that lack bfloat16: {why}"] if why else []
+    return raised, [f"opset {version} was raised to {_BF16_OPSET}, the first that has bfloat16 convolutions"]
+
+
+def _figures(model: ModelProto, method: str) -> dict[str, Any]:
+    stored = Counter(dtype_name(t.data_type) for t in model.graph.initializer if t.data_type != TensorProto.UNDEFINED)
+    return {
+        "method": method,
+        "opset": opsets(model)["ai.onnx"],
+        "initializers": dict(sorted(stored.items())),
+    }
+
+
+def _warnings(found: Conversion) -> list[str]:
+    warnings = [f"{problem}; its nodes stay in float32" for problem in found.problems.values()]
+    if found.flushed > _FLUSHED_WARNING * found.values:
+        warnings.append(f"{found.flushed} of {found.values} non-zero weights became zero")
+    return warnings

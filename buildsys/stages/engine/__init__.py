@@ -1,0 +1,1 @@
+"""The engine stage: build one inference engine."""

@@ -1,0 +1,152 @@
+"""Calibration batches: the same values on every machine, checked before anything is measured on them."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from buildsys.errors import StageError
+from buildsys.manifest.shape_cases import concrete_shape
+from buildsys.models.golden_inputs import golden_input, read_array, require_dtype, values_from_callable
+from buildsys.models.images import describe_images, find_images, read_images
+from buildsys.onnx_graphs.tensors import Array, Tensor, array_bytes, tensor_of
+
+Batch = dict[str, Tensor]
+_KEY = re.compile(r"(\d+)/(.+)")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is drawn: the inputs with their shapes in one batch, their data, and how many batches."""
+
+    inputs: Mapping[str, Mapping[str, Any]]  # name -> shape (with names of dims), dtype
+    dims: Mapping[str, int]
+    data: Mapping[str, Mapping[str, Any] | None]
+    batches: int
+    seed: int
+    project: Path
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of an input in every batch."""
+        return concrete_shape(self.inputs[name]["shape"], self.dims)
+
+    def samples(self, name: str) -> int:
+        """Return how many entries along the first dimension all batches have together."""
+        return self.batches * (self.shape(name)[0] if self.shape(name) else 1)
+
+
+def draw_batches(plan: Plan) -> Iterator[Batch]:
+    """Yield the batches one by one.
+
+    Raises: StageError: data that does not suit an input, is too little, or is not finite.
+    """
+    sources = {name: _values(plan, name) for name in plan.inputs}
+    for index in range(plan.batches):
+        batch = {name: next(values) for name, values in sources.items()}
+        for name, tensor in batch.items():
+            _require_finite(tensor, f"the calibration data of the input {name}, batch {index}")
+        yield batch
+
+
+def describe_data(plan: Plan, name: str) -> dict[str, Any]:
+    """Return where the values of one input come from, for a result file."""
+    data, shape = plan.data[name] or {"random": "default"}, list(plan.shape(name))
+    found: dict[str, Any] = {"kind": _kind(data), "shape": shape, "samples": plan.samples(name)}
+    if "images" in data:
+        files = find_images(data, name, plan.samples(name), plan.project)
+        found["preprocessing"] = describe_images(data, plan.shape(name))
+        found["files"] = [str(file.relative_to(plan.project)) for file in files]
+    return found
+
+
+def save_batches(path: Path, batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Write batches as arrays ``INDEX/INPUT`` of an .npz file and pass them on; equal batches give equal bytes."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for index, batch in enumerate(batches):
+            for name, tensor in batch.items():
+                archive.writestr(*array_bytes(f"{index}/{name}", tensor.array))
+            yield batch
+
+
+def load_batches(path: Path, dtypes: Mapping[str, str]) -> Iterator[Batch]:
+    """Yield the batches that ``save_batches`` wrote; ``dtypes`` are those of the inputs.
+
+    Raises: StageError: the file is not such a file.
+    """
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            keys = [match for name in archive.files if (match := _KEY.fullmatch(name))]
+            for index in range(1 + max((int(key[1]) for key in keys), default=-1)):
+                yield {name: Tensor(archive[f"{index}/{name}"], dtype) for name, dtype in dtypes.items()}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise StageError(f"{path.name} does not hold calibration batches: {error}") from error
+
+
+def _values(plan: Plan, name: str) -> Iterator[Tensor]:
+    data = plan.data[name]
+    if data and "images" in data:
+        return _images(plan, name, data)
+    if data and "npz" in data:
+        return _rows(plan, name, data)
+    return (_made(plan, name, data, index) for index in range(plan.batches))
+
+
+def _images(plan: Plan, name: str, data: Mapping[str, Any]) -> Iterator[Tensor]:
+    shape, dtype = plan.shape(name), plan.inputs[name]["dtype"]
+    size = shape[0] if shape else 1
+    files = find_images(data, name, plan.samples(name), plan.project)
+    for index in range(plan.batches):
+        yield read_images(files[index * size : (index + 1) * size], data, name, shape, dtype)
+
+
+def _rows(plan: Plan, name: str, data: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Yield pieces of one array that has all batches one after the other along its first dimension."""
+    array, what = read_array(plan.project / data["npz"], data["npz"], data["key"] or name)
+    shape, dtype = plan.shape(name), plan.inputs[name]["dtype"]
+    require_dtype(array, dtype, what, f"input {name}")
+    _require_rows(array, what, plan, name)
+    for index in range(plan.batches):
+        yield tensor_of(array[index * shape[0] : (index + 1) * shape[0]] if shape else array[index], dtype)
+
+
+def _require_rows(array: Array, what: str, plan: Plan, name: str) -> None:
+    shape = plan.shape(name)
+    if array.ndim != max(1, len(shape)) or array.shape[1:] != shape[1:]:
+        raise StageError(
+            f"{what} has the shape {array.shape}, and calibration batches of the input {name} are {shape}",
+            "all but its first dimension must be those of a batch",
+        )
+    if len(array) < plan.samples(name):
+        raise StageError(
+            f"{what} has {len(array)} samples for the input {name}, and {plan.batches} batches of"
+            f" {shape[0] if shape else 1} need {plan.samples(name)}",
+            "add samples, or ask for fewer batches or a smaller batch_size",
+        )
+
+
+def _made(plan: Plan, name: str, data: Mapping[str, Any] | None, index: int) -> Tensor:
+    shape, dtype = plan.shape(name), plan.inputs[name]["dtype"]
+    if data and "python" in data:
+        where = f"input {name}, calibration batch {index}"
+        return values_from_callable(data["python"], shape, dtype, index, plan.seed, plan.project, where)
+    case = f"calibration/{index}"
+    return golden_input(name, shape, dtype, data, case=case, seed=plan.seed, project=plan.project)
+
+
+def _require_finite(tensor: Tensor, what: str) -> None:
+    values = tensor.values()
+    if values.dtype.kind in "fc" and not np.isfinite(values).all():
+        count = int(values.size - np.isfinite(values).sum())
+        raise StageError(f"{what}, has {count} of {values.size} values that are NaN or infinite")
+
+
+def _kind(data: Mapping[str, Any]) -> str:
+    """Return the data as the manifest names it, such as ``images data/calibration``."""
+    kind = next(name for name in ("images", "npz", "python", "constant", "random") if name in data)
+    return f"{kind} {data[kind]}"

@@ -1,0 +1,261 @@
+"""The stage convert for int8 and fp8: put quantizers into the simplified graph, and check what it computes then.
+
+The numbers of the result are those of a device that computes in int8 or fp8 and accumulates exactly: ONNX Runtime
+rounds at every quantizer, as the file says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from buildsys.backends.onnxruntime.session import OrtGraph, session_options
+from buildsys.errors import CheckFailed, StageError
+from buildsys.onnx_graphs.onnx_file import check_file, dtype_name, file_bytes, load_model, opsets, save_model
+from buildsys.onnx_graphs.tensors import Case, load_case
+from buildsys.stages.common.golden_check import Finding, and_more, judge_outputs, judged
+from buildsys.stages.convert.opset import raise_opset
+from buildsys.stages.operators.implementation import Implementation, implementation_of
+from buildsys.stages.quantize.batches import load_batches
+from buildsys.stages.quantize.insert_qdq import GRIDS, insert_quantizers, limits_of
+from buildsys.stages.quantize.intermediate_tensors import InnerTensors
+from buildsys.stages.quantize.kernel_shapes import state_kernel_shapes
+from buildsys.stages.quantize.layer_losses import Loss, largest_losses
+from buildsys.stages.quantize.node_selection import HEAVY, Selection, named_nodes, select_nodes
+from buildsys.stages.quantize.ranges import load_ranges
+from buildsys.workers.job import Job, StageResult
+
+_OPSETS = {"int8": (13, 8), "fp8": (19, 9)}  # the first with scales per channel, with float8; and their IR versions
+_TOLD_LOSSES = 3
+_KEPT_LOSSES = 20
+_BEYOND = 1.5  # times the calibrated range
+
+
+def run(job: Job) -> StageResult:
+    """Write the graph with explicit quantizers; its inputs and outputs stay as they are.
+
+    A failure names the output, the case, the index, both values and the layers that lose most; the tensors of
+    each failed case are kept as ``failed/PRECISION-CASE.npz`` beside the result.
+    Raises: StageError: nothing can be quantized, or the tool cannot. CheckFailed: the result is not valid.
+    """
+    figures = _convert(job)
+    golden = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
+    folder = job.outputs["result"].parent / "failed"
+    failed, numbers = judged(_findings(job, golden, job.outputs["model"]), golden, job.options["tolerance"], folder)
+    figures |= numbers
+    if not failed:
+        return StageResult(figures=figures)
+    worst = min(failed, key=lambda finding: _input_bytes(golden[finding.case]))  # all its tensors are looked at
+    case = golden[worst.case]
+    losses = _losses(job, case, figures["quantized"])
+    figures["largest_losses"] = [loss.figures() for loss in losses[:_KEPT_LOSSES]]
+    uncut = _uncut(job, worst, case) if _is_cut(job.options) else None
+    figures["with_minmax"] = None if uncut is None else uncut.comparison.figures()
+    hint = "; ".join((*_beyond(job, case), *_whole_ranges(worst, uncut), *_steps(job, losses)))
+    return StageResult("failed", failed[0].sentence() + and_more(failed), hint, figures)
+
+
+def _input_bytes(case: Case) -> int:
+    return sum(tensor.array.nbytes for tensor in case.inputs.values())
+
+
+def _is_cut(options: Mapping[str, Any]) -> bool:
+    """Tell whether ranges were cut that need not be."""
+    algorithm, tool = options["quantize"]["algorithm"], options["quantize"]["tool"]
+    return tool != "modelopt" and (
+        algorithm == "percentile" or (algorithm, options["precision"]) == ("entropy", "int8")
+    )
+
+
+def _uncut(job: Job, worst: Finding, case: Case) -> Finding:
+    """Return what the same output would be with ranges that are not cut."""
+    job.progress("trying whole ranges")
+    original = load_model(job.inputs["model"])
+    named_nodes(original)
+    with TemporaryDirectory(dir=job.outputs["model"].parent) as scratch:
+        model, _ = _quantized(job, original, Path(scratch), algorithm="minmax")
+        path = Path(scratch) / "model.onnx"
+        save_model(model, path)
+        found = _findings(job, {worst.case: case}, path)
+    return next(finding for finding in found if finding.output == worst.output)
+
+
+def _whole_ranges(worst: Finding, uncut: Finding | None) -> list[str]:
+    if uncut is None:
+        return []
+    cut, whole = worst.comparison, uncut.comparison
+    if whole.cosine is None or not whole.relative < cut.relative:
+        return []
+    judged = "passes" if whole.passed else "is nearer"
+    figures = f"relative error {whole.relative:.1e}, cosine {whole.cosine:.6g} in case {worst.case}"
+    return [f"calibration.algorithm: minmax, which cuts no range, {judged} ({figures})"]
+
+
+def _convert(job: Job) -> dict[str, Any]:
+    precision, source, target = job.options["precision"], job.inputs["model"], job.outputs["model"]
+    original = load_model(source)
+    named_nodes(original)
+    with TemporaryDirectory(dir=target.parent) as scratch:
+        model, selection = _quantized(job, original, Path(scratch))
+    save_model(model, target)
+    try:
+        check_file(target, f"the graph quantized to {precision}")
+    except StageError as error:
+        raise CheckFailed(error.problem, error.hint) from error
+    written = load_model(target, external_data=False)
+    quantized = quantized_nodes(written)
+    heavy = [node.name for node in original.graph.node if node.op_type in HEAVY]
+    if not quantized:
+        raise StageError(f"{job.options['quantize']['tool']} quantized no node of the graph", "use tool: builtin")
+    return {
+        "precision": precision,
+        **_figures(job, written),
+        "quantized": quantized,
+        "kept_fp32": [name for name in heavy if name not in quantized],
+        "kept_reasons": {
+            name: selection.skipped.get(name, "the tool left it out")
+            for name in dict.fromkeys((*heavy, *selection.chosen, *selection.skipped))
+            if name not in quantized
+        },
+        "bytes_before": file_bytes(source),
+        "bytes_after": file_bytes(target),
+    }
+
+
+def _quantized(
+    job: Job, original: ModelProto, scratch: Path, algorithm: str | None = None
+) -> tuple[ModelProto, Selection]:
+    """Return the graph with quantizers, and the nodes that were to have them."""
+    precision, options = job.options["precision"], job.options["quantize"]
+    ranges = load_ranges(job.inputs["ranges"])
+    selection = select_nodes(original, ranges, options)
+    job.progress(f"quantizing {len(selection.chosen)} nodes to {precision} with {options['tool']}")
+    model, why = raise_opset(original, *_OPSETS[precision])
+    if why:
+        version = _OPSETS[precision][0]
+        raise StageError(
+            f"{precision} needs opset {version}, and the graph has {opsets(original)['ai.onnx']}: {why}",
+            f"set export.opset to {version} or more",
+        )
+    state_kernel_shapes(model)
+    limits = limits_of(ranges, precision, algorithm or options["algorithm"])
+    wanted = {"per_channel": options["per_channel"], "outputs": options["outputs"]}
+    if options["tool"] == "modelopt":
+        return _by_modelopt(job, model, selection, scratch), selection
+    if options["tool"] == "onnxruntime":
+        from buildsys.stages.quantize.insert_qdq_ort import insert_by_onnxruntime  # loads much of onnxruntime
+
+        return insert_by_onnxruntime(model, selection, limits, **wanted), selection
+    insert_quantizers(model, selection, limits, GRIDS[precision], **wanted)
+    return model, selection
+
+
+def _by_modelopt(job: Job, model: ModelProto, selection: Selection, scratch: Path) -> ModelProto:
+    from buildsys.stages.quantize.modelopt import quantize_by_modelopt  # an extra
+
+    source = scratch / "model.onnx"
+    save_model(model, source)
+    dtypes = {value.name: dtype_name(value.type.tensor_type.elem_type) for value in model.graph.input}
+    batches = load_batches(job.inputs["batches"], dtypes)
+    operators = sorted({node.op_type for node in model.graph.node if node.name in selection.chosen})
+    options = {**job.options["quantize"], "operators": operators}
+    return quantize_by_modelopt(source, job.options["precision"], batches, options, list(selection.skipped), scratch)
+
+
+def quantized_nodes(model: ModelProto) -> list[str]:
+    """Return the nodes of the main graph that take a dequantized tensor, in its order."""
+    pairs = ("QuantizeLinear", "DequantizeLinear")
+    given = {name for node in model.graph.node if node.op_type == "DequantizeLinear" for name in node.output}
+    nodes = (node for node in model.graph.node if node.op_type not in pairs)
+    return [node.name for node in nodes if any(name in given for name in node.input)]
+
+
+def _figures(job: Job, model: ModelProto) -> dict[str, Any]:
+    options = job.options["quantize"]
+    counts = Counter(node.op_type for node in model.graph.node)
+    stored = Counter(dtype_name(tensor.data_type) for tensor in model.graph.initializer)
+    scales = "one scale per output channel of a weight" if options["per_channel"] else "one scale per tensor"
+    return {
+        "tool": options["tool"],
+        "method": f"explicit quantizers by {options['tool']}, {scales}; inputs and outputs keep their types",
+        "opset": opsets(model)["ai.onnx"],
+        "algorithm": options["algorithm"],
+        "initializers": dict(sorted(stored.items())),
+        "casts": counts["Cast"],
+        "quantizers": counts["QuantizeLinear"],
+        "dequantizers": counts["DequantizeLinear"],
+        "warnings": _warnings(job),
+    }
+
+
+def _warnings(job: Job) -> list[str]:
+    if job.options["precision"] == "fp8" and job.options["quantize"]["algorithm"] == "entropy":
+        return ["the ranges are those of minmax: entropy counts the levels of int8"]
+    return []
+
+
+def _findings(job: Job, golden: Mapping[str, Case], quantized: Path) -> list[Finding]:
+    precision = job.options["precision"]
+    job.progress(f"running the {precision} graph in {len(golden)} cases")
+    implementation, model = _implemented(job, quantized)
+    options = session_options(optimization="disable", intra_op_threads=job.threads, few_runs=True)
+    with TemporaryDirectory(dir=job.outputs["model"].parent) as scratch:  # by path: a graph in memory ends at 2 GiB
+        path = Path(scratch) / "model.onnx"
+        save_model(model, path)
+        graph = OrtGraph(path, options, libraries=implementation.libraries)
+    limits = job.options["tolerance"]
+    return [
+        finding
+        for case, tensors in golden.items()
+        for finding in judge_outputs(precision, case, graph.run(tensors.inputs), tensors.outputs, limits)
+    ]
+
+
+def _implemented(job: Job, path: Path) -> tuple[Implementation, ModelProto]:
+    """Return a graph as ONNX Runtime is to read it, with names for all nodes."""
+    model, implementation = load_model(path), implementation_of(job)
+    named_nodes(model)
+    implementation.require(model)
+    implementation.apply(model)
+    return implementation, model
+
+
+def _losses(job: Job, case: Case, quantized: list[str]) -> list[Loss]:
+    job.progress("comparing the tensors of both graphs")
+    tensors = []
+    for path in (job.inputs["model"], job.outputs["model"]):
+        implementation, model = _implemented(job, path)
+        tensors.append(InnerTensors(model, job.outputs["model"].parent, job.threads, implementation.libraries))
+    return largest_losses(tensors[0], tensors[1], quantized, dict(case.inputs))
+
+
+def _beyond(job: Job, case: Case) -> list[str]:
+    """Return for which inputs the calibration data is of another kind than what is checked."""
+    ranges = load_ranges(job.inputs["ranges"])
+    told = []
+    for name, tensor in case.inputs.items():
+        largest = float(np.abs(tensor.values()).max(initial=0.0)) if name in ranges else 0.0
+        if name in ranges and largest > _BEYOND * ranges[name].largest:
+            told.append(
+                f"the golden input {name} reaches {largest:.3g} and the calibration data {ranges[name].largest:.3g}:"
+                " calibrate on data of the same kind"
+            )
+    return told
+
+
+def _steps(job: Job, losses: list[Loss]) -> list[str]:
+    """Return what to try next, with the layers that lose most."""
+    options, precision = job.options["quantize"], job.options["precision"]
+    steps = [] if options["per_channel"] else ["set quantize.per_channel: true"]
+    worst = [loss for loss in losses if loss.added > 0][:_TOLD_LOSSES]
+    if worst:
+        told = ", ".join(f"{loss.node} ({loss.operator}, {loss.before:.1%} → {loss.error:.1%} error)" for loss in worst)
+        names = ", ".join(loss.node for loss in worst)
+        steps.append(f"most is lost at {told}: quantize: {{exclude: [{names}]}}")
+    return [*steps, f"if this is near enough, set verify.{precision}"]

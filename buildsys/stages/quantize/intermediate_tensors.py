@@ -1,0 +1,90 @@
+"""The values of the tensors inside a graph, as many at a time as fit into the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from onnx import ModelProto, NodeProto, TensorProto, helper
+
+from buildsys.backends.onnxruntime.session import OrtGraph, session_options
+from buildsys.onnx_graphs.onnx_file import save_model
+from buildsys.onnx_graphs.rounding.fresh_names import FreshNames
+from buildsys.onnx_graphs.rounding.tensor_types import element_types
+from buildsys.onnx_graphs.tensors import Array
+from buildsys.stages.quantize.batches import Batch
+
+Values = Callable[[Batch], dict[str, Array]]
+_TOGETHER_BYTES = 1 << 30  # that one run keeps
+
+
+class InnerTensors:
+    """The float32 tensors of a graph that are given or computed, in the graph's order."""
+
+    def __init__(self, model: ModelProto, scratch: Path, threads: int = 0, libraries: Sequence[Path] = ()) -> None:
+        """Take a graph as ONNX Runtime is to run it; copies lie in ``scratch`` while they are loaded."""
+        self._model, self._scratch, self._threads, self._libraries = model, scratch, threads, libraries
+        self.nodes: Sequence[NodeProto] = model.graph.node
+        self.names = float_tensors(model)
+        given = {value.name for value in model.graph.input}
+        self._given = [name for name in self.names if name in given]
+        self._inner = [name for name in self.names if name not in given]
+
+    def groups(self, batch: Batch) -> Iterator[Values]:
+        """Yield functions that give all tensors together; ``batch`` tells how large each is."""
+        yield lambda other: {name: other[name].array for name in self._given}
+        group: list[str] = []
+        room = _TOGETHER_BYTES
+        for name, size in self._sizes(batch).items():
+            if group and size > room:
+                yield self._values(group)
+                group, room = [], _TOGETHER_BYTES
+            group.append(name)
+            room -= size
+        if group:
+            yield self._values(group)
+
+    def all_of(self, batch: Batch) -> Iterator[tuple[str, Array]]:
+        """Yield every tensor with its values for one batch."""
+        for values in self.groups(batch):
+            yield from values(batch).items()
+
+    def _values(self, names: Sequence[str]) -> Values:
+        model = self._copy()
+        model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
+        graph = self._open(model)
+        return lambda batch: {name: tensor.array for name, tensor in graph.run(batch).items()}
+
+    def _sizes(self, batch: Batch) -> dict[str, int]:
+        """Return the bytes of each tensor; the run keeps a number of each."""
+        model = self._copy()
+        fresh = FreshNames(model.graph)
+        probes = {fresh.new(f"{name}_size"): name for name in self._inner}
+        for probe, name in probes.items():
+            model.graph.node.append(helper.make_node("Size", [name], [probe]))
+            model.graph.output.append(helper.make_tensor_value_info(probe, TensorProto.INT64, []))
+        found = self._open(model).run(batch) if probes else {}
+        return {probes[probe]: 4 * int(tensor.array) for probe, tensor in found.items()}
+
+    def _copy(self) -> ModelProto:
+        model = ModelProto()
+        model.CopyFrom(self._model)
+        del model.graph.output[:]
+        return model
+
+    def _open(self, model: ModelProto) -> OrtGraph:
+        options = session_options(optimization="disable", intra_op_threads=self._threads)
+        with TemporaryDirectory(dir=self._scratch) as folder:  # by path: a graph in memory ends at 2 GiB
+            path = Path(folder) / "tensors.onnx"
+            save_model(model, path)
+            return OrtGraph(path, options, libraries=self._libraries)
+
+
+def float_tensors(model: ModelProto) -> list[str]:
+    """Return the tensors of the main graph that hold float32 and are given or computed, in the graph's order."""
+    types = element_types(model)
+    stored = {tensor.name for tensor in model.graph.initializer}
+    names = [value.name for value in model.graph.input]
+    names += [name for node in model.graph.node for name in node.output if name]
+    return [name for name in names if types.get(name) == TensorProto.FLOAT and name not in stored]

@@ -1,0 +1,65 @@
+"""Where a quantized graph loses most: its tensors beside those of the float32 graph, on the same input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from buildsys.onnx_graphs.tensors import Array
+from buildsys.stages.quantize.batches import Batch
+from buildsys.stages.quantize.intermediate_tensors import InnerTensors
+
+
+@dataclass(frozen=True)
+class Loss:
+    """How far the result of one quantized node is off, and what of it came in already.
+
+    Errors are the norm of the difference over that of the float32 tensor.
+    """
+
+    node: str
+    operator: str
+    error: float
+    before: float
+
+    @property
+    def added(self) -> float:
+        """The error that this node makes."""
+        return self.error - self.before
+
+    def figures(self) -> dict[str, Any]:
+        """Return the numbers for a result file."""
+        return {"node": self.node, "operator": self.operator, "error": self.error, "error_before": self.before}
+
+
+def largest_losses(
+    exact: InnerTensors, quantized: InnerTensors, quantized_nodes: list[str], batch: Batch
+) -> list[Loss]:
+    """Return the losses at the quantized nodes, the largest first; a tensor that only one graph has is left out."""
+    errors = _errors(exact, quantized, batch)
+    losses = []
+    for node in exact.nodes:
+        if node.name in quantized_nodes and node.output[0] in errors:
+            before = max((errors.get(name, 0.0) for name in node.input), default=0.0)
+            losses.append(Loss(node.name, node.op_type, errors[node.output[0]], before))
+    return sorted(losses, key=lambda loss: -loss.added)
+
+
+def _errors(exact: InnerTensors, quantized: InnerTensors, batch: Batch) -> dict[str, float]:
+    """Return the error of every tensor that both graphs have under one name."""
+    known = dict(exact.all_of(batch))
+    return {
+        name: _relative(values, known[name])
+        for name, values in quantized.all_of(batch)
+        if name in known and values.shape == known[name].shape
+    }
+
+
+def _relative(actual: Array, expected: Array) -> float:
+    scale = float(np.abs(expected).max(initial=0.0))
+    if scale == 0.0:
+        return 0.0 if not actual.any() else float("inf")
+    a, b = actual.astype(np.float64) / scale, expected.astype(np.float64) / scale
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))

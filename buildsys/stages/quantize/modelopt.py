@@ -1,0 +1,83 @@
+"""Quantization and 16-bit types by NVIDIA ModelOpt, which is not a part of the usual installation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.onnx_file import first_line, load_model
+from buildsys.stages.quantize.batches import Batch
+
+INSTALL = "pip install 'buildsys[quantize]'"
+_METHODS = {"int8": {"entropy": "entropy", "minmax": "max"}, "fp8": {"entropy": "max", "minmax": "max"}}
+
+
+def quantize_by_modelopt(
+    source: Path,
+    precision: str,
+    batches: Iterable[Batch],
+    options: Mapping[str, Any],
+    exclude: Sequence[str],
+    folder: Path,
+) -> ModelProto:
+    """Return the graph of ``source`` with the quantizers that ModelOpt chooses for TensorRT.
+
+    ``options`` are the manifest's section ``quantize`` with the calibration's ``algorithm``; it measures the ranges
+    itself.
+    Raises: StageError: it is not installed, has no such algorithm, or fails.
+    """
+    method = _METHODS[precision].get(options["algorithm"])
+    if method is None:
+        raise StageError(f"ModelOpt has no calibration algorithm {options['algorithm']}", "use entropy or minmax")
+    library = _library("modelopt.onnx.quantization")
+    every = list(batches)
+    data = {name: np.concatenate([batch[name].values() for batch in every]) for name in every[0]}
+    shapes = ",".join(f"{name}:{'x'.join(map(str, tensor.shape))}" for name, tensor in every[0].items())
+    target = folder / "quantized.onnx"
+    try:
+        library.quantize(
+            str(source),
+            quantize_mode=precision,
+            calibration_data=data,
+            calibration_method=method,
+            calibration_shapes=shapes,
+            calibration_eps=["cpu"],
+            op_types_to_quantize=list(options["operators"]),
+            nodes_to_exclude=list(exclude) or None,
+            high_precision_dtype="fp32",
+            output_path=str(target),
+        )
+    except Exception as error:  # whatever it and what it calls raise
+        raise StageError(f"ModelOpt cannot quantize the graph: {first_line(error)}", "use another tool") from error
+    return load_model(target)
+
+
+def autocast(source: Path, precision: str) -> ModelProto:
+    """Return the graph of ``source`` in ``fp16`` or ``bf16`` where ModelOpt finds it safe; inputs and outputs stay.
+
+    Raises: StageError: it is not installed, or fails.
+    """
+    library = _library("modelopt.onnx.autocast")
+    try:
+        found: ModelProto = library.convert_to_mixed_precision(
+            str(source), low_precision_type=precision, keep_io_types=True
+        )
+    except Exception as error:  # whatever it and what it calls raise
+        raise StageError(f"ModelOpt cannot convert the graph: {first_line(error)}", "use tool: builtin") from error
+    return found
+
+
+def _library(module: str) -> ModuleType:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "modelopt"
+        why = "is not installed" if missing else f"cannot be loaded: {first_line(error)}"
+        raise StageError(f"ModelOpt {why}", INSTALL) from error

@@ -1,0 +1,94 @@
+"""The range that every float32 tensor of a graph takes over the calibration batches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from onnx import NodeProto
+
+from buildsys.errors import StageError
+from buildsys.stages.convert.overflow import Origin
+from buildsys.stages.quantize.batches import Batch
+from buildsys.stages.quantize.histogram import Magnitudes
+from buildsys.stages.quantize.intermediate_tensors import InnerTensors
+
+SCHEMA = "buildsys/ranges/1"
+
+
+@dataclass(frozen=True)
+class Range:
+    """What one tensor was: its extremes, and the magnitude at which the algorithm cuts it."""
+
+    low: float
+    high: float
+    limit: float
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude that was met."""
+        return max(abs(self.low), abs(self.high))
+
+
+Ranges = Mapping[str, Range]
+
+
+def measure(tensors: InnerTensors, batches: Callable[[], Iterable[Batch]], *, counted: bool) -> dict[str, Magnitudes]:
+    """Return the magnitudes of every tensor over all batches, in the graph's order.
+
+    Raises: StageError: a tensor is not finite; the first of the graph is named with its node.
+    """
+    found = {name: Magnitudes() for name in tensors.names}
+    for graph in tensors.groups(next(iter(batches()))):
+        for batch in batches():
+            for name, values in graph(batch).items():
+                found[name].add(values, counted=counted)
+    broken = next((name for name, magnitudes in found.items() if not magnitudes.is_finite), None)
+    if broken is not None:
+        raise StageError(
+            f"{maker_of(broken, tensors.nodes)} is NaN or infinite for the calibration data, and has no range",
+            "look at the data: golden inputs of another kind may hide it",
+        )
+    return found
+
+
+def range_of(magnitudes: Magnitudes, algorithm: str, percentile: float | None) -> Range:
+    """Return the range of one tensor by ``entropy``, ``percentile`` or ``minmax``."""
+    if magnitudes.low > magnitudes.high:
+        return Range(0.0, 0.0, 0.0)  # it never had a value
+    limit = magnitudes.largest
+    if algorithm == "entropy":
+        limit = magnitudes.entropy()
+    elif algorithm == "percentile" and percentile is not None:
+        limit = magnitudes.percentile(percentile)
+    return Range(magnitudes.low, magnitudes.high, limit)
+
+
+def save_ranges(path: Path, ranges: Ranges, about: Mapping[str, Any]) -> None:
+    """Write a table of ranges; equal ones give equal bytes."""
+    tensors = {name: asdict(found) for name, found in ranges.items()}
+    path.write_text(json.dumps({"schema": SCHEMA, **about, "tensors": tensors}, indent=1) + "\n", encoding="utf-8")
+
+
+def load_ranges(path: Path) -> dict[str, Range]:
+    """Read what ``save_ranges`` wrote.
+
+    Raises: StageError: the file is not such a file.
+    """
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if stored["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {stored['schema']}")
+        return {name: Range(**found) for name, found in stored["tensors"].items()}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StageError(f"{path.name} does not hold ranges: {error}", "build calibrate again") from error
+
+
+def maker_of(tensor: str, nodes: Iterable[NodeProto]) -> str:
+    """Return a tensor as messages name it, with the node that makes it, and a comma behind."""
+    node = next((node for node in nodes if tensor in node.output), None)
+    origin = Origin(tensor) if node is None else Origin(tensor, node.op_type, node.name)
+    return str(origin)

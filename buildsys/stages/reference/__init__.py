@@ -1,0 +1,1 @@
+"""The reference stage: golden inputs and outputs."""

@@ -1,0 +1,1 @@
+"""The report stage: all results of a model on one page."""

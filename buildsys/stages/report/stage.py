@@ -1,0 +1,30 @@
+"""The report stage: sums up all results of a model for programs (JSON) and people (Markdown)."""
+
+from __future__ import annotations
+
+from buildsys.onnx_graphs.inspection.figures import graph_figures
+from buildsys.onnx_graphs.inspection.load import load_graph
+from buildsys.report.assemble import assemble, opt_sizes
+from buildsys.report.data import as_json
+from buildsys.report.markdown.document import render
+from buildsys.workers.job import Job, StageResult
+
+_GRAPH = "graph:"  # + target: the role of the graph that it has written
+
+
+def run(job: Job) -> StageResult:
+    """Write the Markdown report where it is asked for, and return the figures of the JSON one.
+
+    The stage has passed when the report is written; whether the model's build has is the report's verdict.
+    """
+    manifest, graphs = job.options["manifest"], {}
+    for role, path in job.inputs.items():
+        if role.startswith(_GRAPH):
+            target = role.removeprefix(_GRAPH)
+            job.progress(f"counting the graph of {target}")
+            graphs[target] = graph_figures(load_graph(path), opt_sizes(manifest))
+    results = {target: path for target, path in job.inputs.items() if not target.startswith(_GRAPH)}
+    report = assemble(job.model, manifest, results, graphs)
+    if "markdown" in job.outputs:
+        job.outputs["markdown"].write_text(render(report), encoding="utf-8")
+    return StageResult(figures=as_json(report))

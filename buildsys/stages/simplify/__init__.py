@@ -1,0 +1,1 @@
+"""The simplify stage: a smaller graph with equal outputs."""

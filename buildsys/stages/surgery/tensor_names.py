@@ -1,0 +1,77 @@
+"""Tensors of a graph by name: which there are, and other names for some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from onnx import GraphProto, ModelProto, NodeProto
+
+from buildsys.errors import StageError
+from buildsys.manifest.problem import suggest
+from buildsys.onnx_graphs.onnx_file import subgraphs
+
+
+def input_names(model: ModelProto) -> list[str]:
+    """Return the inputs that callers give, without initializers."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    return [value.name for value in model.graph.input if value.name not in stored]
+
+
+def output_names(model: ModelProto) -> list[str]:
+    """Return the outputs."""
+    return [value.name for value in model.graph.output]
+
+
+def tensor_names(graph: GraphProto) -> list[str]:
+    """Return the inputs, the stored tensors and what nodes make, without that of subgraphs."""
+    names = [value.name for value in graph.input] + [tensor.name for tensor in graph.initializer]
+    return [*dict.fromkeys([*names, *(name for node in graph.node for name in node.output if name)])]
+
+
+def require_known(name: str, known: Iterable[str], what: str) -> None:
+    """Raise StageError with the nearest name where ``name`` is none of ``known``."""
+    names = list(known)
+    if name not in names:
+        raise StageError(f"the graph has no {what} {name}", suggest(name, names, what=f"its {what}s"))
+
+
+def used_by(node: NodeProto) -> list[str]:
+    """Return what a node reads, with what its subgraphs take from outside."""
+    names = [name for name in node.input if name]
+    for body in subgraphs(node):
+        own = {*tensor_names(body)}
+        names += [name for inner in body.node for name in used_by(inner) if name not in own]
+        names += [value.name for value in body.output if value.name not in own]
+    return names
+
+
+def rename_tensors(graph: GraphProto, names: Mapping[str, str]) -> None:
+    """Give tensors other names wherever they occur, subgraphs included; no new name may be taken."""
+    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        value.name = names.get(value.name, value.name)
+    for sparse in graph.sparse_initializer:
+        sparse.values.name = names.get(sparse.values.name, sparse.values.name)
+    for note in graph.quantization_annotation:
+        note.tensor_name = names.get(note.tensor_name, note.tensor_name)
+    for node in graph.node:
+        _rename_in(node.input, names)
+        _rename_in(node.output, names)
+        for body in subgraphs(node):
+            rename_tensors(body, names)
+
+
+def rename_uses(graph: GraphProto, names: Mapping[str, str]) -> None:
+    """Let nodes read other tensors, in subgraphs as well; what nodes make keeps its name."""
+    for node in graph.node:
+        _rename_in(node.input, names)
+        for body in subgraphs(node):
+            rename_uses(body, names)
+            for value in body.output:
+                value.name = names.get(value.name, value.name)
+
+
+def _rename_in(field: Any, names: Mapping[str, str]) -> None:
+    for index, name in enumerate(field):
+        if name in names:
+            field[index] = names[name]

@@ -1,0 +1,1 @@
+"""The validate stage: exported and simplified graphs against PyTorch."""

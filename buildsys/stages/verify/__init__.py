@@ -1,0 +1,1 @@
+"""The verify stage: an engine against the golden outputs."""

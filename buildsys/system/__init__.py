@@ -1,0 +1,1 @@
+"""The machine: interpreters, libraries, compilers, CPU, GPUs, files, processes."""

@@ -1,0 +1,1 @@
+"""The orchestrator's side of worker servers."""

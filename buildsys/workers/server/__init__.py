@@ -1,0 +1,1 @@
+"""The worker server and its children."""

@@ -1,0 +1,195 @@
+"""What needs a GPU: the driver's calls on any NVIDIA GPU, TensorRT-RTX engines on those that it supports."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from buildsys.backends.cuda import Device, find_driver
+from buildsys.errors import StageError, Unavailable
+
+ROOT = Path(__file__).parents[3]
+sys.path.insert(0, str(ROOT / "tests" / "integration"))
+
+DRIVER = find_driver()
+RTX = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
+HERE = DRIVER.gpus[0].compute_capability if DRIVER.gpus else ""
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not DRIVER.gpus, reason=f"no GPU: {DRIVER.missing}")]
+on_rtx = pytest.mark.skipif(HERE not in RTX, reason="TensorRT-RTX does not run on this GPU")
+not_on_rtx = pytest.mark.skipif(HERE in RTX, reason="TensorRT-RTX runs on this GPU")
+
+
+def test_the_driver_describes_its_gpus() -> None:
+    gpu = DRIVER.gpus[0]
+    assert gpu.name
+    assert gpu.memory_bytes > 1 << 30
+    assert tuple(map(int, gpu.compute_capability.split("."))) >= (5, 0)
+    assert float(DRIVER.cuda_version) >= 11
+    assert DRIVER.missing == ""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "bool"])
+def test_what_goes_to_the_gpu_comes_back(dtype: str) -> None:
+    values = np.random.default_rng(0).integers(0, 2, (3, 1000)).astype(dtype)
+    device = Device(0)
+    with device.current():
+        buffer = device.allocate(values.nbytes)
+        buffer.upload(values[:, ::-1])
+        found = np.empty_like(values)
+        buffer.download(found)
+        assert np.array_equal(found, values[:, ::-1])
+        device.free(buffer)
+    device.close()
+    device.close()
+
+
+def test_empty_tensors_and_too_large_ones() -> None:
+    device = Device(0)
+    with device.current():
+        buffer = device.allocate(0)
+        buffer.upload(np.empty(0, np.float32))
+        with pytest.raises(ValueError, match="8 bytes do not fit a device buffer of 0"):
+            buffer.upload(np.zeros(1))
+    device.close()
+
+
+def test_memory_is_given_back() -> None:
+    size = int(DRIVER.gpus[0].memory_bytes * 0.4)
+    for _ in range(4):  # more than fits at once
+        device = Device(0)
+        with device.current():
+            device.allocate(size)
+        device.close()
+
+
+def test_a_failing_call_names_itself() -> None:
+    device = Device(0)
+    with (
+        device.current(),
+        pytest.raises(StageError, match="the GPU is out of memory: 1024 TiB were asked for, and "),
+    ):
+        device.allocate(1 << 50)
+    device.close()
+
+
+def build_engine(folder: Path, **fields: Any) -> tuple[Path, dict[str, Any], Any]:
+    pytest.importorskip("tensorrt_rtx")
+    from engine_jobs import engine_options, request
+    from small_graphs import conv_bn, write
+
+    from buildsys.backends.tensorrt_rtx import backend as tensorrt_rtx
+
+    asked = request(write(folder, conv_bn()), folder, engine_options("tensorrt_rtx", **fields))
+    tensorrt_rtx.build(asked)
+    return asked.engine, dict(asked.options), tensorrt_rtx
+
+
+@not_on_rtx
+def test_a_gpu_that_tensorrt_rtx_does_not_know_is_unavailable(tmp_path: Path) -> None:
+    engine, options, backend = build_engine(tmp_path)
+    with pytest.raises(Unavailable, match=f"compute capability {HERE}"):
+        backend.load(engine, options)
+    with pytest.raises(Unavailable):
+        backend.prepare({**options, "compute_capabilities": ["current"]})
+
+
+@on_rtx
+def test_an_engine_gives_what_onnxruntime_gives_at_every_batch(tmp_path: Path) -> None:
+    from engine_jobs import random_x
+
+    from buildsys.backends.onnxruntime.session import OrtGraph
+
+    engine, options, backend = build_engine(tmp_path, compute_capabilities=(HERE,), flags={"tf32": False})
+    reference = OrtGraph(tmp_path / "model.onnx")
+    session = backend.load(engine, options)
+    for batch in (1, 5, 8, 2):
+        inputs = random_x(batch, seed=batch)
+        expected = reference.run(inputs)["y"].array
+        assert np.abs(session.run(inputs)["y"].array - expected).max() <= 1e-3 * np.abs(expected).max()
+    call = session.bind(random_x(2))
+    call()
+    call()
+    with pytest.raises(StageError, match="no optimization profile of the engine holds the shapes"):
+        session.run(random_x(9))
+    assert session.describe("fp32")["device_memory_bytes"] >= 0
+    backend.unload(session)
+
+
+@on_rtx
+def test_the_profile_that_fits_is_chosen(tmp_path: Path) -> None:
+    from engine_jobs import random_x
+
+    ranges = tuple({"x": {"min": (n, 3, 8, 8), "opt": (n, 3, 8, 8), "max": (n, 3, 8, 8)}} for n in (1, 4))
+    engine, options, backend = build_engine(tmp_path, compute_capabilities=(HERE,), profiles=ranges)
+    session = backend.load(engine, options)
+    assert [session.run(random_x(batch))["y"].shape for batch in (4, 1, 4)] == [(4, 5), (1, 5), (4, 5)]
+    backend.unload(session)
+
+
+@on_rtx
+@pytest.mark.parametrize("flag", ["refit", "strip_plan"])
+def test_flags_that_need_a_gpu_build_with_one(tmp_path: Path, flag: str) -> None:
+    engine, _, _ = build_engine(tmp_path, compute_capabilities=(HERE,), flags={flag: True})
+    assert engine.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(("dtype", "shape"), [("float32", (5, 3, 8, 16)), ("float16", (4, 50)), ("float32", (1, 1))])
+def test_the_shipped_plugin_computes_on_the_stream_that_it_is_given(dtype: str, shape: tuple[int, ...]) -> None:
+    trt, torch = pytest.importorskip("tensorrt_rtx"), pytest.importorskip("torch")
+    spec = importlib.util.spec_from_file_location("clip_plugin", ROOT / "plugins/ops/scaled_clip_plugin.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    x = torch.randn(shape, device="cuda").to(getattr(torch, dtype))
+    outputs = [torch.full_like(x, 7), torch.zeros(shape, dtype=torch.bool, device="cuda")]
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    kind = {"float32": trt.DataType.FLOAT, "float16": trt.DataType.HALF}[dtype]
+    described = [describe(trt, shape, kind), describe(trt, shape, trt.DataType.BOOL)]
+    addresses = [output.data_ptr() for output in outputs]
+    plugin = module.ScaledClip(2.0, (-1.0, 1.0))
+    plugin.enqueue(described[:1], described, [x.data_ptr()], addresses, 0, stream.cuda_stream)
+    stream.synchronize()
+    assert torch.equal(outputs[0], (x * 2).clamp(-1, 1))
+    assert torch.equal(outputs[1], (x * 2 > -1) & (x * 2 < 1))
+
+
+def describe(trt: Any, shape: tuple[int, ...], kind: Any) -> Any:
+    tensor = trt.PluginTensorDesc()
+    tensor.dims, tensor.type, tensor.format = shape, kind, trt.TensorFormat.LINEAR
+    return tensor
+
+
+@on_rtx
+@pytest.mark.parametrize("engine", ["rtx-fp32", "rtx-fp16"])
+def test_an_engine_with_a_python_plugin_gives_the_right_numbers(tmp_path: Path, engine: str) -> None:
+    verify_shipped(tmp_path, "clipped_signal", engine)
+
+
+@on_rtx
+@pytest.mark.parametrize("engine", ["rtx-int8", "rtx-fp8"])
+def test_a_calibrated_engine_gives_the_right_numbers(tmp_path: Path, engine: str) -> None:
+    if engine == "rtx-fp8" and HERE not in ("8.9", "12.0"):
+        pytest.skip("this GPU has no fp8")
+    verify_shipped(tmp_path, "resnet18_int8", engine)
+
+
+def verify_shipped(tmp_path: Path, model: str, engine: str) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    for folder in ("configs", "plugins"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    for file in ("dodo.py", "pyproject.toml"):
+        shutil.copy(ROOT / file, tmp_path)
+    command = [sys.executable, "-m", "doit", f"verify:{model}:{engine}"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    result = json.loads((tmp_path / f"build/{model}/verify/{engine}.json").read_text())
+    assert result["status"] == "passed", result["reason"]

@@ -1,0 +1,351 @@
+"""Running and timing on a GPU: the driver's calls, the harness against bare loops, readings of NVML, real engines.
+
+TensorRT is asked for in the interpreter that BUILDSYS_TEST_TOOLCHAIN names, else in this one. The folder that
+BUILDSYS_GPU_FIGURES names keeps the figures as JSON.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from buildsys.backends.cuda import Device, capture, find_driver, pci_bus_id
+from buildsys.backends.measurement.gpu import GpuContender, Slot
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensors import Tensor, save_case
+from buildsys.system.gpus import read_uuids
+from buildsys.system.gpus.sampling import sampled
+from buildsys.system.interpreters.toolchain import Toolchain
+
+ROOT = Path(__file__).parents[3]
+sys.path.insert(0, str(ROOT / "tests" / "integration"))
+
+DRIVER = find_driver()
+TENSORRT = os.environ.get("BUILDSYS_TEST_TOOLCHAIN") or (sys.executable if importlib.util.find_spec("tensorrt") else "")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not DRIVER.gpus, reason=f"no GPU: {DRIVER.missing}")]
+with_tensorrt = pytest.mark.skipif(not TENSORRT, reason="no interpreter with TensorRT")
+of_libraries = pytest.mark.filterwarnings("ignore")  # what PyTorch says about its own exporters and compilers
+BATCH = 8
+# seen by hand on an H200 with TensorRT 8.6.0: GPU time in ms at batch 8, fp16, as a CUDA graph
+H200_MS = {"resnet18": 0.252, "resnet50": 0.540}
+
+
+@pytest.fixture
+def device() -> Any:
+    device = Device(0)
+    with device.current():
+        yield device
+    device.close()
+
+
+def test_copies_run_beside_the_host_and_come_back(device: Device) -> None:
+    values = np.arange(1 << 20, dtype=np.float32)
+    buffer = device.allocate(values.nbytes)
+    source, target = device.allocate_host(values.nbytes), device.allocate_host(values.nbytes)
+    source.fill(values)
+    stream = device.new_stream()
+    buffer.copy_from(source, stream)
+    buffer.copy_to(target, stream)
+    stream.synchronize()
+    assert np.array_equal(target.array().view(np.float32), values)
+    with pytest.raises(ValueError, match="are not the"):
+        source.fill(values[:5])
+
+
+def test_events_time_what_lies_between_them(device: Device) -> None:
+    size = 256 << 20
+    buffer, host = device.allocate(size), device.allocate_host(size)
+    begin, middle, end = device.new_event(), device.new_event(), device.new_event(blocking=True)
+    begin.record(device.main_stream)
+    buffer.copy_from(host, device.main_stream)
+    middle.record(device.main_stream)
+    buffer.copy_from(host, device.main_stream)
+    buffer.copy_from(host, device.main_stream)
+    end.record(device.main_stream)
+    start = time.perf_counter_ns()
+    end.wait()
+    once, twice = middle.elapsed_ns(begin), end.elapsed_ns(middle)
+    assert 1.5 < twice / once < 2.5
+    assert time.perf_counter_ns() - start > 0.5 * (once + twice)
+
+
+def test_a_captured_graph_does_the_work_again(device: Device) -> None:
+    buffer, source, target = device.allocate(4), device.allocate_host(4), device.allocate_host(4)
+
+    def work() -> None:
+        buffer.copy_from(source, device.main_stream)
+        buffer.copy_to(target, device.main_stream)
+
+    source.fill(np.array([1], np.int32))
+    target.fill(np.array([0], np.int32))
+    graph = device.hold(capture(device.main_stream, work))
+    assert graph.nodes == 2
+    assert target.array().view(np.int32)[0] == 0  # nothing has run yet
+    for value in (7, 8):
+        source.fill(np.array([value], np.int32))
+        graph.launch(device.main_stream)
+        device.synchronize()
+        assert target.array().view(np.int32)[0] == value
+
+
+def test_what_cannot_be_captured_says_so_and_leaves_the_stream_usable(device: Device) -> None:
+    def work() -> None:
+        device.main_stream.synchronize()
+
+    with pytest.raises(StageError, match="CUDA_ERROR_STREAM_CAPTURE"):
+        capture(device.main_stream, work)
+    device.synchronize()
+    buffer = device.allocate(8)
+    buffer.upload(np.zeros(8, np.uint8))
+
+
+def test_gpu_out_of_memory_says_how_much_was_asked_and_how_much_is_free(device: Device) -> None:
+    with pytest.raises(StageError, match=r"out of memory: 1024 TiB were asked for, and [\d.]+ GiB of its [\d.]+ GiB"):
+        device.allocate(1 << 50)
+    free, total = device.memory()
+    assert 0 < free <= total
+
+
+def test_all_that_was_made_is_given_back() -> None:
+    size = int(DRIVER.gpus[0].memory_bytes * 0.4)
+    for _ in range(4):
+        device = Device(0)
+        with device.current():
+            device.allocate(size)
+            device.allocate_host(1 << 20)
+            device.new_stream()
+            device.new_event()
+        device.close()
+        device.close()
+
+
+def products(device: Device, size: int, count: int = 1) -> tuple[Any, Slot]:
+    torch = pytest.importorskip("torch")
+    matrix = torch.randn(size, size, device="cuda", dtype=torch.float16)
+    stream = torch.cuda.Stream()
+
+    def launch() -> None:
+        with torch.cuda.stream(stream):
+            for _ in range(count):
+                matrix @ matrix
+
+    from buildsys.backends.cuda import Stream
+
+    return stream, Slot(Stream(stream.cuda_stream), launch)
+
+
+def test_both_clocks_agree_on_long_work(device: Device) -> None:
+    _, slot = products(device, 4096)
+    contender = GpuContender(device, [slot], blocking=False)
+    contender.block(0.3, 5)
+    samples = contender.block(0.4, 20)
+    contender.close()
+    assert len(samples.wall_ns) >= 20
+    assert len(samples.gpu_ns) >= 20
+    gpu, wall = statistics.median(samples.gpu_ns), statistics.median(samples.wall_ns)
+    assert gpu < wall < gpu + 100_000  # launch and wait take some 10 µs
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_several_in_flight_share_the_gpu(device: Device, blocking: bool) -> None:
+    one = GpuContender(device, [products(device, 256)[1]], blocking=blocking)
+    four = GpuContender(device, [products(device, 256)[1] for _ in range(4)], blocking=blocking)
+    for contender in (one, four):
+        contender.block(0.2, 5)
+    alone, together = one.block(0.3, 50), four.block(0.3, 50)
+    assert len(together.gpu_ns) == len(together.wall_ns) >= 50
+    assert together.queued_ns == 0
+    # work this small is bound by its launches, which take as long for one as for four
+    assert together.elapsed_ns / len(together.wall_ns) < 1.5 * alone.elapsed_ns / len(alone.wall_ns)
+    assert statistics.median(together.wall_ns) > statistics.median(alone.wall_ns)
+
+
+def test_nvml_reads_the_gpu_that_cuda_uses(device: Device) -> None:
+    contender = GpuContender(device, [products(device, 4096)[1]], blocking=False)
+    with sampled(pci_bus_id(0)) as readings:
+        contender.block(1.5, 5)
+    figures = readings.figures()
+    assert figures["readings"] >= 5
+    assert 0 < figures["sm_clock_mhz"]["min"] <= figures["sm_clock_mhz"]["median"] <= figures["sm_clock_mhz"]["max"]
+    assert figures["power_w"]["max"] > 1
+    assert 0 < figures["temperature_c"]["max"] < 120
+    asked = ["nvidia-smi", f"--id={pci_bus_id(0)}", "--query-gpu=uuid,name", "--format=csv,noheader"]
+    if shutil.which(asked[0]):
+        told = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+        assert told == ", ".join(read_uuids(os.environ.get("CUDA_VISIBLE_DEVICES"))[0])
+
+
+def test_reading_nvml_does_not_disturb_the_timing(device: Device) -> None:
+    contender = GpuContender(device, [products(device, 1024, 5)[1]], blocking=False)
+    contender.block(0.5, 5)
+    quiet, read = [], []
+    for _ in range(4):
+        quiet.append(contender.block(0.5, 5))
+        with sampled(pci_bus_id(0)):
+            read.append(contender.block(0.5, 5))
+    figures = {}
+    for clock in ("gpu_ns", "wall_ns"):
+        without, during = (np.concatenate([getattr(taken, clock) for taken in some]) for some in (quiet, read))
+        for percent in (50, 99):
+            figures[f"{clock} p{percent}"] = float(np.percentile(during, percent) / np.percentile(without, percent))
+    keep("nvml", figures)
+    assert figures["gpu_ns p50"] < 1.01
+    assert figures["wall_ns p50"] < 1.02
+
+
+def keep(name: str, figures: Any) -> None:
+    folder = os.environ.get("BUILDSYS_GPU_FIGURES")
+    if folder:
+        (Path(folder) / f"{name}.json").write_text(json.dumps(figures, indent=1))
+
+
+def in_tensorrt(folder: Path, *arguments: str, **environment: str) -> dict[str, Any]:
+    answer = folder / "answer.json"
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [TENSORRT, str(ROOT / "tests/gpu/plain_tensorrt.py"), *arguments]
+    subprocess.run(command, check=True, env={**variables, **environment, "ANSWER": str(answer)}, timeout=900)
+    found: dict[str, Any] = json.loads(answer.read_text())
+    return found
+
+
+@cache
+def engine_of(model: str, folder: Path) -> Path:
+    """Build an fp16 engine of a torchvision model with a dynamic batch; golden inputs lie beside it."""
+    torch, torchvision = pytest.importorskip("torch"), pytest.importorskip("torchvision")
+    torch.manual_seed(0)
+    network, onnx, engine = getattr(torchvision.models, model)().eval(), folder / f"{model}.onnx", folder / model
+    example = torch.randn(BATCH, 3, 224, 224)
+    given = Path(os.environ.get("BUILDSYS_GPU_ENGINES", "/nowhere")) / model
+    if given.is_file():
+        shutil.copy(given, engine)
+    else:
+        axes = {"image": {0: "batch"}, "scores": {0: "batch"}}
+        torch.onnx.export(
+            network, (example,), str(onnx), dynamo=False, opset_version=17, input_names=["image"],
+            output_names=["scores"], dynamic_axes=axes,
+        )  # fmt: skip
+        keep(f"build_{model}", in_tensorrt(folder, "build", str(onnx), str(engine), "fp16", "1", str(BATCH), "16"))
+    save_case(folder / f"{model}.npz", {"image": Tensor(example.numpy(), "float32")}, {})
+    return engine
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("engines")
+
+
+def bench_job(model: str, engine: Path, folder: Path, **bench: Any) -> Any:
+    from engine_jobs import stage_job
+
+    from buildsys.manifest.schema.model import ModelSpec
+
+    spec = ModelSpec.model_validate({
+        "model": "m",
+        "source": {"torchvision": model},
+        "inputs": {"image": {"shape": ["batch", 3, 224, 224]}},
+        "dims": {"batch": {"min": 1, "opt": BATCH, "max": 16}},
+        "engines": [{"name": "e", "backend": "tensorrt", "precision": "fp16", "typing": "weak"}],
+        "bench": {"duration": 1.0, "warmup": 0.3, **bench},
+    }).model_dump(mode="json", by_alias=True)  # fmt: skip
+    for place, file in (
+        ("m/engine/e/engine.engine", engine),
+        ("m/reference/opt.npz", engine.with_name(f"{model}.npz")),
+    ):
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, folder / place)
+    job = stage_job(spec, "bench", folder)
+    if sys.executable != TENSORRT:
+        return replace(job, toolchain=Toolchain("tensorrt", Path(TENSORRT), {}))
+    return job
+
+
+@of_libraries
+@with_tensorrt
+@pytest.mark.parametrize("model", ["resnet18", "resnet50"])
+def test_the_harness_adds_nothing_to_a_bare_loop(model: str, folder: Path) -> None:
+    engine = engine_of(model, folder)
+    options = bench_job(model, engine, folder / "options").options["engine"]
+    case = str(folder / f"{model}.npz")
+    found = in_tensorrt(folder, "compare", str(engine), case, ENGINE_OPTIONS=json.dumps(options))
+    keep(f"overhead_{model}", found)
+    ms = found["ms"]
+    assert ms["engine.gpu"] <= 1.02 * ms["bare.queued"]
+    assert ms["engine_cuda_graph.gpu"] <= 1.02 * ms["bare_graph.queued"]
+    # by the host's clock launches vary by some per cent from one round to the next
+    assert ms["engine.wall"] <= 1.05 * ms["bare.alone_wall"]
+    assert ms["engine_cuda_graph.wall"] <= 1.05 * ms["bare_graph.alone_wall"]
+
+
+@of_libraries
+@with_tensorrt
+@pytest.mark.parametrize("model", ["resnet18", "resnet50"])
+def test_an_engine_and_its_baselines_are_timed_in_one_run(model: str, folder: Path, tmp_path: Path) -> None:
+    from buildsys.stages.bench import stage as bench
+
+    engine = engine_of(model, folder)
+    compiled = os.environ.get("BUILDSYS_GPU_COMPILE", model == "resnet18" and "1")
+    baselines = ("torch", "torch_cuda_graph", *(("torch_compile",) if compiled == "1" else ()))
+    job = bench_job(model, engine, tmp_path, cuda_graph=(False, True), baselines=baselines)
+    result = bench.run(job)
+    assert result.status == "passed"
+    figures = json.loads(json.dumps(result.figures))
+    keep(f"bench_{model}", figures)
+    case = figures["cases"]["opt"]
+    contenders = case["contenders"]
+    assert set(contenders) == {"engine", "engine_cuda_graph", *baselines}, figures.get("left_out")
+    for contender in contenders.values():
+        assert contender["count"] == len(contender["samples_ms"])
+        assert contender["gpu"]["count"] == len(contender["gpu"]["samples_ms"]) >= 10
+    assert case["gpu"]["sm_clock_mhz"]["median"] > 0
+    assert contenders["engine"]["memory_taken_bytes"] > contenders["engine"]["device_memory_bytes"] > 0
+    graph = contenders["engine_cuda_graph"]["gpu"]["p50_ms"]
+    assert graph <= contenders["engine"]["gpu"]["p50_ms"] * 1.02
+    if "H200" in DRIVER.gpus[0].name:
+        assert graph <= 1.03 * H200_MS[model]
+
+
+@of_libraries
+@with_tensorrt
+@pytest.mark.parametrize(
+    "bench_fields", [{"transfers": "both"}, {"wait": "block"}, {"transfers": "in", "cuda_graph": (True,)}]
+)
+def test_each_way_of_timing_works(bench_fields: dict[str, Any], folder: Path, tmp_path: Path) -> None:
+    from buildsys.stages.bench import stage as bench
+
+    engine = engine_of("resnet18", folder)
+    job = bench_job("resnet18", engine, tmp_path, **{"duration": 0.3, "baselines": ("torch",), **bench_fields})
+    figures = bench.run(job).figures
+    keep("ways_" + "_".join(bench_fields), figures)
+    own = next(iter(figures["cases"]["opt"]["contenders"].values()))
+    assert own["gpu"]["p50_ms"] > 0
+    assert set(figures["settings"]) >= {"transfers", "in_flight", "wait"}
+
+
+@of_libraries
+@with_tensorrt
+def test_several_inferences_of_an_engine_are_in_flight(folder: Path, tmp_path: Path) -> None:
+    from buildsys.stages.bench import stage as bench
+
+    engine = engine_of("resnet18", folder)
+    taken = {}
+    for number in (1, 3):
+        job = bench_job("resnet18", engine, tmp_path / str(number), duration=0.3, in_flight=number, baselines=())
+        figures = bench.run(job).figures
+        assert figures["settings"]["in_flight"] == number
+        taken[number] = figures["cases"]["opt"]["contenders"]["engine"]
+    keep("in_flight", {number: {**figures, "samples_ms": []} for number, figures in taken.items()})
+    assert taken[3]["throughput_per_s"] > 0.9 * taken[1]["throughput_per_s"]
+    assert taken[3]["p50_ms"] > taken[1]["p50_ms"]

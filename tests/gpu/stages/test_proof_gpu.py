@@ -1,0 +1,216 @@
+"""Whole runs of doit with TensorRT on a GPU: every profile verified, timing caches shared and pinned, the doctor.
+
+The interpreter that has TensorRT is this one, or that of BUILDSYS_TEST_TOOLCHAIN=/path/to/python.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toolchain import ROOT, missing
+
+from buildsys.backends.cuda import find_driver
+
+sys.path.insert(0, str(ROOT / "tests" / "scenarios"))
+from project_folder import ProjectFolder
+
+from buildsys.store.timing_caches.files import broken_files, kept_files, shared_files
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(bool(missing()), reason=missing() or "there is one"),
+    pytest.mark.skipif(not find_driver().gpus, reason=f"no GPU: {find_driver().missing}"),
+    pytest.mark.timeout(600),
+]
+NETWORKS = '''\
+import torch
+
+
+class Convolutions(torch.nn.Sequential):
+    def __init__(self, channels=8):
+        torch.manual_seed(0)
+        layers = [torch.nn.Conv2d(3, channels, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(channels, 4, 3)]
+        super().__init__(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+
+
+class BakedIn(Convolutions):
+    """Right in PyTorch; its export gives every item of a batch what the first one gets."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y[:1].expand(x.shape[0], 4) if torch.onnx.is_in_onnx_export() else y
+'''
+# cuBLAS and cuDNN need not be there
+ENGINE: dict[str, Any] = {"backend": "tensorrt", "tactic_sources": ["edge_mask_convolutions", "jit_convolutions"]}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> ProjectFolder:
+    folder = ProjectFolder(tmp_path / "project")
+    folder.root.mkdir()
+    folder.create()
+    (folder.root / "plugins/models/nets.py").write_text(NETWORKS)
+    other = os.environ.get("BUILDSYS_TEST_TOOLCHAIN")
+    if other:
+        (folder.root / "configs/project.yaml").write_text(f"toolchains: {{gpu: {{python: {other}}}}}\n")
+    return folder
+
+
+def model(
+    project: ProjectFolder, name: str, *engines: dict[str, Any], make: str = "Convolutions", channels: int = 8
+) -> None:
+    """Write a manifest; JSON is YAML."""
+    toolchain = {"toolchain": "gpu"} if os.environ.get("BUILDSYS_TEST_TOOLCHAIN") else {}
+    kwargs = {"kwargs": {"channels": channels}}
+    manifest = {
+        "model": name, "source": {"python": f"plugins/models/nets.py:{make}", **kwargs},
+        "inputs": {"x": {"shape": ["batch", 3, 16, 16]}}, "outputs": {"y": {"shape": ["batch", 4]}},
+        "dims": {"batch": {"min": 1, "opt": 4, "max": 16}},
+        "engines": [{"name": f"trt{n or ''}", **ENGINE, **toolchain, **engine} for n, engine in enumerate(engines)],
+    }  # fmt: skip
+    (project.root / f"configs/models/{name}.yaml").write_text(json.dumps(manifest))
+
+
+def result(project: ProjectFolder, path: str) -> dict[str, Any]:
+    return dict(json.loads((project.root / "build" / path).read_text()))
+
+
+def profile(low: int, usual: int, high: int) -> dict[str, Any]:
+    sizes = {"min": low, "opt": usual, "max": high}
+    return {"x": {point: [batch, 3, 16, 16] for point, batch in sizes.items()}}
+
+
+def test_every_profile_is_verified_at_its_own_sizes(project: ProjectFolder) -> None:
+    model(project, "m", {"profiles": [profile(1, 1, 1), profile(1, 6, 9)]})
+    ran = project.doit("verify:m:trt")
+    assert ran.code == 0, ran.out
+    found = result(project, "m/verify/trt.json")
+    assert [set(entry["cases"]) for entry in found["profiles"]] == [
+        {"min"}, {"min", "opt", "odd", "batch=6", "batch=9"}
+    ]  # fmt: skip
+    assert all(outputs["y"]["passed"] for entry in found["profiles"] for outputs in entry["cases"].values())
+    assert found["outside_profiles"] == ["max"]
+    assert "none of the engine's profiles holds" in found["warnings"][0]
+    assert "max (batch 16)" in found["warnings"][0]
+
+
+def test_exact_at_batch_1_and_wrong_at_batch_2(project: ProjectFolder) -> None:
+    model(project, "m", {"profiles": [profile(1, 1, 1), profile(2, 4, 16)]}, make="BakedIn")
+    ran = project.doit("verify:m:trt")
+    assert ran.code == 1
+    assert "the engine trt of m is wrong in " in ran.out
+    assert "it is right in case min (batch 1)" in ran.out
+    assert ", profile 1: at [" in ran.out
+    failures = result(project, "m/verify/trt.json")["failures"]
+    assert {failure["profile"] for failure in failures} == {1}
+    assert all(failure["index"][0] > 0 for failure in failures)
+
+
+def test_an_engine_that_lacks_the_bits_of_float32_is_told_how_to_get_them(project: ProjectFolder) -> None:
+    model(project, "m", {"tolerance": {"rtol": 1e-6}}, channels=64)
+    ran = project.doit("verify:m:trt")
+    assert ran.code == 1, ran.out
+    assert "tf32: false computes in all bits of float32, which may be all that it lacks" in ran.out
+    model(project, "m", {"tolerance": {"rtol": 1e-5}, "tf32": False}, channels=64)
+    ran = project.doit("verify:m:trt")
+    assert ran.code == 0, ran.out
+
+
+def test_timings_are_shared_merged_and_pinned(project: ProjectFolder) -> None:
+    caches = project.root / ".buildsys/timing_caches"
+    model(project, "a", {})
+    model(project, "b", {}, channels=24)
+    ran = project.doit("-n", "2", "engine:a:trt", "engine:b:trt")
+    assert ran.code == 0, ran.out
+    first = {name: result(project, f"{name}/engine/trt/engine.json")["timing_cache"] for name in "ab"}
+    assert all(facts["added_bytes"] > 0 for facts in first.values())
+    assert len(shared_files(caches)) == 1
+    assert {path.name for path in kept_files(caches)} == {facts["digest"] for facts in first.values()}
+
+    for name in "ab":
+        assert project.doit("forget", f"engine:{name}:trt").code == 0
+        assert project.doit(f"engine:{name}:trt").code == 0
+        again = result(project, f"{name}/engine/trt/engine.json")["timing_cache"]
+        assert again["lent"], "it begins with what both have measured"
+        assert again["added_bytes"] == 0, f"timings of {name} have been lost"
+
+    model(project, "a", {"timing_cache": {"pin": first["a"]["digest"]}})
+    assert project.doit("engine:a:trt").code == 0
+    pinned = result(project, "a/engine/trt/engine.json")["timing_cache"]
+    assert (pinned["digest"], pinned["pinned"], pinned["added_bytes"]) == (first["a"]["digest"], True, 0)
+    assert project.doit("cache", "gc").code == 0
+    assert first["a"]["digest"] in {path.name for path in kept_files(caches)}
+
+    model(project, "b", {"timing_cache": {"pin": first["a"]["digest"]}}, channels=24)  # timings of another network
+    assert project.doit("engine:b:trt").code == 0
+    missed = result(project, "b/engine/trt/engine.json")
+    assert missed["timing_cache"]["added_bytes"] > 0
+    assert any("lacked timings" in message for message in missed["messages"])
+
+    model(project, "b", {"timing_cache": {"pin": "ab" * 32}}, channels=24)
+    ran = project.doit("engine:b:trt")
+    assert ran.code == 2
+    assert f"{'ab' * 32}, is nowhere to be found: looked for {caches}/by_digest/" in ran.out
+
+
+@pytest.mark.parametrize("damage", ["truncated", "foreign", "not TensorRT's"])
+def test_a_broken_timing_cache_costs_a_warning(project: ProjectFolder, damage: str) -> None:
+    from buildsys.store.timing_caches.files import content_of, write_shared
+
+    caches = project.root / ".buildsys/timing_caches"
+    model(project, "m", {})
+    assert project.doit("engine:m:trt").code == 0
+    (path,) = shared_files(caches)
+    stored = path.read_bytes()
+    if damage == "truncated":
+        path.write_bytes(stored[: len(stored) // 2])
+    elif damage == "foreign":
+        path.write_bytes(stored.replace(find_driver().gpus[0].name.encode(), b"NVIDIA Another GPU", 1))
+    else:
+        write_shared(path, content_of(os.urandom(5000)), json.loads(stored.partition(b"\n")[0])["made_for"])
+    project.doit("forget", "engine:m:trt")
+    assert project.doit("engine:m:trt").code == 0
+    record = result(project, "m/engine/trt/engine.json")
+    assert any("timing cache" in message for message in record["messages"])
+    assert record["timing_cache"]["digest"]
+    assert len(broken_files(caches)) == 1
+    project.doit("forget", "engine:m:trt")
+    assert project.doit("engine:m:trt").code == 0
+    assert not any("timing cache" in message for message in result(project, "m/engine/trt/engine.json")["messages"])
+
+
+def test_the_record_and_the_doctor(project: ProjectFolder, tmp_path: Path) -> None:
+    model(project, "m", {})
+    assert project.doit("verify:m:trt", "validate:m").code == 0
+    record = result(project, "m/engine/trt/engine.json")
+    gpu = find_driver().gpus[0]
+    built = record["built_with"]
+    assert (built["gpu"], built["compute_capability"]) == (gpu.name, gpu.compute_capability)
+    assert built["driver"]
+    assert built["cuda"]
+    assert built["tensorrt"]
+    assert record["device_memory_bytes"] >= 0
+    assert record["precision_shares"]["layers"]
+    assert record["phases"].keys() >= {"prepare", "build", "read_back"}
+    told = project.doit("doctor", "m:trt")
+    assert (told.code, "it can run here" in told.out) == (0, True), told.out
+
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(project.root / "build/m/engine/trt", copy)
+    for change, kind in (
+        ({"compute_capability": "7.0"}, "compute capability"), ({"tensorrt": "9.9.9.9"}, "version"),
+    ):  # fmt: skip
+        edited = {**record, "built_with": {**built, **change}}
+        (copy / "engine.json").write_text(json.dumps(edited))
+        # asked in the interpreter of the project's engine: this one may have no TensorRT
+        shutil.copy(copy / "engine.json", project.root / "build/m/engine/trt/engine.json")
+        told = project.doit("doctor", "m:trt", "--json")
+        assert told.code == 1
+        kinds = [reason["kind"] for reason in json.loads(told.out)["engines"][0]["reasons"]]
+        assert kinds[:2] == [kind, "stale"]  # its record was edited by hand

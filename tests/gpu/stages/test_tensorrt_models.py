@@ -1,0 +1,44 @@
+"""TensorRT engines of torchvision models, from the manifest to the verified engine, in each precision.
+
+They take minutes each. BUILDSYS_TEST_MODELS=resnet18,resnet50 restricts them; BUILDSYS_TEST_PROJECT=FOLDER keeps what
+is built, and the next run goes on from there.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from model_project import BATCHES, MODELS, PRECISIONS, ModelProject, make_project
+from toolchain import missing
+
+from buildsys.backends.cuda import find_driver
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(3600),
+    pytest.mark.skipif(bool(missing()), reason=missing() or "there is one"),
+    pytest.mark.skipif(not find_driver().gpus, reason=f"no GPU: {find_driver().missing}"),
+]
+WANTED = tuple(filter(None, os.environ.get("BUILDSYS_TEST_MODELS", "").split(","))) or MODELS
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> ModelProject:
+    folder = os.environ.get("BUILDSYS_TEST_PROJECT")
+    return make_project(Path(folder) if folder else tmp_path_factory.mktemp("models"), WANTED)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("model", WANTED)
+def test_an_engine_is_what_was_asked_for(project: ModelProject, model: str, precision: str) -> None:
+    name = f"trt-{precision}"
+    ran = project.doit(f"verify:{model}:{name}")
+    assert ran.returncode == 0, ran.stdout
+    engine, verified = (project.result(stage, model, name) for stage in ("engine", "verify"))
+    assert (engine["status"], verified["status"]) == ("passed", "passed"), ran.stdout
+    assert engine["profiles"][0]["input0"] == {case: [batch, 3, 224, 224] for case, batch in BATCHES.items()}
+    shares = engine["precision_shares"]["layers"]
+    lower = {"fp16": ("float16",), "int8": ("int8",)}.get(precision, ("float32",))
+    assert sum(shares.get(dtype, 0) for dtype in lower) > 0.1, shares

@@ -1,0 +1,243 @@
+"""Engines of ONNX Runtime: saved, loaded as they are, and equal to what they were made from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from engine_jobs import engine_options, random_x, request
+from onnx import TensorProto, helper
+from small_graphs import conv_bn, make_model, one_node, write
+
+from buildsys.backends.onnxruntime import backend
+from buildsys.backends.onnxruntime.session import OrtGraph, session_options
+from buildsys.errors import StageError, Unavailable
+from buildsys.onnx_graphs.onnx_file import save_model
+from buildsys.onnx_graphs.tensors import Tensor, tensor_of
+from buildsys.stages.convert.cast_graph import convert_precision
+from buildsys.system.cpu import usable_cores
+
+IMAGE = ["batch", 3, 8, 8]
+needs_no_cuda = pytest.mark.skipif(
+    "CUDAExecutionProvider" in ort.get_available_providers(), reason="checks what is said without CUDA"
+)
+
+
+def options(**fields: Any) -> dict[str, Any]:
+    return engine_options("onnxruntime", **fields)
+
+
+def build(folder: Path, model: onnx.ModelProto, **fields: Any) -> tuple[Path, dict[str, Any]]:
+    asked = request(write(folder, model), folder / "engine", options(**fields))
+    backend.prepare(asked.options)
+    facts = backend.build(asked)
+    return asked.engine, {**facts, **backend.describe(asked.engine, asked.options)}
+
+
+def run(engine: Path, inputs: dict[str, Tensor], **fields: Any) -> dict[str, Tensor]:
+    session = backend.load(engine, options(**fields))
+    try:
+        return session.run(inputs)
+    finally:
+        backend.unload(session)
+
+
+@pytest.mark.parametrize("level", ["disable", "basic", "extended", "all"])
+def test_a_loaded_engine_gives_what_the_session_that_saved_it_gives(tmp_path: Path, level: str) -> None:
+    engine, facts = build(tmp_path, conv_bn(), graph_optimization_level=level)
+    inputs = random_x(5)
+    same = OrtGraph(tmp_path / "model.onnx", session_options(optimization=level, intra_op_threads=usable_cores()))
+    assert np.array_equal(run(engine, inputs)["y"].array, same.run(inputs)["y"].array)
+    assert facts["settings"]["graph_optimization_level"] == level
+
+
+def test_the_facts_are_those_of_the_optimized_graph(tmp_path: Path) -> None:
+    _, plain = build(tmp_path / "plain", conv_bn(), graph_optimization_level="disable")
+    _, best = build(tmp_path / "best", conv_bn())
+    assert plain["layers"]["BatchNormalization"] == 1
+    assert "BatchNormalization" not in best["layers"]
+    assert sum(best["layers"].values()) < sum(plain["layers"].values())
+    assert best["inputs"] == [{"name": "x", "dtype": "float32", "shape": IMAGE}]
+    assert best["outputs"] == [{"name": "y", "dtype": "float32", "shape": ["batch", 5]}]
+    assert best["precision_shares"] == {"layers": {"float32": 1.0}, "weights": {"float32": 1.0}}
+    assert any("kind of processor" in message for message in best["messages"])
+    assert json.loads(json.dumps(best)) == best
+
+
+def test_an_fp16_graph_runs_on_the_cpu_and_says_how(tmp_path: Path) -> None:
+    typed = conv_bn()
+    convert_precision(typed, "fp16")
+    engine, facts = build(tmp_path, typed, precision="fp16", graph_optimization_level="basic")
+    inputs = random_x(2)
+    exact = OrtGraph(conv_bn().SerializeToString()).run(inputs)["y"].array
+    found = run(engine, inputs, precision="fp16")["y"].array
+    assert 0 < np.abs(found - exact).max() < 1e-2 * np.abs(exact).max()
+    assert facts["precision_shares"]["weights"]["float16"] > 0.9
+    assert any("float16 in float32" in message for message in facts["messages"])
+
+
+def test_a_bf16_graph_is_emulated_on_the_cpu(tmp_path: Path) -> None:
+    typed = conv_bn()
+    convert_precision(typed, "bf16")
+    engine, facts = build(tmp_path, typed, precision="bf16")
+    inputs = random_x(2)
+    exact = OrtGraph(conv_bn().SerializeToString()).run(inputs)["y"].array
+    found = run(engine, inputs, precision="bf16")["y"].array
+    assert 1e-4 * np.abs(exact).max() < np.abs(found - exact).max() < 5e-2 * np.abs(exact).max()
+    assert any("bfloat16 is emulated" in message for message in facts["messages"])
+    assert [path.name for path in engine.parent.iterdir()] == ["engine.onnx"]
+
+
+def test_every_field_reaches_the_session(tmp_path: Path) -> None:
+    fields = {
+        "intra_op_threads": 1, "inter_op_threads": 2, "execution_mode": "parallel", "spinning": False,
+        "session_config": {"session.set_denormal_as_zero": "1"},
+    }  # fmt: skip
+    engine, facts = build(tmp_path, conv_bn(), **fields)
+    session = backend.load(engine, options(**fields))
+    used = session.graph.session.get_session_options()
+    assert (used.intra_op_num_threads, used.inter_op_num_threads) == (1, 2)
+    assert used.execution_mode == ort.ExecutionMode.ORT_PARALLEL
+    assert used.graph_optimization_level == ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    assert used.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    assert used.get_session_config_entry("session.set_denormal_as_zero") == "1"
+    assert {name: facts["settings"][name] for name in fields} == fields
+    backend.unload(session)
+
+
+def test_no_number_of_threads_is_one_per_core(tmp_path: Path) -> None:
+    engine, facts = build(tmp_path, one_node("Relu"))
+    assert facts["settings"]["intra_op_threads"] == usable_cores() >= 1
+    session = backend.load(engine, options())
+    assert session.graph.session.get_session_options().intra_op_num_threads == usable_cores()
+
+
+def test_a_bound_call_runs_the_engine_again(tmp_path: Path) -> None:
+    engine, _ = build(tmp_path, conv_bn())
+    session = backend.load(engine, options())
+    call = session.bind(random_x(2))
+    call()
+    assert call() is None
+    with pytest.raises(StageError, match="the graph needs the input x"):
+        session.bind({"z": random_x(2)["x"]})
+
+
+def test_strings_can_be_bound_too(tmp_path: Path) -> None:
+    node = helper.make_node("Identity", ["x"], ["y"], name="same")
+    text = (TensorProto.STRING, ["n"])
+    engine, _ = build(tmp_path, make_model([node], {"x": text}, {"y": text}))
+    session = backend.load(engine, options())
+    inputs = {"x": tensor_of(["ab", "c"])}
+    assert session.run(inputs)["y"].array.tolist() == ["ab", "c"]
+    session.bind(inputs)()
+
+
+def test_large_graphs_keep_their_weights_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_INLINE_LIMIT_BYTES", 1000)
+    wide = make_model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], name="mm")],
+        {"x": (TensorProto.FLOAT, IMAGE)},
+        {"y": (TensorProto.FLOAT, [*IMAGE[:3], 1000])},
+        {"w": np.ones((8, 1000), np.float32)},
+    )
+    engine, facts = build(tmp_path, wide)
+    assert engine.with_name("engine.onnx.data").stat().st_size >= 32_000
+    assert engine.stat().st_size < 5_000
+    moved = tmp_path / "published"
+    engine.parent.rename(moved)
+    inputs = random_x(1)
+    expected = inputs["x"].array.sum(axis=-1, keepdims=True)
+    assert np.allclose(run(moved / "engine.onnx", inputs)["y"].array, expected, atol=1e-5)
+    assert facts["precision_shares"]["weights"] == {"float32": 1.0}
+
+
+@pytest.mark.parametrize("level", ["disable", "all"])
+def test_an_engine_takes_along_the_weights_that_lay_beside_its_source(tmp_path: Path, level: str) -> None:
+    model = make_model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], name="mm")],
+        {"x": (TensorProto.FLOAT, IMAGE)},
+        {"y": (TensorProto.FLOAT, [*IMAGE[:3], 1000])},
+        {"w": np.ones((8, 1000), np.float32)},
+    )
+    source = tmp_path / "model.onnx"
+    save_model(model, source, inline_limit=0)
+    (tmp_path / "engine").mkdir()
+    asked = request(source, tmp_path / "engine", options(graph_optimization_level=level))
+    backend.build(asked)
+    for file in tmp_path.glob("model.onnx*"):
+        file.unlink()
+    inputs = random_x(1)
+    expected = inputs["x"].array.sum(axis=-1, keepdims=True)
+    assert np.allclose(run(asked.engine, inputs)["y"].array, expected, atol=1e-5)
+
+
+def test_all_unknown_operators_are_named_at_once(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("First", ["x"], ["a"], name="one", domain="my"),
+        helper.make_node("Relu", ["a"], ["b"], name="fine"),
+        helper.make_node("Second", ["b"], ["y"], name="two"),
+    ]
+    image = (TensorProto.FLOAT, IMAGE)
+    model = make_model(nodes, {"x": image}, {"y": image}, opsets=[helper.make_opsetid("my", 1)])
+    with pytest.raises(StageError) as caught:
+        build(tmp_path, model)
+    text = str(caught.value)
+    assert text.startswith("model m: ONNX Runtime cannot take node 0 'one' (First): not an operator of the domain my")
+    assert "node 2 'two' (Second): not an operator of the domain ai.onnx" in text
+    assert "fine" not in text
+    refused = backend.unsupported(request(tmp_path / "model.onnx", tmp_path, options()))
+    assert [node.operator for node in refused] == ["First", "Second"]
+
+
+def test_unknown_operators_in_functions_and_branches_are_found(tmp_path: Path) -> None:
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("my", 1)]
+    inner = helper.make_node("Inner", ["a"], ["b"], name="inner", domain="my")
+    function = helper.make_function("my", "Fn", ["a"], ["b"], [inner], opsets)
+    branch = helper.make_graph(
+        [helper.make_node("Hidden", ["x"], ["h"], name="hidden", domain="my")],
+        "branch", [], [helper.make_tensor_value_info("h", TensorProto.FLOAT, IMAGE)],
+    )  # fmt: skip
+    nodes = [
+        helper.make_node("Fn", ["x"], ["f"], name="call", domain="my"),
+        helper.make_node("If", ["c"], ["y"], name="if", then_branch=branch, else_branch=branch),
+    ]
+    model = make_model(
+        nodes, {"x": (TensorProto.FLOAT, IMAGE), "c": (TensorProto.BOOL, [])}, {"y": (TensorProto.FLOAT, IMAGE)},
+        opsets=opsets[1:], functions=[function],
+    )  # fmt: skip
+    found = backend.unsupported(request(write(tmp_path, model), tmp_path, options()))
+    assert [(node.index, node.operator, node.functions) for node in found] == [
+        (1, "Hidden", ()), (1, "Hidden", ()), (0, "Inner", ("Fn",)),
+    ]  # fmt: skip
+
+
+def test_a_file_that_is_no_onnx_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_text("hello, this is no model")
+    with pytest.raises(StageError) as caught:
+        backend.build(request(tmp_path / "model.onnx", tmp_path, options()))
+    assert str(caught.value).startswith("model m: ONNX Runtime cannot load the graph: ")
+    assert "\n" not in str(caught.value)
+
+
+@needs_no_cuda
+def test_without_the_cuda_provider_the_engine_is_unavailable(tmp_path: Path) -> None:
+    for what in (
+        lambda: backend.prepare(options(provider="cuda")),
+        lambda: backend.load(tmp_path, options(provider="cuda")),
+    ):
+        with pytest.raises(Unavailable) as caught:
+            what()
+        assert caught.value.problem == "the installed onnxruntime has no CUDA provider"
+        assert "onnxruntime-gpu" in caught.value.hint
+
+
+def test_the_device_is_described() -> None:
+    facts = backend.device(options())
+    assert facts["kind"] == "cpu"
+    assert facts["name"]
+    assert facts["cores"] == usable_cores()

@@ -1,0 +1,402 @@
+"""Real TensorRT-RTX engines on a machine that may have no GPU, and everything that it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import onnx
+import pytest
+from engine_jobs import INPUTS, engine_options, request
+from onnx import TensorProto, helper
+from small_graphs import conv_bn, make_model, one_node, weights, write
+
+from buildsys.backends import load_backend
+from buildsys.backends.cuda import find_driver
+from buildsys.backends.tensorrt import build as building
+from buildsys.backends.tensorrt import builder_config, enum_tables, library
+from buildsys.backends.tensorrt.log import log_of
+from buildsys.errors import StageError, Unavailable
+from buildsys.manifest.schema.model import ComputeCapability, RtxFlag
+
+trt = pytest.importorskip("tensorrt_rtx")
+from buildsys.backends.tensorrt_rtx import backend as tensorrt_rtx  # noqa: E402 - after the library is known to be there
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "backends"))
+from trt_names import MODULES, PACKAGE, uses  # noqa: E402
+
+ROOT = Path(__file__).parents[3]
+LIBRARY = library.library_of(trt)
+LOG = log_of(LIBRARY)
+needs_no_gpu = pytest.mark.skipif(bool(find_driver().gpus), reason="checks what is said on a machine without a GPU")
+
+
+def options(**fields: Any) -> dict[str, Any]:
+    return engine_options("tensorrt_rtx", **fields)
+
+
+def build(folder: Path, model: onnx.ModelProto, **fields: Any) -> dict[str, Any]:
+    asked = request(write(folder, model), folder, options(**fields))
+    tensorrt_rtx.prepare(asked.options)
+    return tensorrt_rtx.build(asked)
+
+
+def test_an_engine_is_built_with_one_profile_from_dims(tmp_path: Path) -> None:
+    facts = build(tmp_path, conv_bn())
+    assert (tmp_path / "engine.engine").read_bytes()[:4] == b"vtrt"
+    x = {"min": (1, 3, 8, 8), "opt": (2, 3, 8, 8), "max": (8, 3, 8, 8)}
+    assert facts["profiles"] == [{"x": x}]
+    assert facts["inputs"] == [{"name": "x", "dtype": "float32", "shape": ["batch", 3, 8, 8], "format": "linear"}]
+    assert facts["outputs"] == [
+        {"name": "y", "dtype": "float32", "shape": ["?", 5], "format": "linear"}
+    ]  # TensorRT names inputs' axes only
+    assert facts["layers"]["convolution"] == 1
+    assert facts["precision_shares"]["layers"]["float32"] > 0.3
+    assert facts["settings"]["compute_capabilities"] == ["8.6", "8.9", "12.0"]
+    assert facts["settings"]["workspace"] > 0
+    assert json.loads(json.dumps(facts))["settings"] == facts["settings"]
+
+
+@pytest.mark.parametrize(("elem_type", "dtype"), [(TensorProto.FLOAT16, "float16"), (TensorProto.BFLOAT16, "bfloat16")])
+def test_the_types_of_the_graph_are_those_of_the_engine(tmp_path: Path, elem_type: int, dtype: str) -> None:
+    node = helper.make_node("Relu", ["x"], ["y"], name="relu")
+    shape = ["batch", 3, 8, 8]
+    facts = build(tmp_path, make_model([node], {"x": (elem_type, shape)}, {"y": (elem_type, shape)}))
+    assert facts["precision_shares"]["layers"] == {dtype: 1.0}
+    assert facts["inputs"][0]["dtype"] == dtype
+
+
+def test_every_field_reaches_the_builder(tmp_path: Path) -> None:
+    fields = {
+        "compute_capabilities": ("12.0", "8.0"), "builder_optimization_level": 4, "workspace": 1 << 28,
+        "tactic_shared_memory": 1 << 20, "tiling_optimization_level": "fast", "l2_limit_for_tiling": 1 << 16,
+        "max_aux_streams": 2, "avg_timing_iterations": 3, "max_threads": 2, "profiling_verbosity": "detailed",
+    }  # fmt: skip
+    builder_config = build(tmp_path, one_node("Relu"), **fields, flags={"strict_nans": True, "tf32": False})["settings"]
+    assert {name: builder_config[name] for name in fields} == {**fields, "compute_capabilities": ["12.0", "8.0"]}
+    assert {name for name, on in builder_config["flags"].items() if on} == {"strict_nans"}
+
+
+@pytest.mark.parametrize("flag", sorted(set(enum_tables.FLAGS.members) - {"exclude_lean_runtime"}))
+def test_every_flag_of_the_schema_can_be_set(flag: str) -> None:
+    """Setting is checked on a configuration alone; what a build without a GPU cannot do is checked elsewhere."""
+    builder = trt.Builder(LOG.logger)
+    config = builder.create_builder_config()
+    with LOG.collected() as found:
+        builder_config.configure(LIBRARY, builder, config, options(flags={flag: True}), found)
+    assert config.get_flag(enum_tables.FLAGS.of(LIBRARY, flag))
+
+
+def test_the_flags_of_the_schema_are_those_of_the_backend() -> None:
+    assert set(get_args(RtxFlag)) == set(enum_tables.FLAGS.members)
+    assert set(get_args(ComputeCapability)) == set(enum_tables.CAPABILITIES.members)
+
+
+def test_a_refused_setting_fails_instead_of_being_ignored(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match="kEXCLUDE_LEAN_RUNTIME can only be set if kVERSION_COMPATIBLE"):
+        build(tmp_path, one_node("Relu"), flags={"exclude_lean_runtime": True})
+
+
+def test_explicit_profiles_are_used(tmp_path: Path) -> None:
+    ranges = [{"x": {"min": (n, 3, 8, 8), "opt": (n, 3, 8, 8), "max": (n, 3, 8, 8)}} for n in (1, 4)]
+    assert build(tmp_path, conv_bn(), profiles=tuple(ranges))["profiles"] == ranges
+
+
+def test_a_wrong_profile_is_said_before_anything_is_built(tmp_path: Path) -> None:
+    wrong = {"x": {"min": (4, 3, 8, 8), "opt": (2, 3, 8, 8), "max": (8, 3, 8, 8)}}
+    with pytest.raises(StageError, match="profile 0: x: axis 0: min 4, opt 2, max 8 are not in ascending order"):
+        build(tmp_path, conv_bn(), profiles=(wrong,))
+
+
+def test_a_profile_that_tensorrt_refuses_is_an_error() -> None:
+    builder = trt.Builder(LOG.logger)
+    wrong = {"x": {"min": (4, 3), "opt": (2, 3), "max": (8, 3)}}
+    with LOG.collected(), pytest.raises(StageError, match="refuses the optimization profile 0"):
+        building.add_profiles(LIBRARY, builder, builder.create_builder_config(), [wrong])
+
+
+def test_all_refused_nodes_are_named_at_once(tmp_path: Path) -> None:
+    opsets = [helper.make_opsetid("my", 1)]
+    nodes = [
+        helper.make_node("First", ["x"], ["a"], name="one", domain="my"),
+        helper.make_node("Relu", ["a"], ["b"], name="fine"),
+        helper.make_node("Second", ["b"], ["y"], name="two", domain="my"),
+    ]
+    x = (TensorProto.FLOAT, ["batch", 3, 8, 8])
+    model = make_model(nodes, {"x": x}, {"y": x}, opsets=opsets)
+    with pytest.raises(StageError) as caught:
+        build(tmp_path, model)
+    text = str(caught.value)
+    assert text.startswith("model m: TensorRT-RTX cannot take node 0 'one' (First): Plugin not found")
+    assert "node 2 'two' (Second)" in text
+    assert "fine" not in text
+    assert "\n" not in text
+    refused = tensorrt_rtx.unsupported(request(tmp_path / "model.onnx", tmp_path, options()))
+    assert [(node.index, node.name, node.operator) for node in refused] == [(0, "one", "First"), (2, "two", "Second")]
+
+
+def test_a_refused_node_in_a_local_function_tells_the_function(tmp_path: Path) -> None:
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("my", 1)]
+    inner = helper.make_node("Inner", ["a"], ["b"], name="inner", domain="my")
+    function = helper.make_function("my", "Fn", ["a"], ["b"], [inner], opsets)
+    x = (TensorProto.FLOAT, ["batch", 3, 8, 8])
+    call = helper.make_node("Fn", ["x"], ["y"], name="call", domain="my")
+    model = make_model([call], {"x": x}, {"y": x}, opsets=opsets[1:], functions=[function])
+    (refused,) = tensorrt_rtx.unsupported(request(write(tmp_path, model), tmp_path, options()))
+    assert refused.operator == "Inner"
+    assert any("Fn" in function for function in refused.functions)
+
+
+def test_a_file_that_is_no_onnx_is_said(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_text("import this\n")
+    with pytest.raises(StageError, match=r"cannot read model\.onnx: Failed to parse the ONNX model"):
+        tensorrt_rtx.build(request(tmp_path / "model.onnx", tmp_path, options()))
+
+
+def test_a_file_that_parses_as_an_empty_model_is_said(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_text("hello")
+    with pytest.raises(StageError, match=r"finds no graph with outputs in model\.onnx"):
+        tensorrt_rtx.build(request(tmp_path / "model.onnx", tmp_path, options()))
+
+
+def test_a_build_that_gives_up_tells_why_and_writes_nothing(tmp_path: Path) -> None:
+    model = make_model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], name="mm")],
+        {"x": (TensorProto.FLOAT, ["batch", 3, 8, 8])},
+        {"y": (TensorProto.FLOAT, ["batch", 3, 8, 4])},
+        {"w": weights(8, 4)},
+    )
+    with pytest.raises(StageError) as caught:
+        build(tmp_path, model, compute_capabilities=("7.5",))
+    assert "'mm' for Turing (SM75)" in str(caught.value)
+    assert "_src" not in str(caught.value)
+    assert not (tmp_path / "engine.engine").exists()
+
+
+def reshaping() -> tuple[onnx.ModelProto, dict[str, Any]]:
+    """Return a graph in which the values of an input decide a shape, and its inputs."""
+    model = make_model(
+        [helper.make_node("Reshape", ["x", "shape"], ["y"], name="reshape")],
+        {"x": (TensorProto.FLOAT, ["batch", 3, 8, 8]), "shape": (TensorProto.INT64, [2])},
+        {"y": (TensorProto.FLOAT, ["a", "b"])},
+    )
+    return model, {**INPUTS, "shape": {"shape": [2], "dtype": "int64"}}
+
+
+def test_an_input_whose_values_are_shapes_needs_a_range_of_them(tmp_path: Path) -> None:
+    model, inputs = reshaping()
+    with pytest.raises(StageError, match="the values of the input shape decide shapes inside the network"):
+        tensorrt_rtx.build(request(write(tmp_path, model), tmp_path, options(), inputs))
+
+
+def test_a_profile_holds_values_that_decide_shapes(tmp_path: Path) -> None:
+    model, inputs = reshaping()
+    sizes = {"min": (1, 3, 8, 8), "opt": (2, 3, 8, 8), "max": (4, 3, 8, 8)}
+    values = {"min": (3, 64), "opt": (6, 64), "max": (12, 64)}
+    explicit = options(profiles=({"x": sizes, "shape": {"values": values}},))
+    facts = tensorrt_rtx.build(request(write(tmp_path, model), tmp_path, explicit, inputs))
+    shape = {**dict.fromkeys(("min", "opt", "max"), (2,)), "min_values": (3, 64), "opt_values": (6, 64)}
+    assert facts["profiles"] == [{"x": sizes, "shape": {**shape, "max_values": (12, 64)}}]
+
+
+@pytest.mark.parametrize(
+    ("shape", "inputs", "said"),
+    [
+        ((2, 3, 8, 8), INPUTS, "profile 0: the graph fixes axis 0 of x at 2, and 1 to 8 is asked for"),
+        (("batch", 3, 8), INPUTS, "profile 0: the graph's input x has 3 dimensions, not 4"),
+        (("batch", 3, 8, 8), {"z": INPUTS["x"]}, "profile 0: the graph has no input z, only x"),
+        (("batch", 3, 8, 8), {"x": {"shape": [1, 3, 8, 8]}}, "the graph's input x has dynamic sizes, and there is no"),
+    ],
+)
+def test_a_profile_that_does_not_fit_the_graph(
+    tmp_path: Path, shape: tuple[Any, ...], inputs: dict[str, Any], said: str
+) -> None:
+    model = one_node("Relu", shape=shape)
+    with pytest.raises(StageError) as caught:
+        tensorrt_rtx.build(request(write(tmp_path, model), tmp_path, options(), inputs))
+    assert said in str(caught.value)
+    assert "give dims, or the engine's profiles, the sizes that the graph takes" in caught.value.hint
+
+
+HOOKS = """\
+def tweak(network, config):
+    network.get_output(0).name = "renamed"
+    config.avg_timing_iterations = 3
+
+def fail(network, config):
+    return network.get_layer(0).no_such
+
+def few(network):
+    pass
+
+def gives(network, config):
+    return network
+
+def cut(network, config):
+    network.unmark_output(network.get_output(0))
+
+def wrong(network, config):
+    config.builder_optimization_level = -1
+
+number = 1
+"""
+
+
+def hooked(folder: Path, name: str) -> dict[str, Any]:
+    (folder / "hooks.py").write_text(HOOKS)
+    asked = request(write(folder, one_node("Relu")), folder, options(network=f"hooks.py:{name}"), project=folder)
+    return tensorrt_rtx.build(asked)
+
+
+def test_a_network_hook_changes_network_and_configuration(tmp_path: Path) -> None:
+    facts = hooked(tmp_path, "tweak")
+    assert facts["outputs"][0]["name"] == "renamed"
+    assert facts["settings"]["avg_timing_iterations"] == 3
+    assert facts["settings"]["network"] == "hooks.py:tweak"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("fail", "hooks.py:fail failed: AttributeError: 'tensorrt_rtx_bindings.tensorrt_rtx."),
+        ("few", "hooks.py:few takes the parameters (network); a network hook takes two, the network and the config"),
+        ("gives", "hooks.py:gives returned an INetworkDefinition; a network hook changes the network in place and"),
+        ("cut", "hooks.py:cut left the network without outputs; mark one: network.mark_output(tensor)"),
+        ("wrong", "hooks.py:wrong did what TensorRT refuses: "),
+        ("absent", "hooks.py has no absent"),
+        ("number", "hooks.py:number is an int, not a callable"),
+    ],
+)
+def test_a_network_hook_that_is_wrong(tmp_path: Path, name: str, said: str) -> None:
+    with pytest.raises(StageError) as caught:
+        hooked(tmp_path, name)
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+    if name == "fail":
+        assert "(hooks.py:6)" in str(caught.value)
+
+
+def test_formats_of_tensors_reach_the_network(tmp_path: Path) -> None:
+    io = {"x": {"format": "hwc8", "dtype": "float16"}, "y": {"format": "linear"}}
+    shape = (TensorProto.FLOAT16, ["batch", 3, 8, 8])
+    node = helper.make_node("Relu", ["x"], ["y"], name="relu")
+    facts = build(tmp_path, make_model([node], {"x": shape}, {"y": shape}), io=io)
+    assert facts["settings"]["io"]["x"] == {"format": "hwc8", "dtype": "float16"}
+
+
+@pytest.mark.parametrize(
+    ("io", "said"),
+    [
+        ({"xx": {"format": "hwc8"}}, "io.xx: the graph has no input or output of this name; did you mean x?"),
+        ({"x": {"dtype": "float16"}}, "io.x.dtype: float16 is not what the graph has, float32, and a strongly typed"),
+        ({"x": {"dtype": "float64"}}, "io.x.dtype: TensorRT-RTX has no tensors of float64; it has float32, float16"),
+    ],
+)
+def test_formats_that_cannot_be(tmp_path: Path, io: dict[str, Any], said: str) -> None:
+    with pytest.raises(StageError) as caught:
+        build(tmp_path, one_node("Relu"), io=io)
+    assert str(caught.value).startswith(said)
+
+
+def test_a_graph_without_the_precision_that_was_asked_for_fails_with_the_figure(tmp_path: Path) -> None:
+    with pytest.raises(StageError) as caught:
+        build(tmp_path, conv_bn(), precision="fp16")
+    assert str(caught.value).startswith("model m: the engine was asked for fp16 and none of its layers is in float16: ")
+    assert not (tmp_path / "engine.engine").exists()
+    facts = build(tmp_path, conv_bn(), precision="fp16", precision_share=0)  # which asks for no share
+    assert "float16" not in facts["precision_shares"]["layers"]
+
+
+def test_what_was_looked_at_is_told(tmp_path: Path) -> None:
+    assert build(tmp_path, one_node("Relu"))["precision_of"] == "network"
+
+
+def test_weights_in_external_data_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(conv_bn(), path, save_as_external_data=True, location="model.onnx.data", size_threshold=0)
+    assert (tmp_path / "model.onnx.data").stat().st_size > 400
+    tensorrt_rtx.build(request(path, tmp_path / "out", options()))
+    assert (tmp_path / "out" / "engine.engine").stat().st_size > 1000
+
+
+def test_progress_is_reported(tmp_path: Path) -> None:
+    said: list[str] = []
+    asked = request(write(tmp_path, conv_bn()), tmp_path, options(), progress=said.append)
+    tensorrt_rtx.build(asked)
+    assert any(" of " in message for message in said)
+
+
+def test_a_listener_that_is_gone_cancels_the_build(tmp_path: Path) -> None:
+    def gone(message: str) -> None:
+        raise BrokenPipeError(message)
+
+    asked = request(write(tmp_path, conv_bn()), tmp_path, options(), progress=gone)
+    with pytest.raises(StageError, match=r"(?i)cancel"):
+        tensorrt_rtx.build(asked)
+
+
+@needs_no_gpu
+def test_without_a_gpu_an_engine_is_unavailable_and_says_where_it_runs(tmp_path: Path) -> None:
+    build(tmp_path, one_node("Relu"))
+    with pytest.raises(Unavailable) as caught:
+        tensorrt_rtx.load(tmp_path / "engine.engine", options())
+    assert "no NVIDIA GPU can run the engine on this machine" in caught.value.problem
+    assert caught.value.hint == "run it on a GPU of compute capability 8.6, 8.9 or 12.0"
+    assert tensorrt_rtx.describe(tmp_path / "engine.engine", options()) == {}
+    assert tensorrt_rtx.device(options())["missing"]
+
+
+@needs_no_gpu
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"flags": {"refit": True, "strip_plan": True}}, "the builder flag refit and the builder flag strip_plan"),
+        ({"compute_capabilities": ("current",)}, "the compute capability 'current'"),
+    ],
+)
+def test_fields_that_need_a_gpu_are_unavailable_without_one(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(Unavailable) as caught:
+        tensorrt_rtx.prepare(options(**fields))
+    assert caught.value.problem.startswith(f"{named} can only be used on a machine with an NVIDIA GPU")
+    assert caught.value.hint
+
+
+def test_no_memory_to_work_in_is_refused() -> None:
+    with pytest.raises(StageError, match="workspace: 0"):
+        tensorrt_rtx.prepare(options(workspace=0))
+
+
+def test_without_the_library_the_backend_is_unavailable_and_says_how_to_install_it() -> None:
+    code = (
+        "import sys; sys.modules['tensorrt_rtx'] = None\n"
+        "from buildsys.backends import load_backend\n"
+        "from buildsys.errors import Unavailable\n"
+        "try: load_backend('tensorrt_rtx')\n"
+        "except Unavailable as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "the library tensorrt_rtx is not installed; pip install 'buildsys[rtx]'"
+
+
+def test_an_unknown_backend_is_an_error() -> None:
+    with pytest.raises(StageError, match="there is no backend 'tvm'; the backends are onnxruntime, tensorrt"):
+        load_backend("tvm")
+
+
+def test_messages_of_one_build_do_not_leak_into_the_next(tmp_path: Path) -> None:
+    with pytest.raises(StageError):
+        build(tmp_path / "bad", one_node("NoSuchOperator"))
+    assert build(tmp_path / "good", one_node("Relu"))["messages"] == []
+
+
+def test_the_installed_library_has_the_names_too() -> None:
+    used = {
+        (use.owner, use.name)
+        for module in MODULES
+        for use in uses((PACKAGE / module).read_text(), module)
+        if library.RTX in use.generations
+    }
+    assert [name for owner, name in used if not hasattr(getattr(trt, owner) if owner else trt, name)] == []

@@ -1,0 +1,78 @@
+"""What runs in a toolchain needs the standard library, numpy and its engine's library: interpreters without more."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from python_environments import Environment
+
+import buildsys
+
+PACKAGE = Path(buildsys.__file__).parent
+MODULES = (
+    "buildsys.workers.server.main",
+    "buildsys.workers.server.server",
+    "buildsys.workers.server.child",
+    "buildsys.workers.result_file",
+    "buildsys.stages.engine.stage",
+    "buildsys.stages.verify.stage",
+    "buildsys.backends",
+    "buildsys.stages.remedies.refused_graphs",
+    "buildsys.stages.operators.implementation",
+    "buildsys.stages.bench.engine_server",
+)
+_LOAD = """
+import importlib, json, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+
+
+def loaded(folder: Path, packages: tuple[str, ...], modules: tuple[str, ...]) -> set[str]:
+    """Return what is loaded once those modules are, in an interpreter with those packages and this one."""
+    environment = Environment(folder / "env", *packages)
+    lent = folder / "lent"
+    lent.mkdir()
+    (lent / "buildsys").symlink_to(PACKAGE)
+    done = subprocess.run(
+        [str(environment.python), "-W", "error", "-c", _LOAD, *modules],
+        env={"PYTHONPATH": str(lent), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_needs_numpy_at_most(module: str, tmp_path: Path) -> None:
+    found = loaded(tmp_path, ("numpy",), (module,))
+    assert module.partition(".")[0] in found
+    assert not found & {"pydantic", "blake3", "onnx", "ml_dtypes", "torch", "yaml", "rich", "doit"}
+
+
+def test_the_backend_of_onnxruntime_needs_no_onnx(tmp_path: Path) -> None:
+    found = loaded(tmp_path, ("numpy", "onnxruntime"), (*MODULES, "buildsys.backends.onnxruntime.backend"))
+    assert "onnxruntime" in found
+
+
+def test_the_backend_of_tensorrt_rtx_needs_its_library_alone(tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    packages = ("numpy", "tensorrt_rtx", "tensorrt_rtx_bindings", "tensorrt_rtx_libs")
+    assert "tensorrt_rtx" in loaded(tmp_path, packages, (*MODULES, "buildsys.backends.tensorrt_rtx.backend"))
+
+
+def test_what_is_shared_by_the_tensorrts_needs_none_of_them(tmp_path: Path) -> None:
+    modules = tuple(
+        f"buildsys.backends.tensorrt.{file.stem}"
+        for file in (PACKAGE / "backends/tensorrt").glob("[a-z]*.py")
+        if file.stem != "backend"
+    )
+    assert len(modules) > 5
+    assert not loaded(tmp_path, ("numpy",), modules) & {"tensorrt", "tensorrt_rtx", "onnx"}

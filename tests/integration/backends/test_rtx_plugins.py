@@ -1,0 +1,316 @@
+"""TensorRT plugins of a user: found, checked, built into engines by TensorRT-RTX, and told when they fail."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_jobs import engine_options
+from onnx import TensorProto, helper
+from small_graphs import make_model, write
+
+from buildsys.errors import StageError, WorkerDied
+from buildsys.stages.operators import stage as operators
+from buildsys.workers.client.pool import JobReply, WorkerPool
+from buildsys.workers.job import Job
+
+pytest.importorskip("tensorrt_rtx")
+
+ROOT = Path(__file__).parents[3]
+PLUGIN = ROOT / "plugins/ops/scaled_clip_plugin.py"
+FILE = "plugins/ops/clip.py"
+OP = "mydomain::ScaledClip"
+SOURCE = Path(__file__).with_name("plugin_library.cc")
+LIBRARY = "libsame.so"
+SAME = ("mydomain::Same", LIBRARY)
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
+    with WorkerPool(tmp_path_factory.mktemp("state")) as pool:
+        yield pool
+
+
+class Project:
+    """A project with one graph, one node of which needs a plugin."""
+
+    def __init__(self, root: Path, pool: WorkerPool) -> None:
+        self.root = root
+        self.pool = pool
+        self.write("")
+
+    def write(self, more: str, file: str = FILE, text: str | None = None) -> None:
+        """Write the plugin's file: the shipped one, and lines behind it."""
+        path = self.root / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text((PLUGIN.read_text() if text is None else text) + more)
+
+    def compile(self, *flags: str, name: str = "Same", entry: str = "getCreators", file: str = LIBRARY) -> Path:
+        """Build the library with the operator mydomain::Same."""
+        compiler = shutil.which("c++") or pytest.skip("there is no C++ compiler")
+        defined = (f'-DNAME="{name}"', f"-DENTRY={entry}", *flags)
+        command = (compiler, "-std=c++17", "-shared", "-fPIC", *defined, str(SOURCE), "-o", str(self.root / file))
+        subprocess.run(command, check=True)
+        return self.root / file
+
+    def build(self, *plugins: tuple[str, str], **node: Any) -> JobReply:
+        """Run the stage engine, as a job with these plugins: (operator, file)."""
+        entries, libraries = [], {}
+        for op, path in plugins or ((OP, FILE),):
+            entries.append({"op": op, "kind": "plugin", "python" if path.endswith(".py") else "library": path})
+            libraries |= {} if path.endswith(".py") else {f"library.{path}": self.root / path}
+        options = {
+            "engine": engine_options("tensorrt_rtx"),
+            "operators": entries,
+            "inputs": {"x": {"shape": ["batch", 4], "dtype": "float32"}},
+            "dims": {"batch": {"min": 1, "opt": 2, "max": 8}},
+        }
+        inputs = {"model": write(self.root, node.pop("graph", None) or clip_graph(**node)), **libraries}
+        names = {"engine": "e.engine", "engine.data": "e.engine.data", "result": "engine.json"}
+        outputs = {role: self.root / "out" / name for role, name in names.items()}
+        (self.root / "out").mkdir(exist_ok=True)
+        job = Job("engine:m:e", "engine", "m", "e", options, inputs, outputs, self.root)
+        return self.pool.run(job, log=self.root / "e.log", timeout_s=60)
+
+    def result(self) -> dict[str, Any]:
+        return dict(json.loads((self.root / "out" / "engine.json").read_text()))
+
+    def error(self, *plugins: tuple[str, str]) -> str:
+        with pytest.raises(StageError) as caught:
+            self.build(*plugins)
+        assert "\n" not in str(caught.value)
+        assert type(caught.value) is StageError, caught.value  # and no crash
+        return str(caught.value)
+
+
+@pytest.fixture
+def project(tmp_path: Path, pool: WorkerPool) -> Project:
+    return Project(tmp_path, pool)
+
+
+def clip_graph(elem_type: int = TensorProto.FLOAT, **attributes: Any) -> Any:
+    attributes = {"scale": 2.0, "bounds": [-1.0, 1.0], **attributes}
+    clip = helper.make_node("ScaledClip", ["x"], ["y", "inside"], "clip", domain="mydomain", **attributes)
+    shape = ["batch", 4]
+    outputs = {"y": (elem_type, shape), "inside": (TensorProto.BOOL, shape)}
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("mydomain", 1)]
+    return make_model([clip], {"x": (elem_type, shape)}, outputs, opsets=opsets)
+
+
+@pytest.mark.parametrize("elem_type", [TensorProto.FLOAT, TensorProto.FLOAT16])
+def test_an_engine_with_a_python_plugin_is_built(project: Project, elem_type: int) -> None:
+    reply = project.build(elem_type=elem_type)
+    figures = project.result()
+    (plugin,) = figures["plugins"]
+    assert len(plugin.pop("file_sha256")) == 64
+    assert plugin == {"operator": OP, "name": "ScaledClip", "version": "1", "namespace": "", "file": FILE}
+    assert figures["layers"] == {"plugin_v3": 1}
+    assert reply.status == "passed"
+    assert b"ScaledClip" in (project.root / "out" / "e.engine").read_bytes()
+
+
+CALLBACKS = [
+    "clone", "get_capability_interface", "get_fields_to_serialize", "get_output_data_types", "get_output_shapes",
+    "supports_format_combination", "configure_plugin", "get_workspace_size", "get_valid_tactics",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("callback", CALLBACKS)
+def test_a_callback_that_raises_fails_with_its_line(project: Project, callback: str) -> None:
+    project.write(f"def broken(self, *args):\n    raise ValueError('boom')\nScaledClip.{callback} = broken\n")
+    line = len(PLUGIN.read_text().splitlines()) + 2
+    expected = f"{FILE}: plugin ScaledClip: {callback}() raised ValueError: boom ({FILE}:{line})"
+    assert project.error() == expected
+    assert not (project.root / "out" / "e.engine").exists()
+
+
+def test_a_creator_that_raises_fails_with_its_line(project: Project) -> None:
+    project.write("def broken(self, *args):\n    return {}['gain']\nScaledClipCreator.create_plugin = broken\n")
+    assert f"{FILE}: plugin ScaledClip: create_plugin() raised KeyError: 'gain' ({FILE}:" in project.error()
+
+
+WRONG_VALUES = {
+    "clone": ("None", "returned nothing instead of an IPluginV3"),
+    "get_capability_interface": ("None", "returned nothing instead of an IPluginCapability"),
+    "get_fields_to_serialize": ("[]", "returned a list of nothing instead of a PluginFieldCollection"),
+    "get_output_data_types": ("[args[0][0]]", "returned 1 of 2 outputs"),
+    "get_output_shapes": ("[2, 'x']", "returned a list of int, str instead of a list of DimsExprs"),
+    "supports_format_combination": ("None", "returned nothing instead of an int"),
+    "get_workspace_size": ("'1 MiB'", "returned a str instead of an int"),
+    "get_valid_tactics": ("3", "returned an int instead of a list of int"),
+}
+
+
+@pytest.mark.parametrize("callback", WRONG_VALUES)
+def test_a_callback_that_returns_something_else_is_told(project: Project, callback: str) -> None:
+    value, told = WRONG_VALUES[callback]
+    project.write(f"ScaledClip.{callback} = lambda self, *args: {value}\n")
+    assert project.error() == f"{FILE}: plugin ScaledClip: {callback}() of ScaledClip {told}"
+
+
+def test_a_creator_that_returns_no_plugin_is_told(project: Project) -> None:
+    project.write("ScaledClipCreator.create_plugin = lambda self, *args: print('made')\n")
+    assert "create_plugin() of ScaledClipCreator returned nothing instead of an IPluginV3" in project.error()
+
+
+@pytest.mark.parametrize("callback", ["clone", "enqueue", "get_fields_to_serialize", "get_output_shapes"])
+def test_a_method_that_is_missing_is_told(project: Project, callback: str) -> None:
+    project.write(f"del ScaledClip.{callback}\n")
+    assert project.error() == f"{FILE}: plugin ScaledClip: ScaledClip has no method {callback}"
+
+
+def test_what_a_plugin_does_not_set_is_told(project: Project) -> None:
+    text = PLUGIN.read_text().replace("        self.num_outputs = 2\n", "")
+    project.write("", text=text)
+    assert f"{FILE}: plugin ScaledClip: ScaledClip does not set num_outputs; set it in __init__" in project.error()
+
+
+def test_a_plugin_that_crashes_leaves_its_line_in_the_log(project: Project) -> None:
+    project.write("import ctypes\nScaledClip.clone = lambda self: ctypes.string_at(0)\n")
+    with pytest.raises(WorkerDied, match="crashed with a segmentation fault") as caught:
+        project.build()
+    assert "e.log" in str(caught.value)
+    assert (
+        f'{FILE}", line {len(PLUGIN.read_text().splitlines()) + 2} in <lambda>' in (project.root / "e.log").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("del ScaledClipCreator\n", f"has no plugin creator for the operator {OP}; define a class derived from"),
+        (
+            "class Other(ScaledClipCreator):\n    def __init__(self):\n"
+            "        super().__init__()\n        self.name = 'ScaledClap'\n",
+            f"has no plugin creator for the operator {OP}, only Other (ScaledClap); did you mean ScaledClip",
+        ),
+        (
+            "class Other(ScaledClipCreator):\n    def __init__(self):\n"
+            "        super().__init__()\n        self.plugin_namespace = 'other'\n",
+            "Other has plugin_namespace 'other', and the operator's domain is 'mydomain'; set plugin_namespace",
+        ),
+        (
+            "class Other(ScaledClipCreator):\n    def __init__(self):\n"
+            "        super().__init__()\n        self.plugin_version = '2'\n",
+            "Other has plugin_version '2', and the parser looks for '1'; set plugin_version = '1'",
+        ),
+        (
+            "class Other(ScaledClipCreator):\n    def __init__(self, gain):\n        super().__init__()\n",
+            "making the creator Other failed: TypeError",
+        ),
+        (
+            "class Other(trt.IPluginCreatorV3One):\n    def __init__(self):\n"
+            "        trt.IPluginCreatorV3One.__init__(self)\n        self.name = 'ScaledClip'\n",
+            "the creator Other does not set plugin_version and plugin_namespace; set it in __init__",
+        ),
+        ("import no_such_module\n", f"importing {FILE} failed: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("def broken(:\n", f"importing {FILE} failed: SyntaxError"),
+        ("raise RuntimeError('no luck')\n", f"importing {FILE} failed: RuntimeError: no luck ({FILE}:"),
+    ],
+)  # fmt: skip
+def test_a_file_without_the_plugin_says_what_it_has(project: Project, more: str, told: str) -> None:
+    project.write(more)
+    assert told in project.error()
+
+
+def test_a_file_that_is_missing_is_told(project: Project) -> None:
+    assert project.error((OP, "plugins/ops/clop.py")) == (
+        "plugins/ops/clop.py does not exist in the project; did you mean plugins/ops/clip.py?"
+    )
+
+
+def test_a_name_of_another_plugin_is_told(project: Project) -> None:
+    own = "MyelinWeightsTransformPlugin"
+    assert project.error((f"mydomain::{own}", FILE)) == (
+        f"{FILE}: TensorRT-RTX knows another plugin that mydomain::{own} would be taken for: {own};"
+        " give the operator another name, or each creator its domain as plugin_namespace"
+    )
+    project.write("", file="plugins/ops/other.py")
+    assert "TensorRT-RTX knows another plugin that" in project.error(
+        (OP, FILE), ("b::ScaledClip", "plugins/ops/other.py")
+    )
+
+
+def test_a_file_may_register_its_creators_itself(project: Project) -> None:
+    project.write("creator = ScaledClipCreator()\ntrt.get_plugin_registry().register_creator(creator, '')\n")
+    assert project.build().status == "passed"
+    project.write(
+        "creator = ScaledClipCreator()\ntrt.get_plugin_registry().register_creator(creator, '')\n"
+        "ScaledClip.clone = lambda self: 1 / 0\n"
+    )
+    assert "clone() raised ZeroDivisionError" in project.error()
+
+
+def test_a_namespace_may_be_the_operators_domain(project: Project) -> None:
+    text = PLUGIN.read_text().replace(
+        'self.plugin_namespace = "ScaledClip", "1", ""', 'self.plugin_namespace = "ScaledClip", "1", "mydomain"'
+    )
+    project.write("", text=text)
+    project.build()
+    (plugin,) = project.result()["plugins"]
+    assert plugin["namespace"] == "mydomain"
+
+
+def test_attributes_that_are_not_listed_do_not_arrive_and_nothing_crashes(project: Project) -> None:
+    project.write("", text=PLUGIN.read_text().replace("self.field_names =", "unused ="))
+    assert f"{FILE}: plugin ScaledClip: create_plugin() raised KeyError: 'scale' ({FILE}:" in project.error()
+
+
+def test_an_engine_with_a_plugin_library_is_built(project: Project) -> None:
+    project.compile()
+    shape = (TensorProto.FLOAT, ["batch", 4])
+    same = helper.make_node("Same", ["x"], ["y"], "same", domain="mydomain")
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("mydomain", 1)]
+    project.build(SAME, graph=make_model([same], {"x": shape}, {"y": shape}, opsets=opsets))
+    figures = project.result()
+    (plugin,) = figures["plugins"]
+    assert plugin["file_sha256"]
+    assert (plugin["name"], plugin["namespace"], plugin["file"]) == ("Same", "mydomain", LIBRARY)
+    assert figures["layers"] == {"plugin_v3": 1}
+
+
+def test_a_library_for_another_machine_is_told_before_anything_is_built(project: Project) -> None:
+    content = bytearray(project.compile().read_bytes())
+    here, other, number = ("x86_64", "aarch64", 183) if platform.machine() == "x86_64" else ("aarch64", "x86_64", 62)
+    content[18:20] = number.to_bytes(2, "little")  # e_machine
+    (project.root / LIBRARY).write_bytes(content)
+    options = {"libraries": {"libsame": {"file": LIBRARY, "symbol": ""}}}
+    outputs = {"library.libsame": project.root / "copy.so", "result": project.root / "operators.json"}
+    with pytest.raises(StageError, match=f"{LIBRARY} is built for {other}, and this machine is {here}"):
+        operators.run(Job("operators:m", "operators", "m", "", options, {}, outputs, project.root))
+
+
+def test_a_library_that_lacks_a_symbol_is_told(project: Project) -> None:
+    project.compile("-DMISSING")
+    assert project.error(SAME) == (
+        "libsame.so cannot be loaded: undefined symbol: function_of_another_library;"
+        " link it with the library that has the symbol"
+    )
+
+
+def test_a_library_without_an_entry_point_is_told(project: Project) -> None:
+    project.compile(entry="getPlugins")
+    assert project.error(SAME) == (
+        "libsame.so has neither getCreators nor getPluginCreators; a plugin library exports one of them"
+    )
+
+
+def test_a_library_without_the_operator_says_what_it_has(project: Project) -> None:
+    project.compile(name="Sane")
+    assert project.error(SAME) == (
+        "libsame.so has no plugin creator for the operator mydomain::Same; it has mydomain::Sane 1;"
+        " the parser looks for the name Same, the version 1 and the namespace '' or 'mydomain'"
+    )
+
+
+def test_a_library_whose_name_is_taken_is_told(project: Project) -> None:
+    project.compile()
+    project.compile(file="libagain.so")
+    told = project.error(SAME, ("mydomain::Same", "libagain.so"))
+    assert told == "libagain.so: TensorRT-RTX takes no plugin from it; it has none, or one whose name is taken"

@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sample_networks import Affine, Small
+from stage_jobs import ROOT, manifest
+from torch import nn
+from torchvision import models
+
+from buildsys.errors import StageError
+from buildsys.models.build import make_module
+from buildsys.models.random_weights import draw_parameters, measuring_batch_norms, without_default_values
+from buildsys.models.torch_model import example_inputs, make_network
+from buildsys.plan.model_plan import plan_model
+
+IMAGE = {"x": {"shape": ["batch", 3, 32, 32]}}
+
+
+def options(source: dict[str, Any], inputs: Any = IMAGE) -> Any:
+    return next(iter(plan_model(manifest(source=source, inputs=inputs)))).options
+
+
+def digest(module: nn.Module) -> str:
+    state = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        state.update(name.encode() + tensor.numpy().tobytes())
+    return state.hexdigest()
+
+
+def drawn(seed: int = 0, name: str = "mobilenet_v3_small") -> nn.Module:
+    return make_network(options({"torchvision": name, "seed": seed}), ROOT).module
+
+
+# --- random weights ---
+
+
+def test_weights_depend_on_the_seed_and_on_nothing_else() -> None:
+    threads = torch.get_num_threads()
+    first = digest(drawn())
+    torch.manual_seed(123)
+    torch.set_num_threads(1)
+    try:
+        assert digest(drawn()) == first
+    finally:
+        torch.set_num_threads(threads)
+    assert digest(drawn(seed=1)) != first
+
+
+def test_weights_are_these_on_every_machine() -> None:
+    layer = nn.Linear(4, 3)
+    draw_parameters(layer, 0)
+    expected = torch.tensor([[0.1908, -1.1391, -0.4401, 0.0270]])
+    assert torch.allclose(layer.weight[:1], expected, atol=1e-4), layer.weight
+
+
+def test_large_tensors_are_drawn_in_parts_that_differ() -> None:
+    layer = nn.Linear(3000, 1000, bias=False)
+    draw_parameters(layer, 0)
+    weights = layer.weight.detach().view(-1)
+    assert weights.unique().numel() > 2_000_000
+    assert weights.std() == pytest.approx((2 / 3000) ** 0.5, rel=0.01)
+
+
+def test_outputs_are_of_order_one_and_depend_on_the_input() -> None:
+    network = make_network(options({"torchvision": "resnet18"}), ROOT)
+    with torch.no_grad():
+        scores = network({"x": torch.randn(2, 3, 32, 32)})["output0"]
+    assert 0.1 < scores.abs().max() < 30
+    assert (scores[0] - scores[1]).abs().max() > 0.01
+
+
+def test_batch_norm_statistics_fit_what_reaches_the_layer() -> None:
+    module = Small().eval()
+    draw_parameters(module, 0)
+    images = 100 * torch.randn(2, 3, 16, 16)
+    with torch.no_grad(), measuring_batch_norms(module, 0):
+        module(images)
+    first = module[1]
+    reaching = module[0](images)
+    scale = 2.0 ** torch.log2(reaching.square().mean()).round()
+    assert ((first.running_var / scale >= 0.5) & (first.running_var / scale <= 1.5)).all()
+    assert first.running_var.unique().numel() == 8
+    assert (first.running_mean.abs() <= 0.25 * scale.sqrt()).all()
+    assert not first._forward_pre_hooks
+    with torch.no_grad():
+        assert 0.1 < module(images).abs().max() < 30
+
+
+def test_every_kind_of_parameter_has_its_range() -> None:
+    module = nn.ModuleDict(
+        {"norm": nn.LayerNorm(64), "prelu": nn.PReLU(64), "embed": nn.Embedding(64, 64), "rnn": nn.LSTM(16, 16),
+         "up": nn.ConvTranspose2d(8, 4, 3)}
+    )  # fmt: skip
+    scalar = nn.Parameter(torch.tensor(7.0))
+    module.register_parameter("scalar", scalar)
+    draw_parameters(module, 0)
+    state = module.state_dict()
+    assert ((state["norm.weight"] > 0.9) & (state["norm.weight"] < 1.1)).all()
+    assert (state["norm.bias"].abs() < 0.1).all()
+    assert ((state["prelu.weight"] > 0.1) & (state["prelu.weight"] < 0.4)).all()
+    assert state["embed.weight"].std() == pytest.approx(1.0, rel=0.05)
+    assert state["rnn.weight_ih_l0"].std() == pytest.approx(0.25, rel=0.05)
+    assert state["up.weight"].std() == pytest.approx((2 / 72) ** 0.5, rel=0.1)
+    assert scalar.item() == 7.0
+
+
+def test_parameters_of_other_types_are_drawn_and_shared_ones_once() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).half()
+    module[1].weight = module[0].weight
+    draw_parameters(module, 0)
+    assert module[0].weight is module[1].weight
+    assert 0.1 < module[0].weight.float().std() < 2
+
+
+def test_a_parameter_without_shape_is_an_error() -> None:
+    with pytest.raises(StageError, match="weight has no shape before the first forward"):
+        draw_parameters(nn.LazyLinear(3), 0)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vgg11", "swin_t", "squeezenet1_0"])
+def test_what_torch_would_have_drawn_is_overwritten_wholly(name: str) -> None:
+    """The default initialisation is skipped, so anything that is not drawn here would be old memory."""
+    with without_default_values():
+        module = models.get_model(name, weights=None)
+        frozen = {key: tensor.clone() for key, tensor in module.named_buffers()}
+    for parameter in module.parameters():
+        parameter.data.fill_(float("nan"))
+    draw_parameters(module, 0)
+    assert all(parameter.isfinite().all() for parameter in module.parameters())
+    reference = models.get_model(name, weights=None) if name != "vgg11" else module
+    assert all(torch.equal(frozen[key], tensor) for key, tensor in reference.named_buffers())
+
+
+def test_torch_still_draws_what_is_no_parameter() -> None:
+    with without_default_values():
+        assert torch.empty(100).normal_().std() > 0.5
+        layer = nn.Linear(1000, 100)
+        assert not torch.equal(layer.weight, torch.empty(100, 1000).normal_())
+
+
+def test_a_python_source_is_drawn_only_when_asked() -> None:
+    source = {"python": "tests/integration/sample_networks.py:Affine"}
+    kept = make_network(options(source, {"x": {"shape": ["batch", 4]}}), ROOT)
+    torch.manual_seed(0)
+    assert torch.equal(kept.module.linear.weight, Affine().linear.weight)
+    assert "as tests/integration/sample_networks.py:Affine makes them" in kept.weights
+    asked = make_network(options({**source, "randomize": True}, {"x": {"shape": ["batch", 4]}}), ROOT)
+    assert asked.weights == "random, seed 0"
+    assert not torch.equal(kept.module.linear.weight, asked.module.linear.weight)
+    assert not asked.module.training
+
+
+def test_example_inputs_suit_embeddings_lengths_and_masks() -> None:
+    inputs = {"ids": {"shape": [2, 3], "dtype": "int64"}, "mask": {"shape": [2], "dtype": "bool"}, "x": {"shape": [9]}}
+    example = example_inputs(options({"torchvision": "resnet18"}, inputs))
+    assert example["ids"].tolist() == [[1, 1, 1]] * 2
+    assert example["mask"].tolist() == [True, True]
+    assert example["x"].unique().numel() == 9
+
+
+# --- weights from files ---
+
+
+def loaded(tmp_path: Path, state: Any, **weights: Any) -> nn.Module:
+    (tmp_path / "net.py").write_text("from torch import nn\ndef make(): return nn.Linear(4, 3)\n")
+    if state is not None:
+        torch.save(state, tmp_path / "w.pth")
+    source = {"python": "net.py:make", "seed": 0, "kwargs": {}, "randomize": False}
+    return make_module({**source, "weights": {"file": "w.pth", "sha256": None, **weights}}, tmp_path).module
+
+
+def linear_state(features: int = 3, prefix: str = "") -> dict[str, torch.Tensor]:
+    return {f"{prefix}weight": torch.full((features, 4), 2.0), f"{prefix}bias": torch.ones(features)}
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        linear_state(),
+        linear_state(prefix="module."),
+        {"epoch": 3, "state_dict": linear_state()},
+        {"model_state_dict": linear_state(prefix="module.")},
+        {"model": linear_state()},
+    ],
+    ids=["plain", "parallel", "state_dict", "model_state_dict", "model"],
+)
+def test_a_state_dict_is_loaded(tmp_path: Path, state: Any) -> None:
+    assert (loaded(tmp_path, state).weight == 2.0).all()
+
+
+def test_the_digest_is_compared(tmp_path: Path) -> None:
+    torch.save(linear_state(), tmp_path / "w.pth")
+    right = hashlib.sha256((tmp_path / "w.pth").read_bytes()).hexdigest()
+    assert (loaded(tmp_path, None, sha256=right).weight == 2.0).all()
+    with pytest.raises(StageError, match=f"w.pth has the sha256 {right}, the manifest wants {'0' * 64}"):
+        loaded(tmp_path, None, sha256="0" * 64)
+
+
+class Trap:
+    """Would write a file if it were unpickled."""
+
+    def __reduce__(self) -> Any:
+        return exec, ("open('trapped', 'w')",)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (linear_state(5), "w.pth does not fit net.py:make: 2 of another shape (weight is 5x4 in the file and 3x4 "
+         "in the network, bias is 5 in the file and 3 in the network)"),
+        ({"weight": torch.ones(3, 4), "scale": torch.ones(1)}, "1 missing (bias); 1 unexpected (scale)"),
+        ({f"w{n}": torch.ones(1) for n in range(5)}, "5 unexpected (w0, w1, w2 and 2 more)"),
+        ([1, 2], "w.pth holds one object of type list, not a state dict"),
+        ({"epoch": 3}, "w.pth holds a dict without tensors (keys: epoch), not a state dict"),
+        (Trap(), "w.pth is not a file that torch.load(weights_only=True) reads"),
+        (None, "the weights file w.pth does not exist in the project"),
+    ],
+    ids=["shape", "names", "many", "list", "no tensors", "code", "missing"],
+)  # fmt: skip
+def test_a_file_that_does_not_fit(tmp_path: Path, state: Any, message: str) -> None:
+    with pytest.raises(StageError) as error:
+        loaded(tmp_path, state)
+    assert message in str(error.value)
+    assert not (Path.cwd() / "trapped").exists()
+
+
+def test_a_torchvision_model_takes_a_file(tmp_path: Path) -> None:
+    state = {name: tensor + 1 for name, tensor in models.squeezenet1_0(weights=None).state_dict().items()}
+    torch.save(state, tmp_path / "w.pth")
+    source = {"torchvision": "squeezenet1_0", "seed": 0, "kwargs": {}, "weights": {"file": "w.pth", "sha256": None}}
+    module = make_module(source, tmp_path).module
+    assert all(torch.equal(tensor, state[name]) for name, tensor in module.state_dict().items())
+
+
+# --- pretrained weights ---
+
+
+def pretrained(name: str, weights: str) -> nn.Module:
+    return make_module({"torchvision": name, "weights": weights, "seed": 0, "kwargs": {}}, ROOT).module
+
+
+def test_unknown_weights_name_the_known_ones() -> None:
+    with pytest.raises(StageError, match="no weights IMAGENET for resnet50; there are IMAGENET1K_V1, IMAGENET1K_V2, D"):
+        pretrained("resnet50", "IMAGENET")
+
+
+def test_a_download_that_fails_says_what_was_tried_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    for variable in ("https_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")  # nothing listens there
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with pytest.raises(StageError) as error:
+        pretrained("resnet18", "DEFAULT")
+    file = tmp_path / "hub/checkpoints/resnet18-f37072fd.pth"
+    assert f"not at {file}" in error.value.problem
+    assert "https://download.pytorch.org/models/resnet18-f37072fd.pth" in error.value.problem
+    assert "weights: null" in error.value.hint
+    assert "{file: resnet18-f37072fd.pth, sha256: …}" in error.value.hint
+
+
+def test_a_damaged_cached_file_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    file = tmp_path / "hub/checkpoints/resnet18-f37072fd.pth"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"half a file")
+    with pytest.raises(StageError, match="should have a sha256 that begins with f37072fd"):
+        pretrained("resnet18", "IMAGENET1K_V1")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("resnet5", "did you mean resnet50"), ("qqqqqqqq", "list_models"), ("mobilenet_v3_smal", "mobilenet_v3_small")],
+)
+def test_an_unknown_model_offers_near_names(name: str, hint: str) -> None:
+    with pytest.raises(StageError, match=f"torchvision has no model {name}") as error:
+        drawn(name=name)
+    assert hint in error.value.hint
+
+
+def test_arguments_that_a_builder_refuses_are_one_sentence() -> None:
+    with pytest.raises(StageError, match=r"get_model\('resnet18'\) failed: TypeError: .*clases"):
+        make_network(options({"torchvision": "resnet18", "kwargs": {"clases": 3}}), ROOT)
+
+
+def test_no_backbone_is_downloaded_for_random_weights() -> None:
+    source = {"torchvision": "lraspp_mobilenet_v3_large", "weights": None, "seed": 0, "kwargs": {}}
+    assert make_module(source, ROOT).weights == "random, seed 0"

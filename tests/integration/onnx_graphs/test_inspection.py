@@ -1,0 +1,202 @@
+"""What is read off real graphs: exported by torch, simplified by onnxsim, with bodies, functions and external data."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, parser
+from small_graphs import conv_bn, make_model, simplify_job, weights, write
+from stage_jobs import manifest, stage_job
+
+from buildsys.onnx_graphs.inspection.__main__ import answer
+from buildsys.onnx_graphs.onnx_file import save_model
+from buildsys.stages.export import stage as export
+from buildsys.stages.report import stage as report
+from buildsys.stages.simplify import stage as simplify
+from buildsys.workers.job import Job
+
+BLOCKS = "plugins/models/conv_blocks.py"
+BRANCHES = """
+<ir_version: 8, opset_import: ["" : 17, "my.domain" : 1]>
+g (float[b,4] x, bool c, int64 trips) => (float[b,4] z, float[b,4] r)
+<float[4,4] w = {1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1}>
+{
+  y = If (c) <then_branch = t () => (float[b,4] a) { h = MatMul(x, w)  a = Relu(h) },
+              else_branch = e () => (float[b,4] a2) { a2 = Neg(x) }>
+  r = my.domain.swish(y)
+  cond = Constant <value = bool {1}> ()
+  z = Loop (trips, cond, y) <body = l (int64 i, bool ci, float[b,4] v) => (bool co, float[b,4] vo)
+      { co = Identity(ci) vo = MatMul(v, w) }>
+}
+<domain: "my.domain", opset_import: ["" : 17]>
+swish (v) => (u) { s = Sigmoid(v) u = Mul(v, s) }
+"""
+
+
+def graph(path: Path) -> dict[str, str]:
+    data = path.with_name(f"{path.name}.data")
+    return {"file": str(path), "data": str(data) if data.exists() else ""}
+
+
+def described(path: Path, **dims: int) -> dict[str, Any]:
+    found = answer({"question": "describe", "graph": graph(path), "dims": dims})
+    assert "error" not in found
+    return found
+
+
+def compared(first: Path, second: Path) -> dict[str, Any]:
+    return answer({"question": "compare", "first": graph(first), "second": graph(second)})
+
+
+def both_graphs(folder: Path, shape: list[int | str], **sections: Any) -> tuple[Path, Path]:
+    """Export a network of the project's plugins and simplify it; return both files."""
+    spec = manifest(inputs={"x": {"shape": shape}}, **sections)
+    job = stage_job("export", spec, folder)
+    assert export.run(job).status == "passed"
+    simpler = simplify_job(
+        folder, job.outputs["model"], cases={"opt": {}}, inputs={"x": {"shape": shape, "dtype": "float32"}}
+    )
+    assert simplify.run(simpler).status == "passed"
+    return job.outputs["model"], simpler.outputs["model"]
+
+
+def test_the_folding_of_a_batch_norm_can_be_seen(tmp_path: Path) -> None:
+    source = {
+        "python": f"{BLOCKS}:conv_bn_relu",
+        "randomize": True,
+        "kwargs": {"inputs": 3, "outputs": 16, "kernel": 3},
+    }
+    files = both_graphs(tmp_path, [1, 3, 8, 8], source=source, dims={}, export={"do_constant_folding": False})
+    found = compared(*files)
+    (gone,) = found["gone"]
+    assert (gone["chain"], gone["fate"], gone["into"]) == ("BatchNormalization", "folded", ["Conv"])
+    assert [end["kind"] for end in (*gone["from"], *gone["to"])] == ["Conv", "Relu"]
+    (conv,) = found["changed"]
+    assert (conv["operator"], conv["numbers"]) == ("Conv", True)
+    assert found["operators"] == {"BatchNormalization": [1, 0]}
+
+
+def test_the_chain_of_shapes_in_front_of_a_flatten_can_be_seen(tmp_path: Path) -> None:
+    source = {"python": f"{BLOCKS}:FlattenHead", "randomize": True}
+    files = both_graphs(tmp_path, [2, 3, 64, 64], source=source, dims={})
+    found = compared(*files)
+    assert found["operators"]["Shape"] == [1, 0]
+    chain = next(group for group in found["gone"] if "Shape" in group["chain"])
+    assert (chain["chain"], chain["fate"]) == ("Shape → Slice → Concat", "constant")
+    assert [end["kind"] for end in (*chain["from"], *chain["to"])] == ["Relu", "Reshape"]
+
+
+def test_a_graph_is_described_whole(tmp_path: Path) -> None:
+    found = described(write(tmp_path, conv_bn()), batch=4)
+    assert found["opsets"] == {"ai.onnx": 17}
+    assert found["inputs"] == [{"name": "x", "dtype": "float32", "shape": ["batch", 3, 8, 8]}]
+    assert found["operators"]["Conv"] == 1
+    assert found["initializers"]["count"] == 6
+    assert found["initializers"]["bytes"] == 4 * found["parameters"] == 4 * (108 + 16 + 20)
+    conv = 4 * 64 * 27
+    assert found["macs"]["total"] == 4 * (conv + 20)
+    assert found["macs"]["formula"] == {"batch": conv + 20}
+    assert found["macs"]["operators"] == {"Conv": {"macs": 4 * conv, "nodes": 1}, "Gemm": {"macs": 80, "nodes": 1}}
+    node = next(node for node in found["nodes"] if node["name"] == "conv")
+    assert (node["attributes"], node["macs"]) == ({"pads": "[1, 1, 1, 1]"}, 4 * conv)
+    tensor = found["tensors"]["conv"]
+    assert (tensor["producer"], tensor["consumers"]) == ("conv", ["bn"])
+    assert (tensor["shape"], tensor["sized"]) == (["batch", 4, 8, 8], [4, 4, 8, 8])
+
+
+def test_bodies_functions_and_custom_domains_are_told(tmp_path: Path) -> None:
+    found = described(write(tmp_path, parser.parse_model(BRANCHES)), b=2)
+    assert found["custom_domains"] == {"my.domain": {"swish": 1}}
+    (function,) = found["functions"]
+    assert (function["name"], function["operators"]) == ("my.domain::swish", {"Sigmoid": 1, "Mul": 1})
+    inside = {node["operator"]: node["inside"] for node in found["nodes"]}
+    assert (inside["Relu"], inside["Identity"]) == ("y.then_branch", "z.body")
+    assert found["tensors"]["h"]["inside"] == "y.then_branch"
+    assert found["tensors"]["x"]["consumers"] == ["y"]
+    macs = found["macs"]
+    assert (macs["total"], macs["loops_counted_once"], macs["unknown_operators"]) == (2 * 2 * 16, 1, {})
+    picture = answer(
+        {"question": "draw", "graph": graph(tmp_path / "model.onnx"), "title": "t", "from": "", "to": "", "depth": None}
+    )
+    assert picture["nodes"] == 3
+    assert all(word in picture["svg"] for word in ("then_branch", "else_branch", "body", "my.domain::swish"))
+
+
+def test_the_products_of_a_local_function_count(tmp_path: Path) -> None:
+    text = BRANCHES.replace("s = Sigmoid(v) u = Mul(v, s)", "t = Transpose(v) s = MatMul(v, t) u = MatMul(s, v)")
+    assert described(write(tmp_path, parser.parse_model(text)), b=2)["macs"]["total"] == 2 * 2 * 16 + 2 * 2 * 2 * 4
+
+
+def test_external_data_stays_where_it_is(tmp_path: Path) -> None:
+    """Eight GiB in a file with a hole: who read it would take seconds, and more memory than there may be."""
+    model = conv_bn()
+    large = model.graph.initializer.add(name="large", data_type=TensorProto.FLOAT, dims=[2**31])
+    large.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", "model.onnx.data"), ("offset", "0"), ("length", str(2**33))):
+        large.external_data.add(key=key, value=value)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    with (tmp_path / "model.onnx.data").open("wb") as data:
+        os.truncate(data.fileno(), 2**33)
+    began = time.monotonic()
+    request = json.dumps({"question": "describe", "graph": graph(path), "dims": {"batch": 1}})
+    code = "import resource, runpy; resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30)); "
+    code += "runpy.run_module('buildsys.onnx_graphs.inspection', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], input=request, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["initializers"]["largest"][0]["bytes"] == 2**33
+    assert time.monotonic() - began < 20
+    (tmp_path / "model.onnx.data").unlink()
+    assert described(path, batch=1)["initializers"]["bytes"] > 2**33
+
+
+@pytest.mark.parametrize("inline_limit", [2**30, 0])
+def test_weights_are_compared_by_content_wherever_they_lie(tmp_path: Path, inline_limit: int) -> None:
+    def written(name: str, seed: int) -> Path:
+        nodes = [helper.make_node("MatMul", ["x", "w"], ["t"]), helper.make_node("Add", ["t", "b"], ["y"])]
+        stored = {"w": weights(32, 32, seed=seed), "b": weights(512, 32)}
+        ends = ({"x": (TensorProto.FLOAT, [512, 32])}, {"y": (TensorProto.FLOAT, [512, 32])})
+        path = tmp_path / name / "model.onnx"
+        path.parent.mkdir()
+        save_model(make_model(nodes, *ends, stored), path, inline_limit=inline_limit)
+        return path
+
+    first, same, other = (written(name, seed) for name, seed in (("first", 1), ("same", 1), ("other", 2)))
+    assert compared(first, same)["is_equal"]
+    found = compared(first, other)
+    assert [one["name"] for one in found["initializers"]["changed"]] == ["w"]
+    assert [change["operator"] for change in found["changed"]] == ["MatMul"]
+
+
+def test_a_file_that_is_not_onnx_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"\xff" * 100)
+    found = answer({"question": "describe", "graph": graph(path), "dims": {}})
+    assert "cannot be read as ONNX" in found["error"]
+
+
+def test_the_report_counts_the_graphs_of_the_chain(tmp_path: Path) -> None:
+    job = simplify_job(tmp_path, conv_bn())
+    simplify.run(job)
+    options = {"manifest": {"model": "m", "dims": {"batch": {"min": 1, "opt": 4, "max": 8}}}}
+    graphs = {"graph:export:m": job.inputs["model"], "graph:simplify:m": job.outputs["model"]}
+    outputs = {"result": tmp_path / "report.json"}
+    found = report.run(Job("report:m", "report", "m", "", options, graphs, outputs, tmp_path)).figures["graph"]
+    stages = found["stages"]
+    assert [stage["stage"] for stage in stages] == ["export", "simplify"]
+    for stage in stages:
+        assert stage["formula"] == {"batch": 64 * 4 * 27 + 20}
+        assert stage["operator_macs"]["Gemm"] == 4 * 20
+    assert stages[1]["weights"] == onnx_elements(job.outputs["model"])
+
+
+def onnx_elements(path: Path) -> int:
+    return sum(int(np.prod(tensor.dims)) for tensor in onnx.load(path).graph.initializer)

@@ -1,0 +1,283 @@
+"""Random manifests and random edits, built step by step: the same as clean builds, and no needless run.
+
+The graph, keys, snapshots, ledger, locks and publishing are the real ones. Each stage is stood in for by a function
+that makes outputs of all that the real one would read: its options, its inputs, the user's files. It reads the weights
+with torch, and loses some of what it read, so that outputs often come out as they were. Reasons are told by a model
+that knows the table of docs/keys.md and nothing of keys: manifest sections, contents of files, outputs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from test_keys_table import PARTS
+
+from buildsys.execution.executor import Executor
+from buildsys.manifest.schema.model import ModelSpec
+from buildsys.plan.action import Action
+from buildsys.plan.model_plan import plan_model
+from buildsys.store.object_store import Store
+from buildsys.workers.client.pool import JobReply
+from buildsys.workers.job import Job
+
+ENGINES = {
+    "ort": {"backend": "onnxruntime"},
+    "half": {"backend": "onnxruntime", "precision": "fp16"},
+    "rtx": {"backend": "tensorrt_rtx"},
+}
+CHOICES: dict[str, list[Any]] = {  # a dotted field of the world -> its values
+    "seed": [0, 1, 2],
+    "hidden": [3, 4],
+    "weights": [True, False],
+    "opset": [17, 18],
+    "max": [4, 8],
+    "data": [None, {"npz": "data/x.npz"}, {"constant": 1.0}],
+    "tool": ["onnxsim", "none"],
+    "rtol": [1e-4, 1e-3],
+    "fp16": [1e-2, 2e-2],
+    "duration": [1, 2],
+    "baselines": [["torch"], []],
+    "description": ["", "a net"],
+    "spinning": [True, False],
+    "engines": [["ort"], ["ort", "half"], ["rtx", "half"], []],
+    "imports": [True, False],  # whether net.py imports blocks.py
+    "comment": [0, 1],  # in net.py, which no output shows
+    "block": [0, 1, 2],
+    "array": [0, 1],
+    "tensor": [0, 1, 2],
+    "saved": [0, 1],  # what lies beside the state dict in its file
+}
+WORLDS = st.fixed_dictionaries({name: st.sampled_from(values) for name, values in CHOICES.items()})
+SET = st.sampled_from(sorted(CHOICES)).flatmap(lambda name: st.tuples(st.just(name), st.sampled_from(CHOICES[name])))
+EDITS = st.one_of(
+    SET,
+    SET,
+    st.tuples(st.just("back"), st.integers(0, 5)),  # to an earlier world
+    st.tuples(st.sampled_from(["delete", "spoil", "touch"]), st.integers(0, 99)),  # one file below build/
+)
+World = dict[str, Any]
+PLAIN = {name: values[0] for name, values in CHOICES.items()}
+EACH_ALONE = [[(name, values[1])] for name, values in CHOICES.items() if name not in ("weights", "imports")]
+DAMAGE = [[("touch", 3)], [("delete", 7)], [("spoil", 11)], [("back", 0)], [("imports", False)], [("weights", False)]]
+
+
+def manifest(world: World) -> dict[str, Any]:
+    source = {"python": "plugins/net.py:make", "seed": world["seed"], "kwargs": {"hidden": world["hidden"]}}
+    extra = {"spinning": world["spinning"]}
+    return {
+        "model": "m",
+        "description": world["description"],
+        "source": {**source, **({"weights": {"file": "w.pth"}} if world["weights"] else {})},
+        "inputs": {"x": {"shape": ["batch", 4], "data": world["data"]}},
+        "outputs": {"y": {"shape": ["batch", 3]}},
+        "dims": {"batch": {"min": 1, "opt": 2, "max": world["max"]}},
+        "export": {"opset": world["opset"]},
+        "simplify": {"tool": world["tool"]},
+        "validate": {"rtol": world["rtol"]},
+        "verify": {"fp16": {"rtol": world["fp16"]}},
+        "bench": {"duration": world["duration"], "baselines": world["baselines"]},
+        "engines": [
+            {**ENGINES[name], "name": name, **(extra if name == "ort" else {})} for name in world["engines"]
+        ],
+    }  # fmt: skip
+
+
+def write_files(root: Path, world: World) -> None:
+    """Write what differs, as an editor would."""
+    (root / "plugins").mkdir(parents=True, exist_ok=True)
+    (root / "data").mkdir(exist_ok=True)
+    imports = "import blocks" if world["imports"] else ""
+    write(root / "plugins/net.py", f"{imports}\n# comment {world['comment']}\n".encode())
+    write(root / "plugins/blocks.py", f"x = {world['block']}\n".encode())
+    array = root / "data/new.npz"
+    np.savez(array, x=np.full((8, 4), world["array"], np.float32))
+    write(root / "data/x.npz", array.read_bytes())
+    fresh = root / "new.pth"
+    torch.save({"state_dict": {"w": torch.full((2, 3), float(world["tensor"]))}, "epoch": world["saved"]}, fresh)
+    write(root / "w.pth", fresh.read_bytes())
+
+
+def write(path: Path, content: bytes) -> None:
+    if not path.exists() or path.read_bytes() != content:
+        path.write_bytes(content)
+
+
+def plan(world: World) -> tuple[dict[str, Any], dict[str, Action]]:
+    spec = ModelSpec.model_validate(manifest(world)).model_dump(mode="json", by_alias=True)
+    return spec, {action.target: action for action in plan_model(spec)}
+
+
+class StandIns:
+    """Runs stand-ins of the stages in this thread."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    def run(self, job: Job, *, log: Path, timeout_s: float | None = None, on_event: Any = None) -> JobReply:
+        self.ran.append(job.target)
+        log.write_text("")
+        seen: dict[str, Any] = {role: digest(path) for role, path in job.inputs.items()}
+        network = job.options.get("network", job.options)
+        if "source" in network:
+            text = (job.project / "plugins/net.py").read_text()
+            seen["net"] = re.sub("#.*", "", text)
+            if "import blocks" in text:
+                seen["block"] = (job.project / "plugins/blocks.py").read_text()
+            if network["source"]["weights"]:
+                file = job.project / network["source"]["weights"]["file"]
+                seen["weights"] = torch.load(file)["state_dict"]["w"].tolist()
+        for data in job.options.get("data", {}).values():
+            if data and "npz" in data:
+                seen["array"] = np.load(job.project / data["npz"])["x"].tolist()
+        options = {**job.options}
+        if job.stage in ("simplify", "convert"):  # what they are asked often changes nothing
+            options = {"precision": options.get("precision")}
+        if job.stage == "export":
+            options = {**options, "source": {**options["source"], "seed": options["source"]["seed"] // 2}}
+        content = json.dumps([seen, options], sort_keys=True)
+        for role, path in job.outputs.items():
+            if not role.endswith(".data") and role != "result":
+                path.write_text(f"{role} {content}")
+        job.outputs["result"].write_text(json.dumps([seen, dict(job.options)], sort_keys=True))
+        return JobReply("passed", "", "", {}, 0.0, log)
+
+
+def digest(path: Path) -> str:
+    return sha256(path.read_bytes()).hexdigest()
+
+
+class Model:
+    """Tells from the table which targets may run: those of which something is new since their outputs were made."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._made: dict[str, list[tuple[str, dict[str, str]]]] = {}
+
+    def may_run(self, spec: Mapping[str, Any], action: Action, world: World) -> bool:
+        now = self._outputs(action)
+        return (self._state(spec, action, world), now) not in self._made.get(action.target, [])
+
+    def made(self, spec: Mapping[str, Any], action: Action, world: World) -> None:
+        self._made.setdefault(action.target, []).append((self._state(spec, action, world), self._outputs(action)))
+
+    def _outputs(self, action: Action) -> dict[str, str]:
+        paths = {ref.path: self._root / "build" / ref.path for ref in action.outputs.values()}
+        return {name: digest(path) for name, path in paths.items() if path.exists()}
+
+    def _state(self, spec: Mapping[str, Any], action: Action, world: World) -> str:
+        return json.dumps([list(self._of_part(part, spec, action, world)) for part in PARTS if part.stage in
+                           ("*", action.stage)], sort_keys=True)  # fmt: skip
+
+    def _of_part(self, part: Any, spec: Mapping[str, Any], action: Action, world: World) -> list[Any]:
+        network = action.stage in ("export", "reference") or bool(action.stage == "bench" and world["baselines"])
+        if part.origin == "(file)" and network:
+            if part.label.startswith("weights"):
+                return [world["tensor"]] if world["weights"] else []
+            block = [world["block"]] if world["imports"] else []
+            data = [world["array"]] if action.stage == "reference" and "npz" in (world["data"] or {}) else []
+            return [world["imports"], world["comment"], *block, *data]
+        if part.origin == "(input)":
+            inputs = {ref.path: self._root / "build" / ref.path for ref in action.inputs.values()}
+            return [{name: digest(path) for name, path in inputs.items() if path.exists()}]
+        if part.origin == "(plan)":
+            return [sorted(ref.path for ref in (*action.inputs.values(), *action.outputs.values()))]
+        sections = [spec if name == "*" else self._section(spec, name, action) for name in
+                    re.findall("`([^`]+)`", part.origin)]  # fmt: skip
+        return sections if "network" not in part.label or network else []
+
+    def _section(self, spec: Mapping[str, Any], name: str, action: Action) -> Any:
+        if name == "engines":  # a target knows its own engine only
+            return [engine for engine in spec["engines"] if action.variant in (engine["name"], engine["precision"])
+                    and action.stage != "convert"]  # fmt: skip
+        if name == "verify" and action.stage == "convert":
+            return [spec["verify"]["cases"], spec["verify"][action.variant]]
+        if name == "inputs" and action.stage != "reference":  # their data is for the golden inputs alone
+            return {key: {**tensor, "data": None} for key, tensor in spec["inputs"].items()}
+        return spec[name]
+
+
+def build(root: Path, world: World, model: Model | None = None) -> tuple[dict[str, str], list[str]]:
+    """Bring everything up to date as doit would, in order; return the key of every target, and what ran."""
+    spec, actions = plan(world)
+    pool = StandIns()
+    state = root / ".buildsys"
+    store = Store(state / "store")
+    executor = Executor(root, root / "build", state, actions, pool=pool, store=store)  # type: ignore[arg-type]
+    for target, action in actions.items():
+        expected = model is None or model.may_run(spec, action, world)
+        if not executor.is_fresh(target):
+            executor.run(target)
+        assert expected or target not in pool.ran, f"{target} ran without a reason"
+        if model is not None:
+            model.made(spec, action, world)
+    keys = {target: executor._surveyor.snapshot(action).key for target, action in actions.items()}
+    assert all(executor.is_fresh(target) for target in actions)
+    executor.close()
+    return keys, pool.ran
+
+
+def outputs(root: Path, world: World) -> dict[str, str]:
+    _, actions = plan(world)
+    paths = {ref.path for action in actions.values() for ref in action.outputs.values()}
+    return {path: digest(root / "build" / path) for path in sorted(paths) if (root / "build" / path).exists()}
+
+
+def damage(root: Path, how: str, number: int) -> None:
+    files = sorted(path for path in (root / "build").rglob("*") if path.is_file() and path.suffix != ".log")
+    file = files[number % len(files)]
+    if how == "delete":
+        file.unlink()
+    elif how == "spoil":
+        file.write_text("spoilt")
+    else:
+        os.utime(file)
+
+
+@settings(
+    max_examples=int(os.environ.get("BUILDSYS_TEST_EXAMPLES", "8")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(WORLDS, st.lists(st.lists(EDITS, min_size=1, max_size=2), min_size=1, max_size=5))
+@example(first=PLAIN | {"engines": ["ort", "half"], "data": {"npz": "data/x.npz"}}, steps=EACH_ALONE + DAMAGE)
+def test_building_step_by_step_gives_what_a_clean_build_gives(first: World, steps: list[list[tuple[str, Any]]]) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="buildsys-property-"))
+    patch = pytest.MonkeyPatch()
+    patch.setenv("BUILDSYS_MACHINE_LOCK", str(folder))  # nobody else's benchmarks are waited for
+    try:
+        root, model = folder / "project", Model(folder / "project")
+        world, past = dict(first), [dict(first)]
+        write_files(root, world)
+        _, ran = build(root, world, model)
+        assert len(ran) == len(plan(world)[1])
+        for number, edits in enumerate(steps):
+            for name, value in edits:
+                if name == "back":
+                    world = dict(past[value % len(past)])
+                elif name in CHOICES:
+                    world[name] = value
+                else:
+                    damage(root, name, value)
+            past.append(dict(world))
+            write_files(root, world)
+            keys, _ = build(root, world, model)
+            clean = folder / f"clean-{number}"
+            write_files(clean, world)
+            assert build(clean, world)[0] == keys
+            assert outputs(clean, world) == outputs(root, world)
+    finally:
+        patch.undo()
+        shutil.rmtree(folder)

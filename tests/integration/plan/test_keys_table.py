@@ -1,0 +1,412 @@
+"""The tables of docs/keys.md, row by row: each thing is changed, alone, in a built project, which is then built again.
+
+What cannot be changed for real is changed where it is read: a library's version by a distribution's folder on the
+module path, the GPU and the kind of CPU in the functions that ask for them, our own code in a copy of the package that
+is digested instead. Workers that run already do not see such a change, so what they write stays as it was: this is
+about what runs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from key_project import KeyProject
+
+import buildsys
+from buildsys.errors import ManifestErrors, StageError
+from buildsys.execution import key_inputs
+from buildsys.manifest.schema.base import Stage
+from buildsys.plan.action import Action
+from buildsys.system import versions
+from buildsys.system.interpreters.identity import Identity
+
+PAGE = (Path(__file__).parents[3] / "docs" / "keys.md").read_text()
+NET = "configs/models/net.yaml"
+CUT = "configs/models/cut.yaml"
+CUSTOM = "configs/models/custom.yaml"
+SMALL = "configs/models/small.yaml"
+Patch = pytest.MonkeyPatch
+
+
+class Part(NamedTuple):
+    stage: str
+    label: str
+    origin: str
+    edits: list[str]
+    why: str
+
+
+def rows(title: str) -> list[list[str]]:
+    section = PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+PARTS = [Part(s, label.strip("`"), origin, edits.split(", "), why) for s, label, origin, edits, why in rows("Parts")]
+RERUNS = {edit: re.findall("`([^`]+)`", reruns) for edit, _, reruns in (row[:3] for row in rows("What runs again"))}
+
+
+@dataclass
+class Bench:
+    """The project, a copy of our package that is digested in its place, and a folder for made-up distributions."""
+
+    project: KeyProject
+    package: Path
+    scratch: Path
+
+
+@pytest.fixture(scope="session")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    root = tmp_path_factory.mktemp("keys")
+    package = root / "code" / "buildsys"
+    shutil.copytree(Path(buildsys.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("BUILDSYS_")]:
+            patch.delenv(name)
+        patch.setenv("BUILDSYS_WORKER_IDLE", "0")
+        patch.setenv("BUILDSYS_MACHINE_LOCK", str(root / "machine"))  # nobody else's benchmarks are waited for
+        patch.setattr(key_inputs, "_CODE_ROOT", str(package.parent))
+        project = KeyProject(root)
+        yield Bench(project, package, root / "scratch")
+        project.close()
+
+
+def in_manifest(old: str, new: str, path: str = NET, *more: str) -> Callable[[Bench, Patch], None]:
+    def change(bench: Bench, patch: Patch) -> None:
+        for before, after in zip((old, *more[::2]), (new, *more[1::2]), strict=True):
+            bench.project.replace(path, before, after)
+
+    return change
+
+
+def in_file(path: str, old: str, new: str) -> Callable[[Bench, Patch], None]:
+    return in_manifest(old, new, path)
+
+
+def variable(name: str, value: str = "1") -> Callable[[Bench, Patch], None]:
+    return lambda bench, patch: patch.setenv(name, value)
+
+
+def library(*names: str, requires: str = "") -> Callable[[Bench, Patch], None]:
+    def change(bench: Bench, patch: Patch) -> None:
+        folder = bench.scratch / "-".join(names)
+        for name in names:
+            (folder / f"{name}-99.9.dist-info").mkdir(parents=True, exist_ok=True)
+            text = f"Metadata-Version: 2.1\nName: {name}\nVersion: 99.9\n{requires}"
+            (folder / f"{name}-99.9.dist-info" / "METADATA").write_text(text)
+        patch.syspath_prepend(folder)
+
+    return change
+
+
+def code(*paths: str) -> Callable[[Bench, Patch], None]:
+    def change(bench: Bench, patch: Patch) -> None:
+        copy = bench.scratch / "package"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(bench.package, copy / "buildsys")
+        for path in paths:
+            file = copy / "buildsys" / path
+            file.write_text(f"{file.read_text()}\n# changed\n")
+        patch.setattr(key_inputs, "_CODE_ROOT", str(copy))
+
+    return change
+
+
+def touch_everything(bench: Bench, patch: Patch) -> None:
+    for file in bench.project.root.rglob("*"):
+        if file.is_file() and ".buildsys" not in file.parts:
+            os.utime(file)
+
+
+def put_sha256(bench: Bench, patch: Patch) -> None:
+    digest = sha256((bench.project.root / "weights/net.pth").read_bytes()).hexdigest()
+    bench.project.replace(NET, "file: weights/net.pth", f"file: weights/net.pth, sha256: {digest}")
+
+
+def rewrite_manifest(bench: Bench, patch: Patch) -> None:
+    lines = (bench.project.root / NET).read_text().splitlines()
+    engines = lines.index("engines:")
+    bench.project.write(NET, "\n".join(["# a comment", *lines[engines:], *lines[:engines], ""]))
+
+
+def another_cpu(bench: Bench, patch: Patch) -> None:
+    patch.setattr(versions, "_first_processor", lambda: {"model name": "Another CPU", "flags": "avx"})
+
+
+def another_compiler(bench: Bench, patch: Patch) -> None:
+    patch.setattr("buildsys.system.compilers.compiler_identity", lambda language: f"another {language}")
+
+
+def fewer_cores(bench: Bench, patch: Patch) -> None:
+    allowed = os.sched_getaffinity(0)
+    patch.setattr(versions, "_usable_cores", lambda: len(allowed) + 1)
+
+
+def another_gpu(bench: Bench, patch: Patch) -> None:
+    gpu = {"name": "Some GPU", "compute_capability": "8.9", "driver": "580.1", "cuda_driver": "13.0"}
+    patch.setattr(versions, "_DRIVER_FILES", ("/",))
+    patch.setattr("buildsys.system.gpus.read_gpus", lambda visible: [gpu])
+
+
+def other_variables(bench: Bench, patch: Patch) -> None:
+    for name in ("TORCH_HOME", "TORCH_LOGS", "PYTHONHASHSEED"):
+        patch.setenv(name, "1")
+
+
+def another_name(bench: Bench, patch: Patch) -> None:
+    bench.project.replace("configs/project.yaml", "lent:", "other:")
+    bench.project.replace("configs/models/given.yaml", "toolchain: lent", "toolchain: other")
+
+
+EDITS: dict[str, Callable[[Bench, Patch], None]] = {
+    "nothing": lambda bench, patch: None,
+    "touch": touch_everything,
+    "saved again": lambda bench, patch: bench.project.save_weights(0.0, epoch=3),
+    "ops function": in_file("plugins/ops/swish.py", "from onnx", "# a comment\nfrom onnx"),
+    "ops body": in_file("plugins/ops/swish.py", '("Relu", ["x"]', '("Max", ["x"], ["a"]), ("Relu", ["a"]'),
+    "ops header": in_file("plugins/ops/ort_custom_op.h", "#include <stddef.h>", "/* a comment */\n#include <stddef.h>"),
+    "ops source": lambda bench, patch: bench.project.append(
+        "plugins/ops/clamp_swish.c", "int another_symbol(void) { return 1; }\n"
+    ),
+    "ops flags": in_file(CUSTOM, "[-lm, -march=native]", "[-lm, -march=native, -DUNUSED]"),
+    "plugin": in_file("plugins/ops/twice_plugin.py", "class TwiceCreator", "# a comment\nclass TwiceCreator"),
+    "plugin module": in_file("plugins/ops/plugin_bases.py", "ALL =", "# a comment\nALL ="),
+    "ops reference": in_file(CUSTOM, "plugins/ops/swish.py:swish", "plugins/ops/swish.py:again"),
+    "ops use": in_file(CUSTOM, "use: {onnxruntime: library}", "use: {onnxruntime: function}"),
+    "compiler": another_compiler,
+    "sha256": put_sha256,
+    "comment": rewrite_manifest,
+    "time-out": lambda bench, patch: bench.project.append(NET, "timeout: {export: 10min}\n"),
+    "weights": lambda bench, patch: bench.project.save_weights(0.25),
+    "surgery step": in_manifest("rename: {y: z}", "rename: {y: v}", CUT),
+    "surgery names": in_manifest("batch", "rows", CUT),
+    "surgery span": in_manifest("min: 1, opt: 2, max: 4", "min: 3, opt: 3, max: 5", CUT),
+    "surgery limits": in_manifest("rtol: 1.0e-4", "rtol: 2.0e-4", CUT),
+    "surgery seed": in_manifest("seed: 0", "seed: 1", CUT),
+    "surgery file": lambda bench, patch: bench.project.save_onnx(5.0, "cut"),
+    "surgery reference": lambda bench, patch: bench.project.append("plugins/hooks/truth.py", "# a comment\n"),
+    "hook": lambda bench, patch: bench.project.append("plugins/hooks/double.py", "# a comment\n"),
+    "hook module": lambda bench, patch: bench.project.append("plugins/lib/constants.py", "# a comment\n"),
+    "network hook": lambda bench, patch: bench.project.append("plugins/hooks/network.py", "# a comment\n"),
+    "network hook module": lambda bench, patch: bench.project.append("plugins/lib/sizes.py", "# a comment\n"),
+    "hook library": library("hooked_tool"),
+    "env hook": variable("HOOKED_SCALE"),
+    "module": lambda bench, patch: bench.project.append("plugins/lib/blocks.py", "# a comment\n"),
+    "onnx weights": lambda bench, patch: bench.project.save_onnx(2.0),
+    "data file": lambda bench, patch: bench.project.save_data(2.0),
+    "calibration": in_manifest("algorithm: minmax", "algorithm: percentile", SMALL),
+    "calibration image": lambda bench, patch: bench.project.save_images(gray=129),
+    "calibration images": lambda bench, patch: bench.project.save_image("another.png", 9),
+    "calibration span": in_manifest("min: 1, opt: 2, max: 4", "min: 1, opt: 1, max: 4", SMALL),
+    "calibration names": in_manifest("batch,", "rows,", SMALL, "{batch:", "{rows:"),
+    "calibration file": lambda bench, patch: bench.project.save_convolutions(2.0),
+    "quantize": in_manifest("per_channel: true", "per_channel: false", SMALL),
+    "quantize exclude": in_manifest("per_channel: true", "per_channel: true, exclude: [/d]", SMALL),
+    "quantization": in_manifest("name: trt,", "name: trt, quantization: explicit,", SMALL),
+    "verify int8": in_manifest("rtol: 2.0e-1", "rtol: 3.0e-1", SMALL),
+    "seed": in_manifest("seed: 0", "seed: 1"),
+    "keyword": in_manifest("data: {npz: data/x.npz}", "keyword: x, data: {npz: data/x.npz}"),
+    "symbolic opset": in_manifest("opset: 9}]", "opset: 10}]"),
+    "symbolic file": lambda bench, patch: bench.project.append("plugins/lib/written.py", "# a comment\n"),
+    "translation": in_manifest("py:linear", "py:other", "configs/models/traced.yaml"),
+    "translation file": lambda bench, patch: bench.project.append("plugins/translations/linear.py", "# a comment\n"),
+    "declared output": in_manifest("y: {shape: [batch, 3]}", "y: {shape: [batch, 3], dtype: float32}"),
+    "data key": in_manifest("npz: data/x.npz", "npz: data/x.npz, key: x"),
+    "span": in_manifest("min: 1, opt: 2, max: 4", "min: 3, opt: 3, max: 5"),
+    "range": in_manifest("max: 4", "max: 8"),
+    "rename": in_manifest("batch", "rows"),
+    "opset": in_manifest("opset: 17", "opset: 18"),
+    "simplifier": in_manifest("tool: onnxsim", "tool: onnxsim, constant_folding: false"),
+    "validate": in_manifest("validate: {rtol: 1.0e-4}", "validate: {rtol: 2.0e-4}"),
+    "validate cases": in_manifest("validate: {", "validate: {cases: [min, max], "),
+    "verify fp16": in_manifest("rtol: 2.0e-2", "rtol: 3.0e-2"),
+    "verify cases": in_manifest("verify: {", "verify: {cases: [min, max], "),
+    "precision": in_manifest("precision: fp16", "precision: bf16"),
+    "spinning": in_manifest("name: ort}", "name: ort, spinning: false}"),
+    "profiles": in_manifest("name: rtx}", "name: rtx, profiles: [{x: {min: [1, 4], opt: [3, 4], max: [4, 4]}}]}"),
+    "pin": in_manifest("name: trt}", f"name: trt, timing_cache: {{pin: {'ab' * 32}}}}}", "configs/models/given.yaml"),
+    "required": in_manifest("name: ort}", "name: ort, required: true}"),
+    "bench": in_manifest("duration: 20ms", "duration: 30ms"),
+    "bench gpu": in_manifest("duration: 20ms", "cuda_graph: [false, true], in_flight: 2, duration: 20ms"),
+    "bench baselines": in_manifest("baselines: [torch]", "baselines: [torch, onnxruntime]"),
+    "description": lambda bench, patch: bench.project.append(NET, "description: a net\n"),
+    "env torch": variable("ATEN_CPU_CAPABILITY", "default"),
+    "env read": variable("KEYED_SCALE"),
+    "env onnxruntime": variable("ORT_DISABLE_FLASH_ATTENTION"),
+    "env onnxsim": variable("ONNXSIM_FIXED_POINT_ITERS", "9"),
+    "env onnxslim": variable("ONNXSLIM_THRESHOLD", "9"),
+    "env gpu": variable("NVIDIA_TF32_OVERRIDE", "0"),
+    "env speed": variable("OMP_NUM_THREADS"),
+    "env other": other_variables,
+    "python": lambda bench, patch: patch.setattr(versions.platform, "python_version_tuple", lambda: ("3", "99", "0")),
+    **{name: library(name.replace("-", "_")) for name in (
+        "torch", "torchvision", "numpy", "onnx", "onnxruntime", "onnxsim", "onnxslim", "onnxscript", "onnx-ir",
+        "sympy", "tensorrt", "tensorrt_rtx", "onnx-graphsurgeon", "pillow",
+    )},
+    "user library": library("keyed_tool", requires="Requires-Dist: keyed-base>1\n"),
+    "other libraries": library("doit", "pydantic", "protobuf", "rich"),
+    "toolchain library": lambda bench, patch: bench.project.lent.relabel("onnxruntime", "99.9"),
+    "toolchain numpy": lambda bench, patch: bench.project.lent.relabel("numpy", "99.9"),
+    "toolchain python": lambda bench, patch: patch.setattr(Identity, "release", "CPython 3.99"),
+    "toolchain variable": in_file("configs/project.yaml", 'SETTING: "1"', 'SETTING: "2"'),
+    "toolchain name": another_name,
+    "toolchain place": in_file("configs/project.yaml", "envs/lent/", "envs/moved/"),
+    "cpu": another_cpu,
+    "cores": fewer_cores,
+    "gpu": another_gpu,
+    **{f"code {stage}": code(f"stages/{stage}/stage.py") for stage in Stage.__args__},
+    "code backend": code("backends/tensorrt_rtx/backend.py"),
+    "code quantize": code("stages/quantize/insert_qdq.py"),
+    "code front": code("execution/executor.py", "workers/client/pool.py"),
+}  # fmt: skip
+
+
+@dataclass
+class Outcome:
+    """What ran, and how the parts of each target's key differ from those before."""
+
+    targets: set[str]
+    ran: list[str]
+    changed: dict[str, set[str]]  # target -> labels; only of targets that were there before
+    added: dict[str, set[str]]  # new targets -> all their labels
+
+
+@pytest.fixture(scope="session")
+def outcome_of(bench: Bench) -> Callable[[str], Outcome]:
+    before = bench.project.records()
+
+    @cache
+    def outcome(edit: str) -> Outcome:
+        with bench.project.restored(), pytest.MonkeyPatch.context() as patch:
+            EDITS[edit](bench, patch)
+            ran = bench.project.build()
+            assert bench.project.build() == []
+            after = bench.project.records()
+        changed = {
+            target: {label for label in old.keys() | after[target].keys() if old.get(label) != after[target].get(label)}
+            for target, old in before.items()
+            if target in after
+        }
+        added = {target: set(parts) for target, parts in after.items() if target not in before}
+        return Outcome(set(after), ran, {target: labels for target, labels in changed.items() if labels}, added)
+
+    return outcome
+
+
+def stage_of(target: str) -> str:
+    return target.partition(":")[0]
+
+
+def explains(part: Part, target: str, label: str) -> bool:
+    return part.stage in ("*", stage_of(target)) and fnmatchcase(label, part.label)
+
+
+@pytest.mark.parametrize("edit", RERUNS)
+def test_an_edit_reruns_exactly_what_the_page_says(outcome_of: Callable[[str], Outcome], edit: str) -> None:
+    found = outcome_of(edit)
+    surely = {target for target in found.targets if any(fnmatchcase(target, name) for name in RERUNS[edit])}
+    perhaps = {name.removesuffix("?") for name in RERUNS[edit] if name.endswith("?")}
+    assert sorted(set(found.ran) - perhaps) == sorted(surely)
+    assert set(found.ran) == found.changed.keys() | found.added.keys()
+
+
+@pytest.mark.parametrize("edit", RERUNS)
+def test_an_edit_changes_only_the_parts_that_come_from_it(outcome_of: Callable[[str], Outcome], edit: str) -> None:
+    """A part of the manifest is changed by the fields of its row alone, any other by the edits of its row alone."""
+    found = outcome_of(edit)
+    report = {label for target, labels in found.changed.items() if stage_of(target) == "report" for label in labels}
+    sections = {re.split(r"[.\[]", label)[1] for label in report if label.startswith("config:manifest.")}
+    for target, label in ((target, label) for target, labels in found.changed.items() for label in labels):
+        kind = label.partition(":")[0]
+        for part in (part for part in PARTS if explains(part, target, label)):
+            if kind == "config":
+                origins = set(re.findall("`([^`]+)`", part.origin))
+                assert origins & {*sections, "*"}, f"{edit} changed {label} of {target}"
+            elif kind not in ("input", "inputs", "outputs"):
+                assert edit in part.edits, f"{edit} changed {label} of {target}"
+
+
+@pytest.mark.parametrize(
+    ("part", "edit"),
+    [pytest.param(part, edit, id=f"{part.stage}-{part.label}-{edit}") for part in PARTS for edit in part.edits],
+)
+def test_each_part_makes_its_stage_stale(outcome_of: Callable[[str], Outcome], part: Part, edit: str) -> None:
+    found = outcome_of(edit)
+    by_it = {
+        target
+        for target, labels in {**found.changed, **found.added}.items()
+        if any(explains(part, target, label) for label in labels)
+    }
+    assert by_it
+    assert by_it <= set(found.ran)
+
+
+def test_the_tables_are_complete(bench: Bench) -> None:
+    assert RERUNS.keys() == EDITS.keys()
+    assert {edit for part in PARTS for edit in part.edits} <= EDITS.keys()
+    assert {part.stage for part in PARTS} == {*Stage.__args__, "*"}
+    labels = {(target, label) for target, found in bench.project.labels().items() for label in found}
+    for target, label in labels:
+        assert any(explains(part, target, label) for part in PARTS), f"docs/keys.md has no row for {label} of {target}"
+    for part in PARTS:
+        used = any(explains(part, target, label) for target, label in labels)
+        assert used or part.label == "env:*", f"no key has {part.label} of {part.stage}"
+
+
+def test_every_field_of_an_action_is_in_the_key_or_said_not_to_be() -> None:
+    in_key = {"target", "options", "inputs", "outputs", "sources", "weights", "code", "tools", "devices", "environment"}
+    in_key |= {"toolchain", "peer_tools"}
+    elsewhere = {"stage", "model", "variant", "after", "order", "advisory", "required", "timeout_s", "doc"}
+    elsewhere |= {"measures", "exclusive", "alone_on_gpu"}
+    assert set(Action.__dataclass_fields__) == in_key | elsewhere
+
+
+def test_a_digest_that_the_file_has_no_more_is_found_though_the_tensors_are_the_same(bench: Bench) -> None:
+    with bench.project.restored(), pytest.MonkeyPatch.context() as patch:
+        put_sha256(bench, patch)
+        assert bench.project.build() == ["report:net"]
+        session = bench.project.session()  # once loaded, nobody but the key looks at the file again
+        assert session.is_fresh("export:net")
+        bench.project.save_weights(0.0, epoch=3)
+        assert not session.is_fresh("export:net")
+        with pytest.raises(StageError, match="has the sha256"):
+            session.executor.run("export:net")
+        session.executor.close()
+        with pytest.raises(ManifestErrors, match="digest"):
+            bench.project.build()
+
+
+def test_after_a_row_of_edits_all_is_as_a_clean_build_makes_it(bench: Bench) -> None:
+    project = bench.project
+    with project.restored(), pytest.MonkeyPatch.context() as patch:
+        for edits in (["weights", "opset"], ["module", "spinning"], ["range", "onnx weights", "data file"]):
+            for edit in edits:
+                EDITS[edit](bench, patch)
+            assert project.build()
+        stepwise = project.records(), outputs(project)
+        for folder in ("build", ".buildsys"):
+            shutil.rmtree(project.root / folder)
+        project.build()
+        clean = project.records(), outputs(project)
+    assert stepwise[1] == clean[1]
+    # what reads measured times or a TensorRT engine differs by these alone
+    for target in (
+        target for target in clean[0] if stage_of(target) != "report" and not target.endswith((":rtx", ":trt"))
+    ):
+        assert stepwise[0][target] == clean[0][target]
+
+
+def outputs(project: KeyProject) -> dict[str, str]:
+    """Return the digests of the outputs that are the same in every build."""
+    files = [*project.root.glob("build/**/*.onnx"), *project.root.glob("build/**/*.npz")]
+    return {str(path.relative_to(project.root)): sha256(path.read_bytes()).hexdigest() for path in sorted(files)}

@@ -1,0 +1,191 @@
+"""The bench stage: figures of the engine and its baseline, measured in turns."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_jobs import BATCHES, random_x, resolved, save_at, stage_job, write_golden
+from small_graphs import conv_bn
+
+from buildsys.backends.cuda import find_driver
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensors import save_case
+from buildsys.stages.bench import stage as bench
+from buildsys.stages.bench.noise import noise
+from buildsys.stages.engine import stage as engine
+from buildsys.stages.surgery.inputs_outputs import rename
+from buildsys.system.cpu import usable_cores
+from buildsys.workers.job import StageResult
+
+INPUTS = {case: random_x(batch) for case, batch in BATCHES.items()}
+QUICK = {"duration": 0.05, "warmup": 0.01, "min_samples": 5}
+IF_LONG = pytest.mark.skipif(
+    os.environ.get("BUILDSYS_LONG_TESTS", "0") in ("", "0"),
+    reason="compiles for seconds; run with BUILDSYS_LONG_TESTS=1",
+)
+NET = """
+import torch
+
+class Slow(torch.nn.Module):
+    def forward(self, x):
+        assert torch.is_inference_mode_enabled() and not self.training
+        for _ in range(200):
+            x = x * 1.0
+        return x.flatten(1)[:, :5]
+"""
+
+
+def benched(
+    build: Path, engine_fields: dict[str, Any] | None = None, *, with_torch: bool = False, **sections: Any
+) -> StageResult:
+    if with_torch:
+        build.mkdir(parents=True, exist_ok=True)
+        (build / "net.py").write_text(NET)
+        sections["source"] = {"python": "net.py:Slow"}
+    spec = resolved(
+        engine_fields or {"backend": "onnxruntime"}, bench={**QUICK, **sections.pop("bench", {})}, **sections
+    )
+    write_golden(build, {case: {} for case in INPUTS}, INPUTS)
+    assert engine.run(stage_job(spec, "engine", build, save_at(build / "model.onnx", conv_bn()))).status == "passed"
+    return bench.run(stage_job(spec, "bench", build))
+
+
+def test_an_engine_and_pytorch_are_measured_in_turns(tmp_path: Path) -> None:
+    result = benched(tmp_path, with_torch=True)
+    assert result.status == "passed"
+    assert json.loads(json.dumps(result.figures)) == result.figures
+    (case,) = result.figures["cases"].values()
+    assert case["dims"] == {"batch": 2}
+    assert case["batch"] == 2
+    assert set(case["contenders"]) == {"engine", "torch"}
+    for contender in case["contenders"].values():
+        assert contender["count"] == len(contender["samples_ms"]) >= 5
+        assert sum(contender["samples_ms"]) >= 50
+        assert contender["p50_ms"] == pytest.approx(float(np.percentile(contender["samples_ms"], 50)))
+        assert contender["throughput_per_s"] == pytest.approx(2000 / contender["mean_ms"])
+        assert contender["min_ms"] <= contender["p50_ms"] <= contender["p90_ms"] <= contender["p99_ms"]
+    # 200 multiplications against one small convolution: the direction cannot be noise
+    assert case["speedup"] == case["contenders"]["torch"]["p50_ms"] / case["contenders"]["engine"]["p50_ms"] > 1
+    assert "engine and torch take turns" in result.figures["interleaving"]
+
+
+@pytest.mark.filterwarnings("ignore")  # what PyTorch says about its own compiler
+@pytest.mark.parametrize("compiled", [(), pytest.param(("torch_compile",), marks=IF_LONG)])
+def test_pytorch_and_onnxruntime_are_baselines_on_the_cpu(tmp_path: Path, compiled: tuple[str, ...]) -> None:
+    (tmp_path / "net.py").write_text(NET.replace("range(200)", "range(2)"))
+    spec = resolved(
+        {"backend": "onnxruntime", "graph_optimization_level": "disable"},
+        bench={**QUICK, "baselines": ("torch", "torch_cuda_graph", *compiled, "onnxruntime")},
+        source={"python": "net.py:Slow"},
+    )
+    write_golden(tmp_path, {case: {} for case in INPUTS}, INPUTS)
+    model = save_at(tmp_path / "m/simplify/model.onnx", conv_bn())
+    assert engine.run(stage_job(spec, "engine", tmp_path, model)).status == "passed"
+    figures = bench.run(stage_job(spec, "bench", tmp_path)).figures
+    asked = {"engine", "torch", *compiled, "onnxruntime"}  # a CUDA graph is nothing for a CPU
+    assert set(figures["cases"]["opt"]["contenders"]) == asked, figures.get("left_out")
+
+
+def test_a_baseline_that_cannot_run_is_left_out_with_its_reason(tmp_path: Path) -> None:
+    spec = resolved({"backend": "onnxruntime"}, bench={**QUICK, "baselines": ("onnxruntime",)})
+    write_golden(tmp_path, {case: {} for case in INPUTS}, INPUTS)
+    good = save_at(tmp_path / "m/simplify/model.onnx", conv_bn())
+    assert engine.run(stage_job(spec, "engine", tmp_path, good)).status == "passed"
+    good.write_bytes(b"no graph at all")
+    figures = bench.run(stage_job(spec, "bench", tmp_path)).figures
+    assert set(figures["cases"]["opt"]["contenders"]) == {"engine"}
+    assert "ONNX Runtime cannot load the graph" in figures["left_out"]["onnxruntime"]
+
+
+def test_pytorch_gets_its_own_inputs_where_surgery_has_renamed_those_of_the_engine(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    renamed = rename(conv_bn(), {"rename": {"x": "image"}})
+    spec = resolved(
+        {"backend": "onnxruntime"}, bench=QUICK, source={"python": "net.py:Slow"}, surgery=[{"rename": {"x": "image"}}]
+    )
+    write_golden(tmp_path, {case: {} for case in INPUTS}, INPUTS)
+    (tmp_path / "m/surgery/after_export").mkdir(parents=True)
+    for case, inputs in INPUTS.items():
+        save_case(tmp_path / f"m/surgery/after_export/{case}.npz", {"image": inputs["x"]}, {})
+    assert engine.run(stage_job(spec, "engine", tmp_path, save_at(tmp_path / "model.onnx", renamed))).status == "passed"
+    figures = bench.run(stage_job(spec, "bench", tmp_path)).figures
+    assert set(figures["cases"]["opt"]["contenders"]) == {"engine", "torch"}
+    assert figures["settings"]["torch"] == "is the network from before surgery, with its own inputs"
+
+
+def test_the_machine_and_the_settings_are_recorded(tmp_path: Path) -> None:
+    figures = benched(tmp_path, {"backend": "onnxruntime", "intra_op_threads": 1, "spinning": False}).figures
+    assert figures["cpu"]
+    assert figures["settings"]["threads"] == 1
+    assert figures["settings"]["spinning"] is False
+    assert figures["settings"]["device"]["kind"] == "cpu"
+    assert len(figures["load"]["average_before"]) == len(figures["load"]["average_after"]) == 3
+    assert 0 <= figures["load"]["others_share"] <= 1
+    assert all(isinstance(note, str) for note in figures["noisy"])
+
+
+def test_pytorch_uses_as_many_threads_as_the_engine(tmp_path: Path) -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    fields = {"backend": "onnxruntime", "intra_op_threads": usable_cores() + 1}
+    text = NET.replace("for _", f"assert torch.get_num_threads() == {usable_cores() + 1}\n        for _")
+    (tmp_path / "net.py").write_text(text)
+    spec = resolved(fields, bench=QUICK, source={"python": "net.py:Slow"})
+    write_golden(tmp_path, {case: {} for case in INPUTS}, INPUTS)
+    engine.run(stage_job(spec, "engine", tmp_path, save_at(tmp_path / "model.onnx", conv_bn())))
+    assert bench.run(stage_job(spec, "bench", tmp_path)).status == "passed"
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("sections", [{}, {"with_torch": True, "bench": {"baselines": ()}}])
+def test_without_a_baseline_there_is_no_speedup(tmp_path: Path, sections: dict[str, Any]) -> None:
+    figures = benched(tmp_path, **sections).figures
+    assert set(figures["cases"]["opt"]["contenders"]) == {"engine"}
+    assert figures["cases"]["opt"]["speedup"] is None
+    assert "one contender" in figures["interleaving"]
+
+
+def test_every_asked_case_is_measured_with_its_batch(tmp_path: Path) -> None:
+    cases = benched(tmp_path, bench={"cases": ("min", "max")}).figures["cases"]
+    assert {name: case["batch"] for name, case in cases.items()} == {"min": 1, "max": 8}
+
+
+def test_a_baseline_that_fails_on_the_inputs_says_where(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET.replace("x * 1.0", "x @ x[:, :, :3]"))
+    spec = resolved({"backend": "onnxruntime"}, bench=QUICK, source={"python": "net.py:Slow"})
+    write_golden(tmp_path, {case: {} for case in INPUTS}, INPUTS)
+    engine.run(stage_job(spec, "engine", tmp_path, save_at(tmp_path / "model.onnx", conv_bn())))
+    with pytest.raises(StageError, match=r"forward of Slow failed on x float32 \[2, 3, 8, 8\]"):
+        bench.run(stage_job(spec, "bench", tmp_path))
+
+
+def test_noise_is_said() -> None:
+    steady = {"variation": 0.02}
+    cases = {"opt": {"contenders": {"engine": steady, "torch": {"variation": 0.4}}}}
+    assert list(noise(cases, 0.5)) == [
+        "torch, case opt: the latencies vary by 40% of their mean",
+        "other processes used 50% of the processors meanwhile",
+    ]
+    assert list(noise({"opt": {"contenders": {"engine": steady}}}, 0.01)) == []
+    assert list(noise({}, None)) == []
+
+
+def test_without_an_engine_the_bench_is_unavailable(tmp_path: Path) -> None:
+    write_golden(tmp_path, {case: {} for case in INPUTS}, INPUTS)
+    result = bench.run(stage_job(resolved({"backend": "onnxruntime"}), "bench", tmp_path))
+    assert result.status == "unavailable"
+    assert "there is no engine to measure" in result.reason
+
+
+@pytest.mark.skipif(bool(find_driver().gpus), reason="checks what is said on a machine without a GPU")
+def test_an_engine_that_cannot_run_here_is_not_measured(tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    result = benched(tmp_path, {"backend": "tensorrt_rtx"})
+    assert (result.status, result.figures) == ("unavailable", {})
+    assert "no NVIDIA GPU" in result.reason

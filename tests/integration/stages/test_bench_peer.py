@@ -1,0 +1,193 @@
+"""An engine that a peer process times: its figures, its failures, its end."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_jobs import BATCHES, random_x, resolved, save_at, stage_job, write_golden
+from small_graphs import conv_bn
+
+from buildsys.backends.cuda import find_driver
+from buildsys.backends.measurement.interleaving import Pace, measure
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensors import save_case
+from buildsys.stages.bench import remote_engine
+from buildsys.stages.bench import stage as bench
+from buildsys.stages.bench.local_engine import LocalEngine
+from buildsys.stages.bench.remote_engine import PeerEngine
+from buildsys.stages.engine import stage as engine
+from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.workers.job import Job
+
+HERE = Toolchain("here", Path(sys.executable), {})
+INPUTS = {case: random_x(batch) for case, batch in BATCHES.items()}
+QUICK = {"duration": 0.05, "warmup": 0.01, "min_samples": 5}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    folder = tmp_path_factory.mktemp("built")
+    spec = resolved({"backend": "onnxruntime", "intra_op_threads": 1}, bench=QUICK)
+    write_golden(folder, {case: {} for case in INPUTS}, INPUTS)
+    assert engine.run(stage_job(spec, "engine", folder, save_at(folder / "model.onnx", conv_bn()))).status == "passed"
+    return stage_job(spec, "bench", folder)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened
+
+
+def opened_peer(job: Job, toolchain: Toolchain = HERE, **changed: Any) -> PeerEngine:
+    options = {**job.options["engine"], **changed}
+    folder = job.outputs["result"].parent
+    return PeerEngine(toolchain, options["backend"], job.inputs["engine"], options, (), project=folder, folder=folder)
+
+
+def script(folder: Path, text: str) -> Toolchain:
+    file = folder / "python"
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    return Toolchain("other", file, {})
+
+
+def with_toolchain(job: Job, toolchain: Toolchain) -> Job:
+    return replace(job, toolchain=toolchain)
+
+
+def test_a_peer_measures_what_this_process_measures(built: Job, stack: ExitStack, tmp_path: Path) -> None:
+    case = tmp_path / "case.npz"
+    save_case(case, random_x(64), {})
+    there = opened_peer(built)
+    stack.callback(there.close)
+    here = LocalEngine("onnxruntime", built.inputs["engine"], built.options["engine"], ())
+    stack.callback(here.close)
+    contenders = {"here": here.bind(case, None)["engine"], "there": there.bind(case, None)["engine"]}
+    samples = measure(contenders, Pace(duration_s=0.4, warmup_s=0.05, min_samples=50))
+    assert samples["there"].elapsed_ns >= 4e8
+    # the fastest tenth: what neighbours take from either is left out
+    fast = {name: sorted(taken.wall_ns)[len(taken.wall_ns) // 10] for name, taken in samples.items()}
+    assert 0.75 < fast["there"] / fast["here"] < 1.33
+
+
+def test_a_stage_with_a_toolchain_times_its_engine_there(built: Job, capfd: pytest.CaptureFixture[str]) -> None:
+    shouting = Toolchain("shouting", Path(sys.executable), {"PYTHONVERBOSE": "1"})  # much on stderr
+    result = bench.run(with_toolchain(built, shouting))
+    assert result.status == "passed"
+    assert result.figures["cases"]["opt"]["contenders"]["engine"]["count"] >= 5
+    assert set(result.figures["engine_toolchain"]) >= {"python", "numpy", "onnxruntime"}
+    assert "buildsys.stages.bench.engine_server" in capfd.readouterr().err
+
+
+def test_what_libraries_print_is_no_answer(built: Job, stack: ExitStack, capfd: pytest.CaptureFixture[str]) -> None:
+    other = opened_peer(built)
+    stack.callback(other.close)
+    with pytest.raises(StageError, match=r"nothing\.npz"):
+        other.bind(Path("/nothing.npz"), None)
+    assert other.bind(built.inputs["case.opt"], None)  # it goes on
+    assert "nothing.npz" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("exit 3", r"toolchain other, .*/python\) ended with exit code 3 before it gave an answer while it loaded"),
+        ("kill -SEGV $$", r"crashed with a segmentation fault \(SIGSEGV\) while it loaded the engine"),
+        ("echo hello; sleep 60", "wrote 'hello' instead of an answer while it loaded the engine"),
+        ("echo '{}'; sleep 60", "wrote '{}' instead of an answer while it loaded the engine"),
+    ],
+)
+def test_a_peer_that_does_not_answer_is_one_sentence(built: Job, tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(StageError, match=sentence):
+        opened_peer(built, script(tmp_path, text.replace("sleep", "exec sleep")))
+
+
+def test_a_peer_that_hangs_is_ended(built: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_engine, "_ANSWER_LIMIT_S", 0.3)
+    monkeypatch.setattr(PeerEngine.ask, "__defaults__", (0.3,))
+    with pytest.raises(StageError, match="gave no answer for 0 s while it loaded the engine"):
+        opened_peer(built, script(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 60"))
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+
+
+def test_an_interpreter_that_is_not_there_is_named(built: Job) -> None:
+    nowhere = Toolchain("gone", Path("/no/such/python"), {})
+    with pytest.raises(StageError, match=r"toolchain gone cannot be started: /no/such/python: no such file"):
+        opened_peer(built, nowhere)
+
+
+def test_a_peer_that_dies_between_two_blocks(built: Job) -> None:
+    other = opened_peer(built)
+    contender = other.bind(built.inputs["case.opt"], None)["engine"]
+    contender.block(0.01, 1)
+    os.kill(other.processes[0], signal.SIGKILL)
+    with pytest.raises(StageError, match=r"was killed by signal 9 .* while it timed engine"):
+        for _ in range(2):
+            contender.block(0.01, 1)
+    other.close()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed")
+def test_a_toolchain_without_the_library_is_unavailable(built: Job) -> None:
+    options = {**built.options, "engine": {**built.options["engine"], "backend": "tensorrt"}}
+    result = bench.run(with_toolchain(replace(built, options=options), HERE))
+    assert result.status == "unavailable"
+    assert "the library tensorrt is not installed in the toolchain here" in result.reason
+    assert str(HERE.python) in result.hint
+
+
+@pytest.mark.skipif(bool(find_driver().gpus), reason="checks what is said on a machine without a GPU")
+def test_an_engine_that_cannot_run_in_the_toolchain_is_unavailable(built: Job, tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    spec = resolved({"backend": "tensorrt_rtx"}, bench=QUICK)
+    write_golden(tmp_path, {case: {} for case in INPUTS}, INPUTS)
+    engine.run(stage_job(spec, "engine", tmp_path, save_at(tmp_path / "model.onnx", conv_bn())))
+    result = bench.run(with_toolchain(stage_job(spec, "bench", tmp_path), HERE))
+    assert result.status == "unavailable"
+    assert "no NVIDIA GPU" in result.reason
+
+
+def test_a_peer_ends_with_its_stage_even_when_that_is_killed(built: Job, tmp_path: Path) -> None:
+    stage = textwrap.dedent("""
+        import json, sys, time
+        from pathlib import Path
+        from buildsys.system.interpreters.toolchain import Toolchain
+        from buildsys.stages.bench.remote_engine import PeerEngine
+        asked = json.loads(sys.argv[1])
+        here = Toolchain("here", Path(sys.executable), {})
+        peer = PeerEngine(here, "onnxruntime", Path(asked["engine"]), asked["options"], (),
+                          project=Path(asked["folder"]), folder=Path(asked["folder"]))
+        contender = peer.bind(Path(asked["case"]), None)["engine"]
+        print(peer.processes[0], flush=True)
+        contender.block(60, 1)
+    """)
+    asked = {
+        "engine": str(built.inputs["engine"]), "options": built.options["engine"], "folder": str(tmp_path),
+        "case": str(built.inputs["case.opt"]),
+    }  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-c", stage, json.dumps(asked)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    number = int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    for _ in range(100):
+        if not Path(f"/proc/{number}").exists():
+            return
+        time.sleep(0.05)
+    os.kill(number, signal.SIGKILL)
+    raise AssertionError("the peer lives on")

@@ -1,0 +1,161 @@
+"""The engine stage: provenance of what was built, and no engine where none could be."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from engine_jobs import resolved, save_at, stage_job
+from small_graphs import conv_bn, one_node
+
+from buildsys.backends import load_backend
+from buildsys.backends.cuda import find_driver
+from buildsys.backends.interface import Backend, Calibration
+from buildsys.errors import StageError
+from buildsys.stages.engine import stage as engine
+from buildsys.stages.engine.timing_cache import borrow
+from buildsys.workers.job import Job
+
+CONTRACT = {
+    "backend", "engine_sha256", "engine_bytes", "onnx_sha256", "settings", "profiles", "inputs", "outputs", "layers",
+    "precision_shares", "build_seconds", "messages", "device", "phases", "files", "portability", "built_with",
+}  # fmt: skip
+
+
+def engine_job(folder: Path, backend: str, model: Any = None, **fields: Any) -> Job:
+    path = save_at(folder / "model.onnx", model or conv_bn())
+    return stage_job(resolved({"backend": backend, **fields}), "engine", folder / "build", path)
+
+
+def test_an_onnxruntime_engine_has_its_provenance(tmp_path: Path) -> None:
+    job = engine_job(tmp_path, "onnxruntime")
+    result = engine.run(job)
+    assert result.status == "passed"
+    assert set(result.figures) == CONTRACT
+    written = job.outputs["engine"].read_bytes()
+    assert job.outputs["engine"].name == "engine.onnx"
+    assert result.figures["engine_sha256"] == hashlib.sha256(written).hexdigest()
+    assert result.figures["engine_bytes"] == len(written)
+    assert result.figures["onnx_sha256"] == hashlib.sha256((tmp_path / "model.onnx").read_bytes()).hexdigest()
+    assert not job.outputs["engine.data"].exists()
+    assert json.loads(json.dumps(result.figures)) == result.figures
+
+
+def test_a_tensorrt_rtx_engine_has_its_provenance(tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    job = engine_job(tmp_path, "tensorrt_rtx")
+    result = engine.run(job)
+    assert result.status == "passed"
+    assert set(result.figures) >= CONTRACT
+    assert job.outputs["engine"].read_bytes()[:4] == b"vtrt"
+    assert result.figures["engine_bytes"] == job.outputs["engine"].stat().st_size
+
+
+def test_external_data_is_part_of_the_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from buildsys.backends.onnxruntime import backend
+
+    monkeypatch.setattr(backend, "_INLINE_LIMIT_BYTES", 0)
+    job = engine_job(tmp_path, "onnxruntime", one_node("Relu"))
+    result = engine.run(job)
+    files = [job.outputs[role] for role in ("engine", "engine.data") if job.outputs[role].exists()]
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    assert result.figures["engine_sha256"] == digest
+    assert result.figures["engine_bytes"] == sum(file.stat().st_size for file in files)
+
+
+@pytest.mark.skipif(bool(find_driver().gpus), reason="checks what is said on a machine without a GPU")
+@pytest.mark.parametrize(
+    ("backend", "fields", "reason"),
+    [
+        ("onnxruntime", {"provider": "cuda"}, "CUDA provider"),
+        ("tensorrt_rtx", {"compute_capabilities": ("current",)}, "compute capability 'current'"),
+    ],
+)
+def test_a_backend_that_cannot_work_here_leaves_no_engine(
+    tmp_path: Path, backend: str, fields: dict[str, Any], reason: str
+) -> None:
+    pytest.importorskip(backend)
+    job = engine_job(tmp_path, backend, **fields)
+    result = engine.run(job)
+    assert result.status == "unavailable"
+    assert reason in result.reason
+    assert result.hint
+    assert result.figures["backend"] == backend
+    assert not job.outputs["engine"].exists()
+
+
+def test_a_refused_graph_fails_with_the_model_and_the_node(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match="model m: ONNX Runtime cannot take node 0 'nosuchoperator'"):
+        engine.run(engine_job(tmp_path, "onnxruntime", one_node("NoSuchOperator")))
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    job = engine_job(tmp_path, "onnxruntime")
+    said: list[str] = []
+    engine.run(Job(**{**vars(job), "progress": said.append}))
+    assert said == ["optimizing the graph", "reading the engine back"]
+
+
+PIN = "ab" * 32
+
+
+def test_a_pin_that_does_not_exist_fails_the_build_and_says_where_it_was_looked_for(tmp_path: Path) -> None:
+    job = replace(engine_job(tmp_path, "tensorrt", timing_cache={"pin": PIN}), timing_caches=tmp_path / "caches")
+    with pytest.raises(
+        StageError, match=f"that the engine e pins, {PIN}, is nowhere to be found: looked for .*/caches"
+    ):
+        borrow(job, cast(Backend, None), tmp_path)
+
+
+def test_only_builders_that_time_are_lent_a_timing_cache(tmp_path: Path) -> None:
+    for backend in ("onnxruntime", "tensorrt_rtx"):
+        job = replace(engine_job(tmp_path / backend, backend), timing_caches=tmp_path / "caches")
+        assert borrow(job, cast(Backend, None), tmp_path).path is None
+    assert not (tmp_path / "caches").exists()
+
+
+def test_a_private_copy_is_lent_and_what_a_build_adds_is_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine with a GPU; the builder is played by lines written to the private file."""
+    pytest.importorskip("tensorrt_rtx")
+    facts = {"tensorrt": "10.16.1", "gpu": "A GPU", "compute_capability": "9.0", "cuda": "13.0", "driver": "580.1"}
+    monkeypatch.setattr(
+        "buildsys.stages.engine.timing_cache.built_with", lambda backend, device: {**facts, "platform": "Linux"}
+    )
+
+    def build(timings: bytes, **fields: Any) -> dict[str, Any]:
+        scratch = tmp_path / timings.decode().strip()
+        scratch.mkdir()
+        job = replace(engine_job(scratch, "tensorrt", **fields), timing_caches=tmp_path / "caches")
+        loan = borrow(job, load_backend("tensorrt_rtx"), scratch)
+        assert loan.path is not None
+        loan.path.write_bytes((loan.path.read_bytes() if loan.path.exists() else b"") + timings)
+        return loan.figures(["a message"])
+
+    first = build(b"conv\n")
+    assert first["messages"] == ["a message"]
+    assert (
+        build(b"gemm\n", precision="fp16", workspace=1 << 20)["timing_cache"]["lent"] == first["timing_cache"]["digest"]
+    )
+    assert "lent" not in build(b"pool\n", avg_timing_iterations=8)["timing_cache"], "other conditions"
+    pinned = build(b"miss\n", timing_cache={"pin": first["timing_cache"]["digest"]})
+    assert pinned["timing_cache"]["pinned"] is True
+    assert pinned["timing_cache"]["added_bytes"] == 5
+    assert "lacked timings (it grew by 5 bytes)" in pinned["messages"][1]
+
+
+def test_what_a_builder_calibrated_with_is_recorded(tmp_path: Path) -> None:
+    batches, cache = tmp_path / "batches.npz", tmp_path / "calibration.cache"
+    batches.write_bytes(b"batches")
+    assert engine._calibrated(None) == {}
+    assert engine._calibrated(Calibration(batches, "entropy", cache)) == {
+        "calibration": {"algorithm": "entropy", "batches_sha256": hashlib.sha256(b"batches").hexdigest()}
+    }
+    cache.write_bytes(b"ranges")
+    found = engine._calibrated(Calibration(batches, "minmax", cache))["calibration"]
+    assert found["cache_sha256"] == hashlib.sha256(b"ranges").hexdigest()

@@ -1,0 +1,432 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+from small_graphs import conv_bn, make_model
+from stage_jobs import ROOT, manifest, stage_job
+
+from buildsys.errors import StageError
+from buildsys.manifest.project import load_project
+from buildsys.stages.export import stage as export
+from buildsys.stages.export import torchscript
+from buildsys.workers.job import StageResult
+
+NETWORKS = "tests/integration/sample_networks.py"
+IMAGE = {"x": {"shape": ["batch", 3, 8, 8]}}
+SMALL_MODELS = (
+    "linear", "linear_dynamic-torchscript", "linear_dynamic-dynamo", "two_heads", "conv_bn_relu", "flatten_head",
+    "token_scorer",
+)  # fmt: skip
+
+
+def run(folder: Path, name: str, **sections: Any) -> StageResult:
+    """Export a network of the samples."""
+    source = {"python": f"{NETWORKS}:{name}", **sections.pop("source", {})}
+    return export.run(stage_job("export", manifest(source=source, **sections), folder))
+
+
+def failure(folder: Path, name: str, **sections: Any) -> str:
+    with pytest.raises(StageError) as error:
+        run(folder, name, **sections)
+    return str(error.value)
+
+
+def line_of(code: str) -> str:
+    """Return where a piece of code stands in the sample networks."""
+    lines = (ROOT / NETWORKS).read_text().splitlines()
+    return f"{NETWORKS}:{next(number for number, line in enumerate(lines, 1) if code in line)}"
+
+
+def model_of(folder: Path) -> onnx.ModelProto:
+    return onnx.load(folder / "m/export/model.onnx")
+
+
+def dynamo(opset: int = 18, **options: Any) -> dict[str, Any]:
+    return {"exporter": "dynamo", "opset": opset, **options}
+
+
+# --- what is written ---
+
+
+@pytest.mark.parametrize("name", SMALL_MODELS)
+def test_shipped_models_export_as_their_manifests_say(tmp_path: Path, name: str) -> None:
+    resolved = load_project(ROOT).models[name].data
+    figures = export.run(stage_job("export", resolved, tmp_path)).figures
+    assert figures["opset"] == resolved["export"]["opset"]
+    assert figures["exporter"] == resolved["export"]["exporter"]
+    assert [port["shape"] for port in figures["inputs"]] == [t["shape"] for t in resolved["inputs"].values()]
+    assert [port["shape"] for port in figures["outputs"]] == [t["shape"] for t in resolved["outputs"].values()]
+    assert figures["warnings"] == []
+
+
+def test_figures_describe_the_file(tmp_path: Path) -> None:
+    figures = run(tmp_path, "Affine", outputs={"y": {}}).figures
+    file = tmp_path / "m/export/model.onnx"
+    assert figures["nodes"] == 1
+    assert figures["operators"] == {"Gemm": 1}
+    assert figures["parameters"] == 15
+    assert figures["bytes"] == file.stat().st_size
+    assert figures["inputs"] == [{"name": "x", "dtype": "float32", "shape": ["batch", 4]}]
+    assert figures["outputs"] == [{"name": "y", "dtype": "float32", "shape": ["batch", 3]}]
+    assert figures["producer"].startswith("pytorch ")
+    assert figures["weights"] == f"as {NETWORKS}:Affine makes them (torch seed 0)"
+    assert json.loads(json.dumps(figures)) == figures
+
+
+def test_nested_outputs_keywords_and_order(tmp_path: Path) -> None:
+    outputs = {"a": {"key": "heads.0"}, "b": {"key": "sum"}, "c": {"key": "heads.1.0"}}
+    figures = run(tmp_path, "Nested", outputs=outputs).figures
+    assert [(port["name"], port["shape"]) for port in figures["outputs"]] == [
+        ("a", ["batch", 4]), ("b", ["batch"]), ("c", ["batch", 4]),
+    ]  # fmt: skip
+    keywords = {"a": {"shape": ["batch", 4], "keyword": "a"}, "b": {"shape": ["batch", 4]}}
+    for exporter in ({}, dynamo()):
+        run(tmp_path, "KeywordOrder", inputs=keywords, export=exporter)
+        subtraction = next(node for node in model_of(tmp_path).graph.node if node.op_type == "Sub")
+        assert subtraction.input[0] == "a"
+
+
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [("Pair", ["output0", "output1"]), ("Nested", ["sum", "heads.0", "heads.1.0"]), ("Dataclass", ["logits", "size"])],
+)
+def test_outputs_without_declaration(tmp_path: Path, name: str, names: list[str]) -> None:
+    assert [port["name"] for port in run(tmp_path, name).figures["outputs"]] == names
+
+
+@pytest.mark.parametrize("options", [{}, dynamo()], ids=["torchscript", "dynamo"])
+def test_a_wrapped_network_stays_in_eval_mode(tmp_path: Path, options: dict[str, Any]) -> None:
+    keyword = {"x": {"shape": ["batch", 4], "keyword": "x"}}
+    figures = run(tmp_path, "Dropped", inputs=keyword, export=options).figures
+    assert figures["operators"] == {"Identity": 1}
+    assert figures["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "float16",
+        "bfloat16",
+        "float64",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "bool",
+        "float8e4m3fn",
+        "float8e5m2",
+    ],
+)
+def test_dtypes(tmp_path: Path, dtype: str) -> None:
+    inputs = {"x": {"shape": ["batch", 4], "dtype": dtype}}
+    figures = run(tmp_path, "Identity", inputs=inputs, export={"opset": 19}).figures
+    assert (figures["inputs"][0]["dtype"], figures["outputs"][0]["dtype"]) == (dtype, dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "message"),
+    [
+        ("uint16", {}, "ScalarType UInt16 is an unexpected tensor scalar type"),
+        ("complex64", dynamo(), "x is complex, which neither exporter can write"),
+        ("int4", {}, "a PyTorch network cannot take or return int4 tensors"),
+    ],
+)
+def test_dtypes_that_cannot_be_exported(tmp_path: Path, dtype: str, options: Any, message: str) -> None:
+    assert message in failure(tmp_path, "Identity", inputs={"x": {"shape": [2, 4], "dtype": dtype}}, export=options)
+
+
+def test_dynamo_leaves_no_trace_of_the_checkout(tmp_path: Path) -> None:
+    figures = run(tmp_path, "Small", inputs=IMAGE, export=dynamo()).figures
+    assert "pkg.torch.onnx.stack_trace" in figures["stripped"]
+    content = (tmp_path / "m/export/model.onnx").read_bytes()
+    assert str(ROOT).encode() not in content
+    assert b'File "' not in content
+    assert figures["operators"] == {"Conv": 2, "Relu": 2}
+
+
+def test_the_same_manifest_gives_the_same_bytes_in_another_process(tmp_path: Path) -> None:
+    script = (
+        "import sys, torch; from pathlib import Path; torch.manual_seed(5); "
+        "from test_export import run, IMAGE, dynamo; "
+        "[print(run(Path(sys.argv[1]) / str(n), 'Small', inputs=IMAGE, source={'randomize': True}, export=options)"
+        ".figures['sha256']) for n, options in enumerate(({}, dynamo()))]"
+    )
+    here = [
+        run(tmp_path / str(n), "Small", inputs=IMAGE, source={"randomize": True}, export=options).figures["sha256"]
+        for n, options in enumerate(({}, dynamo()))
+    ]
+    environment = {
+        **os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "7",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/integration")]),
+    }  # fmt: skip
+    there = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "there")],
+        capture_output=True, text=True, check=True, env=environment, cwd=tmp_path,
+    )  # fmt: skip
+    assert there.stdout.split() == here
+
+
+# --- options ---
+
+
+def test_batch_norm_is_folded_unless_told_not_to(tmp_path: Path) -> None:
+    assert run(tmp_path, "Small", inputs=IMAGE).figures["operators"] == {"Conv": 2, "Relu": 2}
+    unfolded = run(tmp_path, "Small", inputs=IMAGE, export={"do_constant_folding": False}).figures
+    assert unfolded["operators"]["BatchNormalization"] == 2
+    unoptimized = run(tmp_path, "Small", inputs=IMAGE, export=dynamo(optimize=False)).figures
+    assert unoptimized["operators"]["BatchNormalization"] == 2
+
+
+@pytest.mark.parametrize("options", [{}, dynamo()], ids=["torchscript", "dynamo"])
+def test_weights_as_inputs(tmp_path: Path, options: dict[str, Any]) -> None:
+    run(tmp_path, "Affine", export={**options, "keep_initializers_as_inputs": True})
+    graph = model_of(tmp_path).graph
+    assert [value.name for value in graph.input] == ["x", "linear.weight", "linear.bias"]
+    assert len(graph.initializer) == 2
+
+
+def test_without_weights(tmp_path: Path) -> None:
+    figures = run(tmp_path, "Affine", export={"export_params": False}).figures
+    assert [port["name"] for port in figures["inputs"]] == ["x", "linear.weight", "linear.bias"]
+    assert not model_of(tmp_path).graph.initializer
+
+
+def test_training_mode_and_its_warnings(tmp_path: Path) -> None:
+    figures = run(tmp_path, "Dropped", export={"training": "train"}).figures
+    assert figures["operators"]["Dropout"] == 1
+    assert any("training" in warning for warning in figures["warnings"])
+
+
+def test_modules_as_functions_keep_the_output_names(tmp_path: Path) -> None:
+    options = {"export_modules_as_functions": ("torch.nn.ReLU",)}
+    figures = run(tmp_path, "Small", inputs=IMAGE, outputs={"y": {}}, export=options).figures
+    assert figures["operators"]["torch.nn.modules.activation::ReLU"] == 2
+    assert figures["outputs"][0]["name"] == "y"
+    wrong = {"export_modules_as_functions": ("torch.nn.RELU",)}
+    assert "there is no class torch.nn.RELU" in failure(tmp_path, "Small", inputs=IMAGE, export=wrong)
+
+
+def test_operator_export_type_and_custom_opsets(tmp_path: Path) -> None:
+    options = {"operator_export_type": "onnx_fallthrough", "custom_opsets": {"org.pytorch.aten": 3}}
+    run(tmp_path, "Asinh", export=options)
+    model = model_of(tmp_path)
+    assert [node.op_type for node in model.graph.node] == ["asinh"]
+    assert {entry.domain: entry.version for entry in model.opset_import}["org.pytorch.aten"] == 3
+
+
+def test_verify_and_report_of_dynamo(tmp_path: Path) -> None:
+    run(tmp_path, "Affine", export=dynamo(verify=True, report=True))
+    beside = sorted(path.name for path in (tmp_path / "m/export").iterdir())
+    assert "model.onnx" in beside
+    reports = [name for name in beside if name.endswith(".md")]
+    assert len(reports) == 1
+    assert not any(character.isdigit() for character in reports[0]), "no time stamp in the name"
+
+
+@pytest.mark.parametrize("options", [{}, dynamo()], ids=["torchscript", "dynamo"])
+def test_external_data_is_one_file_beside_the_model(tmp_path: Path, options: dict[str, Any]) -> None:
+    figures = run(tmp_path, "make_large", export={**options, "external_data": True}).figures
+    folder = tmp_path / "m/export"
+    assert sorted(path.name for path in folder.iterdir()) == ["model.onnx", "model.onnx.data", "origins.json"]
+    assert figures["bytes"] == sum(path.stat().st_size for path in folder.glob("model.onnx*"))
+    stored = [tensor for tensor in model_of(tmp_path).graph.initializer if tensor.dims == [6400, 4]]
+    torch.manual_seed(0)
+    expected = torch.nn.Linear(4, 6400).weight.detach().numpy()
+    assert (onnx.numpy_helper.to_array(stored[0]) == expected).all()
+
+
+def test_a_model_too_large_for_one_file_is_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchscript, "ONE_MESSAGE_LIMIT", 1000)
+    run(tmp_path, "make_large", export={"external_data": True})
+    assert sorted(path.name for path in (tmp_path / "m/export").iterdir()) == [
+        "model.onnx",
+        "model.onnx.data",
+        "origins.json",
+    ]
+
+
+class OfManyTypes(torch.nn.Module):
+    """Weights of several types and sizes: below a kilobyte, folded, cut from others, and none at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.wide = torch.nn.Linear(4, 600)
+        self.narrow = torch.nn.Linear(600, 500).half()
+        self.register_buffer("kept", torch.tensor([True, False] * 250))
+        self.register_buffer("order", torch.randperm(500))
+        self.empty = torch.nn.Parameter(torch.zeros(1, 0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.narrow(self.wide(x).half()).float()[:, self.order] * self.kept
+        return torch.cat([y, self.empty.expand(x.shape[0], -1)], 1)
+
+
+@pytest.mark.parametrize("external", [True, False])
+def test_weights_that_come_beside_the_graph_are_those_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, external: bool
+) -> None:
+    """A torch that does not hand them over writes the same files."""
+    (tmp_path / "net.py").write_text("from test_export import OfManyTypes as Net\n")
+    written, handed = [], []
+    real = torchscript.export_torchscript
+    monkeypatch.setattr(torchscript, "export_torchscript", lambda request: handed.append(real(request)) or handed[-1])
+    for name, place in (("over", torchscript._DEFERS_WEIGHTS), ("not", 99)):
+        monkeypatch.setattr(torchscript, "_DEFERS_WEIGHTS", place)
+        folder = tmp_path / name
+        resolved = manifest(source={"python": "net.py:Net"}, export={"external_data": external})
+        assert export.run(stage_job("export", resolved, folder, tmp_path)).status == "passed"
+        written.append({path.name: path.read_bytes() for path in (folder / "m/export").glob("model.onnx*")})
+    assert written[0] == written[1]
+    assert len(written[0]) == (2 if external else 1)
+    assert "narrow.weight" in handed[0][1]
+    assert handed[1][1] == {}
+
+
+# --- what is refused ---
+
+
+def test_dynamo_must_write_the_opset_that_was_asked(tmp_path: Path) -> None:
+    message = failure(tmp_path, "LayerNorm", export=dynamo(17))
+    assert message.startswith("the dynamo exporter wrote opset 18 where 17 was asked")
+    assert message.splitlines()[1:] == [
+        "1. opset: take opset 18, in which dynamo writes it",
+        "     export: {opset: 18}",
+        "2. exporter: take torchscript, which writes 17 itself",
+        "     export: {exporter: torchscript, opset: 17}",
+    ]
+    assert run(tmp_path, "LayerNorm", export={"opset": 17}).figures["opset"] == 17
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("Asinh", {}, "the torchscript exporter cannot translate the operator aten::asinh to opset 17 "
+         f"({line_of('torch.asinh(x)')})\naten::asinh(Tensor self) -> Tensor\n"
+         "1. exporter: dynamo translates it to opset 18 and later\n     export: {exporter: dynamo, opset: 18}\n"
+         "2. shipped: a symbolic function that writes ONNX's own Asinh\n"
+         '     symbolics: [{op: "aten::asinh", function: "plugins/symbolics/asinh.py:asinh", opset: 9}]'),
+        ("Untranslatable", dynamo(), "the dynamo exporter cannot translate the operator aten::_linalg_eigh to opset 18 "
+         f'({line_of("eigvalsh")})\naten::_linalg_eigh(Tensor A, str UPLO="L", bool compute_v=True) -> (Tensor '
+         "eigenvalues, Tensor eigenvectors)\n1. registration: write an onnxscript function for it and register it\n"
+         '     translations: [{op: "aten::_linalg_eigh", function: "plugins/symbolics/linalg_eigh.py:linalg_eigh"}]'),
+        ("Affine", {"opset": 99}, "the torchscript exporter failed at opset 99: RuntimeError: Unsupported"),
+    ],
+)  # fmt: skip
+def test_operators_that_an_exporter_lacks(tmp_path: Path, name: str, options: Any, message: str) -> None:
+    assert message in failure(tmp_path, name, export=options)
+
+
+def test_an_operator_that_the_opset_lacks_names_the_first_opset_with_it(tmp_path: Path) -> None:
+    inputs = {"x": {"shape": ["batch", 3, 5, 5]}, "offset": {"shape": ["batch", 18, 3, 3]}}
+    message = failure(tmp_path, "Deformed", inputs=inputs, export=dynamo(18))
+    assert message == (
+        "the file uses the operator DeformConv, which opset 18 does not have (dynamo)\n"
+        "1. opset: export to opset 19, the first that has DeformConv\n     export: {opset: 19}"
+    )
+
+
+def test_an_operator_that_a_later_opset_adds(tmp_path: Path) -> None:
+    message = failure(tmp_path, "Celu", export={"opset": 11})
+    assert "cannot translate the operator aten::celu to opset 11" in message
+    assert "1. opset: torchscript translates it from opset 12 on\n     export: {opset: 12}\n2. " in message
+
+
+def test_an_input_that_forward_does_not_use(tmp_path: Path) -> None:
+    inputs = {"x": {"shape": ["batch", 4]}, "y": {"shape": ["batch", 4]}}
+    assert "input y is not in the file: forward does not use it" in failure(tmp_path, "IgnoresOne", inputs=inputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs", "message"),
+    [
+        ("Fails", {}, "forward of Fails failed on x float32 [2, 4]: RuntimeError: shape '[5, 5]' is invalid for input "
+         f"of size 8 ({NETWORKS}:"),
+        ("Pair", {"y": {}}, "declares 1 output (y), forward returned 2 tensors (float32 [2, 4], float32 [2])"),
+        ("Affine", {"y": {}, "z": {}}, "the manifest declares 2 outputs (y, z), forward returned 1 tensor"),
+        ("Nested", {"sum": {}}, "returned 3 tensors (sum, heads.0, heads.1.0); declare heads.0, heads.1.0 as well"),
+        ("Nested", {"total": {}}, "forward returned no output total; it returned sum, heads.0, heads.1.0"),
+        ("Pair", {"y": {"key": "a"}, "z": {}}, "outputs.y.key is given, but forward returned tuple, not a dict"),
+        ("Pair", {"y": {"shape": ["batch", 5]}, "z": {}}, "output y has the shape [2, 4]"),
+        ("Pair", {"y": {"dtype": "float16"}, "z": {}}, "output y is float32, the manifest declares float16"),
+        ("WithNumber", {}, "forward returned an int as output 1; only tensors can be outputs"),
+        ("not_a_module", {}, f"{NETWORKS}:not_a_module returned str, not a torch.nn.Module"),
+        ("raises", {}, f"{NETWORKS}:raises failed: ValueError: no such backbone ({NETWORKS}:"),
+        ("Afine", {}, f"{NETWORKS} has no Afine; did you mean Affine"),
+    ],
+)  # fmt: skip
+def test_networks_that_are_not_as_declared(tmp_path: Path, name: str, outputs: Any, message: str) -> None:
+    assert message in failure(tmp_path, name, outputs=outputs)
+
+
+# --- ready ONNX files ---
+
+
+def given(project: Path, model: onnx.ModelProto, inputs: Any = IMAGE, **sections: Any) -> StageResult:
+    onnx.save(model, project / "given.onnx")
+    resolved = manifest(source={"onnx": "given.onnx"}, inputs=inputs, **sections)
+    return export.run(stage_job("export", resolved, project / "build", project))
+
+
+def test_a_ready_file_is_checked_and_copied(tmp_path: Path) -> None:
+    figures = given(tmp_path, conv_bn(opset=15), outputs={"y": {"shape": ["batch", 5]}}).figures
+    assert (figures["exporter"], figures["opset"], figures["operators"]["Conv"]) == ("none", 15, 1)
+    assert (tmp_path / "build/m/export/model.onnx").is_file()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "message"),
+    [
+        ({"image": {"shape": ["batch", 3, 8, 8]}}, {}, "its inputs are x, declared are image"),
+        (IMAGE, {"scores": {}}, "its outputs are y, declared are scores"),
+        ({"x": {"shape": [1, 3, 8, 9]}}, {}, "input x: axis 3 is 8 in the file, declared is 9"),
+        ({"x": {"shape": ["batch", 3, "height", 8]}}, {}, "input x: axis 2 is fixed to 8 in the file, declared is the "
+         "dynamic dimension height"),
+        ({"x": {"shape": ["batch", 3, 8]}}, {}, "input x has 4 dimensions ['batch', 3, 8, 8], declared are 3"),
+        ({"x": {"shape": ["batch", 3, 8, 8], "dtype": "float16"}}, {}, "input x is float32, declared is float16"),
+        (IMAGE, {"y": {"dtype": "int64"}}, "output y is float32, declared is int64"),
+    ],
+)  # fmt: skip
+def test_a_ready_file_that_is_not_as_declared(tmp_path: Path, inputs: Any, outputs: Any, message: str) -> None:
+    dims = {"batch": {"min": 1, "opt": 2, "max": 3}, "height": {"min": 1, "opt": 2, "max": 3}}
+    with pytest.raises(StageError) as error:
+        given(tmp_path, conv_bn(), inputs, outputs=outputs, dims=dims)
+    assert message in str(error.value)
+
+
+def test_a_ready_file_that_the_checker_rejects(tmp_path: Path) -> None:
+    node = helper.make_node("Gelu", ["x"], ["y"])
+    port = (TensorProto.FLOAT, ["batch", 3, 8, 8])
+    with pytest.raises(StageError, match=r"uses the operator Gelu, which opset 17 does not have.*opset 20 or higher"):
+        given(tmp_path, make_model([node], {"x": port}, {"y": port}))
+
+
+def test_a_ready_file_keeps_its_external_data_in_one_file(tmp_path: Path) -> None:
+    model = conv_bn()
+    onnx.save(model, tmp_path / "given.onnx", save_as_external_data=True, location="somewhere.bin", size_threshold=0)
+    resolved = manifest(source={"onnx": "given.onnx"}, inputs=IMAGE, export={"external_data": True})
+    export.run(stage_job("export", resolved, tmp_path / "build", tmp_path))
+    copied = onnx.load(tmp_path / "build/m/export/model.onnx")
+    assert [tensor.name for tensor in copied.graph.initializer] == [
+        tensor.name for tensor in conv_bn().graph.initializer
+    ]
+    assert not (tmp_path / "build/m/export/somewhere.bin").exists()
+
+
+@pytest.mark.parametrize(("content", "message"), [(None, "does not exist"), (b"not onnx", "given.onnx")])
+def test_a_ready_file_that_is_none(tmp_path: Path, content: bytes | None, message: str) -> None:
+    if content:
+        (tmp_path / "given.onnx").write_bytes(content)
+    resolved = manifest(source={"onnx": "given.onnx"}, inputs=IMAGE)
+    with pytest.raises(StageError, match=message):
+        export.run(stage_job("export", resolved, tmp_path / "build", tmp_path))

@@ -1,0 +1,112 @@
+"""The table of operators against what the libraries really do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from engine_jobs import engine_options, request
+from onnx import TensorProto, helper
+from small_graphs import make_model
+from stage_jobs import manifest, stage_job
+from test_export import NETWORKS
+
+from buildsys.backends.onnxruntime import backend as ort_backend
+from buildsys.backends.onnxruntime import kernels
+from buildsys.errors import StageError
+from buildsys.stages.export import stage as export
+from buildsys.stages.operator_support import onnx_operators, torch_registries
+
+TYPES = {"float": TensorProto.FLOAT, "double": TensorProto.DOUBLE, "int32": TensorProto.INT32}
+DEFORMED = {"x": {"shape": ["batch", 3, 5, 5]}, "offset": {"shape": ["batch", 18, 3, 3]}}
+
+
+def exports(folder: Path, name: str, exporter: str, opset: int, **sections: Any) -> bool:
+    options = {"exporter": exporter, "opset": opset}
+    spec = manifest(source={"python": f"{NETWORKS}:{name}"}, export=options, **sections)
+    try:
+        export.run(stage_job("export", spec, folder))
+    except StageError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("operator", "network", "lowest"),
+    [("aten::celu", "Celu", 12), ("aten::linear", "Affine", 7), ("aten::asinh", "Asinh", None)],
+)
+def test_torchscript_translates_from_that_opset_on(
+    tmp_path: Path, operator: str, network: str, lowest: int | None
+) -> None:
+    assert torch_registries.torchscript_from(operator) == lowest
+    if lowest is None:
+        assert not exports(tmp_path, network, "torchscript", 20)
+        return
+    assert exports(tmp_path, network, "torchscript", lowest)
+    if lowest > torch_registries.TORCHSCRIPT_OPSETS[0]:
+        assert not exports(tmp_path, network, "torchscript", lowest - 1)
+
+
+def test_a_symbolic_function_that_only_refuses_is_none() -> None:
+    """Registered for opset 8 or 9, these raise that they need a later one."""
+    assert torch_registries.torchscript_from("aten::cumsum") == 11
+    assert torch_registries.torchscript_from("aten::where") == 9
+
+
+def test_dynamo_needs_the_opset_of_the_operators_that_it_writes(tmp_path: Path) -> None:
+    translation = torch_registries.dynamo_translation("torchvision::deform_conv2d")
+    assert translation == torch_registries.Translation(19, ("DeformConv",))
+    assert exports(tmp_path, "Deformed", "dynamo", 19, inputs=DEFORMED)
+    assert not exports(tmp_path, "Deformed", "dynamo", 18, inputs=DEFORMED)
+
+
+def test_dynamo_by_its_registry_by_parts_or_not_at_all() -> None:
+    assert torch_registries.dynamo_translation("aten::asinh") == torch_registries.Translation(18)
+    assert torch_registries.dynamo_translation("aten::rms_norm") == torch_registries.Translation(
+        23, ("RMSNormalization",), by_parts=True
+    )
+    assert torch_registries.dynamo_translation("aten::adaptive_avg_pool2d") == torch_registries.Translation(
+        None, by_parts=True
+    )
+    assert torch_registries.dynamo_translation("aten::_linalg_eigh") is None
+    assert torch_registries.dynamo_translation("nobody::knows") is None
+
+
+def runs(folder: Path, operator: str, opset: int, element: int) -> bool:
+    port = (element, [2, 4])
+    model = make_model([helper.make_node(operator, ["x"], ["y"])], {"x": port}, {"y": port}, opset=opset)
+    onnx.save(model, folder / "m.onnx")
+    try:
+        ort_backend.build(request(folder / "m.onnx", folder, engine_options("onnxruntime")))
+    except StageError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("operator", ["Asinh", "Relu", "Softsign", "Round", "Neg", "Mish", "Elu", "Erf", "Sign"])
+def test_the_types_of_onnx_runtime_are_those_that_it_runs(tmp_path: Path, operator: str) -> None:
+    for row in onnx_operators.ort_support("", operator, onnx_operators.versions()["", operator]) or []:
+        if row["opset"] < 7 or row["body"]:
+            continue  # older files are not promised to load; a body may be run in its place
+        allowed = onnx.defs.get_schema(operator, row["opset"], "").type_constraints[0].allowed_type_strs
+        for name, element in TYPES.items():
+            if f"tensor({name})" in allowed:
+                assert runs(tmp_path, operator, row["opset"], element) == (name in row["types"]), (row, name)
+
+
+def test_what_tensorrt_takes() -> None:
+    pytest.importorskip("tensorrt_rtx")
+    assert onnx_operators.rtx_takes("Conv") is True
+    assert onnx_operators.rtx_takes("DeformConv") is False
+
+
+def test_kernels_of_an_open_end_are_for_their_version_alone() -> None:
+    kernel = kernels.Kernel(22, 2**31 - 1, {"T": frozenset({"tensor(float)"})})
+    assert kernel.takes_version(22)
+    assert not kernel.takes_version(23)
+    assert kernels.Kernel(9, 21, {}).takes_version(13)
+    assert kernel.takes_types({"T": "tensor(float)"})
+    assert kernel.takes_types({})
+    assert not kernel.takes_types({"T": "tensor(double)"})

@@ -1,0 +1,435 @@
+"""Calibration and explicit quantizers: real data, real graphs, real ONNX Runtime and TensorRT-RTX."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from PIL import Image
+from quantize_jobs import FLOAT, Chain, images_net
+from small_graphs import make_model, weights
+
+from buildsys.backends.onnxruntime.session import OrtGraph
+from buildsys.errors import StageError
+from buildsys.manifest.schema.model import QuantizedOperator
+from buildsys.stages.engine import stage as engine
+from buildsys.stages.quantize.ranges import load_ranges
+from buildsys.workers.job import Job
+
+
+def save_images(folder: Path, count: int, size: tuple[int, int] = (12, 10)) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        pixels = np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number:03}.png")
+    return folder
+
+
+def initializers(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
+@pytest.mark.parametrize(("precision", "tool"), [("int8", "onnxruntime"), ("int8", "builtin"), ("fp8", "builtin")])
+def test_a_network_is_calibrated_and_quantized(tmp_path: Path, precision: str, tool: str) -> None:
+    chain = Chain(tmp_path, precision=precision, quantize={"tool": tool})
+    assert chain.run("calibrate:m").status == "passed"
+    result = chain.run(f"convert:m:{precision}")
+    assert result.status == "passed", result.reason
+    figures = result.figures
+    assert figures["quantized"] == ["/first", "/second", "/head"]
+    assert figures["kept_fp32"] == []
+    assert (figures["quantizers"], figures["dequantizers"]) == (6, 6)
+    json.dumps(figures, allow_nan=False)
+    model = chain.quantized(precision)
+    zeros = {name: values for name, values in initializers(model).items() if "zero_point" in name}
+    assert len(zeros) == 6
+    assert not any(np.asarray(values, np.float32).any() for values in zeros.values())
+    beta = next(a.f for node in model.graph.node if node.name == "/head" for a in node.attribute if a.name == "beta")
+    assert beta == 0.5
+    assert all(values["y"]["relative"] > 1e-4 for values in figures["cases"].values())
+    # not in the graph that it was made of; behind a quantizer TensorRT 8.6 cannot read it off the weights
+    kernels = [list(a.ints) for node in model.graph.node for a in node.attribute if a.name == "kernel_shape"]
+    assert kernels == [[3, 3], [3, 3]]
+
+
+def test_the_same_calibration_gives_the_same_bytes(tmp_path: Path) -> None:
+    found = []
+    for name in ("one", "two"):
+        chain = Chain(tmp_path / name)
+        chain.run("calibrate:m")
+        chain.run("convert:m:int8")
+        folder = chain.build / "m"
+        files = ("calibrate/batches.npz", "calibrate/ranges.json", "convert/int8/model.onnx")
+        found.append([(folder / file).read_bytes() for file in files])
+    assert found[0] == found[1]
+
+
+def test_batches_and_ranges_are_those_of_the_data(tmp_path: Path) -> None:
+    values = np.random.default_rng(5).standard_normal((9, 3, 8, 8)).astype(np.float32)
+    np.savez(tmp_path / "calib.npz", x=values)
+    calibration = {"data": {"x": {"npz": "calib.npz"}}, "batches": 2, "batch_size": 4, "algorithm": "minmax"}
+    chain = Chain(tmp_path, calibration=calibration)
+    figures = chain.run("calibrate:m").figures
+    with np.load(chain.build / "m/calibrate/batches.npz") as archive:
+        assert archive.files == ["0/x", "1/x"]
+        assert np.array_equal(np.concatenate([archive["0/x"], archive["1/x"]]), values[:8])
+    ranges = load_ranges(chain.build / "m/calibrate/ranges.json")
+    assert list(ranges) == ["x", "c1", "r1", "c2", "p", "f", "y"]
+    inputs = {"x": values[:8]}
+    probe = onnx.ModelProto()
+    probe.CopyFrom(chain.model)
+    probe.graph.output.append(helper.make_tensor_value_info("c2", FLOAT, None))
+    session = OrtGraph(probe.SerializeToString()).session
+    inner = dict(zip(("y", "c2"), session.run(None, inputs), strict=True))
+    for name, array in {**inputs, **inner}.items():
+        assert (ranges[name].low, ranges[name].high) == (float(array.min()), float(array.max()))
+        assert ranges[name].limit == float(np.abs(array).max())
+    assert ranges["r1"].low == 0.0
+    assert figures["data"] == {"x": {"kind": "npz calib.npz", "shape": [4, 3, 8, 8], "samples": 8}}
+    assert figures["warnings"] == []
+
+
+def test_images_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
+    folder = save_images(tmp_path / "images/cats", 5)
+    (tmp_path / "images/notes.txt").write_text("no image")
+    data = {"images": "images", "resize": 9, "mean": (0.5, 0.4, 0.3), "std": (0.2,), "color": "bgr"}
+    chain = Chain(tmp_path, calibration={"data": {"x": data}, "batches": 2, "batch_size": 2})
+    figures = chain.run("calibrate:m").figures["data"]["x"]
+    assert figures["files"] == [f"images/cats/{number:03}.png" for number in range(4)]
+    assert figures["preprocessing"] == (
+        "shorter side resized to 9, centre 8 x 8 cut out (bilinear), bgr, / 255, - (0.5 0.4 0.3), / (0.2)"
+    )
+    with np.load(chain.build / "m/calibrate/batches.npz") as archive:
+        found = archive["1/x"][0]
+    image = Image.open(folder / "002.png").resize((11, 9), Image.Resampling.BILINEAR).crop((1, 0, 9, 8))
+    pixels = np.asarray(image)[:, :, ::-1].astype(np.float32) / np.float32(255)
+    expected = (pixels - np.float32([0.5, 0.4, 0.3])) / np.float32(0.2)
+    assert np.array_equal(found, expected.transpose(2, 0, 1))
+
+
+def test_an_algorithm_that_cuts_outliers_gives_a_smaller_range(tmp_path: Path) -> None:
+    values = np.random.default_rng(5).standard_normal((96, 3, 8, 8)).astype(np.float32)
+    values[0, 0, 0, 0] = 100.0
+    np.savez(tmp_path / "calib.npz", x=values)
+    limits, uncut = {}, {}
+    for algorithm in ("minmax", "entropy", "percentile"):
+        data = {"data": {"x": {"npz": "calib.npz"}}, "batches": 12, "batch_size": 8, "algorithm": algorithm}
+        chain = Chain(tmp_path / algorithm, calibration=data)
+        chain.project = tmp_path
+        uncut[algorithm] = chain.run("calibrate:m").figures["uncut"]
+        limits[algorithm] = load_ranges(chain.build / "m/calibrate/ranges.json")["x"].limit
+    assert limits["minmax"] == 100.0
+    assert 2.0 < limits["percentile"] < 5.0
+    assert 2.0 < limits["entropy"] < 10.0
+    assert uncut == {"minmax": [], "entropy": ["p", "f", "y"], "percentile": []}  # 480 values of 96 images
+
+
+def test_excluded_nodes_stay_and_are_told(tmp_path: Path) -> None:
+    chain = Chain(tmp_path, quantize={"exclude": ("/head*",)})
+    chain.run("calibrate:m")
+    figures = chain.run("convert:m:int8").figures
+    assert figures["quantized"] == ["/first", "/second"]
+    assert figures["kept_fp32"] == ["/head"]
+    assert figures["kept_reasons"] == {"/head": "excluded by /head*"}
+
+
+def test_a_wrong_quantization_fails_with_the_layer_that_loses_most(tmp_path: Path) -> None:
+    """Per tensor, a weight whose channels differ by a million leaves nothing of the small ones."""
+    scale = np.logspace(0, -6, 4).astype(np.float32)
+    model = images_net()
+    stored = initializers(model)
+    changed = {"w1": stored["w1"] * scale.reshape(4, 1, 1, 1), "b1": stored["b1"] * scale}
+    changed["w2"] = stored["w2"] / scale.reshape(1, 4, 1, 1)
+    for tensor in model.graph.initializer:
+        if tensor.name in changed:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(changed[tensor.name], tensor.name))
+    chain = Chain(tmp_path, model, quantize={"per_channel": False})
+    chain.run("calibrate:m")
+    result = chain.run("convert:m:int8")
+    assert result.status == "failed"
+    assert "y differs in case min of the int8 graph" in result.reason
+    assert "cosine 0." in result.reason
+    assert result.hint.startswith("set quantize.per_channel: true; most is lost at /second (Conv, ")
+    assert "quantize: {exclude: [/second" in result.hint
+    assert result.figures["largest_losses"][0]["node"] == "/second"
+    assert (chain.build / "m/convert/int8/failed/int8-min.npz").is_file()
+
+
+def test_a_range_that_is_cut_too_far_is_told(tmp_path: Path) -> None:
+    values = np.random.default_rng(5).standard_normal((64, 3, 8, 8)).astype(np.float32)
+    np.savez(tmp_path / "calib.npz", x=values)
+    data = {"data": {"x": {"npz": "calib.npz"}}, "batches": 8, "batch_size": 8, "algorithm": "percentile"}
+    chain = Chain(tmp_path, calibration={**data, "percentile": 60.0})
+    chain.run("calibrate:m")
+    result = chain.run("convert:m:int8")
+    assert result.status == "failed"
+    assert "calibration.algorithm: minmax, which cuts no range, passes (relative error " in result.hint
+    assert result.figures["with_minmax"]["passed"]
+
+
+def test_data_of_another_kind_than_the_golden_inputs_is_told(tmp_path: Path) -> None:
+    chain = Chain(tmp_path, calibration={"data": {"x": {"random": "uniform", "low": 0.0, "high": 0.1}}})
+    chain.run("calibrate:m")
+    result = chain.run("convert:m:int8")
+    assert result.status == "failed"
+    assert "and the calibration data 0.1: calibrate on data of the same kind" in result.hint
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+@pytest.mark.parametrize("outputs", [False, True])
+def test_products_of_activations_and_nodes_without_names_are_quantized(
+    tmp_path: Path, precision: str, outputs: bool
+) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("Transpose", ["h"], ["t"], perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["h", "t"], ["y"]),
+    ]
+    ports = {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 3, 8, 8])}
+    model = make_model(nodes, *ports, {"w": weights(8, 6)})
+    data = {"batches": 16, "batch_size": 8}
+    chain = Chain(tmp_path, model, precision=precision, quantize={"outputs": outputs}, calibration=data)
+    chain.run("calibrate:m")
+    result = chain.run(f"convert:m:{precision}")
+    assert result.status == "passed", result.reason
+    assert [name for name in result.figures["quantized"] if name.startswith("MatMul")] == ["MatMul_h", "MatMul_y"]
+    axes = {a.i for n in chain.quantized(precision).graph.node for a in n.attribute if a.name == "axis"}
+    assert axes == {1}  # the columns of w
+
+
+def test_every_operator_that_can_be_named_is_quantized(tmp_path: Path) -> None:
+    node = helper.make_node
+    nodes = [
+        node("ConvTranspose", ["x", "wt"], ["a"], name="/up", kernel_shape=[2, 2], strides=[2, 2]),
+        node("AveragePool", ["a"], ["b"], name="/average", kernel_shape=[2, 2], strides=[2, 2]),
+        node("Conv", ["b", "w"], ["c"], name="/conv"),
+        node("Mul", ["c", "scale"], ["d"], name="/scale"),
+        node("Add", ["d", "b"], ["e"], name="/residual"),
+        node("MaxPool", ["e"], ["f"], name="/max", kernel_shape=[2, 2], strides=[2, 2]),
+        node("GlobalAveragePool", ["f"], ["g"], name="/global"),
+        node("Flatten", ["g"], ["h"], name="/flat"),
+        node("Gemm", ["h", "k"], ["i"], name="/gemm"),
+        node("MatMul", ["i", "m"], ["y"], name="/matmul"),
+    ]
+    stored = {
+        "wt": weights(3, 4, 2, 2), "w": weights(4, 4, 1, 1, seed=1), "scale": 1 + 0.1 * weights(4, 1, 1, seed=2),
+        "k": weights(4, 6, seed=3), "m": weights(6, 5, seed=4),
+    }  # fmt: skip
+    model = make_model(nodes, {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 5])}, stored)
+    every = get_args(QuantizedOperator)
+    expected = ["/up", "/average", "/conv", "/scale", "/residual", "/max", "/global", "/gemm", "/matmul"]
+    for tool, outputs in (("onnxruntime", False), ("onnxruntime", True), ("builtin", False), ("builtin", True)):
+        quantize = {"tool": tool, "operators": every, "outputs": outputs}
+        chain = Chain(
+            tmp_path / f"{tool}-{outputs}", model, quantize=quantize, calibration={"batches": 16, "batch_size": 8}
+        )
+        chain.run("calibrate:m")
+        result = chain.run("convert:m:int8")
+        assert result.status == "passed", (tool, outputs, result.reason)
+        # onnxruntime lets pooling follow what it reads
+        left = {"/average", "/global", "/max"} if (tool, outputs) == ("onnxruntime", False) else set()
+        kept = {name for name in expected if name not in result.figures["quantized"]}
+        assert kept <= left, (tool, outputs)
+        assert result.figures["kept_reasons"] == dict.fromkeys(kept, "the tool left it out")
+        parse_by_tensorrt_rtx(chain, "int8")
+
+
+def test_without_modelopt_the_command_to_install_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "modelopt", None)  # also where it is installed
+    chain = Chain(tmp_path, quantize={"tool": "modelopt"})
+    chain.run("calibrate:m")
+    with pytest.raises(StageError) as error:
+        chain.run("convert:m:int8")
+    assert str(error.value) == "ModelOpt is not installed; pip install 'buildsys[quantize]'"
+    with pytest.raises(StageError, match="ModelOpt is not installed"):
+        Chain(tmp_path / "half", precision="fp16", convert={"tool": "autocast"}).run("convert:m:fp16")
+
+
+def wide_net() -> onnx.ModelProto:
+    """Two convolutions of 16 channels: ModelOpt leaves narrow ones alone."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["a"], name="/in", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"], name="/relu"),
+        helper.make_node("Conv", ["b", "w1"], ["c"], name="/one", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["d"], name="/relu1"),
+        helper.make_node("Conv", ["d", "w2"], ["y"], name="/two", pads=[1, 1, 1, 1]),
+    ]
+    stored = {"w0": weights(32, 3, 3, 3), "w1": weights(32, 32, 3, 3, seed=1), "w2": weights(32, 32, 3, 3, seed=2)}
+    return make_model(nodes, {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 32, 8, 8])}, stored)
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_modelopt_quantizes(tmp_path: Path, precision: str) -> None:
+    pytest.importorskip("modelopt")
+    data = {"batches": 4, "batch_size": 8, "algorithm": "minmax"}
+    chain = Chain(tmp_path, wide_net(), precision=precision, quantize={"tool": "modelopt"}, calibration=data)
+    chain.run("calibrate:m")
+    result = chain.run(f"convert:m:{precision}")
+    assert result.status == "passed", result.reason
+    assert {"/one", "/two"} <= set(result.figures["quantized"])
+    parse_by_tensorrt_rtx(chain, precision)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_autocast_converts(tmp_path: Path, precision: str) -> None:
+    pytest.importorskip("modelopt")
+    chain = Chain(tmp_path, precision=precision, convert={"tool": "autocast"})
+    result = chain.run(f"convert:m:{precision}")
+    assert result.status == "passed", result.reason
+    assert result.figures["converted"] == 6
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_tensorrt_rtx_takes_what_is_written(tmp_path: Path, precision: str) -> None:
+    chain = Chain(tmp_path / precision, precision=precision)
+    chain.run("calibrate:m")
+    chain.run(f"convert:m:{precision}")
+    parse_by_tensorrt_rtx(chain, precision)
+
+
+def parse_by_tensorrt_rtx(chain: Chain, precision: str) -> None:
+    trt = pytest.importorskip("tensorrt_rtx")
+    logger = trt.Logger(trt.Logger.ERROR)
+    builder = trt.Builder(logger)
+    network = builder.create_network(0)
+    parser = trt.OnnxParser(network, logger)
+    path = chain.build / f"m/convert/{precision}/model.onnx"
+    assert parser.parse_from_file(str(path)), parser.get_error(0).desc()
+    assert "QUANTIZE" in {str(network.get_layer(i).type).split(".")[1] for i in range(network.num_layers)}
+
+
+BadData = Callable[[Path], dict[str, Any]]
+
+
+def npz(array: np.ndarray, **more: Any) -> BadData:
+    def save(folder: Path) -> dict[str, Any]:
+        np.savez(folder / "calib.npz", x=array)
+        return {"npz": "calib.npz", **more}
+
+    return save
+
+
+def function(body: str) -> BadData:
+    def save(folder: Path) -> dict[str, Any]:
+        (folder / "values.py").write_text(f"import numpy as np\n\n\ndef f(shape, dtype, batch, seed):\n    {body}\n")
+        return {"python": "values.py:f"}
+
+    return save
+
+
+def images(count: int, broken: str = "", **more: Any) -> BadData:
+    def save(folder: Path) -> dict[str, Any]:
+        save_images(folder / "calib", count)
+        if broken:
+            (folder / "calib" / broken).write_bytes(b"\x89PNG nothing")
+        return {"images": "calib", **more}
+
+    return save
+
+
+GOOD = np.zeros((8, 3, 8, 8), np.float32)
+BAD_DATA: dict[str, tuple[BadData, str]] = {
+    "shape": (
+        npz(np.zeros((8, 3, 7, 7), np.float32)),
+        "calib.npz: x has the shape (8, 3, 7, 7), and calibration batches of the input x are (3, 3, 8, 8)",
+    ),
+    "dtype": (npz(GOOD.astype(np.float64)), "calib.npz: x is float64, input x is float32; save it as float32"),
+    "key": (npz(GOOD, key="z"), "calib.npz has no array z; it has x"),
+    "few": (
+        npz(GOOD[:5]),
+        "calib.npz: x has 5 samples for the input x, and 2 batches of 3 need 6; "
+        "add samples, or ask for fewer batches or a smaller batch_size",
+    ),
+    "nan": (
+        npz(np.where(np.arange(8).reshape(8, 1, 1, 1) == 4, np.nan, GOOD).astype(np.float32)),
+        "the calibration data of the input x, batch 1, has 192 of 576 values that are NaN or infinite",
+    ),
+    "zero": (
+        npz(GOOD),
+        "x, an input of the graph, is zero in all calibration batches, so that Conv (node /first) has no scale",
+    ),
+    "empty folder": (images(0), "calib has no images for the input x; what counts as one ends in .bmp"),
+    "few images": (images(4), "calib has 4 images for the input x, and 6 are wanted; add images"),
+    "unreadable": (images(6, broken="0000.png"), "calib/0000.png cannot be read as an image: cannot identify"),
+    "small crop": (images(6, resize=7), "resized to 8 x 7 it is smaller than the crop of 8 x 8"),
+    "channels": (images(6, mean=(0.1, 0.2)), "mean has 2 values, and images of the input x have 3 channels"),
+    "gray": (images(6, color="gray"), "the input x has the shape (3, 3, 8, 8), which is none for gray images"),
+    "raises": (
+        function("return 1 / 0"),
+        "values.py:f failed for input x, calibration batch 0: ZeroDivisionError: division by zero (values.py:5)",
+    ),
+    "returns": (
+        function("return np.zeros((1, 2), dtype)"),
+        "values.py:f returned the shape (1, 2) for input x, calibration batch 0; wanted (3, 3, 8, 8)",
+    ),
+    "returns a type": (function("return np.zeros(shape)"), "returned float64 for input x, calibration batch 0; wanted"),
+    "returns nothing": (function("return None"), "values.py:f returned the shape () for input x"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_DATA)
+def test_bad_calibration_data_is_one_sentence(tmp_path: Path, name: str) -> None:
+    make, sentence = BAD_DATA[name]
+    chain = Chain(tmp_path, calibration={"data": {"x": make(tmp_path)}})
+    with pytest.raises(StageError) as error:
+        chain.run("calibrate:m")
+    assert sentence in str(error.value)
+
+
+def test_a_tensor_that_is_not_finite_is_named_with_its_node(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Log", ["x"], ["l"], name="/log"),
+        helper.make_node("MatMul", ["l", "w"], ["y"], name="/mm"),
+    ]
+    ports = {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 3, 8, 8])}
+    chain = Chain(tmp_path, make_model(nodes, *ports, {"w": weights(8, 8)}))
+    with pytest.raises(StageError, match=r"l, of Log \(node /log\), is NaN or infinite for the calibration data"):
+        chain.run("calibrate:m")
+
+
+def test_a_graph_without_anything_to_quantize_is_told(tmp_path: Path) -> None:
+    ports = {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 3, 8, 8])}
+    chain = Chain(tmp_path, make_model([helper.make_node("Relu", ["x"], ["y"])], *ports))
+    chain.run("calibrate:m")
+    with pytest.raises(StageError, match="there is nothing to quantize: the graph has no Conv, ConvTranspose, Gemm, M"):
+        chain.run("convert:m:int8")
+
+
+def test_a_pattern_that_fits_nothing_is_told(tmp_path: Path) -> None:
+    chain = Chain(tmp_path, quantize={"exclude": ("/haed",)})
+    chain.run("calibrate:m")
+    with pytest.raises(StageError, match=r"quantize.exclude: /haed fits the name of no node; did you mean /head or"):
+        chain.run("convert:m:int8")
+
+
+def test_tensorrt_has_no_calibrator_for_percentiles(tmp_path: Path) -> None:
+    options = {"calibration": {"algorithm": "percentile"}}
+    job = Job("engine:m:e", "engine", "m", "e", options, {}, {}, tmp_path)
+    with pytest.raises(StageError, match="engine e: TensorRT's calibrators are entropy and minmax, not percentile"):
+        engine._calibration(job)
+
+
+def test_an_fp8_engine_of_onnxruntime_computes_what_its_graph_does(tmp_path: Path) -> None:
+    """Its optimizations beyond basic drop the Relu before a float8 quantizer."""
+    chain = Chain(tmp_path, precision="fp8", calibration={"batches": 8, "batch_size": 8})
+    for target in ("calibrate:m", "convert:m:fp8", "engine:m:e"):
+        result = chain.run(target)
+    assert result.figures["settings"]["graph_optimization_level"] == "basic"
+    verified = chain.run("verify:m:e")
+    assert verified.status == "passed", verified.reason
+
+
+def test_fp8_raises_the_opset(tmp_path: Path) -> None:
+    chain = Chain(tmp_path, images_net(17), precision="fp8")
+    chain.run("calibrate:m")
+    figures = chain.run("convert:m:fp8").figures
+    assert figures["opset"] == 19
+    assert figures["initializers"]["float8e4m3fn"] == 6
+    assert figures["warnings"] == ["the ranges are those of minmax: entropy counts the levels of int8"]

@@ -1,0 +1,219 @@
+"""The same manifest and code give the same bytes in another process, another folder and after an irrelevant edit."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper
+from small_graphs import conv_bn
+from stage_jobs import ROOT
+
+from buildsys.onnx_graphs.first_difference import Difference, difference_at, differences
+from buildsys.stages.export.strip_metadata import strip_traces
+
+HERE = Path(__file__).parent
+NAMES = ("linear", "two_heads", "conv_bn_relu", "flatten_head", "token_scorer")
+EXPORTERS = {"torchscript": "{opset: 17}", "dynamo": "{exporter: dynamo, opset: 18}"}
+MORE = {  # what is exported in ways of its own; the base, and what takes the place of its export section
+    "functions": ("flatten_head", "{opset: 17, export_modules_as_functions: true}"),
+    "large": ("flatten_head", "{exporter: dynamo, opset: 18, external_data: true}"),
+    "told": ("flatten_head", "{opset: 17, verbose: true}"),
+}
+MODELS = {
+    **{f"{name}-{exporter}": (name, text) for name in NAMES for exporter, text in EXPORTERS.items()},
+    **MORE,
+}
+
+
+def make_project(root: Path) -> Path:
+    """Write the shipped small models with both exporters into a project of its own."""
+    shutil.copytree(ROOT / "plugins", root / "plugins", ignore=shutil.ignore_patterns("__pycache__"))
+    (root / "configs/models").mkdir(parents=True)
+    shutil.copy(ROOT / "configs/engines.yaml", root / "configs")
+    for model, (name, export) in MODELS.items():
+        text = (ROOT / f"configs/models/{name}.yaml").read_text()
+        text = re.sub(r"^(export|model):.*\n", "", text, flags=re.MULTILINE)
+        (root / f"configs/models/{model}.yaml").write_text(
+            f"model: {model}\nexport: {export}\nengines: [ort-cpu]\n{text}"
+        )
+    return root
+
+
+def build(root: Path, models: list[str], hash_seed: str) -> dict[str, str]:
+    """Return the digests of what a process of its own exports and simplifies."""
+    environment = {
+        **os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(HERE / "export_elsewhere.py"), str(root), str(root / "build"), *models],
+        capture_output=True, text=True, env=environment, cwd=root, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads((root / "build" / "digests.json").read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    root = make_project(tmp_path_factory.mktemp("one") / "p")
+    return root, build(root, list(MODELS), "1")
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The same in a deeper folder, in another order, with code that was moved down by a comment."""
+    root = make_project(tmp_path_factory.mktemp("two") / "a-longer-name" / "of-a-checkout")
+    for file in (root / "plugins/models").glob("*.py"):
+        file.write_text(f'# a comment\n\n{file.read_text()}\n\nLAST = "unused"\n')
+    return build(root, list(reversed(MODELS)), "4242")
+
+
+@pytest.mark.parametrize("stage", ["export", "simplify"])
+@pytest.mark.parametrize("model", MODELS)
+def test_two_processes_in_two_folders_write_the_same_bytes(
+    first: tuple[Path, dict[str, str]], second: dict[str, str], model: str, stage: str
+) -> None:
+    files = {path: digest for path, digest in first[1].items() if path.startswith(f"{model}/{stage}/")}
+    assert f"{model}/{stage}/model.onnx" in files
+    assert files == {path: digest for path, digest in second.items() if path.startswith(f"{model}/{stage}/")}
+
+
+def test_weights_beside_the_graph_are_compared_too(first: tuple[Path, dict[str, str]]) -> None:
+    assert "large/export/model.onnx.data" in first[1]
+
+
+def test_the_files_say_nothing_of_where_they_were_made(first: tuple[Path, dict[str, str]]) -> None:
+    root, files = first
+    for path in files:
+        content = (root / "build" / path).read_bytes()
+        assert str(root).encode() not in content, path
+        assert b".py" not in content, path
+        if path.endswith(".onnx"):
+            model = onnx.load_model_from_string(content)
+            assert model.producer_version == "", path
+            assert not [entry.key for node in model.graph.node for entry in node.metadata_props], path
+
+
+def test_a_plugin_that_moves_leaves_the_graph_as_it_was(tmp_path: Path, first: tuple[Path, dict[str, str]]) -> None:
+    root = make_project(tmp_path / "p")
+    moved = tmp_path / "p/plugins/networks/deeper"
+    moved.mkdir(parents=True)
+    (root / "plugins/models/conv_blocks.py").rename(moved / "blocks.py")
+    models = [f"flatten_head-{exporter}" for exporter in EXPORTERS]
+    for model in models:
+        manifest = root / f"configs/models/{model}.yaml"
+        text = manifest.read_text()
+        assert "plugins/models/conv_blocks.py" in text
+        manifest.write_text(text.replace("plugins/models/conv_blocks.py", "plugins/networks/deeper/blocks.py"))
+    for left in (root / "configs/models").glob("*.yaml"):
+        if left.stem not in models:
+            left.unlink()
+    again = build(root, models, "7")
+    assert again == {path: first[1][path] for path in again}
+    assert len(again) == 4
+
+
+def test_the_order_of_keys_in_a_manifest_is_no_content(tmp_path: Path, first: tuple[Path, dict[str, str]]) -> None:
+    root = make_project(tmp_path / "p")
+    manifest = root / "configs/models/conv_bn_relu-torchscript.yaml"
+    text = manifest.read_text()
+    assert "{inputs: 3, outputs: 16, kernel: 3}" in text
+    text = text.replace("{inputs: 3, outputs: 16, kernel: 3}", "{kernel: 3, outputs: 16, inputs: 3}")
+    sections = re.split(r"^(?=\w)", text, flags=re.MULTILINE)
+    manifest.write_text("".join(section.rstrip("\n") + "\n" for section in reversed(sections)))
+    again = build(root, ["conv_bn_relu-torchscript"], "7")
+    assert again == {path: first[1][path] for path in again}
+
+
+def test_settled_functions_still_compute_the_same(first: tuple[Path, dict[str, str]]) -> None:
+    root, _ = first
+    inputs = {"x": np.random.default_rng(0).standard_normal((2, 3, 64, 64), dtype=np.float32)}
+    found = [
+        onnxruntime.InferenceSession(str(root / f"build/{model}/export/model.onnx")).run(None, inputs)[0]
+        for model in ("functions", "flatten_head-torchscript")
+    ]
+    np.testing.assert_allclose(*found, rtol=1e-5)
+    functions = onnx.load(root / "build/functions/export/model.onnx").functions
+    names = [(function.domain, function.name) for function in functions]
+    assert len(names) > 3
+    assert names == sorted(names)
+
+
+def test_what_people_set_on_a_model_stays() -> None:
+    model = conv_bn()
+    model.doc_string = "for the north gate"
+    helper.set_model_props(model, {"classes": "cat,dog"})
+    model.graph.node[0].metadata_props.add(key="owner", value="vision")
+    model.graph.node[0].metadata_props.add(key="pkg.torch.onnx.stack_trace", value='File "/home/me/x.py", line 3')
+    model.graph.initializer[0].doc_string = "from /home/me/w.pth"
+    assert strip_traces(model) == ["doc_string", "pkg.torch.onnx.stack_trace"]
+    assert model.doc_string == "for the north gate"
+    assert {entry.key: entry.value for entry in model.metadata_props} == {"classes": "cat,dog"}
+    assert [entry.key for entry in model.graph.node[0].metadata_props] == ["owner"]
+
+
+# --- what differs, by name ---
+
+
+def changed(edit: object) -> Difference:
+    """Return the first difference after an edit of a copy."""
+    first, second = conv_bn(), conv_bn()
+    assert callable(edit)
+    edit(second)
+    assert next(differences(first, first), None) is None
+    return next(differences(first, second))
+
+
+def test_the_first_differing_field_is_named() -> None:
+    name = conv_bn().graph.initializer[0].name
+    node = conv_bn().graph.node[0]
+
+    def other_weight(model: onnx.ModelProto) -> None:
+        values = onnx.numpy_helper.to_array(model.graph.initializer[0]).copy()
+        values.reshape(-1)[3] = 42.0
+        model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(values, name))
+
+    found = changed(other_weight)
+    assert (found.kind, found.name, found.field) == ("initializer", name, "values")
+    assert "at element 3" in found.first
+    assert found.second.startswith("42.0 (of 1 of ")
+
+    found = changed(lambda model: model.graph.node[0].attribute.append(helper.make_attribute("group", 7)))
+    assert (found.kind, found.name, found.field) == ("node", node.name or node.output[0], "attribute")
+    found = changed(lambda model: helper.set_model_props(model, {"when": "today"}))
+    assert (found.kind, found.name) == ("metadata", "when")
+    found = changed(lambda model: setattr(model, "producer_version", "9"))
+    assert found.sentence() == "model: producer_version: nothing and 9"
+    found = changed(lambda model: model.graph.output[0].type.tensor_type.shape.dim[0].CopyFrom(
+        onnx.TensorShapeProto.Dimension(dim_value=3)))  # fmt: skip
+    assert (found.kind, found.name) == ("output", "y")
+    assert found.field.startswith("type.tensor_type.shape.dim")
+
+
+def test_another_order_is_told_as_one() -> None:
+    def turn(model: onnx.ModelProto) -> None:
+        tensors = list(model.graph.initializer)
+        del model.graph.initializer[:]
+        model.graph.initializer.extend(reversed(tensors))
+
+    assert changed(turn).field == "order of initializer"
+
+
+def test_a_byte_of_external_data_belongs_to_an_initializer(first: tuple[Path, dict[str, str]]) -> None:
+    model = onnx.load(first[0] / "build/large/export/model.onnx", load_external_data=False)
+    outside = [tensor for tensor in model.graph.initializer if tensor.external_data]
+    places = {entry.key: entry.value for entry in outside[-1].external_data}
+    found = difference_at(model, int(places["offset"]) + 9)
+    assert found is not None
+    assert (found.kind, found.name, found.first) == ("initializer", outside[-1].name, "element 2")
+    assert difference_at(model, 10**9) is None

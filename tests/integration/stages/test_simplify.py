@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from small_graphs import INPUTS, conv_bn, make_model, one_node, simplify_job, weights, write
+
+from buildsys.errors import CheckFailed, StageError
+from buildsys.onnx_graphs.interface import interface, interface_changes
+from buildsys.onnx_graphs.onnx_file import file_bytes, load_model, operator_counts, parameter_count, ports, save_model
+from buildsys.stages.simplify import onnxsim
+from buildsys.stages.simplify import stage as simplify
+
+FLOAT = TensorProto.FLOAT
+
+
+def test_onnxsim_folds_batch_norm_and_the_result_computes_the_same(tmp_path: Path) -> None:
+    job = simplify_job(tmp_path, conv_bn())
+    result = simplify.run(job)
+    assert result.status == "passed", result.reason
+    figures = result.figures
+    assert figures["before"]["nodes"] == 8
+    assert figures["removed"]["BatchNormalization"] == 1
+    assert figures["removed"]["Identity"] == 1
+    assert figures["after"]["operators"]["Conv"] == 1
+    assert figures["checker"] == "passed"
+    assert set(figures["equal"]) == set(job.options["cases"])
+    assert 0 < figures["equal"]["odd"]["y"]["relative"] <= 1e-5  # rounding differs, so they were really computed
+    json.dumps(figures, allow_nan=False)
+    model = onnx.load(job.outputs["model"])
+    assert not [entry.key for entry in model.metadata_props if "onnxsim" in entry.key]
+    assert sorted(path.name for path in job.outputs["model"].parent.iterdir()) == ["model.onnx"]
+
+
+@pytest.mark.parametrize("tool", ["onnxsim", "onnxslim"])
+def test_the_bytes_are_the_same_every_time(tmp_path: Path, tool: str) -> None:
+    written = set()
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        job = simplify_job(tmp_path / name, conv_bn(), simplify={"tool": tool})
+        assert simplify.run(job).status == "passed"
+        written.add(job.outputs["model"].read_bytes())
+    assert len(written) == 1
+
+
+def test_onnxslim_by_choice(tmp_path: Path) -> None:
+    result = simplify.run(simplify_job(tmp_path, conv_bn(), simplify={"tool": "onnxslim"}))
+    assert result.status == "passed", result.reason
+    assert result.figures["tool"] == "onnxslim"
+    assert result.figures["removed"]["BatchNormalization"] == 1
+
+
+def test_onnxslim_missing_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxslim", None)
+    with pytest.raises(StageError, match=r"onnxslim is not installed; pip install 'buildsys\[slim\]'"):
+        simplify.run(simplify_job(tmp_path, conv_bn(), simplify={"tool": "onnxslim"}))
+
+
+def test_none_passes_the_file_through(tmp_path: Path) -> None:
+    job = simplify_job(tmp_path, conv_bn(), simplify={"tool": "none"})
+    result = simplify.run(job)
+    assert result.status == "passed"
+    assert job.outputs["model"].read_bytes() == job.inputs["model"].read_bytes()
+    assert result.figures["removed"] == {}
+    with pytest.raises(StageError, match=r"simplify\.fuse has no effect with tool: none"):
+        simplify.run(simplify_job(tmp_path, conv_bn(), simplify={"tool": "none", "fuse": False}))
+
+
+@pytest.mark.parametrize("tool", ["onnxsim", "onnxslim"])
+def test_without_fusion_batch_norm_stays(tmp_path: Path, tool: str) -> None:
+    result = simplify.run(simplify_job(tmp_path, conv_bn(), simplify={"tool": tool, "fuse": False}))
+    assert result.status == "passed", result.reason
+    assert result.figures["after"]["operators"]["BatchNormalization"] == 1
+
+
+def constant_blow_up() -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("ConstantOfShape", ["size"], ["zeros"], value=helper.make_tensor("v", FLOAT, [1], [2.0])),
+        helper.make_node("Add", ["x", "zeros"], ["y"]),
+    ]
+    shape = np.array([64, 64, 8, 8], np.int64)
+    sizes = [64, 64, 8, 8]
+    return make_model(nodes, {"x": (FLOAT, sizes)}, {"y": (FLOAT, sizes)}, {"size": shape})
+
+
+@pytest.mark.parametrize(("threshold", "folded"), [(None, True), (1000, False)])
+def test_the_size_threshold_stops_constants_from_blowing_up(
+    tmp_path: Path, threshold: int | None, folded: bool
+) -> None:
+    inputs = {"x": {"shape": [64, 64, 8, 8], "dtype": "float32"}}
+    job = simplify_job(
+        tmp_path, constant_blow_up(), inputs=inputs, cases={"opt": {}}, simplify={"tensor_size_threshold": threshold}
+    )
+    result = simplify.run(job)
+    assert result.status == "passed", result.reason
+    assert (result.figures["after"]["bytes"] > 500_000) is folded
+    assert ("ConstantOfShape" not in result.figures["after"]["operators"]) is folded
+
+
+def test_a_threshold_beyond_onnxsim_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match="tensor_size_threshold"):
+        simplify.run(simplify_job(tmp_path, conv_bn(), simplify={"tensor_size_threshold": 3_000_000_000}))
+
+
+def test_an_invalid_graph_is_one_sentence(tmp_path: Path) -> None:
+    job = simplify_job(tmp_path, one_node("NoSuchOperator"))
+    with pytest.raises(
+        StageError, match=r"the exported graph is not valid ONNX: No Op registered for NoSuchOperator"
+    ) as caught:
+        simplify.run(job)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_onnx(tmp_path: Path) -> None:
+    job = simplify_job(tmp_path, conv_bn())
+    job.inputs["model"].write_bytes(b"not a graph")
+    with pytest.raises(StageError, match="the exported graph is not valid ONNX"):
+        simplify.run(job)
+
+
+def test_inputs_that_do_not_fit_are_one_sentence(tmp_path: Path) -> None:
+    wrong = {"x": {"shape": ["batch", 5, 8, 8], "dtype": "float32"}}
+    with pytest.raises(StageError, match="Got: 5 Expected: 3"):
+        simplify.run(simplify_job(tmp_path, conv_bn(), inputs=wrong))
+    with pytest.raises(StageError, match="the graph needs the input x"):
+        simplify.run(simplify_job(tmp_path, conv_bn(), inputs={"image": INPUTS["x"]}))
+
+
+def test_random_graphs_are_told_apart_from_wrong_ones(tmp_path: Path) -> None:
+    nodes = [helper.make_node("RandomNormalLike", ["x"], ["noise"]), helper.make_node("Add", ["x", "noise"], ["y"])]
+    model = make_model(nodes, {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 3, 8, 8])})
+    with pytest.raises(CheckFailed, match=r"draws random numbers \(RandomNormalLike\): two runs .* differ in y"):
+        simplify.run(simplify_job(tmp_path, model))
+
+
+def _sabotaged(monkeypatch: pytest.MonkeyPatch, change: object) -> None:
+    def tool(source: Path, target: Path, spec: object, initializers_are_inputs: bool) -> None:
+        model = load_model(source)
+        change(model)  # type: ignore[operator]
+        onnx.save(model, target)
+
+    monkeypatch.setitem(simplify._TOOLS, "onnxsim", tool)  # type: ignore[arg-type]
+
+
+def test_a_changed_weight_fails_with_place_and_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(model: onnx.ModelProto) -> None:
+        fc = next(tensor for tensor in model.graph.initializer if tensor.name == "fc")
+        fc.CopyFrom(numpy_helper.from_array(weights(5, 4, seed=4) * np.float32(1.001), "fc"))
+
+    _sabotaged(monkeypatch, change)
+    result = simplify.run(simplify_job(tmp_path, conv_bn()))
+    assert result.status == "failed"
+    assert "y changed by simplification in case min: at [0, " in result.reason
+    assert "the simplified graph has" in result.reason
+    assert result.figures["equal"]["min"]["y"]["passed"] is False
+
+
+def test_an_invalid_result_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _sabotaged(monkeypatch, lambda model: model.graph.node.reverse())
+    with pytest.raises(CheckFailed, match="what onnxsim made of the graph is not valid ONNX"):
+        simplify.run(simplify_job(tmp_path, conv_bn()))
+
+
+def _set_batch(value: onnx.ValueInfoProto, size: int | str) -> None:
+    dim = value.type.tensor_type.shape.dim[0]
+    dim.Clear()
+    if isinstance(size, int):
+        dim.dim_value = size
+    else:
+        dim.dim_param = size
+
+
+def _freeze(model: onnx.ModelProto) -> None:
+    _set_batch(model.graph.input[0], 2)
+    _set_batch(model.graph.output[0], 2)
+
+
+def test_a_frozen_batch_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _sabotaged(monkeypatch, _freeze)
+    with pytest.raises(
+        CheckFailed, match=r"changed the interface .* input x was \['batch', 3, 8, 8\] and became \[2, 3"
+    ):
+        simplify.run(simplify_job(tmp_path, conv_bn()))
+
+
+def _rename_output(model: onnx.ModelProto) -> None:
+    model.graph.output[0].name = model.graph.node[-1].output[0] = "z"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_rename_output, "outputs y became z"),
+        (lambda m: m.opset_import[0].__setattr__("version", 18), "opset"),
+        (
+            lambda m: m.graph.input[0].type.tensor_type.__setattr__("elem_type", 10),
+            "input x was float32 and became float16",
+        ),
+        (lambda m: m.graph.output[0].type.tensor_type.shape.dim.add(), "output y was"),
+        (lambda m: _set_batch(m.graph.output[0], 7), "output y was"),
+        (lambda m: _set_batch(m.graph.input[0], 7), "input x was"),
+    ],
+)
+def test_every_change_of_the_interface_is_seen(change: object, words: str) -> None:
+    before, after = conv_bn(), conv_bn()
+    assert list(interface_changes(interface(before), interface(after))) == []
+    change(after)  # type: ignore[operator]
+    assert words in next(interface_changes(interface(before), interface(after)))
+
+
+def test_an_unknown_output_size_may_become_known() -> None:
+    before, after = conv_bn(), conv_bn()
+    before.graph.output[0].type.tensor_type.shape.dim[1].Clear()
+    assert list(interface_changes(interface(before), interface(after))) == []
+
+
+def test_initializers_that_are_inputs_stay_so(tmp_path: Path) -> None:
+    model = conv_bn()
+    model.graph.input.append(helper.make_tensor_value_info("fc", FLOAT, [5, 4]))
+    job = simplify_job(tmp_path, model)
+    assert simplify.run(job).status == "passed"
+    assert [value.name for value in onnx.load(job.outputs["model"]).graph.input] == ["x", "fc"]
+    with pytest.raises(StageError, match="onnxslim closes initializers"):
+        simplify.run(simplify_job(tmp_path, model, simplify={"tool": "onnxslim"}))
+
+
+def test_external_data_goes_in_and_comes_out_under_our_name(tmp_path: Path) -> None:
+    source = tmp_path / "export" / "model.onnx"
+    source.parent.mkdir()
+    onnx.save(conv_bn(), source, save_as_external_data=True, location="model.onnx.data", size_threshold=0)
+    job = simplify_job(tmp_path, source)
+    assert simplify.run(job).status == "passed"
+
+
+def test_a_random_data_file_name_is_replaced(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    onnx.save(conv_bn(), raw / "model.onnx", save_as_external_data=True, location="3f2a", size_threshold=0)
+    target = tmp_path / "model.onnx"
+    onnxsim._publish(raw / "model.onnx", target)
+    assert (tmp_path / "model.onnx.data").exists()
+    assert not (raw / "3f2a").exists()
+    fc = next(tensor for tensor in onnx.load(target).graph.initializer if tensor.name == "fc")
+    assert np.array_equal(numpy_helper.to_array(fc), weights(5, 4, seed=4))
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float16", "bfloat16", "int64", "bool", "float64", "string", "complex64", "float8e5m2"]
+)
+def test_random_inputs_of_any_type_are_seeded(dtype: str) -> None:
+    spec = {"x": {"shape": ["batch", 4], "dtype": dtype}}
+    one, two = (simplify.random_inputs(spec, "odd", {"batch": 3})["x"] for _ in range(2))
+    assert (one.dtype, one.shape) == (dtype, (3, 4))
+    assert one.array.tobytes() == two.array.tobytes()
+    assert len(set(one.array.reshape(-1).tolist())) > 1
+
+
+def test_torch_is_not_imported(tmp_path: Path) -> None:
+    job = simplify_job(tmp_path, conv_bn())
+    write(tmp_path / "export", conv_bn())
+    fields = {f.name: getattr(job, f.name) for f in dataclasses.fields(job) if f.name not in ("progress", "fail")}
+    script = f"""
+import sys
+from pathlib import Path, PosixPath
+from buildsys.workers.job import Job
+from buildsys.stages import simplify
+assert simplify.run(Job(**{fields!r})).status == "passed"
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+# --- facts and writing of ONNX files --------------------------------------------------------------
+
+
+def one_weight(size: int) -> onnx.ModelProto:
+    nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
+    return make_model(nodes, {"x": (FLOAT, [size])}, {"y": (FLOAT, [size])}, {"w": weights(size)})
+
+
+def test_large_weights_are_written_beside_the_graph(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    written = set()
+    for _ in range(2):  # onnx would append to the file of the first time
+        save_model(one_weight(2000), path, inline_limit=1000)
+        written.add((path.read_bytes(), (tmp_path / "model.onnx.data").read_bytes()))
+    assert len(written) == 1
+    assert path.stat().st_size < 1000
+    assert file_bytes(path) > 8000
+    assert np.array_equal(numpy_helper.to_array(load_model(path).graph.initializer[0]), weights(2000))
+    save_model(one_weight(2000), path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_facts_of_a_graph() -> None:
+    model = conv_bn()
+    assert parameter_count(model) == 4 * 3 * 9 + 4 * 4 + 5 * 4
+    assert ports(model) == (
+        [{"name": "x", "dtype": "float32", "shape": ["batch", 3, 8, 8]}],
+        [{"name": "y", "dtype": "float32", "shape": ["batch", 5]}],
+    )
+    branch = helper.make_graph([helper.make_node("My", ["x"], ["b"], domain="d")], "b", [], [])
+    model.graph.node.append(helper.make_node("If", ["x"], ["z"], then_branch=branch, else_branch=branch))
+    assert operator_counts(model)["d::My"] == 2

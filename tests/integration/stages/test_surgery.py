@@ -1,0 +1,375 @@
+"""Every form of surgery on small graphs: what it makes of the graph, of its golden cases, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from small_graphs import conv_bn, make_model, weights
+from surgery_jobs import Surgery, agree, hook
+
+from buildsys.errors import CheckFailed, StageError
+from buildsys.onnx_graphs.onnx_file import operator_counts, ports
+
+HOOK = "plugins/hooks/hook.py:change"
+
+
+def operators(surgery: Surgery) -> dict[str, int]:
+    return operator_counts(surgery.graph)
+
+
+def test_renamed_ends_have_renamed_golden_cases(tmp_path: Path) -> None:
+    surgery = Surgery(tmp_path, conv_bn(), [{"rename": {"x": "image", "y": "scores"}}])
+    result = surgery.run()
+    assert result.status == "passed", result.reason
+    assert [port["name"] for side in ports(surgery.graph) for port in side] == ["image", "scores"]
+    golden, before = surgery.case("odd"), surgery.golden("odd")
+    np.testing.assert_array_equal(golden.inputs["image"].array, before.inputs["x"].array)
+    np.testing.assert_array_equal(golden.outputs["scores"].array, before.outputs["y"].array)
+    agree(surgery, "max")
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (
+            {"imag": "z"},
+            "surgery step 1 (rename imag → z): the graph has no input or output imag; its input or outputs",
+        ),
+        ({"xx": "z"}, "the graph has no input or output xx; did you mean x?"),
+        ({"x": "conv"}, "x cannot be named conv: the graph has a tensor of this name; choose another name"),
+    ],
+)
+def test_a_rename_that_cannot_be(tmp_path: Path, names: dict[str, str], sentence: str) -> None:
+    assert sentence in Surgery(tmp_path, conv_bn(), [{"rename": names}]).error()
+
+
+def test_two_tensors_can_change_names(tmp_path: Path) -> None:
+    surgery = Surgery(tmp_path, conv_bn(), [{"rename": {"x": "y", "y": "x"}}])
+    assert surgery.run().status == "passed"
+    agree(surgery, "opt")
+
+
+def test_a_fixed_dimension_has_its_golden_case(tmp_path: Path) -> None:
+    surgery = Surgery(tmp_path, conv_bn(), [{"fix_dims": {"batch": 4}}])
+    assert surgery.run().status == "passed"
+    (x,), (y,) = ports(surgery.graph)
+    assert (x["shape"], y["shape"]) == ([4, 3, 8, 8], [4, 5])
+    assert list(surgery.job.options["cases"]) == ["opt"]
+    assert surgery.golden("opt").inputs["x"].shape == (4, 3, 8, 8)
+    assert not [role for role in surgery.job.outputs if role.startswith("case.")]
+
+
+def static(batch: int = 2) -> onnx.ModelProto:
+    model = conv_bn()
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = batch
+    return model
+
+
+FREE: dict[str, Any] = {"inputs": {"x": {"shape": [2, 3, 8, 8]}}, "dims": {"batch": {"min": 1, "opt": 2, "max": 5}}}
+
+
+def test_a_freed_dimension_is_checked_in_sizes_that_the_graph_never_took(tmp_path: Path) -> None:
+    surgery = Surgery(tmp_path, static(), [{"free_dims": {"x": {"0": "batch"}}}], **FREE)
+    assert surgery.run().status == "passed"
+    (x,), (y,) = ports(surgery.graph)
+    assert (x["shape"][0], y["shape"]) == ("batch", ["batch", 5])
+    assert [surgery.case(case).inputs["x"].shape[0] for case in ("min", "opt", "max", "odd")] == [1, 2, 5, 3]
+    np.testing.assert_array_equal(surgery.case("opt").inputs["x"].array, surgery.golden("opt").inputs["x"].array)
+    rows = surgery.case("max").inputs["x"].array
+    assert len(np.unique(rows.reshape(5, -1), axis=0)) == 5
+    for case in ("min", "max", "odd"):
+        agree(surgery, case)
+
+
+def test_a_size_that_is_baked_in_is_found(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"], name="flatten")]
+    value = (TensorProto.FLOAT, [2, 3, 8, 8])
+    stored = {"shape": np.array([2, 192], np.int64)}
+    model = make_model(nodes, {"x": value}, {"y": (TensorProto.FLOAT, [2, 192])}, stored)
+    sentence = Surgery(tmp_path, model, [{"free_dims": {"x": {"0": "batch"}, "y": {"0": "batch"}}}], **FREE).error()
+    assert "surgery step 1 (free_dims x 0: batch, y 0: batch): " in sentence
+    assert "Reshape (node flatten) failed" in sentence
+
+
+def test_items_that_depend_on_each_other_need_a_reference(tmp_path: Path) -> None:
+    nodes = [helper.make_node("ReduceMean", ["x"], ["mean"], axes=[0]), helper.make_node("Sub", ["x", "mean"], ["y"])]
+    value = (TensorProto.FLOAT, [2, 3, 8, 8])
+    model = make_model(nodes, {"x": value}, {"y": value})
+    step: dict[str, Any] = {"free_dims": {"x": {"0": "batch"}}}
+    error = Surgery(tmp_path / "a", model, [step], **FREE).error()
+    assert "changed y in case" in error
+    assert "items along the dimension may depend on each other, or a size is fixed" in error
+    hook(tmp_path / "b", "def truth(inputs):\n    x = inputs['x']\n    return {'y': x - x.mean(0)}\n")
+    reference = {"reference": {"python": "plugins/hooks/hook.py:truth"}}
+    surgery = Surgery(tmp_path / "b", model, [{**step, **reference}], **FREE)
+    assert surgery.run().status == "passed"
+    agree(surgery, "max")
+
+
+def test_an_axis_that_cannot_be_told_is_asked_for(tmp_path: Path) -> None:
+    nodes = [helper.make_node("NonZero", ["x"], ["y"])]
+    value = (TensorProto.FLOAT, [2, 3, 8, 8])
+    model = make_model(nodes, {"x": value}, {"y": (TensorProto.INT64, [4, None])})
+    error = Surgery(tmp_path, model, [{"free_dims": {"x": {"0": "batch"}}}], **FREE).error()
+    assert "it cannot be told which axis of the output y is batch" in error
+    assert "add y: {0: batch} to free_dims" in error
+
+
+def test_a_part_cut_out_has_the_tensors_there_as_golden_cases(tmp_path: Path) -> None:
+    cut = {"inputs": {"relu": {"shape": ["batch", 4, 8, 8]}}, "outputs": ["logits", "flat"]}
+    surgery = Surgery(tmp_path, conv_bn(), [{"cut": cut}])
+    result = surgery.run()
+    assert result.status == "passed", result.reason
+    inputs, outputs = ports(surgery.graph)
+    assert [port["shape"] for port in (*inputs, *outputs)] == [["batch", 4, 8, 8], ["batch", 5], ["batch", 4]]
+    assert operators(surgery) == {"Flatten": 1, "Gemm": 1, "GlobalAveragePool": 1}
+    assert [tensor.name for tensor in surgery.graph.graph.initializer] == ["fc"]
+    assert surgery.case("max").inputs["relu"].shape == (4, 4, 8, 8)
+    agree(surgery, "max")
+    [step] = result.figures["steps"]
+    assert step["removed"]["Softmax"] == 1
+    assert step["basis"] < 1e-6
+
+
+def test_tensors_of_a_graph_that_is_wrong_are_not_taken_for_golden_ones(tmp_path: Path) -> None:
+    surgery = Surgery(tmp_path, conv_bn(), [{"cut": {"outputs": ["logits"]}}])
+    wrong = conv_bn()
+    fc = next(tensor for tensor in wrong.graph.initializer if tensor.name == "fc")
+    fc.CopyFrom(onnx.numpy_helper.from_array(weights(5, 4, seed=4) * np.float32(1.5), "fc"))
+    onnx.save(wrong, surgery.job.inputs["model"])
+    error = surgery.error()
+    assert "the graph before this step does not give the golden output y in case " in error
+    assert "see the limits in validate" in error
+
+
+@pytest.mark.parametrize(
+    ("cut", "sentence"),
+    [
+        ({"outputs": ["logit"]}, "surgery step 1 (cut outputs logit): the graph has no tensor logit; did you mean log"),
+        ({"outputs": ["x"]}, "the cut leaves no node: x is not made from x"),
+        ({"inputs": {"logits": {"shape": ["batch", 5]}}, "outputs": ["relu"]}, "relu does not depend on logits"),
+        ({"inputs": {"relu": {"shape": ["batch", 4, 9, 9]}}}, "relu has the shape [1, 4, 8, 8] in case min, declared"),
+        ({"inputs": {"relu": {"shape": ["batch", 4, 8, 8], "dtype": "int8"}}}, "relu is float32 in the graph, declare"),
+    ],
+)  # fmt: skip
+def test_a_cut_that_cannot_be(tmp_path: Path, cut: dict[str, Any], sentence: str) -> None:
+    assert sentence in Surgery(tmp_path, conv_bn(), [{"cut": cut}]).error()
+
+
+def two_inputs() -> onnx.ModelProto:
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Add", ["a", "z"], ["y"])]
+    value = (TensorProto.FLOAT, ["batch", 3, 8, 8])
+    return make_model(nodes, {"x": value, "z": value}, {"y": value})
+
+
+def test_a_cut_names_every_input_that_it_needs(tmp_path: Path) -> None:
+    inputs = {name: {"shape": ["batch", 3, 8, 8]} for name in ("x", "z")}
+    cut = {"inputs": {"a": {"shape": ["batch", 3, 8, 8]}}}
+    error = Surgery(tmp_path / "a", two_inputs(), [{"cut": cut}], inputs=inputs).error()
+    assert "the cut part still needs the input z; name it in cut.inputs as well" in error
+    cut["inputs"]["z"] = {}  # type: ignore[assignment]  # an input as it is
+    surgery = Surgery(tmp_path / "b", two_inputs(), [{"cut": cut}], inputs=inputs)
+    assert surgery.run().status == "passed"
+    agree(surgery, "max")
+
+
+def test_nodes_are_removed_by_operator_and_name(tmp_path: Path) -> None:
+    surgery = Surgery(tmp_path, conv_bn(), [{"remove": ["Identity"], "name": "ident*"}])
+    result = surgery.run()
+    assert result.figures["steps"][0]["removed"] == {"Identity": 1}
+    assert "Identity" not in operators(surgery)
+    assert result.figures["steps"][0]["cases"]["min"]["y"]["relative"] == 0
+
+
+def test_a_node_before_an_output_gives_it_its_name(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Identity", ["a"], ["y"])]
+    value = (TensorProto.FLOAT, ["batch", 3, 8, 8])
+    surgery = Surgery(tmp_path, make_model(nodes, {"x": value}, {"y": value}), [{"remove": ["Identity"]}])
+    assert surgery.run().status == "passed"
+    assert operators(surgery) == {"Relu": 1}
+
+
+def test_a_node_between_input_and_output_stays(tmp_path: Path) -> None:
+    value = (TensorProto.FLOAT, ["batch", 3, 8, 8])
+    model = make_model([helper.make_node("Identity", ["x"], ["y"], name="i")], {"x": value}, {"y": value})
+    assert "no Identity can be removed" in Surgery(tmp_path, model, [{"remove": ["Identity"]}]).error()
+
+
+@pytest.mark.parametrize(
+    ("step", "sentence"),
+    [
+        ({"remove": ["Identty"]}, "surgery step 1 (remove Identty): the graph has no Identty; did you mean Identity?"),
+        (
+            {"remove": ["Identity"], "name": "idntity"},
+            "no Identity whose name fits idntity can be removed; did you mean",
+        ),
+        ({"remove": ["Relu"]}, "surgery step 1 (remove Relu) changed y in case min: at [0, "),
+    ],
+)
+def test_a_removal_that_cannot_be(tmp_path: Path, step: dict[str, Any], sentence: str) -> None:
+    assert sentence in Surgery(tmp_path, conv_bn(), [step]).error()
+
+
+def test_numbers_that_changed_are_told_with_place_and_both_values_and_kept(tmp_path: Path) -> None:
+    surgery = Surgery(tmp_path, conv_bn(), [{"remove": ["Relu"]}])
+    result = surgery.run()
+    assert result.status == "failed"
+    assert " the graph after it has 0." in result.reason
+    assert " and the graph before it 0." in result.reason
+    assert result.hint == "if it is meant to: changes: numbers, with a reference"
+    assert result.figures["steps"][0]["failures"][0]["index"]
+    kept = surgery.job.outputs["result"].parent / "failed" / "step1-min.npz"
+    with np.load(kept) as tensors:
+        assert {"in.x", "expected.y", "actual.y"} <= set(tensors.files)
+
+
+def gelu_graph(opset: int = 20) -> onnx.ModelProto:
+    value = (TensorProto.FLOAT, ["batch", 3, 8, 8])
+    nodes = [helper.make_node("Gelu", ["x"], ["a"], name="g"), helper.make_node("Relu", ["a"], ["y"])]
+    return make_model(nodes, {"x": value}, {"y": value}, opset=opset)
+
+
+GELU = """\
+    import onnx
+    from onnx import helper
+    from onnxscript import FLOAT, script
+    from onnxscript import opset20 as op
+    from onnxscript.values import Opset
+
+    @script(Opset("plain", 1))
+    def gelu(x):
+        half = op.Constant(value_float=0.5)
+        one = op.Constant(value_float=1.0)
+        root = op.Constant(value_float=1.4142135623730951)
+        return half * x * (one + op.Erf(x / root))
+
+    def build():
+        return helper.make_function(
+            "plain", "Gelu2", ["x"], ["y"], [helper.make_node("Gelu", ["x"], ["y"])], [helper.make_opsetid("", 20)]
+        )
+
+    def older():
+        return helper.make_function(
+            "plain", "Old", ["x"], ["y"], [helper.make_node("Relu", ["x"], ["y"])], [helper.make_opsetid("", 17)]
+        )
+
+    def none_at_all():
+        return helper.make_function(
+            "plain", "None", [], ["y"], [helper.make_node("Constant", [], ["y"], value_float=1.0)],
+            [helper.make_opsetid("", 20)]
+        )
+
+    def text():
+        return "gelu"
+"""
+
+
+@pytest.mark.parametrize("name", ["gelu", "build"])
+@pytest.mark.parametrize("inline", [True, False])
+def test_an_operator_is_replaced_by_a_local_function(tmp_path: Path, name: str, inline: bool) -> None:
+    hook(tmp_path, GELU)
+    step = {"replace": {"op": "Gelu", "function": f"plugins/hooks/hook.py:{name}", "inline": inline}}
+    surgery = Surgery(tmp_path, gelu_graph(), [step])
+    result = surgery.run()
+    assert result.status == "passed", result.reason
+    assert len(surgery.graph.functions) == (0 if inline else 1)
+    called = [node.domain for node in surgery.graph.graph.node if node.domain == "plain"]
+    assert bool(called) is not inline
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "sentence"),
+    [
+        ("Gulu", "gelu", "the graph has no Gulu; did you mean Gelu?"),
+        ("ns::Gelu", "gelu", "the graph has no ns::Gelu; did you mean Gelu?"),
+        ("Gelu", "older", "hook.py:older is written in opset 17 of ai.onnx, the graph has 20; write the function in o"),
+        ("Gelu", "none_at_all", "Gelu g has 1 input, and plugins/hooks/hook.py:none_at_all 0 inputs"),
+        ("Gelu", "text", "hook.py:text returned a str; a replacement is an onnxscript function, or returns"),
+        ("Gelu", "glu", "plugins/hooks/hook.py has no glu; did you mean gelu?"),
+    ],
+)  # fmt: skip
+def test_a_replacement_that_cannot_be(tmp_path: Path, op: str, name: str, sentence: str) -> None:
+    hook(tmp_path, GELU)
+    step = {"replace": {"op": op, "function": f"plugins/hooks/hook.py:{name}"}}
+    assert sentence in Surgery(tmp_path, gelu_graph(), [step]).error()
+
+
+def test_an_input_of_another_type_that_holds_the_values(tmp_path: Path) -> None:
+    value = (TensorProto.INT64, ["batch", 3])
+    model = make_model([helper.make_node("Abs", ["x"], ["y"])], {"x": value}, {"y": value})
+    surgery = Surgery(
+        tmp_path, model, [{"cast": {"x": "int32"}}], inputs={"x": {"shape": ["batch", 3], "dtype": "int64"}}
+    )
+    result = surgery.run()
+    assert result.figures["warnings"] == []
+    assert ports(surgery.graph)[0][0]["dtype"] == "int32"
+    assert operators(surgery) == {"Abs": 1, "Cast": 1}
+    assert surgery.case("opt").inputs["x"].dtype == "int32"
+    np.testing.assert_array_equal(surgery.case("opt").outputs["y"].array, surgery.golden("opt").outputs["y"].array)
+
+
+def test_an_input_of_a_type_that_does_not_hold_the_values(tmp_path: Path) -> None:
+    surgery = Surgery(tmp_path, conv_bn(), [{"cast": {"x": "uint8"}}])
+    result = surgery.run()
+    assert result.status == "passed", result.reason
+    [warning] = result.figures["warnings"]
+    assert warning.startswith("the golden inputs of x are no values of uint8: they are rounded")
+    assert surgery.case("max").inputs["x"].dtype == "uint8"
+    agree(surgery, "max")
+
+
+def test_steps_follow_each_other_and_each_sees_the_names_before_it(tmp_path: Path) -> None:
+    hook(tmp_path, "def change(model):\n    assert model.graph.input[0].name == 'image'\n    return model\n")
+    steps = [
+        {"cut": {"outputs": ["logits"]}},
+        {"rename": {"x": "image", "logits": "scores"}},
+        {"function": HOOK},
+        {"cast": {"image": "float16"}},
+        {"fix_dims": {"batch": 2}},
+    ]
+    surgery = Surgery(tmp_path, conv_bn(), steps)
+    result = surgery.run()
+    assert result.status == "passed", result.reason
+    assert [port["name"] for side in ports(surgery.graph) for port in side] == ["image", "scores"]
+    assert ports(surgery.graph)[0][0]["shape"] == [2, 3, 8, 8]
+    agree(surgery, "opt")
+    assert [step["step"].split()[0] for step in result.figures["steps"]] == [
+        "cut", "rename", "function", "cast", "fix_dims",
+    ]  # fmt: skip
+
+
+def test_a_graph_that_draws_random_numbers_is_no_change_of_the_step(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("RandomUniformLike", ["x"], ["noise"]),
+        helper.make_node("Add", ["x", "noise"], ["a"]),
+        helper.make_node("Identity", ["a"], ["y"]),
+    ]
+    value = (TensorProto.FLOAT, ["batch", 3, 8, 8])
+    surgery = Surgery(tmp_path, make_model(nodes, {"x": value}, {"y": value}), [{"remove": ["Identity"]}])
+    with pytest.raises(CheckFailed, match="the graph before it draws random numbers"):
+        surgery.run()
+
+
+def test_large_weights_lie_beside_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "buildsys.onnx_graphs.onnx_file.save_model.__kwdefaults__", {"inline_limit": 0, "weights_of": None}
+    )
+    monkeypatch.setattr("buildsys.onnx_graphs.onnx_file._EXTERNAL_FROM", 64)
+    surgery = Surgery(tmp_path, conv_bn(), [{"remove": ["Identity"]}, {"rename": {"x": "z"}}])
+    assert surgery.run().status == "passed"
+    assert surgery.job.outputs["model"].with_name("model.onnx.data").stat().st_size > 0
+    agree(surgery, "opt")
+    assert [path.name for path in surgery.job.outputs["model"].parent.iterdir() if path.is_dir()] == []
+
+
+def test_a_graph_that_is_not_valid_to_begin_with(tmp_path: Path) -> None:
+    surgery = Surgery(tmp_path, conv_bn(), [{"remove": ["Identity"]}])
+    surgery.job.inputs["model"].write_bytes(b"no graph")
+    with pytest.raises(StageError, match="the graph before surgery is not valid ONNX"):
+        surgery.run()

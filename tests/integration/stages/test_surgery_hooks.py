@@ -1,0 +1,233 @@
+"""Hooks of the user on small graphs: what they get and return, and what their new numbers are compared with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+from small_graphs import conv_bn, make_model
+from surgery_jobs import Surgery, agree, hook
+
+from buildsys.onnx_graphs.onnx_file import ports
+
+HOOK = "plugins/hooks/hook.py:change"
+
+
+def test_a_hook_changes_the_graph_in_place_or_returns_another(tmp_path: Path) -> None:
+    hook(
+        tmp_path,
+        """\
+        from plugins.hooks import names
+
+        def change(model):
+            for node in model.graph.node:
+                node.name = names.better(node)
+            return model
+        """,
+    )
+    hook(tmp_path, "def better(node):\n    return 'my_' + node.name\n", "plugins/hooks/names.py")
+    surgery = Surgery(tmp_path, conv_bn(), [{"function": HOOK}])
+    assert surgery.run().status == "passed"
+    assert surgery.graph.graph.node[0].name == "my_conv"
+    assert surgery.job.options["steps"][0]["function"] == HOOK
+
+
+GRAPHSURGEON = """\
+    import onnx_graphsurgeon as gs
+
+    def change(graph):
+        for node in [node for node in graph.nodes if node.op == "Scale2"]:
+            half = gs.Constant("two", __import__("numpy").float32(2))
+            node.op, node.domain = "Mul", ""
+            node.inputs.append(half)
+        for value in graph.outputs:
+            value.shape = None
+        return graph.cleanup().toposort()
+"""
+
+
+def test_a_hook_gets_a_graphsurgeon_graph_and_what_it_leaves_behind_is_mended(tmp_path: Path) -> None:
+    hook(tmp_path, GRAPHSURGEON)
+    model = conv_bn()
+    surgery = Surgery(tmp_path, model, [{"function": HOOK, "graph": "graphsurgeon"}])
+    result = surgery.run()
+    assert result.status == "passed", result.reason
+    assert ports(surgery.graph)[1][0]["shape"] == ["batch", 5]
+    assert surgery.graph.ir_version == model.ir_version
+
+
+def test_opsets_of_domains_without_nodes_go(tmp_path: Path) -> None:
+    model = conv_bn()
+    model.opset_import.append(helper.make_opsetid("gone", 1))
+    surgery = Surgery(tmp_path, model, [{"remove": ["Identity"]}])
+    surgery.run()
+    assert [entry.domain for entry in surgery.graph.opset_import] == [""]
+
+
+def test_without_graphsurgeon_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hook(tmp_path, "def change(graph): return graph\n")
+    monkeypatch.setitem(__import__("sys").modules, "onnx_graphsurgeon", None)
+    error = Surgery(tmp_path, conv_bn(), [{"function": HOOK, "graph": "graphsurgeon"}]).error()
+    assert "onnx-graphsurgeon is not installed" in error
+    assert error.endswith("; pip install onnx-graphsurgeon")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("def change(model): pass", "hook.py:change returned nothing; a surgery hook returns the graph to go on with;"),
+        ("def change(model): return 3", "hook.py:change returned an int; a surgery hook returns the graph to go on wi"),
+        ("def change(): pass", "hook.py:change takes the parameters (none); a surgery hook takes one, the graph"),
+        ("def change(a, b): pass", "hook.py:change takes the parameters (a, b); a surgery hook takes one, the graph"),
+        ("def change(m): raise KeyError('conv9')", "hook.py:change failed: KeyError: 'conv9' (plugins/hooks/hook.py:1"),
+        ("raise OSError('no disk')", "importing plugins/hooks/hook.py failed: OSError: no disk (plugins/hooks/hook.py"),
+        ("import nowhere_to_be", "importing plugins/hooks/hook.py failed: ModuleNotFoundError: No module named 'nowhe"),
+        ("def chnge(m): return m", "plugins/hooks/hook.py has no change; did you mean chnge?"),
+        (
+            "def change(m):\n    del m.graph.node[0]\n    return m",
+            "surgery step 1 (function plugins/hooks/hook.py:change): the graph is not valid ONNX: ",
+        ),
+        (
+            "def change(m):\n    m.graph.node[0].op_type = 'Cnov'\n    return m",
+            "the graph is not valid ONNX: No Op registered for Cnov",
+        ),
+        (
+            "def change(m):\n    m.graph.output[0].name = 'logits'\n    return m",
+            "it changed the interface of the graph: its outputs y became logits; declare what it makes as inputs: or",
+        ),
+        (
+            "def change(m):\n    m.graph.node[-1].attribute[0].i = 0\n    return m",
+            "surgery step 1 (function plugins/hooks/hook.py:change) changed y in case ",
+        ),
+    ],
+)  # fmt: skip
+def test_a_hook_that_is_wrong(tmp_path: Path, text: str, sentence: str) -> None:
+    hook(tmp_path, text)
+    assert sentence in Surgery(tmp_path, conv_bn(), [{"function": HOOK}]).error()
+
+
+def test_a_hook_file_that_is_gone(tmp_path: Path) -> None:
+    hook(tmp_path, "def change(model): return model\n", "plugins/hooks/hooks.py")
+    error = Surgery(tmp_path, conv_bn(), [{"function": HOOK}]).error()
+    assert "plugins/hooks/hook.py does not exist in the project; did you mean plugins/hooks/hooks.py?" in error
+
+
+SCALED = """\
+    def twice(inputs, outputs):
+        import numpy
+        return {"y": 2 * numpy.maximum(outputs["y"], -numpy.minimum(inputs["x"], 0))}
+
+    def raising(inputs):
+        return {"y": inputs["image"]}
+
+    def absolute(inputs):
+        import numpy
+        return {"y": numpy.abs(inputs["x"]) * 2}
+
+    def nothing(inputs): pass
+
+    def other(inputs):
+        return {"z": inputs["x"]}
+
+    def double(model):
+        model.graph.node[0].op_type = "Abs"
+        node = model.graph.node.add(op_type="Add", input=["a", "a"], output=["y"])
+        model.graph.node[0].output[0] = "a"
+        return model
+"""
+
+
+def numbers(tmp_path: Path, reference: dict[str, str], function: str = "double") -> Surgery:
+    hook(tmp_path, SCALED)
+    value = (TensorProto.FLOAT, ["batch", 3, 8, 8])
+    model = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": value}, {"y": value})
+    step = {"function": f"plugins/hooks/hook.py:{function}", "changes": "numbers", "reference": reference}
+    return Surgery(tmp_path, model, [step])
+
+
+@pytest.mark.parametrize("reference", ["absolute", "twice"])  # with the inputs alone, and with the outputs from before
+def test_numbers_that_are_meant_to_change_follow_a_reference(tmp_path: Path, reference: str) -> None:
+    surgery = numbers(tmp_path, {"python": f"plugins/hooks/hook.py:{reference}"})
+    result = surgery.run()
+    assert result.status == "passed", result.reason
+    assert result.figures["steps"][0]["against"] == "the reference"
+    golden = surgery.case("max")
+    np.testing.assert_array_equal(golden.outputs["y"].array, 2 * np.abs(golden.inputs["x"].array))
+
+
+def test_a_reference_in_a_file(tmp_path: Path) -> None:
+    surgery = numbers(tmp_path, {"npz": "data/truth.npz"})
+    (tmp_path / "data").mkdir()
+    truth = {f"{case}.y": 2 * np.abs(surgery.golden(case).inputs["x"].array) for case in surgery.job.options["cases"]}
+    np.savez(tmp_path / "data/truth.npz", **truth)
+    assert surgery.run().status == "passed"
+    truth["odd.y"][0, 0, 0, 0] += 1
+    np.savez(tmp_path / "data/truth.npz", **truth)
+    error = surgery.error()
+    assert "changed y in case odd: at [0, 0, 0, 0] the graph after it has" in error
+    assert "and the reference" in error
+    del truth["odd.y"]
+    np.savez(tmp_path / "data/truth.npz", **truth)
+    assert "the reference data/truth.npz has no output y in case odd; an array is named odd.y" in surgery.error()
+    (tmp_path / "data/truth.npz").write_text("no zip")
+    assert "the reference data/truth.npz cannot be read as an .npz file" in surgery.error()
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("nothing", "the reference plugins/hooks/hook.py:nothing returned nothing; a map of output names to arrays"),
+        ("other", "the reference plugins/hooks/hook.py:other has no output y in case min; it has: z"),
+        (
+            "raising",
+            "the reference plugins/hooks/hook.py:raising failed in case min: KeyError: 'image' (plugins/hooks/",
+        ),
+    ],
+)
+def test_a_reference_that_is_wrong(tmp_path: Path, name: str, sentence: str) -> None:
+    assert sentence in numbers(tmp_path, {"python": f"plugins/hooks/hook.py:{name}"}).error()
+
+
+NORMALIZED = """\
+    import numpy
+    from onnx import TensorProto, helper
+
+    def take_pictures(model):
+        graph = model.graph
+        picture = graph.input[0]
+        picture.name = "picture"
+        picture.type.tensor_type.elem_type = TensorProto.UINT8
+        for dim, size in zip(picture.type.tensor_type.shape.dim[1:], (8, 8, 3)):
+            dim.dim_value = size
+        graph.node.insert(0, helper.make_node("Cast", ["picture"], ["float"], to=TensorProto.FLOAT))
+        graph.node.insert(1, helper.make_node("Transpose", ["float"], ["x"], perm=[0, 3, 1, 2]))
+        return model
+
+    def truth(inputs):
+        return {"y": numpy.maximum(inputs["picture"].astype("float32").transpose(0, 3, 1, 2), 0)}
+"""
+
+
+def test_a_hook_declares_the_inputs_that_it_makes(tmp_path: Path) -> None:
+    hook(tmp_path, NORMALIZED)
+    value = (TensorProto.FLOAT, ["batch", 3, 8, 8])
+    model = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": value}, {"y": value})
+    data = {"random": "integers", "low": 0, "high": 256}
+    step = {
+        "function": "plugins/hooks/hook.py:take_pictures",
+        "inputs": {"picture": {"shape": ["batch", 8, 8, 3], "dtype": "uint8", "data": data}},
+        "changes": "numbers",
+        "reference": {"python": "plugins/hooks/hook.py:truth"},
+    }
+    surgery = Surgery(tmp_path, model, [step])
+    result = surgery.run()
+    assert result.status == "passed", result.reason
+    assert surgery.case("max").inputs["picture"].shape == (4, 8, 8, 3)
+    assert surgery.case("max").inputs["picture"].array.max() > 200
+    agree(surgery, "max")
+    step["inputs"]["picture"]["shape"] = ["batch", 3, 8, 8]  # type: ignore[index]
+    error = Surgery(tmp_path / "wrong", model, [step])
+    hook(tmp_path / "wrong", NORMALIZED)
+    assert "it changed the interface of the graph: input picture was ['batch', 3, 8, 8] and became" in error.error()

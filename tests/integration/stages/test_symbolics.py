@@ -1,0 +1,292 @@
+"""Symbolics for the torchscript exporter: what a manifest registers, and every way to get it wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from stage_jobs import ROOT, manifest, stage_job
+from torch.onnx._internal.torchscript_exporter import registration
+
+from buildsys.errors import StageError
+from buildsys.manifest.project import load_project
+from buildsys.stages.export import stage as export
+from buildsys.stages.export.symbolics import load_own_symbolics
+from buildsys.workers.job import StageResult
+
+NET = """\
+import torch
+import torchvision
+
+
+class Asinh(torch.nn.Module):
+    def forward(self, x):
+        return torch.asinh(x)
+
+
+class Both(torch.nn.Module):
+    def forward(self, x):
+        return torch.asinh(x) + torch.nn.functional.gelu(x)
+
+
+@torch.library.custom_op("tested::shrink", mutates_args=())
+def shrink(x: torch.Tensor, by: float = 0.5) -> torch.Tensor:
+    return x * by
+
+
+class Shrink(torch.nn.Module):
+    def forward(self, x):
+        return shrink(x, 0.25)
+
+
+def symbolic(g, x):
+    return g.op("Asinh", x)
+
+
+def shrinking(g, x, by):
+    return g.op("Mul", x, by)
+"""
+SHIPPED = (
+    "asinh", "asinh_decorated", "asinh_dynamo", "clamp_swish_inlined-torchscript", "clamp_swish_inlined-dynamo",
+    "shifted_windows-op9", "shifted_windows-op12", "shifted_windows-op17",
+)  # fmt: skip
+GOOD = 'def f(g, x):\n    return g.op("Asinh", x)\n'
+DECORATED = """\
+{imports}
+
+@registration.onnx_symbolic("aten::asinh", opset={opset})
+def asinh(g, x):
+    return g.op("Asinh", x)
+"""
+NEW_PATH = "from torch.onnx._internal.torchscript_exporter import registration\n"
+
+
+@pytest.fixture(autouse=True)
+def _restored_registry() -> Iterator[None]:
+    """Take torch's registry back to what it was: a test is no process of its own."""
+    load_own_symbolics()
+    groups = registration.registry._registry
+    before = {name: (dict(g._functions._overrides), dict(g._functions._merged)) for name, g in groups.items()}
+    yield
+    for name, group in list(groups.items()):
+        if name not in before:
+            del groups[name]
+        else:
+            group._functions._overrides, group._functions._merged = before[name]
+
+
+class Project:
+    """A folder with the network's file, and plugins as a test writes them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root / "project"
+        self.build = root / "build"
+        self.write("nets.py", NET)
+
+    def write(self, path: str, text: str) -> None:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def export(self, *symbolics: dict[str, Any], net: str = "Asinh", opset: int = 17, **more: Any) -> StageResult:
+        sections: dict[str, Any] = {"source": {"python": f"nets.py:{net}"}, "export": {"opset": opset, **more}}
+        resolved = manifest(**sections, symbolics=list(symbolics))
+        return export.run(stage_job("export", resolved, self.build, self.root))
+
+    def failure(self, *symbolics: dict[str, Any], **more: Any) -> str:
+        with pytest.raises(StageError) as error:
+            self.export(*symbolics, **more)
+        return str(error.value)
+
+    def operators(self) -> list[str]:
+        return [node.op_type for node in onnx.load(self.build / "m/export/model.onnx").graph.node]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def named(function: str = "p.py:f", op: str = "aten::asinh", **more: Any) -> dict[str, Any]:
+    return {"op": op, "function": function, **more}
+
+
+# --- what is registered ---
+
+
+@pytest.mark.parametrize("opset", [9, 12, 17, 20])
+def test_a_function_is_used_at_every_opset_that_it_reaches(project: Project, opset: int) -> None:
+    project.write("p.py", GOOD)
+    figures = project.export(named(opset=9), opset=opset).figures
+    assert (figures["opset"], project.operators(), figures["warnings"]) == (opset, ["Asinh"], [])
+    x = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
+    session = onnxruntime.InferenceSession(project.build / "m/export/model.onnx")
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], np.arcsinh(x), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        NEW_PATH,
+        "from torch.onnx._internal import registration\n",
+        "import torch.onnx._internal.registration as registration\n",
+    ],
+    ids=["new path", "old path", "old path as a module"],
+)
+def test_a_module_registers_by_the_decorator(project: Project, imports: str) -> None:
+    project.write("p.py", DECORATED.format(imports=imports, opset=9))
+    assert project.export({"module": "p.py"}).figures["warnings"] == []
+    assert project.operators() == ["Asinh"]
+    assert not hasattr(torch.onnx._internal, "registration")
+
+
+def test_a_module_registers_by_the_function_of_torch(project: Project) -> None:
+    call = "import torch.onnx\ntorch.onnx.register_custom_op_symbolic('aten::asinh', f, 9)\n"
+    project.write("p.py", GOOD + call)
+    project.export({"module": "p.py"})
+    assert project.operators() == ["Asinh"]
+
+
+def test_a_function_in_the_file_of_the_network_does_not_execute_it_again(project: Project) -> None:
+    project.export(named("nets.py:symbolic"))
+    assert project.operators() == ["Asinh"]
+
+
+def test_an_operator_of_the_networks_own_file(project: Project) -> None:
+    project.export(named("nets.py:shrinking", op="tested::shrink"), net="Shrink")
+    assert "Mul" in project.operators()
+
+
+def test_without_an_opset_the_function_comes_before_torchs_own(project: Project) -> None:
+    project.write("p.py", "def f(g, x, approximate):\n    return x\n")
+    figures = project.export(named("nets.py:symbolic"), named(op="aten::gelu"), net="Both", opset=20).figures
+    assert (project.operators(), figures["warnings"]) == (["Asinh", "Add"], [])
+
+
+def test_a_function_of_an_older_opset_than_torchs_own_is_not_used(project: Project) -> None:
+    project.write("p.py", "def f(g, x, approximate):\n    return x\n")
+    gelu = named(op="aten::gelu", opset=9)
+    warnings = project.export(named("nets.py:symbolic"), gelu, net="Both", opset=20).figures["warnings"]
+    assert "Gelu" in project.operators()
+    assert warnings == [
+        "aten::gelu (p.py:f, opset 9) was never used: at opset 20 torch's own symbolic of opset 20 comes first; "
+        "leave opset out to replace it"
+    ]
+
+
+def test_a_registration_that_the_network_does_not_need_is_a_warning(project: Project) -> None:
+    project.write("p.py", GOOD)
+    warnings = project.export(named(), named(op="aten::acosh", opset=9)).figures["warnings"]
+    assert warnings == [
+        "aten::acosh (p.py:f, opset 9) was never used: the exporter met no such operator in the network"
+    ]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_models_that_need_a_rung_or_look_as_if(tmp_path: Path, name: str) -> None:
+    resolved = load_project(ROOT).models[name].data
+    figures = export.run(stage_job("export", resolved, tmp_path)).figures
+    assert (figures["opset"], figures["exporter"]) == (resolved["export"]["opset"], resolved["export"]["exporter"])
+    assert [port["shape"] for port in figures["outputs"]] == [t["shape"] for t in resolved["outputs"].values()]
+    assert figures["warnings"] == []
+    if name.startswith("asinh"):
+        assert figures["operators"] == {"Asinh": 1}
+
+
+# --- what is wrong ---
+
+
+def test_an_operator_that_nobody_taught(project: Project) -> None:
+    assert "the torchscript exporter cannot translate the operator aten::asinh to opset 17" in project.failure()
+
+
+@pytest.mark.parametrize(
+    ("plugin", "entry", "expected"),
+    [
+        (
+            "def f(g, x, y):\n    ...\n",
+            {},
+            "aten::asinh (p.py:f, opset 9) takes the graph and 2 inputs, which fits no schema of the operator; "
+            "its schema: aten::asinh(Tensor self) -> Tensor",
+        ),
+        ("def f():\n    ...\n", {}, "does not even take the graph"),
+        ("def f(g):\n    ...\n", {}, "takes the graph and 0 inputs"),
+        ("def f(g, x):\n    ...\n", {}, "aten::asinh (p.py:f, opset 9) returned None; a symbolic returns what g.op(…)"),
+        ("def f(g, x):\n    return 3\n", {}, "returned an int; a symbolic returns"),
+        ("def f(g, x):\n    return ['y']\n", {}, "returned a str; a symbolic returns"),
+        ("def f(g, x):\n    return [None]\n", {}, "returned None; a symbolic returns"),
+        ("def f(g, x):\n    return ()\n", {}, "returned nothing; a symbolic returns"),
+        ("def f(g, x):\n    raise KeyError('no')\n", {}, "(p.py:f, opset 9) raised KeyError: 'no' (p.py:2)"),
+        ("1 / 0\n", {}, "importing p.py failed: ZeroDivisionError: division by zero (p.py:1)"),
+        ("import no_such_library\ndef f(g, x): ...\n", {}, "ModuleNotFoundError: No module named 'no_such_library'"),
+        ("def f(:\n", {}, "importing p.py failed: SyntaxError"),
+        ("def other(g, x): ...\n", {}, "p.py has no f"),
+        ("f = 3\n", {}, "p.py:f is an int, not a callable"),
+        (GOOD, {"op": "aten::asnih"}, "torch has no operator aten::asnih; did you mean aten::a"),
+        (GOOD, {"op": "aten::arcsinh_"}, "would never be used: symbolics are looked up without the last underscore"),
+        (GOOD, {"op": "torchvison::roi_align"}, "torch has no operator torchvison::roi_align; did you mean torchv"),
+        (GOOD, {"op": "nobody::knows"}, "torch has no operator nobody::knows; the file that defines it is not import"),
+        (GOOD, {"opset": 18}, "an export to opset 17 does not reach aten::asinh (p.py:f, opset 18)"),
+    ],
+)  # fmt: skip
+def test_a_symbolic_that_cannot_be(project: Project, plugin: str, entry: dict[str, Any], expected: str) -> None:
+    project.write("p.py", plugin)
+    message = project.failure(named(**{"opset": 9, **entry}))
+    assert expected in message
+    assert "\n" not in message
+
+
+def test_a_fall_through_export_does_not_hide_what_a_symbolic_raises(project: Project) -> None:
+    project.write("p.py", "def f(g, x):\n    raise RuntimeError('broken')\n")
+    message = project.failure(named(), operator_export_type="onnx_fallthrough")
+    assert "raised RuntimeError: broken (p.py:2)" in message
+
+
+def test_more_outputs_than_the_operator_has(project: Project) -> None:
+    project.write("p.py", "def f(g, x):\n    return x, x\n")
+    expected = "aten::asinh (p.py:f, opset 17) returned 2 outputs, and the operator has 1; its schema: aten::asinh(Ten"
+    assert expected in project.failure(named())
+
+
+@pytest.mark.parametrize(
+    ("plugin", "expected"),
+    [
+        ("x = 1\n", "p.py registers no symbolic when it is imported; decorate one with torch.onnx._internal.torchs"),
+        (DECORATED.format(imports=NEW_PATH, opset=18), "an export to opset 17 does not reach aten::asinh (p.py"),
+        (DECORATED.format(imports=NEW_PATH, opset=9).replace("aten::", ""), "p.py registers asinh, which is no oper"),
+        (DECORATED.format(imports=NEW_PATH, opset=9).replace("aten::", "onnx::"), "p.py registers onnx::asinh, which"),
+        (DECORATED.format(imports=NEW_PATH, opset=9).replace("(g, x)", "(g)"), "takes the graph and 0 inputs"),
+        (DECORATED.format(imports=NEW_PATH, opset="[9, 9]"), "is registered already by p.py"),
+    ],
+)
+def test_a_module_that_registers_wrongly(project: Project, plugin: str, expected: str) -> None:
+    project.write("p.py", plugin)
+    assert expected in project.failure({"module": "p.py"})
+
+
+def test_two_files_that_register_the_same(project: Project) -> None:
+    project.write("p.py", GOOD)
+    project.write("q.py", DECORATED.format(imports=NEW_PATH, opset=9))
+    message = project.failure(named(opset=9), {"module": "q.py"})
+    assert "aten::asinh (q.py, opset 9) is registered already by p.py:f; keep one of the two" in message
+
+
+def test_every_symbolic_of_torch_itself_has_a_number_of_inputs_that_counts_as_right() -> None:
+    from buildsys.stages.export.registrations import Registration
+    from buildsys.stages.export.symbolics import _check_arity, _schemas
+
+    groups = registration.registry._registry
+    checked = [
+        Registration(name, "torch", function, opset)
+        for name, group in groups.items()
+        for opset, function in group._functions._base.items()
+    ]
+    assert len(checked) > 400
+    for found in checked:
+        _check_arity(found, _schemas(found))

@@ -1,0 +1,165 @@
+"""Translations for the dynamo exporter: what a manifest may name, and every way to get it wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from stage_jobs import manifest, stage_job
+
+from buildsys.errors import StageError
+from buildsys.stages.export import stage as export
+from buildsys.workers.job import StageResult
+
+NET = """\
+import torch
+
+
+@torch.library.custom_op("translated::halve", mutates_args=())
+def halve(x: torch.Tensor, by: float = 0.5) -> torch.Tensor:
+    return x * by
+
+
+@halve.register_fake
+def _(x, by=0.5):
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("translated::ends", mutates_args=())
+def ends(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.amin(-1), x.amax(-1)
+
+
+@ends.register_fake
+def _(x):
+    return x.new_empty(x.shape[:-1]), x.new_empty(x.shape[:-1])
+
+
+class Halve(torch.nn.Module):
+    def forward(self, x):
+        return halve(x)
+
+
+class Ends(torch.nn.Module):
+    def forward(self, x):
+        return ends(x)
+
+
+class Asinh(torch.nn.Module):
+    def forward(self, x):
+        return torch.asinh(x) + 1.0
+"""
+HEAD = """\
+import onnx
+import onnxscript
+from onnxscript import FLOAT, script
+from onnxscript import opset18 as op
+
+own = onnxscript.values.Opset("translated", 1)
+T = onnx.defs.OpSchema.FormalParameter
+schema = onnx.defs.OpSchema(
+    "Halve", "translated", 1, inputs=[T("x", "T")], outputs=[T("y", "T")],
+    type_constraints=[("T", ["tensor(float)"], "")],
+    attributes=[onnx.defs.OpSchema.Attribute("by", onnx.defs.OpSchema.AttrType.FLOAT, required=False)],
+)
+
+
+"""
+PLAIN = "def f(x, by=0.5):\n    return op.Mul(x, op.Constant(value_float=by))\n"
+
+
+class Project:
+    """A folder with the network's file and one plugin."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.build = root / "project", root / "build"
+        self.root.mkdir()
+        (self.root / "nets.py").write_text(NET)
+
+    def export(self, plugin: str, *translations: dict[str, Any], net: str = "Halve") -> StageResult:
+        (self.root / "p.py").write_text(HEAD + plugin)
+        entries = list(translations) or [{"op": "translated::halve", "function": "p.py:f"}]
+        sections: dict[str, Any] = {"source": {"python": f"nets.py:{net}"}}
+        resolved = manifest(**sections, export={"exporter": "dynamo", "opset": 18}, translations=entries)
+        return export.run(stage_job("export", resolved, self.build, self.root))
+
+    def nodes(self) -> list[tuple[str, str]]:
+        model = onnx.load(self.build / "m/export/model.onnx")
+        assert not model.functions
+        return [(node.domain, node.op_type) for node in model.graph.node]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "nodes"),
+    [
+        (PLAIN, [("", "Mul")]),
+        ("@script(default_opset=op)\ndef f(x: FLOAT[...]) -> FLOAT[...]:\n    return op.Relu(x)\n", [("", "Relu")]),
+        ("@script(default_opset=op)\ndef f(x) -> FLOAT[...]:\n    return own.Halve(x)\n", [("translated", "Halve")]),
+        ("def f(x, by=0.5):\n    return onnxscript.values.Op(own, 'Halve', schema)(x, by=by)\n",
+         [("translated", "Halve")]),
+        ("f = onnxscript.values.Op(own, 'Halve', schema)\n", [("translated", "Halve")]),
+    ],
+    ids=["function", "script", "script with an own operator", "Op in a function", "Op"],
+)  # fmt: skip
+def test_what_a_translation_may_be(project: Project, plugin: str, nodes: list[tuple[str, str]]) -> None:
+    figures = project.export(plugin).figures
+    assert project.nodes() == nodes
+    assert figures["outputs"][0]["shape"] == ["batch", 4]
+    assert figures["warnings"] == []
+
+
+def test_an_operator_of_torch_is_translated_by_its_overload(project: Project) -> None:
+    plugin = "def asinh(x):\n    return op.Sinh(x)\ndef add(x, y, alpha=1):\n    return op.Sub(x, y)\n"
+    asinh, add = {"op": "aten::asinh", "function": "p.py:asinh"}, {"op": "aten::add.Tensor", "function": "p.py:add"}
+    project.export(plugin, asinh, add, net="Asinh")
+    assert project.nodes() == [("", "Sinh"), ("", "Sub")]
+
+
+def test_two_outputs(project: Project) -> None:
+    entry = {"op": "translated::ends.default", "function": "p.py:f"}
+    plugin = "def f(x):\n    return op.ReduceMin(x, [-1], keepdims=0), op.ReduceMax(x, [-1], keepdims=0)\n"
+    project.export(plugin, entry, net="Ends")
+    assert {operator for _, operator in project.nodes()} == {"ReduceMin", "ReduceMax"}
+
+
+def test_a_translation_that_the_network_does_not_need_is_a_warning(project: Project) -> None:
+    halve, ends = ({"op": f"translated::{name}", "function": "p.py:f"} for name in ("halve", "ends"))
+    assert project.export(PLAIN, halve, {**ends, "function": "p.py:op.Relu"}).figures["warnings"] == [
+        "translated::ends (p.py:op.Relu) was never used: the exporter met no such operator in the network"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("plugin", "entry", "expected"),
+    [
+        ("@script(default_opset=op)\ndef f(x):\n    return op.Relu(x)\n", {},
+         "translated::halve (p.py:f) is an onnxscript function whose result is not annotated, which the exporter takes "
+         "for a function without outputs; annotate it: -> FLOAT[...]"),
+        ("@script(default_opset=op)\ndef g(x):\n    return op.Relu(x)\ndef f(x):\n    return g(x)\n", {},
+         "returned 0 outputs, and the operator has 1; its schema: translated::halve(Tensor x, float by=0.5) -> Tensor"),
+        ("def f():\n    ...\n", {}, "takes 0 inputs, which does not fit the operator; its schema: translated::halve(T"),
+        ("def f(x, y, z):\n    ...\n", {}, "takes 3 inputs, which does not fit the operator; its schema: translat"),
+        ("def f(x):\n    ...\n", {}, "translated::halve (p.py:f) returned None; a translation returns what onnxscript"),
+        ("def f(x):\n    return 'y'\n", {}, "returned a str; a translation returns"),
+        ("def f(x):\n    return op.Relu(x), op.Relu(x)\n", {}, "returned 2 outputs, and the operator has 1; its"),
+        ("def f(x):\n    return x.nothing\n", {}, "translated::halve (p.py:f) raised AttributeError: "),
+        ("def f(x):\n    return own.Halve(x)\n", {}, "give it one: onnxscript.values.Op(domain, name, onnx.defs.Op"),
+        ("f = onnxscript.values.Op(own, 'Halve')\n", {}, "); give it one: onnxscript.values.Op("),
+        (PLAIN, {"op": "translated::halv"}, "torch has no operator translated::halv; did you mean translated::halve"),
+        (PLAIN, {"op": "aten::add"}, "has no default overload for tensors; name one of aten::add.Tensor, aten::"),
+        (PLAIN, {"op": "aten::add.Tenser"}, "aten::add has no overload Tenser; name one of aten::add.Tensor, aten::"),
+        ("raise OSError('gone')\n", {}, "importing p.py failed: OSError: gone (p.py:15)"),
+    ],
+)  # fmt: skip
+def test_a_translation_that_cannot_be(project: Project, plugin: str, entry: dict[str, Any], expected: str) -> None:
+    with pytest.raises(StageError) as error:
+        project.export(plugin, {"op": "translated::halve", "function": "p.py:f", **entry})
+    assert expected in str(error.value)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from small_graphs import CASES, conv_bn, data_role, make_model, weights, write
+
+from buildsys.backends.onnxruntime.session import OrtGraph, session_options
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensors import Tensor, load_tensors, save_case, tensor_of
+from buildsys.stages.simplify.stage import random_inputs
+from buildsys.stages.validate import stage as validate
+from buildsys.workers.job import Job
+
+TOLERANCE = {"rtol": 1e-4, "cosine": 0.9999, "atol": None, "top1": None}
+INPUTS = {"x": {"shape": ["batch", 3, 8, 8], "dtype": "float32"}}
+
+
+def golden(folder: Path, model: onnx.ModelProto, **changed: Tensor) -> dict[str, Path]:
+    """Write what the unchanged graph gives as the golden outputs; ``changed`` ones replace them in case odd."""
+    graph = OrtGraph(model.SerializeToString())
+    paths = {}
+    for case, dims in CASES.items():
+        inputs = random_inputs(INPUTS, case, dims)
+        outputs = {**graph.run(inputs), **(changed if case == "odd" else {})}
+        paths[f"case.{case}"] = folder / f"{case}.npz"
+        save_case(folder / f"{case}.npz", inputs, outputs)
+    return paths
+
+
+def validate_job(folder: Path, exported: onnx.ModelProto, simplified: onnx.ModelProto, cases: dict[str, Path]) -> Job:
+    (folder / "validate").mkdir(exist_ok=True)
+    graphs = {"exported": write(folder / "export", exported), "simplified": write(folder / "simplify", simplified)}
+    roles = {f"{name}.{role}": path for name, source in graphs.items() for role, path in data_role(source).items()}
+    return Job(
+        target="validate:m", stage="validate", model="m", variant="",
+        options={"tolerance": TOLERANCE, "cases": CASES, "inputs": INPUTS, "outputs": ["y"]},
+        inputs={**{f"{name}.model": path for name, path in graphs.items()}, **roles, **cases},
+        outputs={"result": folder / "validate" / "result.json"},
+        project=folder,
+    )  # fmt: skip
+
+
+def test_equal_outputs_pass(tmp_path: Path) -> None:
+    model = conv_bn()
+    result = validate.run(validate_job(tmp_path, model, model, golden(tmp_path, model)))
+    assert result.status == "passed", result.reason
+    assert set(result.figures["graphs"]) == {"exported", "simplified"}
+    found = result.figures["graphs"]["simplified"]["odd"]["y"]
+    assert found["passed"] is True
+    assert set(found) == {"max_abs", "relative", "cosine", "top1", "passed"}
+    assert result.figures["failures"] == []
+    assert result.figures["worst"]["output"] == "y"
+    assert not (tmp_path / "validate" / "failed").exists()
+
+
+def test_a_wrong_graph_fails_with_place_and_values_and_keeps_the_tensors(tmp_path: Path) -> None:
+    model, wrong = conv_bn(), conv_bn()
+    fc = next(tensor for tensor in wrong.graph.initializer if tensor.name == "fc")
+    fc.CopyFrom(numpy_helper.from_array(weights(5, 4, seed=4) * np.float32(1.01), "fc"))
+    result = validate.run(validate_job(tmp_path, model, wrong, golden(tmp_path, model)))
+    assert result.status == "failed"
+    assert result.reason.startswith("y differs in case min of the simplified graph: at [0, ")
+    assert "ONNX Runtime has 0." in result.reason
+    assert "and PyTorch 0." in result.reason
+    assert "allowed 0.0001" in result.reason
+    assert result.reason.endswith("(and 2 more)")
+    failure = result.figures["failures"][0]
+    assert (failure["graph"], failure["case"], failure["output"]) == ("simplified", "min", "y")
+    assert failure["actual"] != failure["expected"]
+    json.dumps(result.figures, allow_nan=False)
+    assert result.figures["graphs"]["exported"]["min"]["y"]["passed"] is True
+    kept = load_tensors(tmp_path / "validate" / "failed" / "simplified-min.npz")
+    assert set(kept) == {"in.x", "expected.y", "actual.y"}
+    index = tuple(failure["index"])
+    assert kept["actual.y"].array[index] == np.float32(failure["actual"])
+    assert not (tmp_path / "validate" / "failed" / "exported-min.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (np.zeros((3, 6), np.float32), r"has shape \[3, 5\] instead of \[3, 6\]"),
+        (np.zeros((3, 5), np.float64), "has type float32 instead of float64"),
+        (np.full((3, 5), np.nan, np.float32), "15 of 15 elements are NaN or infinite in the reference itself"),
+    ],
+)
+def test_shape_type_and_nan_are_failures(tmp_path: Path, array: np.ndarray, words: str) -> None:
+    model = conv_bn()
+    result = validate.run(validate_job(tmp_path, model, model, golden(tmp_path, model, y=tensor_of(array))))
+    assert result.status == "failed"
+    assert [failure["graph"] for failure in result.figures["failures"]] == ["exported", "simplified"]
+    assert re.search(words, result.reason)
+    json.dumps(result.figures, allow_nan=False)
+
+
+def test_outputs_too_many_or_too_few_are_failures(tmp_path: Path) -> None:
+    model, two = conv_bn(), conv_bn()
+    two.graph.output.append(helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 5]))
+    (tmp_path / "more").mkdir()
+    (tmp_path / "less").mkdir()
+    more = validate.run(validate_job(tmp_path / "more", model, two, golden(tmp_path / "more", model)))
+    assert "logits differs in case min of the simplified graph: is an output of the graph that PyTorch" in more.reason
+    less = validate.run(validate_job(tmp_path / "less", two, model, golden(tmp_path / "less", two)))
+    assert "logits differs in case min of the simplified graph: is missing in the graph" in less.reason
+    assert set(load_tensors(tmp_path / "less" / "validate/failed/simplified-min.npz")) == {"in.x", "expected.logits"}
+
+
+def test_a_graph_that_does_not_run_is_one_sentence(tmp_path: Path) -> None:
+    model = conv_bn()
+    node = helper.make_node("Asinh", ["x"], ["y"], name="inv")
+    double = make_model([node], {"x": (TensorProto.DOUBLE, ["batch"])}, {"y": (TensorProto.DOUBLE, ["batch"])})
+    with pytest.raises(StageError, match=r"no kernel for Asinh\(9\) with these types \(node inv\)"):
+        validate.run(validate_job(tmp_path, double, model, golden(tmp_path, model)))
+
+
+# --- running a graph with tensors of any type -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz", "float16", "uint64", "bool"]
+)
+def test_tensors_of_any_type_go_through_onnx_runtime(dtype: str) -> None:
+    kind = getattr(TensorProto, dtype.upper())
+    node = helper.make_node("Identity", ["x"], ["y"])
+    model = make_model([node], {"x": (kind, ["n", 2])}, {"y": (kind, ["n", 2])}, opset=21)
+    graph = OrtGraph(model.SerializeToString())
+    for rows in (3, 0):
+        x = tensor_of(np.arange(rows * 2).reshape(rows, 2) % 2, dtype)
+        y = graph.run({"x": x})["y"]
+        assert (y.dtype, y.shape) == (dtype, (rows, 2))
+        assert y.array.tobytes() == x.array.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint4"])
+def test_packed_types_go_through_onnx_runtime(dtype: str) -> None:
+    kind = getattr(TensorProto, dtype.upper())
+    node = helper.make_node
+    stored = {"scale": np.float32(1).reshape(())}
+    decode = make_model(
+        [node("DequantizeLinear", ["x", "scale"], ["y"])],
+        {"x": (kind, [5])},
+        {"y": (TensorProto.FLOAT, [5])},
+        stored,
+        21,
+    )
+    values = np.array([1, 2, 3, 7, 5])
+    y = OrtGraph(decode.SerializeToString()).run({"x": tensor_of(values, dtype)})["y"]
+    assert y.array.tolist() == values.tolist()
+    encode = make_model(
+        [node("QuantizeLinear", ["x", "scale"], ["y"], output_dtype=kind)],
+        {"x": (TensorProto.FLOAT, [5])},
+        {"y": (kind, [5])},
+        stored,
+        21,
+    )
+    y = OrtGraph(encode.SerializeToString()).run({"x": tensor_of(values.astype(np.float32))})["y"]
+    assert (y.dtype, y.values().tolist()) == (dtype, values.tolist())
+
+
+def test_strings_go_through_onnx_runtime() -> None:
+    node = helper.make_node("Identity", ["x"], ["y"])
+    model = make_model([node], {"x": (TensorProto.STRING, [2])}, {"y": (TensorProto.STRING, [2])})
+    y = OrtGraph(model.SerializeToString()).run({"x": tensor_of(np.array(["a", "bé"]))})["y"]
+    assert (y.dtype, y.array.tolist()) == ("string", ["a", "bé"])
+
+
+def test_a_node_that_fails_at_run_time_is_named() -> None:
+    node = helper.make_node("Reshape", ["x", "shape"], ["y"], name="fold")
+    model = make_model(
+        [node],
+        {"x": (TensorProto.FLOAT, ["n"])},
+        {"y": (TensorProto.FLOAT, ["a", "b"])},
+        {"shape": np.array([3, 3], np.int64)},
+    )
+    graph = OrtGraph(model.SerializeToString(), session_options(severity=4))
+    with pytest.raises(StageError, match=r"Reshape \(node fold\) failed: The input tensor cannot be reshaped"):
+        graph.run({"x": tensor_of(np.zeros(2, np.float32))})

@@ -1,0 +1,189 @@
+"""The verify stage: right engines pass, and whatever is wrong with an engine is named and kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from engine_jobs import BATCHES, random_x, resolved, save_at, stage_job, write_golden
+from onnx import TensorProto, helper, numpy_helper
+from small_graphs import conv_bn, make_model
+
+from buildsys.backends.cuda import find_driver
+from buildsys.backends.onnxruntime.session import OrtGraph
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensors import Tensor, load_tensors, tensor_of
+from buildsys.stages.engine import stage as engine
+from buildsys.stages.verify import stage as verify
+from buildsys.workers.job import StageResult
+
+CASES = {**BATCHES, "odd": 3}
+INPUTS = {case: random_x(batch, seed=batch) for case, batch in CASES.items()}
+ORT = {"backend": "onnxruntime"}
+
+
+def golden(model: onnx.ModelProto) -> dict[str, dict[str, Tensor]]:
+    graph = OrtGraph(model.SerializeToString())
+    return {case: graph.run(inputs) for case, inputs in INPUTS.items()}
+
+
+def verified(
+    build: Path, built: onnx.ModelProto, expected: dict[str, dict[str, Tensor]], engine_fields: dict[str, Any] = ORT,
+    **sections: Any,
+) -> StageResult:  # fmt: skip
+    """Build an engine from one graph and verify it against golden outputs that may come from another."""
+    spec = resolved(engine_fields, **sections)
+    write_golden(build, expected, INPUTS)
+    assert engine.run(stage_job(spec, "engine", build, save_at(build / "model.onnx", built))).status == "passed"
+    return verify.run(stage_job(spec, "verify", build))
+
+
+def test_a_right_engine_passes_in_every_case(tmp_path: Path) -> None:
+    result = verified(tmp_path, conv_bn(), golden(conv_bn()))
+    assert result.status == "passed", result.reason
+    assert set(result.figures["cases"]) == {"min", "opt", "max", "odd"}
+    assert result.figures["cases"]["odd"]["y"]["passed"] is True
+    assert set(result.figures["cases"]["odd"]["y"]) == {"max_abs", "relative", "cosine", "top1", "passed"}
+    assert result.figures["tolerance"]["rtol"] == 1e-3
+    assert result.figures["failures"] == []
+    assert result.figures["dims"] == {case: {"batch": batch} for case, batch in CASES.items()}
+    assert "profiles" not in result.figures  # ONNX Runtime has none
+    assert not (tmp_path / "m" / "verify" / "failed").exists()
+
+
+def test_integers_may_come_in_another_type_and_must_be_equal(tmp_path: Path) -> None:
+    node = helper.make_node("ArgMax", ["x"], ["a"], name="argmax", axis=1, keepdims=0)
+    cast = helper.make_node("Cast", ["a"], ["y"], name="cast", to=TensorProto.INT32)
+    x, y = (TensorProto.FLOAT, ["batch", 3, 8, 8]), (TensorProto.INT32, ["batch", 8, 8])
+    model = make_model([node, cast], {"x": x}, {"y": y})
+    expected = {case: {"y": tensor_of(out["y"].array, "int64")} for case, out in golden(model).items()}
+    assert verified(tmp_path / "a", model, expected).status == "passed"
+    expected["opt"]["y"].array[1, 2, 3] += 1
+    result = verified(tmp_path / "b", model, expected)
+    assert result.status == "failed"
+    assert "output 'y', case opt" in result.reason
+
+
+def test_a_wrong_value_names_output_case_index_and_both_values_and_is_kept(tmp_path: Path) -> None:
+    expected = golden(conv_bn())
+    wrong = expected["odd"]["y"].array.copy()
+    wrong[2, 1] += 10
+    expected["odd"] = {"y": tensor_of(wrong)}
+    result = verified(tmp_path, conv_bn(), expected)
+    assert result.status == "failed"
+    told = "the engine e of m is wrong in 1 of 4 cases: output 'y', case odd (batch 3): at [2, 1] the engine has 0."
+    assert result.reason.startswith(told)
+    assert "the reference 10." in result.reason
+    assert result.reason.endswith("; it is right in case min (batch 1), opt (batch 2), max (batch 8)")
+    (failure,) = result.figures["failures"]
+    assert (failure["case"], failure["dims"]) == ("odd", {"batch": 3})
+    assert (failure["output"], failure["index"]) == ("y", [2, 1])
+    assert failure["expected"] == pytest.approx(wrong[2, 1])
+    assert failure["actual"] == pytest.approx(wrong[2, 1] - 10, abs=1e-5)
+    assert result.figures["cases"]["max"]["y"]["passed"] is True
+    kept = load_tensors(tmp_path / "m" / "verify" / "failed" / "e-odd.npz")
+    assert set(kept) == {"in.x", "expected.y", "actual.y"}
+    assert np.array_equal(kept["expected.y"].array, wrong)
+    assert np.array_equal(kept["in.x"].array, INPUTS["odd"]["x"].array)
+    assert [path.name for path in (tmp_path / "m" / "verify" / "failed").iterdir()] == ["e-odd.npz"]
+
+
+def first_item_for_all() -> onnx.ModelProto:
+    """conv_bn with batch 1 baked in: every item of the batch gets what the first one gets."""
+    model = conv_bn()
+    for node in model.graph.node:
+        node.input[:] = ["first" if name == "x" else name for name in node.input]
+        node.output[:] = ["one" if name == "y" else name for name in node.output]
+    bounds = {"zero": [0], "end": [1], "classes": [5]}
+    model.graph.initializer.extend(numpy_helper.from_array(np.array(v, np.int64), k) for k, v in bounds.items())
+    before = helper.make_node("Slice", ["x", "zero", "end", "zero"], ["first"], name="first_of_batch")
+    after = [
+        helper.make_node("Shape", ["x"], ["batch_size"], name="batch", end=1),
+        helper.make_node("Concat", ["batch_size", "classes"], ["size"], name="size", axis=0),
+        helper.make_node("Expand", ["one", "size"], ["y"], name="all_alike"),
+    ]
+    model.graph.node.insert(0, before)
+    model.graph.node.extend(after)
+    onnx.checker.check_model(model)
+    return model
+
+
+def test_an_engine_that_is_exact_at_batch_1_and_wrong_at_batch_2_fails_and_says_so(tmp_path: Path) -> None:
+    result = verified(tmp_path, first_item_for_all(), golden(conv_bn()))
+    assert result.status == "failed"
+    told = "the engine e of m is wrong in 3 of 4 cases: output 'y', case opt (batch 2): at [1, "
+    assert result.reason.startswith(told), result.reason
+    assert result.reason.endswith("(and 2 more); it is right in case min (batch 1)")
+    failed = {failure["case"]: failure for failure in result.figures["failures"]}
+    assert failed.keys() == {"opt", "max", "odd"}
+    assert all(failure["index"][0] > 0 for failure in failed.values()), "the first item is right"
+    assert failed["opt"]["dims"] == {"batch": 2}
+    assert result.figures["cases"]["min"]["y"]["passed"] is True
+    kept = tmp_path / "m" / "verify" / "failed"
+    assert sorted(path.name for path in kept.iterdir()) == ["e-max.npz", "e-odd.npz", "e-opt.npz"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_nan_and_infinity_fail_whatever_the_tolerance(tmp_path: Path, value: float) -> None:
+    nodes = [helper.make_node("Mul", ["x", "k"], ["y"], name="mul")]
+    image = (TensorProto.FLOAT, ["batch", 3, 8, 8])
+    bad = make_model(nodes, {"x": image}, {"y": image}, {"k": np.array(value, np.float32)})
+    good = make_model(nodes, {"x": image}, {"y": image}, {"k": np.array(1, np.float32)})
+    loose = {"rtol": 1e30, "cosine": -1.0}
+    result = verified(tmp_path, bad, golden(good), {**ORT, "tolerance": loose})
+    assert result.status == "failed"
+    assert "NaN or infinite" in result.reason
+    assert len(result.figures["failures"]) == 4
+    assert "(and 3 more)" in result.reason
+
+
+def test_the_tolerance_goes_by_the_engine(tmp_path: Path) -> None:
+    expected = {case: {"y": tensor_of(t["y"].array * np.float32(1.01))} for case, t in golden(conv_bn()).items()}
+    assert verified(tmp_path / "tight", conv_bn(), expected).status == "failed"
+    assert verified(tmp_path / "loose", conv_bn(), expected, {**ORT, "tolerance": {"rtol": 2e-2}}).status == "passed"
+
+
+def test_only_the_asked_cases_are_run(tmp_path: Path) -> None:
+    result = verified(tmp_path, conv_bn(), golden(conv_bn()), verify={"cases": ("min",)})
+    assert list(result.figures["cases"]) == ["min"]
+
+
+def test_a_missing_output_is_an_error(tmp_path: Path) -> None:
+    expected = {case: {**outputs, "z": outputs["y"]} for case, outputs in golden(conv_bn()).items()}
+    with pytest.raises(StageError, match="the engine has no output 'z', only y"):
+        verified(tmp_path, conv_bn(), expected)
+
+
+def test_a_wrong_shape_fails(tmp_path: Path) -> None:
+    expected = {case: {"y": tensor_of(outputs["y"].array[:, :4])} for case, outputs in golden(conv_bn()).items()}
+    result = verified(tmp_path, conv_bn(), expected)
+    assert result.status == "failed"
+    assert "shape" in result.reason
+
+
+def test_another_float_type_is_compared_by_value(tmp_path: Path) -> None:
+    expected = {case: {"y": tensor_of(outputs["y"].array, "float64")} for case, outputs in golden(conv_bn()).items()}
+    assert verified(tmp_path, conv_bn(), expected).status == "passed"
+    integers = {case: {"y": tensor_of(outputs["y"].array, "int64")} for case, outputs in golden(conv_bn()).items()}
+    result = verified(tmp_path / "int", conv_bn(), integers)
+    assert result.status == "failed"
+    assert "type float32 instead of int64" in result.reason
+
+
+def test_without_an_engine_the_check_is_unavailable(tmp_path: Path) -> None:
+    write_golden(tmp_path, golden(conv_bn()), INPUTS)
+    result = verify.run(stage_job(resolved(ORT), "verify", tmp_path))
+    assert (result.status, result.figures) == ("unavailable", {})
+    assert "there is no engine" in result.reason
+
+
+@pytest.mark.skipif(bool(find_driver().gpus), reason="checks what is said on a machine without a GPU")
+def test_an_engine_that_cannot_run_here_is_unavailable_not_passed(tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    result = verified(tmp_path, conv_bn(), golden(conv_bn()), {"backend": "tensorrt_rtx"})
+    assert result.status == "unavailable"
+    assert "no NVIDIA GPU" in result.reason
+    assert "8.6, 8.9 or 12.0" in result.hint

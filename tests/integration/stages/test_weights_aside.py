@@ -1,0 +1,192 @@
+"""Large weights that a simplifier does not get: its result is the same, and they are copied from file to file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, helper
+from small_graphs import make_model, simplify_job, weights
+
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.onnx_file import load_model, save_model
+from buildsys.stages.simplify import onnxsim
+from buildsys.stages.simplify import stage as simplify
+from buildsys.stages.simplify.offloaded_weights import set_aside
+
+FLOAT = TensorProto.FLOAT
+node = helper.make_node
+
+
+def network(
+    nodes: list[onnx.NodeProto], stored: Mapping[str, np.ndarray], x: Any = (FLOAT, ["batch", 512]), y: Any = None
+) -> ModelProto:
+    return make_model(nodes, {"x": x}, {"y": y or (FLOAT, ["batch", 512])}, stored)
+
+
+def perceptron() -> ModelProto:
+    """Two large layers, with an identity and a weight to fold between them."""
+    nodes = [
+        node("Gemm", ["x", "w0", "b"], ["a"], name="first", transB=1),
+        node("Identity", ["a"], ["same"], name="identity"),
+        node("Mul", ["scale", "scale"], ["squared"], name="square"),
+        node("Mul", ["same", "squared"], ["scaled"], name="scaled"),
+        node("Relu", ["scaled"], ["r"], name="relu"),
+        node("Gemm", ["r", "w1"], ["y"], name="second"),
+    ]
+    stored = {"w0": weights(512, 512), "w1": weights(512, 512, seed=1), "b": weights(512), "scale": weights(512)}
+    return network(nodes, stored)
+
+
+def written(folder: Path, model: ModelProto) -> Path:
+    """Write a graph with its weights beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_model(model, folder / "model.onnx", inline_limit=0)
+    return folder / "model.onnx"
+
+
+def aside(folder: Path, model: ModelProto) -> list[str]:
+    path = written(folder, model)
+    return [tensor.name for tensor in set_aside(load_model(path, external_data=False), path.parent)]
+
+
+def test_the_result_is_the_same_and_the_weights_are_those_of_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = written(tmp_path / "export", perceptron())
+    found, given = {}, []
+    real = onnxsim._simplified
+    monkeypatch.setattr(onnxsim, "_simplified", lambda *told: given.append(told[1]) or real(*told))
+    for name in ("aside", "whole"):
+        (tmp_path / name).mkdir()
+        job = simplify_job(
+            tmp_path / name, source, cases={"odd": {"batch": 3}},
+            inputs={"x": {"shape": ["batch", 512], "dtype": "float32"}},
+        )  # fmt: skip
+        result = simplify.run(job)
+        assert result.status == "passed", result.reason
+        found[name] = onnx.load(job.outputs["model"])
+        monkeypatch.setattr(onnxsim, "set_aside", lambda *_: [])
+    assert given[0] is not None  # the first was built from a skeleton
+    assert given[1] is None
+    nodes = [[each.SerializeToString(deterministic=True) for each in model.graph.node] for model in found.values()]
+    assert nodes[0] == nodes[1]
+    assert len(nodes[0]) == 4  # the identity and the square are gone
+    stored = [
+        {each.name: onnx.numpy_helper.to_array(each) for each in model.graph.initializer} for model in found.values()
+    ]
+    assert stored[0].keys() == stored[1].keys()
+    assert all(np.array_equal(stored[0][name], stored[1][name]) for name in stored[0])
+    assert [value.name for value in found["aside"].graph.input] == ["x"]
+
+
+def test_weights_are_set_aside_where_values_make_no_difference(tmp_path: Path) -> None:
+    assert aside(tmp_path, perceptron()) == ["w0", "w1"]
+
+
+CONV = {"x": (FLOAT, ["batch", 256, 8, 8]), "y": (FLOAT, ["batch", 256, 8, 8])}
+W4 = weights(256, 256, 3, 3)
+PAD = {"pads": [1, 1, 1, 1]}
+SMALL = weights(256)
+
+
+def with_batch_norm() -> ModelProto:
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], name="conv", **PAD),
+        node("BatchNormalization", ["c", "s", "s", "s", "v"], ["y"], name="bn"),
+    ]
+    return network(nodes, {"w": W4, "s": SMALL, "v": np.abs(SMALL)}, **CONV)
+
+
+def with_matmul_and_bias() -> ModelProto:
+    nodes = [node("MatMul", ["x", "w"], ["m"], name="matmul"), node("Add", ["m", "b"], ["y"], name="add")]
+    return network(nodes, {"w": weights(512, 512), "b": weights(512)})
+
+
+def with_equal_weights() -> ModelProto:
+    nodes = [node("Gemm", ["x", "w0"], ["a"], name="first"), node("Gemm", ["a", "w1"], ["y"], name="second")]
+    return network(nodes, {"w0": weights(512, 512), "w1": weights(512, 512)})
+
+
+def with_a_constant_product() -> ModelProto:
+    nodes = [node("Gemm", ["c", "w"], ["k"], name="folded"), node("Add", ["x", "k"], ["y"], name="add")]
+    return network(nodes, {"w": weights(512, 512), "c": weights(1, 512)})
+
+
+def with_another_use() -> ModelProto:
+    nodes = [
+        node("Gemm", ["x", "w"], ["g"], name="gemm"),
+        node("ReduceSum", ["w"], ["total"], name="sum", keepdims=0),
+        node("Mul", ["g", "total"], ["y"], name="mul"),
+    ]
+    return network(nodes, {"w": weights(512, 512)})
+
+
+def with_a_use_in_a_branch() -> ModelProto:
+    y = helper.make_tensor_value_info("z", FLOAT, ["batch", 512])
+    body = helper.make_graph([node("Gemm", ["g", "w"], ["z"], name="inner")], "body", [], [y])
+    other = helper.make_graph([node("Identity", ["g"], ["z"], name="same")], "other", [], [y])
+    nodes = [
+        node("Gemm", ["x", "w"], ["g"], name="outer"),
+        node("ReduceSum", ["x"], ["s"], name="sum", keepdims=0),
+        node("Cast", ["s"], ["c"], name="cast", to=TensorProto.BOOL),
+        node("If", ["c"], ["y"], name="if", then_branch=body, else_branch=other),
+    ]
+    return network(nodes, {"w": weights(512, 512)})
+
+
+def with_the_weight_as_output() -> ModelProto:
+    nodes = [node("Gemm", ["x", "w"], ["y"], name="gemm")]
+    shape = (FLOAT, [512, 512])
+    return make_model(
+        nodes, {"x": (FLOAT, ["batch", 512])}, {"y": (FLOAT, ["batch", 512]), "w": shape}, {"w": weights(512, 512)}
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        with_batch_norm, with_matmul_and_bias, with_equal_weights, with_a_constant_product, with_another_use,
+        with_a_use_in_a_branch, with_the_weight_as_output,
+    ],
+)  # fmt: skip
+def test_what_a_rewrite_may_use_stays(tmp_path: Path, make: Any) -> None:
+    onnx.checker.check_model(make(), full_check=True)
+    assert aside(tmp_path, make()) == []
+
+
+def test_little_is_not_worth_it(tmp_path: Path) -> None:
+    nodes = [node("Gemm", ["x", "w"], ["g"], name="gemm"), node("MatMul", ["g", "m"], ["y"], name="matmul")]
+    wide = (FLOAT, ["batch", 2048])
+    model = network(nodes, {"w": weights(512, 512), "m": weights(512, 2048)}, y=wide)
+    assert aside(tmp_path / "little", model) == []
+    nodes[1] = node("Gemm", ["g", "m"], ["y"], name="second")
+    assert aside(tmp_path / "all", network(nodes, {"w": weights(512, 512), "m": weights(512, 2048)}, y=wide)) == [
+        "w",
+        "m",
+    ]
+
+
+def test_convolutions_and_tables_too(tmp_path: Path) -> None:
+    model = network([node("Conv", ["x", "w"], ["y"], name="conv", **PAD)], {"w": W4}, **CONV)
+    assert aside(tmp_path / "conv", model) == ["w"]
+    table = make_model(
+        [node("Gather", ["table", "ids"], ["y"], name="embedding")],
+        {"ids": (TensorProto.INT64, ["batch", 7])},
+        {"y": (FLOAT, ["batch", 7, 64])},
+        {"table": weights(5000, 64)},
+    )
+    assert aside(tmp_path / "gather", table) == ["table"]
+
+
+def test_weights_that_are_cut_short_are_told(tmp_path: Path) -> None:
+    source = written(tmp_path, perceptron())
+    model = load_model(source, external_data=False)
+    data = source.with_name("model.onnx.data")
+    data.write_bytes(data.read_bytes()[:-5000])
+    with pytest.raises(StageError, match=r"model\.onnx\.data ends before the weights that (w1|b) has there"):
+        save_model(model, tmp_path / "copy.onnx", weights_of=source)

@@ -1,0 +1,166 @@
+"""``doit inspect``, ``doit diff`` and ``doit netron`` as processes, on graphs that real stages have written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from project_folder import Ran
+from ready_project import FEATURES, ReadyProject
+
+from buildsys.report.formatting import TIMES
+
+NET = "a"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def fails(ran: Ran, code: int, *sentences: str) -> None:
+    assert (ran.code, ran.out) == (code, "")
+    assert ran.err.count("\n") == 1
+    for sentence in sentences:
+        assert sentence in ran.err
+
+
+def test_inspect_tells_all_of_a_graph(ready_built: ReadyProject) -> None:
+    build, state = contents(ready_built.root / "build"), (ready_built.root / ".buildsys/state.db").read_bytes()
+    ran = ready_built.doit(f"inspect:{NET}")
+    assert ran.code == 0, ran.err
+    lines = ran.out.splitlines()
+    assert lines[0].startswith("simplify:a: build/a/simplify/model.onnx, ")  # up to date: nothing to say about that
+    for part in ("opsets      ai.onnx 17", f"x: float32 [batch, {FEATURES}]", "131 k at batch = 2; that is 65.5 k"):
+        assert part in ran.out
+    assert len(lines) < 40
+    assert ready_built.doit("inspect", f"{NET}:simplify").out == ran.out
+    found = json.loads(ready_built.doit(f"inspect:{NET}:export", "--json").out)
+    assert (found["schema"], found["graph"]["state"]) == ("buildsys/inspect/1", "fresh")
+    assert found["operators"] == {"Add": 1, "Identity": 1, "MatMul": 1}
+    assert found["macs"]["total"] == 2 * FEATURES**2
+    assert found["tensors"]["v"]["consumers"] == [next(n["label"] for n in found["nodes"] if n["operator"] == "MatMul")]
+    assert contents(ready_built.root / "build") == build
+    assert (ready_built.root / ".buildsys/state.db").read_bytes() == state
+
+
+def test_inspect_tells_nodes_tensors_and_engines(ready_built: ReadyProject) -> None:
+    table = ready_built.doit(f"inspect:{NET}:export", "--nodes").out
+    assert re.search(r"MatMul +- +x, v +→ z \[batch, 256\] +131 k", table)
+    node = ready_built.doit(f"inspect:{NET}:export", "--node", "z").out
+    assert "x: float32 [batch, 256] from input" in node
+    assert "z: float32 [batch, 256] to y" in node
+    tensor = json.loads(ready_built.doit(f"inspect:{NET}:export", "--tensor", "z", "--json").out)
+    assert tensor["tensors"]["z"]["sized"] == [2, FEATURES]
+    assert ready_built.doit(f"inspect:{NET}:engine").out.startswith("engine:a:ort: build/a/engine/ort/engine.onnx, ")
+
+
+def test_inspect_says_first_what_is_not_up_to_date(ready_built: ReadyProject) -> None:
+    ready_built.edit(f"configs/models/{NET}.yaml", "{tool: onnxsim}", "{tool: onnxsim, fuse: false}")
+    first = ready_built.doit(f"inspect:{NET}").out.splitlines()[0]
+    assert first.startswith("simplify:a is not up to date (simplify.fuse: true → false); this is what was built ")
+    assert first.endswith("`doit simplify:a` builds it")
+    assert json.loads(ready_built.doit(f"inspect:{NET}", "--json").out)["graph"]["state"] == "stale"
+
+
+def test_mistakes_are_one_line(ready_built: ReadyProject) -> None:
+    ready_built.add_model("other")
+    doit = ready_built.doit
+    fails(doit("inspect:othr"), 3, "there is no model 'othr'; nearest: other")
+    fails(doit("inspect:a:simplfy"), 3, "there is no stage 'simplfy'; nearest: simplify")
+    fails(doit("inspect:a:validate"), 3, "validate of a writes no graph; graphs of a: export, simplify, engine:ort")
+    fails(doit("inspect:other"), 2, "simplify:other has not been built; `doit simplify:other` builds it")
+    fails(doit("inspect:a", "--node", "MatMl"), 3, "the graph has no node 'MatMl'")
+    fails(doit("inspect:a:export", "--tensor", "zz"), 3, "the graph has no tensor 'zz'")
+    fails(doit("inspect:a", "--nodes", "--svg", "x.svg"), 3, "--nodes and --svg are different answers")
+    fails(doit("inspect:a", "--depth", "3"), 3, "choose what a picture shows; add --svg FILE")
+    fails(doit("inspect:a", "--svg", "x.svg", "--from", "nowhere"), 3, "the graph has no node or tensor 'nowhere'")
+    fails(doit("inspect:a", "build:a"), 3, "inspect takes one MODEL or MODEL:STAGE")
+    fails(doit("diff", "a", "export"), 3, "diff takes a model and the names of two graphs")
+    fails(doit("diff", "a", "export", "simplify~7"), 3, "there is no simplify~7: of simplify:a one graph is recorded")
+    fails(doit("netron", "a", "--port", "0"), 3, "--port takes a number from 1 to 65535, not '0'")
+    fails(doit("netron", "other"), 2, "simplify:other has not been built")
+    (ready_built.root / "build/a/simplify/model.onnx").write_bytes(b"\xff" * 50)
+    fails(doit("inspect:a"), 2, "model.onnx cannot be read as ONNX")
+    assert not (ready_built.root / "x.svg").exists()
+
+
+def test_a_picture_is_written(ready_built: ReadyProject) -> None:
+    ran = ready_built.doit(f"inspect:{NET}:export", "--svg", "net.svg")
+    assert (ran.code, ran.out) == (0, "wrote net.svg: 3 nodes in 3 boxes\n")
+    picture = (ready_built.root / "net.svg").read_bytes()
+    told = json.loads(ready_built.doit(f"inspect:{NET}:export", "--json", "--svg", "again.svg").out)
+    assert (told["nodes"], told["boxes"], told["svg"]) == (3, 3, "again.svg")
+    assert (ready_built.root / "again.svg").read_bytes() == picture
+    assert "1 node" in ready_built.doit(f"inspect:{NET}:export", "--svg", "part.svg", "--from", "z").out
+
+
+def test_diff_compares_stages_and_builds(ready_built: ReadyProject) -> None:
+    doit = ready_built.doit
+    ran = doit("diff", NET)
+    assert ran.code == 0, ran.err
+    assert "a: export → simplify: 3 → 2 nodes" in ran.out
+    assert re.search(rf"(left out|constant now) +1 {TIMES} Identity", ran.out)
+    told = json.loads(doit("diff", NET, "export", "simplify", "--json").out)
+    assert (told["schema"], told["nodes"]) == ("buildsys/diff/1", [3, 2])
+    assert doit("diff", NET, "simplify", "simplify").out == "a: simplify → simplify: 2 → 2 nodes, no difference\n"
+
+    git(ready_built, "init", "-q")
+    git(ready_built, "add", "dodo.py", "configs", "plugins", "networks", "pyproject.toml")
+    git(ready_built, "commit", "-qm", "first")
+    ready_built.write_network(1)
+    assert doit(f"simplify:{NET}").code == 0
+    before = doit("diff", NET, "simplify~1", "simplify")
+    assert before.code == 0, before.err
+    assert "simplify~1 was built " in before.out.splitlines()[0]
+    assert re.search(rf"changed +1 {TIMES} MatMul with other weights", before.out)
+    since = json.loads(doit("diff", NET, "simplify@HEAD", "--json").out)
+    assert [graph["state"] for graph in since["graphs"]] == ["stored", "fresh"]
+    assert len(since["changed"]) == 1
+    assert doit("diff", NET, "simplify~1", "simplify@HEAD").out.splitlines()[-1].endswith("no difference")
+    fails(doit("diff", NET, "simplify@nowhere"), 3, "git knows no revision 'nowhere'")
+    git(ready_built, "add", "networks")
+    git(ready_built, "commit", "-qm", "second")
+    ready_built.edit(f"configs/models/{NET}.yaml", "{tool: onnxsim}", "{tool: onnxsim, fuse: false}")
+    git(ready_built, "commit", "-qam", "third")
+    fails(doit("diff", NET, "simplify@HEAD"), 2, "nothing that is stored was built from simplify:a as it is at HEAD")
+    assert "simplify@HEAD~1 was built" in doit("diff", NET, "simplify@HEAD~1").out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_netron_serves_until_it_is_interrupted(ready_built: ReadyProject, number: signal.Signals) -> None:
+    pytest.importorskip("netron")
+    process = ready_built.start("netron", f"{NET}:export")
+    try:
+        assert process.stdout is not None
+        address = re.match(r"(http://127\.0\.0\.1:\d+) shows it; Ctrl-C ends", process.stdout.readline())
+        assert address is not None
+        with urllib.request.urlopen(f"{address[1]}/data/model.onnx", timeout=30) as served:
+            assert served.read() == (ready_built.root / "build/a/export/model.onnx").read_bytes()
+        os.kill(process.pid, number)
+        out, err = process.communicate(timeout=30)
+        assert (process.returncode, out, err) == (0, "", "")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_without_netron_it_says_what_to_install(ready_built: ReadyProject) -> None:
+    code = "import sys; sys.modules['netron'] = None; from doit.__main__ import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "netron", NET],
+        cwd=ready_built.root, env=ready_built.environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "netron is not installed; `pip install 'buildsys[netron]'`" in done.stderr
+
+
+def git(project: ReadyProject, *arguments: str) -> None:
+    who = ("-c", "user.name=n", "-c", "user.email=e@e")
+    subprocess.run(["git", "-C", str(project.root), *who, *arguments], check=True, capture_output=True)

@@ -1,0 +1,94 @@
+"""Runs that are ended from outside, workers that hang, and servers that hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from project_folder import Ran, wait_until
+from ready_project import ReadyProject, contents, processes_marked, targets, workers_in
+
+LONG = os.environ.get("BUILDSYS_LONG_TESTS", "0") not in ("", "0")
+UP_TO_DATE = Ran(0, "everything is up to date (8 targets)\n", "")
+ALL = targets("a")
+
+
+def check_goes_on(project: ReadyProject, stopped: set[str]) -> None:
+    """Check that the next run makes what is left and nothing else."""
+    again = project.doit()
+    assert (again.code, again.ran & stopped) == (0, set())
+    assert again.passed >= {"reference:a", "validate:a", "verify:a:ort", "bench:a:ort", "report:a"}
+    assert project.doit() == UP_TO_DATE
+    assert contents(project.root / "build") == project.clean_contents()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("number", "to_all", "code"),
+    [(signal.SIGINT, True, 130), (signal.SIGTERM, True, 143), (signal.SIGTERM, False, 143)],
+    ids=["ctrl-c", "sigterm-to-all", "sigterm"],
+)
+def test_a_signal_ends_a_run_and_the_next_goes_on(
+    ready: ReadyProject, number: signal.Signals, to_all: bool, code: int
+) -> None:
+    ready.hold()
+    process = ready.start("-n", "2")
+    log = ready.root / "build/a/reference/reference.log"
+    wait_until(lambda: ready.is_held and log in workers_in(ready.root), 60, "reference:a is at work")
+    worker = workers_in(ready.root)[log]
+    began = time.monotonic()
+    (os.killpg if to_all else os.kill)(process.pid, number)
+    out, err = process.communicate(timeout=30)
+    assert time.monotonic() - began < 10
+    assert process.returncode == code, out + err
+    assert "Traceback" not in out + err
+    assert "interrupted: what had passed stays, the rest runs next time\n" in out
+    wait_until(lambda: not workers_in(ready.root / "build"), 5, "the worker is gone")
+    assert worker not in processes_marked(ready.mark)
+    ready.let_go()
+    check_goes_on(ready, Ran(code, out, err).passed)
+
+
+@pytest.mark.timeout(120)
+def test_a_stage_that_hangs_is_stopped_at_its_limit(ready: ReadyProject) -> None:
+    manifest = ready.root / "configs/models/a.yaml"
+    manifest.write_text(manifest.read_text() + "timeout: {reference: 1s}\n")
+    ready.hold()
+    ran = ready.doit("-n", "2", "--continue")
+    assert (ran.code, ran.passed) == (2, {"export:a", "simplify:a", "engine:a:ort"})
+    sentence = "reference:a took longer than its limit of 1 s and was stopped"
+    assert ran.out.count(f"{sentence}; full log: build/a/reference/reference.log\n") == 1
+    ready.let_go()
+    check_goes_on(ready, ran.passed)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not LONG, reason="a server is waited for for a minute; run with BUILDSYS_LONG_TESTS=1")
+@pytest.mark.parametrize("moment", ["idle", "at work"])
+def test_a_server_that_hangs_is_replaced(ready: ReadyProject, moment: str) -> None:
+    assert ready.doit("export:a").code == 0
+    (server,) = [pid for pid, command in processes_marked(ready.mark).items() if _is_server(pid, command)]
+    if moment == "idle":
+        os.kill(server, signal.SIGSTOP)
+        ran = ready.doit("-n", "2")
+        assert (ran.code, ran.passed) == (0, ALL - {"export:a"}), ran
+        return
+    manifest = ready.root / "configs/models/a.yaml"
+    manifest.write_text(manifest.read_text() + "timeout: {reference: 1s}\n")
+    ready.hold()
+    process = ready.start()
+    wait_until(lambda: ready.is_held, 60, "reference:a is at work")
+    os.kill(server, signal.SIGSTOP)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "the worker server that ran reference:a stopped answering" in out, out + err
+    ready.let_go()
+    check_goes_on(ready, {"export:a"})
+
+
+def _is_server(pid: int, command: str) -> bool:
+    parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+    return "buildsys.workers.server.main" in command and "buildsys" not in Path(f"/proc/{parent}/cmdline").read_text()

@@ -1,0 +1,128 @@
+"""A project of fifty manifests: what is edited, added, renamed or broken counts alone, whatever was settled before.
+
+One model is built by its real stages. The others come into the build folder through the executor, as copies of it
+(``tests/bench/_scale_project.py``): building them all would take minutes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from project_folder import ProjectFolder, Ran
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+from _scale_project import fill, model_name, write_manifests
+
+COUNT = 50
+STAGES = ("export", "reference", "simplify", "validate", "engine", "verify", "bench", "report")
+UP_TO_DATE = f"everything is up to date ({8 * COUNT} targets)\n"
+ONE, OTHER = model_name(1), model_name(COUNT - 1)
+
+
+def targets_of(model: str) -> set[str]:
+    variants = {stage: ":ort-cpu" if stage in ("engine", "verify", "bench") else "" for stage in STAGES}
+    return {f"{stage}:{model}{variant}" for stage, variant in variants.items()}
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("many") / "project"
+    root.mkdir()
+    write_manifests(root, COUNT)
+    fill(root)
+    return root
+
+
+@pytest.fixture
+def many(filled: Path, tmp_path: Path) -> ProjectFolder:
+    """A copy in which everything has been found fresh, and in a second run remembered as that."""
+    project = ProjectFolder(tmp_path / "project")
+    shutil.copytree(filled, project.root, symlinks=True)
+    assert project.doit() == Ran(0, UP_TO_DATE, "")
+    assert project.doit() == Ran(0, UP_TO_DATE, "")
+    return project
+
+
+def manifest(project: ProjectFolder, model: str) -> Path:
+    return project.root / f"configs/models/{model}.yaml"
+
+
+def test_an_edit_runs_the_targets_of_that_model_that_it_reaches(many: ProjectFolder) -> None:
+    many.edit(f"configs/models/{ONE}.yaml", "min_samples: 1", "min_samples: 2")
+    again = many.doit()
+    assert again.code == 0, again.out + again.err
+    assert again.passed == {f"bench:{ONE}:ort-cpu", f"report:{ONE}"}
+    assert f"2 passed, {8 * COUNT - 2} fresh in" in again.out
+    assert many.doit() == Ran(0, UP_TO_DATE, "")
+
+
+def test_one_model_is_asked_for_and_the_others_are_left_alone(many: ProjectFolder) -> None:
+    for model in (ONE, OTHER):
+        many.edit(f"configs/models/{model}.yaml", "min_samples: 1", "min_samples: 2")
+    assert many.doit("build:m00002") == Ran(0, "everything is up to date (8 targets)\n", "")
+    assert many.doit(f"build:{ONE}").passed == {f"bench:{ONE}:ort-cpu", f"report:{ONE}"}
+    assert many.doit("report").passed == {f"bench:{OTHER}:ort-cpu", f"report:{OTHER}"}
+    assert many.doit("export:m00003", "verify:m00004") == Ran(0, "everything is up to date (6 targets)\n", "")
+
+
+def test_a_model_that_is_added_is_built_and_nothing_else(many: ProjectFolder) -> None:
+    text = manifest(many, ONE).read_text().replace(ONE, "added")
+    manifest(many, "added").write_text(text)
+    assert many.doit().passed == targets_of("added")
+    assert many.doit() == Ran(0, f"everything is up to date ({8 * (COUNT + 1)} targets)\n", "")
+
+
+def test_a_model_that_is_removed_and_comes_back_is_fresh(many: ProjectFolder) -> None:
+    text = manifest(many, ONE).read_text()
+    manifest(many, ONE).unlink()
+    assert many.doit() == Ran(0, f"everything is up to date ({8 * (COUNT - 1)} targets)\n", "")
+    gone = many.doit(f"build:{ONE}")
+    assert (gone.code, gone.err.startswith(f"ERROR: there is no target 'build:{ONE}'; nearest: ")) == (3, True)
+    manifest(many, ONE).write_text(text)
+    assert many.doit() == Ran(0, UP_TO_DATE, "")
+
+
+def test_a_model_that_is_renamed_is_another_one(many: ProjectFolder) -> None:
+    many.edit(f"configs/models/{ONE}.yaml", f"model: {ONE}", "model: renamed")
+    assert many.doit("export:renamed").passed == {"export:renamed"}
+    assert many.doit(f"export:{ONE}").code == 3
+    assert many.doit("build:m00002").code == 0
+
+
+def test_a_broken_manifest_is_told_whatever_was_asked_for(many: ProjectFolder) -> None:
+    many.edit(f"configs/models/{ONE}.yaml", "min_samples: 1", "min_sample: 1")
+    for arguments in ((), ("build:m00002",), ("list",)):
+        wrong = many.doit(*arguments)
+        assert (wrong.code, wrong.out) == (3, "")
+        assert f"configs/models/{ONE}.yaml:" in wrong.err
+    many.edit(f"configs/models/{ONE}.yaml", "min_sample: 1", "min_samples: 1")
+    assert many.doit() == Ran(0, UP_TO_DATE, "")
+
+
+def test_a_shared_source_reaches_all_models_that_use_it(many: ProjectFolder) -> None:
+    many.edit("plugins/models/family_000.py", "weights are scaled", "weights are multiplied")
+    listed = many.doit("list", "--all", "--status")
+    stale = {line.split()[1] for line in listed.out.splitlines() if line.startswith("R ")}
+    assert {target for target in stale if target.startswith("export:")} == {
+        f"export:{model_name(number)}" for number in range(COUNT)
+    }
+    assert many.doit(f"export:{ONE}").passed == {f"export:{ONE}"}
+
+
+def test_an_output_edited_by_hand_is_made_again(many: ProjectFolder) -> None:
+    (many.root / f"build/{ONE}/validate/result.json").write_text("{}")
+    assert many.doit().passed == {f"validate:{ONE}", f"report:{ONE}"}
+    assert many.doit() == Ran(0, UP_TO_DATE, "")
+
+
+def test_ignored_always_and_forgotten_targets_are_not_hidden_by_what_is_settled(many: ProjectFolder) -> None:
+    assert many.doit("-a", "-s", f"report:{ONE}").passed == {f"report:{ONE}"}
+    many.doit("forget", f"report:{OTHER}")
+    many.doit("ignore", f"report:{ONE}")
+    ran = many.doit()
+    assert ran.passed == {f"report:{OTHER}"}
+    assert "1 ignored" in ran.out

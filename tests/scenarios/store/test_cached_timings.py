@@ -1,0 +1,127 @@
+"""`doit cache` and timing caches, and a pin that cannot be met; builds with real ones are under tests/gpu."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from hashlib import sha256
+from pathlib import Path
+
+from project_folder import ProjectFolder
+from test_bad_disks import read_only, small_disk
+
+from buildsys.store.timing_caches.checkout import Lender
+from buildsys.store.timing_caches.files import content_of, damaged, keep, read_shared, shared_files, write_shared
+
+MADE_FOR = {"library": "tensorrt-8.6.1", "gpu": "NVIDIA H200 9.0", "cuda": "cuda12.4 driver550.54", "settings": "ab"}
+TENSORRT = """\
+model: pinned
+source: {torchvision: resnet18}
+inputs: {x: {shape: [batch, 3, 32, 32]}}
+dims: {batch: {min: 1, opt: 2, max: 4}}
+engines: [{backend: tensorrt, name: trt, timing_cache: {pin: PIN}}]
+"""
+
+
+def digest(data: bytes) -> str:
+    return sha256(data).hexdigest()
+
+
+def fill(folder: Path) -> None:
+    """Make a folder with one shared cache, three kept ones and one that was set aside."""
+    write_shared(folder / "some.timing_cache", content_of(b"a" * 1000), MADE_FOR)
+    for data in (b"pinned", b"loose", b"another"):
+        keep(folder, content_of(data))
+    (folder / "other.timing_cache.broken-20260101T000000").write_bytes(b"x")
+
+
+def kept(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "by_digest").iterdir()}
+
+
+def test_show_verify_and_collect(project: ProjectFolder, tmp_path: Path) -> None:
+    folder = project.root / ".buildsys/timing_caches"
+    assert "timing caches" not in project.doit("cache").out
+    fill(folder)
+    (project.root / "configs/models/pinned.yaml").write_text(TENSORRT.replace("PIN", digest(b"pinned")))
+    shown = project.doit("cache")
+    assert f"{folder}: " in shown.out
+    assert "of timing caches: 1 shared, 3 kept by digest, 1 set aside (safe to delete)\n" in shown.out
+    facts = json.loads(project.doit("cache", "--json").out)["timing_caches"]
+    assert (facts["shared"], facts["kept"], facts["broken"]) == (1, 3, 1)
+
+    told = project.doit("cache", "gc", "--dry-run")
+    assert "would remove 3 timing caches, " in told.out
+    assert len(kept(folder)) == 3
+    told = project.doit("cache", "gc")
+    assert "removed 3 timing caches, " in told.out
+    assert kept(folder) == {digest(b"pinned")}, "what a manifest pins stays"
+    assert (folder / "some.timing_cache").is_file(), "the shared one goes by age alone"
+    os.utime(folder / "some.timing_cache", (time.time() - 9e6,) * 2)
+    os.utime(folder / "by_digest" / digest(b"pinned"), (time.time() - 9e6,) * 2)
+    assert "removed 1 timing cache," in project.doit("cache", "gc", "--older-than", "30d").out
+    assert kept(folder) == {digest(b"pinned")}
+
+    (folder / "by_digest" / digest(b"pinned")).chmod(0o644)
+    (folder / "by_digest" / digest(b"pinned")).write_bytes(b"damaged")
+    verified = project.doit("cache", "verify")
+    assert verified.code == 1
+    assert f"{digest(b'pinned')} is of no use: it does not have the content that its name says" in verified.out
+
+
+def test_a_folder_that_clones_share(project: ProjectFolder, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    fill(shared)
+    (project.root / "configs/project.yaml").write_text(f"timing_caches: {shared}\n")
+    project.add_model("lin")
+    assert f"{shared}: " in project.doit("cache").out
+    assert "timing caches" not in project.doit("cache", "gc").out
+    assert len(kept(shared)) == 3, "another clone may pin what this one does not know"
+    project.environment["BUILDSYS_TIMING_CACHES"] = "here"
+    fill(project.root / "here")
+    assert f"{project.root}/here: " in project.doit("cache").out
+
+
+def test_a_pin_that_is_no_digest_is_an_error_of_the_manifest(project: ProjectFolder) -> None:
+    (project.root / "configs/models/pinned.yaml").write_text(TENSORRT.replace("PIN", "latest"))
+    told = project.doit("list")
+    assert told.code == 3
+    assert "configs/models/pinned.yaml:5:" in told.err
+    assert "engines.0.timing_cache.pin: " in told.err
+    assert "a SHA-256 digest of 64 hexadecimal digits" in told.err
+
+
+def build_on(folder: Path, scratch: Path) -> list[str]:
+    """Do what two builds do with their timing caches; return the warnings of the second one."""
+    lender = Lender(folder, MADE_FOR, lambda files, merged: merged.write_bytes(files[-1].read_bytes()) and [])
+    for data in (b"first" * 1000, b"second" * 1000):
+        lender.warnings.clear()
+        private = scratch / "private"
+        private.unlink(missing_ok=True)
+        lent = lender.lend(private)
+        private.write_bytes(data)
+        assert lender.take_back(private, lent)["digest"] == digest(data)
+    return lender.warnings
+
+
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    folder = tmp_path / "caches"
+    with small_disk(folder, "16k"):
+        (warning,) = build_on(folder, tmp_path)
+        assert "cannot be kept in" in warning
+        assert "No space left on device; the next build times its tactics again" in warning
+        assert list(damaged(folder)) == [], "what lies there is whole"
+        (path,) = shared_files(folder)
+        assert read_shared(path, MADE_FOR) is not None
+        assert not [path for path in folder.rglob(".*") if path.is_file()], "nothing temporary stays"
+
+
+def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
+    folder = tmp_path / "caches"
+    assert build_on(folder, tmp_path) == []
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with read_only(folder):
+        (warning,) = build_on(folder, tmp_path)
+        assert "Read-only file system; the next build times its tactics again" in warning
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before

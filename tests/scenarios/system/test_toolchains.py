@@ -1,0 +1,209 @@
+"""Engines that another interpreter builds and runs: real doit, real interpreters with numpy and onnxruntime alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from project_folder import wait_until
+from python_environments import Environment, old_python, program
+from ready_project import ReadyProject, processes_marked, targets
+
+PROJECT, MODEL = "configs/project.yaml", "configs/models/a.yaml"
+OURS = {"engine:a:ort", "verify:a:ort", "bench:a:ort"}
+_WAITING = """\
+import time
+from pathlib import Path
+
+__version__ = "1.0"
+Path("held").touch()
+while Path("hold").exists():
+    time.sleep(0.01)
+"""
+THEIRS = {"engine:a:other", "verify:a:other", "bench:a:other"}
+
+
+@pytest.fixture(autouse=True)
+def _variables_of_one_test(ready_place: ReadyProject) -> Iterator[None]:
+    before = dict(ready_place.environment)
+    yield
+    ready_place.environment.clear()
+    ready_place.environment.update(before)
+
+
+@pytest.fixture
+def environment(ready: ReadyProject) -> Environment:
+    """What the toolchain ``other`` has, which the engine ``other`` names."""
+    made = Environment(ready.root / "envs/other", "numpy", "onnxruntime")
+    add_engine(ready, "other")
+    declare(ready, "other: {python: envs/other/bin/python}")
+    return made
+
+
+def add_engine(project: ReadyProject, toolchain: str, fields: str = "") -> None:
+    """Let the model have an engine of a toolchain, under the same name."""
+    engine = f"{{backend: onnxruntime, name: {toolchain}, toolchain: {toolchain}{fields}}}"
+    project.edit(MODEL, "name: ort}", f"name: ort}}, {engine}")
+
+
+def declare(project: ReadyProject, *toolchains: str) -> None:
+    (project.root / PROJECT).write_text("toolchains:\n" + "".join(f"  {line}\n" for line in toolchains))
+
+
+def result(project: ReadyProject, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((project.root / f"build/a/{name}.json").read_text())
+    return found
+
+
+def servers(project: ReadyProject) -> list[int]:
+    """Return the worker servers of toolchains, without their children."""
+    program = "envs/other/bin/python -m buildsys.workers.server.main"
+    theirs = {pid for pid, command in processes_marked(project.mark).items() if program in command}
+    return [pid for pid in theirs if _parent(pid) not in theirs]
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_an_engine_is_built_verified_and_timed_in_its_toolchain(ready: ReadyProject, environment: Environment) -> None:
+    environment.relabel("onnxruntime", "1.18.1")
+    first = ready.doit("-n", "2")
+    assert first.code == 0
+    assert first.passed == targets("a") | THEIRS
+    built = result(ready, "engine/other/engine")
+    assert built["toolchain"]["name"] == "other"
+    assert built["toolchain"].keys() == {"name", "python", "numpy", "onnxruntime"}
+    assert "not_described" in built  # that would take onnx, which only our own interpreter has
+    assert "not_described" not in result(ready, "engine/ort/engine")
+    report = (ready.root / "build/a/report/report.md").read_text()
+    assert "built in the toolchain other (python " in report
+    assert "onnxruntime (other)" in report
+    # upgraded between two runs, and at another place
+    environment.relabel("onnxruntime", "1.19.0")
+    environment.folder.rename(ready.root / "envs/moved")
+    ready.environment["BUILDSYS_TOOLCHAIN_OTHER"] = "envs/moved/bin/python"
+    second = ready.doit("engine:a:other")
+    assert second.ran == {"engine:a:other"}
+    assert "onnxruntime 1.18.1 → 1.19.0" in second.out
+
+
+def test_where_it_lies_changes_nothing_and_its_variables_do(ready: ReadyProject, environment: Environment) -> None:
+    assert ready.doit("build:a").code == 0
+    environment.folder.rename(ready.root / "envs/moved")
+    ready.environment["BUILDSYS_TOOLCHAIN_OTHER"] = "envs/moved/bin/python"
+    assert not ready.doit().ran
+    del ready.environment["BUILDSYS_TOOLCHAIN_OTHER"]
+    declare(ready, "other: {python: ./envs/moved/bin/python, env: {SETTING: '{prefix}/lib'}}")
+    again = ready.doit()
+    assert again.ran >= {"engine:a:other"}
+    assert not again.ran & OURS
+    assert "SETTING" in again.out
+    assert "{prefix}/lib" in ready.doit("explain", "--json", "engine:a:other").out
+
+
+def test_what_lacks_is_unavailable_until_it_is_there(ready: ReadyProject) -> None:
+    bare, without = Environment(ready.root / "envs/bare"), Environment(ready.root / "envs/without", "numpy")
+    without.write("sitecustomize.py", "print('rubbish at start')\n")
+    locked = program(ready.root / "envs/locked/python", "")
+    locked.chmod(0o644)
+    broken = {
+        "missing": (ready.root / "envs/missing/bin/python", "there is no {python}"),
+        "locked": (locked, "{python} is not executable"),
+        "word": (program(ready.root / "envs/word/python", "echo no"), "it ended with exit code 0 and printed 'no'"),
+        "old": (old_python(ready.root / "envs/old/python"), "{python} is Python 3.9.18, and 3.10 or newer is needed"),
+        "bare": (bare.python, "the toolchain bare has no numpy"),
+        "without": (without.python, "the library onnxruntime is not installed in the toolchain without"),
+    }
+    declare(ready, *(f"{name}: {{python: {python}}}" for name, (python, _) in broken.items()))
+    for name in broken:
+        add_engine(ready, name)
+    asked = [*(f"engine:a:{name}" for name in broken), "verify:a:missing", "bench:a:missing"]
+    ran = ready.doit(*asked)
+    assert ran.code == 0
+    assert set(asked) <= ran.ran
+    for name, (python, told) in broken.items():
+        found = result(ready, f"engine/{name}/engine")
+        assert found["status"] == "unavailable"
+        assert told.format(python=python) in found["reason"]
+    assert "BUILDSYS_TOOLCHAIN_MISSING" in result(ready, "engine/missing/engine")["hint"]
+    assert result(ready, "verify/missing")["status"] == result(ready, "bench/missing")["status"] == "unavailable"
+    assert result(ready, "engine/bare/engine")["hint"] == f"{bare.python} -m pip install numpy"
+    assert result(ready, "engine/without/engine")["hint"] == f"{without.python} -m pip install onnxruntime"
+    bare.install("numpy")
+    bare.install("onnxruntime")
+    without.install("onnxruntime")
+    mended = ready.doit(*asked)
+    assert mended.ran == mended.passed == {"engine:a:bare", "engine:a:without"}
+
+
+def test_one_that_hangs_crashes_or_is_required_fails_its_targets_alone(
+    ready: ReadyProject, environment: Environment
+) -> None:
+    ready.environment["BUILDSYS_INTERPRETER_LIMIT"] = "2s"
+    environment.uninstall("onnxruntime")
+    environment.write("onnxruntime/__init__.py", "import os\n__version__ = '1.0'\nos.kill(os.getpid(), 11)\n")
+    program(ready.root / "envs/slow/python", "echo loading plugins; sleep 100 & wait")
+    program(ready.root / "envs/ill/python", "kill -SEGV $$")
+    named = {"slow": "envs/slow/python", "ill": "envs/ill/python", "gone": "/nowhere/bin/python"}
+    declare(
+        ready,
+        "other: {python: envs/other/bin/python}",
+        *(f"{name}: {{python: {python}}}" for name, python in named.items()),
+    )
+    for name in named:
+        add_engine(ready, name, ", required: true" if name == "gone" else "")
+    ran = ready.doit("--continue", "engine:a")
+    assert ran.code == 2
+    assert ran.passed >= {"engine:a:ort"}
+    assert "did not answer within 2 s when it was started" in ran.out
+    assert "full log: build/a/engine/slow/engine.log" in ran.out
+    assert "loading plugins" in (ready.root / "build/a/engine/slow/engine.log").read_text()
+    assert "crashed with a segmentation fault (SIGSEGV) when it was started" in ran.out
+    assert "the worker of engine:a:other crashed with a segmentation fault (SIGSEGV)" in ran.out
+    assert "full log: build/a/engine/other/engine.log" in ran.out
+    gone = "is required, but unavailable: the toolchain gone cannot be used: there is no /nowhere/bin/python"
+    assert gone in ran.out
+
+
+def test_its_server_outlives_a_run_and_is_replaced_when_it_is_killed(
+    ready: ReadyProject, environment: Environment
+) -> None:
+    ready.doit("engine:a:other")
+    (server,) = servers(ready)
+    ready.doit("verify:a:other")
+    assert servers(ready) == [server]
+    os.kill(server, signal.SIGKILL)
+    wait_until(lambda: not servers(ready), 5, "the server is gone")
+    ready.edit(MODEL, "name: other,", "name: other, intra_op_threads: 1,")
+    again = ready.doit("verify:a:other")
+    assert again.passed == {"engine:a:other", "verify:a:other"}
+    # what can be imported has changed: another server
+    (second,) = servers(ready)
+    environment.write("added.py", "")
+    ready.edit(MODEL, "intra_op_threads: 1,", "intra_op_threads: 2,")
+    assert ready.doit("engine:a:other").passed == {"engine:a:other"}
+    assert second not in servers(ready)
+
+
+def test_a_server_that_is_killed_at_work_fails_its_target_alone(ready: ReadyProject, environment: Environment) -> None:
+    environment.uninstall("onnxruntime")
+    environment.write("onnxruntime/__init__.py", _WAITING)
+    ready.hold()
+    run = ready.start("--continue", "engine:a")
+    wait_until(lambda: ready.is_held, 20, "the library is being loaded")
+    (server,) = servers(ready)
+    os.kill(server, signal.SIGKILL)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 2, out + err
+    assert "the worker server that ran engine:a:other ended unexpectedly" in out or "(SIGKILL)" in out
+    assert "done         engine:a:ort" in out
+    wait_until(lambda: not servers(ready), 5, "nothing of it is left")
+    environment.uninstall("onnxruntime")
+    environment.install("onnxruntime")
+    assert ready.doit("engine:a:other").passed == {"engine:a:other"}

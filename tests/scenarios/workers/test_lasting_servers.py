@@ -1,0 +1,357 @@
+"""Servers that outlive a run: found again, never when they would differ from a new one, and never in the way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from project_folder import ProjectFolder, wait_until
+
+from buildsys.errors import StageError, UsageError, WorkerDied
+from buildsys.system.processes import Process
+from buildsys.workers import registry
+from buildsys.workers.client import pool as pool_module
+from buildsys.workers.client import server_handle, status
+from buildsys.workers.client.fingerprint import server_modules
+from buildsys.workers.client.pool import WorkerPool
+from buildsys.workers.job import Job
+from buildsys.workers.server_kinds import LIGHT, Profile
+
+ROOT = Path(__file__).resolve().parents[3]
+STAGES = "tests.scenarios.worker_stages"
+ORCHESTRATOR = f"""
+import sys
+from pathlib import Path
+from buildsys.workers.job import Job
+from buildsys.workers.client.pool import WorkerPool
+
+project, do = Path(sys.argv[1]), sys.argv[2]
+job = Job("export:m", "{STAGES}", "m", "", {{"do": do}}, {{}}, {{"result": project / f"{{do}}.json"}}, project)
+pool = WorkerPool(project / ".buildsys")
+say = lambda event: print(event.get("pid") or event.get("message"), flush=True)
+reply = pool.run(job, log=project / "log", on_event=say)
+print(reply.figures.get("parent"), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def plain_path() -> list[str]:
+    """Where a process looks for modules that pytest and other tests have not changed."""
+    program = "import json, sys; print(json.dumps(sys.path[1:]))"
+    ran = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    found: list[str] = json.loads(ran.stdout)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def folder(lasting_servers: Path, plain_path: list[str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(sys, "path", plain_path)
+    return lasting_servers
+
+
+def run(project: Path, do: str = "echo", **options: Any) -> dict[str, Any]:
+    """Run a job as a run of its own; return its figures."""
+    with WorkerPool(project / ".buildsys") as pool:
+        return run_in(pool, project, do, **options)
+
+
+def run_in(pool: WorkerPool, project: Path, do: str = "echo", **options: Any) -> dict[str, Any]:
+    job = Job(f"x:{do}", STAGES, "m", "", {"do": do, **options}, {}, {"result": project / f"{do}.json"}, project)
+    return pool.run(job, log=project / f"{do}.log", timeout_s=60).figures
+
+
+def server_of(project: Path) -> int:
+    server: int = run(project)["parent"]
+    return server
+
+
+def running() -> dict[int, status.RunningServer]:
+    return {server.record.pid: server for server in status.list_servers(os.environ)}
+
+
+def lives(pid: int) -> bool:
+    return Process.of(pid).lives
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def wait_for_end(pid: int) -> None:
+    wait_until(lambda: not lives(pid), 10, f"{pid} still lives")
+
+
+@contextlib.contextmanager
+def orchestrator(project: Path, do: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a run in a process of its own."""
+    command = [sys.executable, "-c", ORCHESTRATOR, str(project), do]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_the_next_run_finds_the_server(tmp_path: Path) -> None:
+    assert server_of(tmp_path) == server_of(tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    assert server_of(other) != server_of(tmp_path)
+
+
+def test_a_job_of_a_later_run_is_as_in_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server_of(tmp_path)
+    for value in ("one", "two"):
+        monkeypatch.setenv("BUILDSYS_MARK", value)
+        monkeypatch.setenv("TERM", value)
+        figures = run(tmp_path, "show_environment")
+        assert figures["cwd"] == str(tmp_path)
+        assert (figures["BUILDSYS_MARK"], figures["TERM"]) == (value, value)
+    monkeypatch.delenv("TERM")
+    assert run(tmp_path, "show_environment")["TERM"] is None
+    assert len(running()) == 1
+
+
+def test_the_server_stays_out_of_the_project(tmp_path: Path) -> None:
+    server = server_of(tmp_path)
+    process = Path(f"/proc/{server}")
+    assert (process / "cwd").readlink() == Path("/")
+    assert int((process / "stat").read_text().rpartition(")")[2].split()[3]) == server  # a session of its own
+    expected = {"/dev/null", str(tmp_path / ".buildsys/workers/bare.log")}
+    # its last job may just be ending: what that had open is closed in a moment
+    wait_until(lambda: open_files(process) == expected, 10, f"it holds {open_files(process)}")
+
+
+def open_files(process: Path) -> set[str]:
+    """Return the paths of the files that a process has open."""
+    names = set()
+    for entry in (process / "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # just closed
+            names.add(str(entry.readlink()))
+    return {name for name in names if name.startswith("/")}
+
+
+@pytest.mark.parametrize("change", ["variable", "library", "limit", "code", "folder"])
+def test_another_server_does_what_the_first_would_do_differently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    library = tmp_path / "lib" / "given.py"
+    library.parent.mkdir()
+    library.write_text("")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(library.parent))))
+    project = tmp_path / "project"
+    project.mkdir()
+    first = server_of(project)
+    if change == "variable":
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    elif change == "library":
+        library.write_text("changed = True")
+    elif change == "limit":
+        monkeypatch.setattr(os, "getpriority", lambda which, who: 7)
+    elif change == "code":
+        monkeypatch.setattr("buildsys.workers.client.fingerprint.server_modules", lambda: server_modules()[1:])
+    else:
+        (project / ".buildsys").rename(project / "old")
+    assert server_of(project) != first
+    wait_for_end(first)  # it was idle, and nobody else would have needed it
+
+
+def test_nothing_of_this_package_is_in_memory_but_what_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "profile_of", lambda job: LIGHT)
+    loaded = {Path(path) for path in run(tmp_path, "list_own_modules")["files"]}
+    assert ROOT / "buildsys/workers/server/server.py" in loaded
+    assert loaded <= set(server_modules())
+
+
+def test_two_runs_share_a_server_and_do_not_disturb_each_other(tmp_path: Path) -> None:
+    with orchestrator(tmp_path, "start_grandchild_and_hang") as one, WorkerPool(tmp_path / ".buildsys") as other:
+        assert one.stdout is not None
+        child, grandchild = int(one.stdout.readline()), int(one.stdout.readline())
+        server = run_in(other, tmp_path)["parent"]
+        assert parent_of(child) == server
+        with ThreadPoolExecutor(1) as threads:
+            steady = threads.submit(run_in, other, tmp_path, "sleep", seconds=1)
+            one.kill()
+            wait_for_end(child)
+            wait_for_end(grandchild)
+            assert not steady.done()
+            assert steady.result()["ended"]
+    assert lives(server)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_what_runs_ends_with_its_orchestrator_and_the_server_does_not(tmp_path: Path, number: signal.Signals) -> None:
+    with orchestrator(tmp_path, "hang") as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        os.killpg(process.pid, number)
+        process.wait(10)
+        wait_for_end(child)
+    (server,) = running()
+    assert server_of(tmp_path) == server
+
+
+def test_closing_waits_until_nothing_runs_any_more(tmp_path: Path) -> None:
+    pool, pids = WorkerPool(tmp_path / ".buildsys"), []
+    job = Job("x:hang", STAGES, "m", "", {"do": "hang"}, {}, {"result": tmp_path / "r.json"}, tmp_path)
+    with ThreadPoolExecutor(1) as threads:
+        hanging = threads.submit(pool.run, job, log=tmp_path / "log", on_event=lambda event: pids.append(event))
+        wait_until(lambda: len(pids) == 2, 10, "the job did not start")
+        pool.close()
+        assert not lives(pids[0]["pid"])
+        with pytest.raises(WorkerDied, match="the run was ended"):
+            hanging.result(timeout=10)
+    assert len(running()) == 1
+
+
+def test_a_process_with_pipes_ends_while_its_server_lives_on(tmp_path: Path) -> None:
+    with orchestrator(tmp_path, "echo") as process:
+        out, err = process.communicate(timeout=20)  # would wait for whoever holds the pipes
+    assert (process.returncode, err) == (0, "")
+    assert int(out.split()[-1]) in running()
+
+
+def test_many_runs_at_once_start_one_server(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(orchestrator(tmp_path, "echo")) for _ in range(4)]
+        answers = [process.communicate(timeout=60) for process in processes]
+    assert [err for _, err in answers] == [""] * 4
+    assert {int(out.split()[-1]) for out, _ in answers} == set(running())
+    assert len(running()) == 1
+
+
+def test_a_killed_server_is_replaced_and_leaves_nothing(tmp_path: Path, folder: Path) -> None:
+    first = server_of(tmp_path)
+    os.kill(first, signal.SIGKILL)
+    wait_for_end(first)
+    second = server_of(tmp_path)
+    assert second != first
+    assert len(list(folder.glob("*.sock"))) == len(list(folder.glob("*.json"))) == 1
+
+
+def test_a_server_that_ends_as_we_come_is_replaced(tmp_path: Path) -> None:
+    first = server_of(tmp_path)
+    os.kill(first, signal.SIGSTOP)
+    with WorkerPool(tmp_path / ".buildsys") as pool, ThreadPoolExecutor(1) as threads:
+        job = threads.submit(run_in, pool, tmp_path)
+        wait_until(lambda: bool(pool._servers), 10, "not connected")
+        os.kill(first, signal.SIGKILL)
+        assert job.result(timeout=20)["parent"] != first
+
+
+def test_a_server_that_hangs_is_ended_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_handle, "_READY_LIMIT_S", 0.5)
+    first = server_of(tmp_path)
+    wait_until(lambda: running()[first].record.ready, 10, "not ready")
+    os.kill(first, signal.SIGSTOP)
+    with WorkerPool(tmp_path / ".buildsys") as pool, ThreadPoolExecutor(2) as threads:
+        jobs = [threads.submit(run_in, pool, tmp_path) for _ in range(2)]
+        assert first not in {job.result(timeout=20)["parent"] for job in jobs}
+    assert not lives(first)
+
+
+def test_a_server_without_its_library_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_torch.py").write_text("raise ImportError('no libcudart.so')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(tmp_path))))
+    monkeypatch.setattr(pool_module, "profile_of", lambda _: Profile("broken", ("broken_torch",)))
+    with pytest.raises(StageError, match=r"cannot import broken_torch: ImportError: no libcudart\.so"):
+        run(tmp_path)
+    wait_until(lambda: not running(), 10, "the server was kept")
+
+
+def test_a_server_ends_when_nobody_came(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(registry.IDLE_VARIABLE, "0.5s")
+    began = time.monotonic()
+    with WorkerPool(tmp_path / ".buildsys") as pool:
+        server = run_in(pool, tmp_path)["parent"]
+        time.sleep(0.8)
+        assert lives(server)  # the run that it serves may need it again
+        assert run_in(pool, tmp_path)["parent"] == server
+    wait_for_end(server)
+    assert time.monotonic() - began > 1.3
+    assert [path.name for path in folder.iterdir()] == ["lock"]
+
+
+def test_a_server_outlives_the_project(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    server = server_of(project)
+    subprocess.run(["rm", "-r", str(project)], check=True)
+    assert lives(server)
+    project.mkdir()
+    assert server_of(project) != server  # its log, and what lay there for it, is gone
+
+
+@pytest.mark.parametrize("spoil", ["mode", "file", "long"])
+def test_where_no_folder_is_safe_the_server_ends_with_the_run(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, spoil: str
+) -> None:
+    if spoil == "mode":
+        folder.mkdir()
+        folder.chmod(0o777)
+    elif spoil == "file":
+        folder.write_text("")
+    else:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / ("long" * 30)))
+    monkeypatch.setattr(os, "getuid", lambda: 54321)  # so that /tmp/buildsys-UID is another's
+    server = server_of(tmp_path)
+    assert not lives(server)
+    if spoil != "long":
+        assert registry.server_folder(os.environ) is None
+
+
+def test_a_time_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(registry.IDLE_VARIABLE, "soon")
+    with pytest.raises(UsageError, match="BUILDSYS_WORKER_IDLE=soon is not a time"):
+        run(tmp_path)
+
+
+def test_threads_share_what_is_found(tmp_path: Path) -> None:
+    server = server_of(tmp_path)
+    with WorkerPool(tmp_path / ".buildsys") as pool:
+        found: list[int] = []
+        threads = [threading.Thread(target=lambda: found.append(run_in(pool, tmp_path)["parent"])) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == [server] * 4
+
+
+def test_doit_lists_and_ends_the_servers(project: ProjectFolder, folder: Path) -> None:
+    project.environment |= {"XDG_RUNTIME_DIR": str(folder.parent), "BUILDSYS_WORKER_IDLE": "60"}
+    assert project.doit("workers").out == "no worker servers\n"
+    server = server_of(project.root)
+    head, row = project.doit("workers").out.splitlines()
+    assert head.split() == ["pid", "profile", "age", "idle", "memory", "python", "project"]
+    assert row.split()[:2] == [str(server), "bare"]
+    assert row.split()[-2:] == [sys.executable, str(project.root)]
+    assert project.doit("workers", "--stop").out == f"ended {server} (bare, {project.root})\n"
+    assert not lives(server)
+    assert project.doit("workers", "now").code == 3
+
+
+def test_doit_uses_the_servers_of_the_last_doit(built: ProjectFolder, folder: Path) -> None:
+    built.environment |= {"XDG_RUNTIME_DIR": str(folder.parent), "BUILDSYS_WORKER_IDLE": "60"}
+    found = []
+    for old, new in ((17, 16), (16, 18)):
+        built.edit("configs/models/lin.yaml", f"opset: {old}", f"opset: {new}")
+        assert built.doit("simplify:lin").passed == {"export:lin", "simplify:lin"}
+        found.append({server.record.profile: server.record.pid for server in running().values()})
+    assert set(found[0]) == {"torch", "light"}
+    assert found[0] == found[1]

@@ -1,0 +1,84 @@
+"""What the servers preload: a forked worker must give what a fresh process gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from buildsys.workers.client import pool as pool_module
+from buildsys.workers.client.pool import WorkerPool
+from buildsys.workers.job import Job
+from buildsys.workers.server_kinds import LIGHT, TORCH
+
+ROOT = Path(__file__).resolve().parents[3]
+STAGES = "tests.scenarios.library_stages"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("project")
+
+
+@pytest.fixture(scope="module")
+def pool(project: Path) -> Iterator[WorkerPool]:
+    """A pool that runs a job in the kind of server that its variant names."""
+    with pytest.MonkeyPatch.context() as patch, WorkerPool(project / ".buildsys") as pool:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setattr(pool_module, "profile_of", lambda job: {"torch": TORCH, "light": LIGHT}[job.variant])
+        yield pool
+
+
+def _forked(pool: WorkerPool, project: Path, server: str, do: str) -> dict[str, str]:
+    job = Job(f"x:{do}", STAGES, "m", server, {"do": do}, {}, {"result": project / f"{do}.json"}, project)
+    return pool.run(job, log=project / f"{do}.log", timeout_s=120).figures
+
+
+def _fresh(project: Path, do: str) -> dict[str, str]:
+    command = [sys.executable, "-m", STAGES, do, str(project)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "ORT_DISABLE_TELEMETRY": "1"}
+    output = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, env=environment).stdout
+    digests: dict[str, str] = json.loads(output.splitlines()[-1])
+    return digests
+
+
+def test_a_torch_worker_exports_the_same_bytes(pool: WorkerPool, project: Path) -> None:
+    assert _forked(pool, project, "torch", "export") == _fresh(project, "export")
+
+
+def test_a_light_worker_computes_the_same_bytes(pool: WorkerPool, project: Path) -> None:
+    assert _forked(pool, project, "light", "simplify") == _fresh(project, "simplify")
+
+
+def test_the_light_server_has_no_torch_but_a_stage_can_get_it(pool: WorkerPool, project: Path) -> None:
+    loaded = _forked(pool, project, "light", "name_loaded")
+    assert loaded == {"torch": "False", "onnxsim": "True", "onnxruntime": "True", "numpy": "True"}
+    assert _forked(pool, project, "light", "import_torch") == {"sum": "3.0", "found": "True"}
+
+
+def test_the_torch_server_has_torch(pool: WorkerPool, project: Path) -> None:
+    assert _forked(pool, project, "torch", "name_loaded")["torch"] == "True"
+
+
+@pytest.mark.parametrize("server", ["torch", "light"])
+def test_a_server_that_forks_has_one_thread(pool: WorkerPool, project: Path, server: str) -> None:
+    _forked(pool, project, server, "name_loaded")  # OpenBLAS ends its threads at the first fork
+    assert _forked(pool, project, server, "list_threads") == {"server": "1", "own": "1"}
+
+
+@pytest.mark.parametrize("server", ["torch", "light"])
+def test_nothing_but_openblas_starts_threads_in_a_server(pool: WorkerPool, project: Path, server: str) -> None:
+    _forked(pool, project, server, "name_loaded")
+    log = (project / ".buildsys" / "workers" / f"{server}.log").read_text()
+    threads = int(log.rpartition("ready, ")[2].split()[0])
+    assert threads <= (os.cpu_count() or 1)
+
+
+def test_rtx_finds_its_library_and_builds_in_a_worker(pool: WorkerPool, project: Path) -> None:
+    pytest.importorskip("tensorrt_rtx_libs", reason="TensorRT-RTX is not installed")
+    assert _forked(pool, project, "light", "open_rtx_library") == {"copies": "1", "built": "True"}

@@ -1,0 +1,136 @@
+"""The loops that time a GPU, on a GPU that is simulated: work of a known length on a clock that it advances."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from buildsys.backends.cuda.memory import in_units, out_of_memory
+from buildsys.backends.measurement import gpu
+from buildsys.backends.measurement.gpu import GpuContender, Slot
+
+US = 1000
+
+
+class Machine:
+    """A host and a GPU with one clock: launching takes the host a while, and the GPU works beside it."""
+
+    def __init__(self, launch_us: int, work_us: int) -> None:
+        self.now = 0
+        self.launch_ns, self.work_ns = launch_us * US, work_us * US
+        self.at_work = self.most_at_work = 0
+        self.held: list[SimulatedEvent] = []
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        yield
+
+    def new_event(self, *, blocking: bool = False) -> SimulatedEvent:
+        self.held.append(SimulatedEvent(self))
+        return self.held[-1]
+
+    def free(self, event: SimulatedEvent) -> None:
+        self.held.remove(event)
+
+    def slot(self) -> Slot:
+        stream = SimulatedStream()
+
+        def launch() -> None:
+            self.now += self.launch_ns
+            stream.busy_until = max(stream.busy_until, self.now) + self.work_ns
+            stream.waiting.append(stream.busy_until)
+            waiting = sum(end > self.now for end in stream.waiting)
+            self.most_at_work = max(self.most_at_work, waiting)
+
+        return Slot(stream, launch)  # type: ignore[arg-type]
+
+
+@dataclass
+class SimulatedStream:
+    busy_until: int = 0
+    waiting: list[int] = field(default_factory=list)
+
+
+class SimulatedEvent:
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.at = -1
+
+    def record(self, stream: SimulatedStream) -> None:
+        self.at = max(stream.busy_until, self.machine.now)
+
+    def wait(self) -> None:
+        assert self.at >= 0
+        self.machine.now = max(self.machine.now, self.at)
+
+    def elapsed_ns(self, begin: SimulatedEvent) -> int:
+        return self.at - begin.at
+
+
+def contender(
+    monkeypatch: pytest.MonkeyPatch, in_flight: int = 1, launch_us: int = 20, work_us: int = 100
+) -> tuple[GpuContender, Machine]:
+    machine = Machine(launch_us, work_us)
+    monkeypatch.setattr(gpu.time, "perf_counter_ns", lambda: machine.now)
+    return GpuContender(machine, [machine.slot() for _ in range(in_flight)], blocking=False), machine  # type: ignore[arg-type]
+
+
+def test_a_lone_inference_takes_launch_and_work_and_a_queued_one_its_work_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timed, machine = contender(monkeypatch)
+    samples = timed.block(0.02, 5)
+    assert set(samples.wall_ns) == {120 * US}
+    assert set(samples.gpu_ns) == {100 * US}  # the first one, which would also hold its launch, does not count
+    assert samples.elapsed_ns == sum(samples.wall_ns)
+    assert samples.elapsed_ns >= 10_000 * US
+    assert samples.queued_ns >= 10_000 * US
+    assert 2 <= machine.most_at_work <= 5
+
+
+def test_work_that_is_shorter_than_its_launch_is_not_hidden_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed, _ = contender(monkeypatch, launch_us=50, work_us=10)
+    samples = timed.block(0.01, 5)
+    assert set(samples.wall_ns) == {60 * US}
+    assert set(samples.gpu_ns) == {50 * US}  # from one to the next: the GPU waits for launches, as it would in service
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_few_runs_are_made_even_when_time_is_up(monkeypatch: pytest.MonkeyPatch, in_flight: int) -> None:
+    timed, _ = contender(monkeypatch, in_flight)
+    samples = timed.block(0.0, 7)
+    assert len(samples.wall_ns) >= 7
+    assert len(samples.gpu_ns) >= 7
+
+
+def test_several_in_flight_overlap_and_all_of_them_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed, _ = contender(monkeypatch, in_flight=4)
+    samples = timed.block(0.02, 5)
+    assert len(samples.wall_ns) == len(samples.gpu_ns)
+    assert samples.queued_ns == 0
+    assert samples.elapsed_ns < sum(samples.wall_ns) / 2  # they ran side by side
+    assert min(samples.wall_ns) >= 120 * US
+
+
+def test_events_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed, machine = contender(monkeypatch, in_flight=2)
+    assert machine.held
+    timed.close()
+    assert machine.held == []
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 bytes"), (1536, "1.5 KiB"), (150_109_880_320, "139.8 GiB"), (1 << 50, "1024 TiB")]
+)
+def test_sizes_are_told_as_people_write_them(size: int, text: str) -> None:
+    assert in_units(size) == text
+
+
+def test_gpu_out_of_memory_is_a_sentence_with_both_amounts() -> None:
+    error = out_of_memory(20 << 30, lambda: (3 << 29, 16 << 30))
+    told = "20 GiB were asked for, and 1.5 GiB of its 16 GiB are free (CUDA_ERROR_OUT_OF_MEMORY)"
+    assert error.problem == f"the GPU is out of memory: {told}"
+    assert "nvidia-smi" in error.hint

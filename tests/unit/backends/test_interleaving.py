@@ -1,0 +1,88 @@
+"""Turns of contenders, on a clock that the contenders themselves advance."""
+
+from __future__ import annotations
+
+import pytest
+
+from buildsys.backends.measurement.interleaving import LocalCall, Pace, measure
+from buildsys.errors import StageError
+
+MS = 1_000_000
+
+
+class Bench:
+    """Contenders that take a fixed time each, and the order in which they were called."""
+
+    def __init__(self, **durations_ms: int) -> None:
+        self.now = 0
+        self.calls: list[str] = []
+        self.contenders = {name: self._contender(name, duration * MS) for name, duration in durations_ms.items()}
+
+    def clock(self) -> int:
+        return self.now
+
+    def _contender(self, name: str, duration: int) -> LocalCall:
+        def call() -> None:
+            self.calls.append(name)
+            self.now += duration
+
+        return LocalCall(call, self.clock)
+
+    def measure(self, pace: Pace) -> dict[str, list[int]]:
+        return {name: taken.wall_ns for name, taken in measure(self.contenders, pace).items()}
+
+    def turns(self) -> list[tuple[str, int]]:
+        turns: list[tuple[str, int]] = []
+        for name in self.calls:
+            if turns and turns[-1][0] == name:
+                turns[-1] = (name, turns[-1][1] + 1)
+            else:
+                turns.append((name, 1))
+        return turns
+
+
+def test_every_contender_is_measured_for_the_duration() -> None:
+    bench = Bench(fast=1, slow=7)
+    samples = bench.measure(Pace(duration_s=0.5, warmup_s=0, min_samples=1))
+    assert sum(samples["fast"]) >= 500 * MS
+    assert sum(samples["slow"]) >= 500 * MS
+    assert set(samples["fast"]) == {1 * MS}
+    assert set(samples["slow"]) == {7 * MS}
+
+
+def test_a_slow_contender_still_gives_the_least_number_of_samples() -> None:
+    bench = Bench(slow=1000)
+    assert len(bench.measure(Pace(duration_s=0.1, warmup_s=0, min_samples=12))["slow"]) >= 12
+
+
+def test_contenders_take_turns_and_the_order_is_reversed_every_round() -> None:
+    bench = Bench(a=10, b=10)
+    pace = Pace(duration_s=0.4, warmup_s=0, min_samples=1, block_s=0.1, block_runs=1, settle_s=0.02, settle_runs=1)
+    bench.measure(pace)
+    # warm-up a b, then rounds a b, b a, a b, b a: neighbours of the same contender join
+    assert bench.turns() == [("a", 1), ("b", 1), ("a", 12), ("b", 24), ("a", 24), ("b", 24), ("a", 12)]
+
+
+def test_the_first_calls_of_a_turn_do_not_count() -> None:
+    bench = Bench(a=10, b=10)
+    pace = Pace(duration_s=0.1, warmup_s=0.05, min_samples=1, block_s=0.1, block_runs=1, settle_s=0.03, settle_runs=2)
+    samples = bench.measure(pace)
+    assert {name: len(taken) for name, taken in samples.items()} == {"a": 10, "b": 10}
+    assert bench.calls.count("a") == 5 + 3 + 10
+
+
+def test_a_contender_whose_work_fails_is_named() -> None:
+    def fail() -> None:
+        raise StageError("the CUDA driver's cuEventSynchronize failed", "end other programs")
+
+    contenders = {"engine": LocalCall(lambda: None), "torch_compile": LocalCall(fail)}
+    with pytest.raises(StageError, match="timing torch_compile failed: the CUDA driver's cuEventSynchronize") as raised:
+        measure(contenders, Pace(0.01, 0, 1))
+    assert raised.value.hint == "end other programs"
+
+
+def test_a_contender_alone_needs_no_settling() -> None:
+    bench = Bench(only=10)
+    pace = Pace(duration_s=0.2, warmup_s=0, min_samples=1, block_s=0.1, block_runs=1)
+    assert len(bench.measure(pace)["only"]) == 20
+    assert len(bench.calls) == 21

@@ -1,0 +1,79 @@
+"""Every name of TensorRT that the backend uses exists in the versions for which it is used."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from trt_names import API, MODULES, PACKAGE, Use, missing, table_uses, unclassified, uses
+
+from buildsys.backends.tensorrt import library
+
+ALL = [use for module in MODULES for use in uses((PACKAGE / module).read_text(), module)]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_names_that_the_versions_have_are_used(module: str) -> None:
+    found = list(uses((PACKAGE / module).read_text(), module))
+    wrong = [
+        f"{use.where}: {use.owner}.{use.name} is not in {', '.join(missing(use))}" for use in found if missing(use)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_is_used_that_the_walk_cannot_place(module: str) -> None:
+    assert unclassified((PACKAGE / module).read_text(), module) == []
+
+
+@pytest.mark.parametrize(("enumeration", "member", "generations"), list(table_uses()))
+def test_the_tables_say_exactly_which_versions_have_a_value(
+    enumeration: str, member: str, generations: tuple[str, ...]
+) -> None:
+    having = tuple(each for each in library.GENERATIONS if member in API[each].get(enumeration, ()))
+    assert generations == having
+
+
+def test_the_walk_sees_what_the_backend_is_made_of() -> None:
+    seen = {(use.owner, use.name) for use in ALL}
+    assert {
+        ("IExecutionContext", "execute_async_v3"), ("IBuilderConfig", "set_memory_pool_limit"),
+        ("OnnxParser", "parse_from_file"), ("", "Runtime"), ("NetworkDefinitionCreationFlag", "EXPLICIT_BATCH"),
+        ("ICudaEngine", "device_memory_size"),
+    } <= seen  # fmt: skip
+    assert len(seen) > 60
+
+
+@pytest.mark.parametrize(
+    ("source", "lacking"),
+    [
+        ("def f(library, config):\n    config.no_such_field = 1", list(library.GENERATIONS)),
+        ("def f(library):\n    return library.trt.BuilderFlag.NO_SUCH", list(library.GENERATIONS)),
+        ("def f(library):\n    return library.trt.NoSuchClass", list(library.GENERATIONS)),
+        ("def f(library, config):\n    config.int8_calibrator = 1", [library.TRT_11, library.RTX]),
+        ("@only(TRT_8, TRT_10)\ndef f(library, config):\n    config.int8_calibrator = 1", []),
+        ("@only(TRT_8, TRT_11)\ndef f(library, engine):\n    def g():\n        engine.device_memory_size\n    g()",
+         [library.TRT_11]),
+        ("ONLY = SINCE_10\ndef f(guard):\n    guard.trt.IPluginV3", []),
+        ("def f(self):\n    self._context.execute_async_v4()", list(library.GENERATIONS)),
+    ],
+)  # fmt: skip
+def test_a_planted_name_is_found(source: str, lacking: list[str]) -> None:
+    found: list[Use] = list(uses(source, "planted.py"))
+    assert [each for use in found for each in missing(use)] == lacking
+
+
+def test_a_planted_object_of_an_unknown_name_is_found() -> None:
+    assert unclassified("def f(thing):\n    thing.int8_calibrator = 1", "planted.py") == [
+        "planted.py:2: thing.int8_calibrator"
+    ]
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - {"version_adapter.py", "library.py", "enum_tables.py"}))
+def test_only_the_adapter_looks_at_versions(module: str) -> None:
+    tree = ast.parse((PACKAGE / module).read_text())
+    attributes = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    looked = [text for text in attributes if text.endswith((".generation", "library.version", ".__version__"))]
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    assert looked == []
+    assert not names & {*(f"TRT_{number}" for number in (8, 10, 11)), "RTX", "UNTIL_10"}

@@ -1,0 +1,116 @@
+"""What TensorRT logs where it gives up, as sentences: texts of 8.6.0 on an H200, and of the developer guides."""
+
+from __future__ import annotations
+
+import pytest
+
+from buildsys.backends.tensorrt.error_messages import build_failure, load_failure, shown_bytes
+from buildsys.backends.tensorrt.log import Messages, sentence_of
+
+TOPK = (
+    "4: Could not find any implementation for node /topk due to insufficient workspace. See verbose log for requested"
+    " sizes.",
+    "4: [optimizer.cpp::computeCosts::3871] Error Code 4: Internal Error (Could not find any implementation for node"
+    " /topk due to insufficient workspace. See verbose log for requested sizes.)",
+)
+LSTM = (
+    "10: Could not find any implementation for node {ForeignNode[w...(Unnamed Layer* 48) [LoopOutput]]}.",
+    "10: [optimizer.cpp::computeCosts::3873] Error Code 10: Internal Error (Could not find any implementation for node"
+    " {ForeignNode[w...(Unnamed Layer* 48) [LoopOutput]]}.)",
+)
+FOREIGN_NODE = "{ForeignNode[w...(Unnamed Layer* 48) [LoopOutput]]}"
+EMPTY = (
+    "3: [runtime.cpp::deserializeCudaEngineEx::96] Error Code 3: Internal Error (Cannot deserialize with an empty"
+    " memory buffer.)"
+)
+CUT = (
+    "1: [runtime.cpp::parsePlan::315] Error Code 1: Serialization (Serialization assertion plan->header.size =="
+    " blobSize failed.)"
+)
+FOREIGN = (
+    "1: [runtime.cpp::parsePlan::314] Error Code 1: Serialization (Serialization assertion plan->header.magicTag =="
+    " rt::kPLAN_MAGIC_TAG failed.)"
+)
+SHORT = (
+    "2: [runtime.cpp::parsePlan::304] Error Code 2: Internal Error (Assertion blobSize >"
+    " numericCast<int64_t>(sizeof(rt::PlanHeader)) failed. )"
+)
+OTHER_VERSION = (
+    "6: The engine plan file is not compatible with this version of TensorRT, expecting library version 8.6.0.12 got"
+    " 8.5.3.1, please rebuild."
+)
+OTHER_GPU = (
+    "6: The engine plan file is generated on an incompatible device, expecting compute 9.0 got compute 8.6, please"
+    " rebuild."
+)
+
+
+def logged(*errors: str, warnings: tuple[str, ...] = ()) -> Messages:
+    return Messages([sentence_of(text) for text in errors], [sentence_of(text) for text in warnings])
+
+
+def test_a_message_is_its_sentence() -> None:
+    assert sentence_of(TOPK[1]) == sentence_of(TOPK[0])
+    assert sentence_of(CUT) == "Serialization assertion plan->header.size == blobSize failed."
+    assert logged(*LSTM).sentence("") == (
+        "Could not find any implementation for node {ForeignNode[w...(Unnamed Layer* 48) [LoopOutput]]}."
+    )
+
+
+@pytest.mark.parametrize(("errors", "node"), [(TOPK, "/topk"), (LSTM, FOREIGN_NODE)])
+def test_a_workspace_that_is_too_small(errors: tuple[str, ...], node: str) -> None:
+    failure = build_failure(logged(*errors), {"workspace": 1024}, "TensorRT")
+    assert failure.problem.startswith(f"no tactic of {node} works within workspace: 1KiB: Could not find any")
+    assert failure.hint == "give the engine more workspace, or leave it out"
+    assert build_failure(logged(*errors), {"workspace": None}, "TensorRT").problem.startswith("Could not find any")
+
+
+def test_what_the_smallest_tactic_asks_for_is_told_where_it_is_known() -> None:
+    skipped = tuple(
+        "Tactic Device request: 512MB Available: 16MB. Tactic 0x1 skipped due to insufficient memory on requested size"
+        f" of {size} detected for tactic 0x1."
+        for size in (536870912, 268435456)
+    )  # fmt: skip
+    failure = build_failure(logged(*LSTM, warnings=skipped), {"workspace": 1 << 24}, "TensorRT")
+    assert failure.problem.startswith("workspace: 16MiB is too small for any tactic of {ForeignNode")
+    assert failure.problem.endswith("which asks for 256MiB or more")
+
+
+def test_a_gpu_that_is_full() -> None:
+    errors = (
+        "1: [defaultAllocator.cpp::allocate::20] Error Code 1: Cuda Runtime (out of memory)",
+        "Requested amount of GPU memory (1073741824 bytes) could not be allocated. There may not be enough free"
+        " memory for allocation to succeed.",
+    )
+    failure = build_failure(logged(errors[0], warnings=errors[1:]), {"workspace": None}, "TensorRT")
+    assert failure.problem.startswith("the GPU is out of memory, 1GiB were asked for: out of memory")
+    assert "stop what else uses the GPU" in failure.hint
+    failure = load_failure("e.engine", logged(*errors), "TensorRT 8.6.0")
+    assert failure.problem.startswith("e.engine cannot be loaded: the GPU is out of memory, 1GiB were asked for")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OTHER_VERSION, "e.engine was built by another version of TensorRT 8.5.3.1, and this is TensorRT 8.6.0"),
+        (OTHER_GPU, "e.engine was built for a GPU of compute capability 8.6, and this one has 9.0"),
+        (CUT, "e.engine is no engine of TensorRT 8.6.0, or damaged: Serialization assertion plan->header.size"),
+        (FOREIGN, "e.engine is no engine of TensorRT 8.6.0, or damaged: Serialization assertion plan->header.magicTag"),
+        (EMPTY, "e.engine is no engine of TensorRT 8.6.0, or damaged: Cannot deserialize with an empty memory buffer"),
+        (SHORT, "e.engine is no engine of TensorRT 8.6.0, or damaged: Assertion blobSize"),
+        ("9: something new", "e.engine: TensorRT 8.6.0 cannot load the engine: something new"),
+    ],
+)
+def test_an_engine_that_cannot_be_loaded(error: str, said: str) -> None:
+    failure = load_failure("e.engine", logged(error), "TensorRT 8.6.0")
+    assert failure.problem.startswith(said)
+    assert failure.hint == "build it again here"
+
+
+def test_what_is_not_explained_is_told_as_it_is() -> None:
+    assert build_failure(logged("2: odd"), {"workspace": 1024}, "TensorRT").problem == "odd"
+    assert build_failure(logged(), {"workspace": None}, "TensorRT").problem == "TensorRT built no engine"
+
+
+def test_sizes_as_people_write_them() -> None:
+    assert [shown_bytes(size) for size in (0, 1023, 1024, 1536, 3 << 30)] == ["0B", "1023B", "1KiB", "1.5KiB", "3GiB"]

@@ -1,0 +1,241 @@
+"""Which version of TensorRT honours which field of an engine."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from buildsys.backends.cuda import Driver, Gpu
+from buildsys.backends.tensorrt import gpu_requirements, version_adapter
+from buildsys.backends.tensorrt.builder_config import check_fields, precision_flags, quantization_of
+from buildsys.backends.tensorrt.common_backend import precision_hint
+from buildsys.backends.tensorrt.library import GENERATIONS, RTX, TRT_8, TRT_10, TRT_11, Library, library_of
+from buildsys.errors import StageError, Unavailable
+from buildsys.manifest.schema.model import ModelSpec
+from buildsys.plan.tensorrt_typing import unknown_version, with_typing
+
+VERSIONS = {TRT_8: (8, 6, 0), TRT_10: (10, 16, 1), TRT_11: (11, 4, 0), RTX: (1, 7, 1)}
+
+
+def library(generation: str) -> Library:
+    """Return what is known of a library without its API: its name and version."""
+    module = ModuleType("tensorrt_rtx" if generation == RTX else "tensorrt")
+    module.__version__ = ".".join(map(str, VERSIONS[generation]))  # type: ignore[attr-defined]
+    return library_of(module)
+
+
+def options(generation: str, **fields: Any) -> dict[str, Any]:
+    backend = "tensorrt_rtx" if generation == RTX else "tensorrt"
+    spec = {
+        "model": "m", "source": {"onnx": "m.onnx"}, "inputs": {"x": {"shape": [1]}},
+        "engines": [{"name": "e", "backend": backend, **fields}],
+    }  # fmt: skip
+    engine: dict[str, Any] = ModelSpec.model_validate(spec).model_dump(mode="json", by_alias=True)["engines"][0]
+    if generation != RTX and "typing" not in fields:
+        engine["typing"] = "strong" if generation == TRT_11 else "weak"
+    return engine
+
+
+def planned(generation: str, **fields: Any) -> dict[str, Any]:
+    """Return an engine's options as an action has them."""
+    engine = {"name": "e", "toolchain": None, **options(generation, **fields)}
+    if "typing" not in engine:
+        return engine
+    return dict(with_typing({"engines": [engine]}, unknown_version)["engines"][0])
+
+
+def honoured_by(**fields: Any) -> set[str]:
+    """Return the versions that take an engine's fields."""
+    found = set()
+    for generation in (TRT_8, TRT_10, TRT_11):
+        try:
+            check_fields(library(generation), planned(generation, **fields))
+        except StageError:
+            continue
+        found.add(generation)
+    return found
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_a_plain_engine_is_for_all(generation: str) -> None:
+    assert library(generation).generation == generation
+    check_fields(library(generation), options(generation))
+
+
+@pytest.mark.parametrize(
+    ("fields", "versions"),
+    [
+        ({"tactic_shared_memory": "64KiB"}, {TRT_10, TRT_11}),
+        ({"tiling_optimization_level": "fast"}, {TRT_10, TRT_11}),
+        ({"l2_limit_for_tiling": "1MiB"}, {TRT_10, TRT_11}),
+        ({"refit_identical": True}, {TRT_10, TRT_11}),
+        ({"refit_individual": True}, {TRT_10, TRT_11}),
+        ({"strip_plan": True}, {TRT_10, TRT_11}),
+        ({"weight_streaming": True, "typing": "strong"}, {TRT_10, TRT_11}),
+        ({"flags": {"strict_nans": True}}, {TRT_10, TRT_11}),
+        ({"flags": {"debug": True}}, {TRT_8, TRT_10, TRT_11}),
+        ({"hardware_compatibility": "ampere_plus"}, {TRT_8, TRT_10, TRT_11}),
+        ({"hardware_compatibility": "same_compute_capability"}, {TRT_10, TRT_11}),
+        ({"tactic_sources": ["cudnn"]}, {TRT_8, TRT_10}),
+        ({"tactic_sources": ["jit_convolutions"]}, {TRT_8, TRT_10, TRT_11}),
+        ({"typing": "strong"}, {TRT_10, TRT_11}),
+        ({"typing": "weak"}, {TRT_8, TRT_10}),
+        ({"precision": "bf16", "typing": "weak"}, {TRT_10}),
+        ({"precision": "bf16", "typing": "strong"}, {TRT_10, TRT_11}),
+        ({"precision": "fp16", "typing": "weak"}, {TRT_8, TRT_10}),
+        ({"quantization": "implicit", "precision": "int8", "typing": "weak"}, {TRT_8, TRT_10}),
+        ({"quantization": "implicit", "precision": "int8"}, {TRT_8, TRT_10}),
+        ({"quantization": "explicit", "precision": "int8", "typing": "weak"}, {TRT_8, TRT_10}),
+        ({"quantization": "explicit", "precision": "int8"}, {TRT_8, TRT_10, TRT_11}),
+        ({"layer_precisions": [{"layers": "*", "precision": "fp32"}]}, {TRT_8, TRT_10}),
+        ({"layer_precisions": [{"layers": "*", "precision": "bf16"}], "typing": "weak"}, {TRT_10}),
+        ({"refit": True, "version_compatible": True, "exclude_lean_runtime": True}, {TRT_8, TRT_10, TRT_11}),
+        ({"sparsity": True, "direct_io": True, "tf32": False, "workspace": "1GiB"}, {TRT_8, TRT_10, TRT_11}),
+        ({"dla_core": 0, "gpu_fallback": True, "dla_managed_sram": "1MiB"}, {TRT_8, TRT_10, TRT_11}),
+    ],
+    ids=lambda given: str(sorted(given)) if isinstance(given, set) else str(given),
+)
+def test_a_field_is_taken_by_the_versions_that_have_it(fields: dict[str, Any], versions: set[str]) -> None:
+    assert honoured_by(**fields) == versions
+
+
+def test_all_that_a_version_lacks_is_said_at_once_with_those_that_have_it() -> None:
+    with pytest.raises(StageError) as caught:
+        check_fields(library(TRT_8), options(TRT_8, strip_plan=True, precision="bf16"))
+    assert str(caught.value) == (
+        "TensorRT 8.6.0 cannot honour strip_plan (TensorRT 10 or TensorRT 11 can) and precision: bf16"
+        " (TensorRT 10 can);"
+        " use another version, or take the field out of the engine"
+    )
+
+
+def test_a_version_without_calibrators_names_those_that_have_them() -> None:
+    with pytest.raises(StageError) as caught:
+        check_fields(library(TRT_11), planned(TRT_11, precision="int8", quantization="implicit"))
+    assert str(caught.value) == (
+        "TensorRT 11.4.0 cannot honour quantization: implicit (TensorRT 8.6 or TensorRT 10 can);"
+        " use another version, or take the field out of the engine"
+    )
+
+
+def test_a_version_before_the_first_is_unavailable() -> None:
+    module = ModuleType("tensorrt")
+    module.__version__ = "8.5.3.1"  # type: ignore[attr-defined]
+    with pytest.raises(Unavailable, match=r"TensorRT 8\.5\.3 is too old; install TensorRT 8\.6, 10 or 11"):
+        library_of(module)
+
+
+def test_a_guarded_function_refuses_another_library() -> None:
+    with pytest.raises(StageError, match=r"TensorRT 11\.4\.0 has no set calibrator; TensorRT 8\.6 or TensorRT 10 has"):
+        version_adapter.set_calibrator(library(TRT_11), None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "flags"),
+    [
+        ({}, ()),
+        ({"precision": "fp16"}, ("fp16",)),
+        ({"precision": "bf16"}, ("bf16",)),
+        ({"precision": "fp16", "typing": "strong"}, ()),
+        (
+            {"layer_precisions": [{"layers": "a", "precision": "int8"}, {"layers": "b", "precision": "fp32"}]},
+            ("int8", "fp16", "obey"),
+        ),
+        (
+            {"layer_precisions": [{"layers": "a", "precision": "fp16"}], "precision_constraints": "prefer"},
+            ("fp16", "prefer"),
+        ),
+        ({"precision": "int8"}, ("int8", "fp16")),
+        ({"precision": "int8", "quantization": "explicit"}, ("int8", "fp16")),  # what has no quantizers may be fp16
+        ({"precision": "int8", "typing": "strong"}, ()),
+    ],
+)
+def test_the_flags_of_a_weakly_typed_engine(fields: dict[str, Any], flags: tuple[str, ...]) -> None:
+    assert precision_flags(options(TRT_10, **fields)) == flags
+
+
+@pytest.mark.parametrize(
+    ("generation", "fields", "quantization"),
+    [
+        (TRT_8, {"precision": "int8"}, "implicit"),
+        (TRT_8, {"precision": "int8", "quantization": "explicit"}, "explicit"),
+        (TRT_11, {"precision": "int8"}, "explicit"),
+        (RTX, {"precision": "fp8"}, "explicit"),
+        (TRT_8, {"precision": "fp16", "quantization": "implicit"}, "implicit"),
+        (TRT_8, {"precision": "fp16"}, None),
+    ],
+)
+def test_who_quantizes(generation: str, fields: dict[str, Any], quantization: str | None) -> None:
+    assert quantization_of(planned(generation, **fields)) == quantization
+
+
+def test_an_engine_that_its_builder_did_not_quantize_is_told_of_quantizers() -> None:
+    implicit = planned(TRT_8, precision="int8")
+    assert precision_hint(implicit).startswith("set quantization: explicit, as a builder ignores calibrated ranges")
+    for fields in ({"precision": "fp16"}, {"precision": "int8", "quantization": "explicit"}):
+        assert precision_hint(planned(TRT_10, **fields)).startswith("lower precision_share")
+    assert precision_hint(planned(TRT_11, precision="int8")).startswith("lower precision_share")
+
+
+@pytest.mark.parametrize(
+    ("precision", "having", "lacking"),
+    [
+        ("fp32", ["5.0", "9.0"], []),
+        ("fp16", ["5.3", "6.0", "7.0", "9.0", "12.0", "current"], ["5.0", "5.2", "6.1"]),
+        ("int8", ["6.1", "7.5"], ["6.0"]),
+        ("bf16", ["8.0", "10.0"], ["7.5"]),
+        ("fp8", ["8.9", "9.0", "12.1"], ["8.6"]),
+    ],
+)
+def test_the_precisions_of_a_gpu(precision: str, having: list[str], lacking: list[str]) -> None:
+    assert [gpu_requirements.computes_in(precision, each) for each in having] == [True] * len(having)
+    assert [gpu_requirements.computes_in(precision, each) for each in lacking] == [False] * len(lacking)
+
+
+def gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: str) -> None:
+    found = Driver("12.0", (Gpu(0, name, capability, 8 << 30),))
+    monkeypatch.setattr(gpu_requirements, "find_driver", lambda: found)
+
+
+def test_a_precision_that_the_gpu_lacks_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu(monkeypatch, "Tesla P40", "6.1")
+    gpu_requirements.check_builder(library(TRT_8), options(TRT_8, precision="fp32"))
+    with pytest.raises(Unavailable) as caught:
+        gpu_requirements.check_builder(library(TRT_8), options(TRT_8, precision="fp16"))
+    assert str(caught.value) == (
+        "the Tesla P40 of this machine (compute capability 6.1) does not compute in fp16;"
+        " fp16 is for GPUs of compute capability 5.3 and later"
+    )
+
+
+def test_without_a_gpu_an_engine_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_requirements, "find_driver", lambda: Driver("", (), "no NVIDIA driver is installed"))
+    for check, said in (
+        (
+            gpu_requirements.check_builder,
+            "TensorRT builds engines on the GPU that they are for, and here no NVIDIA driver is",
+        ),
+        (gpu_requirements.check_runner, "TensorRT engines run on NVIDIA GPUs, and here no NVIDIA driver is installed"),
+    ):
+        with pytest.raises(Unavailable, match=said):
+            check(library(TRT_10), options(TRT_10))
+
+
+def test_generations_that_lack_the_precision_are_taken_out() -> None:
+    with pytest.raises(StageError, match=r"GPUs of compute capability 7\.5 do not compute in bf16; take them out of"):
+        gpu_requirements.check_builder(
+            library(RTX), options(RTX, precision="bf16", compute_capabilities=["7.5", "8.9"])
+        )
+
+
+def test_plugins_in_python_need_a_later_version() -> None:
+    for generation in (TRT_10, TRT_11, RTX):
+        version_adapter.check_python_plugins(library(generation), "plugins/ops/clip.py")
+    with pytest.raises(StageError) as caught:
+        version_adapter.check_python_plugins(library(TRT_8), "plugins/ops/clip.py")
+    assert str(caught.value) == (
+        "plugins/ops/clip.py: TensorRT 8.6.0 takes no plugins written in Python"
+        " (TensorRT 10, TensorRT 11 or TensorRT-RTX can); build the plugin as a shared library"
+    )

@@ -1,0 +1,159 @@
+"""The precision of an engine's layers as inspectors tell it: real answers, and the words of other versions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildsys.backends.tensorrt.inspector import (
+    layer_kinds,
+    layer_shares,
+    precision_facts,
+    read_layers,
+    shortfall,
+    time_shares,
+)
+
+FOLDER = Path(__file__).parent / "trt_inspector"
+
+
+def answer(name: str) -> str:
+    """Return what the inspector of TensorRT 8.6.0 said of an engine with dynamic shapes, without a context."""
+    return (FOLDER / f"tensorrt-8.6.0-{name}.json").read_bytes().decode()
+
+
+def one_layer(*formats: str, kind: str = "CaskConvolution", **fields: Any) -> str:
+    ports = [{"Name": "x", "Format/Datatype": text} for text in formats]
+    return json.dumps(
+        {"Layers": [{"Name": "l", "LayerType": kind, "Inputs": ports[:1], "Outputs": ports[1:], **fields}]}
+    )
+
+
+def test_the_layers_of_a_half_engine() -> None:
+    layers = read_layers(answer("fp16"), "fp16")
+    assert layer_kinds(layers) == {"CaskConvolution": 5, "Reformat": 2}
+    assert layer_shares(layers) == {"float16": 1.0}
+    assert shortfall("fp16", layer_shares(layers), 0.1) == ""
+
+
+def test_an_engine_that_came_out_in_float32_is_told_with_the_figure() -> None:
+    shares = layer_shares(read_layers(answer("fp32"), "fp16"))
+    assert shares == {"float32": 1.0}
+    assert shortfall("fp16", shares, 0.1) == (
+        "the engine was asked for fp16 and none of its layers is in float16 (at least 10% are wanted): 100% in float32"
+    )
+    assert shortfall("fp32", shares, 0.1) == ""
+
+
+def test_a_layer_whose_types_are_not_told_does_not_count() -> None:
+    layers = read_layers(answer("attention"), "fp16")
+    assert layer_kinds(layers) == {"Myelin": 1}
+    assert layer_shares(layers) == {}
+    assert shortfall("fp16", {}, 0.1) == ""
+
+
+def test_a_wider_type_at_the_ends_of_a_part_that_is_compiled_as_a_whole_is_no_type() -> None:
+    def layer(kind: str, output: str) -> str:
+        ports = {"Inputs": [{"Format/Datatype": "Row major linear FP32"}], "Outputs": [{"Format/Datatype": output}]}
+        return json.dumps({"Layers": [{"Name": "a...b", "LayerType": kind, **ports}]})
+
+    half = "Row major linear FP16 format"
+    for precision in ("fp32", "fp16", "int8"):
+        assert layer_shares(read_layers(layer("Myelin", "Row major linear FP32"), precision)) == {}
+    assert layer_shares(read_layers(layer("Myelin", half), "fp16")) == {"float16": 1.0}
+    assert layer_shares(read_layers(layer("Myelin", half), "int8")) == {}  # which may be inside
+    assert layer_shares(read_layers(layer("CaskGemm", half), "int8")) == {"float16": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("formats", "dtype"),
+    [
+        (("Row major linear FP32", "Row major linear FP32"), "float32"),
+        (("Row major linear FP32", "Channel major FP16 format where channel % 8 == 0"), "float16"),
+        (("Two wide channel vectorized row major FP16 format", "Row major linear FP16 format"), "float16"),
+        (("Thirty-two wide channel vectorized row major Int8 format", "Row major linear FP32"), "int8"),
+        (("Row major linear BF16", "Row major linear FP32"), "bfloat16"),
+        (("Row major linear FP8", "Row major linear FP16"), "float8e4m3fn"),
+        (("Half", "Float"), "float16"),
+        (("BFloat16", "Float"), "bfloat16"),
+        (("Row major Int32", "Row major Int32"), None),
+        (("Row major linear Bool", "N/A due to dynamic shapes"), None),
+    ],
+)
+def test_the_words_of_formats(formats: tuple[str, str], dtype: str | None) -> None:
+    assert [layer.dtype for layer in read_layers(one_layer(*formats), "fp16")] == [dtype]
+
+
+@pytest.mark.parametrize("kind", ["Reformat", "NoOp", "Constant", "Shape", "Signal", "Wait", "ShapeHostToDevice"])
+def test_what_computes_nothing_does_not_count(kind: str) -> None:
+    assert (
+        layer_shares(read_layers(one_layer("Row major linear FP16", "Row major linear FP16", kind=kind), "fp16")) == {}
+    )
+
+
+def test_a_reformat_is_known_by_its_origin() -> None:
+    text = one_layer("Row major linear FP16", "Row major linear FP32", kind="kgen", Origin="REFORMAT")
+    assert layer_shares(read_layers(text, "fp16")) == {}
+
+
+def test_shares_of_layers_and_of_time() -> None:
+    layers = read_layers(answer("fp16"), "fp16")
+    times = {layer.name: 2.0 if layer.kind == "Reformat" else 1.0 for layer in layers}
+    assert time_shares(layers, times) == {"float16": 0.5556, "other": 0.4444}
+    assert time_shares(layers, {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("share", "least", "said"),
+    [
+        (0.04, 0.1, "only 4.0% of its layers are in int8 (at least 10% are wanted): 96% in float32, 4% in int8"),
+        (0.1, 0.1, ""),
+        (0.01, 0.0, ""),
+        (0.0, 0.0, "none of its layers is in int8: 100% in float32, 0% in int8"),
+    ],
+)
+def test_too_small_a_share(share: float, least: float, said: str) -> None:
+    found = shortfall("int8", {"float32": 1 - share, "int8": share}, least)
+    assert found == (f"the engine was asked for int8 and {said}" if said else "")
+
+
+@pytest.mark.parametrize("text", ["", "no json", "[]", '{"Layers": []}', "{}"])
+def test_an_answer_without_layers(text: str) -> None:
+    assert read_layers(text, "fp16") == []
+
+
+def test_names_alone_have_no_types() -> None:
+    layers = read_layers('{"Layers": ["/conv0 + /relu0", "Reformatting CopyNode"], "Bindings": ["x"]}', "fp16")
+    assert [layer.name for layer in layers] == ["/conv0 + /relu0", "Reformatting CopyNode"]
+    assert layer_shares(layers) == {}
+
+
+def test_an_int8_transformer_of_one_part_tells_of_its_convolution_alone() -> None:
+    """swin_t from a graph with quantizers: 8.6.0 makes a convolution of it and one part of all the rest."""
+    layers = read_layers(answer("swin-int8"), "int8")
+    assert layer_kinds(layers) == {"Reformat": 3, "CaskConvolution": 1, "Myelin": 1}
+    assert layer_shares(layers) == {"int8": 1.0}
+    times = {layer.name: 97.0 if layer.is_fused else 1.0 for layer in layers}
+    facts = precision_facts(layers, times, "int8")
+    assert facts["precision_shares"]["time"] == {"int8": 0.0099, "other": 0.0297, "unknown": 0.9604}
+    assert facts["warnings"] == [facts["precision_unknown"]]
+    assert facts["warnings"][0].startswith(
+        "96% of the engine's time is in parts that do not tell their types, so how much of it is in int8 is not known: "
+    )
+
+
+@pytest.mark.parametrize(("precision", "warns"), [("fp16", True), ("fp32", False)])
+def test_an_engine_that_tells_nothing_is_told_of(precision: str, *, warns: bool) -> None:
+    facts = precision_facts(read_layers(answer("attention"), precision), {}, precision)
+    assert facts["precision_unknown"].startswith("all of the engine is in parts that do not tell their types")
+    assert ("warnings" in facts) is warns
+    assert "precision_of" not in facts
+
+
+def test_an_engine_that_tells_all_is_not_warned_of() -> None:
+    facts = precision_facts(read_layers(answer("fp16"), "fp16"), {}, "fp16")
+    assert facts == {"precision_shares": {"layers": {"float16": 1.0}}, "precision_of": "engine"}
+    assert precision_facts([], {}, "fp16") == {}

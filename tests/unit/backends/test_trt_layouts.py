@@ -1,0 +1,53 @@
+"""Memory layouts of tensors, against what the developer guide says of single elements."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from buildsys.backends.tensorrt.tensor_layouts import packed, packed_shape, unpacked
+from buildsys.errors import StageError
+
+LAYOUTS = {"chw2": 2, "chw4": 4, "chw16": 16, "chw32": 32, "hwc": 1, "hwc8": 8, "hwc16": 16}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("channels", [1, 3, 8, 33])
+def test_each_element_lies_where_the_format_has_it(layout: str, channels: int) -> None:
+    n, h, w, multiple = 2, 3, 5, LAYOUTS[layout]
+    array = np.arange(n * channels * h * w, dtype=np.float32).reshape(n, channels, h, w) + 1
+    memory = packed(array, layout)
+    assert memory.flags["C_CONTIGUOUS"]
+    assert memory.shape == packed_shape(array.shape, layout)
+    rounded = -(-channels // multiple) * multiple
+    for batch, channel, row, column in ((0, 0, 0, 0), (1, channels - 1, 2, 4), (1, channels // 2, 1, 3)):
+        if layout.startswith("chw"):
+            place = (((batch * (rounded // multiple) + channel // multiple) * h + row) * w + column) * multiple
+            place += channel % multiple
+        else:
+            place = ((batch * h + row) * w + column) * rounded + channel
+        assert memory.reshape(-1)[place] == array[batch, channel, row, column]
+    assert memory.sum() == array.sum()  # what fills up is zero
+    assert np.array_equal(unpacked(memory, layout, array.shape), array)
+
+
+@pytest.mark.parametrize("layout", ["dhwc", "dhwc8", "cdhw32"])
+def test_volumes_come_back(layout: str) -> None:
+    array = np.random.default_rng(0).standard_normal((2, 5, 3, 4, 6)).astype(np.float16)
+    memory = packed(array, layout)
+    assert memory.shape == packed_shape(array.shape, layout)
+    assert np.array_equal(unpacked(memory, layout, array.shape), array)
+
+
+def test_linear_is_as_it_is() -> None:
+    array = np.ones((2, 3))
+    assert packed(array, "linear") is array
+    assert packed_shape((2, 3), "linear") == (2, 3)
+    assert unpacked(array, "linear", (2, 3)) is array
+
+
+def test_what_cannot_be_arranged() -> None:
+    with pytest.raises(StageError, match="tensors in the format dla_hwc4 cannot be passed in or out here"):
+        packed(np.ones((1, 4, 2, 2)), "dla_hwc4")
+    with pytest.raises(StageError, match=r"a tensor of shape \[4, 2\] has no channels, which the format hwc8 arranges"):
+        packed_shape((4, 2), "hwc8")

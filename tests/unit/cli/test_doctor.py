@@ -1,0 +1,226 @@
+"""What `doit doctor` says of what it found: facts in, sentences and commands out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from python_environments import Environment, program
+
+from buildsys import backends
+from buildsys.cli.doctor import gpus_and_folders, libraries, machine_check
+from buildsys.cli.doctor.backends import INSTALL, Place, ask_toolchain, tell_backends, tell_toolchain
+from buildsys.cli.doctor.finding import BROKEN, MISSING, OK
+from buildsys.cli.doctor.gpus_and_folders import Gpus, look_at_folders, look_at_gpus
+from buildsys.cli.doctor.libraries import look_at_extras
+from buildsys.cli.doctor.machine_check import examine_machine
+from buildsys.system.gpus import GpuError
+from buildsys.system.gpus.details import GpuDetails
+from buildsys.system.interpreters.library_check import Module, ask_modules
+from buildsys.system.interpreters.toolchain import Toolchain
+
+NO_GPU = Gpus(missing="there is no NVIDIA driver on this machine")
+H200 = Gpus(("9.0",))
+ADA = Gpus(("8.9",))
+HERE = {"PATH": os.environ["PATH"]}
+
+
+def place(**modules: Module) -> Place:
+    known = {name: Module(name, missing=True) for name in INSTALL}
+    return Place(None, modules={**known, **modules})
+
+
+def test_what_installs_a_backend_is_what_the_backends_say() -> None:
+    registry = {name: (entry.install, entry.package) for name, entry in backends._REGISTRY.items()}
+    assert registry == INSTALL
+
+
+@pytest.mark.parametrize(
+    ("module", "gpus", "can", "cannot"),
+    [
+        (Module("onnxruntime", "1.31", facts={"providers": ["CPUExecutionProvider"]}), H200,
+         "builds and runs on the CPU", ""),
+        (Module("onnxruntime", "1.31", facts={"providers": ["CUDAExecutionProvider"]}), H200,
+         "builds and runs on the CPU, and on the GPU", ""),
+        (Module("tensorrt", "10.16", facts={"builder": True}), H200,
+         "builds and runs here, compute capability 9.0", ""),
+        (Module("tensorrt", "10.16", facts={"builder": False, "builder_problem": "CUDA error 35"}), H200, "",
+         "tensorrt 10.16 loads, but cannot be used: CUDA error 35"),
+        (Module("tensorrt", "10.16", facts={"builder": False}), NO_GPU, "",
+         "tensorrt 10.16 builds on the GPU that its engines are for, and there is no NVIDIA driver on this machine"),
+        (Module("tensorrt_rtx", "1.7", facts={"builder": True}), ADA,
+         "builds and runs here, compute capability 8.9", ""),
+        (Module("tensorrt_rtx", "1.7", facts={"builder": True}), H200,
+         "builds here, for compute capabilities 7.5, 8.0, 8.6, 8.9, 12.0, 12.1; runs on such a GPU, and the GPU here"
+         " has 9.0", ""),
+        (Module("tensorrt_rtx", "1.7", facts={"builder": True}), NO_GPU,
+         "builds here, for compute capabilities 7.5, 8.0, 8.6, 8.9, 12.0, 12.1; runs on such a GPU, and there is no"
+         " NVIDIA driver on this machine", ""),
+        (Module("tensorrt_rtx", problem="ImportError: libnvrtc.so.13"), ADA, "",
+         "tensorrt_rtx does not load: ImportError: libnvrtc.so.13"),
+    ],
+)  # fmt: skip
+def test_what_a_backend_can_do_here(module: Module, gpus: Gpus, can: str, cannot: str) -> None:
+    ability = place(**{module.name: module}).ability(module.name, gpus)
+    assert (ability.text, ability.problem) == (can, cannot)
+    assert bool(ability.mend) == bool(cannot)
+
+
+def test_an_engine_on_cuda_needs_a_provider_and_a_gpu() -> None:
+    plain = place(onnxruntime=Module("onnxruntime", "1.31", facts={"providers": ["CPUExecutionProvider"]}))
+    assert plain.ability("onnxruntime", H200, cuda=True).mend == "pip install onnxruntime-gpu"
+    cuda = place(onnxruntime=Module("onnxruntime", "1.31", facts={"providers": ["CUDAExecutionProvider"]}))
+    assert "needs an NVIDIA GPU" in cuda.ability("onnxruntime", NO_GPU, cuda=True).problem
+    assert not cuda.ability("onnxruntime", H200, cuda=True).problem
+
+
+def test_a_backend_that_is_missing_says_who_needs_it_and_what_installs_it() -> None:
+    findings = {finding.name: finding for finding in tell_backends(place(), NO_GPU, {"tensorrt": ["a:x", "b:y"]})}
+    assert {finding.state for finding in findings.values()} == {MISSING}
+    assert findings["tensorrt"].text == "tensorrt is not installed; needed by 2 engines here"
+    assert findings["tensorrt"].mend == "pip install 'buildsys[tensorrt]'"
+    assert findings["tensorrt_rtx"].text.endswith("no engine of this project has it")
+
+
+def test_a_toolchain_has_what_its_interpreter_has(tmp_path: Path) -> None:
+    environment = Environment(tmp_path / "env", "numpy", "onnxruntime")
+    environment.write("tensorrt/__init__.py", "import os\nos.kill(os.getpid(), 11)\n")
+    asked = ask_toolchain(Toolchain("old", environment.python, {}), 60)
+    finding = tell_toolchain(asked, NO_GPU, {"onnxruntime": ["a:x"]})
+    assert finding.state == OK
+    assert f"{environment.python}: numpy " in finding.text
+    assert finding.text.endswith("onnxruntime builds and runs on the CPU")
+    finding = tell_toolchain(asked, NO_GPU, {"onnxruntime": ["a:x"], "tensorrt": ["a:y"]})
+    assert finding.state == MISSING
+    assert "the interpreter crashed with a segmentation fault (SIGSEGV) while it was imported" in finding.text
+    assert finding.mend == f"{environment.python} -m pip install --force-reinstall tensorrt"
+
+
+def test_a_toolchain_that_lacks_something_says_what_installs_it(tmp_path: Path) -> None:
+    bare = Environment(tmp_path / "bare")
+    finding = tell_toolchain(ask_toolchain(Toolchain("bare", bare.python, {}), 60), NO_GPU, {})
+    assert (finding.state, finding.text) == (MISSING, "the toolchain bare has no numpy")
+    assert finding.mend == f"{bare.python} -m pip install numpy"
+    gone = tell_toolchain(ask_toolchain(Toolchain("gone", tmp_path / "none", {}), 60), NO_GPU, {})
+    assert gone.text == f"the toolchain gone cannot be used: there is no {tmp_path / 'none'}"
+    assert "BUILDSYS_TOOLCHAIN_GONE" in gone.mend
+
+
+def test_a_library_that_hangs_or_is_broken_harms_no_other(tmp_path: Path) -> None:
+    environment = Environment(tmp_path / "env", "numpy")
+    environment.write("hanging.py", "import time\nprint('hello', flush=True)\ntime.sleep(100)\n")
+    environment.write("lacking.py", "import none_such\n")
+    environment.write("loud.py", "__version__ = '1.2'\nprint('{}' * 9999)\n")
+    hanging = ask_modules(environment.python, ["hanging"], HERE, 0.4)["hanging"]
+    assert hanging.problem == "the interpreter did not answer within 0.4 s while it was imported"
+    found = ask_modules(environment.python, ["lacking", "loud", "absent", "numpy"], HERE, 60)
+    assert found["lacking"].problem == "ModuleNotFoundError: No module named 'none_such'"
+    assert found["absent"].missing
+    assert found["loud"].version == "1.2"
+    assert found["numpy"].loads
+
+
+def test_a_program_that_is_no_python_is_told(tmp_path: Path) -> None:
+    found = ask_modules(program(tmp_path / "python", "echo what"), ["numpy"], HERE, 5)
+    assert found["numpy"].problem == "the interpreter ended with exit code 0 while it was imported: what"
+
+
+def test_gpus_are_told_with_memory_and_mig(monkeypatch: pytest.MonkeyPatch) -> None:
+    h200 = GpuDetails("NVIDIA H200", "9.0", "580.95", "13.0", 150_000_000_000, 149_000_000_000, "off")
+    monkeypatch.setattr(gpus_and_folders, "read_details", lambda visible: [h200])
+    gpus, (finding,) = look_at_gpus()
+    assert gpus.capabilities == ("9.0",)
+    assert finding.name == "NVIDIA H200"
+    assert finding.text.startswith("compute capability 9.0, ")
+    assert finding.text.endswith("driver 580.95, CUDA 13.0, MIG off")
+
+
+def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(visible: str | None) -> list[GpuDetails]:
+        raise GpuError("NVML answers with error 9")
+
+    monkeypatch.setattr(gpus_and_folders, "read_details", none)
+    monkeypatch.setattr(gpus_and_folders, "_DRIVER_FILES", ("/",))
+    assert look_at_gpus()[0].missing == "the NVIDIA driver does not answer (NVML answers with error 9)"
+    monkeypatch.setattr(gpus_and_folders, "read_details", lambda visible: [])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    gpus, (finding,) = look_at_gpus()
+    assert gpus.missing == "CUDA_VISIBLE_DEVICES= shows none"
+    assert finding.mend == "unset CUDA_VISIBLE_DEVICES"
+
+
+def test_folders_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BUILDSYS_STORE", raising=False)
+    monkeypatch.setenv("BUILDSYS_REMOTE", "sftp://host/cache")
+    (tmp_path / "build").write_text("a file")
+    findings = {f.name: f for f in look_at_folders(tmp_path, tmp_path / "configs", tmp_path / "build", tmp_path / ".b")}
+    assert findings["build"].state == BROKEN
+    assert "cannot be written to: is not a folder" in findings["build"].text
+    assert findings["state"].state == OK
+    assert findings["store"].facts["path"] == str(tmp_path / ".b/store")
+    assert findings["shared cache"].text == "sftp://host/cache, read-only"
+    assert not (tmp_path / ".b").exists()
+
+
+def test_extras_are_those_of_the_project_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    declared = libraries._declared_extras(Path(libraries.__file__).parents[3] / "pyproject.toml")
+    assert {"rtx", "tensorrt", "slim", "remote"} <= declared.keys()
+    assert "test" not in declared
+    monkeypatch.setattr(libraries, "_extras", lambda: {"rtx": ["tensorrt-rtx>=1.4"], "odd": ["none-such", "numpy"]})
+    findings = {finding.name: finding for finding in look_at_extras()}
+    assert findings["odd"].state == MISSING
+    assert findings["odd"].text == "none-such is not installed"
+    assert findings["odd"].mend == "pip install 'buildsys[odd]'"
+
+
+def test_our_own_libraries_are_asked_in_processes_of_their_own() -> None:
+    before = set(sys.modules)
+    found = libraries.ask_own(("numpy", "none_such_library"), 60)
+    assert found["numpy"].loads
+    assert found["none_such_library"].missing
+    assert {name for name in set(sys.modules) - before if name.startswith("numpy")} == set()
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with an engine; of our own libraries it is not asked, which takes seconds."""
+    (tmp_path / "configs/models").mkdir(parents=True)
+    (tmp_path / "configs/models/net.yaml").write_text(
+        "model: net\nsource: {torchvision: resnet18}\ninputs: {x: {shape: [1, 3, 32, 32]}}\n"
+        "engines: [{backend: tensorrt, name: trt}]\n"
+    )
+    monkeypatch.setattr(machine_check, "ask_own", lambda names, within_s: {name: Module(name, "1.0") for name in names})
+    return tmp_path
+
+
+def test_nothing_is_broken_that_nobody_requires(project: Path) -> None:
+    (project / "configs/project.yaml").write_text("toolchains: {gone: {python: /nowhere/bin/python}}\n")
+    out = StringIO()
+    assert examine_machine(project, out, as_json=False) == 0
+    lines = out.getvalue().splitlines()
+    assert lines[-1].startswith("nothing that this project needs is broken; ")
+    gone = next(number for number, line in enumerate(lines) if line.startswith("missing  toolchain gone"))
+    assert lines[gone + 1].strip().startswith("→ set toolchains.gone.python in configs/project.yaml, or BUILDSYS_TOOL")
+    assert any(line.startswith("ok       library torch  1.0") for line in lines)
+    assert not (project / "build").exists()
+
+
+def test_with_strict_every_engine_is_required(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUILDSYS_STRICT", "1")
+    monkeypatch.setattr(machine_check, "look_at_gpus", lambda: (NO_GPU, []))
+    out = StringIO()
+    assert examine_machine(project, out, as_json=False) == 1
+    text = out.getvalue()
+    assert "broken   engine net:trt  is required, and cannot be built here: tensorrt 1.0 builds on the GPU" in text
+    assert "1 broken" in text
+
+
+def test_wrong_manifests_are_no_hindrance(project: Path) -> None:
+    (project / "configs/models/net.yaml").write_text("model: [")
+    out = StringIO()
+    assert examine_machine(project, out, as_json=False) == 3
+    assert "broken   project manifests  1 error in the manifests, the first: configs/models/net.yaml" in out.getvalue()
+    assert "library torch" in out.getvalue()

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import pytest
+
+from buildsys.cli.name_suggestions import nearest
+
+NAMES = ["build:resnet50", "build:resnet18", "export:resnet50", "engine:resnet50:rtx-fp16", "build:vgg11"]
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("build:resnet5", "build:resnet50"),
+        ("exprt:resnet50", "export:resnet50"),
+        ("resnet18", "build:resnet18"),
+        ("rtx", "engine:resnet50:rtx-fp16"),
+    ],
+)
+def test_the_nearest_name_comes_first(name: str, first: str) -> None:
+    assert nearest(name, NAMES)[0] == first
+
+
+def test_nothing_is_offered_for_something_else() -> None:
+    assert nearest("quantum", NAMES) == []
+    assert nearest("", NAMES) == []
+
+
+def test_few_names_are_offered() -> None:
+    assert len(nearest("build:resnet", [f"build:resnet{index}" for index in range(20)])) == 3

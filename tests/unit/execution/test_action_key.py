@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from buildsys.execution.action_key import action_key, changed_parts, content_parts, declared_parts, flatten_options
+from buildsys.plan.action import Action, FileRef
+
+ACTION = Action(
+    target="export:m",
+    stage="export",
+    model="m",
+    variant="",
+    options={"export": {"opset": 17}},
+    inputs={"model": FileRef("m/a.onnx")},
+    outputs={"result": FileRef("m/export.json")},
+)
+NAMES = st.text(alphabet="ab.[]\\0:", max_size=3)
+LEAVES = st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from(["", "0", "null", "[]", "{}", "a", "1.0"])
+VALUES = st.recursive(
+    LEAVES | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=8,
+)
+OPTIONS = st.dictionaries(NAMES, VALUES, max_size=3)
+
+
+def typed(value: Any) -> Any:
+    """Return a value that compares unlike for 1, 1.0 and True."""
+    if isinstance(value, dict):
+        return {name: typed(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [typed(item) for item in value]
+    return type(value).__name__, repr(value)
+
+
+def mutations(options: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Draw options that are near to the given ones: most differences are in one place."""
+    moved = [{f"{outer}.{inner}": value} for outer, item in options.items() if isinstance(item, dict)
+             for inner, value in item.items()]  # fmt: skip
+    wrapped = [{name: [value]} for name, value in options.items()]
+    return st.sampled_from([{"": options}, {**options, "": {}}, *moved, *wrapped]) | OPTIONS
+
+
+@given(st.data())
+def test_different_options_never_flatten_alike(data: st.DataObject) -> None:
+    one = data.draw(OPTIONS)
+    other = data.draw(mutations(one))
+    assume(typed(one) != typed(other))
+    assert flatten_options(one) != flatten_options(other)
+
+
+@given(OPTIONS)
+def test_equal_options_flatten_alike_in_any_order(options: dict[str, Any]) -> None:
+    reordered = dict(reversed(list(options.items())))
+    assert flatten_options(options) == flatten_options(reordered)
+    assert action_key("t", flatten_options(options)) == action_key("t", flatten_options(reordered))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"export": {"opset": 17}}, {"export.opset": "17"}),
+        ({"shape": ["batch", 3, 224]}, {"shape": '["batch", 3, 224]'}),
+        ({"profiles": [{"x": 1}, {"x": 2}]}, {"profiles[0].x": "1", "profiles[1].x": "2"}),
+        ({"kwargs": {}, "files": []}, {"kwargs": "{}", "files": "[]"}),
+        ({"a.b": 1, "a": {"b": 2}}, {"a\\.b": "1", "a.b": "2"}),
+        ({"a[0]": 1, "a": [{}]}, {"a\\[0\\]": "1", "a[0]": "{}"}),
+        ({"x": "17", "y": True, "z": None}, {"x": '"17"', "y": "true", "z": "null"}),
+    ],
+)
+def test_names_and_values_are_readable(options: dict[str, Any], expected: dict[str, str]) -> None:
+    assert flatten_options(options) == expected
+
+
+def test_a_value_that_is_not_json_is_refused() -> None:
+    with pytest.raises(TypeError):
+        flatten_options({"a": object()})
+    with pytest.raises(TypeError):
+        flatten_options({"a": {1: 2}})
+
+
+def test_the_key_depends_on_target_labels_and_values() -> None:
+    keys = {
+        action_key("t", {"a": "1"}),
+        action_key("u", {"a": "1"}),
+        action_key("t", {"b": "1"}),
+        action_key("t", {"a": "2"}),
+        action_key("t", {}),
+    }
+    assert len(keys) == 5
+
+
+def test_the_key_is_stable() -> None:
+    assert action_key("export:m", {"config:export.opset": "17", "tool:torch": "2.9.0"}) == (
+        "495db9c9f30f0be52517483d2840ff7dda8b429096b396a678c5a072ab51a426"
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"options": {"export": {"opset": 18}}},
+        {"inputs": {"model": FileRef("m/b.onnx")}},
+        {"inputs": {"other": FileRef("m/a.onnx")}},
+        {"outputs": {"result": FileRef("m/elsewhere.json")}},
+    ],
+)
+def test_what_an_action_declares_is_in_its_parts(change: dict[str, Any]) -> None:
+    assert declared_parts(replace(ACTION, **change)) != declared_parts(ACTION)
+
+
+def test_the_documentation_of_an_action_is_not_in_its_parts() -> None:
+    assert declared_parts(replace(ACTION, doc="another")) == declared_parts(ACTION)
+
+
+def test_a_file_without_a_digest_is_absent() -> None:
+    assert content_parts("input", {"m/a": "d", "m/b": None}) == {"input:m/a": "d", "input:m/b": "absent"}
+
+
+def test_changes_are_told_in_the_order_of_interest() -> None:
+    old = {"code:buildsys.x": "a", "config:export.opset": "17", "tool:torch": "2.9", "input:m/a": "absent", "same": "1"}
+    new = {"code:buildsys.x": "b", "config:export.opset": "18", "tool:torch": "2.10", "input:m/a": "d", "same": "1",
+           "config:extra": "true"}  # fmt: skip
+    assert [change.label for change in changed_parts(old, new)] == [
+        "config:export.opset",
+        "config:extra",
+        "input:m/a",
+        "tool:torch",
+        "code:buildsys.x",
+    ]
+
+
+def test_equal_parts_have_no_changes() -> None:
+    assert changed_parts({"a": "1"}, {"a": "1"}) == []

@@ -1,0 +1,450 @@
+"""What an executor builds and what it does not, what it tells, and what a failure leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blake3 import blake3
+from tiny_project import (
+    ALL,
+    BENCH,
+    ENGINE,
+    EXPORT,
+    MODEL,
+    REPORT,
+    actions,
+    build,
+    make_executor,
+    order,
+    published,
+    stale,
+)
+
+from buildsys.errors import CheckFailed, StageError, WorkerDied
+from buildsys.plan.action import FileRef
+from buildsys.store.object_store import Store
+
+
+def engine_text(root: Path) -> str:
+    return json.loads((root / "build/m/report/report.json").read_text())["engine"]
+
+
+# --- what is rebuilt, and what is not ----------------------------------------------------------------
+
+
+def test_the_first_run_builds_all_and_the_second_nothing(root: Path) -> None:
+    assert build(root) == ALL
+    assert build(root) == []
+
+
+def test_only_what_a_change_reaches_is_built(root: Path) -> None:
+    build(root)
+    assert build(root, actions(duration=2.0)) == [BENCH, REPORT]
+    assert build(root, actions(opset=18, duration=2.0)) == ALL
+    assert "opset 18" in engine_text(root)
+
+
+def test_a_touch_builds_nothing(root: Path) -> None:
+    build(root)
+    time.sleep(0.06)
+    for path in [root / "net.py", *(root / "build").rglob("*")]:
+        os.utime(path)
+    assert build(root) == []
+
+
+def test_a_source_behind_the_source_is_noticed(root: Path) -> None:
+    build(root)
+    (root / "blocks.py").write_text("width = 2\n")
+    assert build(root) == ALL
+    assert "width = 2" in engine_text(root)
+
+
+def test_early_cut_off_stops_at_equal_bytes(root: Path) -> None:
+    build(root)
+    (root / "net.py").write_text("# a comment\nimport blocks\n")
+    assert build(root) == [EXPORT]
+
+
+def test_changed_content_under_the_old_modification_time_is_noticed(root: Path) -> None:
+    build(root)
+    times = (root / "blocks.py").stat()
+    (root / "blocks.py").write_text("width = 3\n")
+    os.utime(root / "blocks.py", ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert build(root) == ALL
+
+
+@pytest.mark.parametrize("name", [MODEL, "m/export/export.json"])
+@pytest.mark.parametrize("stored", [True, False])
+def test_an_edited_output_is_put_right(root: Path, name: str, *, stored: bool) -> None:
+    build(root)
+    good = published(root)
+    if not stored:
+        shutil.rmtree(root / ".buildsys/store")
+    (root / "build" / name).write_text("edited")
+    assert stale(root)[0] == EXPORT
+    assert build(root) == ([] if stored else [EXPORT])  # same bytes again: cut off
+    assert published(root)[MODEL] == good[MODEL]
+    assert published(root)["m/export/export.json"] != "edited"
+    assert not stored or published(root) == good
+    assert stale(root) == []
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_deleted_output_is_put_back(root: Path, *, stored: bool) -> None:
+    build(root)
+    if not stored:
+        shutil.rmtree(root / ".buildsys/store")
+    (root / "build" / MODEL).unlink()
+    assert build(root) == ([] if stored else [EXPORT])
+    assert stale(root) == []
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_deleted_build_folder_is_put_back(root: Path, *, stored: bool) -> None:
+    build(root)
+    good = published(root)
+    if not stored:
+        shutil.rmtree(root / ".buildsys/store")
+    shutil.rmtree(root / "build")
+    assert build(root) == ([] if stored else ALL)
+    assert not stored or published(root) == good
+    assert stale(root) == []
+
+
+def test_back_to_an_earlier_manifest_is_restored(root: Path) -> None:
+    build(root, actions(opset=17))
+    first = published(root)
+    assert build(root, actions(opset=18)) == ALL
+    second = published(root)
+    for opset, wanted in ((17, first), (18, second), (17, first)):
+        assert build(root, actions(opset=opset)) == []
+        assert published(root) == wanted
+
+
+def test_a_failed_check_leaves_nothing_to_be_restored(root: Path) -> None:
+    build(root)
+    order(root, ENGINE, "fail")
+    with pytest.raises(CheckFailed):
+        build(root, actions(opset=18))
+    order(root, ENGINE)
+    assert build(root, actions(opset=18)) == [ENGINE, BENCH, REPORT]
+
+
+def test_what_is_forgotten_is_built_and_not_restored(root: Path) -> None:
+    build(root)
+    executor, pool = make_executor(root)
+    executor.forget(EXPORT)
+    assert not executor.is_fresh(EXPORT)
+    assert not executor.run(EXPORT).restored
+    assert pool.ran == [EXPORT]
+    executor.close()
+    assert build(root) == []
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "gone", "record"])
+def test_a_damaged_store_costs_a_rebuild_and_is_told(
+    root: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build(root)
+    good = published(root)[MODEL]
+    found = Store(root / ".buildsys/store").object_path(blake3(good.encode()).hexdigest())
+    if damage == "gone":
+        found.unlink()
+    elif damage == "record":
+        shutil.rmtree(root / ".buildsys" / "store" / "actions")
+        (root / ".buildsys/state.db").unlink()
+    else:
+        found.chmod(0o644)
+        found.write_text(good[:-1] if damage == "cut" else good[:-1] + "x")
+    (root / "build" / MODEL).unlink()
+    ran = build(root)
+    assert ran[0] == EXPORT
+    assert published(root)[MODEL] == good
+    assert ("put into quarantine; export:m is built anew" in capsys.readouterr().err) == (damage == "flip")
+    (root / "build" / MODEL).unlink()
+    assert build(root) == []  # what was built anew is in the store again
+
+
+def test_an_edit_in_the_build_folder_does_not_reach_the_store(root: Path) -> None:
+    build(root)
+    good = published(root)
+    for name in good:
+        with (root / "build" / name).open("r+") as file:
+            file.write("edited in place")
+    assert build(root) == []
+    assert published(root) == good
+
+
+def test_a_lost_state_costs_no_rebuild(root: Path) -> None:
+    build(root)
+    good = published(root)
+    for file in (root / ".buildsys").glob("state.db*"):
+        file.unlink()
+    assert build(root) == []
+    assert published(root) == good
+
+
+def test_two_projects_may_share_a_store(root: Path, tmp_path: Path) -> None:
+    build(root)
+    other = tmp_path / "other"
+    shutil.copytree(root, other, ignore=shutil.ignore_patterns("build", ".buildsys"))
+    executor, pool = make_executor(other, store=Store(root / ".buildsys/store"))
+    outcomes = [executor.run(target) for target in ALL]
+    executor.close()
+    assert all(outcome.restored for outcome in outcomes)
+    assert pool.ran == []
+    assert published(other).keys() >= published(root).keys()
+
+
+def test_a_store_that_cannot_be_written_is_told_once(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "store").write_text("a file where a folder belongs")
+    executor, pool = make_executor(root, store=Store(root / "store"))
+    for target in ALL:
+        executor.run(target)
+    executor.close()
+    assert pool.ran == ALL
+    assert capsys.readouterr().err.count("cannot write to the store") == 1
+    assert stale(root) == []
+
+
+def test_an_optional_output_that_appears_makes_it_stale_and_goes(root: Path) -> None:
+    build(root)
+    (root / "build/m/export/model.onnx.data").write_text("of another model")
+    assert stale(root)[0] == EXPORT
+    assert build(root) == []  # restored
+    assert "m/export/model.onnx.data" not in published(root)
+    assert build(root) == []
+
+
+def test_outputs_of_the_previous_run_go_when_they_are_not_produced_any_more(root: Path) -> None:
+    order(root, EXPORT, "external")
+    build(root)
+    assert json.loads(published(root)["m/engine/e/engine.json"])["weights"] == "weights"
+    order(root, EXPORT)
+    assert build(root, actions(opset=18)) == ALL
+    assert "m/export/model.onnx.data" not in published(root)
+    assert json.loads(published(root)["m/engine/e/engine.json"])["weights"] is None
+
+
+def test_files_beside_the_outputs_are_published_judged_and_removed(root: Path) -> None:
+    executor, pool = make_executor(root)
+    pool.meanwhile = lambda job: (job.outputs["result"].parent / "profile.txt").write_text("extra")
+    executor.run(EXPORT)
+    assert executor.owned(EXPORT) == {MODEL, "m/export/export.json", "m/export/profile.txt"}
+    (root / "build/m/export/profile.txt").write_text("edited")
+    assert not executor.is_fresh(EXPORT)
+    executor.close()
+    shutil.rmtree(root / ".buildsys/store")  # or it would be restored as soon as it has been stored
+    executor, _ = make_executor(root)
+    executor.run(EXPORT)
+    assert "m/export/profile.txt" not in published(root)
+
+
+def test_a_plan_that_moves_an_output_makes_it_stale(root: Path) -> None:
+    build(root)
+    moved = actions()
+    outputs = {**moved[BENCH].outputs, "result": FileRef("m/bench/moved.json")}
+    moved[BENCH] = replace(moved[BENCH], outputs=outputs)
+    assert stale(root, moved)[0] == BENCH
+    executor, _ = make_executor(root, moved)
+    executor.run(BENCH)
+    assert {name for name in published(root) if "bench" in name} == {"m/bench/moved.json"}
+
+
+def test_the_code_of_a_stage_is_in_its_key(root: Path) -> None:
+    build(root)
+    other = {target: replace(a, code=("buildsys.workers.job",)) for target, a in actions().items()}
+    assert stale(root, other) == ALL
+
+
+def test_tools_and_devices_are_in_the_key(root: Path) -> None:
+    build(root)
+    assert BENCH in stale(root, {**actions(), BENCH: replace(actions()[BENCH], tools=("numpy",))})
+    assert BENCH in stale(root, {**actions(), BENCH: replace(actions()[BENCH], devices=("cpu",))})
+
+
+def test_an_executor_sees_what_ran_since_it_looked(root: Path) -> None:
+    executor, _ = make_executor(root)
+    assert not executor.is_fresh(ENGINE)
+    executor.run(EXPORT)
+    executor.run(ENGINE)
+    assert executor.is_fresh(ENGINE)
+    (root / "build" / MODEL).write_text("other bytes")
+    assert not executor.is_fresh(ENGINE)
+
+
+# --- what is told --------------------------------------------------------------------------------------
+
+
+def test_an_outcome_has_what_the_console_needs(root: Path) -> None:
+    events: list[tuple[str, dict[str, Any]]] = []
+    executor, _ = make_executor(root, on_event=lambda target, event: events.append((target, event)))
+    outcome = executor.run(EXPORT)
+    assert (outcome.status, outcome.seconds, outcome.waited) == ("passed", 0.25, False)
+    assert outcome.figures == {"nodes": 3, "cases": [{"name": "opt"}]}  # raw samples stay in the file
+    assert outcome.log == root / "build/m/export/export.log"
+    assert outcome.log.read_text() == "log of export:m\n"
+    assert events == [(EXPORT, {"event": "progress", "message": "at work"})]
+    assert replace(executor.run(EXPORT), waited=False) == outcome  # the same from the record
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda root: None, ""),
+        (lambda root: (root / "blocks.py").write_text("width = 9\n"), "blocks.py changed (line 1)"),
+        (lambda root: (root / "build" / MODEL).unlink(), f"output missing: {MODEL}"),
+        (lambda root: (root / "build" / MODEL).write_text("x"), f"output edited by hand: {MODEL}"),
+        (lambda root: shutil.rmtree(root / ".buildsys"), "never built"),
+    ],
+)
+def test_a_stale_target_says_why(root: Path, change: Callable[[Path], object], reason: str) -> None:
+    build(root)
+    change(root)
+    assert make_executor(root)[0].stale_reason(EXPORT) == reason
+
+
+def test_a_changed_field_is_told_with_both_values(root: Path) -> None:
+    build(root)
+    assert make_executor(root, actions(opset=18))[0].stale_reason(EXPORT) == "export.opset: 17 → 18"
+
+
+def test_a_missing_input_is_told(root: Path) -> None:
+    executor, _ = make_executor(root)
+    executor.run(EXPORT)
+    executor.run(ENGINE)
+    (root / "build" / MODEL).unlink()
+    assert executor.stale_reason(ENGINE) == f"input {MODEL} is missing"
+    with pytest.raises(StageError, match=r"engine:m:e needs .*model\.onnx, which does not exist"):
+        executor.run(ENGINE)
+
+
+def test_a_failed_run_is_told(root: Path) -> None:
+    executor, _ = make_executor(root)
+    order(root, EXPORT, "break")
+    with pytest.raises(StageError):
+        executor.run(EXPORT)
+    assert executor.stale_reason(EXPORT) == "last run failed: export:m broke"
+
+
+def test_forgetting_makes_it_stale_and_forcing_runs_it_anyway(root: Path) -> None:
+    executor, pool = make_executor(root)
+    executor.run(EXPORT)
+    assert executor.run(EXPORT).waited  # up to date when its turn came: nothing to do
+    executor.run(EXPORT, force=True)
+    assert pool.ran == [EXPORT, EXPORT]
+    executor.forget(EXPORT)
+    assert not executor.is_fresh(EXPORT)
+
+
+# --- failures ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [(), ("raise",)])
+def test_a_failed_check_publishes_its_result_but_no_artefact(root: Path, how: tuple[str, ...]) -> None:
+    build(root)
+    order(root, EXPORT, "fail", *how)
+    executor, _ = make_executor(root, actions(opset=18))
+    with pytest.raises(CheckFailed, match=r"numbers differ; do something; details: build/m/export/export\.json"):
+        executor.run(EXPORT)
+    files = published(root)
+    assert json.loads(files["m/export/export.json"])["status"] == "failed"
+    assert files["m/export/worst.npy"] == "failing tensor"
+    assert MODEL not in files
+    assert not executor.is_fresh(EXPORT)
+    (root / f"do-{EXPORT}").unlink()
+    executor.run(EXPORT)
+    assert "m/export/worst.npy" not in published(root)
+
+
+def test_files_of_a_failure_take_the_place_of_outputs_until_the_next_pass(root: Path) -> None:
+    build(root)
+    before = published(root)
+    executor, pool = make_executor(root)
+    told = {"m/report/report.json": b"{}", "m/report/last_passed.json": before["m/report/report.json"].encode()}
+    executor.replace_by_failure(REPORT, lambda: ({}, ""))
+    assert (published(root), executor.is_fresh(REPORT)) == (before, True)
+    executor.replace_by_failure(REPORT, lambda: (told, "it tells of a failure"))
+    assert published(root) == before | {name: content.decode() for name, content in told.items()}
+    assert executor.owned(REPORT) == told.keys()  # what `doit clean` removes
+    assert executor.stale_reason(REPORT) == "last run failed: it tells of a failure"
+    assert stale(root) == [REPORT]
+    assert executor.run(REPORT).restored
+    assert (published(root), pool.ran) == (before, [])
+
+
+@pytest.mark.parametrize(("word", "error"), [("die", WorkerDied), ("break", StageError)])
+def test_a_stage_that_breaks_leaves_the_previous_outputs_alone(root: Path, word: str, error: type[Exception]) -> None:
+    build(root)
+    before = published(root)
+    order(root, EXPORT, word)
+    with pytest.raises(error):
+        make_executor(root, actions(opset=18))[0].run(EXPORT)
+    assert published(root) == before
+    assert build(root) == []
+
+
+@pytest.mark.parametrize("word", ["half", "silent"])
+def test_a_stage_that_does_not_write_its_outputs_fails(root: Path, word: str) -> None:
+    order(root, EXPORT, word)
+    with pytest.raises(StageError, match="did not write"):
+        make_executor(root)[0].run(EXPORT)
+    assert published(root) == {}
+
+
+@pytest.mark.parametrize("how", [(), ("raise",)])
+def test_an_unavailable_engine_is_an_outcome_and_fresh(root: Path, how: tuple[str, ...]) -> None:
+    order(root, ENGINE, "unavailable", *how)
+    executor, _ = make_executor(root)
+    executor.run(EXPORT)
+    outcome = executor.run(ENGINE)
+    assert (outcome.status, outcome.reason, outcome.hint) == ("unavailable", "no GPU", "do something")
+    assert executor.is_fresh(ENGINE)
+    assert executor.run(BENCH).status == "passed"  # its stage says what an absent engine means
+
+
+def test_a_required_engine_must_be_available(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order(root, ENGINE, "unavailable")
+    executor, _ = make_executor(root, actions(required=True))
+    executor.run(EXPORT)
+    for _ in range(2):
+        with pytest.raises(StageError, match="engine:m:e is required, but unavailable: no GPU; do something"):
+            executor.run(ENGINE)
+        assert not executor.is_fresh(ENGINE)
+    lenient, _ = make_executor(root)
+    lenient.run(ENGINE)
+    assert lenient.is_fresh(ENGINE)
+    monkeypatch.setenv("BUILDSYS_STRICT", "1")
+    assert not lenient.is_fresh(ENGINE)
+    assert lenient.stale_reason(ENGINE) == "required, but unavailable: no GPU"
+    with pytest.raises(StageError, match="is required"):
+        lenient.run(ENGINE)
+
+
+def test_an_unusable_state_folder_is_one_clear_error(root: Path) -> None:
+    (root / ".buildsys").write_text("a file where the folder belongs")
+    executor, pool = make_executor(root)
+    assert not executor.is_fresh(EXPORT)
+    with pytest.raises(StageError, match="writable"):
+        executor.run(EXPORT)
+    assert pool.ran == []
+
+
+def test_a_corrupt_state_costs_time_not_correctness(root: Path) -> None:
+    build(root)
+    for path in (root / ".buildsys").glob("state.db*"):
+        path.write_bytes(b"\xff" * 9000)
+    warned: list[str] = []
+    executor, _ = make_executor(root, notify=warned.append)
+    assert not executor.is_fresh(EXPORT)
+    executor.run(EXPORT)
+    assert executor.is_fresh(EXPORT)
+    assert len(warned) == 1

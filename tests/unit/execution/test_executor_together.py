@@ -1,0 +1,206 @@
+"""Executors beside each other and beside what goes on meanwhile: threads, processes, kills, GPUs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import tiny_project
+from tiny_project import (
+    ALL,
+    BENCH,
+    ENGINE,
+    EXPORT,
+    MODEL,
+    actions,
+    build,
+    make_executor,
+    make_project,
+    order,
+    published,
+    stale,
+)
+
+import buildsys
+from buildsys.errors import StageError
+from buildsys.workers.job import Job
+
+
+def test_a_source_edited_while_the_stage_runs_is_a_failure_that_names_it(root: Path) -> None:
+    executor, pool = make_executor(root)
+    pool.meanwhile = lambda job: (root / "blocks.py").write_text("width = 7\n") and None
+    with pytest.raises(StageError, match=r"^blocks\.py changed while export:m ran"):
+        executor.run(EXPORT)
+    assert published(root) == {}
+    assert not executor.is_fresh(EXPORT)
+
+
+def test_an_input_edited_while_the_stage_runs_is_a_failure_that_names_it(root: Path) -> None:
+    executor, pool = make_executor(root)
+    executor.run(EXPORT)
+    pool.meanwhile = lambda job: (root / "build" / MODEL).write_text("other") and None
+    with pytest.raises(StageError, match=r"m/export/model\.onnx changed while engine:m:e ran"):
+        executor.run(ENGINE)
+
+
+def test_an_optional_input_that_appears_meanwhile_is_noticed(root: Path) -> None:
+    executor, pool = make_executor(root)
+    executor.run(EXPORT)
+    pool.meanwhile = lambda job: (root / "build/m/export/model.onnx.data").write_text("late") and None
+    with pytest.raises(StageError, match=r"model\.onnx\.data changed while engine:m:e ran"):
+        executor.run(ENGINE)
+
+
+def test_an_edit_that_is_taken_back_while_the_stage_runs_runs_it_again(root: Path) -> None:
+    """A branch checked out and back: the content is the same, but the stage may have read the other one."""
+    executor, pool = make_executor(root)
+    time.sleep(0.06)
+
+    def there_and_back(job: Job) -> None:
+        if len(pool.ran) == 1:
+            (root / "blocks.py").write_text("width = 8\n")
+            there = (root / "blocks.py").read_text()
+            (root / "build-was-made-of").write_text(there)
+            (root / "blocks.py").write_text("width = 1\n")
+
+    pool.meanwhile = there_and_back
+    executor.run(EXPORT)
+    assert pool.ran == [EXPORT, EXPORT]
+    assert executor.is_fresh(EXPORT)
+
+
+def test_a_file_that_is_written_all_the_time_is_a_failure(root: Path) -> None:
+    executor, pool = make_executor(root)
+    pool.meanwhile = lambda job: os.utime(root / "net.py")
+    with pytest.raises(StageError, match="written again and again"):
+        executor.run(EXPORT)
+    assert published(root) == {}
+
+
+def test_two_threads_build_a_target_once(root: Path) -> None:
+    executor, pool = make_executor(root)
+    order(root, EXPORT, "slow")
+    outcomes = []
+    threads = [threading.Thread(target=lambda: outcomes.append(executor.run(EXPORT))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert pool.ran == [EXPORT]
+    assert sorted(outcome.waited for outcome in outcomes) == [False, True]
+
+
+def run_process(root: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, tiny_project.__file__, str(root), *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(Path(buildsys.__file__).parent.parent)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def test_two_processes_build_everything_once(root: Path) -> None:
+    order(root, EXPORT, "slow")
+    processes = [run_process(root, "17") for _ in range(2)]
+    printed = sorted("".join(process.communicate(timeout=60)[0] for process in processes).splitlines())
+    assert (root / "runs.txt").read_text().split() == [EXPORT, ENGINE]
+    assert printed.count(f"{EXPORT} ran") == 1
+    assert printed.count(f"{ENGINE} ran") == 1
+
+
+def test_a_kill_between_two_renames_is_judged_stale(root: Path) -> None:
+    order(root, EXPORT, "external")
+    build(root)
+    killed = run_process(root, "18", "kill")
+    killed.communicate(timeout=60)
+    assert killed.returncode == -9
+    assert "opset 18" in published(root)[MODEL]  # in place, while its result file is the old one
+    assert stale(root, actions(18))[0] == EXPORT
+    assert stale(root, actions(17))[0] == EXPORT  # reverting the manifest does not make the half believed
+    assert build(root, actions(17)) == []  # restored
+    assert "opset 17" in published(root)[MODEL]
+    assert stale(root, actions(17)) == []
+
+
+def test_a_file_that_a_killed_run_left_is_removed_later(root: Path) -> None:
+    order(root, EXPORT, "profile")
+    killed = run_process(root, "18", "kill")
+    killed.communicate(timeout=60)
+    assert killed.returncode == -9
+    assert set(published(root)) - {name for name in published(root) if ".tmp" in name} == {"m/export/a-profile.txt"}
+    order(root, EXPORT)
+    build(root, actions(18))
+    assert "m/export/a-profile.txt" not in published(root)
+
+
+def test_a_target_is_read_only_from_what_is_declared(root: Path) -> None:
+    jobs: list[Job] = []
+    executor, pool = make_executor(root)
+    pool.meanwhile = jobs.append
+    executor.run(EXPORT)
+    executor.run(ENGINE)
+    assert set(jobs[1].inputs) == {"model"}  # the optional input that was not produced is not there
+    assert jobs[1].options == {"engine": {}}
+    assert all(path.is_absolute() for job in jobs for path in (*job.inputs.values(), *job.outputs.values()))
+
+
+# --- GPUs --------------------------------------------------------------------------------------------
+
+
+TIMED = """
+import sys, time
+from dataclasses import replace
+from pathlib import Path
+import tiny_project
+from buildsys.execution import executor as module
+module.gpu_uuids = lambda variables=(): ("GPU-1",)
+root, target = Path(sys.argv[1]), sys.argv[2]
+actions = tiny_project.actions()
+changed = {"exclusive": False, "alone_on_gpu": target == tiny_project.BENCH, "measures": target == tiny_project.BENCH}
+graph = {**actions, target: replace(actions[target], **changed)}
+executor, pool = tiny_project.make_executor(root, graph)
+def work(job):
+    print("begin", time.monotonic(), flush=True)
+    time.sleep(0.4)
+    print("end", time.monotonic(), flush=True)
+pool.meanwhile = work
+executor.run(target)
+"""
+
+
+def spans(tmp_path: Path, *targets: str) -> list[tuple[float, float]]:
+    """Make a target each in processes and projects of their own; return from when to when the stages ran."""
+    running = []
+    for number, target in enumerate(targets):
+        folder = make_project(tmp_path / f"{number}")
+        if before := {name: actions()[name] for name in ALL[: ALL.index(target)]}:
+            build(folder, before)
+        command = [sys.executable, "-c", TIMED, str(folder), target]
+        path = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=path))
+    found = []
+    for process in running:
+        words = process.communicate(timeout=30)[0].split()
+        assert process.returncode == 0
+        found.append((float(words[1]), float(words[3])))
+    return sorted(found)
+
+
+@pytest.mark.usefixtures("root")
+def test_two_runs_time_on_one_gpu_one_after_the_other(tmp_path: Path) -> None:
+    (_, first_ends), (second_begins, _) = spans(tmp_path, BENCH, BENCH)
+    assert first_ends <= second_begins
+
+
+@pytest.mark.usefixtures("root")
+def test_a_stage_on_the_cpu_goes_on_beside_what_is_timed_on_a_gpu(tmp_path: Path) -> None:
+    for _ in range(5):  # processes of a busy machine start at their own pace
+        (tmp_path / "once").mkdir()
+        (_, first_ends), (second_begins, _) = spans(tmp_path / "once", BENCH, EXPORT)
+        shutil.rmtree(tmp_path / "once")
+        if second_begins < first_ends:
+            return
+    raise AssertionError("they never ran side by side")

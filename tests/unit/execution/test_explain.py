@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buildsys.execution import stale_reasons as reasons_module
+from buildsys.execution.stale_reasons import (
+    FORGOTTEN,
+    FRESH,
+    LOST_RECORD,
+    MAY_RERUN,
+    NEVER_BUILT,
+    OUTPUT_ADDED,
+    OUTPUT_EDITED,
+    OUTPUT_MISSING,
+    STALE,
+    UPSTREAM,
+    Facts,
+    Reason,
+    decode_reasons,
+    encode_reasons,
+    explain,
+    in_brief,
+    own_reasons,
+    part_reasons,
+    told,
+)
+
+A, B = "a" * 64, "b" * 64
+TEXTS = st.text(max_size=8) | st.sampled_from([A, B, "absent", "{}", '{"x":1}', "[1]", "{"])
+PARTS = st.dictionaries(st.sampled_from(["config:a", "tool:t", "inputs", "x", "new:y", "source:f.py", ":"]), TEXTS)
+
+
+def changed(label: str, old: str | None, new: str | None, line: int | None = None) -> list[str]:
+    parts = ({} if value is None else {label: value} for value in (old, new))
+    return [str(reason) for reason in part_reasons(*parts, {label: line} if line else {})]
+
+
+@pytest.mark.parametrize(
+    ("label", "old", "new", "text"),
+    [
+        ("config:export.opset", "17", "18", "export.opset: 17 → 18"),
+        ("config:extra", None, "true", "extra: unset → true"),
+        ("config:hash", f'"{A}"', f'"{B}"', f'hash: "{"a" * 59}… → "{"b" * 59}…'),
+        ("source:plugins/x.py", A, B, "plugins/x.py changed"),
+        ("source:plugins/x.py", None, B, "plugins/x.py added"),
+        ("source:plugins/x.py", A, None, "plugins/x.py no longer used"),
+        ("source:plugins/x.py", A, "absent", "plugins/x.py is missing"),
+        ("input:m/model.onnx", A, B, "input m/model.onnx changed"),
+        ("input:m/model.onnx.data", "absent", B, "input m/model.onnx.data added"),
+        ("input:m/model.onnx.data", A, "absent", "input m/model.onnx.data is missing"),
+        ("tool:onnx", "1.21.0", "1.23.2", "onnx 1.21.0 → 1.23.2"),
+        ("tool:onnx", "1.21.0", "absent", "onnx 1.21.0 → not installed"),
+        ("tool:onnxscript", None, "0.5", "onnxscript not used → 0.5"),
+        ("device:gpu.driver", "550.1", "580.2", "device gpu.driver: 550.1 → 580.2"),
+        ("code:buildsys.stages.export.stage", A, B, "code buildsys.stages.export.stage changed"),
+        ("python", "CPython 3.10.1", "CPython 3.11.2", "python: CPython 3.10.1 → CPython 3.11.2"),
+        ("outputs", "{}", '{"markdown":"m/r.md"}', "outputs markdown: unset → m/r.md"),
+        # kinds that nobody has thought of yet
+        ("weights:resnet50", A, B, "weights resnet50 changed"),
+        ("environment:TF32", "1", "0", "environment TF32: 1 → 0"),
+    ],
+)
+def test_every_kind_of_part_reads_well(label: str, old: str | None, new: str | None, text: str) -> None:
+    assert changed(label, old, new) == [text]
+
+
+def test_the_first_changed_line_of_a_file_is_told() -> None:
+    assert changed("source:plugins/asinh.py", A, B, 12) == ["plugins/asinh.py changed (line 12)"]
+
+
+def test_roles_are_compared_one_by_one() -> None:
+    assert changed("inputs", '{"a":"m/1","b":"m/2","c":"m/3"}', '{"a":"m/1","b":"m/9","d":"m/4"}') == [
+        "inputs b: m/2 → m/9",
+        "inputs c: m/3 → unset",
+        "inputs d: unset → m/4",
+    ]
+
+
+def test_of_long_values_the_text_has_the_first_difference_and_the_data_all() -> None:
+    old, new = ("[" + ", ".join(map(str, values)) + "]" for values in (range(500), [*range(400), 7, *range(401, 500)]))
+    (reason,) = part_reasons({"config:values": old}, {"config:values": new}, {})
+    assert len(str(reason)) < 200
+    assert "399, 400, 401" in str(reason)
+    assert "399, 7, 401" in str(reason)
+    assert (reason.old, reason.new) == (old, new)
+
+
+def test_text_is_one_line_without_control_characters() -> None:
+    assert str(Reason("failed", "no  such \x1b[31mfile\n1. what to do")) == "last run failed: no such \\x1b[31mfile"
+    assert str(Reason("source", "a\nb.py", A, B)) == "a\\nb.py changed"
+    assert str(Reason("source", "\udcff.py", A, B)) == "\\udcff.py changed"
+
+
+@given(PARTS, PARTS)
+def test_any_two_keys_are_told_apart_in_one_line_per_reason(old: dict[str, str], new: dict[str, str]) -> None:
+    found = part_reasons(old, new, {})
+    if old == new:
+        assert found == []
+    assert all(str(reason).isprintable() for reason in found)
+    if {label for label in old.keys() | new.keys() if old.get(label) != new.get(label)} - {"inputs"}:
+        assert found
+
+
+# --- what is known of a target ----------------------------------------------------------------------------
+
+
+def test_a_fresh_target_has_no_reason() -> None:
+    assert own_reasons(Facts("t", fresh=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        (Facts("t"), ["never built"]),
+        (Facts("t", no_record=FORGOTTEN), ["forgotten by `doit forget`"]),
+        (Facts("t", no_record=LOST_RECORD), ["the record of its last build cannot be read"]),
+        (Facts("t", failure="it broke"), ["last run failed: it broke"]),
+        (Facts("t", recorded={}, failure="it broke"), ["last run failed: it broke"]),
+        (Facts("t", recorded={}, unavailable="no GPU"), ["required, but unavailable: no GPU"]),
+        (Facts("t", unreadable="cannot read x.py"), ["cannot read x.py"]),
+        (Facts("t", recorded={}, parts={}), ["built by a buildsys that made its keys in another way"]),
+        (
+            Facts("t", recorded={}, outputs=((OUTPUT_MISSING, "a"), (OUTPUT_EDITED, "b"), (OUTPUT_ADDED, "c"))),
+            ["output missing: a", "output edited by hand: b", "output added by somebody else: c"],
+        ),
+        (
+            Facts(
+                "t",
+                failure="it broke",
+                recorded={"config:opset": "17", "tool:onnx": "1"},
+                parts={"config:opset": "18", "tool:onnx": "2"},
+                outputs=((OUTPUT_MISSING, "a"),),
+            ),
+            ["last run failed: it broke", "opset: 17 → 18", "onnx 1 → 2", "output missing: a"],
+        ),
+    ],
+)
+def test_all_reasons_are_told(facts: Facts, expected: list[str]) -> None:
+    assert [str(reason) for reason in own_reasons(facts)] == expected
+
+
+def test_what_takes_from_a_stale_target_may_rerun() -> None:
+    stale, fresh, own = Facts("a"), Facts("b", fresh=True), Facts("c", recorded={"config:x": "1"}, restorable=True)
+    also = [Facts("d", fresh=True), Facts("e", fresh=True)]
+    found = explain([stale, fresh, own, *also], {"b": ("a",), "c": ("b", "a"), "d": ("b",)})
+    assert {name: one.state for name, one in found.items()} == {
+        "a": STALE, "b": MAY_RERUN, "c": STALE, "d": MAY_RERUN, "e": FRESH,
+    }  # fmt: skip
+    assert told(found["b"].reasons) == ["upstream: a will rerun"]
+    assert told(found["c"].reasons) == ["x: 1 → unset", "upstream: b may rerun", "upstream: a will rerun"]
+    assert told(found["d"].reasons) == ["upstream: b may rerun"]
+    assert found["c"].restorable
+
+
+def test_targets_upstream_share_a_line() -> None:
+    many = [Reason(UPSTREAM, name, None, "will rerun") for name in "abcde"] + [Reason(UPSTREAM, "f", None, "may rerun")]
+    assert told(many) == ["upstream: a, b, c and 2 more will rerun", "upstream: f may rerun"]
+
+
+def test_in_brief_is_the_first_reason_and_a_count() -> None:
+    reasons = [Reason("config", "a", "1", "2"), Reason("tool", "onnx", "1", "2"), Reason(NEVER_BUILT)]
+    assert in_brief(reasons) == "a: 1 → 2 and 2 more"
+    assert in_brief(reasons, 2) == "a: 1 → 2; onnx 1 → 2 and 1 more"
+    assert in_brief([]) == ""
+
+
+# --- in the history ---------------------------------------------------------------------------------------
+
+
+def test_reasons_survive_the_history() -> None:
+    reasons = (Reason("config", "export.opset", "17", "18"), Reason("source", "ä.py", A, B, 12), Reason(NEVER_BUILT))
+    assert decode_reasons(encode_reasons(reasons)) == reasons
+
+
+def test_the_history_is_not_filled_with_values() -> None:
+    text = encode_reasons([Reason("config", f"f{number}", "1" * 10_000, None) for number in range(1000)])
+    assert len(text) < 10_000
+    assert len(decode_reasons(text)) == 30
+
+
+@pytest.mark.parametrize("text", ["", "null", "[", "{}", "[1]", "[[]]", '[["a"]]', '[["a",1,2,3,4]]', None, 7, "[" * 9])
+def test_a_history_that_cannot_be_read_has_no_reasons(text: object) -> None:
+    assert decode_reasons(text) == ()
+
+
+def test_the_words_are_in_one_place_only() -> None:
+    for kind in ("NEVER_BUILT", "FAILED", "OUTPUT_MISSING", "UPSTREAM", "ASKED_FOR", "UNREADABLE", "OTHER_KEYS"):
+        assert str(Reason(getattr(reasons_module, kind), "x", None, "y")).strip()

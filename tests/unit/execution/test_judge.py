@@ -1,0 +1,217 @@
+"""What the executor leaves behind, as the judge sees it from outside."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_project import BENCH, ENGINE, EXPORT, REPORT, actions, build, make_executor, make_project
+
+from buildsys.errors import CheckFailed, StageError
+from buildsys.execution.freshness import Judge, judge_from_outside
+from buildsys.execution.stale_reasons import Facts, Reason, own_reasons
+from buildsys.store.state_db import StateDb
+
+MODEL = "m/export/model.onnx"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BUILDSYS_MACHINE_LOCK", str(tmp_path / "machine"))
+    monkeypatch.delenv("BUILDSYS_STRICT", raising=False)
+    return make_project(tmp_path / "project")
+
+
+def judge(root: Path) -> Judge:
+    return judge_from_outside(root, root / "build", root / ".buildsys")
+
+
+def facts(root: Path, target: str, **options: Any) -> Facts:
+    graph = actions(**options)
+    return judge(root).examine(graph[target])
+
+
+def reasons(root: Path, target: str, **options: Any) -> list[str]:
+    return [str(reason) for reason in own_reasons(facts(root, target, **options))]
+
+
+def test_a_fresh_target_tells_when_and_why_it_was_built(root: Path) -> None:
+    build(root)
+    build(root, actions(opset=18))
+    found = facts(root, EXPORT, opset=18)
+    assert found.fresh
+    assert found.last is not None
+    assert found.last.reasons == (Reason("config", "export.opset", "17", "18"),)
+    assert (found.last.status, found.last.seconds, found.expected_s) == ("passed", 0.25, 0.25)
+
+
+def test_a_fresh_target_tells_of_the_run_that_made_its_files_not_of_a_later_one_that_failed(root: Path) -> None:
+    build(root)
+    (root / f"do-{EXPORT}").write_text("break")
+    with pytest.raises(StageError):
+        make_executor(root, actions(opset=18))[0].run(EXPORT)
+    found = facts(root, EXPORT)
+    assert found.fresh
+    assert found.last is not None
+    assert (found.last.status, found.last.reasons) == ("passed", (Reason("never-built"),))
+
+
+def test_a_target_that_was_fresh_and_run_nevertheless_says_so(root: Path) -> None:
+    build(root)
+    executor, _ = make_executor(root)
+    executor.run(EXPORT, force=True)
+    found = facts(root, EXPORT).last
+    assert found is not None
+    assert [str(reason) for reason in found.reasons] == ["asked for"]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda root: (root / "blocks.py").write_text("# wider\nwidth = 9\n"), ["blocks.py changed (line 1)"]),
+        (lambda root: (root / "net.py").write_text("import blocks\nx = 1\n"), ["net.py changed (line 2)"]),
+        (lambda root: (root / "blocks.py").unlink(), ["blocks.py no longer used"]),
+        (lambda root: (root / "net.py").unlink(), ["blocks.py no longer used", "net.py is missing"]),
+        (lambda root: (root / "build" / MODEL).unlink(), [f"output missing: {MODEL}"]),
+        (lambda root: (root / "build" / MODEL).write_text("x"), [f"output edited by hand: {MODEL}"]),
+        (
+            lambda root: (root / "build" / f"{MODEL}.data").write_text("x"),
+            [f"output added by somebody else: {MODEL}.data"],
+        ),
+        (lambda root: shutil.rmtree(root / ".buildsys"), ["never built"]),
+        (lambda root: make_executor(root)[0].forget(EXPORT), ["forgotten by `doit forget`"]),
+    ],
+)
+def test_every_change_is_told(root: Path, change: Callable[[Path], object], expected: list[str]) -> None:
+    build(root)
+    change(root)
+    assert reasons(root, EXPORT) == expected
+
+
+def test_several_changes_are_all_told(root: Path) -> None:
+    build(root)
+    (root / "net.py").write_text("import blocks  # more\n")
+    (root / "build/m/export/export.json").unlink()
+    assert reasons(root, EXPORT, opset=18) == [
+        "export.opset: 17 → 18",
+        "net.py changed (line 1)",
+        "output missing: m/export/export.json",
+    ]
+
+
+def test_back_at_an_earlier_manifest_the_files_of_the_later_are_not_called_edited(root: Path) -> None:
+    build(root)
+    build(root, actions(opset=18))
+    assert reasons(root, EXPORT) == ["export.opset: 18 → 17"]
+
+
+def test_missing_inputs_are_told(root: Path) -> None:
+    build(root)
+    shutil.rmtree(root / "build/m/engine")
+    assert reasons(root, ENGINE) == ["output missing: m/engine/e/engine.bin", "output missing: m/engine/e/engine.json"]
+    assert reasons(root, BENCH) == ["input m/engine/e/engine.bin is missing"]
+    assert reasons(root, REPORT) == ["input m/engine/e/engine.json is missing"]
+
+
+def test_a_failed_check_is_told_and_not_that_its_outputs_are_gone(root: Path) -> None:
+    build(root)
+    (root / f"do-{EXPORT}").write_text("fail")
+    with pytest.raises(CheckFailed):
+        make_executor(root, actions(opset=18))[0].run(EXPORT)
+    assert reasons(root, EXPORT, opset=18) == ["last run failed: numbers differ", "export.opset: 17 → 18"]
+    found = facts(root, EXPORT, opset=18).last
+    assert found is not None
+    assert [str(reason) for reason in found.reasons] == ["export.opset: 17 → 18"]
+
+
+def test_a_target_that_never_passed_tells_how_it_failed(root: Path) -> None:
+    (root / f"do-{EXPORT}").write_text("break")
+    with pytest.raises(StageError):
+        make_executor(root)[0].run(EXPORT)
+    assert reasons(root, EXPORT) == ["last run failed: export:m broke"]
+    assert facts(root, EXPORT).expected_s is None
+
+
+def test_a_required_engine_that_cannot_run_here_is_told(root: Path) -> None:
+    (root / f"do-{ENGINE}").write_text("unavailable")
+    build(root)
+    assert facts(root, ENGINE).fresh
+    assert reasons(root, ENGINE, required=True) == ["required, but unavailable: no GPU"]
+
+
+def test_a_file_that_cannot_be_read_is_told_and_nothing_raised(root: Path) -> None:
+    build(root)
+    (root / "net.py").unlink()
+    (root / "net.py").mkdir()
+    assert reasons(root, EXPORT) == [f"{root}/net.py is a folder where a file is expected"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE records SET parts = substr(parts, 1, 20), key = 'k'",
+        "UPDATE records SET parts = '[]', key = 'k'",
+        "UPDATE records SET parts = '{\"tool:onnx\": 7}', key = 'k'",
+        "UPDATE records SET outputs = substr(outputs, 1, 20)",
+        "UPDATE records SET outputs = NULL",
+    ],
+)
+def test_a_record_cut_short_makes_its_target_stale_and_says_so(root: Path, damage: str) -> None:
+    build(root)
+    db = StateDb(root / ".buildsys/state.db")
+    db.write([(damage, ())])
+    db.close()
+    assert reasons(root, EXPORT) == ["the record of its last build cannot be read"]
+
+
+def test_the_usual_time_is_the_median_of_the_last_runs_that_passed(root: Path) -> None:
+    build(root)
+    db = StateDb(root / ".buildsys/state.db")
+    db.write([("UPDATE history SET status = 'error'", ())])
+    row = "INSERT INTO history (target, key, status, started, seconds, reason) VALUES (?, 'k', ?, '', ?, '')"
+    for status, seconds in [*[("passed", 100.0)] * 3, *[("passed", s) for s in (3, 1, 2, 9, 4)], ("error", 0.0)]:
+        db.write([(row, (EXPORT, status, seconds))])
+    db.close()
+    assert facts(root, EXPORT).expected_s == 3
+
+
+def test_what_is_in_a_store_would_be_restored(root: Path) -> None:
+    build(root)
+    graph = actions(opset=18)
+
+    def look() -> Judge:
+        stored = {EXPORT}
+        return judge_from_outside(
+            root, root / "build", root / ".buildsys", is_stored=lambda action, now: action.target in stored
+        )
+
+    seen = look()
+    assert seen.examine(graph[EXPORT]).restorable
+    assert not seen.examine(graph[ENGINE]).restorable
+    assert not seen.examine(replace(graph[EXPORT], target="other:m")).restorable
+    make_executor(root)[0].forget(EXPORT)
+    assert not look().examine(graph[EXPORT]).restorable
+
+
+def test_looking_writes_nothing(root: Path) -> None:
+    build(root)
+    (root / "net.py").write_text("import blocks  # other\n")
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
+    for target in (EXPORT, ENGINE, BENCH, REPORT):
+        reasons(root, target, opset=18)
+    assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
+
+
+def test_a_failure_counts_for_the_key_that_it_had(root: Path) -> None:
+    build(root)
+    (root / f"do-{EXPORT}").write_text("break")
+    with pytest.raises(StageError):
+        make_executor(root, actions(opset=18))[0].run(EXPORT)
+    assert facts(root, EXPORT, opset=18).failed_as_is
+    other = facts(root, EXPORT, opset=19)
+    assert (other.failure, other.failed_as_is) == (f"{EXPORT} broke", False)
+    assert not facts(root, EXPORT).failed_as_is  # back at the manifest that was built

@@ -1,0 +1,265 @@
+"""A model that had nothing to do is looked at again as soon as anything has changed that the verdict depends on."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import tiny_project
+from tiny_project import BENCH, ENGINE, EXPORT, REPORT
+
+import buildsys.execution.key_inputs
+import buildsys.execution.up_to_date_models
+from buildsys.execution.executor import Executor
+from buildsys.execution.up_to_date_models import SEEN_ELSEWHERE, Candidate, surroundings, surroundings_of
+from buildsys.manifest.project import load_project
+from buildsys.plan.action import Action
+from buildsys.plan.model_plan import plan_model
+from buildsys.store.file_digests import SETTLE_NS
+from buildsys.store.object_store import Store
+
+TARGETS = [EXPORT, ENGINE, BENCH, REPORT]
+TEXT = '{"model": "m"}'
+# the kinds of key parts that the verdict sees in the manifest, in the stat of files and in our own code
+KINDS_ELSEWHERE = {"config", "inputs", "outputs", "input", "code"}
+
+
+class Project:
+    """A tiny project; every call is a new process's view of it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.judged: list[str] = []
+        (root / "net.py").write_text("import blocks\n")
+        (root / "blocks.py").write_text("x = 1\n")
+        (root / "do-export:m").write_text("external")
+
+    def build(self) -> None:
+        tiny_project.build(self.root)
+        self.wait()
+
+    def wait(self) -> None:
+        """Let what was written become older than the clock's step."""
+        time.sleep(2.5 * SETTLE_NS / 1e9)
+
+    def executor(self) -> Executor:
+        return tiny_project.make_executor(self.root)[0]
+
+    def settle(self, text: str = TEXT) -> list[str]:
+        executor = self.executor()
+        found = executor.settle({"m": Candidate(text, list(tiny_project.actions().values()))})
+        executor.close()
+        return found.get("m", [])
+
+    def settled(self, text: str = TEXT) -> list[str]:
+        executor = self.executor()
+        found = executor.settled({"m": text})
+        executor.close()
+        return sorted(found.get("m", []))
+
+    def fresh(self) -> list[str]:
+        executor = self.executor()
+        return [target for target in TARGETS if executor.is_fresh(target)]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Project]:
+    project = Project(tmp_path)
+    project.build()
+    yield project
+
+
+def test_a_model_with_nothing_to_do_is_settled_for_later_runs(project: Project) -> None:
+    assert project.settled() == []
+    assert project.settle() == TARGETS
+    assert project.settled() == sorted(TARGETS)
+
+
+def test_a_stale_model_is_not_settled(project: Project) -> None:
+    (project.root / "build/m/bench/e.json").write_text("edited")
+    assert project.settle() == []
+    assert project.settled() == []
+
+
+def _edit(path: str, keep_times: bool = False) -> Callable[[Project], None]:
+    def edit(project: Project) -> None:
+        file = project.root / path
+        before = file.stat()
+        file.write_bytes(bytes(255 - byte for byte in file.read_bytes()))  # the same size
+        if keep_times:
+            os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    return edit
+
+
+def _replace(path: str) -> Callable[[Project], None]:
+    def replace_file(project: Project) -> None:
+        other = project.root / "other"
+        other.write_text("another file")
+        stat = (project.root / path).stat()
+        os.utime(other, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        other.replace(project.root / path)
+
+    return replace_file
+
+
+def _record(statement: str) -> Callable[[Project], None]:
+    def change(project: Project) -> None:
+        executor = project.executor()
+        executor._db.write([(statement, ())])
+        executor.close()
+
+    return change
+
+
+CHANGES = {
+    "input edited": _edit("build/m/export/model.onnx"),
+    "input edited, its time kept": _edit("build/m/export/model.onnx", keep_times=True),
+    "output edited": _edit("build/m/report/report.json"),
+    "output replaced, its time kept": _replace("build/m/bench/e.json"),
+    "output deleted": lambda project: (project.root / "build/m/engine/e/engine.bin").unlink(),
+    "optional output deleted": lambda project: (project.root / "build/m/export/model.onnx.data").unlink(),
+    "source edited": lambda project: (project.root / "net.py").write_text("import blocks\ny = 1\n"),
+    "imported module edited": lambda project: (project.root / "blocks.py").write_text("x = 2\n"),
+    "imported module deleted": lambda project: (project.root / "blocks.py").unlink(),
+    "module shadowed": lambda project: (
+        (project.root / "blocks").mkdir() or (project.root / "blocks/__init__.py").write_text("x = 1\n")
+    ),
+    "record forgotten": lambda project: project.executor().forget(ENGINE),
+    "record of other outputs": _record("UPDATE records SET outputs = '{}' WHERE target = 'bench:m:e'"),
+    "record unreadable": _record("UPDATE records SET outputs = 'x' WHERE target = 'bench:m:e'"),
+    "record of another status": _record("UPDATE records SET status = 'unavailable' WHERE target = 'bench:m:e'"),
+    "record of another key": _record("UPDATE records SET key = 'x' WHERE target = 'bench:m:e'"),
+    "verdict unreadable": _record("UPDATE settled_models SET about = '[1]'"),
+    "a file lost on its way to the disk": lambda project: project.executor()._memo.drop("anything"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_any_change_is_seen(project: Project, change: Callable[[Project], None]) -> None:
+    assert project.settle() == TARGETS
+    assert project.settled() == sorted(TARGETS)
+    change(project)
+    assert project.settled() == []
+    assert (project.settle() == TARGETS) == (project.fresh() == TARGETS), "a full look decides"
+
+
+def test_a_touch_is_looked_at_and_found_fresh(project: Project) -> None:
+    project.settle()
+    (project.root / "build/m/export/model.onnx").touch()
+    assert project.settled() == []
+    project.wait()
+    assert project.settle() == TARGETS
+    assert project.settled() == sorted(TARGETS)
+
+
+def test_a_file_that_appears_where_none_was_is_seen(project: Project) -> None:
+    (project.root / "do-export:m").unlink()
+    (project.root / "net.py").write_text("z = 1\n")
+    project.build()
+    assert not (project.root / "build/m/export/model.onnx.data").exists()
+    assert project.settle() == TARGETS
+    (project.root / "build/m/export/model.onnx.data").write_text("by somebody else")
+    assert project.settled() == []
+    assert project.settle() == []
+
+
+def test_another_manifest_is_seen(project: Project) -> None:
+    project.settle()
+    assert project.settled('{"model": "m", "export": {"opset": 18}}') == []
+
+
+def test_a_library_and_a_device_are_seen(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    actions = [replace(action, tools=("torch",), devices=("cpu",)) for action in tiny_project.actions().values()]
+    executor, _ = tiny_project.make_executor(project.root, {action.target: action for action in actions})
+    for target in TARGETS:
+        executor.run(target)
+    project.wait()
+    assert executor.settle({"m": Candidate(TEXT, actions)}) == {"m": TARGETS}
+    assert executor.settled({"m": TEXT})
+    for function in ("tool_versions", "device_facts", "environment_facts"):
+        with monkeypatch.context() as patch:
+            patch.setattr(buildsys.execution.key_inputs.toolchain, function, lambda *_: {"torch": "0.0"})
+            other, _ = tiny_project.make_executor(project.root)
+            assert other.settled({"m": TEXT}) == {}, function
+    assert executor.settled({"m": TEXT})
+
+
+def test_our_own_code_and_strictness_are_seen(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.settle()
+    with monkeypatch.context() as patch:
+        patch.setenv("BUILDSYS_STRICT", "1")
+        assert project.settled() == []
+    with monkeypatch.context() as patch:
+        patch.setattr(buildsys.execution.up_to_date_models, "own_code", lambda: [str(project.root / "net.py")])
+        assert project.settled() == []
+    assert project.settled() == sorted(TARGETS)
+
+
+def test_after_a_power_cut_everything_is_looked_at(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.settle()
+    monkeypatch.setattr(buildsys.execution.up_to_date_models, "boot_id", lambda: "another boot")
+    assert project.settled() == []
+
+
+def test_what_was_written_in_the_last_moment_is_not_kept(project: Project) -> None:
+    file = project.root / "build/m/bench/e.json"
+    soon = time.time_ns() + 10**10
+    os.utime(file, ns=(soon, soon))
+    assert project.settle() == TARGETS, "it is fresh for this run"
+    assert project.settled() == [], "and looked at again by the next one"
+
+
+def test_what_changes_during_the_look_is_not_settled(project: Project) -> None:
+    executor = project.executor()
+    is_fresh = executor.fresh_key
+
+    def edited_meanwhile(target: str) -> str | None:
+        key = is_fresh(target)
+        if target == REPORT:
+            (project.root / "build/m/export/model.onnx").write_text("edited")
+        return key
+
+    executor.fresh_key = edited_meanwhile  # type: ignore[method-assign]
+    assert executor.settle({"m": Candidate(TEXT, list(tiny_project.actions().values()))}) == {}
+
+
+def test_a_state_that_cannot_be_written_costs_only_time(project: Project) -> None:
+    executor = project.executor()
+    executor._db.write([("DROP TABLE settled_models", ())])
+    assert executor.settle({"m": Candidate(TEXT, list(tiny_project.actions().values()))}).get("m", []) in ([], TARGETS)
+    executor.close()
+
+
+def test_a_project_of_many_models_is_asked_at_once(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buildsys.execution.up_to_date_models, "_FEW", 1)
+    project.settle()
+    executor = project.executor()
+    assert list(executor.settled({"m": TEXT, "other": "{}"})) == ["m"]
+    assert executor.settled({"other": "{}", "third": "{}"}) == {}
+
+
+def test_fields_that_are_seen_elsewhere_exist() -> None:
+    assert {field.name for field in fields(Action)} > SEEN_ELSEWHERE
+
+
+def test_every_part_of_a_key_has_a_place_in_the_verdict(tmp_path: Path) -> None:
+    project = load_project(Path(__file__).parents[3])
+    actions = [action for model in project.models.values() for action in plan_model(model.data)]
+    executor = Executor(  # nothing is run
+        project.root,
+        tmp_path,
+        tmp_path,
+        {},
+        pool=None,
+        store=Store(tmp_path / "store"),  # type: ignore[arg-type]
+    )
+    assert actions
+    for action in actions:
+        parts = executor._surveyor.snapshot(action).parts.items()
+        seen = executor._surveyor.snapshot(surroundings_of(surroundings(action))).parts.items()
+        assert {label for label, _ in parts - seen if label.partition(":")[0] not in KINDS_ELSEWHERE} == set()

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from python_environments import Environment
+from tiny_project import EXPORT, actions
+
+from buildsys.execution.key_inputs import Surveyor
+from buildsys.execution.up_to_date_models import surroundings, surroundings_of
+from buildsys.plan.action import Action, ToolchainRef
+from buildsys.store.file_digests import DigestMemo
+from buildsys.store.ledger import ImportMemo
+from buildsys.store.state_db import StateDb
+from buildsys.system import versions
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[StateDb]:
+    found = StateDb(tmp_path / "state" / "state.db")
+    (tmp_path / "state").mkdir()
+    yield found
+    found.close()
+
+
+def parts(root: Path, db: StateDb, action: Action | None = None) -> Mapping[str, str]:
+    action = action or actions()[EXPORT]
+    surveyor = Surveyor(root, root / "build", DigestMemo(db), ImportMemo(db))
+    return surveyor.snapshot(action).parts
+
+
+def test_a_module_on_the_module_path_counts_with_its_sources(
+    tmp_path: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "loose.py").write_text("import loose_unrelated\n")
+    (library / "loose_unrelated.py").write_text("")
+    (tmp_path / "net.py").write_text("import loose\n")
+    monkeypatch.syspath_prepend(library)
+    importlib.invalidate_caches()
+    before = parts(tmp_path, db)
+    assert {"source:net.py", "source:loose.py"} <= before.keys()
+    (library / "loose.py").write_text("x = 1\n")
+    after = parts(tmp_path, db)
+    assert {label for label in before if before[label] != after[label]} == {"source:loose.py"}
+
+
+def test_a_variable_that_user_code_reads_counts_and_is_not_kept(
+    tmp_path: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "net.py").write_text("import os\ntoken = os.environ.get('SOME_TOKEN')\n")
+    monkeypatch.delenv("SOME_TOKEN", raising=False)
+    assert parts(tmp_path, db)["env:SOME_TOKEN"] == "unset"
+    values = set()
+    for token in ("", "secret-1", "secret-2", "\udcff"):
+        monkeypatch.setenv("SOME_TOKEN", token)
+        values.add(parts(tmp_path, db)["env:SOME_TOKEN"])
+    assert len(values) == 4
+    assert not any("secret" in value for value in values)
+
+
+def test_a_library_that_user_code_imports_counts(tmp_path: Path, db: StateDb) -> None:
+    (tmp_path / "net.py").write_text("import yaml, json, pytest\n")
+    labels = {label for label in parts(tmp_path, db) if label.startswith("tool:")}
+    assert {"tool:pyyaml", "tool:pytest", "tool:pluggy"} <= labels
+    assert not {"tool:json", "tool:torch"} & labels
+
+
+def test_a_weights_file_that_is_no_archive_counts_by_its_bytes(tmp_path: Path, db: StateDb) -> None:
+    from dataclasses import replace
+
+    action = replace(actions()[EXPORT], weights={"w.pth": None}, sources=())
+    assert parts(tmp_path, db, action)["weights:w.pth"] == "absent"
+    seen = set()
+    for text in ("one", "two"):
+        (tmp_path / "w.pth").write_text(text)
+        seen.add(parts(tmp_path, db, action)["weights:w.pth"])
+    assert len(seen) == 2
+    assert not any(value.startswith("tensors:") for value in seen)
+
+
+def test_a_sha256_is_in_the_key_only_where_the_file_has_another(tmp_path: Path, db: StateDb) -> None:
+    from dataclasses import replace
+    from hashlib import sha256
+
+    (tmp_path / "w.pth").write_text("weights")
+
+    def with_digest(digest: str | None) -> Mapping[str, str]:
+        options = {"source": {"weights": {"file": "w.pth", "sha256": digest}}}
+        return parts(tmp_path, db, replace(actions()[EXPORT], options=options, weights={"w.pth": digest}, sources=()))
+
+    right, wrong = sha256(b"weights").hexdigest(), "a" * 64
+    assert with_digest(None) == with_digest(right)
+    assert with_digest(wrong)["config:source.weights.sha256"] == f"{wrong}, which the file does not have"
+
+
+def _in_toolchain(tmp_path: Path, **changes: object) -> Action:
+    environment = Environment(tmp_path / "env", "numpy")
+    environment.write("tensorrt-8.6.1.dist-info/RECORD", "")
+    environment.write("plugged-2.0.dist-info/METADATA", "Name: plugged\n")
+    environment.write("plugged.py", "")
+    (tmp_path / "plugin.py").write_text("import os\nimport plugged\nos.environ.get('A_SETTING')\n")
+    named = ToolchainRef("trt", "env/bin/python", (("A_SETTING", "{prefix}"), ("NVIDIA_TF32_OVERRIDE", "0")))
+    fields = {"tools": ("tensorrt", "onnx"), "environment": ("gpu",), "sources": ("plugin.py",)}
+    action = Action("engine:m:e", "engine", "m", "e", {}, {}, {}, **fields)  # type: ignore[arg-type]
+    return replace(action, toolchain=named, **changes)  # type: ignore[arg-type]
+
+
+def test_what_runs_in_a_toolchain_depends_on_what_that_has(tmp_path: Path, db: StateDb) -> None:
+    found = parts(tmp_path, db, _in_toolchain(tmp_path))
+    assert {label: value for label, value in found.items() if label.startswith("tool:")} == {
+        "tool:tensorrt": "8.6.1", "tool:onnx": "absent", "tool:plugged": "2.0",
+    }  # fmt: skip
+    assert found["env:NVIDIA_TF32_OVERRIDE"] == "0"
+    assert found["env:A_SETTING"].startswith("set, digest")  # read by the user's file, which counts more
+
+
+def test_what_runs_beside_a_toolchain_depends_on_both(tmp_path: Path, db: StateDb) -> None:
+    action = _in_toolchain(tmp_path, tools=("python", "numpy"), peer_tools=("python", "numpy", "tensorrt"), sources=())
+    found = parts(tmp_path, db, action)
+    own = versions.tool_versions(("python", "numpy"))
+    assert {label: value for label, value in found.items() if label.startswith("tool:")} == {
+        "tool:python": own["python"], "tool:numpy": own["numpy"], "tool:tensorrt": "8.6.1",
+        "tool:trt/python": own["python"], "tool:trt/numpy": own["numpy"],
+    }  # fmt: skip
+    assert found["env:trt/NVIDIA_TF32_OVERRIDE"] == "0"
+    assert "env:NVIDIA_TF32_OVERRIDE" not in found
+    assert surroundings_of(surroundings(action)).toolchain == action.toolchain

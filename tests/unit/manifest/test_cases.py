@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buildsys.manifest.shape_cases import DimRange, concrete_shape, example_dims, shape_cases
+
+
+def span(low: int, opt: int, high: int, step: int = 1, odd: int | None = None) -> DimRange:
+    return {"min": low, "opt": opt, "max": high, "odd": odd, "multiple_of": step}
+
+
+@st.composite
+def spans(draw: st.DrawFn) -> DimRange:
+    step = draw(st.sampled_from([1, 1, 2, 8, 32]))
+    low, opt, high = sorted(draw(st.tuples(*[st.integers(1, 40)] * 3)))
+    return span(low * step, opt * step, high * step, step)
+
+
+def test_a_static_model_has_one_case() -> None:
+    assert shape_cases({}) == {"opt": {}}
+
+
+def test_equal_shapes_are_one_case() -> None:
+    assert list(shape_cases({"n": span(1, 1, 4)})) == ["opt", "max", "odd"]
+    assert shape_cases({"n": span(1, 1, 4)}, ["min"]) == {"opt": {"n": 1}}
+
+
+def test_the_odd_case_is_odd_in_units_of_the_step() -> None:
+    cases = shape_cases({"batch": span(1, 8, 16), "height": span(224, 224, 512, step=32)})
+    assert cases["odd"] == {"batch": 3, "height": 288}
+
+
+def test_two_dimensions_get_different_odd_values() -> None:
+    odd = shape_cases({"rows": span(1, 8, 16), "columns": span(1, 8, 16)})["odd"]
+    assert odd["rows"] != odd["columns"]
+
+
+def test_an_odd_value_that_the_manifest_names_is_used() -> None:
+    assert shape_cases({"n": span(1, 8, 16, odd=7)})["odd"] == {"n": 7}
+
+
+def test_examples_do_not_depend_on_opt_and_max() -> None:
+    assert example_dims({"n": span(1, 8, 16)}) == example_dims({"n": span(1, 4, 32)}) == {"n": 2}
+
+
+def test_examples_of_two_dimensions_differ() -> None:
+    assert example_dims({"n": span(1, 8, 16), "m": span(1, 8, 16)}) == {"n": 2, "m": 3}
+
+
+def test_concrete_shape_replaces_names() -> None:
+    assert concrete_shape(("n", 3, "m"), {"n": 2, "m": 5}) == (2, 3, 5)
+
+
+@given(st.dictionaries(st.sampled_from("abc"), spans(), max_size=3))
+def test_every_value_lies_in_its_range(dims: dict[str, DimRange]) -> None:
+    for values in (*shape_cases(dims).values(), example_dims(dims)):
+        assert values.keys() == dims.keys()
+        for name, value in values.items():
+            low, high, step = dims[name]["min"], dims[name]["max"], dims[name]["multiple_of"]
+            assert low is not None and high is not None and step is not None
+            assert low <= value <= high
+            assert value % step == 0
+
+
+@given(st.dictionaries(st.sampled_from("abc"), spans(), max_size=3), st.sets(st.sampled_from(["min", "opt", "max"])))
+def test_no_shape_is_run_twice_and_none_that_was_asked_for_is_lost(dims: dict[str, DimRange], wanted: set[str]) -> None:
+    shapes = list(shape_cases(dims, wanted).values())
+    assert len(shapes) == len({tuple(shape.items()) for shape in shapes})
+    for case in wanted:
+        assert {name: span[case] for name, span in dims.items()} in shapes

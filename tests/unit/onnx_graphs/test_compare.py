@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from buildsys.onnx_graphs.tensor_comparison import compare
+from buildsys.onnx_graphs.tensors import tensor_of
+
+LIMITS = {"rtol": 1e-4, "cosine": 0.9999, "atol": None, "top1": None}
+FLOATS = st.floats(-1e6, 1e6, width=32)
+ARRAYS = hnp.arrays(np.float32, hnp.array_shapes(min_dims=0, max_dims=3, min_side=1, max_side=5), elements=FLOATS)
+QUICK = settings(max_examples=60, deadline=None)
+
+
+@given(hnp.arrays(st.sampled_from([np.float16, np.float32, np.float64, np.int64, np.bool_, np.complex64]), (2, 3)))
+@QUICK
+def test_identical_tensors_pass_unless_they_hold_nan(x: np.ndarray) -> None:
+    found = compare(x, x.copy(), {"rtol": 0.0, "cosine": 0.9999999})
+    assert found.passed is not bool(np.isnan(x).any())
+    if found.passed:
+        assert (found.max_abs, found.relative, found.problem) == (0.0, 0.0, "")
+
+
+@given(ARRAYS, st.integers(-300, 240))
+@QUICK
+def test_the_relative_error_does_not_depend_on_scale(x: np.ndarray, exponent: int) -> None:
+    # the differences of real networks are found at 1e-14 as at 1e+6; powers of two keep the values exact
+    scale = 2.0**exponent
+    b = x.astype(np.float64)
+    a = b * (1 + 1e-3)
+    assume(np.abs(b).max() > 1e-30)
+    plain, scaled = compare(a, b, LIMITS), compare(a * scale, b * scale, LIMITS)
+    assert not plain.passed
+    assert not scaled.passed
+    assert scaled.relative == pytest.approx(plain.relative, rel=1e-9)
+    assert scaled.relative == pytest.approx(1e-3, rel=1e-6)
+    assert scaled.cosine == pytest.approx(plain.cosine, rel=1e-9)
+
+
+@given(ARRAYS, st.data(), st.sampled_from([math.nan, math.inf, -math.inf]), st.booleans())
+@QUICK
+def test_a_value_that_is_not_finite_on_one_side_is_fatal(
+    x: np.ndarray, data: st.DataObject, value: float, swap: bool
+) -> None:
+    index = tuple(data.draw(st.integers(0, size - 1)) for size in x.shape)
+    broken = x.copy()
+    broken[index] = value
+    pair = (x, broken) if swap else (broken, x)
+    found = compare(*pair, {"rtol": math.inf, "cosine": -1.0})
+    assert not found.passed
+    assert found.non_finite == 1
+    assert found.worst_index == index
+
+
+def test_nan_on_both_sides_is_blamed_on_the_reference() -> None:
+    x = np.array([1.0, math.nan])
+    found = compare(x, x, LIMITS)
+    assert not found.passed
+    assert "in the reference itself" in found.problem
+
+
+def test_shared_infinities_are_equal_and_do_not_hide_an_error() -> None:
+    b = np.array([math.inf, -math.inf, 1.0, 2.0])
+    assert compare(b, b.copy(), LIMITS).passed
+    a = b.copy()
+    a[2] = 1.5
+    found = compare(a, b, LIMITS)
+    assert (found.passed, found.worst_index, found.relative) == (False, (2,), 0.25)
+    assert not compare(-b, b, LIMITS).passed
+
+
+def test_a_tiny_output_that_is_wrong_fails() -> None:
+    b = np.array([1e-14, 2e-14, -1e-14])
+    assert not compare(np.zeros(3), b, LIMITS).passed
+    assert not compare(b[::-1], b, LIMITS).passed
+    assert compare(b * (1 + 1e-6), b, LIMITS).passed
+
+
+def test_zeros_are_equal_only_to_zeros() -> None:
+    zeros = np.zeros((2, 2), np.float32)
+    assert compare(zeros, -zeros, LIMITS).relative == 0.0
+    found = compare(zeros + np.float32(1e-30), zeros, LIMITS)
+    assert (found.passed, found.relative) == (False, math.inf)
+    assert found.figures()["relative"] is None
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0, 3)])
+def test_empty_tensors_are_equal_if_their_shapes_are(shape: tuple[int, ...]) -> None:
+    assert compare(np.zeros(shape), np.zeros(shape), LIMITS).passed
+    assert not compare(np.zeros(shape), np.zeros((3, 0)), LIMITS).passed
+
+
+def test_shape_and_type_are_compared_first() -> None:
+    found = compare(np.zeros((2, 3)), np.zeros((3, 2)), LIMITS)
+    assert found.problem == "has shape [2, 3] instead of [3, 2]"
+    found = compare(np.zeros(2, np.float32), np.zeros(2), LIMITS)
+    assert found.problem == "has type float32 instead of float64"
+
+
+def test_each_limit_can_fail_alone() -> None:
+    b = np.array([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]])
+    near = b + np.array([[0.02, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    open_limits: dict[str, Any] = {"rtol": 1.0, "cosine": -1.0, "atol": None, "top1": None}
+    assert compare(near, b, open_limits).passed
+    for limit, value, word in (("rtol", 1e-3, "relative"), ("cosine", 0.9999999, "cosine"), ("atol", 1e-2, "absolute")):
+        found = compare(near, b, {**open_limits, limit: value})
+        assert not found.passed
+        assert word in found.problem
+    swapped = np.array([[1.0, 2.5, 2.4], [3.0, 2.0, 1.0]])
+    found = compare(swapped, b, {**open_limits, "top1": 0.6})
+    assert (found.passed, found.top1) == (False, 0.5)
+    assert "top-1 agreement 0.5, at least 0.6" in found.problem
+
+
+def test_ties_agree_in_top1() -> None:
+    assert compare(np.array([[2.0, 1.9]]), np.array([[2.0, 2.0]]), {"rtol": 1}).top1 == 1.0
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.bool_])
+def test_integers_must_be_equal(dtype: type) -> None:
+    b = np.array([1, 0, 1], dtype)
+    a = np.array([1, 1, 1], dtype)
+    found = compare(a, b, {"rtol": 100.0, "cosine": -1.0})
+    assert (found.passed, found.worst_index) == (False, (1,))
+    assert "1 of 3 elements differ" in found.problem
+
+
+def test_large_integers_that_float64_cannot_tell_apart() -> None:
+    b = np.array([0, 2**62], np.int64)
+    found = compare(b + np.array([0, 1]), b, LIMITS)
+    assert (found.passed, found.worst_index, found.worst_actual) == (False, (1,), 2**62 + 1)
+
+
+def test_strings_must_be_equal() -> None:
+    b = np.array(["a", "bc"])
+    assert compare(b, b.astype(object), LIMITS).passed
+    found = compare(np.array(["a", "x"]), b, LIMITS)
+    assert (found.passed, found.worst_actual, found.worst_expected) == (False, "x", "bc")
+
+
+def test_types_that_numpy_lacks_are_compared_by_value() -> None:
+    b = tensor_of(np.array([1.0, 2.0]), "bfloat16")
+    assert compare(b, b, LIMITS).passed
+    found = compare(tensor_of(np.array([1.0, 2.5]), "bfloat16"), b, LIMITS)
+    assert found.relative == 0.25
+
+
+def test_a_failure_says_where_and_by_how_much() -> None:
+    b = np.full((3, 20), 0.42)
+    a = b.copy()
+    a[2, 17] = 0.31
+    found = compare(a, b, {"rtol": 1e-4, "cosine": 0.5})
+    assert found.sentence("ONNX Runtime", "PyTorch") == (
+        "at [2, 17] ONNX Runtime has 0.31 and PyTorch 0.42 (relative error 2.6e-01, allowed 0.0001)"
+    )
+    assert found.failure()["index"] == [2, 17]
+
+
+def test_figures_are_json() -> None:
+    for a in (math.nan, math.inf, 1.0):
+        found = compare(np.array([a]), np.array([1.0]), LIMITS)
+        json.dumps([found.figures(), found.failure()], allow_nan=False)
+
+
+def test_values_near_the_end_of_float64_do_not_overflow() -> None:
+    b = np.array([1.5e308, -1.5e308])
+    assert compare(b, b, LIMITS).passed
+    assert not compare(-b, b, LIMITS).passed

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from typing import Any
+
+from plain_graphs import body, chain, node
+
+from buildsys.onnx_graphs.inspection.diff import compare, compare_bodies
+from buildsys.onnx_graphs.inspection.node_matching import Matching
+from buildsys.onnx_graphs.inspection.plain_graph import Body, Network, Node, Stored
+
+
+def matched(first: Body, second: Body) -> dict[str, str]:
+    return {ours.label: theirs.label for ours, theirs in Matching(first, second).nodes.items()}
+
+
+def network(graph: Body, **opsets: int) -> Network:
+    return Network(graph, 8, "pytorch", opsets or {"ai.onnx": 17})
+
+
+def batch_norm() -> tuple[Body, Body]:
+    norm = "scale bias mean var"
+    before = body(
+        [node("Conv", "x w", "c", "conv"), node("BatchNormalization", f"c {norm}", "b", "bn"), node("Relu", "b", "y")],
+        stored={"w": "old", **dict.fromkeys(norm.split(), "n")},
+    )
+    after = body([node("Conv", "x w2 b2", "b", "conv_2"), node("Relu", "b", "y")], stored={"w2": "new", "b2": "bias"})
+    return before, after
+
+
+def test_a_folded_batch_norm_is_told_as_such() -> None:
+    found = compare_bodies(*batch_norm())
+    (gone,) = found["gone"]
+    assert (gone["chain"], gone["fate"], gone["into"]) == ("BatchNormalization", "folded", ["Conv"])
+    assert [(end["node"], end["tensor"]) for end in gone["from"]] == [("conv", "c")]
+    assert [(end["node"], end["tensor"]) for end in gone["to"]] == [("n_y", "b")]
+    (changed,) = found["changed"]
+    assert (changed["was"], changed["label"]) == ("conv", "conv_2")
+    assert [one["port"] for one in changed["weights"]] == [1, 2]
+    assert found["come"] == []
+
+
+def test_a_batch_norm_that_is_only_left_out_is_not_folded() -> None:
+    before, after = batch_norm()
+    after = body([node("Conv", "x w", "b", "conv"), node("Relu", "b", "y")], stored={"w": "old"})
+    (gone,) = compare_bodies(before, after)["gone"]
+    assert gone["fate"] == "left out"
+
+
+def test_what_is_folded_into_the_node_behind_it_is_found() -> None:
+    nodes = [node("Relu", "x", "r"), node("Mul", "r two", "m"), node("Conv", "m w", "y")]
+    before = body(nodes, stored={"two": "2", "w": "a"})
+    after = body([node("Relu", "x", "r"), node("Conv", "r w", "y")], stored={"w": "b"})
+    (gone,) = compare_bodies(before, after)["gone"]
+    assert (gone["chain"], gone["fate"], gone["into"]) == ("Mul", "folded", ["Conv"])
+
+
+def test_a_chain_of_shapes_that_became_a_constant_is_one_group() -> None:
+    shapes = chain("Shape", "Slice", "Concat", begin="r", end="target")
+    before = body([node("Relu", "x", "r"), *shapes, node("Reshape", "r target", "y")])
+    after = body([node("Relu", "x", "r"), node("Reshape", "r fixed", "y")], stored={"fixed": "s"})
+    (gone,) = compare_bodies(before, after)["gone"]
+    assert (gone["chain"], gone["fate"]) == ("Shape → Slice → Concat", "constant")
+    assert [end["kind"] for end in (*gone["from"], *gone["to"])] == ["Relu", "Reshape"]
+
+
+def test_replaced_nodes_name_what_came_for_them() -> None:
+    before = body([*chain("MatMul", "Add", begin="x", end="s"), node("Relu", "s", "y")])
+    after = body([node("Gemm", "x", "s"), node("Relu", "s", "y")])
+    found = compare_bodies(before, after)
+    (gone,) = found["gone"]
+    assert (gone["chain"], gone["fate"], gone["by"]) == ("MatMul → Add", "replaced", [["n_s"]])
+    assert [(group["chain"], group["fate"]) for group in found["come"]] == [("Gemm", "replaces")]
+
+
+def test_nodes_are_found_again_by_structure_when_all_names_have_changed() -> None:
+    first = body([*chain("Conv", "Relu", "Conv", "Relu", end="s"), node("Add", "s x", "y")])
+    second = body([
+        node("Conv", "x", "1", "a"), node("Relu", "1", "2", "b"), node("Conv", "2", "3", "c"),
+        node("Relu", "3", "4", "d"), node("Add", "4 x", "y", "e"),
+    ])  # fmt: skip
+    assert list(matched(first, second).values()) == ["e", "a", "b", "c", "d"]
+    assert compare_bodies(first, second)["changed"] == []
+
+
+def test_twins_are_told_apart_by_what_they_hold() -> None:
+    first = body(
+        [node("Conv", "x u", "a"), node("Conv", "x v", "b"), node("Add", "a b", "y")], stored={"u": "1", "v": "2"}
+    )
+    second = body(
+        [node("Conv", "x v", "p"), node("Conv", "x u", "q"), node("Add", "q p", "y")], stored={"u": "1", "v": "2"}
+    )
+    assert matched(first, second) == {"n_y": "n_y", "n_a": "n_q", "n_b": "n_p"}
+    assert compare_bodies(first, second)["changed"] == []
+
+
+def test_the_node_behind_a_new_one_is_found_from_its_takers() -> None:
+    first = body([node("Neg", "x", "a"), node("Conv", "a", "b"), node("Relu", "b", "y")])
+    second = body([node("Exp", "x", "k"), node("Conv", "k", "l", "other"), node("Relu", "l", "y")])
+    assert matched(first, second)["n_b"] == "other"
+
+
+def test_attributes_inputs_and_shapes_that_changed_are_told() -> None:
+    first = body([node("Softmax", "x", "s", axis="1"), node("Add", "s x", "y")], values={"s": [1, 4]})
+    second = body([node("Softmax", "x", "s", axis="-1"), node("Add", "s s", "y")], values={"s": [1, 8]})
+    found = compare_bodies(first, second)
+    changed = {change["label"]: change for change in found["changed"]}
+    assert changed["n_s"]["attributes"] == {"axis": ["1", "-1"]}
+    assert changed["n_y"]["inputs"] == [{"port": 1, "from": "x", "to": "s"}]
+    assert found["shapes"] == [{"tensor": "s", "was_called": "s", "from": "float32 [1, 4]", "to": "float32 [1, 8]"}]
+
+
+def test_initializers_are_compared_by_name_and_content() -> None:
+    first = body(chain("Relu"), stored={"kept": "a", "edited": "b", "old": "c", "lost": "d"})
+    second = body(chain("Relu"), stored={"kept": "a", "edited": "z", "new": "c", "fresh": "e"})
+    found: dict[str, Any] = compare_bodies(first, second)["initializers"]
+    assert [one["name"] for one in found["gone"]] == ["lost"]
+    assert [one["name"] for one in found["come"]] == ["fresh"]
+    assert [one["name"] for one in found["changed"]] == ["edited"]
+    assert found["renamed"] == [{"from": "old", "to": "new"}]
+
+
+def test_bodies_are_compared_as_well() -> None:
+    def graph(operator: str) -> Body:
+        branch = body([node(operator, "x", "t")], inputs="", outputs="t")
+        return body([Node("if", "If", ("c",), ("y",), {}, {"then_branch": branch})], "c x")
+
+    (changed,) = compare_bodies(graph("Neg"), graph("Relu"))["changed"]
+    assert changed["bodies"]["then_branch"]["gone"][0]["chain"] == "Neg"
+    assert compare(network(graph("Neg")), network(graph("Neg")))["is_equal"]
+
+
+def test_equal_graphs_have_no_difference() -> None:
+    before, after = batch_norm()
+    assert compare(network(before), network(before))["is_equal"]
+    found = compare(network(before), network(after, **{"ai.onnx": 18}))
+    assert not found["is_equal"]
+    assert found["opsets"] == {"ai.onnx": [17, 18]}
+    assert found["nodes"] == [3, 2]
+
+
+def test_an_input_that_has_only_another_name_ties_the_same_nodes() -> None:
+    first, second = body(chain("Neg", "Exp")), body(chain("Neg", "Exp", prefix="u", begin="image"), inputs="image")
+    assert len(matched(first, second)) == 2
+    assert Stored("s", "float32", (2, 3), 24).elements == 6

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+from plain_graphs import body, chain, node, residual_blocks
+
+from buildsys.errors import UsageError
+from buildsys.onnx_graphs.inspection.drawing.subgraph import choose
+from buildsys.onnx_graphs.inspection.drawing.svg import draw
+from buildsys.onnx_graphs.inspection.drawing.text_width import text_width, wrapped
+from buildsys.onnx_graphs.inspection.plain_graph import Body, Node
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def forked() -> Body:
+    return body([*chain("Conv", "Relu", end="r"), *chain("Neg", "Exp", prefix="l", begin="r", end="p"),
+                 node("Abs", "r", "q"), node("Add", "p q", "y")])  # fmt: skip
+
+
+def labels(graph: Body, *ends: object) -> list[str]:
+    return [one.operator for one in choose(graph, *ends).nodes]  # type: ignore[arg-type]
+
+
+def test_a_part_is_all_ways_between_two_names() -> None:
+    graph = forked()
+    assert labels(graph, "r", "p") == ["Neg", "Exp"]
+    assert labels(graph, "n_r", "y") == ["Relu", "Neg", "Exp", "Abs", "Add"]
+    assert labels(graph, "q") == ["Add"]
+    assert labels(graph, "", "t1") == ["Conv"]
+    assert labels(graph, "n_r", "", 2) == ["Relu", "Neg", "Abs"]
+    assert labels(graph, "", "", 2) == ["Conv", "Relu"]
+    assert labels(graph, "", "y", 2) == ["Exp", "Abs", "Add"]
+
+
+def test_a_name_that_is_not_there_and_ends_without_a_way_are_mistakes() -> None:
+    with pytest.raises(UsageError, match="no node or tensor 'n_rr'; nearest: n_r"):
+        choose(forked(), "n_rr")
+    with pytest.raises(UsageError, match="no way leads from p to q"):
+        choose(forked(), "p", "q")
+
+
+def test_the_document_is_well_formed_and_says_all() -> None:
+    graph = body([node("Conv", "x w", "a<b"), node("my::Op&", "a<b", "y")], values={"y": [1, "batch"]})
+    text, shown = draw(graph, "title & <more>")
+    words = [element.text for element in ElementTree.fromstring(text).iter(f"{SVG}text")]
+    assert {"title & <more>", "Conv", "my::Op&", "x", "y", "→ [1, batch]"} <= set(words)
+    assert shown == {"nodes": 2, "boxes": 2}
+
+
+def test_no_text_is_wider_than_its_box() -> None:
+    long = "/a/very/long/name/of/a/module/inside/of/another/module/with_a_name/Conv"
+    graph = body([Node(long, "Conv", ("x",), ("y" * 70,), {"kernel_shape": "[3, 3]"})], outputs="y" * 70)
+    text, _ = draw(graph, "t")
+    for group in ElementTree.fromstring(text).iter(f"{SVG}g"):
+        box = group.find(f"{SVG}rect")
+        if box is None:
+            continue
+        for line in group.findall(f"{SVG}text"):
+            size = float(line.get("font-size", "10"))
+            width = text_width(line.text or "", size, bold=line.get("font-weight") == "bold")
+            assert width <= float(box.get("width", "0"))
+
+
+def test_the_same_graph_gives_the_same_bytes_and_few_boxes() -> None:
+    graph = body(residual_blocks(100), "b0", "b100")
+    first, shown = draw(graph, "t")
+    assert first == draw(body(residual_blocks(100), "b0", "b100"), "t")[0]
+    assert shown == {"nodes": 500, "boxes": 1}
+    assert "100 times in a row" in first
+
+
+def test_bodies_are_drawn_within_their_node() -> None:
+    branch = body([node("Sigmoid", "x", "t")], "", "t")
+    graph = body(
+        [Node("if", "If", ("c",), ("y",), {}, {"then_branch": branch, "else_branch": body([], "", "x")})], "c x"
+    )
+    words = [element.text for element in ElementTree.fromstring(draw(graph, "t")[0]).iter(f"{SVG}text")]
+    assert {"If", "then_branch", "Sigmoid"} <= set(words)
+
+
+def test_long_words_are_broken_and_nothing_is_lost() -> None:
+    name = "/features/features.1/features.1.0/attn/" + "x" * 50
+    lines = wrapped(name, 20)
+    assert "".join(lines) == name
+    assert max(map(len, lines)) <= 20
+    assert wrapped("Conv → Relu", 34) == ["Conv → Relu"]

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensors import (
+    BIT_DTYPES,
+    NATIVE_DTYPES,
+    Tensor,
+    load_case,
+    load_tensors,
+    save_case,
+    save_tensors,
+    tensor_of,
+)
+
+SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
+_RELAXED = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@given(data=st.data(), shape=SHAPES, dtype=st.sampled_from([*NATIVE_DTYPES, *BIT_DTYPES]))
+@_RELAXED
+def test_any_tensor_survives_a_round_trip(
+    tmp_path: Path, data: st.DataObject, shape: tuple[int, ...], dtype: str
+) -> None:
+    stored = BIT_DTYPES.get(dtype, dtype)
+    tensor = Tensor(data.draw(hnp.arrays(stored, shape)), dtype)
+    save_case(tmp_path / "c.npz", {"x/y.z": tensor}, {"out.1": tensor})
+    case = load_case(tmp_path / "c.npz")
+    for read in (case.inputs["x/y.z"], case.outputs["out.1"]):
+        assert (read.dtype, read.shape, read.array.dtype) == (dtype, shape, np.dtype(stored))
+        assert read.array.tobytes() == tensor.array.tobytes()
+
+
+@given(shape=SHAPES, data=st.data())
+@_RELAXED
+def test_strings_survive_a_round_trip(tmp_path: Path, data: st.DataObject, shape: tuple[int, ...]) -> None:
+    words = st.text(st.characters(exclude_categories=("Cs",)), max_size=5).map(lambda word: word.rstrip("\0"))
+    size = int(np.prod(shape))
+    array = np.empty(size, dtype=object)
+    array[:] = data.draw(st.lists(words, min_size=size, max_size=size))
+    save_tensors(tmp_path / "s.npz", {"s": tensor_of(array.reshape(shape))})
+    read = load_tensors(tmp_path / "s.npz")["s"]
+    assert read.dtype == "string"
+    assert read.shape == shape
+    assert read.array.reshape(-1).tolist() == array.tolist()
+
+
+def test_a_string_that_numpy_would_cut_is_refused() -> None:
+    with pytest.raises(StageError, match="NUL"):
+        tensor_of(np.array(["a\0"], dtype=object))
+
+
+@given(hnp.arrays(np.float32, SHAPES, elements=st.floats(width=32)))
+@_RELAXED
+def test_bfloat16_rounds_as_ml_dtypes_does(values: np.ndarray) -> None:
+    with np.errstate(invalid="ignore"):
+        theirs = values.astype(ml_dtypes.bfloat16)
+    ours = tensor_of(values, "bfloat16")
+    nan = np.isnan(values)
+    assert np.array_equal(np.isnan(ours.values()), nan)
+    assert np.array_equal(ours.array[~nan], theirs.view(np.uint16)[~nan])
+    assert np.array_equal(ours.values(), theirs.astype(np.float32), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        ("int4", [-8, -1, 0, 7]),
+        ("uint4", [0, 15]),
+        ("int2", [-2, 1]),
+        ("uint2", [0, 3]),
+        ("float4e2m1", [-6.0, 0.5]),
+        ("float8e4m3fn", [448.0, -0.5]),
+        ("float8e5m2", [57344.0]),
+        ("float8e4m3fnuz", [240.0]),
+        ("float8e5m2fnuz", [-2.0]),
+    ],
+)
+def test_values_of_small_types(dtype: str, values: list[float]) -> None:
+    tensor = tensor_of(np.array(values), dtype)
+    assert tensor.array.dtype == np.uint8
+    assert tensor.values().tolist() == values
+
+
+@pytest.mark.parametrize("scalar", [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.int4])
+def test_ml_dtypes_arrays_are_understood(scalar: type) -> None:
+    tensor = tensor_of(np.array([1, -2], dtype=scalar))
+    assert tensor.dtype in BIT_DTYPES
+    assert tensor.values().tolist() == [1, -2]
+
+
+def test_an_unknown_type_is_named() -> None:
+    with pytest.raises(StageError, match="datetime64"):
+        tensor_of(np.array(["2020-01-01"], dtype="datetime64[D]"))
+
+
+def test_equal_tensors_give_equal_files(tmp_path: Path) -> None:
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    for name, array in (("a", x), ("b", np.asfortranarray(x)), ("c", x.astype(">f4"))):
+        save_tensors(tmp_path / name, {"x": Tensor(array, "float32")})
+    digests = {hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in "abc"}
+    assert len(digests) == 1
+    with zipfile.ZipFile(tmp_path / "a") as archive:
+        assert {entry.date_time for entry in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+
+
+@pytest.mark.parametrize("content", [b"", b"not a zip", b"PK\x03\x04broken"])
+def test_a_broken_file_is_one_sentence(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "broken.npz"
+    path.write_bytes(content)
+    with pytest.raises(StageError, match=r"broken\.npz does not hold tensors"):
+        load_case(path)
+
+
+def test_a_foreign_npz_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "foreign.npz", x=np.zeros(2))
+    with pytest.raises(StageError, match="does not hold tensors"):
+        load_case(tmp_path / "foreign.npz")
+
+
+def test_numpy_alone_reads_a_case(tmp_path: Path) -> None:
+    save_case(tmp_path / "c.npz", {"x": tensor_of(np.ones(2), "bfloat16")}, {"y": tensor_of(np.ones(2), "float8e5m2")})
+    script = f"""
+import sys
+sys.modules["ml_dtypes"] = None
+import numpy as np
+from pathlib import Path
+from buildsys.onnx_graphs.tensors import load_case
+from buildsys.errors import StageError
+case = load_case(Path({str(tmp_path / "c.npz")!r}))
+assert case.inputs["x"].values().tolist() == [1.0, 1.0]
+assert np.load({str(tmp_path / "c.npz")!r})["in.x"].dtype == np.uint16
+try:
+    case.outputs["y"].values()
+except StageError as error:
+    assert "ml_dtypes" in str(error)
+else:
+    raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,112 @@
+"""Calibration and quantization in the plan: which targets there are, what they read, and what stays as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildsys.manifest.schema.model import ModelSpec
+from buildsys.plan.action import Action
+from buildsys.plan.dependencies.source_tree import SourceTree
+from buildsys.plan.model_plan import plan_model
+from buildsys.system.image_files import image_files
+
+CALIBRATION = {"data": {"x": {"images": "data/calib"}}}
+
+
+def plan(*engines: dict[str, Any], **sections: Any) -> dict[str, Action]:
+    manifest = {
+        "model": "m", "source": {"torchvision": "resnet18"}, "inputs": {"x": {"shape": ("batch", 3, 8, 8)}},
+        "dims": {"batch": {"min": 1, "opt": 4, "max": 8}},
+        "engines": tuple({"backend": "onnxruntime", "name": f"e{i}", **engine} for i, engine in enumerate(engines)),
+    }  # fmt: skip
+    resolved = ModelSpec.model_validate({**manifest, **sections}).model_dump(mode="json", by_alias=True)
+    return {action.target: action for action in plan_model(resolved)}
+
+
+def test_a_model_without_int8_has_the_targets_that_it_had() -> None:
+    found = plan({})
+    assert len(found) == 8
+    assert not {"calibration", "quantize", "convert"} & found["report:m"].options["manifest"].keys()
+    assert "calibrate:m" not in plan({"precision": "fp16"})
+    assert plan({"precision": "fp16"}).keys() == {
+        "export:m", "reference:m", "simplify:m", "convert:m:fp16", "validate:m", "engine:m:e0", "verify:m:e0",
+        "bench:m:e0", "report:m",
+    }  # fmt: skip
+    options = plan({"precision": "fp16"}, calibration=CALIBRATION)["convert:m:fp16"].options
+    assert options.keys() == {"precision", "tolerance", "cases"}
+
+
+def test_one_calibration_serves_int8_and_fp8() -> None:
+    found = plan({"precision": "int8"}, {"precision": "fp8"}, {"precision": "int8"}, calibration=CALIBRATION)
+    assert [target for target in found if target.startswith(("calibrate", "convert"))] == [
+        "calibrate:m", "convert:m:int8", "convert:m:fp8",
+    ]  # fmt: skip
+    for precision, tool in (("int8", "onnxruntime"), ("fp8", "builtin")):
+        action = found[f"convert:m:{precision}"]
+        assert action.options["quantize"]["tool"] == tool
+        assert action.inputs["ranges"].path == "m/calibrate/ranges.json"
+        assert "batches" not in action.inputs
+        assert "calibrate:m" in action.after
+    calibrate = found["calibrate:m"]
+    assert calibrate.sources == ("data/calib/",)
+    assert "pillow" in calibrate.tools
+    assert calibrate.options["dims"] == {"batch": 4}
+    assert "percentile" not in calibrate.options["calibration"]
+
+
+def test_modelopt_reads_the_batches_and_counts() -> None:
+    found = plan({"precision": "int8"}, calibration=CALIBRATION, quantize={"tool": "modelopt"})["convert:m:int8"]
+    assert found.inputs["batches"].path == "m/calibrate/batches.npz"
+    assert "nvidia-modelopt" in found.tools
+    cast = plan({"precision": "fp16"}, convert={"tool": "autocast"})["convert:m:fp16"]
+    assert cast.options["tool"] == "autocast"
+    assert "nvidia-modelopt" in cast.tools
+
+
+def test_the_batch_size_replaces_the_first_dimension_alone() -> None:
+    found = plan({"precision": "int8"}, calibration={**CALIBRATION, "batch_size": 2})
+    assert found["calibrate:m"].options["dims"] == {"batch": 2}
+
+
+def test_a_weakly_typed_builder_gets_the_batches_and_the_graph_in_fp32() -> None:
+    engine = {"backend": "tensorrt", "precision": "int8", "typing": "weak"}
+    found = plan(engine, calibration={**CALIBRATION, "algorithm": "minmax"})
+    assert "convert:m:int8" not in found
+    action = found["engine:m:e0"]
+    assert action.inputs["model"].path == "m/simplify/model.onnx"
+    assert action.inputs["batches"].path == "m/calibrate/batches.npz"
+    assert action.options["calibration"] == {"algorithm": "minmax"}
+    assert action.outputs["calibration"].path == "m/engine/e0/calibration.cache"
+    assert "calibrate:m" in action.after
+    strong = plan({**engine, "typing": "strong"}, calibration=CALIBRATION)
+    assert strong["engine:m:e0"].inputs["model"].path == "m/convert/int8/model.onnx"
+    assert "batches" not in strong["engine:m:e0"].inputs
+
+
+@pytest.mark.parametrize("name", ["a.png", "sub/b.JPG"])
+def test_every_image_of_a_folder_is_a_source(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "data"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "notes.txt").write_text("no image")
+    (folder / "first.png").write_bytes(b"1")
+    known: dict[str, str] = {}
+
+    class Memo:
+        def get(self, digest: str) -> str | None:
+            return known.get(digest)
+
+        def set(self, digest: str, imports: str) -> None:
+            known[digest] = imports
+
+    def reached() -> dict[str, str | None]:
+        tree = SourceTree(str(tmp_path), lambda path: Path(path).read_text(), Memo())
+        return tree.closure(["data/"])
+
+    assert reached() == {"data/first.png": "1"}
+    (folder / name).write_bytes(b"2")
+    assert reached() == {"data/first.png": "1", f"data/{name}": "2"}
+    assert image_files(str(folder)) == sorted(str(folder / image) for image in ("first.png", name))
+    assert image_files(str(tmp_path / "nothing")) == []

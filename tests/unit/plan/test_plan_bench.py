@@ -1,0 +1,91 @@
+"""What the plan makes of ``bench``: each engine gets what it can honour, and waits for what it uses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from buildsys.manifest.schema.model import ModelSpec
+from buildsys.plan.action import Action
+from buildsys.plan.model_plan import plan_model
+
+ORT = {"backend": "onnxruntime", "name": "ort", "precision": "fp16"}
+CUDA = {"backend": "onnxruntime", "name": "cuda", "provider": "cuda", "precision": "fp16"}
+TRT = {"backend": "tensorrt", "name": "trt", "precision": "fp16", "typing": "weak"}
+MANIFEST: dict[str, Any] = {
+    "model": "net",
+    "source": {"torchvision": "resnet18"},
+    "inputs": {"x": {"shape": ["batch", 3, 8, 8]}},
+    "dims": {"batch": {"min": 1, "opt": 4, "max": 8}},
+    "engines": [ORT, CUDA, TRT],
+}
+PACE = {"duration": 3.0, "warmup": 0.2, "min_samples": 10}
+
+
+def plan(**bench: Any) -> dict[str, Action]:
+    spec = ModelSpec.model_validate({**MANIFEST, "bench": bench})
+    return {action.target: action for action in plan_model(spec.model_dump(mode="json", by_alias=True))}
+
+
+def test_an_engine_on_the_cpu_has_the_options_that_it_had() -> None:
+    assert plan()["bench:net:ort"].options["bench"] == {**PACE, "baselines": ["torch"]}
+    changed = plan(cuda_graph=(False, True), transfers="both", in_flight=4, wait="block")
+    assert changed["bench:net:ort"].options == plan()["bench:net:ort"].options
+
+
+def test_each_engine_gets_what_it_can_honour() -> None:
+    asked = ("torch", "torch_cuda_graph", "torch_compile", "onnxruntime")
+    planned = plan(baselines=asked, cuda_graph=True, in_flight=2)
+    on_cpu, by_ort, by_gpu = (planned[f"bench:net:{name}"].options["bench"] for name in ("ort", "cuda", "trt"))
+    assert on_cpu["baselines"] == ["torch", "torch_compile", "onnxruntime"]
+    assert "precision" not in on_cpu
+    assert by_ort["baselines"] == by_gpu["baselines"] == list(asked)
+    assert (by_ort["precision"], by_gpu["precision"]) == ("fp16", "fp16")
+    assert "gpu" not in on_cpu
+    assert "gpu" not in by_ort
+    assert by_gpu["gpu"] == {"cuda_graph": [True], "transfers": "none", "in_flight": 2, "wait": "spin"}
+
+
+def test_onnxruntime_reads_the_graph_of_the_precision() -> None:
+    assert "model" not in plan()["bench:net:trt"].inputs
+    planned = plan(baselines=("onnxruntime",))
+    assert planned["bench:net:trt"].inputs["model"].path == "net/convert/fp16/model.onnx"
+    assert "convert:net:fp16" in planned["bench:net:trt"].after
+    assert planned["bench:net:ort"].inputs["model"].path == "net/simplify/model.onnx"
+    assert "simplify:net" in planned["bench:net:ort"].after
+    assert "network" not in planned["bench:net:trt"].options
+
+
+def test_a_graph_that_only_a_baseline_reads_is_made() -> None:
+    spec = {**MANIFEST, "engines": [TRT]}
+
+    def targets(**bench: Any) -> set[str]:
+        manifest = ModelSpec.model_validate({**spec, "bench": bench}).model_dump(mode="json", by_alias=True)
+        return {action.target for action in plan_model(manifest)}
+
+    assert targets(baselines=("onnxruntime",)) - targets() == {"convert:net:fp16"}
+    assert targets(baselines=("onnxruntime",), baseline_precision="bf16") - targets() == {"convert:net:bf16"}
+
+
+@pytest.mark.parametrize(
+    ("name", "measures", "exclusive", "alone_on_gpu"),
+    [
+        ("bench:net:ort", True, True, False),
+        ("bench:net:trt", True, False, True),
+        ("bench:net:cuda", True, False, True),
+        ("engine:net:trt", False, False, True),
+        ("verify:net:trt", False, False, True),
+        ("engine:net:ort", False, False, False),
+        ("export:net", False, False, False),
+    ],
+)
+def test_what_runs_alone_on_what(name: str, measures: bool, exclusive: bool, alone_on_gpu: bool) -> None:
+    action = plan()[name]
+    assert (action.measures, action.exclusive, action.alone_on_gpu) == (measures, exclusive, alone_on_gpu)
+
+
+def test_baseline_precision_can_be_chosen() -> None:
+    planned = plan(baseline_precision="fp32")
+    assert planned["bench:net:trt"].options["bench"]["precision"] == "fp32"
+    assert plan(baseline_precision="fp16")["bench:net:ort"].options["bench"]["precision"] == "fp16"

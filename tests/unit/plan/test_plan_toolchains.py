@@ -1,0 +1,74 @@
+"""Engines that name a toolchain: what their targets depend on, and what those of other engines do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from buildsys.manifest.schema.model import ModelSpec
+from buildsys.plan.action import Action, ToolchainRef
+from buildsys.plan.model_plan import plan_model
+from buildsys.plan.tensorrt_typing import VersionOf, unknown_version
+
+TRT86 = ToolchainRef("trt86", "/opt/trt86/bin/python", (("A", "1"), ("LD_LIBRARY_PATH", "/opt/lib")))
+WRITTEN = {"trt86": {"python": "/opt/trt86/bin/python", "env": {"LD_LIBRARY_PATH": "/opt/lib", "A": "1"}}}
+
+
+def plan(version_of: VersionOf = unknown_version, **engine: Any) -> dict[str, Action]:
+    model = {
+        "model": "net",
+        "source": {"torchvision": "resnet18"},
+        "inputs": {"x": {"shape": [1, 3, 32, 32]}},
+        "engines": [{"backend": "onnxruntime", "name": "ort"}, {"backend": "tensorrt", "name": "trt", **engine}],
+    }
+    spec = ModelSpec.model_validate(model).model_dump(mode="json", by_alias=True)
+    shared = {"toolchains": WRITTEN} if engine.get("toolchain") else {}
+    return {action.target: action for action in plan_model({**spec, **shared}, version_of)}
+
+
+def test_engine_and_verify_run_in_it_and_bench_beside_it() -> None:
+    actions = plan(toolchain="trt86")
+    for stage in ("engine", "verify"):
+        action = actions[f"{stage}:net:trt"]
+        assert action.runs_in == action.toolchain == TRT86
+        assert {"python", "numpy", "tensorrt"} <= set(action.tools)
+        assert not action.peer_tools
+        assert action.options["engine"]["toolchain"] == "trt86"
+    bench = actions["bench:net:trt"]
+    assert bench.toolchain == TRT86
+    assert bench.runs_in is None
+    assert set(bench.peer_tools) == {"python", "numpy", "tensorrt"}
+    assert "torch" in bench.tools
+    assert "tensorrt" not in bench.tools
+
+
+def test_nothing_else_knows_of_it() -> None:
+    with_it, without = plan(toolchain="trt86"), plan()
+    assert with_it.keys() == without.keys()
+    for target, action in without.items():
+        assert action.toolchain is None
+        assert not action.peer_tools
+        assert "toolchain" not in action.options.get("engine", {})
+        if not target.endswith(":trt") and target != "report:net":
+            assert with_it[target] == action
+
+
+def test_the_report_shows_its_variables_and_not_where_it_lies() -> None:
+    manifest = plan(toolchain="trt86")["report:net"].options["manifest"]
+    assert manifest["toolchains"] == {"trt86": {"env": {"LD_LIBRARY_PATH": "/opt/lib", "A": "1"}}}
+    assert "/opt/trt86" not in str(manifest)
+    assert "toolchains" not in plan()["report:net"].options["manifest"]
+
+
+@pytest.mark.parametrize(("version", "graph"), [("8.6.0", "simplify"), ("10.16.1", "simplify"), ("11.4.0", "convert")])
+def test_typing_is_decided_by_the_tensorrt_of_the_toolchain(version: str, graph: str) -> None:
+    asked: list[ToolchainRef | None] = []
+
+    def version_of(toolchain: ToolchainRef | None) -> str:
+        asked.append(toolchain)
+        return version if toolchain else "1.0"
+
+    engine = plan(version_of, toolchain="trt86", precision="fp16")["engine:net:trt"]
+    assert engine.inputs["model"].path.split("/")[1] == graph
+    assert set(asked) == {TRT86}

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import hashlib
+import os
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import pytest
+
+from buildsys.plan.dependencies.python_imports import Import, find_needs
+from buildsys.plan.dependencies.source_tree import Folders, SourceTree
+
+
+class Memo(dict[str, str]):
+    def set(self, digest: str, imports: str) -> None:
+        self[digest] = imports
+
+
+def digest(path: str) -> str | None:
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except FileNotFoundError:
+        return None
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return folder
+
+
+def write(project: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = project / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def closure(project: Path, *sources: str) -> set[str]:
+    return set(SourceTree(str(project), digest, Memo()).closure(sources))
+
+
+def test_a_file_without_local_imports_is_alone(project: Path) -> None:
+    write(project, plugins__net="import torch\nfrom os import path\nimport numpy as np\n")
+    assert closure(project, "plugins/net.py") == {"plugins/net.py"}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import blocks",
+        "from blocks import conv",
+        "from blocks import *",
+        "from . import blocks",
+        "from .blocks import conv",
+        "import plugins.blocks",
+        "from plugins import blocks",
+        "from plugins.blocks import conv",
+        "from ..plugins import blocks",
+        "def late():\n    import blocks",
+        "try:\n    import blocks\nexcept ImportError:\n    pass",
+        "import importlib\nimportlib.import_module('plugins.blocks')",
+        "x = __import__('blocks')",
+    ],
+)
+def test_all_ways_to_import_a_neighbour_are_seen(project: Path, statement: str) -> None:
+    write(project, plugins__net=statement, plugins__blocks="", plugins__unused="")
+    assert closure(project, "plugins/net.py") == {"plugins/net.py", "plugins/blocks.py"}
+
+
+def test_imports_are_followed_through_packages_and_cycles(project: Path) -> None:
+    write(
+        project,
+        plugins__net="from lib.deep import layer",
+        lib____init__="from . import version",
+        lib__version="",
+        lib__deep____init__="",
+        lib__deep__layer="from ..version import V\nimport common",
+        plugins__common="import plugins.net",
+        lib__unused="",
+    )
+    (project / "lib" / "__init__.py").write_text("from . import version")
+    (project / "lib" / "deep" / "__init__.py").write_text("")
+    assert closure(project, "plugins/net.py") == {
+        "plugins/net.py", "plugins/common.py", "lib/__init__.py", "lib/version.py", "lib/deep/__init__.py",
+        "lib/deep/layer.py",
+    }  # fmt: skip
+
+
+def test_every_candidate_counts(project: Path) -> None:
+    write(project, plugins__net="import ops", plugins__ops="", ops="")
+    assert closure(project, "plugins/net.py") == {"plugins/net.py", "plugins/ops.py", "ops.py"}
+
+
+def test_a_new_file_that_shadows_is_seen(project: Path) -> None:
+    write(project, plugins__net="import ops", ops="")
+    before = closure(project, "plugins/net.py")
+    write(project, plugins__ops="")
+    assert closure(project, "plugins/net.py") - before == {"plugins/ops.py"}
+
+
+def test_nothing_outside_the_project_is_followed(project: Path) -> None:
+    write(project.parent, secret="", project__net="from .. import secret\nfrom ... import etc\nimport secret")
+    assert closure(project, "net.py") == {"net.py"}
+
+
+def test_a_folder_with_a_like_name_beside_the_project_is_outside(project: Path) -> None:
+    write(project.parent, project2__x="", project__net="from ..project2 import x")
+    assert closure(project, "net.py") == {"net.py"}
+
+
+def test_imports_for_type_checkers_do_not_count(project: Path) -> None:
+    write(
+        project, a="from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import b\nelse:\n    import c", b="", c=""
+    )
+    assert closure(project, "a.py") == {"a.py", "c.py"}
+
+
+@pytest.mark.parametrize("text", ["def broken(:\n", "\0", "(" * 5000])
+def test_a_file_that_does_not_parse_still_has_its_digest(project: Path, text: str) -> None:
+    write(project, net=text)
+    assert closure(project, "net.py") == {"net.py"}
+
+
+def test_a_bad_escape_is_not_our_warning(project: Path) -> None:
+    write(project, net="x = '\\d'\nimport other", other="")
+    assert closure(project, "net.py") == {"net.py", "other.py"}
+
+
+def test_other_files_are_digested_whole(project: Path) -> None:
+    (project / "w.pth").write_bytes(b"import net")
+    write(project, net="")
+    tree = SourceTree(str(project), digest, Memo())
+    assert tree.closure(["w.pth"]) == {"w.pth": hashlib.sha256(b"import net").hexdigest()}
+
+
+def test_a_missing_source_is_absent(project: Path) -> None:
+    assert SourceTree(str(project), digest, Memo()).closure(["no.py"]) == {"no.py": None}
+
+
+def test_a_change_in_an_imported_file_changes_its_digest_only(project: Path) -> None:
+    write(project, net="import blocks", blocks="x = 1")
+    before = SourceTree(str(project), digest, Memo()).closure(["net.py"])
+    write(project, blocks="x = 2")
+    after = SourceTree(str(project), digest, Memo()).closure(["net.py"])
+    assert {name for name in before if before[name] != after[name]} == {"blocks.py"}
+
+
+def test_a_file_is_parsed_once_per_content(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(project, net="import blocks", blocks="")
+    memo = Memo()
+    first = SourceTree(str(project), digest, memo).closure(["net.py"])
+    monkeypatch.setattr("ast.parse", lambda code: pytest.fail("parsed again"))
+    os.utime(project / "net.py")
+    assert SourceTree(str(project), digest, memo).closure(["net.py"]) == first
+
+
+def test_with_a_package_only_its_modules_count(project: Path) -> None:
+    write(project, pack__a="import pack.b\nimport other\nfrom .c import x", pack__b="", pack__c="", other="")
+    tree = SourceTree(str(project), digest, Memo(), package="pack")
+    assert set(tree.closure(["pack/a.py"])) == {"pack/a.py", "pack/b.py", "pack/c.py"}
+
+
+def test_what_no_file_answers_to_is_outside(project: Path) -> None:
+    write(
+        project, net="import torch, os, blocks\nfrom timm.layers import Mlp\nfrom . import gone", blocks="import einops"
+    )
+    reach = SourceTree(str(project), digest, Memo()).reach(["net.py"])
+    assert reach.outside == [Import(0, "einops", []), Import(0, "timm.layers", ["Mlp"]), Import(0, "torch", [])]
+
+
+def test_a_folder_without_modules_hides_no_library(project: Path) -> None:
+    write(project, net="import data, pack", pack__sub__x="")
+    (project / "data").mkdir()
+    outside = SourceTree(str(project), digest, Memo()).reach(["net.py"]).outside
+    assert [item.module for item in outside] == ["data", "pack"]
+
+
+def test_environment_variables_that_are_read_are_named(project: Path) -> None:
+    text = (
+        "import os\nfrom os import environ, getenv\na = os.environ['A']\nb = environ.get('B', '1')\nc = getenv('C')\n"
+        "d = 'D' in os.environ\ne = os.getenv('E')\nf = os.environ[a]\ng = {}.get('G')\nh = environ.pop('H')\n"
+    )
+    write(project, net=f"import blocks\n{text}", blocks="import os\nos.environ['Z']")
+    assert SourceTree(str(project), digest, Memo()).reach(["net.py"]).variables == [*"ABCDEHZ"]
+
+
+def test_a_compiled_module_counts(project: Path) -> None:
+    write(project, net="import kernels")
+    (project / f"kernels{EXTENSION_SUFFIXES[0]}").write_bytes(b"\x7fELF")
+    assert closure(project, "net.py") == {"net.py", f"kernels{EXTENSION_SUFFIXES[0]}"}
+
+
+def test_a_module_that_appears_is_seen_by_the_same_listing(project: Path) -> None:
+    write(project, net="import blocks", deep__a="")
+    folders = Folders()
+    for folder in (project, project / "deep"):
+        os.utime(folder, ns=(10**18, 10**18))  # long settled
+    assert SourceTree(str(project), digest, Memo(), folders=folders).closure(["net.py"]).keys() == {"net.py"}
+    write(project, blocks="import deep.b", deep__b="")
+    found = SourceTree(str(project), digest, Memo(), folders=folders).closure(["net.py"])
+    assert found.keys() == {"net.py", "blocks.py", "deep/b.py"}
+    (project / "blocks.py").unlink()
+    assert SourceTree(str(project), digest, Memo(), folders=folders).closure(["net.py"]).keys() == {"net.py"}
+
+
+def test_an_onnx_file_brings_the_files_of_its_tensors(project: Path) -> None:
+    # ModelProto.graph.initializer.external_data: one entry {key: "location", value: PLACE}
+    def field(number: int, content: bytes) -> bytes:
+        return bytes([number << 3 | 2, len(content)]) + content
+
+    def entry(place: bytes) -> bytes:
+        return field(7, field(5, field(9, b"raw") + field(13, field(1, b"location") + field(2, place))))
+
+    (project / "net.onnx").write_bytes(b"\x08\x08" + entry(b"a/w.bin") + entry(b"w2.bin") + entry(b"../../secret"))
+    assert closure(project, "net.onnx") == {"net.onnx", "a/w.bin", "w2.bin"}
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"\x3a\x7f", b"import net", bytes(range(256))])
+def test_what_is_no_protobuf_brings_nothing(project: Path, content: bytes) -> None:
+    (project / "net.onnx").write_bytes(content)
+    assert closure(project, "net.onnx") == {"net.onnx"}
+
+
+def test_import_statements_are_read_exactly() -> None:
+    code = b"import a.b, c\nfrom ..d.e import f as g, h\n"
+    assert sorted(find_needs(code).imports) == [
+        Import(0, "a.b", []), Import(0, "c", []), Import(2, "d.e", ["f", "h"]),
+    ]  # fmt: skip

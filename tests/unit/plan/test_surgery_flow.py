@@ -1,0 +1,169 @@
+"""Which graph, inputs, shape cases and golden files each stage reads when a manifest has surgery."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from buildsys.manifest.schema.model import ModelSpec
+from buildsys.plan.action import Action
+from buildsys.plan.model_plan import plan_model
+
+MANIFEST: dict[str, Any] = {
+    "model": "net",
+    "source": {"python": "plugins/net.py:make"},
+    "inputs": {"x": {"shape": ["batch", 4]}},
+    "outputs": {"y": {}},
+    "dims": {"batch": {"min": 1, "opt": 4, "max": 8}},
+    "engines": [
+        {"backend": "onnxruntime", "name": "ort"},
+        {"backend": "tensorrt_rtx", "name": "rtx", "precision": "fp16"},
+    ],
+}
+HOOK = {"function": "plugins/hooks/a.py:f"}
+LATER = {"when": "after_simplify"}
+
+
+def plan(*steps: dict[str, Any], **changes: Any) -> dict[str, Action]:
+    spec = ModelSpec.model_validate({**MANIFEST, "surgery": list(steps), **changes})
+    return {action.target: action for action in plan_model(spec.model_dump(mode="json", by_alias=True))}
+
+
+def folders(action: Action) -> set[str]:
+    return {ref.path.rpartition("/")[0] for ref in action.inputs.values()}
+
+
+def test_without_steps_nothing_is_different() -> None:
+    spec = ModelSpec.model_validate(MANIFEST).model_dump(mode="json", by_alias=True)
+    without = {section: value for section, value in spec.items() if section != "surgery"}
+    assert plan_model(spec) == plan_model(without)
+    assert not [target for target in plan() if target.startswith("surgery")]
+
+
+@pytest.mark.parametrize(
+    "steps", [[HOOK], [HOOK, {**HOOK, **LATER}], [{"cast": {"x": "int8"}}, {"rename": {"x": "z"}, **LATER}]]
+)
+def test_targets_and_files_fit_together(steps: list[dict[str, Any]]) -> None:
+    actions, seen = plan(*steps), set[str]()
+    for target, action in actions.items():
+        assert seen.issuperset(action.after + action.order), target
+        seen.add(target)
+        written = {ref.path for other in action.after for ref in actions[other].outputs.values()}
+        assert {ref.path for ref in action.inputs.values()} <= written, target
+    paths = [ref.path for action in actions.values() for ref in action.outputs.values()]
+    assert len(paths) == len(set(paths))
+
+
+def test_a_hook_stands_between_export_and_simplification_and_export_knows_nothing_of_it() -> None:
+    actions, plain = plan(HOOK), plan()
+    assert actions["surgery:net:after_export"].after == ("export:net", "reference:net")
+    assert actions["surgery:net:after_export"].sources == ("plugins/hooks/a.py",)
+    assert actions["simplify:net"].after == ("surgery:net:after_export",)
+    assert folders(actions["validate:net"]) == {"net/surgery/after_export", "net/simplify", "net/reference"}
+    same = {target for target in plain if actions[target] == plain[target]}
+    assert same == plain.keys() - {"simplify:net", "validate:net", "report:net"}
+
+
+def test_a_hook_after_simplification_changes_what_engines_are_built_from() -> None:
+    actions = plan({**HOOK, **LATER})
+    assert actions["simplify:net"] == plan()["simplify:net"]
+    assert actions["engine:net:ort"].after == ("surgery:net:after_simplify",)
+    assert actions["convert:net:fp16"].after == ("surgery:net:after_simplify", "reference:net")
+
+
+def test_each_graph_has_its_own_steps_in_its_key() -> None:
+    first, second = {"remove": ["Identity"]}, {"remove": ["Dropout"], **LATER}
+    actions = plan(first, second)
+    assert [step["remove"] for step in actions["surgery:net:after_export"].options["steps"]] == [["Identity"]]
+    assert [step["remove"] for step in actions["surgery:net:after_simplify"].options["steps"]] == [["Dropout"]]
+
+
+def test_golden_cases_follow_a_rename_and_validate_takes_those_of_each_graph() -> None:
+    actions = plan({"rename": {"x": "image"}, **LATER})
+    validate = actions["validate:net"]
+    assert validate.inputs["case.min"].path == "net/reference/min.npz"
+    assert validate.inputs["simplified.case.min"].path == "net/surgery/after_simplify/min.npz"
+    assert list(validate.options["simplified_cases"]) == ["min", "opt", "max", "odd"]
+    for target in ("verify:net:ort", "bench:net:ort", "convert:net:fp16"):
+        assert actions[target].inputs["case.opt"].path == "net/surgery/after_simplify/opt.npz"
+    assert list(actions["engine:net:rtx"].options["inputs"]) == ["image"]
+    assert list(actions["simplify:net"].options["inputs"]) == ["x"]
+
+
+def test_the_torch_baseline_has_the_inputs_of_the_network() -> None:
+    bench = plan({"cast": {"x": "int8"}})["bench:net:ort"]
+    assert bench.inputs["network.case.opt"].path == "net/reference/opt.npz"
+    assert bench.inputs["case.opt"].path == "net/surgery/after_export/opt.npz"
+    assert "reference:net" in bench.after
+    assert not [role for role in plan(HOOK)["bench:net:ort"].inputs if role.startswith("network")]
+
+
+def test_a_fixed_dimension_is_asked_of_the_network_and_exports_nothing_again() -> None:
+    actions = plan({"fix_dims": {"batch": 2}})
+    assert actions["export:net"] == plan()["export:net"]
+    assert actions["reference:net"].options["cases"] == {"opt": {"batch": 2}}
+    assert actions["simplify:net"].options["inputs"]["x"]["shape"] == [2, 4]
+    assert actions["validate:net"].options["cases"] == {"opt": {}}
+    assert actions["validate:net"].inputs["case.opt"].path == "net/reference/opt.npz"
+    assert actions["engine:net:rtx"].options["dims"] == {}
+
+
+def test_a_freed_dimension_has_cases_that_the_network_does_not() -> None:
+    actions = plan({"free_dims": {"x": {"0": "batch"}}}, inputs={"x": {"shape": [1, 4]}})
+    assert actions["reference:net"].options["cases"] == {"opt": {}}
+    surgery = actions["surgery:net:after_export"]
+    assert surgery.options["cases"]["max"] == {"dims": {"batch": 8}, "golden": "opt"}
+    assert set(surgery.inputs) == {"model", "model.data", "case.opt"}
+    assert {role for role in surgery.outputs if role.startswith("case")} == {
+        "case.min",
+        "case.opt",
+        "case.max",
+        "case.odd",
+    }
+    assert actions["engine:net:rtx"].options["dims"] == {"batch": {"min": 1, "opt": 4, "max": 8}}
+    assert actions["export:net"].options["example"] == {}
+    assert "network" not in actions["bench:net:ort"].options
+
+
+def test_a_cut_has_the_dimensions_of_its_own_inputs() -> None:
+    dims = {**MANIFEST["dims"], "rows": {"min": 2, "opt": 8, "max": 16}}
+    cut = {"cut": {"inputs": {"feat": {"shape": ["rows", 3]}}, "outputs": ["y"]}}
+    actions = plan(cut, dims=dims)
+    assert actions["reference:net"].options["cases"]["max"] == {"batch": 8}
+    assert actions["verify:net:ort"].options["cases"]["max"] == {"rows": 16}
+    assert "network" not in actions["bench:net:ort"].options  # PyTorch would be timed with the part that was cut off
+    assert actions["engine:net:rtx"].options["inputs"] == {"feat": {"shape": ["rows", 3], "dtype": "float32"}}
+
+
+def test_files_that_steps_name_are_sources_of_their_own_target() -> None:
+    steps = [
+        {"replace": {"op": "Gelu", "function": "plugins/ops/gelu.py:gelu"}},
+        {**HOOK, "changes": "numbers", "reference": {"npz": "data/truth.npz"}, **LATER},
+        {
+            "function": "plugins/hooks/b.py:f",
+            "graph": "graphsurgeon",
+            "changes": "numbers",
+            "reference": {"python": "plugins/hooks/truth.py:t"},
+            "inputs": {"x": {"shape": ["batch"], "data": {"python": "plugins/data/x.py:x"}}},
+            **LATER,
+        },
+    ]
+    actions = plan(*steps)
+    assert actions["surgery:net:after_export"].sources == ("plugins/ops/gelu.py",)
+    assert set(actions["surgery:net:after_simplify"].sources) == {
+        "plugins/hooks/a.py", "data/truth.npz", "plugins/hooks/b.py", "plugins/hooks/truth.py", "plugins/data/x.py",
+    }  # fmt: skip
+    assert "onnx-graphsurgeon" in actions["surgery:net:after_simplify"].tools
+    assert "onnx-graphsurgeon" not in actions["surgery:net:after_export"].tools
+    others = [action for action in actions.values() if action.stage not in ("surgery", "export", "reference", "bench")]
+    assert not [action.target for action in others if action.sources]
+
+
+def test_limits_are_used_where_golden_cases_come_from_the_graph_or_a_reference() -> None:
+    assert "tolerance" not in plan(HOOK)["surgery:net:after_export"].options
+    assert plan({"cut": {"outputs": ["a"]}})["surgery:net:after_export"].options["tolerance"]["rtol"] == 1e-4
+
+
+def test_a_type_of_8_bits_brings_its_library() -> None:
+    assert "ml_dtypes" in plan({"cast": {"x": "float8e4m3fn"}})["surgery:net:after_export"].tools

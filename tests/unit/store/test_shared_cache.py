@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_project import BENCH, ENGINE, EXPORT, REPORT, InlinePool, actions, make_executor
+
+import buildsys.store.remote as remote_module
+from buildsys.execution.executor import Executor
+from buildsys.execution.outcome import Outcome
+from buildsys.store.remote import READ_ONLY, READ_WRITE, Remote, RemoteSettings
+from buildsys.workers.job import Job
+
+ALL = [EXPORT, ENGINE, BENCH, REPORT]
+SHARED = [EXPORT, ENGINE, REPORT]  # figures of another machine are not this one's
+
+
+@pytest.fixture(autouse=True)
+def machine_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUILDSYS_MACHINE_LOCK", str(tmp_path / "machine"))
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    return tmp_path / "shared"
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Callable[[str], Path]:
+    """Return a function that makes a checkout of the project, as on another machine."""
+
+    def make(name: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "net.py").write_text("width = 1\n")
+        return folder
+
+    return make
+
+
+class Checkout:
+    """One machine: an executor with what it was told."""
+
+    def __init__(self, root: Path, url: str | Path, mode: str = READ_WRITE, timeout_s: float = 10.0) -> None:
+        self.told: list[str] = []
+        self.events: list[Any] = []
+        self.executor: Executor
+        self.pool: InlinePool
+        self.executor, self.pool = make_executor(
+            root,
+            remote=Remote(RemoteSettings(str(url), mode, timeout_s), self.told.append),
+            notify=self.told.append,
+            on_event=lambda target, event: self.events.append((target, event)),
+        )
+
+    def build(self, *targets: str) -> dict[str, Outcome]:
+        found = {target: self.executor.run(target) for target in targets or ALL}
+        self.executor.close()
+        return found
+
+
+def restored(outcomes: dict[str, Outcome]) -> list[str]:
+    return [target for target, outcome in outcomes.items() if outcome.restored]
+
+
+def files(root: Path) -> list[Path]:
+    return [path for path in root.rglob("*") if path.is_file()]
+
+
+def test_what_one_machine_built_another_takes(clone: Callable[[str], Path], shared: Path) -> None:
+    one, two = Checkout(clone("one"), shared), Checkout(clone("two"), shared)
+    assert restored(one.build()) == []
+    found = two.build(EXPORT, ENGINE)
+    assert restored(found) == [EXPORT, ENGINE]
+    assert two.pool.ran == []
+    assert one.told == two.told == []
+    assert not [path for path in files(shared) if path.suffix == ".part" or path.parent.name == "building"]
+
+
+def test_benchmarks_stay_on_their_machine(clone: Callable[[str], Path], shared: Path) -> None:
+    Checkout(clone("one"), shared).build()
+    two = Checkout(clone("two"), shared)
+    assert restored(two.build(EXPORT, ENGINE, BENCH)) == [EXPORT, ENGINE]
+    assert two.pool.ran == [BENCH]
+
+
+def test_a_read_only_cache_is_never_written(clone: Callable[[str], Path], shared: Path) -> None:
+    shared.mkdir()
+    Checkout(clone("one"), shared, READ_ONLY).build()
+    assert files(shared) == []
+
+
+def test_what_came_from_elsewhere_is_in_the_store_too(clone: Callable[[str], Path], shared: Path) -> None:
+    Checkout(clone("one"), shared).build()
+    root = clone("two")
+    Checkout(root, shared).build(EXPORT)
+    shutil.rmtree(shared)
+    shutil.rmtree(root / "build")
+    assert restored(Checkout(root, shared).build(EXPORT)) == [EXPORT]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "gone", "record", "path", "other key"])
+def test_a_damaged_cache_is_not_believed(clone: Callable[[str], Path], shared: Path, damage: str) -> None:
+    one = clone("one")
+    Checkout(one, shared).build(EXPORT)
+    model = (one / "build/m/export/model.onnx").read_bytes()
+    (record,) = shared.glob("actions/*/*.json")
+    holding = next(path for path in shared.glob("objects/*/*") if path.read_bytes() == model)
+    if damage == "gone":
+        holding.unlink()
+    elif damage in ("cut", "flip"):
+        holding.write_bytes(model[:-1] + (b"" if damage == "cut" else b"?"))
+    elif damage == "record":
+        record.write_bytes(record.read_bytes()[:-9])
+    else:
+        rewrite(record, damage)
+    two = Checkout(clone("two"), shared)
+    two.build(EXPORT)
+    assert two.pool.ran == [EXPORT]
+    assert (len(two.told) == 1) == (damage != "gone")
+    assert not (shared.parent / "outside").exists()
+    three = Checkout(clone("three"), shared)  # what was rebuilt has replaced what was damaged
+    assert restored(three.build(EXPORT)) == [EXPORT]
+    assert three.told == []
+
+
+def rewrite(file: Path, damage: str) -> None:
+    """Forge a record whose checksum fits."""
+    from blake3 import blake3
+
+    stored = json.loads(file.read_bytes().partition(b"\n")[2])
+    if damage == "path":
+        name = next(name for name, output in stored["outputs"].items() if output)
+        stored["outputs"]["../../outside"] = stored["outputs"].pop(name)
+    else:
+        stored["parts"]["config:export.opset"] = "99"
+    body = json.dumps(stored).encode()
+    file.write_bytes(blake3(body).hexdigest().encode() + b"\n" + body)
+
+
+def test_a_dead_cache_is_one_warning(clone: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "a-file").touch()
+    one = Checkout(clone("one"), tmp_path / "a-file" / "below")
+    one.build()
+    assert one.pool.ran == ALL
+    assert len(one.told) == 1
+    assert "this run goes on without it" in one.told[0]
+
+
+def test_a_slow_cache_costs_its_time_out_once(
+    clone: Callable[[str], Path], shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Remote, "_take_place", lambda self: time.sleep(60))  # a server that does not answer
+    one = Checkout(clone("one"), shared, timeout_s=0.3)
+    begun = time.monotonic()
+    one.build()
+    assert time.monotonic() - begun < 10
+    assert one.pool.ran == ALL
+    assert one.told == [f"the shared cache {shared} did not look up export:m within 0.3 s; this run goes on without it"]
+
+
+def test_a_password_is_not_told(clone: Callable[[str], Path]) -> None:
+    one = Checkout(clone("one"), "nosuchprotocol://me:secret@host/path")
+    one.build(EXPORT)
+    assert "me:***@host" in one.told[0]
+    assert "secret" not in one.told[0]
+
+
+def test_two_machines_build_a_target_once(
+    clone: Callable[[str], Path], shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_module, "_POLL_S", 0.05)
+    one, two = Checkout(clone("one"), shared), Checkout(clone("two"), shared)
+    started, go_on = threading.Event(), threading.Event()
+
+    def hold(job: Job) -> None:
+        started.set()
+        assert go_on.wait(30)
+
+    one.pool.meanwhile = hold
+    first = threading.Thread(target=one.build, args=(EXPORT,))
+    first.start()
+    assert started.wait(30)
+    outcomes: dict[str, Outcome] = {}
+    second = threading.Thread(target=lambda: outcomes.update(two.build(EXPORT)))
+    second.start()
+    deadline = time.monotonic() + 30
+    while not two.events and time.monotonic() < deadline:
+        time.sleep(0.02)
+    target, event = two.events[0]
+    assert (target, event["event"]) == (EXPORT, "waiting")
+    assert "(export:m, through the shared cache)" in event["holder"]
+    go_on.set()
+    first.join(30)
+    second.join(30)
+    assert restored(outcomes) == [EXPORT]
+    assert two.pool.ran == []
+
+
+def test_a_builder_that_died_is_waited_for_no_longer_than_its_lease(
+    clone: Callable[[str], Path], shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_module, "_POLL_S", 0.05)
+    monkeypatch.setattr(remote_module, "LEASE_S", 0.5)
+    dead = Checkout(clone("dead"), shared)
+    monkeypatch.setattr(remote_module.Lease, "_renew", lambda self: None)
+    snapshot = dead.executor._surveyor.snapshot(actions()[EXPORT])
+    remote = Remote(RemoteSettings(str(shared), READ_WRITE), dead.told.append)
+    assert remote.lease(EXPORT, snapshot.key).take(lambda holder: None) is False
+    two = Checkout(clone("two"), shared)
+    two.build(EXPORT)
+    assert two.pool.ran == [EXPORT]
+    assert len(two.events) >= 1
+
+
+def test_a_failed_build_lets_others_go_on(clone: Callable[[str], Path], shared: Path) -> None:
+    root = clone("one")
+    (root / f"do-{EXPORT}").write_text("break")
+    one = Checkout(root, shared)
+    with pytest.raises(Exception, match="export:m broke"):
+        one.build(EXPORT)
+    one.executor.close()
+    assert not list(shared.glob("building/*"))

@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import os
+import platform
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from python_environments import RELEASE, Environment, old_python, program
+
+from buildsys.errors import StageError, Unavailable, UsageError
+from buildsys.system import versions as toolchain
+from buildsys.system.interpreters import identity as module
+from buildsys.system.interpreters.identity import inquire
+from buildsys.system.interpreters.probe import limit_s
+from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.system.versions import module_path, tool_versions
+
+
+class Texts(dict[str, str]):
+    """A memo; ``kept`` counts what was stored."""
+
+    def set(self, digest: str, imports: str) -> None:
+        self[digest] = imports
+
+
+@pytest.fixture(autouse=True)
+def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_known", {})
+    toolchain._installed.cache_clear()
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The programs that are started from here on."""
+    started: list[object] = []
+    popen = subprocess.Popen
+
+    def noted(command: object, *args: object, **options: object) -> object:
+        started.append(command)
+        return popen(command, *args, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(subprocess, "Popen", noted)
+    return started
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be another process, as far as what was asked goes."""
+    monkeypatch.setattr(module, "_known", {})
+    toolchain._installed.cache_clear()
+
+
+def named(python: Path, **env: str) -> Toolchain:
+    return Toolchain("trt86", python, env)
+
+
+def test_an_interpreter_says_what_it_is(tmp_path: Path) -> None:
+    environment = Environment(tmp_path / "env", "numpy")
+    found = inquire(named(environment.python)).require()
+    assert found.release == f"CPython {'.'.join(platform.python_version_tuple()[:2])}"
+    assert found.version == platform.python_version()
+    assert str(environment.libraries) in found.path
+    assert found.finds("numpy")
+    assert not found.finds("onnx")
+    assert not any(entry.endswith(RELEASE + "/site-packages") and "env" not in entry for entry in found.path)
+
+
+def test_of_our_own_path_nothing_leaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "ours"))
+    monkeypatch.setenv("PYTHONHOME", "/nowhere")
+    environment = Environment(tmp_path / "env")
+    assert str(tmp_path / "ours") not in inquire(named(environment.python)).require().path
+    path = inquire(named(environment.python, PYTHONPATH=str(tmp_path / "its"))).require().path
+    assert str(tmp_path / "its") in path
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda folder: folder / "bin/python", "there is no {}"),
+        (lambda folder: Path("python3.77"), "there is no program python3.77 on PATH"),
+        (lambda folder: folder, "{} is a folder, not a Python interpreter"),
+        (lambda folder: old_python(folder / "python"), "{} is Python 3.9.18, and 3.10 or newer is needed"),
+        (lambda folder: program(folder / "python", "echo hello; exit 3"),
+         "{} is no working Python: it ended with exit code 3 and printed 'hello'"),
+        (lambda folder: program(folder / "python", "printf 'nonsense' > /proc/self/fd/$3"), "{} is no working Python"),
+    ],
+)  # fmt: skip
+def test_what_is_no_usable_interpreter_is_unavailable(make: Callable[[Path], Path], told: str, tmp_path: Path) -> None:
+    python = make(tmp_path)
+    with pytest.raises(Unavailable) as caught:
+        inquire(named(python)).require()
+    assert f"the toolchain trt86 cannot be used: {told.format(python)}" in caught.value.problem
+    assert "toolchains.trt86.python" in caught.value.hint
+    assert "BUILDSYS_TOOLCHAIN_TRT86" in caught.value.hint
+
+
+def test_a_file_that_is_not_executable_says_how_to_make_it_so(tmp_path: Path) -> None:
+    python = program(tmp_path / "python", "")
+    python.chmod(stat.S_IRUSR)
+    with pytest.raises(Unavailable) as caught:
+        inquire(named(python)).require()
+    assert caught.value.problem.endswith(f"{python} is not executable")
+    assert caught.value.hint == f"chmod +x {python}"
+
+
+def test_a_script_must_become_the_interpreter(tmp_path: Path) -> None:
+    environment = Environment(tmp_path / "env")
+    become = program(tmp_path / "become", f'A=1 exec {environment.python} "$@"')
+    assert str(environment.libraries) in inquire(named(become)).require().path
+    with pytest.raises(Unavailable, match="starts Python as a second process") as caught:
+        inquire(named(program(tmp_path / "start", f'{environment.python} "$@"\nexit $?'))).require()
+    assert "write `exec` before the interpreter" in caught.value.hint
+
+
+def test_a_program_of_another_machine_cannot_be_started(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_bytes(b"\x7fELF\x02\x01\x01" + bytes(60))
+    python.chmod(0o755)
+    with pytest.raises(Unavailable, match="cannot be started: exec format error"):
+        inquire(named(python)).require()
+
+
+def test_one_that_hangs_fails_after_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUILDSYS_INTERPRETER_LIMIT", "0.3s")
+    python = program(tmp_path / "python", "echo loading; sleep 100 & wait")
+    begun = time.monotonic()
+    found = inquire(named(python))
+    assert time.monotonic() - begun < 10
+    with pytest.raises(StageError, match=r"did not answer within 0\.3 s when it was started") as caught:
+        found.require()
+    assert not isinstance(caught.value, Unavailable)
+    assert "BUILDSYS_INTERPRETER_LIMIT=2min" in caught.value.hint
+    assert found.output == "loading\n"
+
+
+def test_one_that_crashes_fails_with_how(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match=r"crashed with a segmentation fault \(SIGSEGV\)") as caught:
+        inquire(named(program(tmp_path / "python", "kill -SEGV $$"))).require()
+    assert not isinstance(caught.value, Unavailable)
+
+
+def test_rubbish_at_start_does_no_harm(tmp_path: Path) -> None:
+    environment = Environment(tmp_path / "env")
+    environment.write("sitecustomize.py", "import os\nos.write(1, b'\\xff{}\\n' * 9000)\nprint('[1, 2]')\n")
+    assert inquire(named(environment.python)).require().version == platform.python_version()
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-3", "5h"])
+def test_a_limit_that_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a time"):
+        limit_s({"BUILDSYS_INTERPRETER_LIMIT": text})
+
+
+def test_the_limit_has_units() -> None:
+    assert [limit_s({"BUILDSYS_INTERPRETER_LIMIT": text}) for text in ("", "5", "2min", "1.5s")] == [30, 5, 120, 1.5]
+
+
+def test_it_is_asked_once_as_long_as_its_files_are_the_same(
+    tmp_path: Path, starts: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment, memo = Environment(tmp_path / "env", "numpy"), Texts()
+    for _ in range(2):
+        forget(monkeypatch)
+        assert tool_versions(["python", "numpy"], named(environment.python), memo)["numpy"]
+    assert len(starts) == 1
+    forget(monkeypatch)
+    (tmp_path / "more").mkdir()
+    environment.write("more.pth", str(tmp_path / "more"))
+    assert str(tmp_path / "more") in module_path(named(environment.python), memo)
+    assert len(starts) == 2
+
+
+def _another(environment: Environment) -> None:
+    environment.python.unlink()
+    environment.python.symlink_to(program(environment.folder / "other", 'exec "$0" "$@"'))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda environment: environment.write("more.pth", "."),
+        lambda environment: (environment.folder / "pyvenv.cfg").write_text("home = /usr/bin\n"),
+        _another,
+    ],
+    ids=["a .pth file", "pyvenv.cfg", "another interpreter"],
+)
+def test_what_decides_its_path_is_seen(
+    change: Callable[[Environment], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment, memo = Environment(tmp_path / "env"), Texts()
+    inquire(named(environment.python), memo)
+    change(environment)
+    forget(monkeypatch)
+    monkeypatch.setattr(module, "_asked", lambda *_: pytest.fail("it was asked again"))
+    with pytest.raises(pytest.fail.Exception):
+        inquire(named(environment.python), memo)
+
+
+def test_versions_are_those_of_the_toolchain(tmp_path: Path) -> None:
+    environment = Environment(tmp_path / "env", "numpy")
+    environment.write("tensorrt_cu12-10.16.1.11.dist-info/RECORD", "")
+    environment.write("tensorrt-10.16.1.11.dist-info/RECORD", "")
+    environment.write("onnxruntime_gpu-1.22.0.dist-info/RECORD", "")
+    versions = tool_versions(["python", "numpy", "tensorrt", "onnxruntime", "onnx"], named(environment.python))
+    assert versions["tensorrt"] == "10.16.1.11"
+    assert versions["onnxruntime"] == "1.22.0 (onnxruntime-gpu)"
+    assert versions["onnx"] == "absent"
+    assert versions["python"].startswith(platform.python_implementation())
+
+
+@pytest.mark.parametrize(
+    ("distribution", "version"),
+    [("tensorrt-8.6.1", "8.6.1"), ("tensorrt_cu13-11.4.0.1", "11.4.0.1 (tensorrt-cu13)"),
+     ("tensorrt_bindings-8.6.1", "8.6.1 (tensorrt-bindings)")],
+)  # fmt: skip
+def test_tensorrt_has_several_distributions(distribution: str, version: str, tmp_path: Path) -> None:
+    environment = Environment(tmp_path / "env")
+    environment.write(f"{distribution}.dist-info/RECORD", "")
+    assert tool_versions(["tensorrt"], named(environment.python)) == {"tensorrt": version}
+
+
+def test_parts_of_different_versions_are_both_told(tmp_path: Path) -> None:
+    environment = Environment(tmp_path / "env")
+    environment.write("tensorrt-10.1.dist-info/RECORD", "")
+    environment.write("tensorrt_cu12-10.2.dist-info/RECORD", "")
+    assert tool_versions(["tensorrt"], named(environment.python))["tensorrt"] == "10.1 + 10.2 (tensorrt-cu12)"
+
+
+@pytest.mark.parametrize("file", ["__init__.py", "_version.py", "version.py"])
+def test_a_module_without_a_distribution_states_its_version(file: str, tmp_path: Path, starts: list[object]) -> None:
+    environment = Environment(tmp_path / "env")
+    environment.write("tensorrt/__init__.py", "")
+    environment.write(f"tensorrt/{file}", 'import sys\n__version__ = "8.6.0"\n')
+    assert tool_versions(["tensorrt"], named(environment.python)) == {"tensorrt": "8.6.0"}
+    assert len(starts) == 1
+
+
+def test_a_module_that_computes_its_version_is_asked_once(
+    tmp_path: Path, starts: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment, memo = Environment(tmp_path / "env"), Texts()
+    environment.write("tensorrt/__init__.py", "__version__ = '.'.join(map(str, (8, 6, 0)))\nprint('hello')\n")
+    for _ in range(3):
+        forget(monkeypatch)
+        assert tool_versions(["tensorrt"], named(environment.python), memo) == {"tensorrt": "8.6.0"}
+    assert len(starts) == 2
+    environment.write("tensorrt/__init__.py", "__version__ = '.'.join(map(str, (8, 6, 1, 6)))\n")
+    forget(monkeypatch)
+    assert tool_versions(["tensorrt"], named(environment.python), memo) == {"tensorrt": "8.6.1.6"}
+
+
+def test_a_module_that_cannot_say_is_known_by_its_files(tmp_path: Path) -> None:
+    environment = Environment(tmp_path / "env")
+    environment.write("tensorrt/__init__.py", "import libnvinfer\n")
+    first = tool_versions(["tensorrt"], named(environment.python))["tensorrt"]
+    assert first.startswith("of unknown version, files ")
+    environment.write("tensorrt/__init__.py", "import libnvinfer  # the second one\n")
+    assert tool_versions(["tensorrt"], named(environment.python))["tensorrt"] != first
+
+
+def test_without_an_interpreter_nothing_is_there(tmp_path: Path) -> None:
+    absent = tool_versions(["python", "tensorrt"], named(tmp_path / "none"))
+    broken = tool_versions(["python", "tensorrt"], named(program(tmp_path / "python", "exit 1")))
+    assert absent == {"python": "absent", "tensorrt": "absent"}
+    assert broken == {"python": "unusable", "tensorrt": "absent"}
+
+
+def test_our_own_interpreter_can_be_a_toolchain() -> None:
+    own = tool_versions(["python", "numpy"])
+    assert tool_versions(["python", "numpy"], named(Path(sys.executable), PYTHONPATH=os.pathsep.join(sys.path))) == own

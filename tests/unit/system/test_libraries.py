@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from buildsys.system import distributions, versions
+
+
+class Memo(dict[str, str]):
+    def set(self, digest: str, imports: str) -> None:
+        self[digest] = imports
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    importlib.invalidate_caches()
+    return folder
+
+
+def install(site: Path, name: str, *, requires: tuple[str, ...] = (), files: tuple[str, ...] = ()) -> None:
+    folder = site / f"{name}-1.0.dist-info"
+    folder.mkdir()
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", "Version: 1.0", *(f"Requires-Dist: {line}" for line in requires)]
+    (folder / "METADATA").write_text("\n".join(lines))
+    (folder / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+    for file in files:
+        (site / file).parent.mkdir(exist_ok=True)
+        (site / file).write_text("")
+
+
+def found(*modules: str, memo: Memo | None = None) -> list[str]:
+    return distributions.distributions_of(modules, Memo() if memo is None else memo, known=("torch", "numpy"))
+
+
+def test_a_module_is_found_with_what_its_distribution_requires(site: Path) -> None:
+    install(site, "kept_one", requires=("kept.two>=1", "not-there", "kept-three; extra == 'x'", "torch"))
+    install(site, "kept_two", requires=("kept-one",))
+    install(site, "kept_three")
+    assert found("kept_one") == ["kept-one", "kept-two", "torch"]
+
+
+def test_a_distribution_of_another_name_is_found(site: Path) -> None:
+    install(site, "opencv_like", files=("cv_like/__init__.py",))
+    assert found("cv_like") == ["opencv-like"]
+
+
+def test_what_a_known_one_requires_is_not_followed() -> None:
+    assert found("torch") == ["torch"]
+
+
+def test_an_unknown_module_has_none_and_is_asked_once(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memo = Memo()
+    assert found("no_such_module", memo=memo) == []
+    monkeypatch.setattr("importlib.metadata.distributions", lambda: pytest.fail("asked again"))
+    assert found("no_such_module", memo=memo) == []
+
+
+def test_another_environment_is_asked_anew(site: Path) -> None:
+    memo = Memo()
+    assert found("kept_late", memo=memo) == []
+    install(site, "kept_late")
+    versions._installed.cache_clear()
+    assert found("kept_late", memo=memo) == ["kept-late"]
+
+
+def test_only_a_module_outside_of_library_folders_has_sources(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(site, "kept_pack", files=("kept_pack/__init__.py",))
+    for name in ("loose_pack/__init__.py", "loose.py"):
+        (tmp_path / "lib" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "lib" / name).write_text("")
+    monkeypatch.syspath_prepend(tmp_path / "lib")
+    assert distributions.source_root("kept_pack") is None
+    assert distributions.source_root("loose_pack") == distributions.source_root("loose") == str(tmp_path / "lib")
+    assert distributions.source_root("no_such_module") is distributions.source_root("sys") is None

@@ -1,0 +1,45 @@
+"""Facts of the machine that the tests run on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from buildsys.system.cpu import OtherLoad, cpu_model, load_average, usable_cores
+
+
+def test_the_processor_has_a_name_and_cores() -> None:
+    assert cpu_model()
+    assert 1 <= usable_cores() <= (os.cpu_count() or 1)
+    assert all(value >= 0 for value in load_average())
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")
+def test_cores_that_the_process_may_not_use_do_not_count() -> None:
+    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+    code += "from buildsys.system.cpu import usable_cores; print(usable_cores())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="this system does not tell")
+def test_the_load_of_other_processes_is_seen_and_ones_own_is_not() -> None:
+    spin = "import time\nend = time.monotonic() + 0.6\nwhile time.monotonic() < end: pass"
+    other = OtherLoad()
+    busy = subprocess.Popen([sys.executable, "-c", spin])
+    busy.wait()
+    with_other = other.share()
+    assert with_other is not None
+    assert with_other > 0.5 / (os.cpu_count() or 1) * 0.5
+    alone, start, own = OtherLoad(), time.monotonic(), time.process_time()
+    while time.monotonic() < start + 0.3:
+        pass
+    share = alone.share()
+    assert share is not None
+    own_share = (time.process_time() - own) / (time.monotonic() - start) / (os.cpu_count() or 1)
+    assert share <= 1.1 - own_share  # the kernel counts in ticks of 10 ms

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from buildsys.workers.client import fingerprint as module
+from buildsys.workers.client.fingerprint import fingerprint
+from buildsys.workers.server_kinds import BARE, Profile
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    """A folder of modules."""
+    folder = tmp_path / "lib"
+    for name in ("single.py", "package/__init__.py", "some-1.0.dist-info/RECORD", "notes.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    return folder
+
+
+@pytest.fixture
+def mark(tmp_path: Path, library: Path) -> Callable[..., str]:
+    (tmp_path / "workers").mkdir()
+
+    def mark(profile: Profile = BARE, python: str = sys.executable, **variables: str) -> str:
+        environment = {"PYTHONPATH": str(library), **variables}
+        return fingerprint(profile, python=python, environment=environment, folder=tmp_path / "workers")
+
+    return mark
+
+
+def test_it_stays_the_same(mark: Callable[..., str], library: Path) -> None:
+    first = mark()
+    (library / "notes.txt").write_text("more")
+    (library / "data").mkdir()
+    (library / "__pycache__").mkdir()
+    assert mark() == first
+    assert len(first) == 64
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda library: (library / "single.py").write_text("x = 1"),
+        lambda library: (library / "package/__init__.py").write_text("x = 1"),
+        lambda library: (library / "some-1.0.dist-info").rename(library / "some-1.1.dist-info"),
+        lambda library: (library / "some-1.0.dist-info/RECORD").write_text("file"),
+        lambda library: (library / "single.py").unlink(),
+        lambda library: (library / "added.pth").write_text(""),
+        lambda library: os.utime(library / "single.py", ns=(1, 1)),
+    ],
+)
+def test_what_can_be_imported_counts(mark: Callable[..., str], library: Path, change: Callable[[Path], object]) -> None:
+    first = mark()
+    change(library)
+    assert mark() != first
+
+
+def test_what_a_server_is_started_with_counts(mark: Callable[..., str]) -> None:
+    given = [
+        mark(),
+        mark(OMP_NUM_THREADS="1"),
+        mark(OMP_NUM_THREADS="2"),
+        mark(profile=Profile("bare", preload=("json",))),
+        mark(profile=Profile("bare", without=("json",))),
+        mark(python="/bin/sh"),
+    ]
+    assert len(set(given)) == len(given)
+
+
+def test_another_name_of_the_same_interpreter_is_the_same(mark: Callable[..., str], tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).symlink_to(sys.executable)
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / "one").symlink_to(sys.executable)
+    assert mark(python=str(tmp_path / "one")) == mark(python=str(tmp_path / "two"))
+    assert mark(python=str(tmp_path / "one")) != mark(python=str(tmp_path / "venv" / "one"))
+
+
+def test_what_a_process_inherits_counts(mark: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    first = mark()
+    mask = os.umask(0o077)
+    try:
+        assert mark() != first
+    finally:
+        os.umask(mask)
+    assert mark() == first
+    monkeypatch.setattr(module, "_LIBRARY_CACHE", "/nowhere")
+    assert mark() != first
+
+
+def test_the_own_code_counts(mark: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    first = mark()
+    (tmp_path / "code.py").write_text("")
+    monkeypatch.setattr(module, "server_modules", lambda: [tmp_path / "code.py"])
+    second = mark()
+    (tmp_path / "code.py").write_text("x = 1")
+    assert len({first, second, mark()}) == 3
+
+
+def test_a_folder_that_was_made_anew_counts(mark: Callable[..., str], tmp_path: Path) -> None:
+    first = mark()
+    (tmp_path / "workers" / ".mark").unlink()
+    assert mark() != first
+    assert [file.name for file in (tmp_path / "workers").iterdir()] == [".mark"]

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildsys.workers.job import Job
+from buildsys.workers.server_kinds import LIGHT, TORCH, late_preload, profile_of
+
+
+def _job(stage: str, **options: Any) -> Job:
+    return Job(f"{stage}:m", stage, "m", "", options, {}, {}, Path())
+
+
+@pytest.mark.parametrize(
+    ("job", "name"),
+    [
+        (_job("export", source={"torchvision": "resnet18"}), "torch"),
+        (_job("export", source={"onnx": "given.onnx"}), "light"),
+        (_job("reference", source={"python": "net.py:make"}), "torch"),
+        (_job("reference", source={"onnx": "given.onnx"}), "light"),
+        (_job("bench", network={}), "torch"),
+        (_job("bench"), "light"),
+        (_job("simplify"), "light"),
+        (_job("convert"), "light"),
+        (_job("convert", tool="autocast"), "torch"),
+        (_job("convert", quantize={"tool": "modelopt"}), "torch"),
+        (_job("convert", quantize={"tool": "onnxruntime"}), "light"),
+        (_job("calibrate"), "light"),
+        (_job("validate"), "light"),
+        (_job("engine"), "light"),
+        (_job("verify"), "light"),
+        (_job("report"), "light"),
+        (_job("team.stages.prune"), "bare"),
+    ],
+)
+def test_a_stage_gets_the_server_that_it_needs(job: Job, name: str) -> None:
+    assert profile_of(job).name == name
+
+
+def test_the_light_server_hides_torch() -> None:
+    assert "torch" in LIGHT.without
+    assert not [name for name in LIGHT.preload if name.partition(".")[0].startswith("torch")]
+    assert TORCH.preload[0] == "torch"
+
+
+def test_only_dynamo_exports_load_its_parts() -> None:
+    assert late_preload(_job("export", export={"exporter": "dynamo"}))
+    assert not late_preload(_job("export", export={"exporter": "torchscript"}))
+    assert not late_preload(_job("simplify", simplify={}))

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from buildsys.errors import BuildsysError, CheckFailed, ManifestError, StageError, Unavailable, WorkerDied
+from buildsys.workers.job import Job
+from buildsys.workers.protocol import LineBuffer, encode, error_from_json, error_to_json, job_from_json, job_to_json
+
+JOB = Job(
+    target="export:m",
+    stage="export",
+    model="m",
+    variant="",
+    options={"opset": 17, "deep": {"list": [1, 2.5, None, "ü"]}},
+    inputs={"model": Path("/p/in.onnx")},
+    outputs={"result": Path("/p/out.json")},
+    project=Path("/p"),
+    threads=3,
+    advisory={"origins": Path("/p/origins.json")},
+)
+
+
+def test_job_survives_the_journey() -> None:
+    (message,) = LineBuffer().feed(encode(job_to_json(JOB)))
+    assert job_from_json(message) == JOB
+    assert {field.name for field in fields(Job)} - message.keys() == {"progress", "fail"}
+
+
+def test_progress_is_given_at_the_other_end() -> None:
+    said: list[str] = []
+    job_from_json(job_to_json(JOB), progress=said.append).progress("hello")
+    assert said == ["hello"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_lines_are_joined_whatever_the_pieces(size: int) -> None:
+    messages = [{"n": n, "text": "a\nb" * n} for n in range(20)]
+    stream = b"".join(map(encode, messages))
+    buffer = LineBuffer()
+    received = [message for at in range(0, len(stream), size) for message in buffer.feed(stream[at : at + size])]
+    assert received == messages
+
+
+def test_an_unfinished_line_is_kept_back() -> None:
+    buffer = LineBuffer()
+    assert buffer.feed(b'{"n":1}\n{"n"') == [{"n": 1}]
+    assert buffer.feed(b":2") == []
+    assert buffer.feed(b"}\n") == [{"n": 2}]
+
+
+@pytest.mark.parametrize("kind", [StageError, CheckFailed, Unavailable, WorkerDied])
+def test_errors_keep_their_class(kind: type[StageError]) -> None:
+    error = error_from_json(error_to_json(kind("what", "what to do")))
+    assert type(error) is kind
+    assert (error.problem, error.hint) == ("what", "what to do")
+
+
+class _Subclass(CheckFailed):
+    pass
+
+
+@pytest.mark.parametrize("error", [ManifestError(Path("m.yaml"), ("opset",), "too new"), _Subclass("too new")])
+def test_other_errors_become_stage_errors(error: BuildsysError) -> None:
+    received = error_from_json(error_to_json(error))
+    assert type(received) is StageError
+    assert "too new" in received.problem

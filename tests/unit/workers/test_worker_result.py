@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+import platform
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from buildsys.workers.job import Job, StageResult
+from buildsys.workers.result_file import as_text, without_long_lists, write_result
+
+STARTED = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job("verify:m:e", "verify", "m", "e", {}, {}, {"result": tmp_path / "e.json"}, tmp_path)
+
+
+def test_header_then_figures(job: Job) -> None:
+    result = StageResult("failed", "differs", "look", {"cases": {"opt": "ü"}})
+    write_result(job, result, started=STARTED, seconds=1.5, peak_rss_mib=10.5)
+    content = json.loads(job.outputs["result"].read_text(encoding="utf-8"))
+    assert content.pop("toolchain")["python"] == platform.python_version()
+    assert content == {
+        "schema": "buildsys/result/1",
+        "target": "verify:m:e",
+        "stage": "verify",
+        "model": "m",
+        "variant": "e",
+        "status": "failed",
+        "reason": "differs",
+        "hint": "look",
+        "started": "2026-01-02T03:04:05.678Z",
+        "seconds": 1.5,
+        "peak_rss_mib": 10.5,
+        "cases": {"opt": "ü"},
+    }
+    assert list(content)[-1] == "cases"
+
+
+def test_nothing_is_written_when_a_figure_cannot_be(job: Job) -> None:
+    with pytest.raises(TypeError):
+        write_result(job, StageResult(figures={"value": {1, 2}}), started=STARTED, seconds=0, peak_rss_mib=0)
+    assert not job.outputs["result"].exists()
+
+
+def test_a_list_of_scalars_is_one_line_and_all_else_is_indented() -> None:
+    figures = {"samples_ms": [0.5, 1.25], "shape": (1, 3), "deep": {"empty": {}, "none": [], "rows": [[1], {"a": "ü"}]}}
+    text = as_text(figures)
+    assert text == (
+        '{\n  "samples_ms": [0.5, 1.25],\n  "shape": [1, 3],\n  "deep": {\n    "empty": {},\n    "none": [],\n'
+        '    "rows": [\n      [1],\n      {\n        "a": "ü"\n      }\n    ]\n  }\n}\n'
+    )
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_json_has_no_number_for_is_null(value: float) -> None:
+    figures = {"alone": value, "listed": [1.5, value], "deep": [{"within": value}]}
+    expected = {"alone": None, "listed": [1.5, None], "deep": [{"within": None}]}
+    assert json.loads(as_text(figures), parse_constant=pytest.fail) == expected
+    assert without_long_lists(figures) == expected
+
+
+@pytest.mark.parametrize("figures", [{"a": {1, 2}}, {"a": [object()]}, {("a", "b"): 1}])
+def test_what_is_not_json_is_refused(figures: dict[str, object]) -> None:
+    with pytest.raises(TypeError):
+        as_text(figures)
+
+
+def test_what_is_written_is_what_the_standard_library_reads() -> None:
+    figures = {"text": 'quote " and\nline', "flags": [True, None, -1, 1e-300, 10**20], "deep": [[[]], [{}]], "3": "x"}
+    assert json.loads(as_text(figures)) == figures
+
+
+def test_long_lists_stay_in_the_file() -> None:
+    figures = {"raw": [0.0] * 17, "shape": (0,) * 16, "cases": [{"raw": "x" * 100, "deep": [1] * 17}]}
+    assert without_long_lists(figures) == {"shape": [0] * 16, "cases": [{"raw": "x" * 100}]}

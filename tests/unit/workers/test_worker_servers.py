@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from buildsys.errors import UsageError
+from buildsys.system.processes import Process
+from buildsys.workers import registry
+from buildsys.workers.client.status import RunningServer, running_text, stopped_text
+from buildsys.workers.registry import Record, idle_limit_s
+
+RECORD = Record(4711, 99, "torch", "/usr/bin/python3", "/p/.buildsys/workers/torch.log")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("", 300), ("0", 0), ("90", 90), ("1.5s", 1.5), ("10min", 600), ("10 min", 600), ("2h", 7200)],
+)
+def test_times(text: str, seconds: float) -> None:
+    assert idle_limit_s({registry.IDLE_VARIABLE: text}) == seconds
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "5m", "1e9", "10 minutes"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a time; write 300, 300s, 5min or 1h"):
+        idle_limit_s({registry.IDLE_VARIABLE: text})
+
+
+def test_a_process_is_not_taken_for_another_of_its_number() -> None:
+    assert Process.of(os.getpid()).lives
+    assert not Process(os.getpid(), 1).lives
+    assert not Process.of(0).lives
+    assert Process(os.getpid(), 1).ends_within(0)
+    assert not Process.of(os.getpid()).ends_within(0)
+    Process(os.getpid(), 1).kill()  # hits nobody
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    assert registry.read_record(path) is None
+    registry.write_record(path, RECORD)
+    assert registry.read_record(path) == RECORD
+    registry.record_path(path).write_text("{}")
+    assert registry.read_record(path) is None
+    registry.remove(path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a server ends with its run")
+def test_a_folder_that_others_may_enter_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = tmp_path / "r"
+    runtime.mkdir(mode=0o700)
+    monkeypatch.setattr(registry, "_ADDRESS_LIMIT", 500)
+    assert registry.server_folder({"XDG_RUNTIME_DIR": str(runtime)}) == runtime / "buildsys"
+    (runtime / "buildsys").chmod(0o750)
+    assert registry.server_folder({"XDG_RUNTIME_DIR": str(runtime)}) != runtime / "buildsys"
+    (runtime / "buildsys").rmdir()
+    (runtime / "buildsys").symlink_to(tmp_path)
+    assert registry.server_folder({"XDG_RUNTIME_DIR": str(runtime)}) != runtime / "buildsys"
+
+
+def test_an_address_has_room(tmp_path: Path) -> None:
+    shortest = registry.address(Path("/tmp/buildsys-4294967294/workers"), "f" * 64)
+    assert len(str(shortest)) <= 107
+
+
+def test_the_lock_is_waited_for_and_given_up(tmp_path: Path) -> None:
+    with registry.locked(tmp_path), pytest.raises(BlockingIOError), registry.locked(tmp_path, 0.02):
+        pass
+    with registry.locked(tmp_path, 0.0):
+        pass
+
+
+def test_a_foreign_server_is_not_spoken_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # for a short address
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("a.sock")
+        assert registry.connect(Path("a.sock")) is None
+        listener.listen()
+        channel = registry.connect(Path("a.sock"))
+        assert channel is not None
+        channel.close()
+        monkeypatch.setattr(os, "geteuid", lambda: 54321)
+        assert registry.connect(Path("a.sock")) is None
+
+
+def test_what_is_shown() -> None:
+    assert running_text([]) == stopped_text([]) == "no worker servers\n"
+    ready = replace(RECORD, ready=True)
+    new, young, old = (
+        RunningServer(RECORD, 1.4, None, 9.0),
+        RunningServer(ready, 5.4, None, 10.0),
+        RunningServer(ready, 600.0, 240.0, 700.4),
+    )
+    assert running_text([young, new, old]).splitlines() == [
+        "pid   profile  age     idle     memory   python            project",
+        "4711  torch    10 min  4 min    700 MiB  /usr/bin/python3  /p",
+        "4711  torch    5 s     at work  10 MiB   /usr/bin/python3  /p",
+        "4711  torch    1 s     loading  9 MiB    /usr/bin/python3  /p",
+    ]
+    assert stopped_text([old]) == "ended 4711 (torch, /p)\n"
