@@ -11,7 +11,9 @@ from buildsys.system.compatibility.check import check
 def main(arguments: list[str]) -> int:
     """Print the answer; return 0 where the engine can run, else 1."""
     as_json = "--json" in arguments
-    project = next((option.partition("=")[2] for option in arguments if option.startswith("--project=")), None)
+    project = next(
+        (option.partition("=")[2] for option in arguments if option.startswith("--project=")), None
+    )
     engines = [argument for argument in arguments if not argument.startswith("-")]
     if len(engines) != 1:
         sys.stderr.write("usage: python -m buildsys.doctor ENGINE [--json] [--project=FOLDER]\n")

@@ -33,7 +33,9 @@ class ManifestError(BuildsysError):
 
     def __str__(self) -> str:
         """Return ``file:line:column: dotted.key: problem; hint`` with the parts that are known."""
-        where = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
+        where = ":".join(
+            str(part) for part in (self.file, self.line, self.column) if part is not None
+        )
         dotted = ".".join(str(part) for part in self.key)
         head = f"{where}: {dotted}: " if dotted else f"{where}: "
         return head + self.problem + (f"; {self.hint}" if self.hint else "")

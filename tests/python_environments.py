@@ -25,7 +25,9 @@ class Environment:
         base = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
         self.python = folder / "bin" / "python"
         self.python.symlink_to(base)
-        (folder / "pyvenv.cfg").write_text(f"home = {base.parent}\ninclude-system-site-packages = false\n")
+        (folder / "pyvenv.cfg").write_text(
+            f"home = {base.parent}\ninclude-system-site-packages = false\n"
+        )
         for package in packages:
             self.install(package)
 

@@ -22,13 +22,22 @@ class _Entry(NamedTuple):
 
 _REGISTRY = {
     "onnxruntime": _Entry(
-        "buildsys.backends.onnxruntime.backend", "onnxruntime", "pip install onnxruntime", "onnxruntime"
+        "buildsys.backends.onnxruntime.backend",
+        "onnxruntime",
+        "pip install onnxruntime",
+        "onnxruntime",
     ),
     "tensorrt": _Entry(
-        "buildsys.backends.tensorrt.backend", "tensorrt", "pip install 'buildsys[tensorrt]'", "tensorrt"
+        "buildsys.backends.tensorrt.backend",
+        "tensorrt",
+        "pip install 'buildsys[tensorrt]'",
+        "tensorrt",
     ),
     "tensorrt_rtx": _Entry(
-        "buildsys.backends.tensorrt_rtx.backend", "tensorrt_rtx", "pip install 'buildsys[rtx]'", "tensorrt-rtx"
+        "buildsys.backends.tensorrt_rtx.backend",
+        "tensorrt_rtx",
+        "pip install 'buildsys[rtx]'",
+        "tensorrt-rtx",
     ),
 }
 
@@ -40,15 +49,27 @@ def load_backend(name: str, toolchain: Toolchain | None = None) -> Backend:
     """
     entry = _REGISTRY.get(name)
     if entry is None:
-        raise StageError(f"there is no backend {name!r}", f"the backends are {', '.join(_REGISTRY)}")
+        raise StageError(
+            f"there is no backend {name!r}", f"the backends are {', '.join(_REGISTRY)}"
+        )
     where = f" in the toolchain {toolchain.name}" if toolchain is not None else ""
     install = entry.how_to_install(toolchain)
     try:
         import_module(entry.library)
     except ModuleNotFoundError as error:
         if error.name == entry.library:
-            raise Unavailable(f"the library {entry.library} is not installed{where}", install) from error
-        raise Unavailable(f"the library {entry.library}{where} lacks the module {error.name}", install) from error
-    except (ImportError, OSError, RuntimeError) as error:  # a shared library is missing or does not fit
-        raise Unavailable(f"the library {entry.library}{where} cannot be loaded: {error}", install) from error
+            raise Unavailable(
+                f"the library {entry.library} is not installed{where}", install
+            ) from error
+        raise Unavailable(
+            f"the library {entry.library}{where} lacks the module {error.name}", install
+        ) from error
+    except (
+        ImportError,
+        OSError,
+        RuntimeError,
+    ) as error:  # a shared library is missing or does not fit
+        raise Unavailable(
+            f"the library {entry.library}{where} cannot be loaded: {error}", install
+        ) from error
     return cast(Backend, import_module(entry.module))

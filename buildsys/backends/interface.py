@@ -40,7 +40,9 @@ class OperatorUse:
     kind: str  # "library" (of ONNX Runtime) or "plugin" (of TensorRT)
     path: Path  # a shared library, or the Python file of a plugin
     project: Path = Path()  # that Python files belong to
-    fail: Fail = field(default=_raise, compare=False)  # ends the stage from within a callback of a C++ library
+    fail: Fail = field(
+        default=_raise, compare=False
+    )  # ends the stage from within a callback of a C++ library
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,16 @@ class BuildRequest:
     onnx: Path  # external data, if any, lies beside it as model.onnx.data
     engine: Path
     options: Options
-    inputs: Mapping[str, Mapping[str, Any]]  # {name: {"shape": [...], "dtype": ...}} as in the manifest
+    inputs: Mapping[
+        str, Mapping[str, Any]
+    ]  # {name: {"shape": [...], "dtype": ...}} as in the manifest
     dims: Mapping[str, Mapping[str, Any]]  # {name: {"min": …, "opt": …, "max": …}}
     operators: tuple[OperatorUse, ...] = ()
     project: Path = Path()  # that the file of a network hook belongs to
     timing_cache: Path | None = None  # read where it exists, rewritten with what the build added
-    calibration: Calibration | None = None  # for an int8 engine whose graph has no quantization of its own
+    calibration: Calibration | None = (
+        None  # for an int8 engine whose graph has no quantization of its own
+    )
     progress: Callable[[str], None] = field(default=_say_nothing, compare=False)
 
 
@@ -99,7 +105,11 @@ class GraphRefusedError(StageError):
 
 
 def refused(
-    request: BuildRequest, library: str, nodes: Sequence[UnsupportedNode], others: Sequence[str] = (), hint: str = ""
+    request: BuildRequest,
+    library: str,
+    nodes: Sequence[UnsupportedNode],
+    others: Sequence[str] = (),
+    hint: str = "",
 ) -> NoReturn:
     """Raise GraphRefusedError: a sentence with every operator, how often it occurs, its first node and the reason."""
     by_operator: dict[str, list[UnsupportedNode]] = {}
@@ -169,11 +179,15 @@ class Backend(Protocol):
         """
         ...
 
-    def describe(self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> Figures:
+    def describe(
+        self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
+    ) -> Figures:
         """Return the facts that can be read from a finished engine on this machine; {} where none can."""
         ...
 
-    def load(self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> Session:
+    def load(
+        self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
+    ) -> Session:
         """Make a built engine ready to run.
 
         Raises: Unavailable: this machine cannot run it.

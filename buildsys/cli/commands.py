@@ -15,7 +15,13 @@ from buildsys.cli import name_suggestions
 from buildsys.cli.doit_overrides import INTERRUPTED, drop_unwritten, leave_broken_pipe
 from buildsys.errors import BuildsysError, UsageError
 
-_OPT_JSON = {"name": "json", "long": "json", "type": bool, "default": False, "help": "one JSON document on stdout"}
+_OPT_JSON = {
+    "name": "json",
+    "long": "json",
+    "type": bool,
+    "default": False,
+    "help": "one JSON document on stdout",
+}
 
 
 class _ProjectCommand(Command):  # type: ignore[misc]
@@ -50,7 +56,9 @@ class _ProjectCommand(Command):  # type: ignore[misc]
             return INTERRUPTED
         except BrokenPipeError:
             return leave_broken_pipe()
-        except OSError as error:  # a full disk, most likely: of the temporary folder, or behind stdout
+        except (
+            OSError
+        ) as error:  # a full disk, most likely: of the temporary folder, or behind stdout
             told = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
             sys.stderr.write(f"ERROR: {told}\n")
             drop_unwritten()
@@ -84,7 +92,13 @@ class Workers(_ProjectCommand):
     doc_purpose = "list the worker servers that wait for a next run, or end them"
     cmd_options = (
         opt_dodo,
-        {"name": "stop", "long": "stop", "type": bool, "default": False, "help": "end them, with what runs in them"},
+        {
+            "name": "stop",
+            "long": "stop",
+            "type": bool,
+            "default": False,
+            "help": "end them, with what runs in them",
+        },
     )
     answer = staticmethod(name_suggestions.workers)
 
@@ -138,13 +152,27 @@ class Explain(_ProjectCommand):
 class Plan(_ProjectCommand):
     """``doit plan``."""
 
-    doc_purpose = "tell what would run and how long it usually takes, or what differs from a git revision"
+    doc_purpose = (
+        "tell what would run and how long it usually takes, or what differs from a git revision"
+    )
     doc_usage = "[TARGET ...]"
     cmd_options = (
         opt_dodo,
         _OPT_JSON,
-        {"name": "since", "long": "since", "type": str, "default": None, "help": "compare with a git revision"},
-        {"name": "jobs", "short": "n", "type": str, "default": "1", "help": "the targets that would run at a time"},
+        {
+            "name": "since",
+            "long": "since",
+            "type": str,
+            "default": None,
+            "help": "compare with a git revision",
+        },
+        {
+            "name": "jobs",
+            "short": "n",
+            "type": str,
+            "default": "1",
+            "help": "the targets that would run at a time",
+        },
     )
 
     def tell(self, root: Path, params: Any, args: Sequence[str]) -> int:
@@ -179,20 +207,65 @@ class Inspect(_ProjectCommand):
     cmd_options = (
         opt_dodo,
         _OPT_JSON,
-        {"name": "nodes", "long": "nodes", "type": bool, "default": False, "help": "tell every node"},
-        {"name": "node", "long": "node", "type": str, "default": "", "help": "all of the node of this name"},
-        {"name": "tensor", "long": "tensor", "type": str, "default": "", "help": "all of the tensor of this name"},
-        {"name": "svg", "long": "svg", "type": str, "default": "", "help": "draw the graph into this file"},
-        {"name": "begin", "long": "from", "type": str, "default": "", "help": "draw from this node or tensor on"},
-        {"name": "end", "long": "to", "type": str, "default": "", "help": "draw up to this node or tensor"},
-        {"name": "depth", "long": "depth", "type": str, "default": "", "help": "draw so many nodes from there"},
+        {
+            "name": "nodes",
+            "long": "nodes",
+            "type": bool,
+            "default": False,
+            "help": "tell every node",
+        },
+        {
+            "name": "node",
+            "long": "node",
+            "type": str,
+            "default": "",
+            "help": "all of the node of this name",
+        },
+        {
+            "name": "tensor",
+            "long": "tensor",
+            "type": str,
+            "default": "",
+            "help": "all of the tensor of this name",
+        },
+        {
+            "name": "svg",
+            "long": "svg",
+            "type": str,
+            "default": "",
+            "help": "draw the graph into this file",
+        },
+        {
+            "name": "begin",
+            "long": "from",
+            "type": str,
+            "default": "",
+            "help": "draw from this node or tensor on",
+        },
+        {
+            "name": "end",
+            "long": "to",
+            "type": str,
+            "default": "",
+            "help": "draw up to this node or tensor",
+        },
+        {
+            "name": "depth",
+            "long": "depth",
+            "type": str,
+            "default": "",
+            "help": "draw so many nodes from there",
+        },
     )
 
     def tell(self, root: Path, params: Any, args: Sequence[str]) -> int:
         """Print the graph, or draw it."""
         from buildsys.cli.inspect.command import Asked, asked_name, inspect_graph
 
-        options = {name: params[name] for name in ("nodes", "node", "tensor", "svg", "begin", "end", "depth")}
+        options = {
+            name: params[name]
+            for name in ("nodes", "node", "tensor", "svg", "begin", "end", "depth")
+        }
         inspect_graph(root, Asked(asked_name(args), params["json"], **options), sys.stdout)
         return 0
 
@@ -225,8 +298,20 @@ class Netron(_ProjectCommand):
     doc_description = "STAGE is a name of a graph as in `doit inspect`, simplify unless given"
     cmd_options = (
         opt_dodo,
-        {"name": "port", "long": "port", "type": str, "default": "", "help": "the port, 8080 or the next free one"},
-        {"name": "browse", "long": "browse", "type": bool, "default": False, "help": "open a browser"},
+        {
+            "name": "port",
+            "long": "port",
+            "type": str,
+            "default": "",
+            "help": "the port, 8080 or the next free one",
+        },
+        {
+            "name": "browse",
+            "long": "browse",
+            "type": bool,
+            "default": False,
+            "help": "open a browser",
+        },
     )
 
     def tell(self, root: Path, params: Any, args: Sequence[str]) -> int:
@@ -234,7 +319,9 @@ class Netron(_ProjectCommand):
         from buildsys.cli.inspect.netron import serve
 
         if len(args) != 1:
-            raise UsageError("netron takes one MODEL or MODEL:STAGE", "for example `doit netron resnet50:export`")
+            raise UsageError(
+                "netron takes one MODEL or MODEL:STAGE", "for example `doit netron resnet50:export`"
+            )
         serve(root, args[0], sys.stdout, port=params["port"], browse=params["browse"])
         return 0
 
@@ -248,7 +335,13 @@ class Ops(_ProjectCommand):
         opt_dodo,
         _OPT_JSON,
         {"name": "all", "long": "all", "type": bool, "default": False, "help": "all operators"},
-        {"name": "model", "long": "model", "type": str, "default": "", "help": "those in a built model's graph"},
+        {
+            "name": "model",
+            "long": "model",
+            "type": str,
+            "default": "",
+            "help": "those in a built model's graph",
+        },
     )
 
     def tell(self, root: Path, params: Any, args: Sequence[str]) -> int:
@@ -297,9 +390,21 @@ class Repro(_ProjectCommand):
     doc_usage = "MODEL [STAGE ...]"
     cmd_options = (
         opt_dodo,
-        {"name": "until", "long": "until", "type": str, "default": "", "help": "the last stage to build"},
+        {
+            "name": "until",
+            "long": "until",
+            "type": str,
+            "default": "",
+            "help": "the last stage to build",
+        },
         _OPT_JSON,
-        {"name": "keep", "long": "keep", "type": bool, "default": False, "help": "keep both folders, and say where"},
+        {
+            "name": "keep",
+            "long": "keep",
+            "type": bool,
+            "default": False,
+            "help": "keep both folders, and say where",
+        },
     )
 
     def tell(self, root: Path, params: Any, args: Sequence[str]) -> int:

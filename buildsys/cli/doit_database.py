@@ -28,7 +28,9 @@ def clear_away(path: Path, error: BaseException) -> None:
     aside = path.with_name(f"{path.name}.broken-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}")
     try:
         path.rename(aside)
-        path.with_name(f"{path.name}-journal").unlink(missing_ok=True)  # sqlite would roll it back into the new one
+        path.with_name(f"{path.name}-journal").unlink(
+            missing_ok=True
+        )  # sqlite would roll it back into the new one
     except FileNotFoundError:  # another doit was faster
         return
     except OSError as problem:
@@ -47,7 +49,9 @@ def write_at_the_end(write: Callable[[], None], path: Path) -> None:
 
 def _is_damage(error: BaseException) -> bool:
     """Tell a file that is no database, or not doit's, from one that is locked or on a full disk."""
-    return type(error) is sqlite3.DatabaseError or str(error).startswith(("no such", "table doit has"))
+    return type(error) is sqlite3.DatabaseError or str(error).startswith(
+        ("no such", "table doit has")
+    )
 
 
 def _warn(message: str) -> None:

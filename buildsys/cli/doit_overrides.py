@@ -72,7 +72,9 @@ class _WithoutTraceback:
         except (InvalidCommand, KeyError) as error:
             tasks = [task.name for task in getattr(self, "task_list", [])]
             asked = [getattr(error, "not_found", None) or "", *args]
-            unknown = next((name for name in asked if name and "*" not in name and name not in tasks), None)
+            unknown = next(
+                (name for name in asked if name and "*" not in name and name not in tasks), None
+            )
             if not tasks or unknown is None:
                 raise
             near = name_suggestions.nearest(unknown, [*tasks, *self.also_known()])
@@ -85,7 +87,9 @@ class Run(_WithoutTraceback, DoitRun):  # type: ignore[misc]
     """doit's run, with an exit code that tells a failed check from an error also under ``--continue``."""
 
     name = "run"
-    asked: ClassVar[Callable[[], Asked] | None] = None  # while a run goes on; complete once the project is loaded
+    asked: ClassVar[Callable[[], Asked] | None] = (
+        None  # while a run goes on; complete once the project is loaded
+    )
 
     def also_known(self) -> Sequence[str]:
         """Return the commands: `doit lst` comes here as a target that is to run."""
@@ -95,7 +99,9 @@ class Run(_WithoutTraceback, DoitRun):  # type: ignore[misc]
     def parse_execute(self, in_args: list[str]) -> Any:
         """Hand ``doit inspect:MODEL`` over: it is typed like a target, and is a command of ours."""
         if any(argument.startswith("inspect:") for argument in in_args):
-            from buildsys.cli.commands import Inspect  # which needs this module; and a run does not need that one
+            from buildsys.cli.commands import (
+                Inspect,
+            )  # which needs this module; and a run does not need that one
 
             return Inspect(config=self.config, bin_name=self.bin_name).parse_execute(in_args)
         return super().parse_execute(in_args)
@@ -108,14 +114,18 @@ class Run(_WithoutTraceback, DoitRun):  # type: ignore[misc]
             code = super().execute(params, args)
         finally:
             Run.asked = None
-        session: Session | None = getattr(self.loader.load_doit_config().get("reporter"), "session", None)
+        session: Session | None = getattr(
+            self.loader.load_doit_config().get("reporter"), "session", None
+        )
         if code and session and not session.looked_back:  # with another reporter
             _look_back(session)
         return session.exit_code if code == TASK_ERROR and session and session.exit_code else code
 
 
 def _look_back(session: Session) -> None:
-    failed = dict.fromkeys(model_of(name) for name, end in session.finished.items() if end.status == "failed")
+    failed = dict.fromkeys(
+        model_of(name) for name, end in session.finished.items() if end.status == "failed"
+    )
     if failed:
         from buildsys.cli.failures.stale_outputs import after_failure
 
@@ -124,7 +134,9 @@ def _look_back(session: Session) -> None:
 
 def _asked(params: Any, names: Sequence[str]) -> Asked:
     reporter = params["reporter"]
-    ours = isinstance(reporter, Reporter) or (isinstance(reporter, type) and issubclass(reporter, Reporter))
+    ours = isinstance(reporter, Reporter) or (
+        isinstance(reporter, type) and issubclass(reporter, Reporter)
+    )
     everything = params["always"] or params["single"] or not ours or _anything_ignored()
     return Asked(names or params["default_tasks"], with_fresh=everything)
 

@@ -16,7 +16,12 @@ from buildsys.errors import BuildsysError, ManifestErrors, UsageError
 from buildsys.manifest.project import Project, load_project
 
 _NO_LOCKS = {"GIT_OPTIONAL_LOCKS": "0"}
-_GIT_PLACES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")  # set when a git hook calls us
+_GIT_PLACES = (
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_PREFIX",
+)  # set when a git hook calls us
 _NO_WORD = re.compile(r"[\s\"'{}\[\],]+")
 _FILE_MODES = ("100644", "100755", "120000")
 
@@ -45,13 +50,17 @@ def project_at(project: Project, revision: str) -> Iterator[Revision]:
     inside = os.path.relpath(project.root.resolve(), git.top)
     configs = os.path.normpath(os.path.join(inside, os.path.relpath(project.configs, project.root)))  # noqa: PTH118
     if configs.startswith("..") or not project.configs.resolve().is_relative_to(git.top):
-        raise UsageError(f"{project.configs} lies outside of the git repository {git.top}, which knows nothing of it")
+        raise UsageError(
+            f"{project.configs} lies outside of the git repository {git.top}, which knows nothing of it"
+        )
     with _temporary_folder() as folder:
         tree = folder / "tree"
         git.lay_out(commit, tree, folder / "index", configs)
         root = Path(os.path.normpath(tree / inside))
         _link_ignored(git, project, root)
-        yield Revision(revision, commit, _load(project, root, Path(os.path.normpath(tree / configs)), revision))
+        yield Revision(
+            revision, commit, _load(project, root, Path(os.path.normpath(tree / configs)), revision)
+        )
 
 
 def _load(project: Project, root: Path, configs: Path, revision: str) -> Project:
@@ -63,7 +72,9 @@ def _load(project: Project, root: Path, configs: Path, revision: str) -> Project
     except ManifestErrors as error:
         count = len(error.errors)
         found = str(error).replace(f"{root}{os.sep}", "")
-        raise UsageError(f"{count} error{'s' * (count != 1)} in the manifests of {revision}\n{found}") from None
+        raise UsageError(
+            f"{count} error{'s' * (count != 1)} in the manifests of {revision}\n{found}"
+        ) from None
 
 
 class _Git:
@@ -71,7 +82,9 @@ class _Git:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.top = Path(self._text("rev-parse", "--show-toplevel", problem=f"{folder} is in no git repository"))
+        self.top = Path(
+            self._text("rev-parse", "--show-toplevel", problem=f"{folder} is in no git repository")
+        )
 
     def commit(self, revision: str) -> str:
         """Return the full name of the commit that a revision stands for."""
@@ -101,9 +114,15 @@ class _Git:
 
     def ignored(self) -> list[str]:
         """Return files and whole folders that git ignores, relative to the top."""
-        listed = self._run("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
+        listed = self._run(
+            "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"
+        )
         here = self._folder.resolve()
-        return [os.path.relpath(here / os.fsdecode(path), self.top) for path in listed.split(b"\0") if path]
+        return [
+            os.path.relpath(here / os.fsdecode(path), self.top)
+            for path in listed.split(b"\0")
+            if path
+        ]
 
     def _check_out(self, paths: Iterable[str], tree: Path, index: Path) -> None:
         tree.mkdir(exist_ok=True)
@@ -114,27 +133,36 @@ class _Git:
         done = self._start(*arguments)
         if done.returncode:
             told = os.fsdecode(done.stderr).strip().partition("\n")[0]
-            raise UsageError(problem, "" if "not a git repository" in told else f"git says: {told}" if told else hint)
+            raise UsageError(
+                problem,
+                "" if "not a git repository" in told else f"git says: {told}" if told else hint,
+            )
         return os.fsdecode(done.stdout).strip()
 
     def _run(self, *arguments: str, index: Path | None = None, feed: bytes = b"") -> bytes:
         done = self._start(*arguments, index=index, feed=feed)
         if done.returncode:
             told = os.fsdecode(done.stderr).strip().partition("\n")[0]
-            raise UsageError(f"git {arguments[0]} failed: {told}", "TMPDIR names another place" if index else "")
+            raise UsageError(
+                f"git {arguments[0]} failed: {told}", "TMPDIR names another place" if index else ""
+            )
         return done.stdout
 
     def _start(
         self, *arguments: str, index: Path | None = None, feed: bytes = b""
     ) -> subprocess.CompletedProcess[bytes]:
-        environment = {name: value for name, value in os.environ.items() if name not in _GIT_PLACES} | _NO_LOCKS
+        environment = {
+            name: value for name, value in os.environ.items() if name not in _GIT_PLACES
+        } | _NO_LOCKS
         environment["LC_ALL"] = "C"
         if index is not None:
             environment["GIT_INDEX_FILE"] = str(index)
         folder = self.top if index is not None else self._folder
         # a sparse work tree would leave files out
         command = ["git", "-c", "core.sparseCheckout=false", "-C", str(folder), *arguments]
-        return subprocess.run(command, env=environment, input=feed, capture_output=True, check=False)
+        return subprocess.run(
+            command, env=environment, input=feed, capture_output=True, check=False
+        )
 
 
 @contextmanager
@@ -142,7 +170,9 @@ def _temporary_folder() -> Iterator[Path]:
     try:
         folder = Path(tempfile.mkdtemp(prefix="buildsys-since-")).resolve()
     except OSError as error:
-        raise BuildsysError(f"no temporary folder can be made: {error.strerror}; TMPDIR names another place") from None
+        raise BuildsysError(
+            f"no temporary folder can be made: {error.strerror}; TMPDIR names another place"
+        ) from None
     try:
         yield folder
     finally:
@@ -166,7 +196,9 @@ def _link_ignored(git: _Git, project: Project, root: Path) -> None:
         place = Path(os.path.normpath(tree / path))
         if path in ours or _base(path) in ("__pycache__", ".git") or place.exists():
             continue
-        if Path(os.path.realpath(place.parent)).is_relative_to(tree):  # not behind a link out of the folder
+        if Path(os.path.realpath(place.parent)).is_relative_to(
+            tree
+        ):  # not behind a link out of the folder
             place.parent.mkdir(parents=True, exist_ok=True)
             place.symlink_to(top / path)
 
@@ -181,8 +213,12 @@ class _Words:
     """What in manifests may be the name of a file."""
 
     def __init__(self, files: Iterable[Path]) -> None:
-        self._text = "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files if file.is_file())
-        self._words = frozenset(word.partition(":")[0].rpartition("/")[2] for word in _NO_WORD.split(self._text))
+        self._text = "\n".join(
+            file.read_text(encoding="utf-8", errors="replace") for file in files if file.is_file()
+        )
+        self._words = frozenset(
+            word.partition(":")[0].rpartition("/")[2] for word in _NO_WORD.split(self._text)
+        )
 
     def have(self, name: str) -> bool:
         """Return whether a file name occurs."""

@@ -22,7 +22,9 @@ def resolve(root: Path, arguments: Sequence[str]) -> str:
     return resolved_text(project.models[known_model("resolve", project.models, arguments)])
 
 
-def repro(root: Path, arguments: Sequence[str], *, until: str, as_json: bool, keep: bool) -> tuple[str, int]:
+def repro(
+    root: Path, arguments: Sequence[str], *, until: str, as_json: bool, keep: bool
+) -> tuple[str, int]:
     """Build a model twice in clean folders; return which of its artifacts are byte-equal, and the exit code.
 
     Raises: ManifestErrors: the manifests are wrong. UsageError: no known model or stage was named.
@@ -35,7 +37,9 @@ def repro(root: Path, arguments: Sequence[str], *, until: str, as_json: bool, ke
     return verdict.as_json() if as_json else verdict.as_text(), verdict.exit_code
 
 
-def ops(root: Path, arguments: Sequence[str], *, model: str, everything: bool, as_json: bool) -> str:
+def ops(
+    root: Path, arguments: Sequence[str], *, model: str, everything: bool, as_json: bool
+) -> str:
     """Return which operators are translated, known and run by what is installed here.
 
     Raises: UsageError: an operator or model that there is not. StageError: the libraries cannot be asked.
@@ -57,7 +61,10 @@ def known_model(command: str, models: Iterable[str], arguments: Sequence[str]) -
     name = arguments[0]
     if name not in names:
         near = nearest(name, names)
-        raise UsageError(f"there is no model {name!r}", f"nearest: {', '.join(near)}" if near else f"models: {known}")
+        raise UsageError(
+            f"there is no model {name!r}",
+            f"nearest: {', '.join(near)}" if near else f"models: {known}",
+        )
     return name
 
 
@@ -95,10 +102,16 @@ def cache(root: Path, arguments: Sequence[str], options: Mapping[str, Any]) -> t
     """
     from buildsys.cli.cache import command as cache_command
 
-    actions = {"show": cache_command.show, "verify": cache_command.verify, "gc": cache_command.collect}
+    actions = {
+        "show": cache_command.show,
+        "verify": cache_command.verify,
+        "gc": cache_command.collect,
+    }
     name = arguments[0] if arguments else "show"
     if name not in actions or len(arguments) > 1:
-        raise UsageError("cache takes one of show, verify, gc", "`doit help cache` tells their options")
+        raise UsageError(
+            "cache takes one of show, verify, gc", "`doit help cache` tells their options"
+        )
     return actions[name](root, options)
 
 

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from buildsys.workers.client.pool import WorkerPool
 
 _CLOSING_S = 5.0  # how long stages that were interrupted may take to notice
-_LONG_LIST = re.compile(rb"\[[-+.0-9eE, ]{1000,}\]")  # of numbers, on one line as our writer puts them
+_LONG_LIST = re.compile(
+    rb"\[[-+.0-9eE, ]{1000,}\]"
+)  # of numbers, on one line as our writer puts them
 
 
 @dataclass(frozen=True)
@@ -49,19 +51,33 @@ class Session:
     ``doit -n``.
     """
 
-    jobs: ClassVar[int] = 1  # that this process runs at a time (``doit -n``), known before the project is loaded
+    jobs: ClassVar[int] = (
+        1  # that this process runs at a time (``doit -n``), known before the project is loaded
+    )
 
     def __init__(self, project: Project) -> None:
         self.project = project
         self.actions = ProjectPlan(project.models, builder_versions(project.root, project.state))
         self.finished: dict[str, Finished] = {}
-        self.progress: Callable[[str, str], None] = _say_nothing  # (target, message), from any thread
-        self.waits: Callable[[str, str], None] = _say_nothing  # (target, for which process), from any thread
+        self.progress: Callable[[str, str], None] = (
+            _say_nothing  # (target, message), from any thread
+        )
+        self.waits: Callable[[str, str], None] = (
+            _say_nothing  # (target, for which process), from any thread
+        )
         self.exit_code = 0  # of the worst failure so far
-        self.judging = False  # doit has asked whether a target is up to date: it is not forgetting or cleaning
-        self.cleaned: set[str] = set()  # by `doit clean`, which names a target again with each of its groups
-        self.settled_targets: Sequence[str] = ()  # that this run was asked for and has nothing to do for, without tasks
-        self.looked_back = False  # for what a run that did not get through has left of earlier passes
+        self.judging = (
+            False  # doit has asked whether a target is up to date: it is not forgetting or cleaning
+        )
+        self.cleaned: set[str] = (
+            set()
+        )  # by `doit clean`, which names a target again with each of its groups
+        self.settled_targets: Sequence[
+            str
+        ] = ()  # that this run was asked for and has nothing to do for, without tasks
+        self.looked_back = (
+            False  # for what a run that did not get through has left of earlier passes
+        )
         self._fresh: set[str] = set()
         self._idle = threading.Condition()
         self._busy = 0
@@ -115,7 +131,10 @@ class Session:
 
     def are_settled(self, targets: Iterable[str]) -> bool:
         """Tell whether none of ``targets`` has anything to do, without looking twice in one process."""
-        return all(target in self._fresh or target in self.finished or self.is_fresh(target) for target in targets)
+        return all(
+            target in self._fresh or target in self.finished or self.is_fresh(target)
+            for target in targets
+        )
 
     def settled(self, models: Iterable[str], judge: Collection[str]) -> dict[str, list[str]]:
         """Return all targets of those models that have nothing to do at all, without planning them where possible.
@@ -133,7 +152,9 @@ class Session:
             unknown = [model for model in judge if model not in settled]
             if unknown:
                 planned = ((model, list(self.actions.of(model).values())) for model in unknown)
-                settled |= self.executor.settle({name: Candidate(texts[name], actions) for name, actions in planned})
+                settled |= self.executor.settle(
+                    {name: Candidate(texts[name], actions) for name, actions in planned}
+                )
         except (BuildsysError, OSError, ValueError):  # the targets run, and meet it again
             return {}
         for targets in settled.values():
@@ -161,7 +182,9 @@ class Session:
             outcome = self.executor.run(target, force=target in self._fresh)
         except Exception as error:
             self.finished[target] = Finished("failed", time.monotonic() - started, str(error))
-            self.exit_code = max(self.exit_code, getattr(error, "exit_code", BuildsysError.exit_code))
+            self.exit_code = max(
+                self.exit_code, getattr(error, "exit_code", BuildsysError.exit_code)
+            )
             raise
         else:
             self.finished[target] = _finished(outcome)
@@ -200,7 +223,8 @@ class Session:
         return [
             target
             for target in targets
-            if (stage == "build" or target.startswith(f"{stage}:")) and (not model or model_of(target) == model)
+            if (stage == "build" or target.startswith(f"{stage}:"))
+            and (not model or model_of(target) == model)
         ]
 
     def result(self, target: str) -> dict[str, Any]:
@@ -218,18 +242,25 @@ class Session:
     def files(self, target: str) -> list[Path]:
         """Return the files that lie in the build folder because of a target: recorded, declared, and its log."""
         declared = {output.path for output in self.actions[target].outputs.values()}
-        paths = {self.project.build / path for path in declared | self.executor.owned(target)} | {self.log(target)}
+        paths = {self.project.build / path for path in declared | self.executor.owned(target)} | {
+            self.log(target)
+        }
         return sorted(path for path in paths if path.is_file() or path.is_symlink())
 
     def log(self, target: str) -> Path:
         """Return where a target's full log lies."""
-        return (self.project.build / self.actions[target].outputs["result"].path).with_suffix(".log")
+        return (self.project.build / self.actions[target].outputs["result"].path).with_suffix(
+            ".log"
+        )
 
     def keep_traceback(self, target: str, error: BaseException) -> Path:
         """Write down an unexpected error with its traceback; return the file."""
         folder = self.project.state / "logs"
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{target.replace(':', '-')}-{os.getpid()}.log"
+        path = (
+            folder
+            / f"{time.strftime('%Y%m%d-%H%M%S')}-{target.replace(':', '-')}-{os.getpid()}.log"
+        )
         path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
         return path
 
@@ -268,4 +299,11 @@ def _say_nothing(target: str, message: str) -> None:
 
 
 def _finished(outcome: Outcome) -> Finished:
-    return Finished(outcome.status, outcome.seconds, outcome.reason, outcome.hint, outcome.waited, outcome.restored)
+    return Finished(
+        outcome.status,
+        outcome.seconds,
+        outcome.reason,
+        outcome.hint,
+        outcome.waited,
+        outcome.restored,
+    )

@@ -41,11 +41,18 @@ def select(session: Session, asked: Asked) -> Selection | None:
         some += members
         groups += [name] if name not in members else []
     named = [name for name in asked.names if name not in groups]
-    return _without_settled(session, groups, named, list(whole), list(session.needed(some)), asked.with_fresh)
+    return _without_settled(
+        session, groups, named, list(whole), list(session.needed(some)), asked.with_fresh
+    )
 
 
 def _without_settled(
-    session: Session, groups: list[str], named: Iterable[str], whole: list[str], some: list[str], with_fresh: bool
+    session: Session,
+    groups: list[str],
+    named: Iterable[str],
+    whole: list[str],
+    some: list[str],
+    with_fresh: bool,
 ) -> Selection:
     models = dict.fromkeys((*whole, *map(model_of, some)))
     settled = {} if with_fresh else session.settled(models, judge=whole)
@@ -56,7 +63,9 @@ def _without_settled(
             targets.update(dict.fromkeys(session.actions.of(model)))
     wanted = dict.fromkeys(target for model in whole for target in settled.get(model, ()))
     wanted.update(dict.fromkeys(target for target in some if model_of(target) in settled))
-    return Selection(groups, _in_order(session, targets), [target for target in wanted if target not in targets])
+    return Selection(
+        groups, _in_order(session, targets), [target for target in wanted if target not in targets]
+    )
 
 
 def _whole_models(session: Session, name: str) -> list[str] | None:

@@ -66,7 +66,9 @@ def _unknown(name: str, sessions: Sequence[Session]) -> UsageError:
         actions = session.actions.values()
         groups = [f"build:{model}" for model in session.project.models]
         groups += [f"{action.stage}:{action.model}" for action in actions]
-        known |= dict.fromkeys(("build", *groups, *session.actions, *(action.stage for action in actions)))
+        known |= dict.fromkeys(
+            ("build", *groups, *session.actions, *(action.stage for action in actions))
+        )
     near = nearest(name, known)
     hint = f"nearest: {', '.join(near)}" if near else "`doit list --all` tells all of them"
     return UsageError(f"there is no target {name!r}", hint)

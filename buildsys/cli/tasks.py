@@ -56,7 +56,9 @@ def load(root: Path) -> tuple[dict[str, Any], Callable[[], Iterator[Task]]]:
         session.project.state.mkdir(parents=True, exist_ok=True)
     except ManifestErrors as error:
         count = len(error.errors)
-        raise InvalidDodoFile(f"{count} error{'s' * (count != 1)} in the manifests\n{error}") from None
+        raise InvalidDodoFile(
+            f"{count} error{'s' * (count != 1)} in the manifests\n{error}"
+        ) from None
     except (BuildsysError, OSError) as error:
         raise InvalidDodoFile(str(error)) from None
     return offer(session)
@@ -109,7 +111,9 @@ def _selected_tasks(session: Session) -> list[Task]:
         return []
     session.settled_targets = selection.settled
     wanted = dict.fromkeys(selection.targets)
-    groups = [GroupTask(session, name, session.members_among(name, wanted)) for name in selection.groups]
+    groups = [
+        GroupTask(session, name, session.members_among(name, wanted)) for name in selection.groups
+    ]
     return [*groups, *(TargetTask(session, target, wanted) for target in selection.targets)]
 
 
@@ -122,8 +126,14 @@ class TargetTask(Task):  # type: ignore[misc]  # doit has no type information
         super().__init__(
             target,
             [(_run_target, [session, target])],
-            targets=[f"{build}/{output.path}" for output in action.outputs.values() if not output.optional],
-            task_dep=[name for name in dict.fromkeys((*action.after, *action.order)) if name in others],
+            targets=[
+                f"{build}/{output.path}"
+                for output in action.outputs.values()
+                if not output.optional
+            ],
+            task_dep=[
+                name for name in dict.fromkeys((*action.after, *action.order)) if name in others
+            ],
             uptodate=[UpToDate(session, (target,))],
             subtask_of=action.stage,
             doc=action.doc,
@@ -148,7 +158,9 @@ class GroupTask(Task):  # type: ignore[misc]  # doit has no type information
             None,
             task_dep=members,
             uptodate=[UpToDate(session, members, remembered=True)],
-            subtask_of=stage if name != stage and stage != "build" else None,  # `doit list` tells every model
+            subtask_of=stage
+            if name != stage and stage != "build"
+            else None,  # `doit list` tells every model
             has_subtask=True,
             doc=_group_doc(name),
         )
@@ -164,9 +176,13 @@ class UpToDate:
     With ``remembered`` (groups) it trusts what was found of the same targets earlier in this process.
     """
 
-    __signature__ = inspect.Signature()  # doit looks at it for every task; working it out anew is slow
+    __signature__ = (
+        inspect.Signature()
+    )  # doit looks at it for every task; working it out anew is slow
 
-    def __init__(self, session: Session, targets: Sequence[str], *, remembered: bool = False) -> None:
+    def __init__(
+        self, session: Session, targets: Sequence[str], *, remembered: bool = False
+    ) -> None:
         self._session = session
         self._targets = targets
         self._remembered = remembered
@@ -190,7 +206,9 @@ def _groups(session: Session) -> Iterator[GroupTask]:
         by_stage.setdefault(action.stage, []).append(action.target)
         if action.variant:
             by_variants.setdefault(f"{action.stage}:{action.model}", []).append(action.target)
-    by_model = {f"build:{model}": list(session.actions.of(model)) for model in session.project.models}
+    by_model = {
+        f"build:{model}": list(session.actions.of(model)) for model in session.project.models
+    }
     for name, members in {**by_stage, **by_model, **by_variants}.items():
         yield GroupTask(session, name, members)
 
@@ -217,9 +235,13 @@ def _run_target(session: Session, target: str) -> TaskFailed | TaskError | None:
         return TaskFailed(str(error))
     except BuildsysError as error:
         return TaskError(str(error))
-    except Exception as error:  # the border: what nobody expected is told in one line and kept in full
+    except (
+        Exception
+    ) as error:  # the border: what nobody expected is told in one line and kept in full
         told = f"{type(error).__name__}: {error}".splitlines()[0]
-        return TaskError(f"unexpected {told}; traceback: {os.path.relpath(session.keep_traceback(target, error))}")
+        return TaskError(
+            f"unexpected {told}; traceback: {os.path.relpath(session.keep_traceback(target, error))}"
+        )
     return None
 
 

@@ -46,7 +46,9 @@ def declared_parts(action: Action) -> dict[str, str]:
 
 def content_parts(kind: str, digests: Mapping[str, str | None]) -> dict[str, str]:
     """Return one part per file, labelled ``kind:NAME``; a file without a digest is absent."""
-    return {f"{kind}:{name}": ABSENT if digest is None else digest for name, digest in digests.items()}
+    return {
+        f"{kind}:{name}": ABSENT if digest is None else digest for name, digest in digests.items()
+    }
 
 
 def flatten_options(options: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -65,15 +67,21 @@ def flatten_options(options: Mapping[str, Any], prefix: str = "") -> dict[str, s
 
 def changed_parts(old: Mapping[str, str], new: Mapping[str, str]) -> list[PartChange]:
     """Return what differs, in the order in which a person asks: fields, files, tools, devices, code."""
-    labels = (old.keys() | new.keys()) - {label for label in old.keys() & new.keys() if old[label] == new[label]}
-    return [PartChange(label, old.get(label), new.get(label)) for label in sorted(labels, key=_rank)]
+    labels = (old.keys() | new.keys()) - {
+        label for label in old.keys() & new.keys() if old[label] == new[label]
+    }
+    return [
+        PartChange(label, old.get(label), new.get(label)) for label in sorted(labels, key=_rank)
+    ]
 
 
 def _add_leaves(leaves: dict[str, str], name: str, value: Any) -> None:
     if value and isinstance(value, dict):
         for key, item in value.items():
             _add_leaves(leaves, f"{name}.{_escape(key)}", item)
-    elif isinstance(value, (list, tuple)) and any(isinstance(item, (dict, list, tuple)) for item in value):
+    elif isinstance(value, (list, tuple)) and any(
+        isinstance(item, (dict, list, tuple)) for item in value
+    ):
         for index, item in enumerate(value):
             _add_leaves(leaves, f"{name}[{index}]", item)
     else:

@@ -60,21 +60,30 @@ class Cache:
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             jobs.append(partial(self._store.fetch, file, tree / name))
         try:
-            run_all(jobs, in_threads=sum(file.size for file in names.values()) >= THREADS_FROM_BYTES)
+            run_all(
+                jobs, in_threads=sum(file.size for file in names.values()) >= THREADS_FROM_BYTES
+            )
         except DamagedError as error:
             self._warn("damaged", f"{error}; {record.target} is built anew")
             return False
         except OSError as error:
-            self._warn("fetch", f"cannot take {record.target} from the store {self._store.folder}: {error.strerror}")
+            self._warn(
+                "fetch",
+                f"cannot take {record.target} from the store {self._store.folder}: {error.strerror}",
+            )
             return False
         self._store.note_use(record.key)
         return True
 
     def keep(self, action: Action, record: Record) -> None:
         """Copy what was just published into the store, and into the shared cache, beside the next stages."""
-        self._background.submit(partial(self._keep, record, record.status == PASSED and not action.measures))
+        self._background.submit(
+            partial(self._keep, record, record.status == PASSED and not action.measures)
+        )
 
-    def wait_for_others(self, action: Action, now: Snapshot, on_wait: Callable[[str], None]) -> bool:
+    def wait_for_others(
+        self, action: Action, now: Snapshot, on_wait: Callable[[str], None]
+    ) -> bool:
         """Tell other machines that this key is being built here; True when one of them has just built it.
 
         Until ``keep`` or ``give_up`` of the same key, they wait.
@@ -118,9 +127,17 @@ class Cache:
         folders = {PurePosixPath(ref.path).parent for ref in action.outputs.values()}
         strange = next((name for name in found.outputs if not _lies_in(name, folders)), "")
         if strange:
-            self._warn("strange", f"a stored record of {action.target} names {strange}, not a file of its own; ignored")
-        elif found.parts != now.parts or not all(ref.path in found.outputs for ref in action.outputs.values()):
-            self._warn("parts", f"a stored record of {action.target} does not say what its key stands for; ignored")
+            self._warn(
+                "strange",
+                f"a stored record of {action.target} names {strange}, not a file of its own; ignored",
+            )
+        elif found.parts != now.parts or not all(
+            ref.path in found.outputs for ref in action.outputs.values()
+        ):
+            self._warn(
+                "parts",
+                f"a stored record of {action.target} does not say what its key stands for; ignored",
+            )
         elif found.status in (PASSED, UNAVAILABLE):
             return True
         return False
@@ -130,7 +147,9 @@ class Cache:
 
     def _keep(self, record: Record, share: bool) -> None:
         with self._excused("keep"), self._store.adding():
-            kept = [self._store.put(self._build / name, file) for name, file in record.files.items()]
+            kept = [
+                self._store.put(self._build / name, file) for name, file in record.files.items()
+            ]
             if all(kept):  # else written by somebody else meanwhile: the next build finds out
                 self._store.write_action(record)
                 if share and self._remote is not None:
@@ -143,7 +162,10 @@ class Cache:
             yield
         except OSError as error:
             reason = error.strerror or str(error)
-            self._warn(what, f"cannot write to the store {self._store.folder}: {reason}; the build goes on without it")
+            self._warn(
+                what,
+                f"cannot write to the store {self._store.folder}: {reason}; the build goes on without it",
+            )
 
     def _warn(self, kind: str, text: str) -> None:
         if kind not in self._told:
@@ -158,7 +180,9 @@ def stored_in(store: Store, ledger: Ledger) -> Callable[[Action, Snapshot], bool
         if ledger.is_forgotten(action.target):
             return False
         try:
-            found = ledger.lookup(action.target, now.key) or store.read_action(action.target, now.key, looking=True)
+            found = ledger.lookup(action.target, now.key) or store.read_action(
+                action.target, now.key, looking=True
+            )
         except StageError:
             return False
         return found is not None and all(store.holds(file) for file in found.files.values())

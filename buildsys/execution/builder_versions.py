@@ -27,7 +27,9 @@ def builder_versions(root: Path, state: Path) -> VersionOf:
 
         view = StateView(state / "state.db", lambda _: None)  # a run says what is wrong with it
         try:
-            return tool_versions(("tensorrt",), located(*toolchain, root, os.environ), ImportMemo(view))["tensorrt"]
+            return tool_versions(
+                ("tensorrt",), located(*toolchain, root, os.environ), ImportMemo(view)
+            )["tensorrt"]
         finally:
             view.close()
 

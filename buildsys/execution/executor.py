@@ -17,7 +17,14 @@ from buildsys.execution.build_cache import Cache
 from buildsys.execution.freshness import Judge, is_required
 from buildsys.execution.key_inputs import Snapshot, Surveyor
 from buildsys.execution.outcome import Outcome
-from buildsys.execution.stale_reasons import ASKED_FOR, Facts, Reason, encode_reasons, in_brief, own_reasons
+from buildsys.execution.stale_reasons import (
+    ASKED_FOR,
+    Facts,
+    Reason,
+    encode_reasons,
+    in_brief,
+    own_reasons,
+)
 from buildsys.execution.up_to_date_models import Candidate, SettledModels
 from buildsys.plan.action import Action, FileRef
 from buildsys.store.background import Background
@@ -163,8 +170,14 @@ class Executor:
                 self._cache.give_up(now.key)
                 return self._outcome(record, restored=True)
             try:
-                gpus = gpu_uuids(action.toolchain.env if action.toolchain else ()) if action.alone_on_gpu else ()
-                with self._locks.place(target, devices=gpus, exclusive=action.exclusive, on_wait=waiting):
+                gpus = (
+                    gpu_uuids(action.toolchain.env if action.toolchain else ())
+                    if action.alone_on_gpu
+                    else ()
+                )
+                with self._locks.place(
+                    target, devices=gpus, exclusive=action.exclusive, on_wait=waiting
+                ):
                     self._sweep_once()
                     return self._make(action, now, encode_reasons(self._reasons(action, now)))
             except BaseException:
@@ -179,7 +192,9 @@ class Executor:
         """Return what is known of a target. Raises: StageError: the state cannot be used."""
         return self._judge.examine(self._actions[target])
 
-    def replace_by_failure(self, target: str, write: Callable[[], tuple[Mapping[str, bytes], str]]) -> None:
+    def replace_by_failure(
+        self, target: str, write: Callable[[], tuple[Mapping[str, bytes], str]]
+    ) -> None:
         """Put files in the place of a target's outputs, which stay in the store; the target counts as failed.
 
         ``write`` makes them (path relative to the build folder -> content), and the reason, while the target is held
@@ -189,8 +204,12 @@ class Executor:
         with self._locks.target(target, partial(self._tell_waiting, target)):
             files, reason = write()
             if files:
-                run = Run(target, self._surveyor.snapshot(action).key, FAILED, utc_now(), 0.0, reason)
-                replace_by_failure(self._publisher, self._ledger, run, files, action.outputs[_RESULT].path)
+                run = Run(
+                    target, self._surveyor.snapshot(action).key, FAILED, utc_now(), 0.0, reason
+                )
+                replace_by_failure(
+                    self._publisher, self._ledger, run, files, action.outputs[_RESULT].path
+                )
 
     def owned(self, target: str) -> set[str]:
         """Return what a target has put into the build folder, relative to it: its outputs and what lies beside."""
@@ -212,21 +231,30 @@ class Executor:
     def _make(self, action: Action, before: Snapshot, why: str) -> Outcome:
         for _ in range(_RUNS_WHEN_TOUCHED):
             if before.missing:
-                raise StageError(f"{action.target} needs {self._build / before.missing[0]}, which does not exist")
+                raise StageError(
+                    f"{action.target} needs {self._build / before.missing[0]}, which does not exist"
+                )
             started = utc_now()
             with self._publisher.staging(action.target) as tree:
                 try:
                     ran = self._work(action, tree)
                 except BuildsysError as error:
-                    if isinstance(error, StageError):  # libraries do not always say that it was the disk
+                    if isinstance(
+                        error, StageError
+                    ):  # libraries do not always say that it was the disk
                         error.hint = joined(self._publisher.little_room(), error.hint)
-                    self._ledger.note(Run(action.target, before.key, "error", started, 0.0, str(error), why))
+                    self._ledger.note(
+                        Run(action.target, before.key, "error", started, 0.0, str(error), why)
+                    )
                     raise
                 after = self._surveyor.snapshot(action)
                 if self._inputs_held(action, before, after):
                     return self._publish(action, before, tree, ran, started, why)
             before = after
-        raise StageError(f"a file that {action.target} reads was written again and again while it ran", "run it again")
+        raise StageError(
+            f"a file that {action.target} reads was written again and again while it ran",
+            "run it again",
+        )
 
     def _restore(self, action: Action, now: Snapshot) -> Record | None:
         """Bring back the outputs that this key had before; None when they are not to be had."""
@@ -239,16 +267,25 @@ class Executor:
         why = encode_reasons(self._reasons(action, now))
         there = self._memo.digests(str(self._build / name) for name in wanted)
         self._sweep_once()
-        lacking = {name: file for name, file in wanted.items() if _other(there[str(self._build / name)], file)}
+        lacking = {
+            name: file
+            for name, file in wanted.items()
+            if _other(there[str(self._build / name)], file)
+        }
         with self._publisher.staging(action.target) as tree:
             if not self._cache.fetch(record, lacking, tree):
                 return None
-            placed = self._publisher.take(tree, {name: file.digest for name, file in lacking.items()})
+            placed = self._publisher.take(
+                tree, {name: file.digest for name, file in lacking.items()}
+            )
             unwanted = (self._ledger.owned(action.target) | record.outputs.keys()) - wanted.keys()
             self._ledger.claim(action.target, wanted)
             self._publisher.place(tree, placed, last=action.outputs[_RESULT].path, restored=True)
             self._publisher.remove(unwanted)
-        self._write_log(action, f"# {action.target} was taken from the store; it was built at {record.started}\n")
+        self._write_log(
+            action,
+            f"# {action.target} was taken from the store; it was built at {record.started}\n",
+        )
         self._ledger.record(record, restored=True, why=why)
         return record
 
@@ -265,7 +302,10 @@ class Executor:
         """
         changed = self._surveyor.changed_content(action, before, now)
         if changed:
-            raise StageError(f"{changed} changed while {action.target} ran; nothing was published", "run it again")
+            raise StageError(
+                f"{changed} changed while {action.target} ran; nothing was published",
+                "run it again",
+            )
         return now.files == before.files
 
     def _work(self, action: Action, tree: Path) -> _Ran:
@@ -302,7 +342,9 @@ class Executor:
             project=self._project,
             advisory=advisory,
             timing_caches=self._timing_caches if action.stage == _BUILDING else None,
-            toolchain=located(*action.toolchain, self._project, os.environ) if action.toolchain else None,
+            toolchain=located(*action.toolchain, self._project, os.environ)
+            if action.toolchain
+            else None,
             threads=0 if action.measures else self._threads,
         )
 
@@ -310,7 +352,9 @@ class Executor:
         paths = {role: self._build / ref.path for role, ref in files.items()}
         return {role: path for role, path in paths.items() if path.exists()}
 
-    def _publish(self, action: Action, before: Snapshot, tree: Path, ran: _Ran, started: str, why: str) -> Outcome:
+    def _publish(
+        self, action: Action, before: Snapshot, tree: Path, ran: _Ran, started: str, why: str
+    ) -> Outcome:
         result = action.outputs[_RESULT].path
         declared = {ref.path for ref in action.outputs.values()}
         _require_outputs(action, tree, ran.status)
@@ -323,21 +367,35 @@ class Executor:
         self._publisher.place(tree, sealed, last=result)
         self._publisher.remove(unwanted)
         if ran.status == FAILED:
-            self._ledger.fail(Run(action.target, before.key, FAILED, started, ran.seconds, ran.reason, why), sealed)
-            raise CheckFailed(ran.reason, joined(ran.hint, f"details: {self._shown(self._build / result)}"))
+            self._ledger.fail(
+                Run(action.target, before.key, FAILED, started, ran.seconds, ran.reason, why),
+                sealed,
+            )
+            raise CheckFailed(
+                ran.reason, joined(ran.hint, f"details: {self._shown(self._build / result)}")
+            )
         record = self._record(action, before, sealed, ran, started)
         self._ledger.record(record, why=why)
         self._judge.keep_lines(before)
         self._cache.keep(action, record)
         if ran.status == UNAVAILABLE and is_required(action):
-            raise StageError(f"{action.target} is required, but unavailable: {ran.reason}", ran.hint)
+            raise StageError(
+                f"{action.target} is required, but unavailable: {ran.reason}", ran.hint
+            )
         return self._outcome(record)
 
     def _record(
-        self, action: Action, before: Snapshot, sealed: Mapping[str, FileDigest], ran: _Ran, started: str
+        self,
+        action: Action,
+        before: Snapshot,
+        sealed: Mapping[str, FileDigest],
+        ran: _Ran,
+        started: str,
     ) -> Record:
         absent: dict[str, OutputFile | None] = {ref.path: None for ref in action.outputs.values()}
-        published = {name: OutputFile(digest, stamp.size) for name, (digest, stamp) in sealed.items()}
+        published = {
+            name: OutputFile(digest, stamp.size) for name, (digest, stamp) in sealed.items()
+        }
         return Record(
             target=action.target,
             key=before.key,
@@ -387,7 +445,9 @@ def _require_outputs(action: Action, tree: Path, status: str) -> None:
     for role, ref in action.outputs.items():
         needed = role == _RESULT or (status == PASSED and not ref.optional)
         if needed and not (tree / ref.path).is_file():
-            raise StageError(f"the stage {action.stage} did not write {ref.path} for {action.target}")
+            raise StageError(
+                f"the stage {action.stage} did not write {ref.path} for {action.target}"
+            )
 
 
 def _other(found: FileDigest | None, wanted: OutputFile) -> bool:

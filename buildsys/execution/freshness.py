@@ -14,7 +14,16 @@ from buildsys.execution.key_inputs import Snapshot, Surveyor
 from buildsys.execution.stale_reasons import Facts, LastRun
 from buildsys.plan.action import Action
 from buildsys.store.file_digests import DigestMemo
-from buildsys.store.ledger import FAILED, PASSED, UNAVAILABLE, ImportMemo, Ledger, Outputs, Record, Run
+from buildsys.store.ledger import (
+    FAILED,
+    PASSED,
+    UNAVAILABLE,
+    ImportMemo,
+    Ledger,
+    Outputs,
+    Record,
+    Run,
+)
 from buildsys.store.line_checksums import LineMemo
 from buildsys.store.object_store import Store
 from buildsys.store.state_db import StateDb, warn_on_stderr
@@ -66,7 +75,9 @@ class Judge:
         status, outputs = found
         if status == UNAVAILABLE and is_required(action):
             return None
-        if not all(ref.path in outputs for ref in action.outputs.values()):  # a record that was tampered with
+        if not all(
+            ref.path in outputs for ref in action.outputs.values()
+        ):  # a record that was tampered with
             return None
         return None if any(self._output_changes(outputs)) else now.key
 
@@ -82,7 +93,11 @@ class Judge:
         try:
             now = now or self._surveyor.snapshot(action)
             if self.fresh_key(action, now) is not None:
-                return replace(facts, fresh=True, last=_last_run([run for run in runs if run.key == now.key] or runs))
+                return replace(
+                    facts,
+                    fresh=True,
+                    last=_last_run([run for run in runs if run.key == now.key] or runs),
+                )
             return self._stale(action, now, runs, facts)
         except StageError as error:
             return replace(facts, unreadable=str(error))
@@ -106,25 +121,41 @@ class Judge:
         if latest is None or not _is_readable(latest.parts):
             missing = self._no_record(action.target, runs)
             # what was forgotten is to be built, not taken from a store
-            return replace(facts, no_record=missing, restorable=facts.restorable and missing != stale_reasons.FORGOTTEN)
-        published_failure = failed and runs[0].status == FAILED  # its outputs are gone because of that
+            return replace(
+                facts,
+                no_record=missing,
+                restorable=facts.restorable and missing != stale_reasons.FORGOTTEN,
+            )
+        published_failure = (
+            failed and runs[0].status == FAILED
+        )  # its outputs are gone because of that
         return replace(
             facts,
             recorded=latest.parts,
             lines=dict(self._changed_lines(latest.parts, now.parts)),
             outputs=() if published_failure else tuple(self._output_changes(latest.outputs)),
-            unavailable=latest.reason if latest.status == UNAVAILABLE and is_required(action) else None,
+            unavailable=latest.reason
+            if latest.status == UNAVAILABLE and is_required(action)
+            else None,
         )
 
     def _no_record(self, target: str, runs: list[Run]) -> str:
         if self._ledger.has_records(target):
             return stale_reasons.LOST_RECORD
-        return stale_reasons.FORGOTTEN if any(run.status in _ENDED_WELL for run in runs) else stale_reasons.NEVER_BUILT
+        return (
+            stale_reasons.FORGOTTEN
+            if any(run.status in _ENDED_WELL for run in runs)
+            else stale_reasons.NEVER_BUILT
+        )
 
-    def _changed_lines(self, old: Mapping[str, str], now: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+    def _changed_lines(
+        self, old: Mapping[str, str], now: Mapping[str, str]
+    ) -> Iterator[tuple[str, int]]:
         for label, digest in now.items():
             if label.startswith(_SOURCE) and old.get(label, digest) != digest:
-                line = self._lines.first_change(old[label], self._project / label.removeprefix(_SOURCE))
+                line = self._lines.first_change(
+                    old[label], self._project / label.removeprefix(_SOURCE)
+                )
                 if line is not None:
                     yield label, line
 
@@ -168,7 +199,9 @@ def _is_readable(parts: object) -> bool:
 
 
 def _last_run(runs: list[Run]) -> LastRun | None:
-    return LastRun(*runs[0][2:6], reasons=stale_reasons.decode_reasons(runs[0].why)) if runs else None
+    return (
+        LastRun(*runs[0][2:6], reasons=stale_reasons.decode_reasons(runs[0].why)) if runs else None
+    )
 
 
 def _typical_seconds(runs: list[Run]) -> float | None:

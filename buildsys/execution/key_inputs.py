@@ -24,7 +24,15 @@ from buildsys.system.torch_checkpoint import tensors_digest
 _PACKAGE = "buildsys"
 _CODE_ROOT = str(Path(__file__).resolve().parents[2])
 # stages name what they use of these; what else they require does not count
-_KNOWN_LIBRARIES = ("ml-dtypes", "numpy", "onnx", "onnxruntime", "onnxscript", "torch", "torchvision")
+_KNOWN_LIBRARIES = (
+    "ml-dtypes",
+    "numpy",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
+    "torch",
+    "torchvision",
+)
 
 
 @dataclass(frozen=True)
@@ -73,8 +81,13 @@ class Surveyor:
             if _digest(before.files.get(label)) != _digest(now.files.get(label)):
                 return label.partition(":")[2]
         pinned = self._code_of(action.code)
-        found = self._memo.digests(map(_file_of, pinned))  # as long as these are the same, they import the same
-        return next((name for name, digest in pinned.items() if _digest(found[_file_of(name)]) != digest), "")
+        found = self._memo.digests(
+            map(_file_of, pinned)
+        )  # as long as these are the same, they import the same
+        return next(
+            (name for name, digest in pinned.items() if _digest(found[_file_of(name)]) != digest),
+            "",
+        )
 
     def _add_inputs(
         self, action: Action, parts: dict[str, str], files: dict[str, FileDigest | None]
@@ -84,16 +97,26 @@ class Surveyor:
         digests = {name: found[path] for name, path in paths.items()}
         files.update({f"input:{name}": digest for name, digest in digests.items()})
         parts |= content_parts("input", {name: _digest(digest) for name, digest in digests.items()})
-        return tuple(ref.path for ref in action.inputs.values() if not ref.optional and digests[ref.path] is None)
+        return tuple(
+            ref.path
+            for ref in action.inputs.values()
+            if not ref.optional and digests[ref.path] is None
+        )
 
-    def _add_weights(self, action: Action, parts: dict[str, str], files: dict[str, FileDigest | None]) -> None:
+    def _add_weights(
+        self, action: Action, parts: dict[str, str], files: dict[str, FileDigest | None]
+    ) -> None:
         for name, wanted in action.weights.items():
             path = f"{self._project}/{name}"
             files[f"weights:{name}"] = found = self._memo.digest(path)
-            parts[f"weights:{name}"] = ABSENT if found is None else self._tensors(path, found.digest)
+            parts[f"weights:{name}"] = (
+                ABSENT if found is None else self._tensors(path, found.digest)
+            )
             # a digest that the file has says nothing that its tensors do not; with another one the stage fails
             for label in [label for label in parts if label.endswith("source.weights.sha256")]:
-                met = wanted is None or (found is not None and self._sha256(path, found.digest) == wanted)
+                met = wanted is None or (
+                    found is not None and self._sha256(path, found.digest) == wanted
+                )
                 if met:
                     del parts[label]
                 else:
@@ -118,7 +141,9 @@ class Surveyor:
             self._contents.set(name, known)
         return known
 
-    def _add_sources(self, action: Action, parts: dict[str, str], files: dict[str, FileDigest | None]) -> None:
+    def _add_sources(
+        self, action: Action, parts: dict[str, str], files: dict[str, FileDigest | None]
+    ) -> None:
         reach = self._tree(self._project, files).reach(action.sources)
         parts |= content_parts("source", reach.files)
         modules: dict[str, list[Import]] = {}
@@ -135,9 +160,14 @@ class Surveyor:
         # not the value itself: it may be a secret, and records are kept and shared
         seen = {**os.environ, **dict(action.toolchain.env if action.toolchain else ())}
         read = {name: seen.get(name) for name in variables}
-        parts |= {f"env:{name}": "unset" if value is None else _hidden(value) for name, value in read.items()}
+        parts |= {
+            f"env:{name}": "unset" if value is None else _hidden(value)
+            for name, value in read.items()
+        }
 
-    def _outside(self, root: str, module: str, imports: list[Import], files: dict[str, FileDigest | None]) -> Reach:
+    def _outside(
+        self, root: str, module: str, imports: list[Import], files: dict[str, FileDigest | None]
+    ) -> Reach:
         """Return what a module depends on that lies in a folder of its own: on PYTHONPATH, or installed editable."""
         return self._tree(root, files, package=module).reach((), imports)
 
@@ -147,15 +177,27 @@ class Surveyor:
         if wanted not in self._providers:
             elsewhere = self._located(runs_in)
             path = None if elsewhere is None else toolchain.module_path(elsewhere, self._contents)
-            found = distributions.distributions_of([module], self._contents, known=_KNOWN_LIBRARIES, path=path)
+            found = distributions.distributions_of(
+                [module], self._contents, known=_KNOWN_LIBRARIES, path=path
+            )
             versions = toolchain.tool_versions(found, elsewhere, self._contents)
-            self._providers[wanted] = distributions.Provider(versions, distributions.source_root(module, path))
+            self._providers[wanted] = distributions.Provider(
+                versions, distributions.source_root(module, path)
+            )
         return self._providers[wanted]
 
     def _surroundings(self, action: Action) -> dict[str, str]:
-        wanted = (action.tools, action.peer_tools, action.toolchain, action.devices, action.environment)
+        wanted = (
+            action.tools,
+            action.peer_tools,
+            action.toolchain,
+            action.devices,
+            action.environment,
+        )
         if wanted not in self._facts:
-            tools = toolchain.tool_versions(action.tools, self._located(action.runs_in), self._contents)
+            tools = toolchain.tool_versions(
+                action.tools, self._located(action.runs_in), self._contents
+            )
             devices = toolchain.device_facts(action.devices)
             variables = toolchain.environment_facts(action.environment, os.environ)
             self._facts[wanted] = {
@@ -171,14 +213,19 @@ class Surveyor:
         versions = toolchain.tool_versions(action.peer_tools, self._located(named), self._contents)
         beside = f"{named.name}/" if action.peer_tools else ""
         return {
-            **{f"tool:{beside if name in action.tools else ''}{name}": found for name, found in versions.items()},
+            **{
+                f"tool:{beside if name in action.tools else ''}{name}": found
+                for name, found in versions.items()
+            },
             **{f"env:{beside}{name}": value for name, value in named.env},
         }
 
     def _located(self, named: ToolchainRef | None) -> Toolchain | None:
         return None if named is None else located(*named, Path(self._project), os.environ)
 
-    def _tree(self, root: str, files: dict[str, FileDigest | None], *, package: str = "") -> SourceTree:
+    def _tree(
+        self, root: str, files: dict[str, FileDigest | None], *, package: str = ""
+    ) -> SourceTree:
         prefix = len(root) + 1
 
         def look(path: str) -> str | None:
@@ -191,7 +238,9 @@ class Surveyor:
         """Return the digests of modules of ours and of all that they import, by name."""
         if modules not in self._code:
             names = self._imported(modules)
-            self._code[modules] = {name: _digest(self._first_code.get(_file_of(name))) for name in names}
+            self._code[modules] = {
+                name: _digest(self._first_code.get(_file_of(name))) for name in names
+            }
         return self._code[modules]
 
     def _imported(self, modules: tuple[str, ...]) -> list[str]:
@@ -201,7 +250,10 @@ class Surveyor:
         known = self._contents.get(asked)
         if known is None:
             tree = SourceTree(
-                _CODE_ROOT, lambda path: _digest(self._first_code.get(path)), self._contents, package=_PACKAGE
+                _CODE_ROOT,
+                lambda path: _digest(self._first_code.get(path)),
+                self._contents,
+                package=_PACKAGE,
             )
             found = tree.closure(map(_module_path, own))
             known = json.dumps([path.removesuffix(".py").replace("/", ".") for path in found])

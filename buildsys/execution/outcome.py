@@ -17,7 +17,11 @@ class Outcome:
     seconds: float  # of the stage itself
     reason: str = ""
     hint: str = ""
-    figures: Mapping[str, Any] = field(default_factory=dict)  # of the result file, without long lists
+    figures: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # of the result file, without long lists
     log: Path = Path()
-    waited: bool = False  # nothing was run: another process or thread had built it when its turn came
+    waited: bool = (
+        False  # nothing was run: another process or thread had built it when its turn came
+    )
     restored: bool = False  # nothing was run: its outputs came from the store

@@ -15,8 +15,19 @@ from typing import Any, NamedTuple
 from buildsys.execution.action_key import ABSENT, PartChange, changed_parts
 
 FRESH, STALE, MAY_RERUN = "fresh", "stale", "may rerun"
-NEVER_BUILT, FORGOTTEN, LOST_RECORD, OTHER_KEYS = "never-built", "forgotten", "lost-record", "other-keys"
-FAILED, UNAVAILABLE, UNREADABLE, ASKED_FOR, UPSTREAM = "failed", "unavailable", "unreadable", "asked-for", "upstream"
+NEVER_BUILT, FORGOTTEN, LOST_RECORD, OTHER_KEYS = (
+    "never-built",
+    "forgotten",
+    "lost-record",
+    "other-keys",
+)
+FAILED, UNAVAILABLE, UNREADABLE, ASKED_FOR, UPSTREAM = (
+    "failed",
+    "unavailable",
+    "unreadable",
+    "asked-for",
+    "upstream",
+)
 OUTPUT_MISSING, OUTPUT_EDITED, OUTPUT_ADDED = "output-missing", "output-edited", "output-added"
 _KEPT_REASONS, _KEPT_CHARACTERS = 30, 200  # of a run, in its history
 _SHOWN_CHARACTERS = 60  # of a value; JSON has it whole
@@ -38,7 +49,11 @@ class Reason(NamedTuple):
     def __str__(self) -> str:
         """Return ``export.opset: 17 → 18``, ``plugins/x.py changed (line 12)``, ``onnx 1.21.0 → 1.23.2``."""
         text = _WORDS.get(self.kind, _tell_part)(self)
-        return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+        return (
+            text
+            if text.isprintable()
+            else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+        )
 
 
 @dataclass(frozen=True)
@@ -61,7 +76,9 @@ class Facts:
     parts: Mapping[str, str] = field(default_factory=dict)  # of its key now
     recorded: Mapping[str, str] | None = None  # of the key of its latest record
     no_record: str = NEVER_BUILT  # why there is none: NEVER_BUILT, FORGOTTEN or LOST_RECORD
-    lines: Mapping[str, int] = field(default_factory=dict)  # label of a changed file -> its first changed line
+    lines: Mapping[str, int] = field(
+        default_factory=dict
+    )  # label of a changed file -> its first changed line
     outputs: tuple[tuple[str, str], ...] = ()  # (OUTPUT_…, path) for those that are not as recorded
     failure: str | None = None  # of its last run
     failed_as_is: bool = False  # that run had the very key of now
@@ -92,7 +109,12 @@ def explain(found: Iterable[Facts], after: Mapping[str, Sequence[str]]) -> dict[
         behind = list(_upstream_reasons(after.get(facts.target, ()), explained))
         state = STALE if own else MAY_RERUN if behind else FRESH
         explained[facts.target] = Explanation(
-            facts.target, state, (*own, *behind), facts.last, facts.expected_s, facts.restorable and bool(own)
+            facts.target,
+            state,
+            (*own, *behind),
+            facts.last,
+            facts.expected_s,
+            facts.restorable and bool(own),
         )
     return explained
 
@@ -113,16 +135,24 @@ def own_reasons(facts: Facts) -> list[Reason]:
     return reasons or [Reason(OTHER_KEYS)]
 
 
-def part_reasons(old: Mapping[str, str], new: Mapping[str, str], lines: Mapping[str, int]) -> list[Reason]:
+def part_reasons(
+    old: Mapping[str, str], new: Mapping[str, str], lines: Mapping[str, int]
+) -> list[Reason]:
     """Return what differs between the parts of two keys; ``lines`` has the first changed line of some labels."""
-    return [reason for change in changed_parts(old, new) for reason in _reasons_of(change, lines.get(change.label))]
+    return [
+        reason
+        for change in changed_parts(old, new)
+        for reason in _reasons_of(change, lines.get(change.label))
+    ]
 
 
 def told(reasons: Iterable[Reason]) -> list[str]:
     """Return one line per reason; targets upstream that do the same share one."""
     lines: dict[tuple[str, str] | Reason, list[Reason]] = {}
     for reason in reasons:
-        lines.setdefault((UPSTREAM, reason.new or "") if reason.kind == UPSTREAM else reason, []).append(reason)
+        lines.setdefault(
+            (UPSTREAM, reason.new or "") if reason.kind == UPSTREAM else reason, []
+        ).append(reason)
     return [str(_joined(same)) for same in lines.values()]
 
 
@@ -135,7 +165,10 @@ def in_brief(reasons: Sequence[Reason], shown: int = 1) -> str:
 
 def encode_reasons(reasons: Sequence[Reason]) -> str:
     """Return reasons as JSON for the history; long values are cut, and of very many the first are kept."""
-    kept = [[text[:_KEPT_CHARACTERS] if isinstance(text, str) else text for text in r] for r in reasons[:_KEPT_REASONS]]
+    kept = [
+        [text[:_KEPT_CHARACTERS] if isinstance(text, str) else text for text in r]
+        for r in reasons[:_KEPT_REASONS]
+    ]
     return json.dumps(kept, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -151,7 +184,11 @@ def _is_reason(item: Any) -> bool:
     if not isinstance(item, list) or len(item) != len(Reason._fields):
         return False
     kind, subject, *values, line = item
-    told_whole = isinstance(kind, str) and isinstance(subject, str) and (line is None or isinstance(line, int))
+    told_whole = (
+        isinstance(kind, str)
+        and isinstance(subject, str)
+        and (line is None or isinstance(line, int))
+    )
     return told_whole and all(value is None or isinstance(value, str) for value in values)
 
 
@@ -161,7 +198,9 @@ def _joined(same: Sequence[Reason]) -> Reason:
     return same[0]._replace(subject=", ".join(names[:_SHOWN_NAMES]) + more)
 
 
-def _upstream_reasons(after: Iterable[str], explained: Mapping[str, Explanation]) -> Iterator[Reason]:
+def _upstream_reasons(
+    after: Iterable[str], explained: Mapping[str, Explanation]
+) -> Iterator[Reason]:
     for target in after:
         state = explained[target].state if target in explained else FRESH
         if state != FRESH:
@@ -187,7 +226,9 @@ def _map(value: str | None) -> dict[str, str] | None:
         found = json.loads(value)
     except ValueError:
         return None
-    return {str(key): item if isinstance(item, str) else json.dumps(item) for key, item in found.items()}
+    return {
+        str(key): item if isinstance(item, str) else json.dumps(item) for key, item in found.items()
+    }
 
 
 def _tell_part(reason: Reason) -> str:
@@ -195,7 +236,9 @@ def _tell_part(reason: Reason) -> str:
     prefix = _PREFIX.get(reason.kind, f"{reason.kind} ")
     name = reason.subject if reason.subject == reason.kind else prefix + reason.subject
     values = [value for value in (reason.old, reason.new) if value not in (None, ABSENT)]
-    if reason.kind != "config" and (not values or all(_DIGEST.fullmatch(value or "") for value in values)):
+    if reason.kind != "config" and (
+        not values or all(_DIGEST.fullmatch(value or "") for value in values)
+    ):
         return f"{name} {_content_change(reason)}"
     tool = reason.kind == "tool"
     unset = "not used" if tool else "unset"
@@ -221,7 +264,10 @@ def _shown_pair(old: str, new: str) -> tuple[str, str]:
     """Return two values short enough for a line: of long ones what surrounds their first difference."""
     if max(len(old), len(new)) <= _SHOWN_CHARACTERS:
         return old, new
-    same = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    same = next(
+        (i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b),
+        min(len(old), len(new)),
+    )
     start = max(0, same - _CONTEXT)
     return _cut(old, start), _cut(new, start)
 

@@ -87,12 +87,19 @@ class SettledModels:
         settled: dict[str, list[str]] = {}
         for model, token, about, files in self._rows(_MODELS, " AND model", models, look.valid_in):
             rows = records.get(model, [])
-            with suppress(ValueError, TypeError, AttributeError, KeyError):  # damaged: counts as none
-                if model in models and _token(models[model], look.state(about, files.split("\n")), rows) == token:
+            with suppress(
+                ValueError, TypeError, AttributeError, KeyError
+            ):  # damaged: counts as none
+                if (
+                    model in models
+                    and _token(models[model], look.state(about, files.split("\n")), rows) == token
+                ):
                     settled[model] = [row[0] for row in rows]
         return settled
 
-    def judge(self, models: Mapping[str, Candidate], fresh_key: Callable[[str], str | None]) -> Iterator[Verdict]:
+    def judge(
+        self, models: Mapping[str, Candidate], fresh_key: Callable[[str], str | None]
+    ) -> Iterator[Verdict]:
         """Yield the verdicts on those models for all of whose targets ``fresh_key`` returns a key.
 
         What a verdict depends on is looked at before and after: where it has changed meanwhile there is none.
@@ -102,7 +109,9 @@ class SettledModels:
         about = {model: _about(actions) for model, (_, actions) in models.items()}
         declared = {model: _declared_files(actions) for model, (_, actions) in models.items()}
         before = {model: look.state(about[model], declared[model]) for model in models}
-        fresh = {model: self._fresh_keys(actions, fresh_key) for model, (_, actions) in models.items()}
+        fresh = {
+            model: self._fresh_keys(actions, fresh_key) for model, (_, actions) in models.items()
+        }
         now = self._look()
         for model, keys in fresh.items():
             if keys and now.state(about[model], declared[model]) == before[model]:
@@ -119,13 +128,24 @@ class SettledModels:
         statements: list[Statement] = []
         for verdict in verdicts:
             if verdict.lasts:
-                row = (verdict.model, verdict.valid_in, verdict.token, verdict.about, "\n".join(verdict.files))
+                row = (
+                    verdict.model,
+                    verdict.valid_in,
+                    verdict.token,
+                    verdict.about,
+                    "\n".join(verdict.files),
+                )
                 statements += [(_KEEP_MODEL, row), (_DROP_TARGETS, (verdict.model,))]
-                statements += [(_KEEP_TARGET, (verdict.model, target, key)) for target, key in verdict.keys.items()]
+                statements += [
+                    (_KEEP_TARGET, (verdict.model, target, key))
+                    for target, key in verdict.keys.items()
+                ]
         if statements:
             self._db.write(statements)
 
-    def _fresh_keys(self, actions: Sequence[Action], fresh_key: Callable[[str], str | None]) -> dict[str, str]:
+    def _fresh_keys(
+        self, actions: Sequence[Action], fresh_key: Callable[[str], str | None]
+    ) -> dict[str, str]:
         """Return the keys of a model's targets, nothing as soon as one of them has something to do."""
         keys: dict[str, str] = {}
         for action in actions:
@@ -146,7 +166,9 @@ class SettledModels:
     def _rows(self, query: str, column: str, models: Mapping[str, str], *values: str) -> list[Row]:
         if len(models) > _FEW:
             return self._db.read(query, values)
-        return self._db.read(f"{query}{column} IN ({', '.join('?' * len(models))})", (*values, *models))
+        return self._db.read(
+            f"{query}{column} IN ({', '.join('?' * len(models))})", (*values, *models)
+        )
 
 
 class _State(NamedTuple):
@@ -201,12 +223,15 @@ def surroundings(action: Action) -> str:
 def surroundings_of(line: str) -> Action:
     """Return an action without files or options: its key holds what the surroundings are at this moment."""
     used: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(line).items()
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in json.loads(line).items()
     }
     if used["toolchain"] is not None:
         name, python, env = used["toolchain"]
         used["toolchain"] = ToolchainRef(name, python, tuple((key, value) for key, value in env))
-    return Action(target="", stage="", model="", variant="", options={}, inputs={}, outputs={}, **used)
+    return Action(
+        target="", stage="", model="", variant="", options={}, inputs={}, outputs={}, **used
+    )
 
 
 def _token(text: str, state: _State, records: Iterable[Row]) -> str:
@@ -226,7 +251,13 @@ def _about(actions: Iterable[Action]) -> str:
 
 
 def _declared_files(actions: Sequence[Action]) -> list[str]:
-    return sorted({ref.path for action in actions for ref in (*action.inputs.values(), *action.outputs.values())})
+    return sorted(
+        {
+            ref.path
+            for action in actions
+            for ref in (*action.inputs.values(), *action.outputs.values())
+        }
+    )
 
 
 def _recorded_files(records: Iterable[Row]) -> Iterator[str]:

@@ -21,10 +21,14 @@ def name_dynamic_axes(tree: Node) -> tuple[Node, list[Problem]]:
         return tree, []
     tree = tree.without("dynamic_axes")
     if not isinstance(axes.value, dict):
-        return tree, [Problem(axes.origin, f"found {show_value(axes.value)}; a map of tensor names is wanted")]
+        return tree, [
+            Problem(axes.origin, f"found {show_value(axes.value)}; a map of tensor names is wanted")
+        ]
     problems: list[Problem] = []
     for tensor, named in axes.items():
-        section = next((part for part in ("inputs", "outputs") if _member(tree, part, tensor)), None)
+        section = next(
+            (part for part in ("inputs", "outputs") if _member(tree, part, tensor)), None
+        )
         if section is None:
             parts = [part for part in (tree.get("inputs"), tree.get("outputs")) if part is not None]
             known = [name for part in parts for name, _ in part.items()]
@@ -50,12 +54,16 @@ def _name_axes(tree: Node, section: str, tensor: str, named: Node, problems: lis
     sizes = list(shape.value)
     for axis, name in pairs:
         if not -len(sizes) <= axis < len(sizes):
-            text = f"axis {axis} is outside the shape of {tensor}, which has {len(sizes)} dimensions"
+            text = (
+                f"axis {axis} is outside the shape of {tensor}, which has {len(sizes)} dimensions"
+            )
             problems.append(Problem(name.origin, text, of_key=isinstance(named.value, dict)))
         elif isinstance(sizes[axis].value, str) and isinstance(named.value, list):
             continue  # dynamic already, under a better name
         elif isinstance(sizes[axis].value, str) and sizes[axis].value != name.value:
-            text = f"axis {axis} of {tensor} is {name.value} here and {sizes[axis].value} in its shape"
+            text = (
+                f"axis {axis} of {tensor} is {name.value} here and {sizes[axis].value} in its shape"
+            )
             problems.append(Problem(name.origin, text))
         else:
             sizes[axis] = name
@@ -80,9 +88,16 @@ def _pairs(tensor: str, named: Node, problems: list[Problem]) -> list[tuple[int,
     pairs = []
     for axis, node in entries:
         if isinstance(axis, bool) or not _INTEGER.fullmatch(str(axis)):
-            problems.append(Problem(node.origin, f"the axis {show_value(axis)} is not a whole number"))
+            problems.append(
+                Problem(node.origin, f"the axis {show_value(axis)} is not a whole number")
+            )
         elif not isinstance(node.value, str):
-            problems.append(Problem(node.origin, f"found {show_value(node.value)}; the name of a dimension is wanted"))
+            problems.append(
+                Problem(
+                    node.origin,
+                    f"found {show_value(node.value)}; the name of a dimension is wanted",
+                )
+            )
         else:
             pairs.append((int(axis), node))
     return pairs

@@ -19,17 +19,25 @@ def build_profiles(document: Node) -> tuple[dict[str, Node | None], list[Problem
     problems: list[Problem] = []
     for name, node in document.items():
         if not isinstance(node.value, dict):
-            problems.append(Problem(node.origin, f"found {show_value(node.value)}; a map of engine fields is wanted"))
+            problems.append(
+                Problem(
+                    node.origin, f"found {show_value(node.value)}; a map of engine fields is wanted"
+                )
+            )
             continue
         if "name" in node.value:
-            problems.append(Problem(node.value["name"].origin, "a profile's key is its name", of_key=True))
+            problems.append(
+                Problem(node.value["name"].origin, "a profile's key is its name", of_key=True)
+            )
         built = _build(document, name, (), problems)
         if built is not None:
             profiles[name] = built.with_member("name", Node(name, node.origin))
     return profiles, problems
 
 
-def _build(document: Node, name: str, users: tuple[str, ...], problems: list[Problem]) -> Node | None:
+def _build(
+    document: Node, name: str, users: tuple[str, ...], problems: list[Problem]
+) -> Node | None:
     node = document.value[name]
     if not isinstance(node.value, dict):
         return None
@@ -37,7 +45,11 @@ def _build(document: Node, name: str, users: tuple[str, ...], problems: list[Pro
     if used is None:
         return Node(node.value, node.origin)
     if used.value in (*users, name):
-        problems.append(Problem(used.origin, f"the profile uses itself: {' → '.join([*users, name, used.value])}"))
+        problems.append(
+            Problem(
+                used.origin, f"the profile uses itself: {' → '.join([*users, name, used.value])}"
+            )
+        )
         return None
     if not _known(used, document.value, problems):
         return None

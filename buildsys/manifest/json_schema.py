@@ -52,9 +52,14 @@ def _model_schema() -> Schema:
     _allow_use(schema)
     _describe_sections(schema)
     engines = schema["properties"]["engines"]
-    engines["items"] = {"anyOf": [{**_PATH, "description": "Name of an engine profile."}, engines["items"]]}
+    engines["items"] = {
+        "anyOf": [{**_PATH, "description": "Name of an engine profile."}, engines["items"]]
+    }
     # placeholders are no part of a finished name
-    schema["properties"]["model"] = {"type": "string", "description": "Name of the model in targets and paths."}
+    schema["properties"]["model"] = {
+        "type": "string",
+        "description": "Name of the model in targets and paths.",
+    }
     schema["properties"] |= {"extends": _EXTENDS, "matrix": _MATRIX, "dynamic_axes": _DYNAMIC_AXES}
     return schema
 
@@ -89,7 +94,11 @@ def _allow_use(schema: Schema) -> None:
 
 
 def _engine_definitions(definitions: Schema) -> list[Schema]:
-    return [definition for definition in definitions.values() if "backend" in definition.get("properties", {})]
+    return [
+        definition
+        for definition in definitions.values()
+        if "backend" in definition.get("properties", {})
+    ]
 
 
 def _describe_sections(schema: Schema) -> None:
@@ -97,7 +106,10 @@ def _describe_sections(schema: Schema) -> None:
     for name, field in schema["properties"].items():
         reference = field.get("$ref", "").rpartition("/")[2]
         if "description" not in field and reference:
-            schema["properties"][name] = {**field, "description": schema["$defs"][reference]["description"]}
+            schema["properties"][name] = {
+                **field,
+                "description": schema["$defs"][reference]["description"],
+            }
 
 
 def _partial(schema: Any) -> Any:
@@ -106,7 +118,11 @@ def _partial(schema: Any) -> Any:
         return [_partial(member) for member in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {name: _partial(member) for name, member in schema.items() if not _is_required_list(name, member)}
+    kept = {
+        name: _partial(member)
+        for name, member in schema.items()
+        if not _is_required_list(name, member)
+    }
     if "oneOf" in kept:
         kept["anyOf"] = kept.pop("oneOf")
     return kept
@@ -114,7 +130,9 @@ def _partial(schema: Any) -> Any:
 
 def _is_required_list(name: str, member: Any) -> bool:
     # a field may be called "required" too; its schema is a map
-    return name in ("required", "discriminator", "title", "minProperties") and not isinstance(member, dict)
+    return name in ("required", "discriminator", "title", "minProperties") and not isinstance(
+        member, dict
+    )
 
 
 def _with_dialect(schema: Schema, title: str) -> Schema:

@@ -41,8 +41,14 @@ class Cache:
     def valid(self, root: Path) -> dict[str, Entry]:
         """Return the entries whose paths are all in the state that they had."""
         start = f"{root}{os.sep}"  # joined as text: there may be thousands
-        same = {path for path, state in self.states.items() if file_state(_absolute(start, path)) == state}
-        return {file: entry for file, entry in self.entries.items() if same.issuperset(entry.depends)}
+        same = {
+            path
+            for path, state in self.states.items()
+            if file_state(_absolute(start, path)) == state
+        }
+        return {
+            file: entry for file, entry in self.entries.items() if same.issuperset(entry.depends)
+        }
 
 
 def read_cache(file: Path, configs: str) -> Cache:
@@ -62,7 +68,10 @@ def read_cache(file: Path, configs: str) -> Cache:
                 for name, (models, depends) in stored["entries"].items()
             },
             states={path: _state(state) for path, state in stored["states"].items()},
-            digests={path: (_some_state(state), digest) for path, (state, digest) in stored["digests"].items()},
+            digests={
+                path: (_some_state(state), digest)
+                for path, (state, digest) in stored["digests"].items()
+            },
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return Cache()
@@ -73,7 +82,9 @@ def write_cache(file: Path, configs: str, cache: Cache) -> None:
     texts: list[str] = []
     entries = {}
     for name, entry in cache.entries.items():
-        models = [(model, len(texts) + position) for position, (model, _) in enumerate(entry.models)]
+        models = [
+            (model, len(texts) + position) for position, (model, _) in enumerate(entry.models)
+        ]
         entries[name] = models, entry.depends
         texts += [text for _, text in entry.models]
     stored = {
@@ -88,9 +99,13 @@ def write_cache(file: Path, configs: str, cache: Cache) -> None:
         _replace(file, b"%08x\n" % zlib.crc32(body) + body)
 
 
-def merged_states(*layers: Mapping[str, FileState | None], paths: Iterable[str]) -> dict[str, FileState | None]:
+def merged_states(
+    *layers: Mapping[str, FileState | None], paths: Iterable[str]
+) -> dict[str, FileState | None]:
     """Return the state of each of ``paths`` from the first layer that has it."""
-    return {path: next(layer[path] for layer in layers if path in layer) for path in sorted(set(paths))}
+    return {
+        path: next(layer[path] for layer in layers if path in layer) for path in sorted(set(paths))
+    }
 
 
 def _replace(file: Path, content: bytes) -> None:
@@ -112,7 +127,12 @@ def _writer(configs: str) -> list[Any]:
     """Return what the entries depend on besides files of the project: this code and pydantic's version."""
     here = Path(__file__).parent
     folders = (here, here / "checks", here / "schema")
-    code = sorted(entry.path for folder in folders for entry in os.scandir(folder) if entry.name.endswith(".py"))
+    code = sorted(
+        entry.path
+        for folder in folders
+        for entry in os.scandir(folder)
+        if entry.name.endswith(".py")
+    )
     found = importlib.util.find_spec("pydantic")  # locates without importing
     version = Path(found.origin).with_name("version.py") if found and found.origin else here
     paths: list[Path | str] = [*code, here.parent / "errors.py", version]

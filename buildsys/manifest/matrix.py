@@ -36,7 +36,9 @@ def expand_matrix(tree: Node) -> tuple[list[Node], list[Problem]]:
     combinations = list(itertools.product(*(values for _, values in axes)))
     trees = []
     for values in combinations:
-        named, found = _combine(tree, [(key, value) for (key, _), value in zip(axes, values, strict=True)])
+        named, found = _combine(
+            tree, [(key, value) for (key, _), value in zip(axes, values, strict=True)]
+        )
         problems += found
         trees.append(named)
     return trees, problems or _same_names(matrix, trees)
@@ -53,12 +55,18 @@ def _axes(matrix: Node) -> tuple[list[Axis], list[Problem]]:
         if key[0] in _OUTSIDE:
             problems.append(Problem(values.origin, f"a matrix cannot vary {key[0]}", of_key=True))
         elif not isinstance(values.value, list) or not values.value:
-            problems.append(Problem(values.origin, f"found {show_value(values.value)}; a list of values is wanted"))
+            problems.append(
+                Problem(
+                    values.origin, f"found {show_value(values.value)}; a list of values is wanted"
+                )
+            )
         else:
             axes.append((key, values.value))
     count = math.prod(len(values) for _, values in axes)
     if count > MAX_MODELS:
-        problems.append(Problem(matrix.origin, f"the matrix has {count} combinations, more than {MAX_MODELS}"))
+        problems.append(
+            Problem(matrix.origin, f"the matrix has {count} combinations, more than {MAX_MODELS}")
+        )
     return axes, problems
 
 
@@ -94,7 +102,9 @@ def _rename(tree: Node, values: list[tuple[Key, Node]]) -> tuple[Node, list[Prob
     def fill(match: re.Match[str]) -> str:
         node, missing = nearest(tree, _indexed(tree, tuple(match[1].split("."))))
         if missing:
-            problems.append(Problem(model.origin, f"the name uses {{{match[1]}}}, which is not set"))
+            problems.append(
+                Problem(model.origin, f"the name uses {{{match[1]}}}, which is not set")
+            )
         return "" if missing else _label(node)
 
     name: str = _PLACEHOLDER.sub(fill, model.value)
@@ -118,7 +128,11 @@ def _word(value: Any) -> str:
 
 
 def _same_names(matrix: Node, trees: list[Node]) -> list[Problem]:
-    names = [node.value for tree in trees if (node := tree.get("model")) is not None and isinstance(node.value, str)]
+    names = [
+        node.value
+        for tree in trees
+        if (node := tree.get("model")) is not None and isinstance(node.value, str)
+    ]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is None:
         return []

@@ -16,14 +16,24 @@ BACKEND_KINDS = {
     "tensorrt_rtx": ("function", "plugin"),
 }
 # of ONNX itself; ai.onnx.contrib and other extensions are somebody's own
-_ONNX_DOMAINS = ("onnx", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview", "ai.onnx.preview.training")
+_ONNX_DOMAINS = (
+    "onnx",
+    "ai.onnx",
+    "ai.onnx.ml",
+    "ai.onnx.training",
+    "ai.onnx.preview",
+    "ai.onnx.preview.training",
+)
 
 
 def implementations(entry: Mapping[str, Any], backend: str) -> dict[str, Any]:
     """Return what an entry of ``ops`` gives a backend, by kind and in the order of the default."""
     function, other = BACKEND_KINDS[backend]
     named = entry.get("function")
-    given = {function: named.get(backend) if isinstance(named, Mapping) else named, other: entry.get(other)}
+    given = {
+        function: named.get(backend) if isinstance(named, Mapping) else named,
+        other: entry.get(other),
+    }
     return {kind: value for kind, value in given.items() if value is not None}
 
 
@@ -43,10 +53,16 @@ def operator_problems(view: View) -> Iterator[Problem]:
         if isinstance(op, str):
             if op in seen:
                 text = f"the operator {op} is declared already, as ops.{seen[op]}"
-                yield view.problem(("ops", index, "op"), text, "put all its implementations into one entry")
+                yield view.problem(
+                    ("ops", index, "op"), text, "put all its implementations into one entry"
+                )
             elif op.partition("::")[0] in _ONNX_DOMAINS:
                 text = f"{op} is in a domain of ONNX itself, where nothing can be added"
-                yield view.problem(("ops", index, "op"), text, "choose a domain of your own such as custom_domain::")
+                yield view.problem(
+                    ("ops", index, "op"),
+                    text,
+                    "choose a domain of your own such as custom_domain::",
+                )
             seen.setdefault(op, index)
         yield from _use_problems(view, index, entry)
 
@@ -55,7 +71,9 @@ def _use_problems(view: View, index: int, entry: dict[str, Any]) -> Iterator[Pro
     given = {backend: implementations(entry, backend) for backend in BACKEND_KINDS}
     if not any(given.values()) and isinstance(entry.get("op"), str):
         text = f"nothing implements {entry['op']}"
-        yield view.problem(("ops", index), text, "add function, library (ONNX Runtime) or plugin (TensorRT)")
+        yield view.problem(
+            ("ops", index), text, "add function, library (ONNX Runtime) or plugin (TensorRT)"
+        )
         return
     use = entry.get("use")
     for backend, kind in use.items() if isinstance(use, dict) else ():

@@ -53,7 +53,11 @@ class Project:
 
 
 def load_project(
-    root: Path, *, remember: bool = True, configs: Path | None = None, links_into: Path | None = None
+    root: Path,
+    *,
+    remember: bool = True,
+    configs: Path | None = None,
+    links_into: Path | None = None,
 ) -> Project:
     """Load every manifest below ``configs/models``; files that start with ``_`` are only there to be extended.
 
@@ -97,7 +101,9 @@ class _Load:
         for file in files:
             name = self._shown(file)
             entries[name] = valid.get(name) or self._resolve(Path(file), cache)
-        changed = entries.keys() != valid.keys() or any(valid[name] is not entry for name, entry in entries.items())
+        changed = entries.keys() != valid.keys() or any(
+            valid[name] is not entry for name, entry in entries.items()
+        )
         if changed and self._remember:
             kept = self._kept(entries, valid, cache)
             if kept.entries.keys() != cache.entries.keys() or kept.states != cache.states:
@@ -121,22 +127,42 @@ class _Load:
         with workspace.noting() as noted:
             found, errors = ([], resolver.shared(file)) if shared else resolver.resolve(file)
         self.errors += errors
-        return None if errors else Entry([(model.name, _to_json(model.data)) for model in found], sorted(noted))
+        return (
+            None
+            if errors
+            else Entry([(model.name, _to_json(model.data)) for model in found], sorted(noted))
+        )
 
-    def _kept(self, entries: Mapping[str, Entry | None], valid: Mapping[str, Entry], cache: Cache) -> Cache:
+    def _kept(
+        self, entries: Mapping[str, Entry | None], valid: Mapping[str, Entry], cache: Cache
+    ) -> Cache:
         """Return the cache of the next load: what is right and rests on files that have settled."""
         seen = self._resolver[1].states if "_resolver" in self.__dict__ else {}
         digests = self._resolver[1].digests if "_resolver" in self.__dict__ else cache.digests
 
         def lasts(name: str, entry: Entry) -> bool:
             old = valid.get(name) is entry
-            if old:  # a file that changed since the look at the cache was seen again by another entry
-                return all(path not in seen or seen[path] == cache.states[path] for path in entry.depends)
+            if (
+                old
+            ):  # a file that changed since the look at the cache was seen again by another entry
+                return all(
+                    path not in seen or seen[path] == cache.states[path] for path in entry.depends
+                )
             return all(is_settled(seen[path], self._started_ns) for path in entry.depends)
 
-        kept = {name: entry for name, entry in entries.items() if entry is not None and lasts(name, entry)}
-        states = merged_states(seen, cache.states, paths=(path for entry in kept.values() for path in entry.depends))
-        return Cache(kept, states, {path: known for path, known in digests.items() if self._is_settled(known[0])})
+        kept = {
+            name: entry
+            for name, entry in entries.items()
+            if entry is not None and lasts(name, entry)
+        }
+        states = merged_states(
+            seen, cache.states, paths=(path for entry in kept.values() for path in entry.depends)
+        )
+        return Cache(
+            kept,
+            states,
+            {path: known for path, known in digests.items() if self._is_settled(known[0])},
+        )
 
     def _is_settled(self, state: FileState) -> bool:
         return is_settled(state, self._started_ns)
@@ -147,7 +173,9 @@ class _Load:
             for name, text in entry.models:
                 if name in models:
                     self.errors.append(self._duplicate(file, name, models[name].file))
-                models.setdefault(name, ResolvedModel(name, file, text, _Origins(self._project, file, name)))
+                models.setdefault(
+                    name, ResolvedModel(name, file, text, _Origins(self._project, file, name))
+                )
         return models
 
     def _duplicate(self, file: str, name: str, other: str) -> ManifestError:
@@ -155,7 +183,9 @@ class _Load:
         from buildsys.manifest.value_tree import Origin
 
         workspace = self._resolver[1]
-        workspace.document(self._project.root / file)  # positions are looked up in what has been read
+        workspace.document(
+            self._project.root / file
+        )  # positions are looked up in what has been read
         text = f'the model "{name}" is in {other} already'
         problem = Problem(Origin(Path(file), ("model",)), text, "rename one of them")
         return workspace.errors([problem])[0]

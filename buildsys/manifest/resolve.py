@@ -55,7 +55,11 @@ class Resolver:
     def shared(self, file: Path) -> list[ManifestError]:
         """Note a shared file and return what is wrong with it."""
         self._workspace.exists(file)
-        return self._project_errors if file == self.project_file else self._engine_errors + self._misfits()
+        return (
+            self._project_errors
+            if file == self.project_file
+            else self._engine_errors + self._misfits()
+        )
 
     def resolve(self, file: Path) -> tuple[list[Resolution], list[ManifestError]]:
         """Return the models of one manifest and everything that is wrong with them."""
@@ -90,9 +94,13 @@ class Resolver:
         problems += [problem for problem in checks if problem.origin not in taken]
         if problems:
             return None, problems
-        toolchains = used_toolchains(data["engines"], plain(self._toolchains) if self._toolchains else {})
+        toolchains = used_toolchains(
+            data["engines"], plain(self._toolchains) if self._toolchains else {}
+        )
         shared = {"toolchains": toolchains} if toolchains else {}
-        return Resolution(data["model"], {**_complete(data, tree), **shared}, self._with_shared(tree, toolchains)), []
+        return Resolution(
+            data["model"], {**_complete(data, tree), **shared}, self._with_shared(tree, toolchains)
+        ), []
 
     def _with_shared(self, tree: Node, toolchains: Mapping[str, Any]) -> Node:
         """Return the tree with the toolchains, so that who set what is known of them too."""
@@ -129,7 +137,9 @@ class Resolver:
             under = merge(under, layer.without(*_NOT_INHERITED))
         return merge(under, document.without("extends"))
 
-    def _bases(self, document: Node, file: Path, users: tuple[Path, ...], problems: list[Fault]) -> Iterator[Path]:
+    def _bases(
+        self, document: Node, file: Path, users: tuple[Path, ...], problems: list[Fault]
+    ) -> Iterator[Path]:
         named = document.get("extends")
         if named is None:
             return
@@ -142,7 +152,9 @@ class Resolver:
 
     def _base(self, node: Node, file: Path, users: tuple[Path, ...]) -> Path | Problem:
         if not isinstance(node.value, str) or not node.value.strip() or "\0" in node.value:
-            return Problem(node.origin, f"found {show_value(node.value)}; the path of a manifest is wanted")
+            return Problem(
+                node.origin, f"found {show_value(node.value)}; the path of a manifest is wanted"
+            )
         path = Path(os.path.normpath(file.parent / node.value))
         inside = (self._workspace.root, self._workspace.configs)
         if Path(node.value).is_absolute() or not any(_is_inside(path, folder) for folder in inside):
@@ -157,7 +169,10 @@ class Resolver:
             hint = suggest_file(path) or "paths are relative to this file"
             return Problem(node.origin, f"no file {node.value} beside {file.name}", hint)
         if path.is_dir():
-            return Problem(node.origin, f"{show_value(node.value)} is a folder; the path of a manifest is wanted")
+            return Problem(
+                node.origin,
+                f"{show_value(node.value)} is a folder; the path of a manifest is wanted",
+            )
         return path
 
     def _read_defaults(self) -> tuple[Node, list[ManifestError]]:
@@ -191,7 +206,10 @@ class Resolver:
         """Return what is wrong with each profile by itself; costs a validator of its own."""
         problems: list[Problem] = []
         for profile in filter(None, (self._profiles or {}).values()):
-            problems += [*_misfits_of(profile, Engine), *unknown_toolchains(profile, self._toolchains)]
+            problems += [
+                *_misfits_of(profile, Engine),
+                *unknown_toolchains(profile, self._toolchains),
+            ]
         return self._workspace.errors(problems)
 
 
@@ -210,7 +228,10 @@ def _members(node: Node | None) -> list[Node]:
 
 def _project_problems(document: Node) -> Iterator[Problem]:
     if not isinstance(document.value, dict):
-        yield Problem(document.origin, f"found {show_value(document.value)}; a map with the field defaults is wanted")
+        yield Problem(
+            document.origin,
+            f"found {show_value(document.value)}; a map with the field defaults is wanted",
+        )
     for name, node in document.items():
         if name == "cache":
             yield from _misfits_of(node, CacheSpec)
@@ -219,9 +240,13 @@ def _project_problems(document: Node) -> Iterator[Problem]:
             yield from toolchain_problems(node)
         elif name != "defaults":
             known = ("defaults", "cache", "toolchains")
-            yield Problem(node.origin, "unknown field", suggest(name, known, what="known fields"), of_key=True)
+            yield Problem(
+                node.origin, "unknown field", suggest(name, known, what="known fields"), of_key=True
+            )
         elif not isinstance(node.value, dict):
-            yield Problem(node.origin, f"found {show_value(node.value)}; a map of manifest sections is wanted")
+            yield Problem(
+                node.origin, f"found {show_value(node.value)}; a map of manifest sections is wanted"
+            )
         else:
             for section in _NOT_SHARED:
                 if section in node.value:
@@ -247,7 +272,9 @@ def _complete(data: dict[str, Any], tree: Node) -> dict[str, Any]:
             tensor["data"]["high"] = default_high(tensor["dtype"])
     for engine in data["engines"]:
         if engine["tolerance"] is not None:
-            given = {field: limit for field, limit in engine["tolerance"].items() if limit is not None}
+            given = {
+                field: limit for field, limit in engine["tolerance"].items() if limit is not None
+            }
             engine["tolerance"] = {**data["verify"][engine["precision"]], **given}
     return data
 

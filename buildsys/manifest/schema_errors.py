@@ -58,7 +58,11 @@ def schema_problems(error: ValidationError, tree: Node, root: Any) -> Iterator[P
         key: Key = tuple(step for step in location if not _made_up(step))
         if found["type"] == "too_short" and len(found["input"]) >= found["ctx"]["min_length"]:
             continue  # pydantic does not count entries that it has reported already
-        if found["type"] == "backend" and isinstance(found["input"], dict) and "backend" in found["input"]:
+        if (
+            found["type"] == "backend"
+            and isinstance(found["input"], dict)
+            and "backend" in found["input"]
+        ):
             key = (*key, "backend")
         text, hint = _sentence(found, key, root)
         yield problem_at(tree, key, text, hint, of_key=of_key)
@@ -70,11 +74,18 @@ def known_fields(root: Any, location: Key) -> list[str]:
         root = _step(root, step)
     members = [root, *_members(root)]
     names = [name for member in members if _is_spec(member) for name in _fields(member)]
-    return names + [name for member in members if _is_spec(member) for name in _FILE_FIELDS.get(member.__name__, ())]
+    return names + [
+        name
+        for member in members
+        if _is_spec(member)
+        for name in _FILE_FIELDS.get(member.__name__, ())
+    ]
 
 
 def _made_up(step: str | int) -> bool:
-    return isinstance(step, str) and (step == "[key]" or (step.startswith("<") and step.endswith(">")))
+    return isinstance(step, str) and (
+        step == "[key]" or (step.startswith("<") and step.endswith(">"))
+    )
 
 
 def _sentence(found: ErrorDetails, key: Key, root: Any) -> tuple[str, str]:
@@ -122,9 +133,13 @@ def _no_kind(kind: str, value: Any) -> tuple[str, str]:
         if "backend" not in value:
             return "the engine names no backend", f"one of: {', '.join(BACKENDS)}; or use: PROFILE"
         backend = value["backend"]
-        return f"no backend is named {show_value(backend)}", suggest(str(backend), BACKENDS, what="backends")
+        return f"no backend is named {show_value(backend)}", suggest(
+            str(backend), BACKENDS, what="backends"
+        )
     what, kinds = _KINDS[kind]
-    close = next((hint for name in value if "did you mean" in (hint := suggest(str(name), kinds))), "")
+    close = next(
+        (hint for name in value if "did you mean" in (hint := suggest(str(name), kinds))), ""
+    )
     return f"{what} has none of the fields {', '.join(kinds)}", close
 
 
@@ -163,7 +178,9 @@ def _bare(root: Any) -> Any:
 
 
 def _tag_of(root: Any) -> str | None:
-    return next((item.tag for item in getattr(root, "__metadata__", ()) if isinstance(item, Tag)), None)
+    return next(
+        (item.tag for item in getattr(root, "__metadata__", ()) if isinstance(item, Tag)), None
+    )
 
 
 def _is_spec(root: Any) -> bool:

@@ -22,7 +22,9 @@ def shared_cache(root: Path, configs: Path) -> dict[str, Any] | None:
     if "://" not in url:
         url = str(root / url)
     found = {"url": url, "mode": settings.get("mode", "read-only")}
-    return found | ({"timeout_s": parse_duration(settings["timeout"])} if "timeout" in settings else {})
+    return found | (
+        {"timeout_s": parse_duration(settings["timeout"])} if "timeout" in settings else {}
+    )
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -30,7 +32,9 @@ def _read(file: Path) -> dict[str, Any]:
         content = file.read_bytes()
     except OSError:
         return {}
-    if b"cache" not in content:  # else a run without a shared cache would pay for the import of yaml
+    if (
+        b"cache" not in content
+    ):  # else a run without a shared cache would pay for the import of yaml
         return {}
     from buildsys.manifest.yaml_reader import read_yaml
 

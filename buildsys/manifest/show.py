@@ -12,7 +12,9 @@ from buildsys.manifest.project import ResolvedModel
 
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+-]*( [A-Za-z0-9_./+-]+)*")
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_./+-]*")
-_RESERVED = re.compile(r"(?i)null|true|false|yes|no|on|off|y|n")  # the latter for readers of YAML 1.1
+_RESERVED = re.compile(
+    r"(?i)null|true|false|yes|no|on|off|y|n"
+)  # the latter for readers of YAML 1.1
 _INDENT = "  "
 
 
@@ -55,7 +57,9 @@ def schema_texts() -> dict[str, str]:
     return {name: json.dumps(schema, indent=2) + "\n" for name, schema in editor_schemas().items()}
 
 
-def _lines(value: Any, key: tuple[str, ...], depth: int, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _lines(
+    value: Any, key: tuple[str, ...], depth: int, origins: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
     """Yield (line, comment) for a map or a list of maps."""
     if isinstance(value, Mapping):
         for name, member in value.items():
@@ -76,7 +80,9 @@ def _member(
         yield from _lines(value, key, depth, origins)
 
 
-def _item(value: Any, key: tuple[str, ...], depth: int, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _item(
+    value: Any, key: tuple[str, ...], depth: int, origins: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
     """Yield a list's item: its first line starts with the dash, the others are indented as far."""
     if _is_leaf(value):
         yield f"{_INDENT * depth}- {_flow(value)}", origins.get(".".join(key), "default")
@@ -89,7 +95,9 @@ def _item(value: Any, key: tuple[str, ...], depth: int, origins: Mapping[str, st
 def _is_leaf(value: Any) -> bool:
     if isinstance(value, Mapping):
         return not value
-    return not isinstance(value, list) or not any(isinstance(member, (Mapping, list)) and member for member in value)
+    return not isinstance(value, list) or not any(
+        isinstance(member, (Mapping, list)) and member for member in value
+    )
 
 
 def _flow(value: Any) -> str:
@@ -100,7 +108,11 @@ def _flow(value: Any) -> str:
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return {"inf": ".inf", "-inf": "-.inf"}.get(str(value), ".nan")
     if isinstance(value, str):
-        return value if _PLAIN.fullmatch(value) and not _RESERVED.fullmatch(value) else json.dumps(value)
+        return (
+            value
+            if _PLAIN.fullmatch(value) and not _RESERVED.fullmatch(value)
+            else json.dumps(value)
+        )
     return json.dumps(value)
 
 

@@ -109,7 +109,10 @@ def _free_dims(interface: Interface, step: Step) -> Interface:
 def _cut(interface: Interface, step: Step) -> Interface:
     inputs, outputs = step["cut"].get("inputs"), step["cut"].get("outputs")
     if inputs is not None:
-        taken = {name: _cut_input(interface.inputs.get(name), tensor or {}) for name, tensor in inputs.items()}
+        taken = {
+            name: _cut_input(interface.inputs.get(name), tensor or {})
+            for name, tensor in inputs.items()
+        }
         interface = replace(interface, inputs=taken)
     return interface if outputs is None else replace(interface, outputs=tuple(outputs))
 
@@ -118,7 +121,10 @@ def _cut_input(known: Mapping[str, Any] | None, declared: Mapping[str, Any]) -> 
     """Return a tensor as it is declared; what is left out of an input is as it was."""
     known = known or {"shape": [], "dtype": "float32"}
     shape, dtype = declared.get("shape"), declared.get("dtype")
-    return {"shape": list(known["shape"] if shape is None else shape), "dtype": dtype or known["dtype"]}
+    return {
+        "shape": list(known["shape"] if shape is None else shape),
+        "dtype": dtype or known["dtype"],
+    }
 
 
 def _cast(interface: Interface, step: Step) -> Interface:

@@ -23,7 +23,11 @@ def timing_caches_folder(root: Path, configs: Path, state: Path) -> Path:
 def pinned_caches(models: Iterable[Mapping[str, Any]]) -> set[str]:
     """Return the digests of the timing caches that engines of resolved models pin."""
     engines = [engine for model in models for engine in model["engines"]]
-    return {str(engine["timing_cache"]["pin"]) for engine in engines if (engine.get("timing_cache") or {}).get("pin")}
+    return {
+        str(engine["timing_cache"]["pin"])
+        for engine in engines
+        if (engine.get("timing_cache") or {}).get("pin")
+    }
 
 
 def _named_in(file: Path) -> str:

@@ -22,7 +22,11 @@ def toolchain_problems(node: Node) -> Iterator[Problem]:
             yield Problem(toolchain.origin, text, "rename one of them", of_key=True)
         taken.setdefault(variable, name)
         python = toolchain.get("python")
-        if python is not None and isinstance(python.value, str) and ("\0" in python.value or not python.value.strip()):
+        if (
+            python is not None
+            and isinstance(python.value, str)
+            and ("\0" in python.value or not python.value.strip())
+        ):
             yield Problem(python.origin, f"{show_value(python.value)} is not a path")
 
 
@@ -33,14 +37,26 @@ def unknown_toolchains(engine: Node, toolchains: Node | None) -> Iterator[Proble
         return
     known = [name for name, _ in toolchains.items()]
     if named.value not in known:
-        hint = suggest(named.value, known, what="toolchains") or "toolchains are declared in configs/project.yaml"
+        hint = (
+            suggest(named.value, known, what="toolchains")
+            or "toolchains are declared in configs/project.yaml"
+        )
         yield Problem(named.origin, f"no toolchain is named {show_value(named.value)}", hint)
 
 
-def used_toolchains(engines: list[Mapping[str, Any]], toolchains: Mapping[str, Any]) -> dict[str, Any]:
+def used_toolchains(
+    engines: list[Mapping[str, Any]], toolchains: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the toolchains that engines name, as project.yaml has them; of a broken one there are none."""
-    names = [name for name in dict.fromkeys(engine["toolchain"] for engine in engines) if name in toolchains]
-    return {name: {"python": toolchains[name]["python"], "env": toolchains[name].get("env") or {}} for name in names}
+    names = [
+        name
+        for name in dict.fromkeys(engine["toolchain"] for engine in engines)
+        if name in toolchains
+    ]
+    return {
+        name: {"python": toolchains[name]["python"], "env": toolchains[name].get("env") or {}}
+        for name in names
+    }
 
 
 def declared_toolchains(configs: Path) -> dict[str, tuple[str, dict[str, str]]]:
@@ -50,4 +66,6 @@ def declared_toolchains(configs: Path) -> dict[str, tuple[str, dict[str, str]]]:
         return {}
     found = read_yaml(file, file.read_bytes())
     declared = (found.get("toolchains") or {}) if isinstance(found, dict) else {}
-    return {name: (written["python"], written.get("env") or {}) for name, written in declared.items()}
+    return {
+        name: (written["python"], written.get("env") or {}) for name, written in declared.items()
+    }

@@ -40,16 +40,28 @@ def data_problem(dtype: object, data: object) -> Found | None:
     if "random" in data:
         return _random_problem(dtype, data)
     if "images" in data and dtype not in IMAGE_DTYPES:
-        return "images", f"images cannot be values of dtype {dtype}", f"they can be {', '.join(IMAGE_DTYPES)}"
+        return (
+            "images",
+            f"images cannot be values of dtype {dtype}",
+            f"they can be {', '.join(IMAGE_DTYPES)}",
+        )
     return _constant_problem(dtype, data["constant"]) if "constant" in data else None
 
 
 def _random_problem(dtype: str, data: Mapping[str, Any]) -> Found | None:
     kind = data["random"]
     if dtype == "string":
-        return "random", "random values of dtype string cannot be made", "use constant, npz or python"
+        return (
+            "random",
+            "random values of dtype string cannot be made",
+            "use constant, npz or python",
+        )
     if (dtype in INTEGER_RANGES or dtype == "bool") and kind in ("normal", "uniform"):
-        return "random", f"random {kind} values cannot be made for dtype {dtype}", "use random: integers"
+        return (
+            "random",
+            f"random {kind} values cannot be made for dtype {dtype}",
+            "use random: integers",
+        )
     for field, usual in _UNUSED.get(str(kind), {}).items():
         if data.get(field, usual) != usual:
             return field, f"ignored with random: {kind}", "remove it"
@@ -69,7 +81,11 @@ def _bounds_problem(dtype: str, data: Mapping[str, Any], *, whole: bool) -> Foun
     least, most = (0, 1) if dtype == "bool" else INTEGER_RANGES.get(dtype, (-math.inf, math.inf))
     if whole and (low < least or high > most + 1):
         field = "low" if low < least else "high"
-        return field, f"{data[field]:g} is outside the range of {dtype} ({least} to {most})", "high is exclusive"
+        return (
+            field,
+            f"{data[field]:g} is outside the range of {dtype} ({least} to {most})",
+            "high is exclusive",
+        )
     return None
 
 

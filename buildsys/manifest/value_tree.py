@@ -42,16 +42,22 @@ class Node:
 
     def without(self, *names: str) -> Node:
         """Return this map without some members."""
-        return Node({name: node for name, node in self.value.items() if name not in names}, self.origin)
+        return Node(
+            {name: node for name, node in self.value.items() if name not in names}, self.origin
+        )
 
 
 def plant(value: Any, file: Path, key: Key = ()) -> Node:
     """Return plain data as nodes that come from ``key`` and below in ``file``."""
     origin = Origin(file, key)
     if isinstance(value, dict):
-        return Node({name: plant(member, file, (*key, name)) for name, member in value.items()}, origin)
+        return Node(
+            {name: plant(member, file, (*key, name)) for name, member in value.items()}, origin
+        )
     if isinstance(value, list):
-        return Node([plant(member, file, (*key, index)) for index, member in enumerate(value)], origin)
+        return Node(
+            [plant(member, file, (*key, index)) for index, member in enumerate(value)], origin
+        )
     return Node(value, origin)
 
 
@@ -79,7 +85,11 @@ def merge(under: Node, over: Node, key: Key = ()) -> Node:
 
     A `source` or an input's `data` of another kind replaces the whole map, and so does a weights file.
     """
-    if not isinstance(under.value, dict) or not isinstance(over.value, dict) or _replaces(under, over, key):
+    if (
+        not isinstance(under.value, dict)
+        or not isinstance(over.value, dict)
+        or _replaces(under, over, key)
+    ):
         return over
     members = dict(under.value)
     for name, member in over.value.items():
@@ -114,7 +124,9 @@ def leaves(node: Node, key: Key = ()) -> Iterator[tuple[Key, Node]]:
     if isinstance(node.value, dict) and node.value:
         for name, member in node.value.items():
             yield from leaves(member, (*key, name))
-    elif isinstance(node.value, list) and any(isinstance(member.value, (dict, list)) for member in node.value):
+    elif isinstance(node.value, list) and any(
+        isinstance(member.value, (dict, list)) for member in node.value
+    ):
         for index, member in enumerate(node.value):
             yield from leaves(member, (*key, index))
     else:

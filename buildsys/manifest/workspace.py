@@ -29,7 +29,9 @@ class Workspace:
         self.links_into = links_into or root  # files of the project may be links to there
         self.configs = configs
         self.states: dict[str, FileState | None] = {}
-        self.digests: dict[str, tuple[FileState, str]] = {}  # sha256 of weights; kept from load to load
+        self.digests: dict[
+            str, tuple[FileState, str]
+        ] = {}  # sha256 of weights; kept from load to load
         self._documents: dict[Path, Node | ManifestError] = {}
         self._contents: dict[Path, bytes] = {}
         self._positions: dict[Path, Positions] = {}
@@ -94,7 +96,10 @@ class Workspace:
 
     def errors(self, problems: Iterable[Problem | ManifestError]) -> list[ManifestError]:
         """Return problems as errors with line and column; errors pass as they are."""
-        return [problem if isinstance(problem, ManifestError) else self._error(problem) for problem in problems]
+        return [
+            problem if isinstance(problem, ManifestError) else self._error(problem)
+            for problem in problems
+        ]
 
     def line(self, node: Node) -> str:
         """Return ``file:line`` of what set a value."""
@@ -109,7 +114,9 @@ class Workspace:
     def _marks(self, shown: Path) -> Positions:
         if shown not in self._positions:
             content = self._contents.get(shown)
-            self._positions[shown] = read_positions(shown, content) if content is not None else Positions()
+            self._positions[shown] = (
+                read_positions(shown, content) if content is not None else Positions()
+            )
         return self._positions[shown]
 
 
@@ -121,8 +128,12 @@ def _content(path: Path, shown: Path) -> bytes:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise ManifestError(shown, (), f"the file cannot be read: {(error.strerror or str(error)).lower()}") from None
+        raise ManifestError(
+            shown, (), f"the file cannot be read: {(error.strerror or str(error)).lower()}"
+        ) from None
     if len(content) > MAX_BYTES:
         size: Any = path.stat().st_size / 2**20
-        raise ManifestError(shown, (), f"the file has {size:.1f} MiB, a manifest at most {MAX_BYTES >> 20} MiB")
+        raise ManifestError(
+            shown, (), f"the file has {size:.1f} MiB, a manifest at most {MAX_BYTES >> 20} MiB"
+        )
     return content

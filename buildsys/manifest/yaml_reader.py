@@ -22,7 +22,9 @@ MAX_BYTES = 1 << 20
 MAX_VALUES = 50_000  # with every alias counted as often as it is used
 MAX_DEPTH = 50
 
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # seven times faster where libyaml is there
+_Loader: Any = getattr(
+    yaml, "CSafeLoader", yaml.SafeLoader
+)  # seven times faster where libyaml is there
 _INT = re.compile(r"[-+]?[0-9]+")
 _OCTAL = re.compile(r"0o[0-7]+")
 _HEX = re.compile(r"0x[0-9a-fA-F]+")
@@ -35,7 +37,12 @@ _WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None} | {
 _NAN = (".nan", ".NaN", ".NAN")
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _TAG = "tag:yaml.org,2002:"
-_TAGGED: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "null": (type(None),)}
+_TAGGED: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "null": (type(None),),
+}
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,9 @@ def read_positions(file: Path, content: bytes) -> Positions:
 
 def _decode(file: Path, content: bytes) -> str:
     if len(content) > MAX_BYTES:
-        raise ManifestError(file, (), f"the file has {len(content) / 2**20:.1f} MiB, a manifest at most 1 MiB")
+        raise ManifestError(
+            file, (), f"the file has {len(content) / 2**20:.1f} MiB, a manifest at most 1 MiB"
+        )
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -108,7 +117,9 @@ class _Builder:
             value = self._value((), 0)
             self._loader.get_event()
             if not self._loader.check_event(yaml.StreamEndEvent):
-                self._refuse(self._loader.peek_event(), (), "a second document starts here; a file holds one")
+                self._refuse(
+                    self._loader.peek_event(), (), "a second document starts here; a file holds one"
+                )
         except yaml.MarkedYAMLError as error:
             raise self._syntax_error(error) from None
         finally:
@@ -135,7 +146,9 @@ class _Builder:
     def _node(self, event: Any, key: Key, depth: int) -> Any:
         if isinstance(event, yaml.ScalarEvent):
             return self._scalar(event, key)
-        wanted, word = ("map", "a map") if isinstance(event, yaml.MappingStartEvent) else ("seq", "a list")
+        wanted, word = (
+            ("map", "a map") if isinstance(event, yaml.MappingStartEvent) else ("seq", "a list")
+        )
         if event.tag not in (None, "!", _TAG + wanted):
             self._refuse(event, key, f"the tag {event.tag} does not fit {word}", "leave it out")
         return self._map(key, depth) if wanted == "map" else self._list(key, depth)
@@ -178,7 +191,12 @@ class _Builder:
         if isinstance(name, int) and not isinstance(name, bool):
             return str(name)
         if not isinstance(name, str):
-            self._refuse(event, key, f"the key {event.value or 'null'} is not a string", f'quote it: "{event.value}"')
+            self._refuse(
+                event,
+                key,
+                f"the key {event.value or 'null'} is not a string",
+                f'quote it: "{event.value}"',
+            )
         if name == "<<" and event.implicit[0]:
             self._refuse(event, key, "merge keys (<<) are not part of YAML 1.2", "use extends")
         return name
@@ -222,7 +240,9 @@ class _Builder:
         indent = re.match(r"[ \t]*", lines[line - 1] if line <= len(lines) else "")
         if indent and "\t" in indent[0]:
             column = indent[0].index("\t") + 1
-            return ManifestError(self._file, (), "a tab cannot indent YAML", "use spaces", line, column)
+            return ManifestError(
+                self._file, (), "a tab cannot indent YAML", "use spaces", line, column
+            )
         problem = f"not valid YAML: {error.problem or 'cannot be parsed'}"
         hint = "check the indentation, and quote text that holds a colon"
         context = f" {error.context}" if error.context else ""

@@ -38,7 +38,11 @@ def make_module(source: Mapping[str, Any], project: Path) -> Made:
     Raises: StageError: no such model or callable, it cannot be built, or its weights cannot be had.
     """
     torch.manual_seed(source["seed"])
-    made = _from_torchvision(source, project) if "torchvision" in source else _from_python(source, project)
+    made = (
+        _from_torchvision(source, project)
+        if "torchvision" in source
+        else _from_python(source, project)
+    )
     made.module.eval()
     return made
 
@@ -51,7 +55,9 @@ def _from_torchvision(source: Mapping[str, Any], project: Path) -> Made:
         module = _build_torchvision(name, {**source["kwargs"], "weights": chosen}, project)
         return Made(module, f"torchvision {chosen}")
     with without_default_values():
-        module = _build_torchvision(name, {**_without_backbone_download(name), **source["kwargs"]}, project)
+        module = _build_torchvision(
+            name, {**_without_backbone_download(name), **source["kwargs"]}, project
+        )
     if weights:
         load_weights(module, weights, project, name)
         return Made(module, f"from {weights['file']}")
@@ -62,7 +68,10 @@ def _from_python(source: Mapping[str, Any], project: Path) -> Made:
     reference, weights = source["python"], source["weights"]
     make = load_callable(reference, project)
     if isinstance(make, nn.Module):
-        raise StageError(f"{reference} is a module, not a callable that returns one", "name its class or a function")
+        raise StageError(
+            f"{reference} is a module, not a callable that returns one",
+            "name its class or a function",
+        )
     with blame(f"{reference} failed", project):
         module = make(**source["kwargs"])
     if not isinstance(module, nn.Module):
@@ -95,7 +104,11 @@ def _require_known(name: str) -> None:
     known = models.list_models()
     if name.lower() not in known:
         near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else "torchvision.models.list_models() lists them"
+        hint = (
+            f"did you mean {' or '.join(near)}?"
+            if near
+            else "torchvision.models.list_models() lists them"
+        )
         raise StageError(f"torchvision has no model {name}", hint)
 
 
@@ -105,7 +118,10 @@ def _without_backbone_download(name: str) -> dict[str, Any]:
 
     _require_known(name)
     accepted = inspect.signature(models.get_model_builder(name)).parameters
-    return {"weights": None, **({"weights_backbone": None} if "weights_backbone" in accepted else {})}
+    return {
+        "weights": None,
+        **({"weights_backbone": None} if "weights_backbone" in accepted else {}),
+    }
 
 
 def _pretrained(name: str, weights: str) -> Any:
@@ -132,7 +148,10 @@ def _fetch(chosen: Any, name: str) -> None:
         _download(url, file, prefix, f"the weights {chosen} of {name}")
     digest = sha256_of(file)
     if not digest.startswith(prefix):
-        raise StageError(f"{file} should have a sha256 that begins with {prefix}, not {digest}", "delete the file")
+        raise StageError(
+            f"{file} should have a sha256 that begins with {prefix}, not {digest}",
+            "delete the file",
+        )
 
 
 def _download(url: str, file: Path, prefix: str, what: str) -> None:
@@ -141,7 +160,10 @@ def _download(url: str, file: Path, prefix: str, what: str) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         torch.hub.download_url_to_file(url, str(file), prefix, progress=False)
-    except (OSError, RuntimeError) as error:  # no network, no such file there, a read-only cache; a wrong digest
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # no network, no such file there, a read-only cache; a wrong digest
         raise StageError(
             f"{what} are not at {file} and could not be loaded from {url} ({error})",
             f"put the file there, or use weights: null (random) or weights: {{file: {file.name}, sha256: …}}",

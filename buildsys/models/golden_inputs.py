@@ -20,7 +20,14 @@ Data = Mapping[str, Any]  # one input's ``data`` of the manifest
 
 
 def golden_input(
-    name: str, shape: tuple[int, ...], dtype: str, data: Data | None, *, case: str, seed: int, project: Path
+    name: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    data: Data | None,
+    *,
+    case: str,
+    seed: int,
+    project: Path,
 ) -> Tensor:
     """Return the golden values of one input in one case.
 
@@ -30,9 +37,13 @@ def golden_input(
     if "npz" in data:
         return _from_npz(data, name, shape, dtype, case, project)
     if "python" in data:
-        return values_from_callable(data["python"], shape, dtype, case, seed, project, f"input {name}, case {case}")
+        return values_from_callable(
+            data["python"], shape, dtype, case, seed, project, f"input {name}, case {case}"
+        )
     if "images" in data:
-        return read_images(find_images(data, name, shape[0] if shape else 1, project), data, name, shape, dtype)
+        return read_images(
+            find_images(data, name, shape[0] if shape else 1, project), data, name, shape, dtype
+        )
     if "constant" in data:
         return _constant(data["constant"], name, shape, dtype)
     return _random(data, name, shape, dtype, _stream(seed, name, case))
@@ -46,15 +57,21 @@ def _default(dtype: str) -> Data:
 
 def _stream(seed: int, name: str, case: str) -> np.random.Generator:
     key = hashlib.sha256(f"{name}/{case}".encode()).digest()
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, int.from_bytes(key[:16], "little")])))
+    return np.random.Generator(
+        np.random.PCG64(np.random.SeedSequence([seed, int.from_bytes(key[:16], "little")]))
+    )
 
 
-def _random(data: Data, name: str, shape: tuple[int, ...], dtype: str, stream: np.random.Generator) -> Tensor:
+def _random(
+    data: Data, name: str, shape: tuple[int, ...], dtype: str, stream: np.random.Generator
+) -> Tensor:
     kind = data["random"]
     if kind == "integers":
         return _integers(data, name, shape, dtype, stream)
     if not _is_float(dtype):
-        raise StageError(f"inputs.{name}.data: random {kind} values cannot be {dtype}", "use random: integers")
+        raise StageError(
+            f"inputs.{name}.data: random {kind} values cannot be {dtype}", "use random: integers"
+        )
     values = _floats(data, shape, stream)
     if dtype.startswith("complex"):
         values = values + 1j * _floats(data, shape, stream)
@@ -67,10 +84,15 @@ def _floats(data: Data, shape: tuple[int, ...], stream: np.random.Generator) -> 
     return np.asarray(data["low"] + (data["high"] - data["low"]) * stream.random(shape))
 
 
-def _integers(data: Data, name: str, shape: tuple[int, ...], dtype: str, stream: np.random.Generator) -> Tensor:
+def _integers(
+    data: Data, name: str, shape: tuple[int, ...], dtype: str, stream: np.random.Generator
+) -> Tensor:
     low, high = int(data["low"]), int(data["high"])
     if low >= high:
-        raise StageError(f"inputs.{name}.data: there is no integer from {low} to below {high}", "high is exclusive")
+        raise StageError(
+            f"inputs.{name}.data: there is no integer from {low} to below {high}",
+            "high is exclusive",
+        )
     _require_representable((low, high - 1), name, dtype)
     values = stream.integers(low, high, shape, dtype=np.int64)
     return tensor_of(values, dtype)
@@ -86,9 +108,13 @@ def _constant(value: Any, name: str, shape: tuple[int, ...], dtype: str) -> Tens
     return tensor_of(np.full(shape, value), dtype)
 
 
-def _from_npz(data: Data, name: str, shape: tuple[int, ...], dtype: str, case: str, project: Path) -> Tensor:
+def _from_npz(
+    data: Data, name: str, shape: tuple[int, ...], dtype: str, case: str, project: Path
+) -> Tensor:
     array, what = read_array(project / data["npz"], data["npz"], data["key"] or name)
-    if array.ndim != len(shape) or any(has < wants for has, wants in zip(array.shape, shape, strict=True)):
+    if array.ndim != len(shape) or any(
+        has < wants for has, wants in zip(array.shape, shape, strict=True)
+    ):
         raise StageError(
             f"{what} has the shape {array.shape}, input {name} needs {shape} in the case {case}",
             "an array is cut to each case's shape from the front, so it must be at least as large as the largest",
@@ -105,7 +131,9 @@ def read_array(file: Path, shown: str, key: str) -> tuple[Array, str]:
     try:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             if key not in archive:
-                raise StageError(f"{shown} has no array {key}", f"it has {', '.join(archive.files)}")
+                raise StageError(
+                    f"{shown} has no array {key}", f"it has {', '.join(archive.files)}"
+                )
             return archive[key], f"{shown}: {key}"
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
         raise StageError(f"{shown} cannot be read as an .npz file: {error}") from error
@@ -120,7 +148,13 @@ def require_dtype(array: Array, dtype: str, what: str, of: str) -> None:
 
 
 def values_from_callable(
-    reference: str, shape: tuple[int, ...], dtype: str, which: str | int, seed: int, project: Path, where: str
+    reference: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    which: str | int,
+    seed: int,
+    project: Path,
+    where: str,
 ) -> Tensor:
     """Return what the user's callable gives; ``which`` is its case, or the number of a calibration batch.
 
@@ -130,7 +164,9 @@ def values_from_callable(
     with blame(f"{reference} failed for {where}", project):
         array = np.asarray(make(shape, dtype, which, seed))
     if array.shape != shape:
-        raise StageError(f"{reference} returned the shape {array.shape} for {where}; wanted {shape}")
+        raise StageError(
+            f"{reference} returned the shape {array.shape} for {where}; wanted {shape}"
+        )
     found = tensor_of(array).dtype
     if found != dtype and not (dtype in BIT_DTYPES and found == "float32"):
         raise StageError(f"{reference} returned {found} for {where}; wanted {dtype}")
@@ -141,7 +177,9 @@ def _require_representable(values: tuple[int, ...], name: str, dtype: str) -> No
     low, high = (0, 1) if dtype == "bool" else INTEGER_RANGES.get(dtype, (-(2**63), 2**63 - 1))
     outside = [value for value in values if not low <= value <= high]
     if outside:
-        raise StageError(f"inputs.{name}.data: {outside[0]} is not a value of {dtype}, which goes from {low} to {high}")
+        raise StageError(
+            f"inputs.{name}.data: {outside[0]} is not a value of {dtype}, which goes from {low} to {high}"
+        )
 
 
 def _is_float(dtype: str) -> bool:

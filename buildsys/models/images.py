@@ -29,7 +29,8 @@ def find_images(data: Data, name: str, wanted: int, project: Path) -> list[Path]
     found = image_files(str(project / data["images"]))
     if not found:
         raise StageError(
-            f"{data['images']} has no images for the input {name}", f"what counts as one ends in {' '.join(SUFFIXES)}"
+            f"{data['images']} has no images for the input {name}",
+            f"what counts as one ends in {' '.join(SUFFIXES)}",
         )
     if len(found) < wanted:
         raise StageError(
@@ -39,7 +40,9 @@ def find_images(data: Data, name: str, wanted: int, project: Path) -> list[Path]
     return [Path(path) for path in found[:wanted]]
 
 
-def read_images(files: Sequence[Path], data: Data, name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
+def read_images(
+    files: Sequence[Path], data: Data, name: str, shape: tuple[int, ...], dtype: str
+) -> Tensor:
     """Return one batch of images in ``shape``, the first dimension of which is their number.
 
     Raises: StageError: the shape or the dtype is none for images, or a file cannot be read as one.
@@ -51,7 +54,8 @@ def read_images(files: Sequence[Path], data: Data, name: str, shape: tuple[int, 
     values = (pixels.astype(np.float32) / np.float32(data["divide"]) - mean) / std
     if dtype == "uint8" and not np.array_equal(values, pixels):
         raise StageError(
-            f"the input {name} is uint8, and divide, mean or std make other values of the pixels", "set divide: 1"
+            f"the input {name} is uint8, and divide, mean or std make other values of the pixels",
+            "set divide: 1",
         )
     return tensor_of(values if data["layout"] == "nhwc" else values.transpose(0, 3, 1, 2), dtype)
 
@@ -93,8 +97,16 @@ def _pixels(file: Path, data: Data, size: tuple[int, int]) -> Array:
     try:
         with Image.open(file) as opened:
             image = _fitted(opened.convert(_MODES[data["color"]]), data, size)
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise StageError(f"{file.parent.name}/{file.name} cannot be read as an image: {error}") from error
+    except (
+        UnidentifiedImageError,
+        OSError,
+        ValueError,
+        SyntaxError,
+        Image.DecompressionBombError,
+    ) as error:
+        raise StageError(
+            f"{file.parent.name}/{file.name} cannot be read as an image: {error}"
+        ) from error
     pixels = np.asarray(image)
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
     return pixels[:, :, ::-1] if data["color"] == "bgr" else pixels
@@ -114,7 +126,9 @@ def _fitted(image: Image, data: Data, size: tuple[int, int]) -> Image:
     scale = data["resize"] / min(image.size)
     resized = tuple(max(data["resize"], round(side * scale)) for side in image.size)
     if resized[0] < width or resized[1] < height:
-        raise ValueError(f"resized to {resized[0]} x {resized[1]} it is smaller than the crop of {width} x {height}")
+        raise ValueError(
+            f"resized to {resized[0]} x {resized[1]} it is smaller than the crop of {width} x {height}"
+        )
     left, top = (resized[0] - width) // 2, (resized[1] - height) // 2
     image = image.resize((resized[0], resized[1]), filters[data["interpolation"]])
     return image.crop((left, top, left + width, top + height))

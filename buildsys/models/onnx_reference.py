@@ -24,7 +24,9 @@ class OnnxReference:
         try:
             for library in libraries:
                 options.register_custom_ops_library(str(library.absolute()))
-            self._session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+            self._session = onnxruntime.InferenceSession(
+                str(file), options, providers=["CPUExecutionProvider"]
+            )
         except Exception as error:  # onnxruntime's exceptions share no public base
             raise StageError(f"ONNX Runtime cannot load {shown}: {_first_line(error)}") from error
         self._outputs = [output.name for output in self._session.get_outputs()]
@@ -35,7 +37,9 @@ class OnnxReference:
         try:
             values = self._run_arrays(inputs) if in_numpy else self._run_values(inputs)
         except Exception as error:  # onnxruntime's exceptions share no public base
-            raise StageError(f"ONNX Runtime cannot run {self._shown}: {_first_line(error)}") from error
+            raise StageError(
+                f"ONNX Runtime cannot run {self._shown}: {_first_line(error)}"
+            ) from error
         return dict(zip(self._outputs, values, strict=True))
 
     def _run_arrays(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
@@ -48,7 +52,10 @@ class OnnxReference:
     def _run_values(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
         """Run with types that numpy lacks; these calls take no strings."""
         feeds = {name: _ort_value(tensor) for name, tensor in inputs.items()}
-        return [tensor_of(value.numpy()) for value in self._session.run_with_ort_values(self._outputs, feeds)]
+        return [
+            tensor_of(value.numpy())
+            for value in self._session.run_with_ort_values(self._outputs, feeds)
+        ]
 
 
 def _ort_value(tensor: Tensor) -> onnxruntime.OrtValue:

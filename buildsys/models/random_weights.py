@@ -42,13 +42,21 @@ from torch.overrides import TorchFunctionMode
 from buildsys.errors import StageError
 
 _STREAM_LENGTH = 1 << 20
-_NORMS = tuple(getattr(nn, name) for name in ("LayerNorm", "GroupNorm", "RMSNorm") if hasattr(nn, name))
+_NORMS = tuple(
+    getattr(nn, name) for name in ("LayerNorm", "GroupNorm", "RMSNorm") if hasattr(nn, name)
+)
 _FILLS = frozenset(
     {
         getattr(torch.Tensor, f"{name}_")
         for name in ("uniform", "normal", "erfinv", "mul", "add", "clamp", "fill", "zero")
     }
-    | {nn.init.uniform_, nn.init.normal_, nn.init.trunc_normal_, nn.init.kaiming_uniform_, nn.init.kaiming_normal_}
+    | {
+        nn.init.uniform_,
+        nn.init.normal_,
+        nn.init.trunc_normal_,
+        nn.init.kaiming_uniform_,
+        nn.init.kaiming_normal_,
+    }
     | {nn.init.constant_, nn.init.zeros_, nn.init.ones_}
 )
 Floats = npt.NDArray[np.float32]
@@ -129,7 +137,9 @@ class _Measure:
         scale = _scale(args[0] if args else next(iter(kwargs.values())))
         spread = 0.25 * math.sqrt(scale)
         statistics = dict(layer.named_buffers(recurse=False))
-        _fill(statistics["running_var"], Span(0.5 * scale, 1.5 * scale), f"{self.stream}.running_var")
+        _fill(
+            statistics["running_var"], Span(0.5 * scale, 1.5 * scale), f"{self.stream}.running_var"
+        )
         _fill(statistics["running_mean"], Span(-spread, spread), f"{self.stream}.running_mean")
 
 
@@ -179,8 +189,12 @@ def _symmetric(variance: float) -> Span:
 def _fill(tensor: torch.Tensor, span: Span, name: str) -> None:
     """Draw all of ``tensor`` from the stream called ``name``."""
     target = tensor.detach()
-    in_place = target.dtype == torch.float32 and target.is_contiguous() and target.device.type == "cpu"
-    values: Floats = target.view(-1).numpy() if in_place else np.empty(target.numel(), dtype=np.float32)
+    in_place = (
+        target.dtype == torch.float32 and target.is_contiguous() and target.device.type == "cpu"
+    )
+    values: Floats = (
+        target.view(-1).numpy() if in_place else np.empty(target.numel(), dtype=np.float32)
+    )
     _draw(values, span, name)
     if not in_place:
         target.copy_(torch.from_numpy(values).view(target.shape))

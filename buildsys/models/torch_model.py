@@ -34,15 +34,25 @@ class Network:
 
     module: nn.Module
     keywords: Mapping[str, str | None]  # input name -> keyword of forward, None by position
-    declared: Mapping[str, Mapping[str, Any]]  # output name -> {key, …} of the manifest; empty: as forward returns
+    declared: Mapping[
+        str, Mapping[str, Any]
+    ]  # output name -> {key, …} of the manifest; empty: as forward returns
     project: Path
     weights: str  # how the weights were made, for the report
-    example_result: Any = None  # what forward returned for the example, where it had to be called anyway
+    example_result: Any = (
+        None  # what forward returned for the example, where it had to be called anyway
+    )
 
-    def arguments(self, inputs: Tensors) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    def arguments(
+        self, inputs: Tensors
+    ) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
         """Return the positional and the keyword arguments of forward."""
-        positional = tuple(inputs[name] for name, keyword in self.keywords.items() if keyword is None)
-        return positional, {keyword: inputs[name] for name, keyword in self.keywords.items() if keyword is not None}
+        positional = tuple(
+            inputs[name] for name, keyword in self.keywords.items() if keyword is None
+        )
+        return positional, {
+            keyword: inputs[name] for name, keyword in self.keywords.items() if keyword is not None
+        }
 
     def result(self, inputs: Tensors) -> Any:
         """Return what forward returns.
@@ -50,7 +60,10 @@ class Network:
         Raises: StageError: forward raised; says for which inputs and where.
         """
         positional, named = self.arguments(inputs)
-        with blame(f"forward of {type(self.module).__name__} failed on {describe_inputs(inputs)}", self.project):
+        with blame(
+            f"forward of {type(self.module).__name__} failed on {describe_inputs(inputs)}",
+            self.project,
+        ):
             return self.module(*positional, **named)
 
     def __call__(self, inputs: Tensors) -> dict[str, torch.Tensor]:
@@ -110,12 +123,17 @@ def name_outputs(result: Any, declared: Mapping[str, Mapping[str, Any]]) -> dict
         )
     keyed = [name for name, output in declared.items() if output["key"]]
     if keyed:
-        raise StageError(f"outputs.{keyed[0]}.key is given, but forward returned {type(result).__name__}, not a dict")
+        raise StageError(
+            f"outputs.{keyed[0]}.key is given, but forward returned {type(result).__name__}, not a dict"
+        )
     return dict(zip(declared, found.values(), strict=True))
 
 
 def check_outputs(
-    outputs: Tensors, declared: Mapping[str, Mapping[str, Any]], dims: Mapping[str, int], inputs: Tensors
+    outputs: Tensors,
+    declared: Mapping[str, Mapping[str, Any]],
+    dims: Mapping[str, int],
+    inputs: Tensors,
 ) -> None:
     """Compare the shapes and dtypes of ``outputs`` with the declared ones.
 
@@ -128,7 +146,9 @@ def check_outputs(
         if output["shape"] is None:
             continue
         wanted = [dims[size] if isinstance(size, str) else size for size in output["shape"]]
-        if len(wanted) != len(found) or any(w not in (None, f) for w, f in zip(wanted, found, strict=True)):
+        if len(wanted) != len(found) or any(
+            w not in (None, f) for w, f in zip(wanted, found, strict=True)
+        ):
             shown = ", ".join("?" if size is None else str(size) for size in wanted)
             raise StageError(
                 f"output {name} has the shape {found} for {describe_inputs(inputs)}, the manifest declares [{shown}]"
@@ -152,13 +172,19 @@ class FlatCall(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Call the network and return its outputs in the manifest's order."""
-        positional, named = self._convention.arguments(dict(zip(self._convention.keywords, tensors, strict=True)))
-        return tuple(name_outputs(self.network(*positional, **named), self._convention.declared).values())
+        positional, named = self._convention.arguments(
+            dict(zip(self._convention.keywords, tensors, strict=True))
+        )
+        return tuple(
+            name_outputs(self.network(*positional, **named), self._convention.declared).values()
+        )
 
 
 def describe_inputs(inputs: Tensors) -> str:
     """Return e.g. ``ids int64 [2, 16], mask bool [2, 16]``."""
-    return ", ".join(f"{name} {dtype_name(value.dtype)} {list(value.shape)}" for name, value in inputs.items())
+    return ", ".join(
+        f"{name} {dtype_name(value.dtype)} {list(value.shape)}" for name, value in inputs.items()
+    )
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -187,7 +213,9 @@ def _paths(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _is_mapping(value: Any) -> bool:
-    return isinstance(value, Mapping) or (dataclasses.is_dataclass(value) and not isinstance(value, type))
+    return isinstance(value, Mapping) or (
+        dataclasses.is_dataclass(value) and not isinstance(value, type)
+    )
 
 
 def _items(value: Any) -> list[tuple[Any, Any]]:
@@ -200,7 +228,9 @@ def _check_keys(keys: Mapping[str, str], found: Tensors) -> None:
     missing = [key for key in keys.values() if key not in found]
     unused = [key for key in found if key not in keys.values()]
     if missing:
-        raise StageError(f"forward returned no output {missing[0]}", f"it returned {', '.join(found)}")
+        raise StageError(
+            f"forward returned no output {missing[0]}", f"it returned {', '.join(found)}"
+        )
     if unused:
         raise StageError(
             f"the manifest declares {_count(len(keys), 'output')} ({', '.join(keys)}), "
@@ -214,4 +244,6 @@ def _count(number: int, noun: str) -> str:
 
 
 def _shapes(tensors: Tensors) -> str:
-    return ", ".join(f"{dtype_name(tensor.dtype)} {list(tensor.shape)}" for tensor in tensors.values())
+    return ", ".join(
+        f"{dtype_name(tensor.dtype)} {list(tensor.shape)}" for tensor in tensors.values()
+    )

@@ -15,7 +15,13 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, FileFinder, ModuleSpec, SourceFileLoader
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    ModuleSpec,
+    SourceFileLoader,
+)
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -74,7 +80,9 @@ def _find(module: ModuleType, reference: str) -> Any:
     return found
 
 
-def check_parameters(function: Callable[..., Any], reference: str, count: int, takes: str, example: str) -> None:
+def check_parameters(
+    function: Callable[..., Any], reference: str, count: int, takes: str, example: str
+) -> None:
     """Check that a function can be called with ``count`` arguments; ``takes`` and ``example`` say with which.
 
     Raises: StageError: it cannot; names the parameters that it has.
@@ -162,9 +170,13 @@ def _make_importable(project: Path, folder: Path) -> None:
 
     def find(path: str) -> FileFinder:
         inside = Path(path).resolve()
-        if not inside.is_relative_to(root) or any(part in _LIBRARY_FOLDERS for part in inside.parts):
+        if not inside.is_relative_to(root) or any(
+            part in _LIBRARY_FOLDERS for part in inside.parts
+        ):
             raise ImportError("not a folder of the project")
-        return FileFinder(path, (ExtensionFileLoader, EXTENSION_SUFFIXES), (_UncachedLoader, [".py"]))
+        return FileFinder(
+            path, (ExtensionFileLoader, EXTENSION_SUFFIXES), (_UncachedLoader, [".py"])
+        )
 
     sys.path_hooks.insert(0, find)
     for entry in dict.fromkeys((str(project), str(folder))):
@@ -188,8 +200,14 @@ def _location(error: BaseException, project: Path) -> str:
 
 
 def _is_users(filename: str, project: Path) -> bool:
-    inside = Path(filename).is_relative_to(project) or Path(filename).is_relative_to(project.resolve())
-    return inside and not _is_ours(filename) and not any(part in _LIBRARY_FOLDERS for part in Path(filename).parts)
+    inside = Path(filename).is_relative_to(project) or Path(filename).is_relative_to(
+        project.resolve()
+    )
+    return (
+        inside
+        and not _is_ours(filename)
+        and not any(part in _LIBRARY_FOLDERS for part in Path(filename).parts)
+    )
 
 
 def _is_of_a_library(filename: str) -> bool:
@@ -216,7 +234,9 @@ def _nearest(name: str, owner: Any) -> str:
 
 
 def _similar_files(file: Path, project: Path) -> str:
-    siblings = sorted(path.name for path in file.parent.glob("*.py")) if file.parent.is_dir() else []
+    siblings = (
+        sorted(path.name for path in file.parent.glob("*.py")) if file.parent.is_dir() else []
+    )
     near = difflib.get_close_matches(file.name, siblings, n=2, cutoff=0.5)
     shown = [_relative(str(file.parent / name), project) for name in near]
     return f"did you mean {' or '.join(shown)}?" if shown else ""

@@ -18,7 +18,9 @@ _PARALLEL_PREFIX = "module."  # DataParallel saves every name with it
 _NAMED = 3  # how many names an error shows of each kind
 
 
-def load_weights(module: nn.Module, weights: Mapping[str, Any], project: Path, network: str) -> None:
+def load_weights(
+    module: nn.Module, weights: Mapping[str, Any], project: Path, network: str
+) -> None:
     """Load a state dict of the project into ``module``; every name and shape must fit.
 
     ``weights`` is ``{file:, sha256:}`` of the manifest. A checkpoint that holds the state dict under
@@ -49,7 +51,15 @@ def _check_digest(file: Path, shown: str, expected: str) -> None:
 def _load(file: Path, shown: str) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, TypeError, OSError) as error:
+    except (
+        pickle.UnpicklingError,
+        RuntimeError,
+        EOFError,
+        ValueError,
+        KeyError,
+        TypeError,
+        OSError,
+    ) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise StageError(
             f"{shown} is not a file that torch.load(weights_only=True) reads: {first}",
@@ -59,7 +69,9 @@ def _load(file: Path, shown: str) -> Any:
 
 def _state_dict(loaded: Any, shown: str) -> dict[str, Any]:
     loaded = state_dict_of(loaded)
-    if not isinstance(loaded, Mapping) or not any(isinstance(value, torch.Tensor) for value in loaded.values()):
+    if not isinstance(loaded, Mapping) or not any(
+        isinstance(value, torch.Tensor) for value in loaded.values()
+    ):
         raise StageError(
             f"{shown} holds {_describe(loaded)}, not a state dict",
             "save one with torch.save(model.state_dict(), FILE)",
@@ -69,7 +81,11 @@ def _state_dict(loaded: Any, shown: str) -> dict[str, Any]:
 
 def _describe(loaded: Any) -> str:
     if isinstance(loaded, Mapping):
-        return f"a dict without tensors (keys: {_list(map(str, loaded))})" if loaded else "an empty dict"
+        return (
+            f"a dict without tensors (keys: {_list(map(str, loaded))})"
+            if loaded
+            else "an empty dict"
+        )
     return f"one object of type {type(loaded).__name__}"
 
 
@@ -81,7 +97,9 @@ def _without_parallel_prefix(state: dict[str, Any], module: nn.Module) -> dict[s
     return {name.removeprefix(_PARALLEL_PREFIX): value for name, value in state.items()}
 
 
-def _check_fit(state: Mapping[str, Any], wanted: Mapping[str, Any], shown: str, network: str) -> None:
+def _check_fit(
+    state: Mapping[str, Any], wanted: Mapping[str, Any], shown: str, network: str
+) -> None:
     missing = [name for name in wanted if name not in state]
     unexpected = [name for name in state if name not in wanted]
     reshaped = [
@@ -97,7 +115,11 @@ def _check_fit(state: Mapping[str, Any], wanted: Mapping[str, Any], shown: str, 
 
 
 def _shape(value: Any) -> str:
-    return "x".join(map(str, value.shape)) or "a scalar" if isinstance(value, torch.Tensor) else type(value).__name__
+    return (
+        "x".join(map(str, value.shape)) or "a scalar"
+        if isinstance(value, torch.Tensor)
+        else type(value).__name__
+    )
 
 
 def _list(names: Iterable[str]) -> str:

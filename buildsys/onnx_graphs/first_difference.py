@@ -20,7 +20,12 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import DATA_SUFFIX, load_model, tensors_of
 
 _LONGEST = 120
-_KINDS = {"node": "node", "initializer": "initializer", "metadata_props": "metadata", "value_info": "value"}
+_KINDS = {
+    "node": "node",
+    "initializer": "initializer",
+    "metadata_props": "metadata",
+    "value_info": "value",
+}
 _NAMES = ("name", "key", "domain")  # what tells one of several from the others
 
 
@@ -52,7 +57,9 @@ def difference_at(model: onnx.ModelProto, position: int) -> Difference | None:
         offset = int(place.get("offset", 0))
         if place and offset <= position < offset + int(place.get("length", 0)):
             element = (position - offset) // _item_bytes(tensor)
-            return Difference("initializer", tensor.name, "external data", f"element {element}", "another value")
+            return Difference(
+                "initializer", tensor.name, "external data", f"element {element}", "another value"
+            )
     return None
 
 
@@ -82,7 +89,11 @@ class _Place:
 def _fields(first: Message, second: Message, place: _Place) -> Iterator[Difference]:
     here = {field.name: value for field, value in first.ListFields()}
     there = {field.name: value for field, value in second.ListFields()}
-    if isinstance(first, TensorProto) and isinstance(second, TensorProto) and _values_differ(first, second):
+    if (
+        isinstance(first, TensorProto)
+        and isinstance(second, TensorProto)
+        and _values_differ(first, second)
+    ):
         yield place.field("values").difference(*_first_values(first, second))
         here.pop("raw_data", None), there.pop("raw_data", None)
     for name in dict.fromkeys((*here, *there)):
@@ -95,12 +106,16 @@ def _fields(first: Message, second: Message, place: _Place) -> Iterator[Differen
             yield place.field(name).difference(old, new)
 
 
-def _members(name: str, first: Sequence[Any], second: Sequence[Any], place: _Place) -> Iterator[Difference]:
+def _members(
+    name: str, first: Sequence[Any], second: Sequence[Any], place: _Place
+) -> Iterator[Difference]:
     if not all(isinstance(member, Message) for member in (*first, *second)):
         if first != second:
             yield place.field(name).difference(first, second)
         return
-    labels, others = ([_label(member, index) for index, member in enumerate(side)] for side in (first, second))
+    labels, others = (
+        [_label(member, index) for index, member in enumerate(side)] for side in (first, second)
+    )
     if labels != others:
         yield _other_members(name, labels, others, place)
         return
@@ -109,11 +124,22 @@ def _members(name: str, first: Sequence[Any], second: Sequence[Any], place: _Pla
             yield from _fields(old, new, place.member(name, old, index))
 
 
-def _other_members(name: str, first: Sequence[str], second: Sequence[str], place: _Place) -> Difference:
+def _other_members(
+    name: str, first: Sequence[str], second: Sequence[str], place: _Place
+) -> Difference:
     if sorted(first) == sorted(second):
-        index = next(index for index, pair in enumerate(zip(first, second, strict=True)) if pair[0] != pair[1])
-        return place.field(f"order of {name}").difference(f"{first[index]} at {index}", f"{second[index]} there")
-    alone = [label for label in first if label not in second], [label for label in second if label not in first]
+        index = next(
+            index
+            for index, pair in enumerate(zip(first, second, strict=True))
+            if pair[0] != pair[1]
+        )
+        return place.field(f"order of {name}").difference(
+            f"{first[index]} at {index}", f"{second[index]} there"
+        )
+    alone = (
+        [label for label in first if label not in second],
+        [label for label in second if label not in first],
+    )
     texts = [f"{len(side)}, with {only[0]}" if only else str(len(side)) for side, only in
              zip((first, second), alone, strict=True)]  # fmt: skip
     kind = _KINDS.get(name, "")
@@ -132,7 +158,11 @@ def _label(message: Any, index: int) -> str:
 
 
 def _is_repeated(value: Any) -> bool:
-    return value is not None and not isinstance(value, (str, bytes, Message)) and hasattr(value, "__len__")
+    return (
+        value is not None
+        and not isinstance(value, (str, bytes, Message))
+        and hasattr(value, "__len__")
+    )
 
 
 def _values_differ(first: TensorProto, second: TensorProto) -> bool:
@@ -154,7 +184,13 @@ def _item_bytes(tensor: TensorProto) -> int:
 
 
 def _shown(value: Any) -> str:
-    text = "nothing" if value is None else f"{len(value)} bytes" if isinstance(value, bytes) else str(value)
+    text = (
+        "nothing"
+        if value is None
+        else f"{len(value)} bytes"
+        if isinstance(value, bytes)
+        else str(value)
+    )
     text = " ".join(text.split())
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
 

@@ -18,10 +18,14 @@ def interface(model: ModelProto) -> dict[str, Any]:
 
 def interface_changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
     """Yield one phrase per change that a caller of the graph could notice."""
-    used = {domain: after["opset"].get(domain, version) for domain, version in before["opset"].items()}
+    used = {
+        domain: after["opset"].get(domain, version) for domain, version in before["opset"].items()
+    }
     if used != before["opset"]:
         yield f"opset {before['opset']} became {used}"
-    named = {size for port in before["input"] for size in port["shape"] or () if isinstance(size, str)}
+    named = {
+        size for port in before["input"] for size in port["shape"] or () if isinstance(size, str)
+    }
     for side in ("input", "output"):
         names, found = [[port["name"] for port in ends[side]] for ends in (before, after)]
         if names != found:
@@ -34,7 +38,9 @@ def interface_changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator
                 yield f"{side} {port['name']} was {port['shape']} and became {other['shape']}"
 
 
-def _same_shape(before: list[Any] | None, after: list[Any] | None, *, fixed: bool, named: set[str]) -> bool:
+def _same_shape(
+    before: list[Any] | None, after: list[Any] | None, *, fixed: bool, named: set[str]
+) -> bool:
     """Tell whether two shapes say the same; a size that an exporter left unknown may become known.
 
     A dynamic size of an input, or of an output when an input has a dimension of that name, must stay

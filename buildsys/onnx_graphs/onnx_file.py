@@ -12,18 +12,30 @@ from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, checker
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
+    checker,
+)
 from onnx.external_data_helper import ExternalDataInfo
 
 from buildsys.errors import StageError
 from buildsys.system.writeback import start_writeback
 
 DATA_SUFFIX = ".data"  # external data lies beside model.onnx as model.onnx.data
-ONE_MESSAGE_LIMIT = 1_500_000_000  # bytes; protobuf ends at 2 GiB and libraries copy a graph with its borders
+ONE_MESSAGE_LIMIT = (
+    1_500_000_000  # bytes; protobuf ends at 2 GiB and libraries copy a graph with its borders
+)
 # Larger weights lie beside the graph: every later reader (checker, facts, ONNX Runtime) then maps them or
 # leaves them alone. On 500 MB that is 0.4 s instead of 1.5 s per session, and nothing instead of 0.8 s per check.
 INLINE_LIMIT = 64 * 2**20  # bytes
-_EXTERNAL_FROM = 1024  # bytes; shapes and other small constants stay where shape inference sees them
+_EXTERNAL_FROM = (
+    1024  # bytes; shapes and other small constants stay where shape inference sees them
+)
 _COPIED_BYTES = 1 << 20  # at a time
 _ALIGNMENT = 4096  # bytes; a page, so that a tensor can be mapped
 WeightsOf = Path | Mapping[str, bytes]
@@ -42,7 +54,11 @@ def load_model(path: Path, *, external_data: bool = True) -> ModelProto:
 
 
 def save_model(
-    model: ModelProto, path: Path, *, inline_limit: int = INLINE_LIMIT, weights_of: WeightsOf | None = None
+    model: ModelProto,
+    path: Path,
+    *,
+    inline_limit: int = INLINE_LIMIT,
+    weights_of: WeightsOf | None = None,
 ) -> None:
     """Write a model so that equal models give equal bytes; weights go to one file beside it when large.
 
@@ -54,7 +70,10 @@ def save_model(
         contents = {} if weights_of is None else weights_of
         _data_path(path).unlink(missing_ok=True)
         # each look at the bytes of a tensor copies them
-        sizes = [(tensor, outside_bytes(tensor, contents) or len(tensor.raw_data)) for tensor in tensors_of(model)]
+        sizes = [
+            (tensor, outside_bytes(tensor, contents) or len(tensor.raw_data))
+            for tensor in tensors_of(model)
+        ]
         limit = _EXTERNAL_FROM if sum(size for _, size in sizes) > inline_limit else math.inf
         for tensor in (tensor for tensor, size in sizes if size < limit and _is_outside(tensor)):
             tensor.raw_data = b"".join(_pieces(tensor, contents))
@@ -74,7 +93,11 @@ def _write_apart(tensors: Iterable[TensorProto], data: Path, weights_of: Weights
             stream.seek(-stream.tell() % _ALIGNMENT, os.SEEK_CUR)
             offset = stream.tell()
             stream.writelines(_pieces(tensor, weights_of))
-            place = {"location": data.name, "offset": str(offset), "length": str(stream.tell() - offset)}
+            place = {
+                "location": data.name,
+                "offset": str(offset),
+                "length": str(stream.tell() - offset),
+            }
             tensor.ClearField("raw_data")
             tensor.ClearField("external_data")
             tensor.data_location = TensorProto.EXTERNAL
@@ -123,7 +146,12 @@ def check_file(path: Path, what: str) -> None:
     try:
         # by path: a proto would be serialised again, and that ends at 2 GiB
         checker.check_model(str(path), full_check=True)
-    except (checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
+    except (
+        checker.ValidationError,
+        onnx.shape_inference.InferenceError,
+        ValueError,
+        RuntimeError,
+    ) as error:
         raise StageError(f"{what} is not valid ONNX: {first_line(error)}") from error
 
 
@@ -135,7 +163,10 @@ def file_facts(model: ModelProto, path: Path) -> dict[str, Any]:
 
 def operator_counts(model: ModelProto) -> dict[str, int]:
     """Return operator -> count over the graph, its subgraphs and local functions, by falling count."""
-    nodes = [*all_nodes(model.graph), *(node for function in model.functions for node in function.node)]
+    nodes = [
+        *all_nodes(model.graph),
+        *(node for function in model.functions for node in function.node),
+    ]
     counts = Counter(operator_name(node) for node in nodes)
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
@@ -227,7 +258,11 @@ def outside_bytes(tensor: TensorProto, weights_of: WeightsOf | None = None) -> i
     """Return how many bytes of a tensor are outside of the model, in external data or in ``weights_of``."""
     if not _is_outside(tensor):
         return 0
-    return len(weights_of[tensor.name]) if isinstance(weights_of, Mapping) else ExternalDataInfo(tensor).length or 0
+    return (
+        len(weights_of[tensor.name])
+        if isinstance(weights_of, Mapping)
+        else ExternalDataInfo(tensor).length or 0
+    )
 
 
 def first_line(error: BaseException) -> str:

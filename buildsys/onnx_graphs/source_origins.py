@@ -23,7 +23,9 @@ class Origin(NamedTuple):
 
     def __str__(self) -> str:
         """Return ``plugins/models/net.py:12, module layers.0`` with the parts that are known."""
-        return ", ".join(part for part in (self.line, self.module and f"module {self.module}") if part)
+        return ", ".join(
+            part for part in (self.line, self.module and f"module {self.module}") if part
+        )
 
 
 def read_origins(file: Path | None) -> dict[str, Origin]:
@@ -33,12 +35,17 @@ def read_origins(file: Path | None) -> dict[str, Origin]:
         if found.get("schema") != SCHEMA:
             return {}
         lines, modules = found["lines"], found["modules"]
-        return {name: Origin(lines[line], modules[module]) for name, (line, module) in found["tensors"].items()}
+        return {
+            name: Origin(lines[line], modules[module])
+            for name, (line, module) in found["tensors"].items()
+        }
     except (OSError, ValueError, AttributeError, KeyError, IndexError, TypeError):
         return {}
 
 
-def origin_of(node: Any, producers: Mapping[str, Any], origins: Mapping[str, Origin]) -> Origin | None:
+def origin_of(
+    node: Any, producers: Mapping[str, Any], origins: Mapping[str, Origin]
+) -> Origin | None:
     """Return the origin of a NodeProto: of its outputs, else of the nearest node before it that has one.
 
     Simplifiers and converters rename and insert nodes, so a tensor need not be known by its name. ``producers`` has

@@ -38,17 +38,27 @@ class Comparison:
     worst_expected: Value = None
     non_finite: int = 0  # elements that are NaN, or infinite on one side only
     problem: str = ""
-    broken: tuple[str, ...] = field(default=(), repr=False)  # which limits did not hold, each with its value
+    broken: tuple[str, ...] = field(
+        default=(), repr=False
+    )  # which limits did not hold, each with its value
 
     def figures(self) -> dict[str, Any]:
         """Return the numbers for a result file; what JSON cannot write (infinity, NaN) is None."""
-        numbers = {"max_abs": self.max_abs, "relative": self.relative, "cosine": self.cosine, "top1": self.top1}
+        numbers = {
+            "max_abs": self.max_abs,
+            "relative": self.relative,
+            "cosine": self.cosine,
+            "top1": self.top1,
+        }
         return {**{name: _finite(value) for name, value in numbers.items()}, "passed": self.passed}
 
     def failure(self) -> dict[str, Any]:
         """Return where and how the comparison failed, for a result file."""
         index = None if self.worst_index is None else list(self.worst_index)
-        values = {"actual": _json_value(self.worst_actual), "expected": _json_value(self.worst_expected)}
+        values = {
+            "actual": _json_value(self.worst_actual),
+            "expected": _json_value(self.worst_expected),
+        }
         return {"index": index, **values, "problem": self.problem}
 
     def sentence(self, actual: str = "the output", expected: str = "the reference") -> str:
@@ -67,16 +77,23 @@ class _Measured:
     top1: float | None = None
 
 
-def compare(actual: Tensor | Array, expected: Tensor | Array, tolerance: Mapping[str, float | None]) -> Comparison:
+def compare(
+    actual: Tensor | Array, expected: Tensor | Array, tolerance: Mapping[str, float | None]
+) -> Comparison:
     """Compare an output with its reference in float64; integers, booleans and strings must be equal.
 
     ``tolerance`` has ``rtol``, ``cosine`` and, when wanted, ``atol`` and ``top1``; all that are given must
     hold. A NaN on either side, or an infinity that the other side does not share, always fails.
     """
     ours, theirs = _as_tensor(actual), _as_tensor(expected)
-    for what, one, other in (("type", ours.dtype, theirs.dtype), ("shape", list(ours.shape), list(theirs.shape))):
+    for what, one, other in (
+        ("type", ours.dtype, theirs.dtype),
+        ("shape", list(ours.shape), list(theirs.shape)),
+    ):
         if one != other:
-            return Comparison(**asdict(_Measured()), passed=False, problem=f"has {what} {one} instead of {other}")
+            return Comparison(
+                **asdict(_Measured()), passed=False, problem=f"has {what} {one} instead of {other}"
+            )
     if ours.array.size == 0:
         return Comparison(0.0, 0.0, 1.0, None, True)
     a, b = ours.values(), theirs.values()
@@ -84,7 +101,9 @@ def compare(actual: Tensor | Array, expected: Tensor | Array, tolerance: Mapping
         return _compare_strings(a, b)
     if a.dtype.kind in "biu":
         return _compare_exactly(a, b)
-    with np.errstate(over="ignore"):  # a difference beyond float64 is infinite, which no limit allows
+    with np.errstate(
+        over="ignore"
+    ):  # a difference beyond float64 is infinite, which no limit allows
         return _compare_floats(a, b, tolerance)
 
 
@@ -103,7 +122,9 @@ def _compare_exactly(a: Array, b: Array) -> Comparison:
         return Comparison(**asdict(measured), passed=True)
     # unequal 64-bit integers can be equal as float64: look for the worst only where they differ
     distance = np.where(different, np.abs(x - y), -1.0)
-    return _failed(distance, a, b, (f"{int(different.sum())} of {a.size} elements differ, none may",), measured)
+    return _failed(
+        distance, a, b, (f"{int(different.sum())} of {a.size} elements differ, none may",), measured
+    )
 
 
 def _compare_floats(a: Array, b: Array, tolerance: Mapping[str, float | None]) -> Comparison:
@@ -112,7 +133,9 @@ def _compare_floats(a: Array, b: Array, tolerance: Mapping[str, float | None]) -
     same_infinity = ~np.isfinite(x) & (x == y)
     unusable = ~(np.isfinite(x) & np.isfinite(y)) & ~same_infinity
     if unusable.any():
-        return _failed(unusable, a, b, (_non_finite_text(unusable, y),), non_finite=int(unusable.sum()))
+        return _failed(
+            unusable, a, b, (_non_finite_text(unusable, y),), non_finite=int(unusable.sum())
+        )
     x, y = np.where(same_infinity, 0, x), np.where(same_infinity, 0, y)
     measured = _measure(x, y)
     broken = _broken_limits(measured, tolerance)
@@ -144,7 +167,12 @@ def _broken_limits(measured: _Measured, tolerance: Mapping[str, float | None]) -
 
 
 def _failed(
-    distance: Array, a: Array, b: Array, broken: tuple[str, ...], measured: _Measured | None = None, non_finite: int = 0
+    distance: Array,
+    a: Array,
+    b: Array,
+    broken: tuple[str, ...],
+    measured: _Measured | None = None,
+    non_finite: int = 0,
 ) -> Comparison:
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(distance)), distance.shape))
     here, there = _python_value(a[index]), _python_value(b[index])
@@ -173,7 +201,10 @@ def _cosine(x: Array, y: Array) -> float:
     longest_x, longest_y = float(np.abs(x).max()), float(np.abs(y).max())
     if longest_x == 0.0 or longest_y == 0.0:
         return 1.0 if longest_x == longest_y else 0.0
-    x, y = (x / longest_x).reshape(-1), (y / longest_y).reshape(-1)  # squares of 1e-200 would vanish
+    x, y = (
+        (x / longest_x).reshape(-1),
+        (y / longest_y).reshape(-1),
+    )  # squares of 1e-200 would vanish
     cosine = float(np.real(np.vdot(x, y)) / (np.linalg.norm(x) * np.linalg.norm(y)))
     return min(1.0, max(-1.0, cosine))
 
@@ -189,7 +220,11 @@ def _top1(x: Array, y: Array) -> float | None:
 
 def _non_finite_text(unusable: Array, y: Array) -> str:
     count = int(unusable.sum())
-    reference = " in the reference itself" if not np.isfinite(y[unusable]).any() and np.isnan(y).any() else ""
+    reference = (
+        " in the reference itself"
+        if not np.isfinite(y[unusable]).any() and np.isnan(y).any()
+        else ""
+    )
     return f"{count} of {unusable.size} elements are NaN or infinite{reference}"
 
 

@@ -28,8 +28,12 @@ NATIVE_DTYPES = (
 )  # fmt: skip
 BIT_DTYPES = {
     "bfloat16": "uint16",
-    **dict.fromkeys(("float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz", "float8e8m0"), "uint8"),
-    **dict.fromkeys(("float4e2m1", "int4", "uint4", "int2", "uint2"), "uint8"),  # one element per byte
+    **dict.fromkeys(
+        ("float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz", "float8e8m0"), "uint8"
+    ),
+    **dict.fromkeys(
+        ("float4e2m1", "int4", "uint4", "int2", "uint2"), "uint8"
+    ),  # one element per byte
 }
 _ML_DTYPES = {
     "bfloat16": "bfloat16", "float8e4m3fn": "float8_e4m3fn", "float8e4m3fnuz": "float8_e4m3fnuz",
@@ -40,7 +44,14 @@ _NAME_OF_ML_DTYPE = {theirs: ours for ours, theirs in _ML_DTYPES.items()}
 _INTEGER_BITS = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2}
 _CHUNK = 1 << 18  # elements: temporaries stay in the cache, ten times as fast for large weights
 _DTYPES_KEY = "__dtypes__"
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip entry can have: equal tensors give equal bytes
+_EPOCH = (
+    1980,
+    1,
+    1,
+    0,
+    0,
+    0,
+)  # the earliest time that a zip entry can have: equal tensors give equal bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +105,13 @@ def tensor_of(array: npt.ArrayLike, dtype: str | None = None) -> Tensor:
 
 def save_case(path: Path, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
     """Write golden tensors to an .npz file that ``numpy.load`` reads; equal tensors give equal bytes."""
-    save_tensors(path, {**{f"in.{n}": t for n, t in inputs.items()}, **{f"out.{n}": t for n, t in outputs.items()}})
+    save_tensors(
+        path,
+        {
+            **{f"in.{n}": t for n, t in inputs.items()},
+            **{f"out.{n}": t for n, t in outputs.items()},
+        },
+    )
 
 
 def load_case(path: Path) -> Case:
@@ -111,7 +128,10 @@ def load_case(path: Path) -> Case:
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write named tensors to an uncompressed .npz file with fixed time stamps."""
     names = json.dumps({name: tensor.dtype for name, tensor in tensors.items()})
-    members = {_DTYPES_KEY: np.asarray(names), **{name: tensor.array for name, tensor in tensors.items()}}
+    members = {
+        _DTYPES_KEY: np.asarray(names),
+        **{name: tensor.array for name, tensor in tensors.items()},
+    }
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, array in members.items():
             entry = zipfile.ZipInfo(f"{name}.npy", _EPOCH)
@@ -143,7 +163,9 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 def _write_array(stream: IO[bytes], array: Array) -> None:
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     # not ascontiguousarray: it turns a scalar into a vector
-    np.lib.format.write_array(stream, np.asarray(little, order="C"), version=(1, 0), allow_pickle=False)
+    np.lib.format.write_array(
+        stream, np.asarray(little, order="C"), version=(1, 0), allow_pickle=False
+    )
 
 
 def _dtype_name(dtype: np.dtype[Any]) -> str:
@@ -155,7 +177,10 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
 
 def _unicode(values: Array) -> Array:
     """Return strings as a unicode array. Bytes are UTF-8."""
-    words = [item.decode() if isinstance(item, bytes) else str(item) for item in values.reshape(-1).tolist()]
+    words = [
+        item.decode() if isinstance(item, bytes) else str(item)
+        for item in values.reshape(-1).tolist()
+    ]
     if any(word.endswith("\0") for word in words):
         raise StageError("a string that ends in a NUL character cannot be stored in a numpy array")
     return np.array(words, dtype=np.str_).reshape(values.shape)
@@ -199,7 +224,9 @@ def _bfloat16_bits(values: Array) -> Array:
         carry >>= np.uint32(16)
         nan = np.isnan(bits.view(np.float32))
         if nan.any():
-            carry[nan] = (bits[nan] >> np.uint32(16)) | np.uint32(0x40)  # quiet, or rounding could make it infinite
+            carry[nan] = (bits[nan] >> np.uint32(16)) | np.uint32(
+                0x40
+            )  # quiet, or rounding could make it infinite
         rounded[start : start + _CHUNK] = carry
     return rounded.reshape(values.shape)
 
@@ -208,6 +235,8 @@ def _ml_dtype(dtype: str) -> np.dtype[Any]:
     try:
         import ml_dtypes
     except ImportError as error:
-        raise StageError(f"{dtype} values need the package ml_dtypes", "pip install ml_dtypes") from error
+        raise StageError(
+            f"{dtype} values need the package ml_dtypes", "pip install ml_dtypes"
+        ) from error
     found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[dtype]))
     return found

@@ -39,21 +39,33 @@ class Action:
     options: Mapping[str, Any]  # JSON values only
     inputs: Mapping[str, FileRef]  # role -> output of another action
     outputs: Mapping[str, FileRef]  # role -> file; always has "result", the stage's JSON
-    sources: tuple[str, ...] = ()  # user files, relative to the project; digested with what they import
-    weights: Mapping[str, str | None] = field(default_factory=dict)  # files of state dicts -> sha256 they must have
+    sources: tuple[
+        str, ...
+    ] = ()  # user files, relative to the project; digested with what they import
+    weights: Mapping[str, str | None] = field(
+        default_factory=dict
+    )  # files of state dicts -> sha256 they must have
     after: tuple[str, ...] = ()  # targets whose outputs are inputs
     order: tuple[str, ...] = ()  # targets that must have passed before, without being an input
-    code: tuple[str, ...] = ()  # buildsys modules whose source (with what they import) is in the key
+    code: tuple[
+        str, ...
+    ] = ()  # buildsys modules whose source (with what they import) is in the key
     tools: tuple[str, ...] = ()  # distributions whose versions are in the key
-    toolchain: ToolchainRef | None = None  # where the engine is built and run; ``tools`` are those that it has
+    toolchain: ToolchainRef | None = (
+        None  # where the engine is built and run; ``tools`` are those that it has
+    )
     # of a stage that uses a toolchain beside our own interpreter: ``tools`` are ours, and these its
     peer_tools: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()  # device facts in the key: "cpu", "cores", "gpu"
     environment: tuple[str, ...] = ()  # families of environment variables in the key
     # role -> output of another action that may reach the words of an error and nothing else: not in the key
     advisory: Mapping[str, FileRef] = field(default_factory=dict, compare=False)
-    required: bool = field(default=False, compare=False)  # being unavailable fails it; not part of its result
-    measures: bool = False  # its figures are this machine's, now: not shared with others (benchmarks)
+    required: bool = field(
+        default=False, compare=False
+    )  # being unavailable fails it; not part of its result
+    measures: bool = (
+        False  # its figures are this machine's, now: not shared with others (benchmarks)
+    )
     exclusive: bool = False  # runs alone on the machine (what times a processor)
     alone_on_gpu: bool = False  # runs while nothing else of this kind uses its GPU
     timeout_s: float | None = None

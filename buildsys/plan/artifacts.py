@@ -57,7 +57,9 @@ def calibrated(spec: Resolved, *roles: str) -> dict[str, FileRef]:
 
 def calibration_cache(model: str, engine: Mapping[str, Any]) -> dict[str, FileRef]:
     """Return the ranges as the builder of an engine has found them, by role."""
-    return {"calibration": FileRef(f"{model}/engine/{engine['name']}/calibration.cache", optional=True)}
+    return {
+        "calibration": FileRef(f"{model}/engine/{engine['name']}/calibration.cache", optional=True)
+    }
 
 
 def golden_target(spec: Resolved, point: str = AFTER_SIMPLIFY) -> str:
@@ -91,9 +93,15 @@ def engine_path(model: str, engine: Mapping[str, Any]) -> str:
 def engine_refs(model: str, engine: Mapping[str, Any]) -> dict[str, FileRef]:
     """Return the files of an engine by role."""
     path = engine_path(model, engine)
-    return {"engine": FileRef(path, optional=True), "engine.data": FileRef(f"{path}.data", optional=True)}
+    return {
+        "engine": FileRef(path, optional=True),
+        "engine.data": FileRef(f"{path}.data", optional=True),
+    }
 
 
 def onnx_refs(folder: str) -> dict[str, FileRef]:
     """Return the files of a graph by role."""
-    return {"model": FileRef(f"{folder}/model.onnx"), "model.data": FileRef(f"{folder}/model.onnx.data", optional=True)}
+    return {
+        "model": FileRef(f"{folder}/model.onnx"),
+        "model.data": FileRef(f"{folder}/model.onnx.data", optional=True),
+    }

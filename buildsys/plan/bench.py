@@ -8,7 +8,14 @@ from typing import Any
 from buildsys.plan import stage_inputs
 from buildsys.plan.action import FileRef
 from buildsys.plan.artifacts import Graph, Resolved, converted_graph, golden_refs, simplified_graph
-from buildsys.plan.surgery_points import AFTER_SIMPLIFY, EXPORTED, frees_dims, golden_point, is_cut, origin_of
+from buildsys.plan.surgery_points import (
+    AFTER_SIMPLIFY,
+    EXPORTED,
+    frees_dims,
+    golden_point,
+    is_cut,
+    origin_of,
+)
 
 ONNXRUNTIME = "onnxruntime"
 _TORCH = ("torch", "torch_cuda_graph", "torch_compile")
@@ -24,7 +31,9 @@ def bench_options(spec: Resolved, engine: Mapping[str, Any]) -> dict[str, Any]:
     bench, precision = spec["bench"], baseline_precision(spec, engine)
     options = {field: bench[field] for field in _PACE}
     options["baselines"] = baselines_of(spec, engine)
-    if options["baselines"] and (precision != stage_inputs.FULL_PRECISION or stage_inputs.is_on_gpu(engine)):
+    if options["baselines"] and (
+        precision != stage_inputs.FULL_PRECISION or stage_inputs.is_on_gpu(engine)
+    ):
         options["precision"] = precision
     if times_itself(engine):
         options["gpu"] = {field: bench[field] for field in _GPU}
@@ -33,7 +42,11 @@ def bench_options(spec: Resolved, engine: Mapping[str, Any]) -> dict[str, Any]:
 
 def baselines_of(spec: Resolved, engine: Mapping[str, Any]) -> list[str]:
     """Return the baselines that an engine is timed beside: not all run everywhere, or do the same work."""
-    asked = [name for name in spec["bench"]["baselines"] if stage_inputs.is_on_gpu(engine) or name not in _ON_GPU_ONLY]
+    asked = [
+        name
+        for name in spec["bench"]["baselines"]
+        if stage_inputs.is_on_gpu(engine) or name not in _ON_GPU_ONLY
+    ]
     return [name for name in asked if name not in _TORCH or _is_whole_network(spec)]
 
 
@@ -61,7 +74,11 @@ def baseline_graph(spec: Resolved, engine: Mapping[str, Any]) -> Graph | None:
     if ONNXRUNTIME not in baselines_of(spec, engine):
         return None
     precision = baseline_precision(spec, engine)
-    return simplified_graph(spec) if precision == stage_inputs.FULL_PRECISION else converted_graph(spec, precision)
+    return (
+        simplified_graph(spec)
+        if precision == stage_inputs.FULL_PRECISION
+        else converted_graph(spec, precision)
+    )
 
 
 def baseline_precision(spec: Resolved, engine: Mapping[str, Any]) -> str:
@@ -77,8 +94,14 @@ def baseline_precision(spec: Resolved, engine: Mapping[str, Any]) -> str:
 
 def converted_precisions(spec: Resolved) -> tuple[str, ...]:
     """Return the precisions of graphs that only ONNX Runtime as a baseline reads."""
-    needed = (baseline_precision(spec, engine) for engine in spec["engines"] if baseline_graph(spec, engine))
-    return tuple(dict.fromkeys(precision for precision in needed if precision != stage_inputs.FULL_PRECISION))
+    needed = (
+        baseline_precision(spec, engine)
+        for engine in spec["engines"]
+        if baseline_graph(spec, engine)
+    )
+    return tuple(
+        dict.fromkeys(precision for precision in needed if precision != stage_inputs.FULL_PRECISION)
+    )
 
 
 def network_inputs(spec: Resolved, cases: Iterable[str]) -> dict[str, FileRef]:

@@ -15,19 +15,29 @@ _TOOLS = {"int8": "onnxruntime", "fp8": "builtin"}  # unless the manifest names 
 
 def quantized_engines(spec: Resolved) -> list[Mapping[str, Any]]:
     """Return the engines that need calibration."""
-    return [engine for engine in spec["engines"] if engine["precision"] in QUANTIZED or is_implicit(engine)]
+    return [
+        engine
+        for engine in spec["engines"]
+        if engine["precision"] in QUANTIZED or is_implicit(engine)
+    ]
 
 
 def image_tools(spec: Resolved) -> tuple[str, ...]:
     """Return what reads the images of golden inputs."""
-    return tuple(tool for tool in values_tools(t["data"] for t in spec["inputs"].values()) if tool == "pillow")
+    return tuple(
+        tool
+        for tool in values_tools(t["data"] for t in spec["inputs"].values())
+        if tool == "pillow"
+    )
 
 
 def calibration_data(spec: Resolved) -> dict[str, Any]:
     """Return where the values of each input of the simplified graph come from in calibration."""
     given, inputs = spec["calibration"]["data"], spec["inputs"]
     names = inputs_at(spec, AFTER_SIMPLIFY)
-    return {name: given[name] if name in given else inputs.get(name, {}).get("data") for name in names}
+    return {
+        name: given[name] if name in given else inputs.get(name, {}).get("data") for name in names
+    }
 
 
 def calibration_options(spec: Resolved) -> dict[str, Any]:
@@ -69,4 +79,7 @@ def values_sources(entries: Iterable[Mapping[str, Any] | None]) -> tuple[str, ..
 def values_tools(entries: Iterable[Mapping[str, Any] | None]) -> tuple[str, ...]:
     """Return what reads images and runs the user's own functions."""
     kinds = {kind for data in entries for kind in data or ()}
-    return (*(("pillow",) if "images" in kinds else ()), *(("python",) if "python" in kinds else ()))
+    return (
+        *(("pillow",) if "images" in kinds else ()),
+        *(("python",) if "python" in kinds else ()),
+    )

@@ -7,7 +7,13 @@ from typing import Any
 
 from buildsys.plan import bench, calibration, custom_operators, stage_inputs
 from buildsys.plan.action import Action, FileRef
-from buildsys.plan.artifacts import Resolved, calibrated, golden_refs, golden_target, simplified_graph
+from buildsys.plan.artifacts import (
+    Resolved,
+    calibrated,
+    golden_refs,
+    golden_target,
+    simplified_graph,
+)
 from buildsys.plan.surgery_points import AFTER_SIMPLIFY, cases_at
 
 
@@ -15,8 +21,14 @@ def conversions(spec: Resolved) -> Iterator[Action]:
     """Yield the targets calibrate and convert that a model's engines and their baselines need."""
     if calibration.quantized_engines(spec):
         yield _calibrate(spec)
-    for precision in dict.fromkeys((*stage_inputs.converted_precisions(spec), *bench.converted_precisions(spec))):
-        yield _quantize(spec, precision) if precision in calibration.QUANTIZED else _convert(spec, precision)
+    for precision in dict.fromkeys(
+        (*stage_inputs.converted_precisions(spec), *bench.converted_precisions(spec))
+    ):
+        yield (
+            _quantize(spec, precision)
+            if precision in calibration.QUANTIZED
+            else _convert(spec, precision)
+        )
 
 
 def _calibrate(spec: Resolved) -> Action:
@@ -30,7 +42,10 @@ def _calibrate(spec: Resolved) -> Action:
         variant="",
         options={**calibration.calibration_options(spec), **taken.options},
         inputs={**simplified_graph(spec).refs(), **taken.inputs},
-        outputs={**calibrated(spec, "batches", "ranges"), "result": FileRef(f"{model}/calibrate/calibrate.json")},
+        outputs={
+            **calibrated(spec, "batches", "ranges"),
+            "result": FileRef(f"{model}/calibrate/calibrate.json"),
+        },
         sources=calibration.values_sources(data),
         after=(simplified_graph(spec).target, *taken.after),
         code=stage_inputs.STAGE_CODE["calibrate"],
@@ -48,7 +63,10 @@ def _convert(spec: Resolved, precision: str) -> Action:
         spec,
         precision,
         options={"tool": tool} if autocast else {},
-        code=(*stage_inputs.STAGE_CODE["convert"], *(("buildsys.stages.quantize.modelopt",) if autocast else ())),
+        code=(
+            *stage_inputs.STAGE_CODE["convert"],
+            *(("buildsys.stages.quantize.modelopt",) if autocast else ()),
+        ),
         tools=("nvidia-modelopt",) if autocast else (),
     )
 
@@ -82,14 +100,27 @@ def _conversion(
     folder = f"{model}/convert/{precision}"
     cases = cases_at(spec, AFTER_SIMPLIFY, spec["verify"]["cases"])
     taken = custom_operators.taken(spec, custom_operators.MAIN)
-    tolerance = spec["verify"][precision]  # an engine's own limits may be wider, and are for that engine
+    tolerance = spec["verify"][
+        precision
+    ]  # an engine's own limits may be wider, and are for that engine
     return Action(
         target=f"convert:{model}:{precision}",
         stage="convert",
         model=model,
         variant=precision,
-        options={"precision": precision, **options, "tolerance": tolerance, "cases": cases, **taken.options},
-        inputs={**simplified_graph(spec).refs(), **(inputs or {}), **golden_refs(spec, cases), **taken.inputs},
+        options={
+            "precision": precision,
+            **options,
+            "tolerance": tolerance,
+            "cases": cases,
+            **taken.options,
+        },
+        inputs={
+            **simplified_graph(spec).refs(),
+            **(inputs or {}),
+            **golden_refs(spec, cases),
+            **taken.inputs,
+        },
         outputs={
             "model": FileRef(f"{folder}/model.onnx"),
             "model.data": FileRef(f"{folder}/model.onnx.data", optional=True),

@@ -13,7 +13,9 @@ from buildsys.plan.artifacts import Resolved
 from buildsys.system.c_includes import language_of, linker_of
 
 MAIN = "onnxruntime"  # validation runs its implementations, and the exported file has its functions
-Entry = dict[str, Any]  # how a backend implements one operator, where that is not the graph's own function
+Entry = dict[
+    str, Any
+]  # how a backend implements one operator, where that is not the graph's own function
 
 
 def operators_target(spec: Resolved) -> str:
@@ -62,7 +64,10 @@ def operator_entries(spec: Resolved, backend: str) -> list[Entry]:
 
     ``kind`` is ``library``, ``plugin``, ``function`` (another one than the graph's), or None where there is nothing.
     """
-    names = {json.dumps(library, sort_keys=True): name for name, library in operator_libraries(spec).items()}
+    names = {
+        json.dumps(library, sort_keys=True): name
+        for name, library in operator_libraries(spec).items()
+    }
     own = backend_functions(spec).get(backend, {})
     return [
         entry
@@ -98,15 +103,26 @@ def taken(spec: Resolved, backend: str) -> Taken:
     entries = operator_entries(spec, backend)
     if not entries:
         return NOTHING
-    inputs = {_role(entry): library_ref(spec, entry["library"]) for entry in entries if "library" in entry}
+    inputs = {
+        _role(entry): library_ref(spec, entry["library"]) for entry in entries if "library" in entry
+    }
     if any(entry["kind"] == "function" for entry in entries):
         inputs["functions"] = functions_ref(spec, backend)
-    return Taken({"operators": entries}, inputs, _python_files(entries), (operators_target(spec),) if inputs else ())
+    return Taken(
+        {"operators": entries},
+        inputs,
+        _python_files(entries),
+        (operators_target(spec),) if inputs else (),
+    )
 
 
 def loaded(spec: Resolved, engine: Mapping[str, Any]) -> Taken:
     """Return what an action that runs an engine takes: plugins, and libraries as they lie beside the engine."""
-    entries = [entry for entry in operator_entries(spec, engine["backend"]) if entry["kind"] in ("library", "plugin")]
+    entries = [
+        entry
+        for entry in operator_entries(spec, engine["backend"])
+        if entry["kind"] in ("library", "plugin")
+    ]
     if not entries:
         return NOTHING
     return Taken({"operators": entries}, engine_libraries(spec, engine), _python_files(entries))
@@ -116,7 +132,9 @@ def engine_libraries(spec: Resolved, engine: Mapping[str, Any]) -> dict[str, Fil
     """Return the copies of libraries that make an engine's folder complete, by role."""
     entries = [entry for entry in operator_entries(spec, engine["backend"]) if "library" in entry]
     folder = f"{spec['model']}/engine/{engine['name']}"
-    return {_role(entry): FileRef(f"{folder}/{entry['library']}.so", optional=True) for entry in entries}
+    return {
+        _role(entry): FileRef(f"{folder}/{entry['library']}.so", optional=True) for entry in entries
+    }
 
 
 def _role(entry: Entry) -> str:
@@ -147,7 +165,10 @@ def operator_options(spec: Resolved) -> dict[str, Any]:
 def operator_outputs(spec: Resolved) -> dict[str, FileRef]:
     """Return the files of the stage ``operators`` by role."""
     return {
-        **{role: FileRef(f"{spec['model']}/operators/{role}.onnx") for role in _functions_by_role(spec)},
+        **{
+            role: FileRef(f"{spec['model']}/operators/{role}.onnx")
+            for role in _functions_by_role(spec)
+        },
         **{f"library.{name}": library_ref(spec, name) for name in operator_libraries(spec)},
         "result": FileRef(f"{spec['model']}/operators/operators.json"),
     }
@@ -165,20 +186,28 @@ def operator_sources(spec: Resolved) -> tuple[str, ...]:
 def _functions_by_role(spec: Resolved) -> dict[str, dict[str, str]]:
     """Return operator -> ``FILE.py:NAME`` for each file of local functions."""
     shared = graph_functions(spec)
-    own = {f"functions.{backend}": functions for backend, functions in backend_functions(spec).items()}
+    own = {
+        f"functions.{backend}": functions for backend, functions in backend_functions(spec).items()
+    }
     return {**({"functions": shared} if shared else {}), **own}
 
 
 def operator_tools(spec: Resolved) -> tuple[str, ...]:
     """Return what makes functions and libraries: onnx, and a compiler per language."""
-    built = [library["sources"] for library in operator_libraries(spec).values() if "sources" in library]
-    compilers = {linker_of(sources) for sources in built} | {language_of(file) for sources in built for file in sources}
+    built = [
+        library["sources"] for library in operator_libraries(spec).values() if "sources" in library
+    ]
+    compilers = {linker_of(sources) for sources in built} | {
+        language_of(file) for sources in built for file in sources
+    }
     return (*(("python", "onnx") if graph_functions(spec) else ()), *sorted(compilers))
 
 
 def operator_devices(spec: Resolved) -> tuple[str, ...]:
     """Return the processor where a compiler is told to build for the one at hand."""
-    flags = [flag for library in operator_libraries(spec).values() for flag in library.get("flags", ())]
+    flags = [
+        flag for library in operator_libraries(spec).values() for flag in library.get("flags", ())
+    ]
     return ("cpu",) if any(flag.endswith("=native") for flag in flags) else ()
 
 

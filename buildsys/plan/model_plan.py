@@ -40,7 +40,13 @@ from buildsys.plan.surgery_points import (
     point_before,
     steps_of,
 )
-from buildsys.plan.tensorrt_typing import VersionOf, is_implicit, toolchain_of, unknown_version, with_typing
+from buildsys.plan.tensorrt_typing import (
+    VersionOf,
+    is_implicit,
+    toolchain_of,
+    unknown_version,
+    with_typing,
+)
 
 
 def plan_model(spec: Resolved, version_of: VersionOf = unknown_version) -> tuple[Action, ...]:
@@ -96,7 +102,11 @@ def _operators(spec: Resolved) -> Action:
 
 def _export(spec: Resolved) -> Action:
     model = spec["model"]
-    functions = {"functions": custom_operators.functions_ref(spec)} if custom_operators.graph_functions(spec) else {}
+    functions = (
+        {"functions": custom_operators.functions_ref(spec)}
+        if custom_operators.graph_functions(spec)
+        else {}
+    )
     return Action(
         target=f"export:{model}",
         stage="export",
@@ -172,7 +182,11 @@ def _surgery(spec: Resolved, when: str) -> Iterator[Action]:
         model=model,
         variant=when,
         options={**options, **operations.options},
-        inputs={**graph_before(spec, when).refs(), **golden_refs(spec, taken, before), **operations.inputs},
+        inputs={
+            **graph_before(spec, when).refs(),
+            **golden_refs(spec, taken, before),
+            **operations.inputs,
+        },
         outputs={
             **onnx_refs(folder),
             **(golden_refs(spec, options["cases"], when) if changes_golden(steps) else {}),
@@ -190,7 +204,11 @@ def _surgery(spec: Resolved, when: str) -> Iterator[Action]:
 
 def _simplify(spec: Resolved) -> Action:
     model, tool = spec["model"], spec["simplify"]["tool"]
-    taken = custom_operators.taken(spec, custom_operators.MAIN) if tool != "none" else custom_operators.NOTHING
+    taken = (
+        custom_operators.taken(spec, custom_operators.MAIN)
+        if tool != "none"
+        else custom_operators.NOTHING
+    )
     return Action(
         target=f"simplify:{model}",
         stage="simplify",
@@ -222,7 +240,9 @@ def _validate(spec: Resolved) -> Action:
     cases = cases_at(spec, AFTER_EXPORT, spec["validate"]["cases"])
     options: dict[str, Any] = {"cases": cases}
     refs, golden = golden_refs(spec, cases, AFTER_EXPORT), [golden_target(spec, AFTER_EXPORT)]
-    if golden_point(spec, AFTER_SIMPLIFY) != golden_point(spec, AFTER_EXPORT):  # the simplified graph has its own
+    if golden_point(spec, AFTER_SIMPLIFY) != golden_point(
+        spec, AFTER_EXPORT
+    ):  # the simplified graph has its own
         options["simplified_cases"] = cases_at(spec, AFTER_SIMPLIFY, spec["validate"]["cases"])
         refs |= golden_refs(spec, options["simplified_cases"], prefix="simplified.")
         golden.append(golden_target(spec))
@@ -241,7 +261,10 @@ def _validate(spec: Resolved) -> Action:
             **taken.inputs,
         },
         outputs={"result": FileRef(f"{model}/validate/result.json")},
-        after=(*dict.fromkeys((exported_graph(spec).target, *golden, simplified_graph(spec).target)), *taken.after),
+        after=(
+            *dict.fromkeys((exported_graph(spec).target, *golden, simplified_graph(spec).target)),
+            *taken.after,
+        ),
         code=stage_inputs.STAGE_CODE["validate"],
         tools=("onnxruntime", "numpy", *stage_inputs.small_float_tools(spec), *taken.tools),
         environment=("onnxruntime",),
@@ -252,7 +275,11 @@ def _validate(spec: Resolved) -> Action:
 
 def _engine(spec: Resolved, engine: Mapping[str, Any]) -> Action:
     model, name = spec["model"], engine["name"]
-    graph = converted_graph(spec, engine["precision"]) if stage_inputs.is_converted(engine) else simplified_graph(spec)
+    graph = (
+        converted_graph(spec, engine["precision"])
+        if stage_inputs.is_converted(engine)
+        else simplified_graph(spec)
+    )
     by_builder = is_implicit(engine)
     taken = custom_operators.taken(spec, engine["backend"])
     return Action(
@@ -262,11 +289,19 @@ def _engine(spec: Resolved, engine: Mapping[str, Any]) -> Action:
         variant=name,
         options={
             "engine": stage_inputs.engine_fields(engine),
-            **({"calibration": {"algorithm": spec["calibration"]["algorithm"]}} if by_builder else {}),
+            **(
+                {"calibration": {"algorithm": spec["calibration"]["algorithm"]}}
+                if by_builder
+                else {}
+            ),
             **stage_inputs.profile_options(spec, engine),
             **taken.options,
         },
-        inputs={**graph.refs(), **(calibrated(spec, "batches") if by_builder else {}), **taken.inputs},
+        inputs={
+            **graph.refs(),
+            **(calibrated(spec, "batches") if by_builder else {}),
+            **taken.inputs,
+        },
         outputs={
             **custom_operators.engine_libraries(spec, engine),
             "engine": FileRef(engine_path(model, engine), optional=True),
@@ -278,7 +313,13 @@ def _engine(spec: Resolved, engine: Mapping[str, Any]) -> Action:
         after=(graph.target, *((f"calibrate:{model}",) if by_builder else ()), *taken.after),
         code=stage_inputs.backend_code("engine", engine),
         tools=tuple(
-            dict.fromkeys((*stage_inputs.engine_tools(engine), *taken.tools, *stage_inputs.toolchain_tools(engine)))
+            dict.fromkeys(
+                (
+                    *stage_inputs.engine_tools(engine),
+                    *taken.tools,
+                    *stage_inputs.toolchain_tools(engine),
+                )
+            )
         ),
         toolchain=toolchain_of(spec, engine),
         devices=(*stage_inputs.devices(engine), *stage_inputs.cores(engine)),
@@ -301,7 +342,12 @@ def _verify(spec: Resolved, engine: Mapping[str, Any]) -> Action:
         stage="verify",
         model=model,
         variant=name,
-        options={"engine": stage_inputs.engine_fields(engine), "tolerance": tolerance, "cases": cases, **taken.options},
+        options={
+            "engine": stage_inputs.engine_fields(engine),
+            "tolerance": tolerance,
+            "cases": cases,
+            **taken.options,
+        },
         inputs={**engine_refs(model, engine), **golden_refs(spec, cases), **taken.inputs},
         outputs={"result": FileRef(f"{model}/verify/{name}.json")},
         sources=taken.sources,
@@ -333,9 +379,17 @@ def _bench(spec: Resolved, engine: Mapping[str, Any]) -> Action:
     taken, on_gpu = custom_operators.loaded(spec, engine), stage_inputs.is_on_gpu(engine)
     bench = benching.bench_options(spec, engine)
     run_tools, toolchain = stage_inputs.run_tools(spec, engine), toolchain_of(spec, engine)
-    options = {"engine": stage_inputs.engine_fields(engine), "bench": bench, "cases": cases, **taken.options}
+    options = {
+        "engine": stage_inputs.engine_fields(engine),
+        "bench": bench,
+        "cases": cases,
+        **taken.options,
+    }
     if with_torch:
-        options["network"] = {**stage_inputs.network_options(spec), "outputs": {}}  # what it returns is not looked at
+        options["network"] = {
+            **stage_inputs.network_options(spec),
+            "outputs": {},
+        }  # what it returns is not looked at
     originals = benching.network_inputs(spec, cases) if with_torch else {}
     read = {**originals, **(graph.refs() if graph else {})}
     return Action(
@@ -357,13 +411,22 @@ def _bench(spec: Resolved, engine: Mapping[str, Any]) -> Action:
         order=(f"verify:{model}:{name}",),  # the figures of a wrong engine are worth nothing
         code=stage_inputs.backend_code("bench", engine),
         # the calls that are timed are made in Python
-        tools=("python", "numpy", *benching.baseline_tools(spec, engine), *(() if toolchain else run_tools)),
+        tools=(
+            "python",
+            "numpy",
+            *benching.baseline_tools(spec, engine),
+            *(() if toolchain else run_tools),
+        ),
         toolchain=toolchain,
         peer_tools=(*stage_inputs.toolchain_tools(engine), *run_tools) if toolchain else (),
         devices=tuple(dict.fromkeys(("cpu", "cores", *stage_inputs.devices(engine)))),
         environment=tuple(
             dict.fromkeys(
-                (*stage_inputs.engine_environment(engine), *benching.baseline_environment(spec, engine), "speed")
+                (
+                    *stage_inputs.engine_environment(engine),
+                    *benching.baseline_environment(spec, engine),
+                    "speed",
+                )
             )
         ),
         measures=True,
@@ -392,7 +455,11 @@ def _report(spec: Resolved, results: list[Action]) -> Action:
         },
         outputs={
             "result": FileRef(f"{model}/report/report.json"),
-            **({"markdown": FileRef(f"{model}/report/report.md")} if "markdown" in spec["report"]["formats"] else {}),
+            **(
+                {"markdown": FileRef(f"{model}/report/report.md")}
+                if "markdown" in spec["report"]["formats"]
+                else {}
+            ),
         },
         after=tuple(action.target for action in results),
         code=stage_inputs.STAGE_CODE["report"],

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 class ProjectPlan(Mapping[str, Action]):
     """Target -> action, in the order of the models and of each model's stages."""
 
-    def __init__(self, models: Mapping[str, ResolvedModel], version_of: VersionOf = unknown_version) -> None:
+    def __init__(
+        self, models: Mapping[str, ResolvedModel], version_of: VersionOf = unknown_version
+    ) -> None:
         self._models = models
         self._version_of = version_of
         self._planned: dict[str, dict[str, Action]] = {}
@@ -27,7 +29,10 @@ class ProjectPlan(Mapping[str, Action]):
         if planned is None:
             if model not in self._models:
                 return {}
-            planned = {action.target: action for action in plan_model(self._models[model].data, self._version_of)}
+            planned = {
+                action.target: action
+                for action in plan_model(self._models[model].data, self._version_of)
+            }
             self._planned[model] = planned
         return planned
 

@@ -34,7 +34,11 @@ STAGE_CODE = {stage: (f"buildsys.stages.{stage}.stage",) for stage in (
     "bench", "report",
 )}  # fmt: skip
 GRAPH_STAGES = ("export", "surgery", "simplify", "convert")
-BACKEND_TOOLS = {"onnxruntime": "onnxruntime", "tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx"}
+BACKEND_TOOLS = {
+    "onnxruntime": "onnxruntime",
+    "tensorrt": "tensorrt",
+    "tensorrt_rtx": "tensorrt_rtx",
+}
 FULL_PRECISION = "fp32"
 TAUGHT = ("symbolics", "translations")  # sections that teach an exporter operators
 _NOT_SHOWN = ("timeout", "toolchains")
@@ -64,7 +68,12 @@ def network_options(spec: Resolved) -> dict[str, Any]:
         for name, tensor in spec["inputs"].items()
     }
     example = example_dims(dims_at(spec, EXPORTED))
-    return {"source": spec["source"], "example": example, "inputs": inputs, "outputs": spec["outputs"]}
+    return {
+        "source": spec["source"],
+        "example": example,
+        "inputs": inputs,
+        "outputs": spec["outputs"],
+    }
 
 
 def graph_inputs(spec: Resolved, point: str = EXPORTED) -> dict[str, Any]:
@@ -76,20 +85,30 @@ def profile_options(spec: Resolved, engine: Mapping[str, Any]) -> dict[str, Any]
     """Return the ranges of shapes that TensorRT builds for; ONNX Runtime takes what the graph takes."""
     if engine["backend"] == "onnxruntime":
         return {}
-    spans = {name: {point: span[point] for point in _POINTS} for name, span in dims_at(spec, AFTER_SIMPLIFY).items()}
-    return {"dims": spans if engine["profiles"] is None else {}, "inputs": graph_inputs(spec, AFTER_SIMPLIFY)}
+    spans = {
+        name: {point: span[point] for point in _POINTS}
+        for name, span in dims_at(spec, AFTER_SIMPLIFY).items()
+    }
+    return {
+        "dims": spans if engine["profiles"] is None else {},
+        "inputs": graph_inputs(spec, AFTER_SIMPLIFY),
+    }
 
 
 def simplify_cases(spec: Resolved) -> dict[str, Any]:
     """Return the smallest and the odd shape: validate runs both graphs in every case."""
-    return cases_at(spec, AFTER_EXPORT, ("min", "odd")) if spec["simplify"]["tool"] != "none" else {}
+    return (
+        cases_at(spec, AFTER_EXPORT, ("min", "odd")) if spec["simplify"]["tool"] != "none" else {}
+    )
 
 
 def surgery_options(spec: Resolved, when: str) -> dict[str, Any]:
     """Return the steps of one graph, and what each of its shape cases comes from."""
     steps, before = steps_of(spec, when), point_before(when)
     options: dict[str, Any] = {
-        "steps": [{field: value for field, value in step.items() if field != "when"} for step in steps],
+        "steps": [
+            {field: value for field, value in step.items() if field != "when"} for step in steps
+        ],
         "inputs": graph_inputs(spec, before),
         "cases": {
             case: {"dims": all_values(spec)[case], "golden": origin_of(spec, case, before)}
@@ -97,7 +116,9 @@ def surgery_options(spec: Resolved, when: str) -> dict[str, Any]:
         },
     }
     if changes_golden(steps):
-        options["tolerance"] = {field: spec["validate"][field] for field in ("rtol", "cosine", "atol", "top1")}
+        options["tolerance"] = {
+            field: spec["validate"][field] for field in ("rtol", "cosine", "atol", "top1")
+        }
     if any(step.get("inputs") for step in steps):
         options["seed"] = spec["source"]["seed"]
     return options
@@ -122,7 +143,11 @@ def _new_data(step: Mapping[str, Any]) -> list[Mapping[str, Any] | None]:
 def surgery_tools(spec: Resolved, when: str) -> tuple[str, ...]:
     """Return what changes the graph and compares."""
     hooks = ("python",) if surgery_sources(spec, when) else ()
-    other = ("onnx-graphsurgeon",) if any(s.get("graph") == "graphsurgeon" for s in steps_of(spec, when)) else ()
+    other = (
+        ("onnx-graphsurgeon",)
+        if any(s.get("graph") == "graphsurgeon" for s in steps_of(spec, when))
+        else ()
+    )
     data = [entry for step in steps_of(spec, when) for entry in _new_data(step)]
     images = tuple(tool for tool in calibration.values_tools(data) if tool == "pillow")
     return (*hooks, "onnx", "onnxruntime", "numpy", *other, *images, *small_float_tools(spec))
@@ -135,7 +160,11 @@ def reported(spec: Resolved) -> dict[str, Any]:
     """
     idle = {*_NOT_SHOWN} | ({"quantize"} if not calibration.quantized_engines(spec) else set())
     idle |= {"convert"} if spec["convert"] == {"tool": "builtin"} else set()
-    shown = {name: value for name, value in spec.items() if name not in idle and (value or name not in _RARE)}
+    shown = {
+        name: value
+        for name, value in spec.items()
+        if name not in idle and (value or name not in _RARE)
+    }
     toolchains = {name: {"env": found["env"]} for name, found in spec.get("toolchains", {}).items()}
     return {**shown, **({"toolchains": toolchains} if toolchains else {})}  # without where they lie
 
@@ -170,13 +199,20 @@ def network_tools(spec: Resolved) -> tuple[str, ...]:
     """Return what makes and runs the network; what the user's own files import is found in them."""
     if "onnx" in spec["source"]:
         return ()
-    return ("python", "torch", "numpy", *(("torchvision",) if "torchvision" in spec["source"] else ()))
+    return (
+        "python",
+        "torch",
+        "numpy",
+        *(("torchvision",) if "torchvision" in spec["source"] else ()),
+    )
 
 
 def exporter_tools(spec: Resolved) -> tuple[str, ...]:
     """Return what the exporter needs beside torch."""
     dynamo = "onnx" not in spec["source"] and spec["export"]["exporter"] == "dynamo"
-    return ("onnxscript", "onnx-ir", "sympy") if dynamo else ()  # sympy writes the names of computed sizes
+    return (
+        ("onnxscript", "onnx-ir", "sympy") if dynamo else ()
+    )  # sympy writes the names of computed sizes
 
 
 def simplify_tools(spec: Resolved) -> tuple[str, ...]:
@@ -196,7 +232,11 @@ def oracle_tools(spec: Resolved) -> tuple[str, ...]:
 def engine_tools(engine: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what builds an engine, and onnx, which reads the figures of one of ONNX Runtime."""
     hook = ("python",) if network_hooks(engine) else ()
-    return (BACKEND_TOOLS[engine["backend"]], *(("onnx",) if engine["backend"] == "onnxruntime" else ()), *hook)
+    return (
+        BACKEND_TOOLS[engine["backend"]],
+        *(("onnx",) if engine["backend"] == "onnxruntime" else ()),
+        *hook,
+    )
 
 
 def oracle_operators(spec: Resolved) -> custom_operators.Taken:
@@ -207,7 +247,9 @@ def oracle_operators(spec: Resolved) -> custom_operators.Taken:
     if not custom_operators.graph_functions(spec):
         return taken
     inputs = {"graph_functions": custom_operators.functions_ref(spec), **taken.inputs}
-    return custom_operators.Taken(taken.options, inputs, after=(custom_operators.operators_target(spec),))
+    return custom_operators.Taken(
+        taken.options, inputs, after=(custom_operators.operators_target(spec),)
+    )
 
 
 def small_float_tools(spec: Resolved) -> tuple[str, ...]:
@@ -233,7 +275,9 @@ def engine_environment(engine: Mapping[str, Any]) -> tuple[str, ...]:
 
 def converted_precisions(spec: Resolved) -> tuple[str, ...]:
     """Return the precisions that graphs are converted to."""
-    return tuple(dict.fromkeys(engine["precision"] for engine in spec["engines"] if is_converted(engine)))
+    return tuple(
+        dict.fromkeys(engine["precision"] for engine in spec["engines"] if is_converted(engine))
+    )
 
 
 def is_converted(engine: Mapping[str, Any]) -> bool:
@@ -265,7 +309,9 @@ def backend_code(stage: str, engine: Mapping[str, Any]) -> tuple[str, ...]:
 
 def devices(engine: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the devices that an engine depends on."""
-    return ("cpu",) if engine["backend"] == "onnxruntime" and engine["provider"] == "cpu" else ("gpu",)
+    return (
+        ("cpu",) if engine["backend"] == "onnxruntime" and engine["provider"] == "cpu" else ("gpu",)
+    )
 
 
 def is_on_gpu(engine: Mapping[str, Any]) -> bool:

@@ -61,7 +61,9 @@ def golden_cases_at(spec: Resolved, point: str) -> dict[str, Dims]:
 def engine_cases(spec: Resolved, engine: Mapping[str, Any]) -> dict[str, Dims]:
     """Return the shape cases that an engine is checked in: those of ``dims``, and those of its own profiles."""
     every, own = _values_at(spec, AFTER_SIMPLIFY), list(_profile_values(spec, [engine]).values())
-    wanted = [case for case, values in every.items() if case in spec["verify"]["cases"] or values in own]
+    wanted = [
+        case for case, values in every.items() if case in spec["verify"]["cases"] or values in own
+    ]
     return distinct_cases(every, wanted)
 
 
@@ -117,8 +119,13 @@ def all_values(spec: Resolved) -> dict[str, Dims]:
     further = _profile_values(spec, spec["engines"])
     if further:
         names = dims_at(spec, AFTER_SIMPLIFY).keys()
-        known = [{name: value for name, value in case.items() if name in names} for case in values.values()]
-        values |= {case: {**values["opt"], **own} for case, own in further.items() if own not in known}
+        known = [
+            {name: value for name, value in case.items() if name in names}
+            for case in values.values()
+        ]
+        values |= {
+            case: {**values["opt"], **own} for case, own in further.items() if own not in known
+        }
     return values
 
 
@@ -128,7 +135,9 @@ def _profile_values(spec: Resolved, engines: Iterable[Mapping[str, Any]]) -> dic
     if not profiles:
         return {}
     inputs, points = inputs_at(spec, AFTER_SIMPLIFY), spec["verify"]["cases"]
-    usual = case_values(dims_at(spec, AFTER_SIMPLIFY))["opt"]  # of a dimension that a profile says nothing of
+    usual = case_values(dims_at(spec, AFTER_SIMPLIFY))[
+        "opt"
+    ]  # of a dimension that a profile says nothing of
     values = [profile_cases(profile, inputs, spec["dims"]) for profile in profiles]
     cases = [{**usual, **every[point]} for every in values for point in points]
     return {name_of(case): case for case in cases}

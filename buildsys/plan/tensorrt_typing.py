@@ -49,7 +49,11 @@ def with_typing(spec: Mapping[str, Any], version_of: VersionOf) -> Mapping[str, 
         if "typing" not in engine:
             return engine
         automatic = engine["typing"] == "auto"
-        typing = _typing(engine, version_of(toolchain_of(spec, engine))) if automatic else engine["typing"]
+        typing = (
+            _typing(engine, version_of(toolchain_of(spec, engine)))
+            if automatic
+            else engine["typing"]
+        )
         return _without_usual_quantization({**engine, "typing": typing})
 
     return {**spec, "engines": [decided(engine) for engine in spec["engines"]]}

@@ -23,7 +23,10 @@ _WARNINGS = ("warnings", "messages", "noisy")
 
 
 def assemble(
-    model: str, manifest: Manifest, inputs: Mapping[str, Path], graphs: Mapping[str, Mapping[str, Any]]
+    model: str,
+    manifest: Manifest,
+    inputs: Mapping[str, Path],
+    graphs: Mapping[str, Mapping[str, Any]],
 ) -> Report:
     """Return the report on ``model`` from its resolved manifest and its result files (target -> path).
 
@@ -33,10 +36,15 @@ def assemble(
 
 
 def assemble_results(
-    model: str, manifest: Manifest, results: Sequence[Result], graphs: Mapping[str, Mapping[str, Any]]
+    model: str,
+    manifest: Manifest,
+    results: Sequence[Result],
+    graphs: Mapping[str, Mapping[str, Any]],
 ) -> Report:
     """Return the report on results that have been read."""
-    export, reference, simplify = (_first(results, stage, model) for stage in ("export", "reference", "simplify"))
+    export, reference, simplify = (
+        _first(results, stage, model) for stage in ("export", "reference", "simplify")
+    )
     converted = [result for result in results if result.stage == "convert"]
     changed = [result for result in results if result.stage == "surgery"]
     checks = checks_of(results)
@@ -46,10 +54,16 @@ def assemble_results(
         model=model,
         description=str(manifest.get("description") or ""),
         source=_source(manifest),
-        weights=str(export.figures.get("weights") or reference.figures.get("weights") or _weights(manifest)),
+        weights=str(
+            export.figures.get("weights") or reference.figures.get("weights") or _weights(manifest)
+        ),
         verdict=verdict_of(results, odd),
         summary=tuple(target_line(result, compared.get(result.target, ())) for result in results),
-        tensors=tuple(_tensors(next((result for result in reversed(changed) if "inputs" in result.figures), export))),
+        tensors=tuple(
+            _tensors(
+                next((result for result in reversed(changed) if "inputs" in result.figures), export)
+            )
+        ),
         dims={name: _range(mapping(span)) for name, span in mapping(manifest.get("dims")).items()},
         graph=graph_of(export, simplify, graphs, opt_sizes(manifest), changed=bool(changed)),
         surgery=tuple(step for result in changed for step in surgery_of(result)),
@@ -91,7 +105,9 @@ def _weights(manifest: Manifest) -> str:
 def opt_sizes(manifest: Manifest) -> dict[str, int]:
     """Return the sizes of dynamic dimensions that engines are built for."""
     dims = mapping(manifest.get("dims")).items()
-    return {name: size for name, span in dims if (size := whole(mapping(span).get("opt"))) is not None}
+    return {
+        name: size for name, span in dims if (size := whole(mapping(span).get("opt"))) is not None
+    }
 
 
 def _range(span: Mapping[str, Any]) -> str:
@@ -153,7 +169,11 @@ def _files(results: Sequence[Result]) -> Iterator[FileLine]:
     for result in results:
         folder = result.file.rpartition("/")[0]
         if result.stage == "export" and result.figures.get("sha256"):
-            yield FileLine(f"{folder}/model.onnx", str(result.figures["sha256"]), whole(result.figures.get("bytes")))
+            yield FileLine(
+                f"{folder}/model.onnx",
+                str(result.figures["sha256"]),
+                whole(result.figures.get("bytes")),
+            )
         if result.stage == "engine" and result.figures.get("engine_sha256"):
             suffix = "onnx" if result.figures.get("backend") == "onnxruntime" else "engine"
             size = whole(result.figures.get("engine_bytes"))

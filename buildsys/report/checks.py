@@ -51,12 +51,16 @@ def _surgery(result: Result) -> Check:
         for figures in map(mapping, steps if isinstance(steps, list) else [])
         for row in _rows(str(figures.get("step")), mapping(figures.get("cases")))
     ]
-    return _check(result, "the graph before each step, or its reference, against the graph after it", rows)
+    return _check(
+        result, "the graph before each step, or its reference, against the graph after it", rows
+    )
 
 
 def _convert(result: Result) -> Check:
     rows = _rows(result.variant, mapping(result.figures.get("cases")))
-    return _check(result, f"golden outputs against the {result.variant} graph with its rounding", rows)
+    return _check(
+        result, f"golden outputs against the {result.variant} graph with its rounding", rows
+    )
 
 
 def _validate(result: Result) -> Check:
@@ -66,14 +70,28 @@ def _validate(result: Result) -> Check:
 
 
 def _verify(result: Result) -> Check:
-    subject, dims = f"golden outputs against engine {result.variant}", mapping(result.figures.get("dims"))
+    subject, dims = (
+        f"golden outputs against engine {result.variant}",
+        mapping(result.figures.get("dims")),
+    )
     profiles = result.figures.get("profiles")
     found = [mapping(entry) for entry in profiles] if isinstance(profiles, list) else []
     if len(found) < _SEVERAL:
-        return _check(result, subject, _rows(result.variant, mapping(result.figures.get("cases")), dims))
-    by_profile = {f"profile {whole(entry.get('profile'))}": mapping(entry.get("cases")) for entry in found}
-    rows = [row for name, cases in by_profile.items() for row in _rows(f"{result.variant}, {name}", cases, dims)]
-    return replace(_check(result, subject, rows), idle=tuple(name for name, cases in by_profile.items() if not cases))
+        return _check(
+            result, subject, _rows(result.variant, mapping(result.figures.get("cases")), dims)
+        )
+    by_profile = {
+        f"profile {whole(entry.get('profile'))}": mapping(entry.get("cases")) for entry in found
+    }
+    rows = [
+        row
+        for name, cases in by_profile.items()
+        for row in _rows(f"{result.variant}, {name}", cases, dims)
+    ]
+    return replace(
+        _check(result, subject, rows),
+        idle=tuple(name for name, cases in by_profile.items() if not cases),
+    )
 
 
 _READERS = {
@@ -98,10 +116,15 @@ def _check(result: Result, subject: str, rows: Iterable[Comparison]) -> Check:
     )
 
 
-def _rows(subject: str, cases: Mapping[str, Any], dims: Mapping[str, Any] | None = None) -> list[Comparison]:
+def _rows(
+    subject: str, cases: Mapping[str, Any], dims: Mapping[str, Any] | None = None
+) -> list[Comparison]:
     sizes = dims or {}
     return [
-        replace(_comparison(subject, case, str(output), mapping(figures)), dims=_sizes(mapping(sizes.get(case))))
+        replace(
+            _comparison(subject, case, str(output), mapping(figures)),
+            dims=_sizes(mapping(sizes.get(case))),
+        )
         for case in sorted(cases, key=case_order)
         for output, figures in mapping(cases[case]).items()
     ]
@@ -113,7 +136,9 @@ def _sizes(dims: Mapping[str, Any]) -> str:
 
 def _comparison(subject: str, case: str, output: str, figures: Mapping[str, Any]) -> Comparison:
     passed = figures.get("passed")
-    not_finite = float("nan") if passed is False and "relative" in figures else None  # JSON has null for it
+    not_finite = (
+        float("nan") if passed is False and "relative" in figures else None
+    )  # JSON has null for it
     max_abs, relative = (number(figures.get(key)) for key in ("max_abs", "relative"))
     return Comparison(
         subject=subject,
@@ -136,7 +161,10 @@ def _failures(result: Result) -> Iterator[Failure]:
         yield Failure(
             subject=str(failure.get("graph") or result.variant or result.stage) + profile,
             case=case + (f" ({sizes})" if sizes and "=" not in case else ""),
-            **{key: _text(failure.get(key)) for key in ("output", "index", "actual", "expected", "problem")},
+            **{
+                key: _text(failure.get(key))
+                for key in ("output", "index", "actual", "expected", "problem")
+            },
         )
 
 

@@ -15,7 +15,9 @@ _CHECKED_BY = "onnxruntime"  # simplify, convert and validate run the graphs the
 def operator_lines(manifest: Mapping[str, Any]) -> Iterator[OperatorLine]:
     """Yield one line per operator and place where it is implemented."""
     for entry in map(mapping, manifest.get("ops") or ()):
-        yield OperatorLine(str(entry["op"]), "checks of the graph", _implementation(entry, _CHECKED_BY))
+        yield OperatorLine(
+            str(entry["op"]), "checks of the graph", _implementation(entry, _CHECKED_BY)
+        )
         for engine in map(mapping, manifest.get("engines") or ()):
             text = _implementation(entry, str(engine["backend"]))
             yield OperatorLine(str(entry["op"]), f"engine {engine['name']}", text)

@@ -115,7 +115,9 @@ class SurgeryStep:
     added: Mapping[str, int]
     against: str
     relative: float | None  # the worst of all outputs and cases
-    basis: float | None  # that of the graph before against the network, where golden outputs were taken from it
+    basis: (
+        float | None
+    )  # that of the graph before against the network, where golden outputs were taken from it
 
 
 @dataclass(frozen=True)

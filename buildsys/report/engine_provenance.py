@@ -21,11 +21,15 @@ ONNXRUNTIME_DEFAULTS: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def engine_provenance(results: Iterable[Result], manifest: Mapping[str, Any]) -> tuple[EngineProvenance, ...]:
+def engine_provenance(
+    results: Iterable[Result], manifest: Mapping[str, Any]
+) -> tuple[EngineProvenance, ...]:
     """Return the provenance of every engine that was built."""
     asked = {engine["name"]: engine for engine in manifest.get("engines", ())}
     return tuple(
-        EngineProvenance(result.variant, dict(_lines(result.figures, asked.get(result.variant, {}))))
+        EngineProvenance(
+            result.variant, dict(_lines(result.figures, asked.get(result.variant, {})))
+        )
         for result in results
         if result.stage == "engine" and result.figures.get("engine_sha256")
     )
@@ -49,9 +53,17 @@ def _lines(figures: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[tup
 
 def _built_with(facts: Mapping[str, Any]) -> str:
     library = [f"{title} {facts[name]}" for name, title in _LIBRARIES.items() if facts.get(name)]
-    capability = f" (compute capability {facts['compute_capability']})" if facts.get("compute_capability") else ""
+    capability = (
+        f" (compute capability {facts['compute_capability']})"
+        if facts.get("compute_capability")
+        else ""
+    )
     device = [f"{facts['gpu']}{capability}"] if facts.get("gpu") else texts(facts.get("cpu"))
-    driver = [f"{name} {facts[key]}" for key, name in (("driver", "driver"), ("cuda", "CUDA")) if facts.get(key)]
+    driver = [
+        f"{name} {facts[key]}"
+        for key, name in (("driver", "driver"), ("cuda", "CUDA"))
+        if facts.get(key)
+    ]
     return ", ".join([*library, *device, *driver, *texts(facts.get("platform"))])
 
 
@@ -59,7 +71,11 @@ def _settings(asked: Mapping[str, Any]) -> str:
     if not asked:
         return ""
     defaults = _defaults(str(asked.get("backend")))
-    changed = {name: value for name, value in asked.items() if name not in _TOLD and value != defaults.get(name, "")}
+    changed = {
+        name: value
+        for name, value in asked.items()
+        if name not in _TOLD and value != defaults.get(name, "")
+    }
     return ", ".join(f"{name} {_plain(value)}" for name, value in changed.items())
 
 
@@ -71,8 +87,14 @@ def _defaults(backend: str) -> Mapping[str, Any]:
 
     spec = specs.TensorRtRtxEngine if backend == "tensorrt_rtx" else specs.TensorRtEngine
     fields = spec.model_fields.items()
-    found = {name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+    found = {
+        name: field.get_default(call_default_factory=True)
+        for name, field in fields
+        if not field.is_required()
+    }
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in found.items()
+    }
 
 
 def _shares(shares: Mapping[str, Any]) -> str:
@@ -90,7 +112,11 @@ def _plugins(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _plugin(plugin: Mapping[str, Any]) -> str:
-    digest = f", sha256 {str(plugin['file_sha256'])[:_SHOWN_DIGITS]}…" if plugin.get("file_sha256") else ""
+    digest = (
+        f", sha256 {str(plugin['file_sha256'])[:_SHOWN_DIGITS]}…"
+        if plugin.get("file_sha256")
+        else ""
+    )
     named = f"{plugin.get('operator')} by plugin {plugin.get('name')} {plugin.get('version')}"
     return f"{named} ({plugin.get('file')}{digest})"
 
@@ -112,14 +138,22 @@ def _size(value: object) -> str:
 
 
 def _phases(phases: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {formatting.duration(number(s))}" for name, s in phases.items())
+    return ", ".join(
+        f"{name.replace('_', ' ')} {formatting.duration(number(s))}" for name, s in phases.items()
+    )
 
 
 def _timing_cache(facts: Mapping[str, Any]) -> str:
     digest = str(facts.get("digest") or "")
     if not digest:
         return ""
-    began = "pinned" if facts.get("pinned") else "began with shared timings" if facts.get("lent") else "began empty"
+    began = (
+        "pinned"
+        if facts.get("pinned")
+        else "began with shared timings"
+        if facts.get("lent")
+        else "began empty"
+    )
     missed = f", {facts['misses']} misses" if facts.get("misses") else ""
     return f"{digest[:_SHOWN_DIGITS]}…, {began}, {_size(facts.get('added_bytes'))} added{missed}"
 

@@ -26,7 +26,9 @@ def engine_lines(results: Iterable[Result], manifest: Mapping[str, Any]) -> tupl
 
 def timings(results: Iterable[Result]) -> tuple[Timing, ...]:
     """Return the measured latencies of all benchmarks, the engine first and its baselines below it."""
-    return tuple(timing for result in results if result.stage == "bench" for timing in _timings(result))
+    return tuple(
+        timing for result in results if result.stage == "bench" for timing in _timings(result)
+    )
 
 
 def bench_notes(results: Iterable[Result]) -> tuple[str, ...]:
@@ -38,7 +40,9 @@ def bench_notes(results: Iterable[Result]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _engine_line(result: Result, by_target: Mapping[tuple[str, str], Result], asked: Mapping[str, Any]) -> EngineLine:
+def _engine_line(
+    result: Result, by_target: Mapping[tuple[str, str], Result], asked: Mapping[str, Any]
+) -> EngineLine:
     figures, name = result.figures, result.variant
     return EngineLine(
         name=name,
@@ -59,7 +63,9 @@ def _engine_line(result: Result, by_target: Mapping[tuple[str, str], Result], as
 
 def _toolchain(result: Result) -> str:
     name = result.toolchain.get("name")
-    versions = ", ".join(f"{library} {version}" for library, version in result.toolchain.items() if library != "name")
+    versions = ", ".join(
+        f"{library} {version}" for library, version in result.toolchain.items() if library != "name"
+    )
     return (f"{name} ({versions})" if versions else name) if name else ""
 
 
@@ -79,7 +85,11 @@ def _device(value: object) -> str:
     facts = mapping(value)
     if facts.get("missing"):
         return f"here {facts['missing']}"
-    further = (f"{key.replace('_', ' ')} {entry}" for key, entry in facts.items() if key not in ("kind", "name"))
+    further = (
+        f"{key.replace('_', ' ')} {entry}"
+        for key, entry in facts.items()
+        if key not in ("kind", "name")
+    )
     return ", ".join((str(facts.get("name", "")), *further)) if facts else ""
 
 
@@ -92,9 +102,20 @@ def _timings(result: Result) -> Iterator[Timing]:
             yield _timing(result.variant, case, contender, figures, mapping(contenders[contender]))
 
 
-def _timing(engine: str, case: str, contender: str, figures: Mapping[str, Any], own: Mapping[str, Any]) -> Timing:
+def _timing(
+    engine: str, case: str, contender: str, figures: Mapping[str, Any], own: Mapping[str, Any]
+) -> Timing:
     dims, main = mapping(figures.get("dims")), own_contender(mapping(figures.get("contenders")))
-    percentiles = ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "mean_ms", "min_ms", "max_ms", "throughput_per_s")
+    percentiles = (
+        "p50_ms",
+        "p90_ms",
+        "p95_ms",
+        "p99_ms",
+        "mean_ms",
+        "min_ms",
+        "max_ms",
+        "throughput_per_s",
+    )
     return Timing(
         engine=engine,
         contender=contender,
@@ -108,8 +129,14 @@ def _timing(engine: str, case: str, contender: str, figures: Mapping[str, Any], 
 
 
 def _notes(result: Result) -> Iterator[str]:
-    yield from (f"{label}: {_plain(value)}" for label, value in _measured_how(result.figures) if value)
-    few = {timing.samples for timing in _timings(result) if timing.samples and timing.samples < _FEW_SAMPLES}
+    yield from (
+        f"{label}: {_plain(value)}" for label, value in _measured_how(result.figures) if value
+    )
+    few = {
+        timing.samples
+        for timing in _timings(result)
+        if timing.samples and timing.samples < _FEW_SAMPLES
+    }
     if few:
         yield f"{result.target}: as few as {min(few)} samples; a p99 of fewer than {_FEW_SAMPLES} is their maximum"
 
@@ -119,7 +146,10 @@ def _measured_how(figures: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     yield "CPU", figures.get("cpu")
     for name, reason in mapping(figures.get("left_out")).items():
         yield f"{contender_words(name)} was left out", reason
-    yield "Settings", {key: value for key, value in mapping(figures.get("settings")).items() if key != "device"}
+    yield (
+        "Settings",
+        {key: value for key, value in mapping(figures.get("settings")).items() if key != "device"},
+    )
 
 
 def _plain(value: object) -> str:

@@ -21,7 +21,11 @@ class Shortfall:
 
 
 def report_failure(
-    model: str, manifest: Mapping[str, Any], inputs: Mapping[str, Path], short: Mapping[str, Shortfall], notice: str
+    model: str,
+    manifest: Mapping[str, Any],
+    inputs: Mapping[str, Path],
+    short: Mapping[str, Shortfall],
+    notice: str,
 ) -> Report:
     """Return the report on the present state: figures of earlier passes, which are not of it, are left out.
 
@@ -33,11 +37,15 @@ def report_failure(
 
 
 def _present(result: Result, short: Shortfall | None) -> Result:
-    if short is None or (short.failed and result.status == FAILED):  # a failed check has published its figures
+    if short is None or (
+        short.failed and result.status == FAILED
+    ):  # a failed check has published its figures
         return result
     status = FAILED if short.failed else STALE if result.status == PASSED else ABSENT
     reason, _, hint = short.reason.partition("\n")
-    return Result(result.target, result.stage, result.variant, status, reason, hint, file=result.file)
+    return Result(
+        result.target, result.stage, result.variant, status, reason, hint, file=result.file
+    )
 
 
 def _verdict(found: Verdict, short: Mapping[str, Shortfall], targets: int) -> Verdict:

@@ -28,7 +28,9 @@ def contender_words(name: str) -> str:
 
 def own_contender(contenders: Mapping[str, Any]) -> str:
     """Return the contender that stands for the engine: launched kernel by kernel, unless only its graph was timed."""
-    return ENGINE if ENGINE in contenders or ENGINE_CUDA_GRAPH not in contenders else ENGINE_CUDA_GRAPH
+    return (
+        ENGINE if ENGINE in contenders or ENGINE_CUDA_GRAPH not in contenders else ENGINE_CUDA_GRAPH
+    )
 
 
 def in_order(contenders: Iterable[str]) -> list[str]:
@@ -63,7 +65,16 @@ def render(timings: Sequence[GpuTiming], states: Sequence[GpuState]) -> Iterator
         "- Queued: batch items per second where the GPU never waits for a result to be fetched.",
     )
     if states:
-        heads = ("engine", "case", "SM clock>", "memory clock>", "power>", "temperature>", "readings>", "throttled")
+        heads = (
+            "engine",
+            "case",
+            "SM clock>",
+            "memory clock>",
+            "power>",
+            "temperature>",
+            "readings>",
+            "throttled",
+        )
         yield from ("", "Least, middle and greatest reading during the measurement:", "")
         yield from table(heads, [_state_row(state) for state in states])
 
@@ -78,7 +89,9 @@ def _timings(result: Result) -> Iterator[GpuTiming]:
                 yield _timing(result.variant, case, name, own, gpu)
 
 
-def _timing(engine: str, case: str, name: str, own: Mapping[str, Any], gpu: Mapping[str, Any]) -> GpuTiming:
+def _timing(
+    engine: str, case: str, name: str, own: Mapping[str, Any], gpu: Mapping[str, Any]
+) -> GpuTiming:
     return GpuTiming(
         engine=engine,
         case=case,
@@ -100,19 +113,27 @@ def _states(result: Result) -> Iterator[GpuState]:
         gpu = mapping(mapping(cases[case]).get("gpu"))
         if gpu:
             spans = {name: _span(mapping(gpu.get(name)), unit) for name, unit in _UNITS.items()}
-            yield GpuState(result.variant, case, whole(gpu.get("readings")), throttle=_throttle(gpu), **spans)
+            yield GpuState(
+                result.variant, case, whole(gpu.get("readings")), throttle=_throttle(gpu), **spans
+            )
 
 
 def _span(span: Mapping[str, Any], unit: str) -> str:
     values = [number(span.get(name)) for name in ("min", "median", "max")]
-    return " / ".join(f"{value:.0f}" for value in values if value is not None) + f" {unit}" if span else ""
+    return (
+        " / ".join(f"{value:.0f}" for value in values if value is not None) + f" {unit}"
+        if span
+        else ""
+    )
 
 
 def _throttle(gpu: Mapping[str, Any]) -> str:
     if gpu.get("missing"):
         return f"not known: {gpu['missing']}"
     shares = mapping(gpu.get("throttle"))
-    return ", ".join(f"{reason} {number(share) or 0:.0%}" for reason, share in shares.items()) or "no"
+    return (
+        ", ".join(f"{reason} {number(share) or 0:.0%}" for reason, share in shares.items()) or "no"
+    )
 
 
 def _row(line: GpuTiming) -> tuple[str, ...]:

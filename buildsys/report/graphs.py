@@ -6,7 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from buildsys.onnx_graphs.inspection.macs import evaluate
-from buildsys.report.data import Conversion, Graph, GraphSize, GraphStage, ModuleCount, OperatorCount, SurgeryStep
+from buildsys.report.data import (
+    Conversion,
+    Graph,
+    GraphSize,
+    GraphStage,
+    ModuleCount,
+    OperatorCount,
+    SurgeryStep,
+)
 from buildsys.report.result_files import Result, mapping, number, texts, whole
 
 Counts = Mapping[str, int]
@@ -67,7 +75,9 @@ def _stage(target: str, figures: Mapping[str, Any], dims: Mapping[str, int]) -> 
         initializer_bytes=whole(stored.get("bytes")),
         macs=_macs_at(macs.get("formula"), dims),
         formula=formula,
-        operator_macs={name: _macs_at(found, dims) for name, found in mapping(macs.get("operators")).items()},
+        operator_macs={
+            name: _macs_at(found, dims) for name, found in mapping(macs.get("operators")).items()
+        },
         not_counted=_counts(macs.get("not_counted")) or {},
     )
 
@@ -83,9 +93,14 @@ def surgery_of(result: Result) -> Iterator[SurgeryStep]:
     steps = result.figures.get("steps")
     for figures in map(mapping, steps if isinstance(steps, list) else []):
         compared = [
-            mapping(output) for case in mapping(figures.get("cases")).values() for output in mapping(case).values()
+            mapping(output)
+            for case in mapping(figures.get("cases")).values()
+            for output in mapping(case).values()
         ]
-        errors = [float("nan") if (found := number(output.get("relative"))) is None else found for output in compared]
+        errors = [
+            float("nan") if (found := number(output.get("relative"))) is None else found
+            for output in compared
+        ]
         yield SurgeryStep(
             when=result.variant,
             step=str(figures.get("step") or ""),
@@ -116,7 +131,9 @@ def conversion_of(result: Result) -> Conversion:
 def _counts(value: object) -> Counts | None:
     if not isinstance(value, Mapping):
         return None
-    return {str(name): found for name, entry in value.items() if (found := whole(entry)) is not None}
+    return {
+        str(name): found for name, entry in value.items() if (found := whole(entry)) is not None
+    }
 
 
 def _size(figures: Mapping[str, Any]) -> GraphSize | None:
@@ -139,13 +156,21 @@ def _of(counts: Counts | None, operators: Iterable[str]) -> int | None:
     return None if counts is None else sum(counts.get(operator, 0) for operator in operators)
 
 
-def _modules(modules: Counts | None, old: Counts | None, new: Counts | None) -> tuple[ModuleCount, ...]:
+def _modules(
+    modules: Counts | None, old: Counts | None, new: Counts | None
+) -> tuple[ModuleCount, ...]:
     classes: dict[tuple[str, ...], list[str]] = {}
     for name in sorted(modules or {}):
         if name in _NODE_OF_MODULE:
             classes.setdefault(_NODE_OF_MODULE[name], []).append(name)
     return tuple(
-        ModuleCount(tuple(names), _of(modules, names) or 0, operators, _of(old, operators), _of(new, operators))
+        ModuleCount(
+            tuple(names),
+            _of(modules, names) or 0,
+            operators,
+            _of(old, operators),
+            _of(new, operators),
+        )
         for operators, names in classes.items()
     )
 
@@ -156,7 +181,9 @@ def _folded(modules: Iterable[ModuleCount], *, changed: bool) -> Iterable[str]:
             continue
         folded_at_export = line.count - line.exported
         if folded_at_export > 0:
-            yield _sentence(folded_at_export, line.count, "by the exporter", "exported", line.exported)
+            yield _sentence(
+                folded_at_export, line.count, "by the exporter", "exported", line.exported
+            )
         if not changed and line.simplified is not None and line.simplified < line.exported:
             gone = line.exported - line.simplified
             yield _sentence(gone, line.exported, "by simplification", "simplified", line.simplified)

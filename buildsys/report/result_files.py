@@ -52,13 +52,17 @@ class Result:
 def read_results(inputs: Mapping[str, Path]) -> tuple[Result, ...]:
     """Return the results of all ``inputs`` (target -> result file), in their order."""
     folder = _common_folder(inputs)
-    return tuple(read_result(target, path, os.path.relpath(path, folder)) for target, path in inputs.items())
+    return tuple(
+        read_result(target, path, os.path.relpath(path, folder)) for target, path in inputs.items()
+    )
 
 
 def read_result(target: str, path: Path, file: str) -> Result:
     """Return the result of one target; one that is of another target or not JSON counts as failed."""
     stage, _, rest = target.partition(":")
-    blank = Result(target, stage, rest.partition(":")[2], ABSENT, "there is no result file", file=file)
+    blank = Result(
+        target, stage, rest.partition(":")[2], ABSENT, "there is no result file", file=file
+    )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -121,7 +125,9 @@ def _filled(blank: Result, content: Mapping[str, Any]) -> Result:
         hint=str(content.get("hint") or ""),
         seconds=number(content.get("seconds")),
         started=str(content.get("started") or ""),
-        toolchain={str(name): str(version) for name, version in mapping(content.get("toolchain")).items()},
+        toolchain={
+            str(name): str(version) for name, version in mapping(content.get("toolchain")).items()
+        },
         figures={key: value for key, value in content.items() if key not in _HEADER},
         file=blank.file,
     )

@@ -11,7 +11,13 @@ from buildsys.report.gpu_timing import own_contender
 from buildsys.report.result_files import FAILED, PASSED, Result, mapping, number, whole
 
 _MOST_NAMES = 4
-_MARK = {"passed": "passed", "failed": "FAILED", "unavailable": "not run", "absent": "no result", "stale": "stale"}
+_MARK = {
+    "passed": "passed",
+    "failed": "FAILED",
+    "unavailable": "not run",
+    "absent": "no result",
+    "stale": "stale",
+}
 
 
 def status_word(status: str) -> str:
@@ -25,7 +31,9 @@ def verdict_of(results: Sequence[Result], contradictions: Sequence[str]) -> Verd
     missing = [result for result in results if result.status not in (FAILED, PASSED)]
     passed = len(results) - len(failed) - len(missing)
     if failed or contradictions:
-        causes = [f"{result.target}: {result.reason or 'failed'}" for result in failed] + list(contradictions)
+        causes = [f"{result.target}: {result.reason or 'failed'}" for result in failed] + list(
+            contradictions
+        )
         more = f" (and {len(causes) - 1} more)" if len(causes) > 1 else ""
         return Verdict("failed", f"FAILED: {causes[0]}{more}")
     if missing:
@@ -40,7 +48,9 @@ def verdict_of(results: Sequence[Result], contradictions: Sequence[str]) -> Verd
 
 def target_line(result: Result, comparisons: Iterable[Comparison]) -> TargetLine:
     """Return the line of one target: its status and the figure that matters most."""
-    outcome = "; ".join(filter(None, (_OUTCOMES.get(result.stage, _nothing)(result), _worst(comparisons))))
+    outcome = "; ".join(
+        filter(None, (_OUTCOMES.get(result.stage, _nothing)(result), _worst(comparisons)))
+    )
     return TargetLine(
         target=result.target,
         stage=result.stage,
@@ -70,7 +80,10 @@ def _nothing(_: Result) -> str:
 
 def _export(result: Result) -> str:
     figures = result.figures
-    nodes, opset = formatting.nodes(whole(figures.get("nodes"))), figures.get("opset", formatting.NOTHING)
+    nodes, opset = (
+        formatting.nodes(whole(figures.get("nodes"))),
+        figures.get("opset", formatting.NOTHING),
+    )
     return f"{nodes}, opset {opset}, {formatting.size(number(figures.get('bytes')))}"
 
 
@@ -80,7 +93,9 @@ def _reference(result: Result) -> str:
 
 
 def _simplify(result: Result) -> str:
-    before, after = (whole(mapping(result.figures.get(when)).get("nodes")) for when in ("before", "after"))
+    before, after = (
+        whole(mapping(result.figures.get(when)).get("nodes")) for when in ("before", "after")
+    )
     return f"{formatting.count(before)} → {formatting.nodes(after)}"
 
 
@@ -91,7 +106,9 @@ def _surgery(result: Result) -> str:
 
 
 def _convert(result: Result) -> str:
-    before, after = (formatting.size(number(result.figures.get(f"bytes_{when}"))) for when in ("before", "after"))
+    before, after = (
+        formatting.size(number(result.figures.get(f"bytes_{when}"))) for when in ("before", "after")
+    )
     return f"{before} → {after}"
 
 

@@ -18,7 +18,9 @@ class Background:
     """One thread for as long as there is something to do. The interpreter ends after it, not in the middle of it."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[float, Work]] = deque()  # when each has to begin at the latest, monotonic
+        self._waiting: deque[tuple[float, Work]] = (
+            deque()
+        )  # when each has to begin at the latest, monotonic
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
         self._stages = 0

@@ -58,7 +58,9 @@ class DirectWriter:
         """Have the next writes be direct, or not; return whether they are."""
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
         try:
-            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | os.O_DIRECT if to else flags & ~os.O_DIRECT)
+            fcntl.fcntl(
+                self._descriptor, fcntl.F_SETFL, flags | os.O_DIRECT if to else flags & ~os.O_DIRECT
+            )
         except OSError:  # a file system that has no direct writes
             return False
         return to

@@ -22,7 +22,9 @@ from buildsys.store.state_db import StateDb, Statement
 # written again without any change in its times, so what was read then is not remembered.
 SETTLE_NS = 30_000_000
 _CHUNK_BYTES = 1 << 18
-_LARGE_BYTES = 8 << 20  # from here on larger chunks are worth their memory, and each is digested by several cores
+_LARGE_BYTES = (
+    8 << 20
+)  # from here on larger chunks are worth their memory, and each is digested by several cores
 _LARGE_CHUNK_BYTES = 4 << 20
 THREADS_FROM_BYTES = 4 << 20
 _ATTEMPTS = 3
@@ -144,7 +146,12 @@ class DigestMemo:
     def drop(self, path: str) -> None:
         """Forget a file, so that it is read when it is next asked for."""
         self._known.pop(path, None)
-        self._db.write([("DELETE FROM file_digests WHERE path = ?", (path,)), ("DELETE FROM settled_models", ())])
+        self._db.write(
+            [
+                ("DELETE FROM file_digests WHERE path = ?", (path,)),
+                ("DELETE FROM settled_models", ()),
+            ]
+        )
 
     def _load_for(self, count: int) -> dict[str, tuple[int, int, int, int, str]]:
         """Return what is known of files, from the first few hundred questions on of all files at once."""
@@ -213,7 +220,9 @@ def run_all(jobs: Sequence[Callable[[], T]], *, in_threads: bool) -> list[T]:
                 errors[position] = error
 
     # concurrent.futures does the same after an import of 10 ms, which short builds would feel
-    threads = [threading.Thread(target=work) for _ in range(min(len(jobs), 2 * (os.cpu_count() or 1), 8))]
+    threads = [
+        threading.Thread(target=work) for _ in range(min(len(jobs), 2 * (os.cpu_count() or 1), 8))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -233,7 +242,9 @@ def _boot_of(stamp: Stamp, read_ns: int) -> str:
 
 def _stamp(found: os.stat_result) -> Stamp:
     # sqlite integers are signed, inode numbers are not
-    return Stamp(found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino & 0x7FFF_FFFF_FFFF_FFFF)
+    return Stamp(
+        found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino & 0x7FFF_FFFF_FFFF_FFFF
+    )
 
 
 def _hash_stream(read_into: Callable[[memoryview], int | None], size: int) -> str:

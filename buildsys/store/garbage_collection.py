@@ -46,7 +46,9 @@ def usage(store: Store) -> list[Usage]:
     for stored in store.actions():
         stage = stored.record.target.partition(":")[0]
         actions[stage] = actions.get(stage, 0) + 1
-        taken[stage] = taken.get(stage, 0) + sum(sizes.pop(digest, 0) for digest in _digests(stored.record))
+        taken[stage] = taken.get(stage, 0) + sum(
+            sizes.pop(digest, 0) for digest in _digests(stored.record)
+        )
     found = [Usage(stage, count, taken[stage]) for stage, count in actions.items()]
     return [*found, Usage("", 0, sum(sizes.values()))]
 
@@ -84,7 +86,13 @@ def collect(
         stored = sorted(store.actions(), key=lambda action: action.used)  # the longest unused first
         loose = [action for action in stored if not reached(action.record)]
         sizes = _sizes(store)
-        gone = _aged(loose, unused_for_s) if unused_for_s is not None else [] if max_bytes is not None else loose
+        gone = (
+            _aged(loose, unused_for_s)
+            if unused_for_s is not None
+            else []
+            if max_bytes is not None
+            else loose
+        )
         if max_bytes is not None:
             gone = _shrunk(stored, loose, gone, sizes, max_bytes)
         going = {action.path for action in gone}
@@ -92,7 +100,9 @@ def collect(
         named = {digest for action in kept for digest in _digests(action.record)}
         dead = {digest: size for digest, size in sizes.items() if digest not in named}
         if not dry_run:
-            _remove(path for path in going)  # first the records: without its objects a record is only a miss
+            _remove(
+                path for path in going
+            )  # first the records: without its objects a record is only a miss
             _remove(store.object_path(digest) for digest in dead)
             store.sweep()
         targets = tuple(sorted(action.record.target for action in gone))

@@ -20,7 +20,9 @@ _COLUMNS = "target, key, parts, outputs, status, started, seconds, reason, hint,
 _LOOKUP = f"SELECT {_COLUMNS} FROM records WHERE target = ? AND key = ?"  # noqa: S608 - our own column names
 _LATEST = f"SELECT {_COLUMNS} FROM records WHERE target = ? ORDER BY seq DESC LIMIT 1"  # noqa: S608 - as above
 _RECORDS = f"SELECT {_COLUMNS} FROM records WHERE target = ? ORDER BY seq DESC"  # noqa: S608 - as above
-_INSERT = f"INSERT OR REPLACE INTO records ({_COLUMNS}, seq) VALUES ({'?, ' * 11}last_insert_rowid())"  # noqa: S608
+_INSERT = (
+    f"INSERT OR REPLACE INTO records ({_COLUMNS}, seq) VALUES ({'?, ' * 11}last_insert_rowid())"  # noqa: S608
+)
 _RUN = "target, key, status, started, seconds, reason, why"
 _RUNS = f"SELECT {_RUN} FROM history WHERE target = ? ORDER BY seq DESC LIMIT ?"  # noqa: S608 - as above
 _NOTE = f"INSERT INTO history ({_RUN}) VALUES (?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - as above
@@ -38,7 +40,9 @@ class OutputFile(NamedTuple):
     size: int
 
 
-Outputs = Mapping[str, "OutputFile | None"]  # path relative to the build folder; None: was not produced
+Outputs = Mapping[
+    str, "OutputFile | None"
+]  # path relative to the build folder; None: was not produced
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,9 @@ class Ledger:
 
     def outputs(self, target: str, key: str) -> tuple[str, Outputs] | None:
         """Return status and outputs of a record: all that judging it takes, without reading the rest."""
-        rows = self._db.read("SELECT status, outputs FROM records WHERE target = ? AND key = ?", (target, key))
+        rows = self._db.read(
+            "SELECT status, outputs FROM records WHERE target = ? AND key = ?", (target, key)
+        )
         found = _outputs(rows[0][1]) if rows else None
         return None if found is None else (rows[0][0], found)
 
@@ -223,7 +229,10 @@ def _record(row: Row) -> Record | None:
 def _outputs(text: str) -> dict[str, OutputFile | None] | None:
     """Return what was published; None where that cannot be read, or would reach out of the build folder."""
     try:
-        found = {path: None if output is None else OutputFile(*output) for path, output in json.loads(text).items()}
+        found = {
+            path: None if output is None else OutputFile(*output)
+            for path, output in json.loads(text).items()
+        }
     except (AttributeError, TypeError, ValueError):
         return None
     return found if all(map(_is_inside, found)) else None

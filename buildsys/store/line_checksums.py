@@ -47,8 +47,12 @@ def _first_difference(old: bytes | None, new: bytes | None) -> int | None:
     if old is None or new is None or old == new:
         return None
     shorter = min(len(old), len(new))
-    same = next((i for i in range(0, shorter, _LINE_BYTES) if old[i : i + 4] != new[i : i + 4]), shorter)
-    return min(same, len(new) - _LINE_BYTES) // _LINE_BYTES + 1  # where lines are gone at the end: the last one
+    same = next(
+        (i for i in range(0, shorter, _LINE_BYTES) if old[i : i + 4] != new[i : i + 4]), shorter
+    )
+    return (
+        min(same, len(new) - _LINE_BYTES) // _LINE_BYTES + 1
+    )  # where lines are gone at the end: the last one
 
 
 def _checksums(path: Path) -> bytes | None:

@@ -32,7 +32,9 @@ class Holder(NamedTuple):
         return f"process {self.pid} on {self.host} ({self.target}, since {self.since})"
 
 
-OnWait = Callable[["Holder | None"], None]  # None: the holders are not known (several may share a lock)
+OnWait = Callable[
+    ["Holder | None"], None
+]  # None: the holders are not known (several may share a lock)
 
 
 class InterruptedWaitError(StageError):
@@ -97,12 +99,17 @@ class Locks:
             _release(handle, signed=exclusive)
 
     @contextmanager
-    def place(self, target: str, *, devices: Iterable[str], exclusive: bool, on_wait: OnWait) -> Iterator[None]:
+    def place(
+        self, target: str, *, devices: Iterable[str], exclusive: bool, on_wait: OnWait
+    ) -> Iterator[None]:
         """Hold devices alone, and the machine together with others or alone.
 
         The devices come first: who waits for one must not keep others from having the machine alone.
         """
-        with self.devices(devices, target, on_wait), self.machine(target, exclusive=exclusive, on_wait=on_wait):
+        with (
+            self.devices(devices, target, on_wait),
+            self.machine(target, exclusive=exclusive, on_wait=on_wait),
+        ):
             yield
 
     @contextmanager
@@ -110,8 +117,12 @@ class Locks:
         """Hold devices of the machine, named by their UUIDs, alone among the projects of this user."""
         folder = self._machine or machine_lock_folder(self._folder)
         with ExitStack() as stack:
-            for name in sorted(set(names)):  # in one order everywhere: two that want both do not wait for each other
-                stack.enter_context(self._flock(folder / f"device-{_file_name(name)}", target, on_wait))
+            for name in sorted(
+                set(names)
+            ):  # in one order everywhere: two that want both do not wait for each other
+                stack.enter_context(
+                    self._flock(folder / f"device-{_file_name(name)}", target, on_wait)
+                )
             yield
 
     @contextmanager
@@ -134,7 +145,9 @@ class Locks:
             except BaseException:
                 os.close(handle)
                 raise
-            os.close(handle)  # the state folder was deleted meanwhile: what we hold means nothing to others
+            os.close(
+                handle
+            )  # the state folder was deleted meanwhile: what we hold means nothing to others
 
     def _wait(self, handle: int, path: Path, operation: int, on_wait: OnWait) -> bool:
         begun, polls, told = time.monotonic(), 0, False
@@ -160,7 +173,9 @@ def _open(path: Path) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise StageError(f"cannot lock {path}: {error.strerror}", "the folder must be writable") from error
+        raise StageError(
+            f"cannot lock {path}: {error.strerror}", "the folder must be writable"
+        ) from error
 
 
 def _same_file(handle: int, path: Path) -> bool:
@@ -172,7 +187,9 @@ def _same_file(handle: int, path: Path) -> bool:
 
 def _sign(handle: int, target: str) -> None:
     holder = Holder(os.getpid(), socket.gethostname(), target, time.strftime("%H:%M:%S"))
-    with suppress(OSError):  # the name is a courtesy to those who wait: a full disk must not fail the lock
+    with suppress(
+        OSError
+    ):  # the name is a courtesy to those who wait: a full disk must not fail the lock
         os.ftruncate(handle, 0)
         os.pwrite(handle, json.dumps(holder).encode(), 0)
 

@@ -26,7 +26,9 @@ from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import OutputFile, Record
 from buildsys.store.record_file import RecordError, decode_record, encode_record
 
-_FICLONE = 0x40049409  # linux/fs.h: let a file share the blocks of another one until either is written
+_FICLONE = (
+    0x40049409  # linux/fs.h: let a file share the blocks of another one until either is written
+)
 _CHUNK_BYTES = 4 << 20
 _ABANDONED_S = 3600.0
 
@@ -123,7 +125,9 @@ class Store:
         if copy_file(source, target) != file.digest:
             target.unlink()
             self.quarantine(source)
-            raise DamagedError(f"{source} does not have the content that its name says; it was put into quarantine")
+            raise DamagedError(
+                f"{source} does not have the content that its name says; it was put into quarantine"
+            )
 
     def read_action(self, target: str, key: str, *, looking: bool = False) -> Record | None:
         """Return the record of a key, None when there is none. ``looking`` leaves a damaged one where it is.
@@ -140,7 +144,9 @@ class Store:
             raise StageError(f"cannot read {path}: {error.strerror}") from error
         except RecordError as error:
             if error.newer:
-                raise StageError(f"{path} {error}", "update buildsys here, or use another store") from error
+                raise StageError(
+                    f"{path} {error}", "update buildsys here, or use another store"
+                ) from error
             if not looking:
                 self.quarantine(path)
             raise DamagedError(f"{path} {error}; it was put into quarantine") from error
@@ -169,7 +175,9 @@ class Store:
         """Yield all records that can be read. Raises: OSError: the store cannot be read."""
         for path in sorted(self.folder.glob("actions/??/*.json")):
             try:
-                yield StoredAction(path, path.stat().st_mtime, decode_record(path.read_bytes(), "", path.stem))
+                yield StoredAction(
+                    path, path.stat().st_mtime, decode_record(path.read_bytes(), "", path.stem)
+                )
             except (FileNotFoundError, RecordError):
                 continue  # just collected; or damaged, which `verify` tells
 
@@ -245,7 +253,11 @@ def copy_file(source: Path, target: Path, *, direct: bool = False) -> str:
                     fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
                 except OSError:  # another file system, or one that cannot share blocks
                     size = os.fstat(reader.fileno()).st_size
-                    write = DirectWriter(writer.fileno()).write if direct and size >= _CHUNK_BYTES else writer.write
+                    write = (
+                        DirectWriter(writer.fileno()).write
+                        if direct and size >= _CHUNK_BYTES
+                        else writer.write
+                    )
                     return _copy(reader.fileno(), write, size)
             return hash_file(str(target)).digest
         except OSError:

@@ -44,7 +44,11 @@ class Publisher:
     """Puts the outputs of an action into the build folder."""
 
     def __init__(
-        self, build: Path, memo: DigestMemo, background: Background, notify: Callable[[str], None] = warn_on_stderr
+        self,
+        build: Path,
+        memo: DigestMemo,
+        background: Background,
+        notify: Callable[[str], None] = warn_on_stderr,
     ) -> None:
         self._build = build
         self._memo = memo
@@ -59,18 +63,25 @@ class Publisher:
         try:
             yield folder / _TREE
         finally:
-            if any(folder.glob(f"{_REPLACED}*")):  # freeing large files takes a while, and nobody waits for it
+            if any(
+                folder.glob(f"{_REPLACED}*")
+            ):  # freeing large files takes a while, and nobody waits for it
                 threading.Thread(target=_discard, args=(folder, lock)).start()
             else:
                 _discard(folder, lock)
 
     def seal(self, tree: Path) -> dict[str, FileDigest]:
         """Return the digests of all files of a finished tree by relative path. Symbolic links are left out."""
-        paths = [path for path in sorted(tree.rglob("*")) if path.is_file() and not path.is_symlink()]
+        paths = [
+            path for path in sorted(tree.rglob("*")) if path.is_file() and not path.is_symlink()
+        ]
         with _disk_errors("read the outputs"):
             large = sum(map(_settle, paths)) >= THREADS_FROM_BYTES
             digests = run_all([partial(hash_file, str(path)) for path in paths], in_threads=large)
-        return {path.relative_to(tree).as_posix(): digest for path, digest in zip(paths, digests, strict=True)}
+        return {
+            path.relative_to(tree).as_posix(): digest
+            for path, digest in zip(paths, digests, strict=True)
+        }
 
     def take(self, tree: Path, digests: Mapping[str, str]) -> dict[str, FileDigest]:
         """Return the same as ``seal`` for files whose digests are known already."""
@@ -78,9 +89,15 @@ class Publisher:
             for name in digests:
                 _settle(tree / name)
         stamps = {name: stamp_file(str(tree / name)) for name in digests}
-        return {name: FileDigest(digests[name], stamp) for name, stamp in stamps.items() if stamp is not None}
+        return {
+            name: FileDigest(digests[name], stamp)
+            for name, stamp in stamps.items()
+            if stamp is not None
+        }
 
-    def place(self, tree: Path, sealed: Mapping[str, FileDigest], last: str, *, restored: bool = False) -> None:
+    def place(
+        self, tree: Path, sealed: Mapping[str, FileDigest], last: str, *, restored: bool = False
+    ) -> None:
         """Rename sealed files into the build folder; ``last`` (the result file) comes after all others.
 
         Nobody sees to the way to the disk of what is ``restored``: the store has it as well.
@@ -94,7 +111,9 @@ class Publisher:
         settled = list(self._settled(sealed))
         self._memo.remember(settled)
         if not restored:
-            self._background.submit(partial(self._bring_to_disk, [(path, stamp) for path, (_, stamp) in settled]))
+            self._background.submit(
+                partial(self._bring_to_disk, [(path, stamp) for path, (_, stamp) in settled])
+            )
 
     def little_room(self) -> str:
         """Return a sentence about the disk of the build folder if it is as good as full, else an empty string."""
@@ -103,7 +122,9 @@ class Publisher:
         except OSError:
             return ""
         room = found.f_bavail * found.f_frsize
-        return f"the disk of {self._build} has {room >> 10} KiB left" if room < _LITTLE_BYTES else ""
+        return (
+            f"the disk of {self._build} has {room >> 10} KiB left" if room < _LITTLE_BYTES else ""
+        )
 
     def remove(self, names: Iterable[str]) -> None:
         """Delete files that a target has published before and does not produce any more."""
@@ -134,7 +155,9 @@ class Publisher:
         except FileNotFoundError:  # replaced or removed meanwhile
             return False
         except OSError as error:
-            self._notify(f"cannot bring {path} to the disk: {error.strerror}; it is looked at again by the next run")
+            self._notify(
+                f"cannot bring {path} to the disk: {error.strerror}; it is looked at again by the next run"
+            )
             self._memo.drop(path)
             return False
         return True
@@ -247,5 +270,11 @@ def _disk_errors(attempt: str) -> Iterator[None]:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        hint = "free some space and run again; nothing that was published before is damaged" if full else ""
-        raise StageError(f"cannot {attempt}: {os.strerror(error.errno or errno.EIO)}", hint) from error
+        hint = (
+            "free some space and run again; nothing that was published before is damaged"
+            if full
+            else ""
+        )
+        raise StageError(
+            f"cannot {attempt}: {os.strerror(error.errno or errno.EIO)}", hint
+        ) from error

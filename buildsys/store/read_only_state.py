@@ -60,11 +60,15 @@ class StateView(StateDb):
 
     def _open_as(self, way: str) -> sqlite3.Connection:
         address = f"{self.path.absolute().as_uri()}?{way}"
-        connection = sqlite3.connect(address, uri=True, check_same_thread=False, isolation_level=None)
+        connection = sqlite3.connect(
+            address, uri=True, check_same_thread=False, isolation_level=None
+        )
         try:
             version = int(connection.execute("PRAGMA user_version").fetchone()[0])
             if version != VERSION:
-                raise sqlite3.DatabaseError(f"it has version {version}, this buildsys writes {VERSION}")
+                raise sqlite3.DatabaseError(
+                    f"it has version {version}, this buildsys writes {VERSION}"
+                )
         except BaseException:
             connection.close()
             raise

@@ -21,7 +21,9 @@ class RecordError(Exception):
 
 def encode_record(record: Record) -> bytes:
     """Return a record as the bytes of a file."""
-    body = json.dumps({"schema": SCHEMA, **asdict(record)}, separators=(",", ":"), sort_keys=True).encode()
+    body = json.dumps(
+        {"schema": SCHEMA, **asdict(record)}, separators=(",", ":"), sort_keys=True
+    ).encode()
     return _checksum(body) + b"\n" + body + b"\n"
 
 
@@ -37,7 +39,10 @@ def decode_record(content: bytes, target: str, key: str) -> Record:
         stored = json.loads(body)
         if stored.pop("schema") > SCHEMA:
             raise RecordError("was written by a newer buildsys", newer=True)
-        outputs = {path: None if file is None else _output(file) for path, file in stored.pop("outputs").items()}
+        outputs = {
+            path: None if file is None else _output(file)
+            for path, file in stored.pop("outputs").items()
+        }
         record = Record(outputs=outputs, **stored)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise RecordError(f"is no action record: {type(error).__name__}: {error}") from error
@@ -48,7 +53,9 @@ def decode_record(content: bytes, target: str, key: str) -> Record:
 
 def _output(file: Any) -> OutputFile:
     digest, size = file
-    if not (isinstance(digest, str) and len(digest) == 64 and digest.isalnum() and isinstance(size, int)):
+    if not (
+        isinstance(digest, str) and len(digest) == 64 and digest.isalnum() and isinstance(size, int)
+    ):
         raise ValueError(f"{digest!r} is not a digest")
     return OutputFile(digest, size)
 

@@ -24,11 +24,18 @@ from buildsys.store.object_store import LocalError, Store
 from buildsys.store.record_file import RecordError, decode_record, encode_record
 
 READ_ONLY, READ_WRITE = "read-only", "read-write"
-LEASE_S = 30.0  # a builder that has not said for this long that it is still at work is taken for dead
+LEASE_S = (
+    30.0  # a builder that has not said for this long that it is still at work is taken for dead
+)
 _RENEW_S = 5.0
 _POLL_S = 1.0
 _CHUNK_BYTES = 1 << 20
-_RENAMING = ("file", "local", "sftp", "ssh")  # where a file in the making is seen unless it is renamed into place
+_RENAMING = (
+    "file",
+    "local",
+    "sftp",
+    "ssh",
+)  # where a file in the making is seen unless it is renamed into place
 T = TypeVar("T")
 
 
@@ -48,9 +55,13 @@ class Remote:
         self.settings = settings
         self._notify = notify
         self._guard = threading.Lock()
-        self._idle: list[_Place] = []  # a connection serves one thread at a time: those of SFTP mix up two
+        self._idle: list[
+            _Place
+        ] = []  # a connection serves one thread at a time: those of SFTP mix up two
         self._off = False
-        self._damaged: set[str] = set()  # objects that were found not to be what they should: replaced when shared
+        self._damaged: set[str] = (
+            set()
+        )  # objects that were found not to be what they should: replaced when shared
 
     @property
     def writable(self) -> bool:
@@ -66,7 +77,9 @@ class Remote:
         try:
             return decode_record(content, target, key)
         except RecordError as error:
-            self._notify(f"the shared cache {self._shown} holds {path}, which {error}; it is ignored")
+            self._notify(
+                f"the shared cache {self._shown} holds {path}, which {error}; it is ignored"
+            )
             return None
 
     def fetch(self, files: Iterable[OutputFile], store: Store) -> bool:
@@ -76,7 +89,9 @@ class Remote:
         """
         wanted = [file for file in files if not store.holds(file)]
         given_up = threading.Event()
-        got = self._within(partial(self._fetch_all, wanted, store, given_up), "fetch outputs", given_up)
+        got = self._within(
+            partial(self._fetch_all, wanted, store, given_up), "fetch outputs", given_up
+        )
         if isinstance(got, OSError):
             raise got
         return got is True
@@ -85,7 +100,9 @@ class Remote:
         """Add a record, after its objects; what is there already is not sent again."""
         if self.writable:
             given_up = threading.Event()
-            self._within(partial(self._push, record, store, given_up), f"share {record.target}", given_up)
+            self._within(
+                partial(self._push, record, store, given_up), f"share {record.target}", given_up
+            )
 
     def lease(self, target: str, key: str) -> Lease:
         """Return what tells other machines that this one builds a key."""
@@ -97,7 +114,9 @@ class Remote:
         secret = f":{parts.password}@"
         return self.settings.url.replace(secret, ":***@") if parts.password else self.settings.url
 
-    def _within(self, work: Callable[[_Place], T], attempt: str, given_up: threading.Event | None = None) -> T | None:
+    def _within(
+        self, work: Callable[[_Place], T], attempt: str, given_up: threading.Event | None = None
+    ) -> T | None:
         """Return the result of ``work``, None when it fails or takes too long: then the remote is left alone."""
         if self._off:
             return None
@@ -183,7 +202,9 @@ class _Place(NamedTuple):
 
     def open(self, path: str, mode: str) -> Any:
         file = self.system.open(self.at(path), mode)
-        if "w" in mode and hasattr(file, "set_pipelined"):  # SFTP would wait for an answer every 32 KiB
+        if "w" in mode and hasattr(
+            file, "set_pipelined"
+        ):  # SFTP would wait for an answer every 32 KiB
             file.set_pipelined(True)
         if mode == "rb" and hasattr(file, "prefetch"):  # the same for reading
             file.prefetch(self.size(path))
@@ -221,7 +242,9 @@ class _Place(NamedTuple):
             self.system.mv(self.at(name), self.at(path))
         except OSError:
             self.remove(name)
-            if not self.system.exists(self.at(path)):  # else another machine was faster with the same content
+            if not self.system.exists(
+                self.at(path)
+            ):  # else another machine was faster with the same content
                 raise
 
 
@@ -276,7 +299,9 @@ class Lease:
     def _create(self, place: _Place) -> bool:
         place.make_folder_of(self._path)
         try:
-            with place.open(self._path, "wxb" if place.is_one_of("sftp") else "xb") as file:  # paramiko's spelling
+            with place.open(
+                self._path, "wxb" if place.is_one_of("sftp") else "xb"
+            ) as file:  # paramiko's spelling
                 file.write(self._content())
         except FileExistsError:
             return False
@@ -332,6 +357,8 @@ def _options(settings: RemoteSettings) -> dict[str, Any]:
 def _holder(content: bytes) -> str:
     try:
         said = json.loads(content)
-        return f"process {said['pid']} on {said['host']} ({said['target']}, through the shared cache)"
+        return (
+            f"process {said['pid']} on {said['host']} ({said['target']}, through the shared cache)"
+        )
     except (ValueError, KeyError, TypeError):
         return "another machine, through the shared cache"

@@ -8,7 +8,9 @@ from buildsys.store.ledger import Ledger, Run
 from buildsys.store.publish import Publisher
 
 
-def replace_by_failure(publisher: Publisher, ledger: Ledger, run: Run, files: Mapping[str, bytes], result: str) -> None:
+def replace_by_failure(
+    publisher: Publisher, ledger: Ledger, run: Run, files: Mapping[str, bytes], result: str
+) -> None:
     """Publish ``files`` (path relative to the build folder -> content) as what the failed ``run`` has left.
 
     All of them belong to its target, which is stale from then on: its next outputs take their place. ``result`` is

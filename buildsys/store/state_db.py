@@ -69,7 +69,9 @@ class StateDb:
         self._guard = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
-        self._frozen: sqlite3.Connection | None = None  # on a read-only or full disk: all that is left is looking
+        self._frozen: sqlite3.Connection | None = (
+            None  # on a read-only or full disk: all that is left is looking
+        )
 
     def read(self, query: str, values: Sequence[Any] = ()) -> list[Row]:
         """Return all rows of a query; of a file that cannot be opened for writing, what was last written whole."""
@@ -151,7 +153,9 @@ class StateDb:
         with self._alone():  # two processes may find it missing at once
             if not _version(connection):
                 connection.execute("PRAGMA journal_mode=WAL")
-                connection.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version={VERSION}; COMMIT;")
+                connection.executescript(
+                    f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version={VERSION}; COMMIT;"
+                )
 
     def _recover(self, error: sqlite3.DatabaseError) -> None:
         """Make the next open succeed, or raise what the user can do."""
@@ -176,7 +180,9 @@ class StateDb:
             path = self.path.with_name(self.path.name + part)
             if path.exists():
                 path.rename(self.path.with_name(self.path.name + suffix + part))
-        self._notify(f"the build state {self.path} is not readable ({problem}); set aside as {self.path.name}{suffix}")
+        self._notify(
+            f"the build state {self.path} is not readable ({problem}); set aside as {self.path.name}{suffix}"
+        )
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:

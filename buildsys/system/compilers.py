@@ -18,7 +18,10 @@ class _Language(NamedTuple):
     programs: tuple[str, ...]
 
 
-LANGUAGES = {"cc": _Language("CC", ("cc", "gcc", "clang")), "c++": _Language("CXX", ("c++", "g++", "clang++"))}
+LANGUAGES = {
+    "cc": _Language("CC", ("cc", "gcc", "clang")),
+    "c++": _Language("CXX", ("c++", "g++", "clang++")),
+}
 # the compiler's own variables: they would change what it makes, and no key has them
 _SILENT_OPTIONS = (
     "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX",

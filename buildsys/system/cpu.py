@@ -24,7 +24,11 @@ def cpu_model() -> str:
 
 def usable_cores() -> int:
     """Return how many physical cores this process may use: two threads of one core count once."""
-    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    allowed = (
+        sorted(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else range(os.cpu_count() or 1)
+    )
     cores = {_siblings(cpu) for cpu in allowed}
     return max(1, len(cores))
 
@@ -79,7 +83,9 @@ def _ticks_of(pid: int) -> int:
 def _times() -> tuple[int, int] | None:
     """Return busy and total time of all processors together, in clock ticks."""
     try:
-        fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        fields = [
+            int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+        ]
     except (OSError, ValueError):
         return None
     return sum(fields) - sum(fields[index] for index in _IDLE_FIELDS), sum(fields)

@@ -40,7 +40,11 @@ class Provider(NamedTuple):
 
 
 def distributions_of(
-    modules: Iterable[str], memo: Memo, *, known: Collection[str], path: tuple[str, ...] | None = None
+    modules: Iterable[str],
+    memo: Memo,
+    *,
+    known: Collection[str],
+    path: tuple[str, ...] | None = None,
 ) -> list[str]:
     """Return the distributions that bring ``modules`` (top-level names), and those that these require.
 
@@ -64,7 +68,11 @@ def source_root(module: str, path: tuple[str, ...] | None = None) -> str | None:
     """Return the folder that a module outside all library folders is imported from, None where there is none."""
     try:
         spec = util.find_spec(module) if path is None else PathFinder.find_spec(module, list(path))
-    except (ImportError, ValueError, AttributeError):  # a finder of somebody else's may raise anything of these
+    except (
+        ImportError,
+        ValueError,
+        AttributeError,
+    ):  # a finder of somebody else's may raise anything of these
         return None
     if spec is None or spec.origin is None or not spec.has_location:
         return None
@@ -94,7 +102,10 @@ def _top_level(distribution: Distribution) -> set[str]:
 
 
 def _with_requirements(
-    names: list[str], known: Collection[str], versions: Collection[str], path: tuple[str, ...] | None
+    names: list[str],
+    known: Collection[str],
+    versions: Collection[str],
+    path: tuple[str, ...] | None,
 ) -> Iterator[str]:
     seen: set[str] = set()
     waiting = list(reversed(names))

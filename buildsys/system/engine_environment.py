@@ -16,10 +16,27 @@ from typing import Any
 
 from buildsys.system.gpus import GpuError, read_gpus
 
-LIBRARIES = {"onnxruntime": "onnxruntime", "tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx"}  # backend -> module
-_CUDA_OF_NAME = re.compile(r"(?:^|[-_])cu(\d{2})(?:[-_]|$)")  # tensorrt_cu12, tensorrt_rtx_cu13_libs
+LIBRARIES = {
+    "onnxruntime": "onnxruntime",
+    "tensorrt": "tensorrt",
+    "tensorrt_rtx": "tensorrt_rtx",
+}  # backend -> module
+_CUDA_OF_NAME = re.compile(
+    r"(?:^|[-_])cu(\d{2})(?:[-_]|$)"
+)  # tensorrt_cu12, tensorrt_rtx_cu13_libs
 # ONNX Runtime lays out weights for these, and chooses its kernels by them
-_INSTRUCTIONS = ("avx", "avx2", "fma", "f16c", "avx512f", "avx512vl", "avx512_vnni", "amx_tile", "asimd", "sve")
+_INSTRUCTIONS = (
+    "avx",
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512vl",
+    "avx512_vnni",
+    "amx_tile",
+    "asimd",
+    "sve",
+)
 
 
 class MissingLibraryError(Exception):
@@ -49,9 +66,17 @@ def library_version(module: str) -> str:
     try:
         loaded = sys.modules.get(module) or import_module(module)
     except ModuleNotFoundError as error:
-        missing = f"the module {error.name}, which it needs, is not installed" if error.name != module else ""
+        missing = (
+            f"the module {error.name}, which it needs, is not installed"
+            if error.name != module
+            else ""
+        )
         raise MissingLibraryError(missing) from error
-    except (ImportError, OSError, RuntimeError) as error:  # a shared library is missing or does not fit
+    except (
+        ImportError,
+        OSError,
+        RuntimeError,
+    ) as error:  # a shared library is missing or does not fit
         raise MissingLibraryError(f"it cannot be loaded: {' '.join(str(error).split())}") from error
     return str(getattr(loaded, "__version__", "")) or _installed_version(module)
 
@@ -74,14 +99,21 @@ def first_gpu() -> dict[str, str]:
         return {}
     if not gpus:
         return {}
-    names = {"gpu": "name", "compute_capability": "compute_capability", "driver": "driver", "cuda": "cuda_driver"}
+    names = {
+        "gpu": "name",
+        "compute_capability": "compute_capability",
+        "driver": "driver",
+        "cuda": "cuda_driver",
+    }
     return {name: gpus[0][fact] for name, fact in names.items()}
 
 
 def kinds_of_gpu() -> list[str]:
     """Return the GPUs that CUDA shows by name, each kind once; more than one: which comes first is CUDA's choice."""
     try:
-        return list(dict.fromkeys(gpu["name"] for gpu in read_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))))
+        return list(
+            dict.fromkeys(gpu["name"] for gpu in read_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")))
+        )
     except GpuError:
         return []
 
@@ -94,7 +126,11 @@ def why_no_gpu() -> str:
             return f"CUDA_VISIBLE_DEVICES={visible} hides the GPUs of this machine"
     except GpuError as error:
         missing = "cannot open shared object" in str(error)
-        return "no NVIDIA driver is installed" if missing else f"the NVIDIA driver does not work ({error})"
+        return (
+            "no NVIDIA driver is installed"
+            if missing
+            else f"the NVIDIA driver does not work ({error})"
+        )
     return "the NVIDIA driver finds no GPU"
 
 
@@ -134,4 +170,6 @@ def _cpu_fields() -> dict[str, str]:
     except OSError:
         return {}
     lines = text.split("\n\n", 1)[0].splitlines()
-    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return {
+        name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)
+    }

@@ -16,14 +16,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Literal, TypeGuard
 
-WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys under which training scripts save a state dict
+WRAPPERS = (
+    "state_dict",
+    "model_state_dict",
+    "model",
+)  # keys under which training scripts save a state dict
 _PICKLE_LIMIT = 64 << 20  # a state dict's own pickle has some hundred bytes per tensor
 _LEAVES_LIMIT = 1_000_000
 _DEPTH_LIMIT = 16
 _RUNS_LIMIT = 4_000_000  # pieces that lie apart: about four seconds
 _CHUNK_BYTES = 8 << 20
-_LOCAL_HEADER = struct.Struct("<26xHH")  # its last two fields: length of the name, length of the extra field
-_FORMATS: Mapping[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}  # of memoryview.cast, by size
+_LOCAL_HEADER = struct.Struct(
+    "<26xHH"
+)  # its last two fields: length of the name, length of the extra field
+_FORMATS: Mapping[int, Literal["B", "H", "I", "Q"]] = {
+    1: "B",
+    2: "H",
+    4: "I",
+    8: "Q",
+}  # of memoryview.cast, by size
 _STORAGES = {
     "FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
     "ByteStorage": "uint8", "CharStorage": "int8", "ShortStorage": "int16", "IntStorage": "int32",
@@ -80,7 +91,9 @@ class _StandIn:
 def state_dict_of(loaded: object) -> object:
     """Return the state dict of a checkpoint: what lies under the first of ``WRAPPERS``, else all of it."""
     if isinstance(loaded, Mapping):
-        return next((loaded[key] for key in WRAPPERS if isinstance(loaded.get(key), Mapping)), loaded)
+        return next(
+            (loaded[key] for key in WRAPPERS if isinstance(loaded.get(key), Mapping)), loaded
+        )
     return loaded
 
 
@@ -114,7 +127,11 @@ def _rows(state: object, reader: _Reader) -> Iterator[tuple[str, ...]]:
         name = json.dumps(path)
         if isinstance(value, dict):
             yield name, "dict", str(len(value))
-            waiting += [((*path, f"{type(key).__name__} {key}"), item) for key, item in value.items() if _is_plain(key)]
+            waiting += [
+                ((*path, f"{type(key).__name__} {key}"), item)
+                for key, item in value.items()
+                if _is_plain(key)
+            ]
             if not all(map(_is_plain, value)):
                 raise NotUnderstoodError("a key that is neither text nor a number")
         elif isinstance(value, (list, tuple)):
@@ -170,7 +187,9 @@ class _Reader:
         found = blake3(max_threads=blake3.AUTO)
         if 0 in tensor.shape:
             return str(found.hexdigest())
-        axes = [(size, step) for size, step in zip(tensor.shape, tensor.stride, strict=True) if size > 1]
+        axes = [
+            (size, step) for size, step in zip(tensor.shape, tensor.stride, strict=True) if size > 1
+        ]
         if tensor.offset < 0 or any(size < 0 or step < 0 for size, step in axes):
             raise NotUnderstoodError("a negative size")
         width = _ITEM_BYTES[tensor.dtype]
@@ -182,7 +201,9 @@ class _Reader:
         if _is_dense(axes):  # as it lies; the order of its axes belongs to it
             found.update(json.dumps(_order(axes)).encode())
             for position in range(begin, begin + span * width, _CHUNK_BYTES):
-                found.update(self._read(position, min(_CHUNK_BYTES, begin + span * width - position)))
+                found.update(
+                    self._read(position, min(_CHUNK_BYTES, begin + span * width - position))
+                )
         else:  # as a copy of it would lie
             found.update(json.dumps(list(range(len(axes)))).encode())
             for piece in _pieces(memoryview(self._read(begin, span * width)), width, axes):
@@ -236,7 +257,14 @@ def _make_tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_more: obj
 
 
 def _make_typed(
-    storage: Any, offset: Any, shape: Any, stride: Any, _grad: object, _hooks: object, dtype: Any, *_more: object
+    storage: Any,
+    offset: Any,
+    shape: Any,
+    stride: Any,
+    _grad: object,
+    _hooks: object,
+    dtype: Any,
+    *_more: object,
 ) -> _Tensor:
     if not isinstance(storage, _Storage) or not isinstance(dtype, _StandIn):
         raise NotUnderstoodError("a tensor without a type")
@@ -244,7 +272,11 @@ def _make_typed(
 
 
 def _checked(tensor: _Tensor) -> _Tensor:
-    if _are_numbers((tensor.offset,)) and _are_numbers(tensor.shape) and _are_numbers(tensor.stride):
+    if (
+        _are_numbers((tensor.offset,))
+        and _are_numbers(tensor.shape)
+        and _are_numbers(tensor.stride)
+    ):
         return tensor
     raise NotUnderstoodError("a shape that is not made of numbers")
 
@@ -302,4 +334,6 @@ def _pieces(storage: memoryview, width: int, axes: Sequence[tuple[int, int]]) ->
     if step == 0:
         yield from (values[start : start + 1].tobytes() * size for start in starts)
     else:
-        yield from (values[start : start + (size - 1) * step + 1 : step].tobytes() for start in starts)
+        yield from (
+            values[start : start + (size - 1) * step + 1 : step].tobytes() for start in starts
+        )

@@ -21,10 +21,18 @@ ABSENT = "absent"
 UNUSABLE = "unusable"
 NONE = "none"
 GPU_FACTS = ("name", "compute_capability", "driver", "cuda_driver")
-_OTHER_BUILDS = {"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")}  # the same module under other names
+_OTHER_BUILDS = {
+    "onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")
+}  # the same module under other names
 # the same again, by the CUDA that it is made for, where a package of the plain name may stand above one of these
 _CUDA_BUILDS = {
-    "tensorrt": ("tensorrt-cu11", "tensorrt-cu12", "tensorrt-cu13", "tensorrt-bindings", "nvidia-tensorrt"),
+    "tensorrt": (
+        "tensorrt-cu11",
+        "tensorrt-cu12",
+        "tensorrt-cu13",
+        "tensorrt-bindings",
+        "nvidia-tensorrt",
+    ),
     "tensorrt-rtx": ("tensorrt-rtx-cu12", "tensorrt-rtx-cu13"),
 }
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")  # dxg: WSL
@@ -51,7 +59,9 @@ _INSTRUCTION_SETS = re.compile(
 )
 
 
-def tool_versions(names: Iterable[str], toolchain: Toolchain | None = None, memo: Memo | None = None) -> dict[str, str]:
+def tool_versions(
+    names: Iterable[str], toolchain: Toolchain | None = None, memo: Memo | None = None
+) -> dict[str, str]:
     """Return the installed version of each distribution, ``absent`` for one that is not installed.
 
     ``python`` is the interpreter, without the number of its bug-fix release; ``cc`` and ``c++`` are compilers.
@@ -62,20 +72,29 @@ def tool_versions(names: Iterable[str], toolchain: Toolchain | None = None, memo
     return {name: _version(name) for name in names}
 
 
-def _versions_elsewhere(names: Iterable[str], toolchain: Toolchain, memo: Memo | None) -> dict[str, str]:
+def _versions_elsewhere(
+    names: Iterable[str], toolchain: Toolchain, memo: Memo | None
+) -> dict[str, str]:
     from buildsys.system.interpreters.identity import inquire  # only for those who have a toolchain
 
     found = inquire(toolchain, memo)
     identity = found.identity
     if identity is None:
-        return {name: (UNUSABLE if name == "python" and toolchain.python.exists() else ABSENT) for name in names}
+        return {
+            name: (UNUSABLE if name == "python" and toolchain.python.exists() else ABSENT)
+            for name in names
+        }
     return {
-        name: identity.release if name == "python" else _version_elsewhere(name, identity.path, toolchain, memo)
+        name: identity.release
+        if name == "python"
+        else _version_elsewhere(name, identity.path, toolchain, memo)
         for name in names
     }
 
 
-def _version_elsewhere(name: str, path: tuple[str, ...], toolchain: Toolchain, memo: Memo | None) -> str:
+def _version_elsewhere(
+    name: str, path: tuple[str, ...], toolchain: Toolchain, memo: Memo | None
+) -> str:
     from buildsys.system.interpreters.module_version import told_version, written_version
 
     module = name.replace("-", "_")
@@ -118,11 +137,17 @@ def module_path(toolchain: Toolchain, memo: Memo | None = None) -> tuple[str, ..
 def _listed_version(name: str, installed: Mapping[str, str]) -> str:
     """Return the version of a distribution, or of those that bring the same module; empty where there is none."""
     plain = normalized(name)
-    found = {build: installed[build] for build in (plain, *_OTHER_BUILDS.get(plain, ())) if build in installed}
+    found = {
+        build: installed[build]
+        for build in (plain, *_OTHER_BUILDS.get(plain, ()))
+        if build in installed
+    }
     for build in _CUDA_BUILDS.get(plain, ()):
         if build in installed and installed[build] not in found.values():
             found[build] = installed[build]
-    return " + ".join(version if build == plain else f"{version} ({build})" for build, version in found.items())
+    return " + ".join(
+        version if build == plain else f"{version} ({build})" for build, version in found.items()
+    )
 
 
 def python_version() -> str:
@@ -149,7 +174,12 @@ def environment_facts(families: Iterable[str], environment: Mapping[str, str]) -
 def cpu_facts() -> Mapping[str, str]:
     """Return the CPU's model and the vector instruction sets that engines use."""
     described = _first_processor()
-    model = described.get("model name") or described.get("CPU part") or platform.processor() or platform.machine()
+    model = (
+        described.get("model name")
+        or described.get("CPU part")
+        or platform.processor()
+        or platform.machine()
+    )
     flags = described.get("flags") or described.get("Features") or ""
     return {
         "cpu.model": f"{model} ({platform.machine()})",
@@ -175,7 +205,9 @@ def gpu_facts() -> Mapping[str, str]:
         return nothing
     from buildsys.system.gpus import GpuError, read_gpus
 
-    visible, order = (os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"))
+    visible, order = (
+        os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+    )
     try:
         gpus, every = read_gpus(visible), read_gpus(None)
     except GpuError:
@@ -184,8 +216,17 @@ def gpu_facts() -> Mapping[str, str]:
         return nothing
     chosen = {}
     if len({gpu["name"] for gpu in every}) > 1 and order != "PCI_BUS_ID":
-        gpus, chosen = every, {"gpu.chosen_by": f"CUDA_VISIBLE_DEVICES={visible} CUDA_DEVICE_ORDER={order}"}
-    return {**{f"gpu.{fact}": " + ".join(dict.fromkeys(gpu[fact] for gpu in gpus)) for fact in GPU_FACTS}, **chosen}
+        gpus, chosen = (
+            every,
+            {"gpu.chosen_by": f"CUDA_VISIBLE_DEVICES={visible} CUDA_DEVICE_ORDER={order}"},
+        )
+    return {
+        **{
+            f"gpu.{fact}": " + ".join(dict.fromkeys(gpu[fact] for gpu in gpus))
+            for fact in GPU_FACTS
+        },
+        **chosen,
+    }
 
 
 def gpu_uuids(variables: Iterable[tuple[str, str]] = ()) -> tuple[str, ...]:
@@ -196,7 +237,10 @@ def gpu_uuids(variables: Iterable[tuple[str, str]] = ()) -> tuple[str, ...]:
     if not any(os.path.exists(path) for path in _DRIVER_FILES):  # noqa: PTH110 - before ctypes is worth its import
         return ()
     places = ({**os.environ, **changes} for changes in ({}, dict(variables)))
-    chosen = (_first_gpus(place.get("CUDA_VISIBLE_DEVICES"), place.get("CUDA_DEVICE_ORDER")) for place in places)
+    chosen = (
+        _first_gpus(place.get("CUDA_VISIBLE_DEVICES"), place.get("CUDA_DEVICE_ORDER"))
+        for place in places
+    )
     return tuple(dict.fromkeys(uuid for uuids in chosen for uuid in uuids))
 
 
@@ -215,7 +259,11 @@ def _first_gpus(visible: str | None, order: str | None) -> tuple[str, ...]:
 
 def device_facts(devices: Iterable[str]) -> dict[str, str]:
     """Return the facts of the devices that an action names: ``cpu``, ``cores``, ``gpu``."""
-    known: Mapping[str, Callable[[], Mapping[str, str]]] = {"cpu": cpu_facts, "cores": core_facts, "gpu": gpu_facts}
+    known: Mapping[str, Callable[[], Mapping[str, str]]] = {
+        "cpu": cpu_facts,
+        "cores": core_facts,
+        "gpu": gpu_facts,
+    }
     return {label: value for device in devices for label, value in known[device]().items()}
 
 

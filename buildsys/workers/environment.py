@@ -85,9 +85,13 @@ def server_environment(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
     _add_settings(environment)
     if environment.get("PYTHONPATH"):  # a server starts in another folder
         entries = environment["PYTHONPATH"].split(os.pathsep)
-        environment["PYTHONPATH"] = os.pathsep.join(str(Path(entry).absolute()) for entry in entries if entry)
+        environment["PYTHONPATH"] = os.pathsep.join(
+            str(Path(entry).absolute()) for entry in entries if entry
+        )
     package = Path(buildsys.__file__).resolve().parent.parent
-    if package.name not in _INSTALLED:  # those are found anyway, and must not come before the standard library
+    if (
+        package.name not in _INSTALLED
+    ):  # those are found anyway, and must not come before the standard library
         _prepend(environment, "PYTHONPATH", package)
     libraries = _rtx_library_folder(folder / "lib")
     if libraries is not None:
@@ -109,7 +113,9 @@ def _package_folder(folder: Path) -> Path:
 
 
 def _prepend(environment: dict[str, str], name: str, entry: Path) -> None:
-    environment[name] = os.pathsep.join(part for part in (str(entry), environment.get(name, "")) if part)
+    environment[name] = os.pathsep.join(
+        part for part in (str(entry), environment.get(name, "")) if part
+    )
 
 
 def _rtx_library_folder(folder: Path, path: Sequence[str] | None = None) -> Path | None:

@@ -39,10 +39,18 @@ class Job:
     inputs: Mapping[str, Path]
     outputs: Mapping[str, Path]
     project: Path
-    advisory: Mapping[str, Path] = field(default_factory=dict)  # files for the words of an error, never for a result
-    toolchain: Toolchain | None = None  # the interpreter for the engine; None: the one that runs the other stages
-    timing_caches: Path | None = None  # the folder of builders' timing caches, which decide no result
-    threads: int = 0  # that it may compute with, where its result does not depend on it; 0: all cores
+    advisory: Mapping[str, Path] = field(
+        default_factory=dict
+    )  # files for the words of an error, never for a result
+    toolchain: Toolchain | None = (
+        None  # the interpreter for the engine; None: the one that runs the other stages
+    )
+    timing_caches: Path | None = (
+        None  # the folder of builders' timing caches, which decide no result
+    )
+    threads: int = (
+        0  # that it may compute with, where its result does not depend on it; 0: all cores
+    )
     progress: Callable[[str], None] = field(default=_say_nothing, compare=False)
     # end the stage here and now, in a callback of a C++ library that an exception would only bring to harm
     fail: Callable[[BuildsysError], NoReturn] = field(default=_raise, compare=False)

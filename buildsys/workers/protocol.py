@@ -60,7 +60,9 @@ def job_to_json(job: Job) -> Message:
         "outputs": {role: str(path) for role, path in job.outputs.items()},
         "project": str(job.project),
         "advisory": {role: str(path) for role, path in job.advisory.items()},
-        "toolchain": None if job.toolchain is None else {**asdict(job.toolchain), "python": str(job.toolchain.python)},
+        "toolchain": None
+        if job.toolchain is None
+        else {**asdict(job.toolchain), "python": str(job.toolchain.python)},
         "timing_caches": None if job.timing_caches is None else str(job.timing_caches),
         "threads": job.threads,
     }

@@ -44,7 +44,10 @@ def idle_limit_s(environment: Mapping[str, str]) -> float:
         return _DEFAULT_IDLE_S
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h|)", text)
     if found is None:
-        raise UsageError(f"{IDLE_VARIABLE}={text} is not a time", "write 300, 300s, 5min or 1h; 0 keeps no servers")
+        raise UsageError(
+            f"{IDLE_VARIABLE}={text} is not a time",
+            "write 300, 300s, 5min or 1h; 0 keeps no servers",
+        )
     return float(found[1]) * _UNITS_S[found[2]]
 
 
@@ -75,12 +78,16 @@ def server_folder(environment: Mapping[str, str]) -> Path | None:
 
     Anyone who can write there could pose as a server, so it must belong to this user alone.
     """
-    if sys.platform != "linux":  # there is no telling who is at the other end, nor a tie between two lives
+    if (
+        sys.platform != "linux"
+    ):  # there is no telling who is at the other end, nor a tie between two lives
         return None
     runtime = environment.get("XDG_RUNTIME_DIR")
     shared = Path(f"/tmp/buildsys-{os.getuid()}/workers")  # noqa: S108 - whose it is, is checked
     for folder in (*([Path(runtime) / "buildsys"] if runtime else []), shared):
-        if len(os.fsencode(address(folder, "f" * _NAME_LENGTH))) <= _ADDRESS_LIMIT and _is_made(folder):
+        if len(os.fsencode(address(folder, "f" * _NAME_LENGTH))) <= _ADDRESS_LIMIT and _is_made(
+            folder
+        ):
             return folder
     return None
 
@@ -113,7 +120,9 @@ def connect(path: Path) -> socket.socket | None:
     """Return a connection to the server that listens at ``path``; None when there is none, or a foreign one."""
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        channel.settimeout(_CONNECT_LIMIT_S)  # one that was stopped takes no more once its queue is full
+        channel.settimeout(
+            _CONNECT_LIMIT_S
+        )  # one that was stopped takes no more once its queue is full
         channel.connect(str(path))
         channel.settimeout(None)
         if peer_uid(channel) == os.geteuid():
@@ -126,7 +135,9 @@ def connect(path: Path) -> socket.socket | None:
 
 def peer_uid(channel: socket.socket) -> int:
     """Return which user is at the other end."""
-    _, uid, _ = struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    _, uid, _ = struct.unpack(
+        "3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    )
     return int(uid)
 
 
@@ -177,7 +188,11 @@ def _is_made(folder: Path) -> bool:
             with contextlib.suppress(FileExistsError):
                 part.mkdir(mode=0o700)
             found = part.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+            if (
+                not stat.S_ISDIR(found.st_mode)
+                or found.st_uid != os.getuid()
+                or found.st_mode & 0o077
+            ):
                 return False
     except OSError:
         return False

@@ -68,7 +68,12 @@ class Named(Protocol):
 
 
 def result_text(
-    of: Named, result: StageResult, *, started: str, measured: Mapping[str, float], toolchain: Mapping[str, str]
+    of: Named,
+    result: StageResult,
+    *,
+    started: str,
+    measured: Mapping[str, float],
+    toolchain: Mapping[str, str],
 ) -> str:
     """Return the content of a result file. ``started`` is ISO 8601. Raises: TypeError, ValueError: as above."""
     header = {
@@ -108,7 +113,10 @@ def without_long_lists(figures: Any) -> Any:
 def loaded_versions() -> dict[str, str]:
     """Return the version of Python and of each library that this process has loaded."""
     loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in _LIBRARIES}
-    return {"python": platform.python_version(), **{name: str(found) for name, found in loaded.items() if found}}
+    return {
+        "python": platform.python_version(),
+        **{name: str(found) for name, found in loaded.items() if found},
+    }
 
 
 def _toolchain_name(job: Job) -> dict[str, str]:
@@ -142,7 +150,11 @@ def _line(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError:  # asked only now: a million samples are written at the speed of C
-        finite = [_finite(item) for item in value] if isinstance(value, (list, tuple)) else _finite(value)
+        finite = (
+            [_finite(item) for item in value]
+            if isinstance(value, (list, tuple))
+            else _finite(value)
+        )
         return json.dumps(finite, ensure_ascii=False, allow_nan=False)
 
 

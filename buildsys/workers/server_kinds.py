@@ -18,7 +18,9 @@ class Profile:
     """One kind of server."""
 
     name: str
-    preload: tuple[str, ...] = ()  # the first one must load; a later one that is not installed is left out
+    preload: tuple[
+        str, ...
+    ] = ()  # the first one must load; a later one that is not installed is left out
     without: tuple[str, ...] = ()  # made to look not installed while the others load
 
 
@@ -29,7 +31,9 @@ TORCH = Profile(
 LIGHT = Profile(
     "light",
     preload=("numpy", "ml_dtypes", "onnx", "onnxruntime", "onnxsim", "tensorrt_rtx"),
-    without=("torch",),  # onnxsim takes torch along where it finds it (1.6 s, 580 MB) and needs it nowhere here
+    without=(
+        "torch",
+    ),  # onnxsim takes torch along where it finds it (1.6 s, 580 MB) and needs it nowhere here
 )
 BARE = Profile("bare")
 # only numpy: a library that crashes or hangs when it is loaded does that in the child that asks for it
@@ -39,7 +43,11 @@ _BESIDE = frozenset({"bench"})  # stages that use a toolchain and run here
 _TORCH_CONVERTERS = ("autocast", "modelopt")  # ModelOpt imports it
 _TORCH_STAGES = frozenset({"export", "reference"})
 # loaded by the first dynamo export; 0.3 s of each later one
-_DYNAMO = ("torch.export._trace", "torch._functorch.aot_autograd", "onnxscript.function_libs.torch_lib.ops")
+_DYNAMO = (
+    "torch.export._trace",
+    "torch._functorch.aot_autograd",
+    "onnxscript.function_libs.torch_lib.ops",
+)
 
 
 def toolchain_of(job: Job) -> Toolchain | None:

@@ -17,6 +17,12 @@ def photos(shape, dtype, which, seed):
 
 def _photo(rng, height, width):
     down, across = np.mgrid[0 : np.pi : height * 1j, 0 : np.pi : width * 1j]
-    soft = rng.uniform(0.2, 0.8, (3, 1, 1)) + 0.3 * np.sin(rng.uniform(0.5, 3) * down + rng.uniform(0.5, 3) * across)
-    edge = 0.3 * (down + rng.uniform(-1, 1) * across > rng.uniform(0.5, 2.5)) * rng.uniform(-1, 1, (3, 1, 1))
+    soft = rng.uniform(0.2, 0.8, (3, 1, 1)) + 0.3 * np.sin(
+        rng.uniform(0.5, 3) * down + rng.uniform(0.5, 3) * across
+    )
+    edge = (
+        0.3
+        * (down + rng.uniform(-1, 1) * across > rng.uniform(0.5, 2.5))
+        * rng.uniform(-1, 1, (3, 1, 1))
+    )
     return np.clip(soft + edge + 0.03 * rng.standard_normal((3, height, width)), 0, 1)

@@ -49,6 +49,8 @@ class ShiftedWindows(nn.Module):
         shift, size = self.window // 2, self.window
         shifted = torch.roll(x, shifts=(-shift, -shift), dims=(1, 2))
         n, height, width, channels = x.shape
-        cut = shifted.view(n, height // size, size, width // size, size, channels).permute(0, 1, 3, 2, 4, 5)
+        cut = shifted.view(n, height // size, size, width // size, size, channels).permute(
+            0, 1, 3, 2, 4, 5
+        )
         mixed = self.mix(cut.flatten(3)).view(cut.shape).permute(0, 1, 3, 2, 4, 5)
         return torch.roll(mixed.reshape(x.shape), shifts=(shift, shift), dims=(1, 2))

@@ -12,7 +12,9 @@ class ScaledClip(torch.autograd.Function):
     """Scale, then clip: exported as one node ``mydomain::ScaledClip`` with two attributes and two outputs."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, scale: float, low: float, high: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        ctx: Any, x: torch.Tensor, scale: float, low: float, high: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the clipped values, and where they lie strictly between the bounds."""
         scaled = x * scale
         inside = (scaled > low) & (scaled < high)
@@ -30,7 +32,9 @@ class ScaledClip(torch.autograd.Function):
     @staticmethod
     def symbolic(g: Any, x: Any, scale: float, low: float, high: float) -> Any:
         """Write the node; without the types, the graph would lose its shapes behind it."""
-        clipped, inside = g.op("mydomain::ScaledClip", x, scale_f=scale, bounds_f=[low, high], outputs=2)
+        clipped, inside = g.op(
+            "mydomain::ScaledClip", x, scale_f=scale, bounds_f=[low, high], outputs=2
+        )
         clipped.setType(x.type())
         inside.setType(x.type().with_dtype(torch.bool))
         return clipped, inside
@@ -47,4 +51,9 @@ class ClippedSignal(nn.Module):
         """Return features of the clipped image and where it was not clipped; the same of the signal, counted."""
         clipped, inside = ScaledClip.apply(image, 0.5, -0.4, 0.6)
         levels, valid = ScaledClip.apply(signal, 2.0, -1.0, 1.0)
-        return torch.relu(self.conv(clipped)), inside, levels, valid.to(torch.int32).sum(1, dtype=torch.int32)
+        return (
+            torch.relu(self.conv(clipped)),
+            inside,
+            levels,
+            valid.to(torch.int32).sum(1, dtype=torch.int32),
+        )

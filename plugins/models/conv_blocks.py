@@ -8,7 +8,9 @@ from torch import nn
 
 def conv_bn_relu(inputs: int, outputs: int, kernel: int, padding: int = 0) -> nn.Sequential:
     """Return a convolution, a batch norm and a ReLU. In eval mode the first two are one convolution."""
-    return nn.Sequential(nn.Conv2d(inputs, outputs, kernel, padding=padding), nn.BatchNorm2d(outputs), nn.ReLU())
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, kernel, padding=padding), nn.BatchNorm2d(outputs), nn.ReLU()
+    )
 
 
 class FlattenHead(nn.Module):
@@ -20,7 +22,9 @@ class FlattenHead(nn.Module):
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(conv_bn_relu(3, 16, 3, padding=1), conv_bn_relu(16, 64, 5, padding=2))
+        self.blocks = nn.Sequential(
+            conv_bn_relu(3, 16, 3, padding=1), conv_bn_relu(16, 64, 5, padding=2)
+        )
         self.pool = nn.AdaptiveAvgPool1d(1)
         self.head = nn.Linear(64, classes)
 

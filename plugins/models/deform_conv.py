@@ -10,7 +10,9 @@ from torchvision.ops import DeformConv2d
 class DeformableBlock(nn.Module):
     """torchvision's deformable convolution (v2) of two groups, whose offsets and mask a convolution predicts."""
 
-    def __init__(self, inputs: int = 8, outputs: int = 12, kernel: int = 3, offset_groups: int = 2) -> None:
+    def __init__(
+        self, inputs: int = 8, outputs: int = 12, kernel: int = 3, offset_groups: int = 2
+    ) -> None:
         super().__init__()
         points = offset_groups * kernel * kernel
         self.points = points

@@ -16,7 +16,10 @@ class Detector(nn.Module):
     def __init__(self, classes: int = 4, best: int = 8) -> None:
         super().__init__()
         self.backbone = nn.Sequential(
-            conv_bn_relu(3, 16, 3, padding=1), nn.MaxPool2d(2), nn.Dropout(0.1), conv_bn_relu(16, 32, 3, padding=1)
+            conv_bn_relu(3, 16, 3, padding=1),
+            nn.MaxPool2d(2),
+            nn.Dropout(0.1),
+            conv_bn_relu(16, 32, 3, padding=1),
         )
         self.boxes = nn.Conv2d(32, 4, 1)
         self.classes = nn.Conv2d(32, classes, 1)

@@ -61,14 +61,30 @@ def grid_sample_conv(
     step = op.Constant(value_int=1)
 
     # where the undeformed kernel would look: (1, K, OH, 1) and (1, K, 1, OW)
-    kernel_y = op.Reshape(op.Range(start, op.Squeeze(kernel_rows), step), op.Constant(value_ints=[-1, 1]))
-    kernel_x = op.Reshape(op.Range(start, op.Squeeze(kernel_columns), step), op.Constant(value_ints=[1, -1]))
+    kernel_y = op.Reshape(
+        op.Range(start, op.Squeeze(kernel_rows), step), op.Constant(value_ints=[-1, 1])
+    )
+    kernel_x = op.Reshape(
+        op.Range(start, op.Squeeze(kernel_columns), step), op.Constant(value_ints=[1, -1])
+    )
     point_y = op.Reshape(op.Expand(kernel_y, kernel), op.Constant(value_ints=[1, -1, 1, 1]))
     point_x = op.Reshape(op.Expand(kernel_x, kernel), op.Constant(value_ints=[1, -1, 1, 1]))
-    out_y = op.Reshape(op.Range(start, op.Squeeze(rows), step), op.Constant(value_ints=[1, 1, -1, 1]))
-    out_x = op.Reshape(op.Range(start, op.Squeeze(columns), step), op.Constant(value_ints=[1, 1, 1, -1]))
-    still_y = out_y * op.Slice(stride, zero, one) - op.Slice(pad, zero, one) + point_y * op.Slice(dilation, zero, one)
-    still_x = out_x * op.Slice(stride, one, two) - op.Slice(pad, one, two) + point_x * op.Slice(dilation, one, two)
+    out_y = op.Reshape(
+        op.Range(start, op.Squeeze(rows), step), op.Constant(value_ints=[1, 1, -1, 1])
+    )
+    out_x = op.Reshape(
+        op.Range(start, op.Squeeze(columns), step), op.Constant(value_ints=[1, 1, 1, -1])
+    )
+    still_y = (
+        out_y * op.Slice(stride, zero, one)
+        - op.Slice(pad, zero, one)
+        + point_y * op.Slice(dilation, zero, one)
+    )
+    still_x = (
+        out_x * op.Slice(stride, one, two)
+        - op.Slice(pad, one, two)
+        + point_x * op.Slice(dilation, one, two)
+    )
 
     # (N · groups, K, OH, OW) each
     moved = op.Reshape(offset, op.Concat(minus, points, two, out, axis=0))
@@ -82,7 +98,9 @@ def grid_sample_conv(
 
     image = op.Reshape(x, op.Concat(batch * groups, channels / groups, height, width, axis=0))
     samples = op.GridSample(image, grid, align_corners=0, mode="bilinear", padding_mode="zeros")
-    weighed = samples * op.Reshape(mask, op.Concat(batch * groups, one, points * rows, columns, axis=0))
+    weighed = samples * op.Reshape(
+        mask, op.Concat(batch * groups, one, points * rows, columns, axis=0)
+    )
     columns_ = op.Reshape(weighed, op.Concat(batch, channels * points, rows, columns, axis=0))
     flat = op.Reshape(weight, op.Concat(op.Shape(weight, start=0, end=1), minus, one, one, axis=0))
     return op.Conv(columns_, flat, bias, group=group)

@@ -17,7 +17,9 @@ FIELDS = ("scale", "bounds")
 CUDA_TYPES = {trt.DataType.FLOAT: "<f4", trt.DataType.HALF: "<f2", trt.DataType.BOOL: "|b1"}
 
 
-class ScaledClip(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime):
+class ScaledClip(
+    trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime
+):
     """Scale, then clip: the clipped values, and where they lie strictly between the bounds."""
 
     def __init__(self, scale: float, bounds: Iterable[float]) -> None:
@@ -102,7 +104,9 @@ class ScaledClip(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt
 
         with torch.cuda.stream(torch.cuda.ExternalStream(stream)), torch.inference_mode():
             x = on_gpu(input_addresses[0], inputs[0])
-            clipped, inside = (on_gpu(*pair) for pair in zip(output_addresses, outputs, strict=True))
+            clipped, inside = (
+                on_gpu(*pair) for pair in zip(output_addresses, outputs, strict=True)
+            )
             scaled = x * self.scale
             torch.clamp(scaled, self.low, self.high, out=clipped)
             torch.logical_and(scaled > self.low, scaled < self.high, out=inside)

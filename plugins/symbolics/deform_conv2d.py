@@ -22,12 +22,17 @@ def deform_conv2d(
         group_i=groups, offset_group_i=offset_groups,
     )  # fmt: skip
     sizes = [(x, 0), (weight, 0), (offset, 2), (offset, 3)]
-    return node.setType(x.type().with_sizes([symbolic_helper._get_tensor_dim_size(*size) for size in sizes]))
+    return node.setType(
+        x.type().with_sizes([symbolic_helper._get_tensor_dim_size(*size) for size in sizes])
+    )
 
 
 def _ones(g: Any, offset: Any) -> Any:
     """Return a mask of ones: the shape of the offsets with half as many channels."""
     points = symbolic_helper._get_tensor_dim_size(offset, 1) // 2
-    batch, sizes = g.op("Shape", offset, start_i=0, end_i=1), g.op("Shape", offset, start_i=2, end_i=4)
+    batch, sizes = (
+        g.op("Shape", offset, start_i=0, end_i=1),
+        g.op("Shape", offset, start_i=2, end_i=4),
+    )
     shape = g.op("Concat", batch, g.op("Constant", value_t=torch.tensor([points])), sizes, axis_i=0)
     return g.op("Expand", g.op("Constant", value_t=torch.tensor(1.0)), shape)

@@ -99,7 +99,11 @@ def fill(project: Path) -> int:
                 raise SystemExit(f"{FIRST} was not built")
             ledger.record(_copied(action, built, surveyor.snapshot(action), build))
         if done % 8000 == 7999:
-            print(f"  {done + 1} targets after {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+            print(
+                f"  {done + 1} targets after {time.monotonic() - begun:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
     db.close()
     return len(session.actions)
 
@@ -109,7 +113,9 @@ def _copied(action: Action, built: Record, now: Snapshot, build: Path) -> Record
     outputs: dict[str, OutputFile | None] = {}
     for source, output in built.outputs.items():
         name = source.replace(FIRST, action.model)
-        outputs[name] = None if output is None else _copy(build / source, build / name, action.model)
+        outputs[name] = (
+            None if output is None else _copy(build / source, build / name, action.model)
+        )
     return replace(built, target=action.target, key=now.key, parts=now.parts, outputs=outputs)
 
 

@@ -84,4 +84,6 @@ def _inputs(folder: Path, count: int) -> None:
 def _prepared(command: list[str], folder: Path) -> None:
     done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
+        raise SystemExit(
+            f"{' '.join(command)} ended with {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}"
+        )

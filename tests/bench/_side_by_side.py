@@ -45,12 +45,25 @@ class Options:
 def parse_options(about: str, *, models: Sequence[str], rounds: int) -> Options:
     """Return the options; ``models`` and ``rounds`` are the script's defaults, no models means all shipped ones."""
     parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--models", default=",".join(models), help="names, separated by commas (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=rounds, help="measurements of each side (default: %(default)s)")
+    parser.add_argument(
+        "--models",
+        default=",".join(models),
+        help="names, separated by commas (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=rounds,
+        help="measurements of each side (default: %(default)s)",
+    )
     parser.add_argument("--json", type=Path, help="write the figures into this file as well")
-    parser.add_argument("--keep", action="store_true", help="keep the temporary folder and print where it is")
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the temporary folder and print where it is"
+    )
     given = parser.parse_args()
-    return Options(tuple(filter(None, given.models.split(","))), given.rounds, given.json, given.keep)
+    return Options(
+        tuple(filter(None, given.models.split(","))), given.rounds, given.json, given.keep
+    )
 
 
 @contextmanager
@@ -88,7 +101,9 @@ def _keep_only(project: Path, models: Sequence[str]) -> None:
         raise SystemExit(f"no manifest of {', '.join(unknown)}; there are {', '.join(files)}")
     for name, file in files.items():
         if name not in models:
-            file.rename(file.with_name(f"_{file.name}"))  # still there to be extended, but no model of its own
+            file.rename(
+                file.with_name(f"_{file.name}")
+            )  # still there to be extended, but no model of its own
     for file in manifests(project):
         edit_manifest(file, lambda content: _rename_bases(content, set(files) - set(models)))
 
@@ -122,7 +137,10 @@ def edit_manifest(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
 def shorten_benchmarks(project: Path) -> None:
     """Let the benchmark stage of every model take as little time as possible; it is not what is measured here."""
     for file in manifests(project):
-        edit_manifest(file, lambda content: content.update(bench={"duration": 0.01, "warmup": 0, "min_samples": 1}))
+        edit_manifest(
+            file,
+            lambda content: content.update(bench={"duration": 0.01, "warmup": 0, "min_samples": 1}),
+        )
 
 
 def doit_command(*arguments: str) -> list[str]:
@@ -141,7 +159,12 @@ def timed(command: Sequence[str], folder: Path) -> float:
     """Run a command in ``folder`` to its end; return its wall time in seconds. A failure ends the script."""
     start = time.perf_counter()
     done = subprocess.run(
-        command, cwd=folder, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True
+        command,
+        cwd=folder,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
     )
     seconds = time.perf_counter() - start
     if done.returncode != 0:
@@ -167,7 +190,11 @@ def in_turns(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str,
         for name in order:
             os.sync()
             taken[name].append(sides[name]())
-            print(f"  round {number + 1} of {rounds}: {name} {taken[name][-1]:.3f} s", file=sys.stderr, flush=True)
+            print(
+                f"  round {number + 1} of {rounds}: {name} {taken[name][-1]:.3f} s",
+                file=sys.stderr,
+                flush=True,
+            )
         order.reverse()
     return taken
 
@@ -181,7 +208,13 @@ def time_row(name: str, seconds: Sequence[float], ratio: str = "") -> tuple[str,
 TIME_COLUMNS = ("side", "runs>", "median (s)>", "range (s)>", "ratio>")
 
 
-def publish(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], figures: Any, file: Path | None) -> None:
+def publish(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    figures: Any,
+    file: Path | None,
+) -> None:
     """Print a Markdown table for docs/benchmarks.md, and write the figures behind it where asked."""
     machine = {
         "machine": platform.platform(),
@@ -191,4 +224,7 @@ def publish(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], f
     print(f"\n**{title}** ({', '.join(f'{name} {value}' for name, value in machine.items())})\n")
     print("\n".join(table(columns, rows)))
     if file:
-        file.write_text(json.dumps({"title": title, **machine, "figures": figures}, indent=2) + "\n", encoding="utf-8")
+        file.write_text(
+            json.dumps({"title": title, **machine, "figures": figures}, indent=2) + "\n",
+            encoding="utf-8",
+        )

@@ -42,7 +42,10 @@ def write_plan(project: Path, file: Path) -> list[str]:
         engine = {"name": ENGINE, "backend": "tensorrt_rtx"}
         edit_manifest(manifest, lambda content, engine=engine: content.update(engines=[engine]))
     models = load_project(project).models
-    plan = {name: {action.stage: action.options for action in plan_model(model.data)} for name, model in models.items()}
+    plan = {
+        name: {action.stage: action.options for action in plan_model(model.data)}
+        for name, model in models.items()
+    }
     file.write_text(json.dumps(plan, default=dict), encoding="utf-8")
     return [target for name in models for target in (f"validate:{name}", f"engine:{name}:{ENGINE}")]
 
@@ -59,14 +62,18 @@ def main() -> None:
 
         def plain() -> float:
             shutil.rmtree(out, ignore_errors=True)
-            return timed([sys.executable, str(PLAIN_SCRIPT), str(folder / "plan.json"), str(out)], folder)
+            return timed(
+                [sys.executable, str(PLAIN_SCRIPT), str(folder / "plan.json"), str(out)], folder
+            )
 
         sides = {"plain script": plain, "doit": doit, "doit -n 2": lambda: doit("-n", "2")}
         taken = in_turns(sides, options.rounds)
     base = statistics.median(taken["plain script"])
     ratios = {name: statistics.median(taken[name]) / base for name in LIMITS}
     rows = [time_row("plain script", taken["plain script"])]
-    rows += [time_row(name, taken[name], f"{ratios[name]:.2f} (limit {LIMITS[name]})") for name in LIMITS]
+    rows += [
+        time_row(name, taken[name], f"{ratios[name]:.2f} (limit {LIMITS[name]})") for name in LIMITS
+    ]
     figures = {"seconds": taken, "ratios": ratios, "limits": LIMITS, "models": list(options.models)}
     publish(f"{len(targets) // 2} models from nothing", TIME_COLUMNS, rows, figures, options.json)
 

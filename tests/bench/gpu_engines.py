@@ -31,23 +31,39 @@ Figures = dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", default=",".join(MODELS), help="separated by commas (default: %(default)s)")
+    parser.add_argument(
+        "--models", default=",".join(MODELS), help="separated by commas (default: %(default)s)"
+    )
     parser.add_argument("--precisions", default=",".join(PRECISIONS), help="(default: %(default)s)")
-    parser.add_argument("--steps", default="build,rebuild,verify,bench", help="(default: %(default)s)")
-    parser.add_argument("--baselines", default="torch,torch_cuda_graph,torch_compile", help="(default: %(default)s)")
-    parser.add_argument("--project", type=Path, help="a folder to work in and to keep; goes on with what is there")
+    parser.add_argument(
+        "--steps", default="build,rebuild,verify,bench", help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--baselines", default="torch,torch_cuda_graph,torch_compile", help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--project", type=Path, help="a folder to work in and to keep; goes on with what is there"
+    )
     parser.add_argument("--json", type=Path, help="write the figures into this file as well")
-    parser.add_argument("--merge", type=Path, nargs="+", help="only print the table of these files of figures")
+    parser.add_argument(
+        "--merge", type=Path, nargs="+", help="only print the table of these files of figures"
+    )
     given = parser.parse_args()
     if given.merge:
-        figures = [entry for file in given.merge for entry in json.loads(file.read_text())["figures"]]
+        figures = [
+            entry for file in given.merge for entry in json.loads(file.read_text())["figures"]
+        ]
         publish("TensorRT engines", COLUMNS, list(rows(figures)), figures, given.json)
         return
     wanted = given.models.split(","), given.precisions.split(",")
     with workspace(keep=False) as folder:
-        project = make_project(given.project or folder, wanted[0], baselines=given.baselines.split(","))
+        project = make_project(
+            given.project or folder, wanted[0], baselines=given.baselines.split(",")
+        )
         figures = [
-            take(project, model, precision, given.steps.split(",")) for model in wanted[0] for precision in wanted[1]
+            take(project, model, precision, given.steps.split(","))
+            for model in wanted[0]
+            for precision in wanted[1]
         ]
     publish("TensorRT engines", COLUMNS, list(rows(figures)), figures, given.json)
 
@@ -56,7 +72,9 @@ def take(project: ModelProject, model: str, precision: str, steps: Sequence[str]
     """Take one engine through the steps; what is there from an earlier call counts as well."""
     name = f"trt-{precision}"
     kept = project.root / "figures" / f"{model}-{name}.json"
-    found: Figures = json.loads(kept.read_text()) if kept.is_file() else {"model": model, "engine": name}
+    found: Figures = (
+        json.loads(kept.read_text()) if kept.is_file() else {"model": model, "engine": name}
+    )
     target = f"{model}:{name}"
     for step in steps:
         print(f"{step} {target}", file=sys.stderr, flush=True)
@@ -92,13 +110,27 @@ def _run(project: ModelProject, found: Figures, *arguments: str) -> bool:
 
 def _engine_facts(project: ModelProject, passed: bool, model: str, name: str) -> Figures:
     result = project.result("engine", model, name)
-    kept = ("build_seconds", "phases", "engine_bytes", "built_with", "precision_shares", "timing_cache")
-    return {"status": result.get("status", "failed"), "passed": passed, **{key: result.get(key) for key in kept}}
+    kept = (
+        "build_seconds",
+        "phases",
+        "engine_bytes",
+        "built_with",
+        "precision_shares",
+        "timing_cache",
+    )
+    return {
+        "status": result.get("status", "failed"),
+        "passed": passed,
+        **{key: result.get(key) for key in kept},
+    }
 
 
 def _worst(result: Figures) -> Figures:
     """Return status and the largest relative error of all outputs, cases and profiles."""
-    return {"status": result.get("status", "failed"), "relative": max(_relatives(result.get("cases")), default=None)}
+    return {
+        "status": result.get("status", "failed"),
+        "relative": max(_relatives(result.get("cases")), default=None),
+    }
 
 
 def _relatives(node: Any) -> Iterator[float]:
@@ -116,15 +148,25 @@ def _timings(result: Figures) -> Figures:
     """Return the percentiles without the raw samples, which stay in the project's own results."""
     cases = {}
     for case, figures in result.get("cases", {}).items():
-        contenders = {name: _without_samples(taken) for name, taken in figures["contenders"].items()}
+        contenders = {
+            name: _without_samples(taken) for name, taken in figures["contenders"].items()
+        }
         cases[case] = {**figures, "contenders": contenders}
-    return {"status": result.get("status", "failed"), "cases": cases, "noisy": result.get("noisy", [])}
+    return {
+        "status": result.get("status", "failed"),
+        "cases": cases,
+        "noisy": result.get("noisy", []),
+    }
 
 
 def _without_samples(node: Any) -> Any:
     if not isinstance(node, Mapping):
         return node
-    return {name: _without_samples(value) for name, value in node.items() if not name.startswith("samples")}
+    return {
+        name: _without_samples(value)
+        for name, value in node.items()
+        if not name.startswith("samples")
+    }
 
 
 def rows(figures: Sequence[Figures]) -> Iterator[tuple[str, ...]]:
@@ -141,7 +183,11 @@ def rows(figures: Sequence[Figures]) -> Iterator[tuple[str, ...]]:
         for index, (case, batch) in enumerate(BATCHES.items()):
             taken = found.get("bench", {}).get("cases", {}).get(case, {}).get("contenders", {})
             times = [taken.get(name, {}).get("gpu", taken.get(name, {})) for name in _CONTENDERS]
-            own = [_number(times[at].get(f"p{percent}_ms"), ".3f") for at in (0, 1) for percent in (50, 99)]
+            own = [
+                _number(times[at].get(f"p{percent}_ms"), ".3f")
+                for at in (0, 1)
+                for percent in (50, 99)
+            ]
             others = [_number(entry.get("p50_ms"), ".3f") for entry in times[2:]]
             yield (*(about if index == 0 else ("",) * len(about)), str(batch), *own, *others)
 

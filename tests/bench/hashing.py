@@ -71,7 +71,10 @@ def measure(paths: Sequence[str], rounds: int, folder: Path) -> dict[str, list[f
     """Return GB/s of both sides, cold and warm, in turns."""
     volume = sum(Path(path).stat().st_size for path in paths) / 1e9
     found: dict[str, list[float]] = {}
-    sides = {"digests": lambda: digest_all(paths, folder / "state.db"), "cat": lambda: cat_all(paths)}
+    sides = {
+        "digests": lambda: digest_all(paths, folder / "state.db"),
+        "cat": lambda: cat_all(paths),
+    }
     for number in range(rounds):
         for name in list(sides) if number % 2 else list(reversed(sides)):
             drop_from_memory(paths)
@@ -97,7 +100,9 @@ def second_look(folder: Path) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--total", type=int, default=512, help="MiB of each kind of files (default: %(default)s)")
+    parser.add_argument(
+        "--total", type=int, default=512, help="MiB of each kind of files (default: %(default)s)"
+    )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     figures: dict[str, dict[str, list[float]]] = {}
@@ -110,11 +115,23 @@ def main() -> None:
     rows = []
     for kind, found in figures.items():
         medians = {name: statistics.median(values) for name, values in found.items()}
-        shown = [f"{medians[f'{side}, {state}']:.2f}" for state in ("cold", "warm") for side in ("digests", "cat")]
+        shown = [
+            f"{medians[f'{side}, {state}']:.2f}"
+            for state in ("cold", "warm")
+            for side in ("digests", "cat")
+        ]
         rows.append((kind, *shown))
     columns = ("files", "digests, cold (GB/s)>", "cat, cold>", "digests, warm>", "cat, warm>")
-    publish("Digesting files", columns, rows, {"gb_per_s": figures, "large_s": [first, again]}, given.json)
-    print(f"\na file of 2 GB (sparse): {first:.2f} s at the first look, {again * 1e6:.0f} µs at a later one")
+    publish(
+        "Digesting files",
+        columns,
+        rows,
+        {"gb_per_s": figures, "large_s": [first, again]},
+        given.json,
+    )
+    print(
+        f"\na file of 2 GB (sparse): {first:.2f} s at the first look, {again * 1e6:.0f} µs at a later one"
+    )
 
 
 if __name__ == "__main__":

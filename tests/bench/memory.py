@@ -68,7 +68,13 @@ def main() -> None:
                 print(f"  {name}: {figures[name][-1]:.1f} MB", file=sys.stderr, flush=True)
     rows = [(name, str(len(taken)), f"{max(taken):.1f}") for name, taken in figures.items()]
     columns = ("doit", "runs>", f"peak (MB), limit {LIMIT_MB}>")
-    publish("Peak memory of the doit process", columns, rows, {"peak_mb": figures, "limit_mb": LIMIT_MB}, options.json)
+    publish(
+        "Peak memory of the doit process",
+        columns,
+        rows,
+        {"peak_mb": figures, "limit_mb": LIMIT_MB},
+        options.json,
+    )
 
 
 if __name__ == "__main__":

@@ -34,7 +34,8 @@ def main() -> None:
         for side in sides.values():
             timed(doit_command(), side)
         taken = in_turns(
-            {name: lambda side=side: timed(doit_command(), side) for name, side in sides.items()}, options.rounds
+            {name: lambda side=side: timed(doit_command(), side) for name, side in sides.items()},
+            options.rounds,
         )
     ours, theirs = (statistics.median(taken[name]) for name in sides)
     rows = [

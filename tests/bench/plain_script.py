@@ -79,7 +79,11 @@ def reference(network: Network, inputs: Mapping[str, Arrays], out: Path) -> dict
             results = network({name: torch.from_numpy(array) for name, array in arrays.items()})
             golden[case] = {name: tensor.numpy() for name, tensor in results.items()}
             tensors = {f"in.{name}": array for name, array in arrays.items()}
-            np.savez(out / f"{case}.npz", **tensors, **{f"out.{name}": array for name, array in golden[case].items()})
+            np.savez(
+                out / f"{case}.npz",
+                **tensors,
+                **{f"out.{name}": array for name, array in golden[case].items()},
+            )
     return golden
 
 
@@ -88,11 +92,13 @@ def export(network: Network, options: Mapping[str, Any], outputs: Arrays, file: 
     inputs, declared = options["inputs"], options["outputs"]
     generator = torch.Generator().manual_seed(options["source"]["seed"])
     example = [
-        torch.randn(concrete_shape(spec["shape"], options["example"]), generator=generator) for spec in inputs.values()
+        torch.randn(concrete_shape(spec["shape"], options["example"]), generator=generator)
+        for spec in inputs.values()
     ]
     shapes = {name: spec["shape"] for name, spec in {**inputs, **declared}.items() if spec["shape"]}
     axes = {
-        name: {at: size for at, size in enumerate(shape) if isinstance(size, str)} for name, shape in shapes.items()
+        name: {at: size for at, size in enumerate(shape) if isinstance(size, str)}
+        for name, shape in shapes.items()
     }
     torch.onnx.export(
         network.module,
@@ -120,10 +126,15 @@ def run(file: Path, inputs: Mapping[str, Arrays]) -> dict[str, Arrays]:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    return {case: dict(zip(names, session.run(None, arrays), strict=True)) for case, arrays in inputs.items()}
+    return {
+        case: dict(zip(names, session.run(None, arrays), strict=True))
+        for case, arrays in inputs.items()
+    }
 
 
-def compare(actual: Mapping[str, Arrays], expected: Mapping[str, Arrays], rtol: float, cosine: float) -> dict[str, Any]:
+def compare(
+    actual: Mapping[str, Arrays], expected: Mapping[str, Arrays], rtol: float, cosine: float
+) -> dict[str, Any]:
     """Return error relative to the largest reference value, and cosine; raise where a limit is missed."""
     figures: dict[str, Any] = {}
     for case, outputs in expected.items():
@@ -132,7 +143,9 @@ def compare(actual: Mapping[str, Arrays], expected: Mapping[str, Arrays], rtol: 
             relative = float(np.abs(a - b).max() / np.abs(b).max())
             similar = float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
             if not (relative <= rtol and similar >= cosine - 1e-12):
-                raise SystemExit(f"{name}, case {case}: relative error {relative}, cosine {similar}")
+                raise SystemExit(
+                    f"{name}, case {case}: relative error {relative}, cosine {similar}"
+                )
             figures.setdefault(case, {})[name] = {"relative": relative, "cosine": similar}
     return figures
 
@@ -144,15 +157,21 @@ def build_engine(file: Path, options: Mapping[str, Any], engine: Path) -> None:
     network = builder.create_network(0)
     parser = trt.OnnxParser(network, LOGGER)
     if not parser.parse_from_file(str(file)):
-        raise SystemExit(f"{file}: {[parser.get_error(at).desc() for at in range(parser.num_errors)]}")
+        raise SystemExit(
+            f"{file}: {[parser.get_error(at).desc() for at in range(parser.num_errors)]}"
+        )
     config = builder.create_builder_config()
     config.builder_optimization_level = fields["builder_optimization_level"]
     config.num_compute_capabilities = len(fields["compute_capabilities"])
     for at, version in enumerate(fields["compute_capabilities"]):
-        config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{version.replace('.', '')}"), at)
+        config.set_compute_capability(
+            getattr(trt.ComputeCapability, f"SM{version.replace('.', '')}"), at
+        )
     profile = builder.create_optimization_profile()
     for name, spec in options["inputs"].items():
-        points = ({dim: span[point] for dim, span in dims.items()} for point in ("min", "opt", "max"))
+        points = (
+            {dim: span[point] for dim, span in dims.items()} for point in ("min", "opt", "max")
+        )
         profile.set_shape(name, *(concrete_shape(spec["shape"], point) for point in points))
     config.add_optimization_profile(profile)
     built = builder.build_serialized_network(network, config)

@@ -64,9 +64,15 @@ def measure(model: str, rounds: int, folder: Path) -> list[dict[str, Any]]:
     taken = []
     for opset in OPSETS[:rounds]:
         wall_s, stages_s, ran = rebuild(project, file, model, opset)
-        print(f"  {model}, opset {opset}: {wall_s:.2f} s, stages {stages_s:.2f} s", file=sys.stderr, flush=True)
+        print(
+            f"  {model}, opset {opset}: {wall_s:.2f} s, stages {stages_s:.2f} s",
+            file=sys.stderr,
+            flush=True,
+        )
         empty_s = min(timed(doit_command(), empty) for _ in range(3))
-        taken.append({"opset": opset, "wall_s": wall_s, "stages_s": stages_s, "empty_s": empty_s, "ran": ran})
+        taken.append(
+            {"opset": opset, "wall_s": wall_s, "stages_s": stages_s, "empty_s": empty_s, "ran": ran}
+        )
     return taken
 
 

@@ -114,7 +114,9 @@ def in_turns(sides: Mapping[str, Side], rounds: int) -> dict[str, list[Cost]]:
 def row_of(name: str, taken: Sequence[Cost], limit: str) -> tuple[str, ...]:
     """Return the table row of one side, by medians."""
     wall = [run.wall_s for run in taken]
-    cpu, peak = (statistics.median(getattr(run, field) for run in taken) for field in ("cpu_s", "peak_mb"))
+    cpu, peak = (
+        statistics.median(getattr(run, field) for run in taken) for field in ("cpu_s", "peak_mb")
+    )
     spread = f"{min(wall):.3f} to {max(wall):.3f}"
     shown = (f"{value:.2f}" if value else "" for value in (cpu, peak))
     return name, str(len(taken)), f"{statistics.median(wall):.3f}", spread, *shown, limit
@@ -129,7 +131,9 @@ def make_project(folder: Path, count: int) -> Path:
     return project
 
 
-def sides_of(project: Path, count: int, folder: Path, given: argparse.Namespace) -> Iterator[tuple[str, Side, str]]:
+def sides_of(
+    project: Path, count: int, folder: Path, given: argparse.Namespace
+) -> Iterator[tuple[str, Side, str]]:
     """Yield name, measurement and limit of every side."""
     empty = folder / "empty"
     empty.mkdir()
@@ -138,11 +142,27 @@ def sides_of(project: Path, count: int, folder: Path, given: argparse.Namespace)
     targets = TARGETS_PER_MODEL * count
     plain = rivals.plain_doit(folder / "plain", targets)
     yield "empty dodo file", lambda: cost(doit_command(), empty), ""
-    yield f"nothing to do, {targets} targets", lambda: cost(doit_command(), project), "1.0 s, 200 MB"
-    yield f"plain doit, {targets} tasks", lambda: cost(plain, folder / "plain"), "not less than ours"
-    yield f"build:one of {count}", lambda: cost(doit_command(f"build:{model_name(1)}"), project), "0.4 s"
+    yield (
+        f"nothing to do, {targets} targets",
+        lambda: cost(doit_command(), project),
+        "1.0 s, 200 MB",
+    )
+    yield (
+        f"plain doit, {targets} tasks",
+        lambda: cost(plain, folder / "plain"),
+        "not less than ours",
+    )
+    yield (
+        f"build:one of {count}",
+        lambda: cost(doit_command(f"build:{model_name(1)}"), project),
+        "0.4 s",
+    )
     yield f"list, {SMALL} manifests", lambda: cost(doit_command("list"), small), "0.25 s"
-    yield "one manifest edited, to its first stage", lambda: first_stage(project), "nothing to do + 0.3 s"
+    yield (
+        "one manifest edited, to its first stage",
+        lambda: first_stage(project),
+        "nothing to do + 0.3 s",
+    )
     if given.dvc or given.snakemake:
         equal = make_project(folder, STAGES // TARGETS_PER_MODEL)
         yield f"nothing to do, {STAGES} targets", lambda: cost(doit_command(), equal), ""
@@ -156,20 +176,33 @@ def sides_of(project: Path, count: int, folder: Path, given: argparse.Namespace)
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--manifests", type=int, default=1000, help="of the generated project (default: %(default)s)")
-    parser.add_argument("--project", type=Path, help="take this generated project instead of making one")
-    parser.add_argument("--rounds", type=int, default=7, help="measurements of each side (default: %(default)s)")
+    parser.add_argument(
+        "--manifests",
+        type=int,
+        default=1000,
+        help="of the generated project (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--project", type=Path, help="take this generated project instead of making one"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=7, help="measurements of each side (default: %(default)s)"
+    )
     parser.add_argument("--dvc", type=Path, help="a dvc program to compare with")
     parser.add_argument("--snakemake", type=Path, help="a snakemake program to compare with")
     parser.add_argument("--json", type=Path, help="write the figures into this file as well")
-    parser.add_argument("--keep", action="store_true", help="keep the temporary folder and print where it is")
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the temporary folder and print where it is"
+    )
     return parser.parse_args()
 
 
 def main() -> None:
     given = parse()
     with workspace(keep=given.keep) as folder:
-        project = given.project.resolve() if given.project else make_project(folder, given.manifests)
+        project = (
+            given.project.resolve() if given.project else make_project(folder, given.manifests)
+        )
         count = len(list((project / "configs" / "models").iterdir()))
         measured = list(sides_of(project, count, folder, given))
         for _, side, _ in measured:  # caches of the disk and of the tools
@@ -178,11 +211,19 @@ def main() -> None:
     limits = {name: limit for name, _, limit in measured}
     rows = [row_of(name, runs, limits[name]) for name, runs in taken.items()]
     ours, theirs = (
-        statistics.median(run.cpu_s for name, runs in taken.items() if name.startswith(start) for run in runs)
+        statistics.median(
+            run.cpu_s for name, runs in taken.items() if name.startswith(start) for run in runs
+        )
         for start in (f"nothing to do, {TARGETS_PER_MODEL * count}", "plain doit")
     )
     figures: dict[str, Any] = {name: [asdict(run) for run in runs] for name, runs in taken.items()}
-    publish(f"Scale, {count} manifests", COLUMNS, rows, {"sides": figures, "cpu_ratio": ours / theirs}, given.json)
+    publish(
+        f"Scale, {count} manifests",
+        COLUMNS,
+        rows,
+        {"sides": figures, "cpu_ratio": ours / theirs},
+        given.json,
+    )
     print(f"\nprocessor time of nothing to do against plain doit: {ours / theirs:.2f}")
 
 

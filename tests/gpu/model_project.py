@@ -43,7 +43,10 @@ class ModelProject:
 
     def doit(self, *arguments: str, timeout_s: float = 3600) -> subprocess.CompletedProcess[str]:
         """Run doit, its output as one text."""
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))),
+        }
         return subprocess.run(
             [sys.executable, "-m", "doit", *arguments], cwd=self.root, env=environment, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s,
@@ -53,7 +56,9 @@ class ModelProject:
         """Return the result of an engine's stage, {} where there is none."""
         names = {"engine": f"engine/{engine}/engine.json", "verify": f"verify/{engine}.json"}
         file = self.root / "build" / model / names.get(stage, f"{stage}/{engine}.json")
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        found: dict[str, Any] = (
+            json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        )
         return found
 
 
@@ -65,9 +70,15 @@ def make_project(
     shutil.copy(ROOT / "dodo.py", root)
     (root / "pyproject.toml").touch()
     python = os.environ.get("BUILDSYS_TEST_TOOLCHAIN", "")
-    _write(root / "configs/project.yaml", {"toolchains": {_TOOLCHAIN: {"python": python}}} if python else {})
+    _write(
+        root / "configs/project.yaml",
+        {"toolchains": {_TOOLCHAIN: {"python": python}}} if python else {},
+    )
     for model in models:
-        _write(root / f"configs/models/{model}.yaml", _manifest(model, precisions, bench, with_toolchain=bool(python)))
+        _write(
+            root / f"configs/models/{model}.yaml",
+            _manifest(model, precisions, bench, with_toolchain=bool(python)),
+        )
     return ModelProject(root)
 
 

@@ -35,7 +35,9 @@ def build(onnx: str, engine: str, precision: str, *batches: str) -> dict[str, An
     explicit = getattr(trt.NetworkDefinitionCreationFlag, "EXPLICIT_BATCH", None)
     network = builder.create_network(0 if explicit is None else 1 << int(explicit))
     parser = trt.OnnxParser(network, LOGGER)
-    assert parser.parse(Path(onnx).read_bytes()), [parser.get_error(n).desc() for n in range(parser.num_errors)]
+    assert parser.parse(Path(onnx).read_bytes()), [
+        parser.get_error(n).desc() for n in range(parser.num_errors)
+    ]
     config = builder.create_builder_config()
     if precision == "fp16" and hasattr(trt.BuilderFlag, "FP16"):
         config.set_flag(trt.BuilderFlag.FP16)
@@ -50,12 +52,18 @@ def build(onnx: str, engine: str, precision: str, *batches: str) -> dict[str, An
     profile = builder.create_optimization_profile()
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
-        profile.set_shape(tensor.name, *((int(batch), *tuple(tensor.shape)[1:]) for batch in batches))
+        profile.set_shape(
+            tensor.name, *((int(batch), *tuple(tensor.shape)[1:]) for batch in batches)
+        )
     config.add_optimization_profile(profile)
     plan = builder.build_serialized_network(network, config)
     assert plan is not None
     Path(engine).write_bytes(plan)
-    return {"tensorrt": trt.__version__, "build_s": time.perf_counter() - begun, "bytes": Path(engine).stat().st_size}
+    return {
+        "tensorrt": trt.__version__,
+        "build_s": time.perf_counter() - begun,
+        "bytes": Path(engine).stat().st_size,
+    }
 
 
 def compare(engine: str, case: str) -> dict[str, Any]:
@@ -79,7 +87,11 @@ def compare(engine: str, case: str) -> dict[str, Any]:
     facts = ours.facts()
     bare.close()
     ours.close()
-    return {"ms": {name: statistics.median(values) for name, values in taken.items()}, "rounds": taken, "facts": facts}
+    return {
+        "ms": {name: statistics.median(values) for name, values in taken.items()},
+        "rounds": taken,
+        "facts": facts,
+    }
 
 
 class Bare:
@@ -92,7 +104,9 @@ class Bare:
             self.engine = self.runtime.deserialize_cuda_engine(engine.read_bytes())
             self.context = self.engine.create_execution_context()
             inputs = load_case(case).inputs
-            names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
+            names = [
+                self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)
+            ]
             for name in (name for name in names if name in inputs):
                 array = inputs[name].array
                 self.context.set_input_shape(name, array.shape)
@@ -106,10 +120,16 @@ class Bare:
             self.context.execute_async_v3(self.device.stream)
             self.device.synchronize()
             stream = self.device.main_stream
-            self.graph: Graph = self.device.hold(capture(stream, lambda: self.context.execute_async_v3(stream.handle)))
+            self.graph: Graph = self.device.hold(
+                capture(stream, lambda: self.context.execute_async_v3(stream.handle))
+            )
 
     def launches(self) -> dict[str, Callable[[], object]]:
-        execute, handle, stream = self.context.execute_async_v3, self.device.stream, self.device.main_stream
+        execute, handle, stream = (
+            self.context.execute_async_v3,
+            self.device.stream,
+            self.device.main_stream,
+        )
         return {"bare": lambda: execute(handle), "bare_graph": lambda: self.graph.launch(stream)}
 
     def queued(self, launch: Callable[[], object]) -> float:

@@ -50,7 +50,11 @@ class Toolchain:
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print(json.dumps({"op": operation, **request}, default=_plain), file=self._process.stdin, flush=True)
+        print(
+            json.dumps({"op": operation, **request}, default=_plain),
+            file=self._process.stdin,
+            flush=True,
+        )
         line = self._process.stdout.readline()
         assert line, f"the interpreter ended with {self._process.wait()}"
         answer = json.loads(line)

@@ -31,7 +31,10 @@ def version(request: dict[str, Any]) -> str:
 
 def stage(request: dict[str, Any]) -> dict[str, Any]:
     job = request["job"]
-    files = {kind: {role: Path(path) for role, path in job.pop(kind).items()} for kind in ("inputs", "outputs")}
+    files = {
+        kind: {role: Path(path) for role, path in job.pop(kind).items()}
+        for kind in ("inputs", "outputs")
+    }
     module = importlib.import_module(f"buildsys.stages.{job['stage']}")
     return asdict(module.run(Job(**job, **files, project=Path(request["project"]))))
 
@@ -42,12 +45,17 @@ def build(request: dict[str, Any]) -> Any:
     fields |= {name: Path(fields[name]) for name in PATHS if fields.get(name)}
     if fields.get("calibration"):
         given = fields["calibration"]
-        fields["calibration"] = Calibration(Path(given["batches"]), given["algorithm"], Path(given["cache"]))
+        fields["calibration"] = Calibration(
+            Path(given["batches"]), given["algorithm"], Path(given["cache"])
+        )
     asked = BuildRequest(**fields)
     backend = load_backend("tensorrt")
     backend.prepare(asked.options)
     built = backend.build(asked)
-    return {**built, **(backend.describe(asked.engine, asked.options) if request.get("describe", True) else {})}
+    return {
+        **built,
+        **(backend.describe(asked.engine, asked.options) if request.get("describe", True) else {}),
+    }
 
 
 def run(request: dict[str, Any]) -> Any:
@@ -56,7 +64,8 @@ def run(request: dict[str, Any]) -> Any:
     session = backend.load(Path(request["engine"]), request["options"])
     try:
         save_tensors(
-            Path(request["outputs"]), session.run(load_tensors(Path(request["inputs"])), request.get("profile"))
+            Path(request["outputs"]),
+            session.run(load_tensors(Path(request["inputs"])), request.get("profile")),
         )
         return session.profiles
     finally:
@@ -65,7 +74,9 @@ def run(request: dict[str, Any]) -> Any:
 
 def merge(request: dict[str, Any]) -> Any:
     backend: Any = load_backend("tensorrt")
-    return backend.merge_timing_caches([Path(file) for file in request["files"]], Path(request["merged"]))
+    return backend.merge_timing_caches(
+        [Path(file) for file in request["files"]], Path(request["merged"])
+    )
 
 
 def inspect(request: dict[str, Any]) -> Any:

@@ -39,7 +39,11 @@ def engine_options(backend: str, **fields: Any) -> dict[str, Any]:
 
 
 def request(
-    model: Path, folder: Path, options: Mapping[str, Any], inputs: Mapping[str, Any] = INPUTS, **more: Any
+    model: Path,
+    folder: Path,
+    options: Mapping[str, Any],
+    inputs: Mapping[str, Any] = INPUTS,
+    **more: Any,
 ) -> BuildRequest:
     folder.mkdir(parents=True, exist_ok=True)
     name = "engine.onnx" if options["backend"] == "onnxruntime" else "engine.engine"
@@ -63,10 +67,14 @@ def stage_job(spec: Mapping[str, Any], stage: str, build: Path, model: Path | No
 
 def random_x(batch: int, dtype: str = "float32", seed: int = 0) -> dict[str, Tensor]:
     shape = (batch, *INPUTS["x"]["shape"][1:])
-    return {"x": tensor_of(np.random.default_rng(seed).standard_normal(shape).astype(np.float32), dtype)}
+    return {
+        "x": tensor_of(np.random.default_rng(seed).standard_normal(shape).astype(np.float32), dtype)
+    }
 
 
-def write_golden(build: Path, outputs: Mapping[str, Mapping[str, Tensor]], inputs: Mapping[str, Any]) -> None:
+def write_golden(
+    build: Path, outputs: Mapping[str, Mapping[str, Tensor]], inputs: Mapping[str, Any]
+) -> None:
     """Write golden cases where the plan expects them: {case: outputs} and {case: inputs}."""
     (build / "m" / "reference").mkdir(parents=True, exist_ok=True)
     for case, expected in outputs.items():

@@ -21,13 +21,22 @@ from buildsys.stages.simplify import stage as simplify
 def main(root: Path, out: Path, names: list[str]) -> dict[str, str]:
     models = load_project(root).models
     for name in names:
-        exported, simplified = (stage_job(stage, models[name].data, out, root) for stage in ("export", "simplify"))
+        exported, simplified = (
+            stage_job(stage, models[name].data, out, root) for stage in ("export", "simplify")
+        )
         export.run(exported)
-        inputs = {role: path for role, path in exported.outputs.items() if role != "result" and path.exists()}
+        inputs = {
+            role: path
+            for role, path in exported.outputs.items()
+            if role != "result" and path.exists()
+        }
         result = simplify.run(replace(simplified, inputs=inputs))
         assert result.status == "passed", result.reason
     files = sorted(out.rglob("model.onnx*"))
-    return {path.relative_to(out).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        path.relative_to(out).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 if __name__ == "__main__":

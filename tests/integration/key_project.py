@@ -332,7 +332,9 @@ class KeyProject:
         self.root = root / "project"
         self._kept = root / "kept"
         self._pool = WorkerPool(root / "pool")
-        self.lent = Environment(root / "envs/lent", "numpy", "onnxruntime")  # of the toolchain, which edits may relabel
+        self.lent = Environment(
+            root / "envs/lent", "numpy", "onnxruntime"
+        )  # of the toolchain, which edits may relabel
         (root / "envs/moved").symlink_to("lent")
         for path, text in {
             "plugins/models/net.py": NET, "plugins/models/other.py": OTHER, "plugins/lib/blocks.py": BLOCKS,
@@ -376,7 +378,12 @@ class KeyProject:
 
     def save_weights(self, added: float, **more: object) -> None:
         torch.manual_seed(0)
-        sizes = {"first.weight": (5, 4), "first.bias": (5,), "last.weight": (3, 5), "last.bias": (3,)}
+        sizes = {
+            "first.weight": (5, 4),
+            "first.bias": (5,),
+            "last.weight": (3, 5),
+            "last.bias": (3,),
+        }
         state = {name: torch.rand(size) for name, size in sizes.items()}
         state["last.bias"][0] += added
         (self.root / "weights").mkdir(exist_ok=True)
@@ -384,7 +391,10 @@ class KeyProject:
 
     def save_data(self, scale: float) -> None:
         (self.root / "data").mkdir(exist_ok=True)
-        np.savez(self.root / "data/x.npz", x=np.linspace(-scale, scale, 32, dtype=np.float32).reshape(8, 4))
+        np.savez(
+            self.root / "data/x.npz",
+            x=np.linspace(-scale, scale, 32, dtype=np.float32).reshape(8, 4),
+        )
 
     def save_onnx(self, scale: float, name: str = "given") -> None:
         """Write an ONNX file whose weights lie in a file beside it."""
@@ -401,21 +411,32 @@ class KeyProject:
         path = self.root / f"models/{name}.onnx"
         path.parent.mkdir(exist_ok=True)
         path.with_name(f"{name}.weights").unlink(missing_ok=True)
-        onnx.save(model, path, save_as_external_data=True, location=f"{name}.weights", size_threshold=0)
+        onnx.save(
+            model, path, save_as_external_data=True, location=f"{name}.weights", size_threshold=0
+        )
 
     def save_convolutions(self, scale: float) -> None:
         """Write the ONNX file of two convolutions whose channels differ in size."""
         draw = np.random.default_rng(0)
-        stored = {"w": draw.standard_normal((4, 3, 1, 1)), "v": scale * draw.standard_normal((2, 4, 1, 1))}
+        stored = {
+            "w": draw.standard_normal((4, 3, 1, 1)),
+            "v": scale * draw.standard_normal((2, 4, 1, 1)),
+        }
         stored["v"][1] *= 10
         value = helper.make_tensor_value_info
-        nodes = [helper.make_node("Conv", ["x", "w"], ["c"], "/c"), helper.make_node("Conv", ["c", "v"], ["y"], "/d")]
+        nodes = [
+            helper.make_node("Conv", ["x", "w"], ["c"], "/c"),
+            helper.make_node("Conv", ["c", "v"], ["y"], "/d"),
+        ]
         graph = helper.make_graph(
             nodes,
             "small",
             [value("x", TensorProto.FLOAT, ["batch", 3, 4, 4])],
             [value("y", TensorProto.FLOAT, ["batch", 2, 4, 4])],
-            [numpy_helper.from_array(array.astype(np.float32), name) for name, array in stored.items()],
+            [
+                numpy_helper.from_array(array.astype(np.float32), name)
+                for name, array in stored.items()
+            ],
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
         onnx.save(model, self.root / "models/small.onnx")
@@ -442,7 +463,9 @@ class KeyProject:
         ledger = session.executor._ledger
         found = {target: ledger.latest(target) for target in session.actions}
         session.executor.close()
-        return {target: dict(record.parts) for target, record in found.items() if record is not None}
+        return {
+            target: dict(record.parts) for target, record in found.items() if record is not None
+        }
 
     def build(self) -> list[str]:
         """Bring everything up to date in the order that doit -n 2 would take, model by model; return what ran."""
@@ -463,14 +486,20 @@ class KeyProject:
             return ran
 
         with ThreadPoolExecutor(2) as threads:
-            ran = [target for found in threads.map(bring_up_to_date, models.values()) for target in found]
+            ran = [
+                target
+                for found in threads.map(bring_up_to_date, models.values())
+                for target in found
+            ]
         session.executor.close()
         return ran
 
     def labels(self) -> dict[str, set[str]]:
         """Return the labels in the key of every target."""
         session = self.session()
-        found = {t: set(session.executor._surveyor.snapshot(a).parts) for t, a in session.actions.items()}
+        found = {
+            t: set(session.executor._surveyor.snapshot(a).parts) for t, a in session.actions.items()
+        }
         session.executor.close()
         return found
 

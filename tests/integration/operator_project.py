@@ -58,7 +58,10 @@ class OperatorProject:
             "inputs": {"x": {"shape": ["batch", 4]}},
             "outputs": {"y": {"shape": ["batch", 4]}},
             "dims": {"batch": {"min": 1, "opt": 2, "max": 4}},
-            "engines": [{"backend": "onnxruntime", "name": "ort"}, {"backend": "tensorrt_rtx", "name": "rtx"}],
+            "engines": [
+                {"backend": "onnxruntime", "name": "ort"},
+                {"backend": "tensorrt_rtx", "name": "rtx"},
+            ],
             "ops": list(ops),
             **sections,
         }
@@ -74,11 +77,15 @@ class OperatorProject:
             path.parent.mkdir(parents=True, exist_ok=True)
         inputs = {role: build / ref.path for role, ref in action.inputs.items()}
         inputs = {role: path for role, path in inputs.items() if path.is_file()}
-        job = Job(target, action.stage, "m", action.variant, action.options, inputs, outputs, self.root)
+        job = Job(
+            target, action.stage, "m", action.variant, action.options, inputs, outputs, self.root
+        )
         result: StageResult = import_module(f"buildsys.stages.{action.stage}").run(job)
         return result
 
-    def run_all(self, targets: Iterable[str], ops: Iterable[Mapping[str, Any]], **sections: Any) -> StageResult:
+    def run_all(
+        self, targets: Iterable[str], ops: Iterable[Mapping[str, Any]], **sections: Any
+    ) -> StageResult:
         """Run stages one after the other; return the last result. Each must pass."""
         ops = list(ops)
         for target in targets:
@@ -91,13 +98,20 @@ class OperatorProject:
 
     def save_graph(self, *, opset: int = 17, **attributes: Any) -> None:
         """Write a ready graph of one node of the operator."""
-        node = helper.make_node("customOp2", ["x"], ["y"], "swish", domain="custom_domain", **attributes)
+        node = helper.make_node(
+            "customOp2", ["x"], ["y"], "swish", domain="custom_domain", **attributes
+        )
         shape = ["batch", 4]
         graph = helper.make_graph(
-            [node], "m", [_VALUE("x", TensorProto.FLOAT, shape)], [_VALUE("y", TensorProto.FLOAT, shape)]
+            [node],
+            "m",
+            [_VALUE("x", TensorProto.FLOAT, shape)],
+            [_VALUE("y", TensorProto.FLOAT, shape)],
         )
         imports = [helper.make_opsetid("", opset), helper.make_opsetid("custom_domain", 1)]
-        onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=9), self.root / "m.onnx")
+        onnx.save(
+            helper.make_model(graph, opset_imports=imports, ir_version=9), self.root / "m.onnx"
+        )
 
     def save_golden(self) -> None:
         """Write what the operator computes where the stage reference would."""

@@ -40,12 +40,18 @@ def images_net(opset: int = 17) -> onnx.ModelProto:
         "w1": weights(4, 3, 3, 3), "b1": weights(4, seed=1), "w2": weights(4, 4, 3, 3, seed=2),
         "w3": weights(5, 4, seed=3), "b3": 4 * weights(5, seed=4),
     }  # fmt: skip
-    return make_model(nodes, {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 5])}, stored, opset)
+    return make_model(
+        nodes, {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 5])}, stored, opset
+    )
 
 
 def image_manifest(precision: str = "int8", **sections: Any) -> dict[str, Any]:
     """Return a manifest with one engine of a precision; random calibration data unless ``calibration`` says more."""
-    calibration = {"data": {"x": {"random": "normal"}}, "batches": 2, **sections.pop("calibration", {})}
+    calibration = {
+        "data": {"x": {"random": "normal"}},
+        "batches": 2,
+        **sections.pop("calibration", {}),
+    }
     return manifest(
         source={"onnx": "net.onnx"},
         inputs={"x": {"shape": ("batch", 3, 8, 8)}},
@@ -91,6 +97,8 @@ class Chain:
         folder = self.build / "m/reference"
         folder.mkdir(parents=True, exist_ok=True)
         for case, batch in {"min": 1, "opt": 3, "max": 8, "odd": 5}.items():
-            values = np.random.default_rng(batch).standard_normal((batch, 3, 8, 8)).astype(np.float32)
+            values = (
+                np.random.default_rng(batch).standard_normal((batch, 3, 8, 8)).astype(np.float32)
+            )
             inputs = {"x": tensor_of(values)}
             save_case(folder / f"{case}.npz", inputs, graph.run(inputs))

@@ -60,7 +60,9 @@ def conv_bn(opset: int = 17) -> ModelProto:
         "var": 1 + np.abs(weights(4, seed=3)), "fc": weights(5, 4, seed=4),
     }  # fmt: skip
     float32 = TensorProto.FLOAT
-    return make_model(nodes, {"x": (float32, ["batch", 3, 8, 8])}, {"y": (float32, ["batch", 5])}, stored, opset)
+    return make_model(
+        nodes, {"x": (float32, ["batch", 3, 8, 8])}, {"y": (float32, ["batch", 5])}, stored, opset
+    )
 
 
 def one_node(

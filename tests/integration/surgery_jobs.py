@@ -36,7 +36,9 @@ def resolved(steps: Sequence[Mapping[str, Any]], **sections: Any) -> dict[str, A
 class Surgery:
     """A project with an exported graph, its golden cases, and the target that changes it."""
 
-    def __init__(self, folder: Path, model: onnx.ModelProto, steps: Sequence[Mapping[str, Any]], **more: Any) -> None:
+    def __init__(
+        self, folder: Path, model: onnx.ModelProto, steps: Sequence[Mapping[str, Any]], **more: Any
+    ) -> None:
         self.folder = folder
         self._spec = resolved(steps, **more)
         actions = {action.target: action for action in plan_model(self._spec)}

@@ -18,7 +18,9 @@ from buildsys.workers.client import status
 @pytest.fixture
 def lasting_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Let servers outlive their run for this test; yields the folder that they are found in."""
-    runtime = Path(tempfile.mkdtemp(prefix="bs-"))  # of pytest's folders the addresses would become too long
+    runtime = Path(
+        tempfile.mkdtemp(prefix="bs-")
+    )  # of pytest's folders the addresses would become too long
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     monkeypatch.setenv("BUILDSYS_WORKER_IDLE", "60")
     yield runtime / "buildsys"
@@ -55,13 +57,17 @@ def project(tmp_path: Path) -> ProjectFolder:
 @pytest.fixture(scope="session")
 def runtime_folder() -> Iterator[Path]:
     """Where the worker servers of ready projects are found."""
-    folder = Path(tempfile.mkdtemp(prefix="bs-"))  # of pytest's folders the addresses would become too long
+    folder = Path(
+        tempfile.mkdtemp(prefix="bs-")
+    )  # of pytest's folders the addresses would become too long
     yield folder
     shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")
-def ready_place(tmp_path_factory: pytest.TempPathFactory, runtime_folder: Path) -> Iterator[ReadyProject]:
+def ready_place(
+    tmp_path_factory: pytest.TempPathFactory, runtime_folder: Path
+) -> Iterator[ReadyProject]:
     """Where one ready project after the other lies, so that a worker server serves them all."""
     place = ReadyProject(tmp_path_factory.mktemp("ready") / "project", runtime_folder)
     place.root.mkdir()
@@ -95,6 +101,8 @@ def ready(ready_place: ReadyProject) -> Iterator[ReadyProject]:
 def ready_built(ready_kept: Path, ready_place: ReadyProject) -> Iterator[ReadyProject]:
     """A copy of the built project with the ready network ``a``."""
     ready_place.clear()
-    shutil.copytree(ready_kept, ready_place.root, dirs_exist_ok=True, ignore=shutil.ignore_patterns("workers"))
+    shutil.copytree(
+        ready_kept, ready_place.root, dirs_exist_ok=True, ignore=shutil.ignore_patterns("workers")
+    )
     yield ready_place
     ready_place.finish_runs()

@@ -24,11 +24,23 @@ def export(folder: Path) -> dict[str, str]:
     import torch
 
     torch.manual_seed(0)
-    network = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU()).eval()
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU()
+    ).eval()
     image = torch.ones(1, 3, 32, 32)
     digests = {}
-    for name, options in {"script": {"dynamo": False, "opset_version": 17}, "dynamo": {"dynamo": True}}.items():
-        torch.onnx.export(network, (image,), folder / f"{name}.onnx", external_data=False, verbose=False, **options)
+    for name, options in {
+        "script": {"dynamo": False, "opset_version": 17},
+        "dynamo": {"dynamo": True},
+    }.items():
+        torch.onnx.export(
+            network,
+            (image,),
+            folder / f"{name}.onnx",
+            external_data=False,
+            verbose=False,
+            **options,
+        )
         digests[name] = _digest(_without_stack_traces((folder / f"{name}.onnx").read_bytes()))
     digests["output"] = _digest(network(image.expand(16, 3, 32, 32)).detach().numpy().tobytes())
     return digests
@@ -47,12 +59,17 @@ def simplify(folder: Path) -> dict[str, str]:
         onnx.helper.make_node("MatMul", ["x", "same"], ["product"]),
         onnx.helper.make_node("Relu", ["product"], ["y"]),
     ]
-    tensors = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [512, 256]) for name in "xy"]
+    tensors = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [512, 256])
+        for name in "xy"
+    ]
     graph = onnx.helper.make_graph(nodes, "g", tensors[:1], tensors[1:], [weight])
     opsets = [onnx.helper.make_opsetid("", 17)]
     simple, _ = onnxsim.simplify(onnx.helper.make_model(graph, ir_version=8, opset_imports=opsets))
     assert [node.op_type for node in simple.graph.node] == ["MatMul", "Relu"]
-    session = onnxruntime.InferenceSession(simple.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        simple.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     x = rng.normal(size=(512, 256)).astype(np.float32)
     (y,) = session.run(None, {"x": x})
     return {
@@ -69,7 +86,10 @@ def name_loaded(folder: Path) -> dict[str, str]:
 def import_torch(folder: Path) -> dict[str, str]:
     import torch
 
-    return {"sum": str(torch.ones(3).sum().item()), "found": str(importlib.util.find_spec("torch") is not None)}
+    return {
+        "sum": str(torch.ones(3).sum().item()),
+        "found": str(importlib.util.find_spec("torch") is not None),
+    }
 
 
 def list_threads(folder: Path) -> dict[str, str]:
@@ -91,14 +111,17 @@ def open_rtx_library(folder: Path) -> dict[str, str]:
     config.num_compute_capabilities = 1
     config.set_compute_capability(tensorrt_rtx.ComputeCapability.SM86, 0)
     copies = {
-        line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libtensorrt_rtx" in line
+        line.split()[-1]
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if "libtensorrt_rtx" in line
     }
     engine = builder.build_serialized_network(network, config)
     return {"copies": str(len(copies)), "built": str(engine is not None and engine.nbytes > 0)}
 
 
 STAGES: dict[str, Callable[[Path], dict[str, str]]] = {
-    stage.__name__: stage for stage in (export, simplify, name_loaded, import_torch, list_threads, open_rtx_library)
+    stage.__name__: stage
+    for stage in (export, simplify, name_loaded, import_torch, list_threads, open_rtx_library)
 }
 
 

@@ -84,9 +84,13 @@ class ProjectFolder:
         self.root = root
         dropped = ("COLUMNS", "LINES")  # the terminal's, of those who watch the tests
         kept = {key: value for key, value in os.environ.items() if key not in dropped}
-        self.environment = {key: value for key, value in kept.items() if not key.startswith("BUILDSYS_")}
+        self.environment = {
+            key: value for key, value in kept.items() if not key.startswith("BUILDSYS_")
+        }
         self.environment |= {"PYTHONPATH": str(REPOSITORY), "BUILDSYS_WORKER_IDLE": "0"}
-        self.environment["BUILDSYS_MACHINE_LOCK"] = os.environ["BUILDSYS_MACHINE_LOCK"]  # of this process of the tests
+        self.environment["BUILDSYS_MACHINE_LOCK"] = os.environ[
+            "BUILDSYS_MACHINE_LOCK"
+        ]  # of this process of the tests
 
     def create(self) -> None:
         for name in ("dodo.py", "pyproject.toml"):

@@ -63,8 +63,14 @@ class ReadyProject(ProjectFolder):
         self._started: list[subprocess.Popen[str]] = []
         self.mark = f"BELONGS_TO={uuid.uuid4()}"
         name, _, value = self.mark.partition("=")
-        self.environment |= {name: value, "XDG_RUNTIME_DIR": str(runtime), "BUILDSYS_WORKER_IDLE": "60"}
-        self.environment["BUILDSYS_MACHINE_LOCK"] = str(runtime)  # benchmarks elsewhere are no concern of these tests
+        self.environment |= {
+            name: value,
+            "XDG_RUNTIME_DIR": str(runtime),
+            "BUILDSYS_WORKER_IDLE": "60",
+        }
+        self.environment["BUILDSYS_MACHINE_LOCK"] = str(
+            runtime
+        )  # benchmarks elsewhere are no concern of these tests
 
     def end(self) -> None:
         """Kill every process that belongs to this project."""
@@ -82,11 +88,17 @@ class ReadyProject(ProjectFolder):
             process.kill()
             process.communicate()
         self._started.clear()
-        wait_until(lambda: not workers_in(self.root / "build"), 10, "the workers end with their runs")
+        wait_until(
+            lambda: not workers_in(self.root / "build"), 10, "the workers end with their runs"
+        )
 
     def clear(self) -> None:
         """Delete everything but what the servers that run can be found by."""
-        for path in (*self.root.glob("*"), *self.root.glob(".buildsys/*"), *self.root.glob(".kept")):
+        for path in (
+            *self.root.glob("*"),
+            *self.root.glob(".buildsys/*"),
+            *self.root.glob(".kept"),
+        ):
             if path.name not in (".buildsys", "workers"):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
@@ -128,7 +140,11 @@ class ReadyProject(ProjectFolder):
         They depend on the inputs alone, so each is made once.
         """
         folders = ("networks", "plugins/data", "configs/models")
-        inputs = {path.name: path.read_bytes() for name in folders for path in sorted((self.root / name).glob("*.*"))}
+        inputs = {
+            path.name: path.read_bytes()
+            for name in folders
+            for path in sorted((self.root / name).glob("*.*"))
+        }
         if str(inputs) not in _CLEAN:
             _CLEAN[str(inputs)] = self._clean_build()
         return _CLEAN[str(inputs)]
@@ -169,14 +185,24 @@ class ReadyProject(ProjectFolder):
 
 def network(seed: int) -> bytes:
     """Return an ONNX file with one matrix product and two additions that a simplifier makes one."""
-    weights = np.random.default_rng(seed).normal(0, FEATURES**-0.5, (FEATURES, FEATURES)).astype(np.float32)
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", FEATURES]) for name in ("x", "y")]
+    weights = (
+        np.random.default_rng(seed)
+        .normal(0, FEATURES**-0.5, (FEATURES, FEATURES))
+        .astype(np.float32)
+    )
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", FEATURES])
+        for name in ("x", "y")
+    ]
     nodes = [
         helper.make_node("Identity", ["w"], ["v"]),
         helper.make_node("MatMul", ["x", "v"], ["z"]),
         helper.make_node("Add", ["z", "b"], ["y"]),
     ]
-    stored = [numpy_helper.from_array(weights, "w"), numpy_helper.from_array(np.ones(FEATURES, np.float32), "b")]
+    stored = [
+        numpy_helper.from_array(weights, "w"),
+        numpy_helper.from_array(np.ones(FEATURES, np.float32), "b"),
+    ]
     graph = helper.make_graph(nodes, "net", ends[:1], ends[1:], stored)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     content: bytes = model.SerializeToString(deterministic=True)
@@ -212,7 +238,9 @@ def processes_marked(mark: str) -> dict[int, str]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if mark.encode() in (folder / "environ").read_bytes():
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found[int(folder.name)] = (
+                    (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                )
         except OSError:
             continue  # it has just ended
     return found

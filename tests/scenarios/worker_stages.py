@@ -23,12 +23,17 @@ def run(job: Job) -> StageResult:
 
 
 def echo(job: Job) -> StageResult:
-    return StageResult(figures={"options": dict(job.options), "cwd": str(Path.cwd()), "parent": os.getppid()})
+    return StageResult(
+        figures={"options": dict(job.options), "cwd": str(Path.cwd()), "parent": os.getppid()}
+    )
 
 
 def show_environment(job: Job) -> StageResult:
     return StageResult(
-        figures={"cwd": str(Path.cwd()), **{name: os.environ.get(name) for name in ("BUILDSYS_MARK", "TERM")}}
+        figures={
+            "cwd": str(Path.cwd()),
+            **{name: os.environ.get(name) for name in ("BUILDSYS_MARK", "TERM")},
+        }
     )
 
 
@@ -121,7 +126,9 @@ def fill_memory(job: Job) -> None:
 
 
 def claim_no_memory(job: Job) -> None:
-    raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried 1 TB")
+    raise RuntimeError(
+        "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried 1 TB"
+    )
 
 
 def hold_memory(job: Job) -> None:
@@ -170,12 +177,16 @@ def say_much(job: Job) -> StageResult:
 
 
 def list_descriptors(job: Job) -> StageResult:
-    return StageResult(figures={"descriptors": [str(entry.readlink()) for entry in _open_descriptors()]})
+    return StageResult(
+        figures={"descriptors": [str(entry.readlink()) for entry in _open_descriptors()]}
+    )
 
 
 def _open_descriptors() -> list[Path]:
     entries = sorted(Path("/proc/self/fd").iterdir())
-    return [entry for entry in entries if entry.is_symlink()]  # the one that listed them is closed by now
+    return [
+        entry for entry in entries if entry.is_symlink()
+    ]  # the one that listed them is closed by now
 
 
 def describe_collector(job: Job) -> StageResult:

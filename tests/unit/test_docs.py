@@ -27,7 +27,10 @@ TOLERANCES = {"fp32": schema.Fp32Tolerance, "fp16": schema.Fp16Tolerance, "bf16"
 SPECS = [
     spec
     for spec in vars(schema).values()
-    if isinstance(spec, type) and issubclass(spec, Spec) and spec is not Spec and not spec.__name__.startswith("_")
+    if isinstance(spec, type)
+    and issubclass(spec, Spec)
+    and spec is not Spec
+    and not spec.__name__.startswith("_")
     if spec not in (schema.Tolerance, *TOLERANCES.values())
 ]
 
@@ -79,13 +82,17 @@ def test_the_limits_of_each_precision_are_documented(precision: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [schema.DType, schema.Precision, schema.ComputeCapability], ids=["dtype", "precision", "cc"]
+    "words",
+    [schema.DType, schema.Precision, schema.ComputeCapability],
+    ids=["dtype", "precision", "cc"],
 )
 def test_values_named_in_the_page_exist(words: Any) -> None:
     if words is schema.DType:
         shown = re.search(r"Any ONNX type: `([^`]+)`", MANIFEST_PAGE)
     elif words is schema.Precision:
-        shown = re.search(r"`precision` \| `fp32` \| (`fp32`, `fp16`, `bf16`, `int8` or `fp8`)", MANIFEST_PAGE)
+        shown = re.search(
+            r"`precision` \| `fp32` \| (`fp32`, `fp16`, `bf16`, `int8` or `fp8`)", MANIFEST_PAGE
+        )
     else:
         shown = re.search(r"runs on: `([^`]+)`", MANIFEST_PAGE)
     assert shown is not None
@@ -117,8 +124,12 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         linked = (page.parent / file) if file else page
         assert linked.exists(), f"{page.name} links to {target}"
         if anchor:
-            headings = re.findall(r"^#+ (.+)$", linked.read_text(encoding="utf-8"), flags=re.MULTILINE)
-            assert anchor in [re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings]
+            headings = re.findall(
+                r"^#+ (.+)$", linked.read_text(encoding="utf-8"), flags=re.MULTILINE
+            )
+            assert anchor in [
+                re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings
+            ]
 
 
 def test_the_readme_has_the_two_commands() -> None:
@@ -146,7 +157,9 @@ def test_the_readme_has_every_exit_code() -> None:
 def test_the_bench_scripts_of_the_docs_exist() -> None:
     page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     scripts = set(re.findall(r"tests/bench/\w+\.py", page))
-    assert scripts == {f"tests/bench/{file.name}" for file in (ROOT / "tests" / "bench").glob("[a-z]*.py")}
+    assert scripts == {
+        f"tests/bench/{file.name}" for file in (ROOT / "tests" / "bench").glob("[a-z]*.py")
+    }
 
 
 def test_every_kind_of_reason_is_documented() -> None:
@@ -158,7 +171,9 @@ def test_every_kind_of_reason_is_documented() -> None:
 
 def test_the_readme_has_our_commands() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    commands = re.findall(r'^(\w+) = "buildsys\.cli\.(?:doit_overrides|commands):', project, flags=re.MULTILINE)
+    commands = re.findall(
+        r'^(\w+) = "buildsys\.cli\.(?:doit_overrides|commands):', project, flags=re.MULTILINE
+    )
     assert {"explain", "plan", "resolve"} <= set(commands)
     shown = set(re.findall(r"^\| `doit (\w+)", README, flags=re.MULTILINE))
     assert set(commands) - {"run", "ignore"} <= shown
@@ -171,7 +186,9 @@ def test_the_manifest_of_the_readme_loads(tmp_path: Path) -> None:
     files = re.findall(r"^`((?:plugins|configs)/\S+)`:", README, flags=re.MULTILINE)
     assert len(blocks) == len(files) == 2
     engines = ROOT / "configs" / "engines.yaml"
-    for file, (_, text) in zip([*files, "configs/engines.yaml"], [*blocks, ("yaml", engines.read_text())], strict=True):
+    for file, (_, text) in zip(
+        [*files, "configs/engines.yaml"], [*blocks, ("yaml", engines.read_text())], strict=True
+    ):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text)
     (tmp_path / "dodo.py").touch()

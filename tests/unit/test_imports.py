@@ -28,20 +28,42 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"manifest", "onnx_graphs"},
     "models": {"manifest", "onnx_graphs", "system"},
     "backends": {"models", "onnx_graphs", "system"},
-    "stages": {"backends", "manifest", "models", "onnx_graphs", "report", "store", "system", "workers"},
+    "stages": {
+        "backends",
+        "manifest",
+        "models",
+        "onnx_graphs",
+        "report",
+        "store",
+        "system",
+        "workers",
+    },
     "execution": {"plan", "store", "system", "workers"},
     "cli": {"execution", "manifest", "plan", "report", "store", "system", "workers"},
 }
 LOOSE = {"", "__main__", "doctor", "errors"}
 ORCHESTRATOR = ("system", "manifest", "store", "workers.client", "plan", "execution", "cli")
-HEAVY = {"torch", "torchvision", "onnx", "onnxruntime", "onnxscript", "numpy", "tensorrt", "tensorrt_rtx", "onnxsim"}
+HEAVY = {
+    "torch",
+    "torchvision",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
+    "numpy",
+    "tensorrt",
+    "tensorrt_rtx",
+    "onnxsim",
+}
 SLOW_TO_IMPORT = {"pydantic", "yaml", "rich", "doit"}
 
 
 def modules() -> dict[str, Path]:
     """Return every module of the package by its name."""
     paths = sorted(PACKAGE.rglob("*.py"))
-    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in paths
+    }
 
 
 @cache
@@ -89,29 +111,43 @@ def test_every_allowed_import_exists() -> None:
     used: dict[str, set[str]] = {package: set() for package in ALLOWED}
     for name, path in modules().items():
         used.get(package_of(name), set()).update(own_imports(path))
-    assert {package: allowed - used[package] for package, allowed in ALLOWED.items() if allowed - used[package]} == {}
+    assert {
+        package: allowed - used[package]
+        for package, allowed in ALLOWED.items()
+        if allowed - used[package]
+    } == {}
 
 
 def test_only_the_cli_imports_doit() -> None:
     outside = {name: path for name, path in modules().items() if package_of(name) != "cli"}
-    assert [n for n, path in outside.items() if "doit" in {name.split(".")[0] for name in imported_names(path)}] == []
+    assert [
+        n
+        for n, path in outside.items()
+        if "doit" in {name.split(".")[0] for name in imported_names(path)}
+    ] == []
 
 
 def loaded_by(*names: str) -> set[str]:
     code = f"import sys\nfor name in {names!r}: __import__(name)\nprint(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     return {name.split(".")[0] for name in done.stdout.split()}
 
 
 def test_the_orchestrator_loads_no_heavy_library() -> None:
     prefixes = tuple(f"buildsys.{package}." for package in ORCHESTRATOR)
-    orchestrator = [name for name in modules() if name.startswith(prefixes) and not name.endswith("__main__")]
+    orchestrator = [
+        name for name in modules() if name.startswith(prefixes) and not name.endswith("__main__")
+    ]
     assert "buildsys.execution.executor" in orchestrator
     assert not loaded_by(*orchestrator) & HEAVY
 
 
 def test_freshness_checks_load_no_slow_library() -> None:
-    loaded = loaded_by("buildsys.execution.executor", "buildsys.plan.model_plan", "buildsys.workers.client.pool")
+    loaded = loaded_by(
+        "buildsys.execution.executor", "buildsys.plan.model_plan", "buildsys.workers.client.pool"
+    )
     assert not loaded & (HEAVY | SLOW_TO_IMPORT)
 
 
@@ -122,4 +158,10 @@ def test_the_probe_would_see_a_library(library: str) -> None:
 
 @pytest.mark.parametrize("stage", ["engine", "verify", "bench"])
 def test_stages_of_other_toolchains_need_no_torch_and_no_onnx(stage: str) -> None:
-    assert not loaded_by(f"buildsys.stages.{stage}.stage") & {"torch", "onnx", "pydantic", "yaml", "rich"}
+    assert not loaded_by(f"buildsys.stages.{stage}.stage") & {
+        "torch",
+        "onnx",
+        "pydantic",
+        "yaml",
+        "rich",
+    }

@@ -41,7 +41,12 @@ def actions(opset: int = 17, duration: float = 1.0, required: bool = False) -> d
     def action(target: str, **fields: Any) -> Action:
         stage, name, *variant = target.split(":")
         return Action(
-            target=target, stage=stage, model=name, variant="".join(variant), code=("buildsys.errors",), **fields
+            target=target,
+            stage=stage,
+            model=name,
+            variant="".join(variant),
+            code=("buildsys.errors",),
+            **fields,
         )
 
     found = [
@@ -88,7 +93,9 @@ class InlinePool:
         self.meanwhile: Callable[[Job], None] = lambda job: None
         self._root = root
 
-    def run(self, job: Job, *, log: Path, timeout_s: float | None = None, on_event: Any = None) -> JobReply:
+    def run(
+        self, job: Job, *, log: Path, timeout_s: float | None = None, on_event: Any = None
+    ) -> JobReply:
         self.ran.append(job.target)
         log.write_text(f"log of {job.target}\n")
         on_event({"event": "progress", "message": "at work"})
@@ -138,7 +145,11 @@ def export(job: Job) -> dict[str, Any]:
         job.outputs["model"].unlink()
     if "slow" in orders(job):
         time.sleep(0.5)
-    return {"nodes": 3, "samples": list(range(1000)), "cases": [{"name": "opt", "raw": [0.1] * 500}]}
+    return {
+        "nodes": 3,
+        "samples": list(range(1000)),
+        "cases": [{"name": "opt", "raw": [0.1] * 500}],
+    }
 
 
 def engine(job: Job) -> dict[str, Any]:
@@ -162,7 +173,9 @@ STAGES: dict[str, Callable[[Job], dict[str, Any]]] = {
 }
 
 
-def make_executor(root: Path, graph: dict[str, Action] | None = None, **options: Any) -> tuple[Executor, InlinePool]:
+def make_executor(
+    root: Path, graph: dict[str, Action] | None = None, **options: Any
+) -> tuple[Executor, InlinePool]:
     pool = InlinePool(root)
     graph = graph if graph is not None else actions()
     options.setdefault("store", Store(root / ".buildsys" / "store"))

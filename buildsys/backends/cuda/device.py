@@ -112,7 +112,10 @@ class Device:
         """Give back all that was made, the latest first, and the context. A closed device cannot be used again."""
         if self._context.value is None:
             return
-        with self.current(), suppress(StageError):  # work that failed has been told by whoever waited for it
+        with (
+            self.current(),
+            suppress(StageError),
+        ):  # work that failed has been told by whoever waited for it
             call("cuCtxSynchronize")  # memory must not go while work on it runs
         try:
             with self.current():

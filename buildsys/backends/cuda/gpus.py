@@ -43,12 +43,18 @@ def find_driver() -> Driver:
         return Driver("", (), "no NVIDIA driver is installed")
     status = status_of("cuInit", 0)
     if status:
-        return Driver("", (), _NO_GPU if status == NO_DEVICE else f"the NVIDIA driver fails ({error_text(status)})")
+        return Driver(
+            "",
+            (),
+            _NO_GPU if status == NO_DEVICE else f"the NVIDIA driver fails ({error_text(status)})",
+        )
     version, count = ctypes.c_int(), ctypes.c_int()
     call("cuDriverGetVersion", ctypes.byref(version))
     call("cuDeviceGetCount", ctypes.byref(count))
     gpus = tuple(_gpu(index) for index in range(count.value))
-    return Driver(f"{version.value // 1000}.{version.value % 1000 // 10}", gpus, "" if gpus else _NO_GPU)
+    return Driver(
+        f"{version.value // 1000}.{version.value % 1000 // 10}", gpus, "" if gpus else _NO_GPU
+    )
 
 
 def device_handle(index: int) -> ctypes.c_int:

@@ -28,7 +28,9 @@ class Buffer:
         self._address = ctypes.c_uint64()
         self._stream = stream  # that the copies which are waited for go through
         self.size_bytes = size_bytes
-        status = status_of("cuMemAlloc_v2", ctypes.byref(self._address), ctypes.c_size_t(max(1, size_bytes)))
+        status = status_of(
+            "cuMemAlloc_v2", ctypes.byref(self._address), ctypes.c_size_t(max(1, size_bytes))
+        )
         if status == OUT_OF_MEMORY:
             raise out_of_memory(size_bytes)
         if status:
@@ -66,13 +68,25 @@ class Buffer:
         self._check(size_bytes)
         if size_bytes:
             amount = ctypes.c_size_t(size_bytes)
-            call("cuMemcpyHtoDAsync_v2", self._address, ctypes.c_void_p(source), amount, stream.argument)
+            call(
+                "cuMemcpyHtoDAsync_v2",
+                self._address,
+                ctypes.c_void_p(source),
+                amount,
+                stream.argument,
+            )
 
     def _copy_out(self, target: int, size_bytes: int, stream: Stream) -> None:
         self._check(size_bytes)
         if size_bytes:
             amount = ctypes.c_size_t(size_bytes)
-            call("cuMemcpyDtoHAsync_v2", ctypes.c_void_p(target), self._address, amount, stream.argument)
+            call(
+                "cuMemcpyDtoHAsync_v2",
+                ctypes.c_void_p(target),
+                self._address,
+                amount,
+                stream.argument,
+            )
 
     def _check(self, size_bytes: int) -> None:
         if size_bytes > self.size_bytes:
@@ -101,7 +115,9 @@ class HostBuffer:
         """Copy an array into the memory."""
         source = np.ascontiguousarray(values)
         if source.nbytes != self.size_bytes:
-            raise ValueError(f"{source.nbytes} bytes are not the {self.size_bytes} of a host buffer")
+            raise ValueError(
+                f"{source.nbytes} bytes are not the {self.size_bytes} of a host buffer"
+            )
         ctypes.memmove(self.address, source.ctypes.data, source.nbytes)
 
     def release(self) -> None:
@@ -116,7 +132,9 @@ def free_and_total() -> tuple[int, int]:
     return free.value, total.value
 
 
-def out_of_memory(asked_bytes: int, measured: Callable[[], tuple[int, int]] = free_and_total) -> StageError:
+def out_of_memory(
+    asked_bytes: int, measured: Callable[[], tuple[int, int]] = free_and_total
+) -> StageError:
     """Return the error for memory that the GPU has not left."""
     free, total = measured()
     return StageError(

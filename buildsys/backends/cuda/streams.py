@@ -13,7 +13,9 @@ from buildsys.errors import StageError
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for the legacy default stream
 _BLOCKING_SYNC = 1  # CU_EVENT_BLOCKING_SYNC: who waits for the event sleeps
-_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may go on with what a capture forbids
+_THREAD_LOCAL = (
+    1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may go on with what a capture forbids
+)
 
 
 class Stream:
@@ -82,7 +84,12 @@ class Graph:
         """Take over a captured graph and make it ready."""
         self._graph, self._ready = graph, ctypes.c_void_p()
         try:
-            call("cuGraphInstantiateWithFlags", ctypes.byref(self._ready), self._graph, ctypes.c_uint64(0))
+            call(
+                "cuGraphInstantiateWithFlags",
+                ctypes.byref(self._ready),
+                self._graph,
+                ctypes.c_uint64(0),
+            )
         except StageError:
             release("cuGraphDestroy", self._graph)
             raise
@@ -114,11 +121,15 @@ def capture(stream: Stream, work: Callable[[], object]) -> Graph:
     try:
         work()
     except BaseException:
-        status_of("cuStreamEndCapture", stream.argument, ctypes.byref(graph))  # or the stream stays in capture
+        status_of(
+            "cuStreamEndCapture", stream.argument, ctypes.byref(graph)
+        )  # or the stream stays in capture
         if graph.value:
             release("cuGraphDestroy", graph)
         raise
     status = status_of("cuStreamEndCapture", stream.argument, ctypes.byref(graph))
     if status or not graph.value:
-        raise StageError(f"the work cannot be captured as a CUDA graph: {error_text(status) if status else 'none'}")
+        raise StageError(
+            f"the work cannot be captured as a CUDA graph: {error_text(status) if status else 'none'}"
+        )
     return Graph(graph)

@@ -80,7 +80,8 @@ class GpuContender:
         pairs = _QUEUED if len(self._slots) == 1 else len(self._slots)
         with device.current():
             self._events = [
-                (device.new_event(blocking=blocking), device.new_event(blocking=blocking)) for _ in range(pairs)
+                (device.new_event(blocking=blocking), device.new_event(blocking=blocking))
+                for _ in range(pairs)
             ]
 
     def block(self, at_least_s: float, at_least_runs: int) -> Samples:
@@ -133,7 +134,9 @@ class GpuContender:
             waiting.append((begin, end))
             number += 1
         taken += [_passed(*pair) for pair in waiting]
-        return Samples(gpu_ns=taken[1:], queued_ns=clock() - begun)  # the first found an idle stream
+        return Samples(
+            gpu_ns=taken[1:], queued_ns=clock() - begun
+        )  # the first found an idle stream
 
     def _in_flight(self, at_least_s: float, at_least_runs: int) -> Samples:
         clock, samples = time.perf_counter_ns, Samples()

@@ -31,8 +31,12 @@ class Samples:
 
     wall_ns: list[int] = field(default_factory=list)  # of each inference, by the host's clock
     elapsed_ns: int = 0  # in which all of wall_ns were made
-    gpu_ns: list[int] = field(default_factory=list)  # of each inference, by the GPU's clock; none on a CPU
-    queued_ns: int = 0  # in which those of gpu_ns were made, where they are others than those of wall_ns
+    gpu_ns: list[int] = field(
+        default_factory=list
+    )  # of each inference, by the GPU's clock; none on a CPU
+    queued_ns: int = (
+        0  # in which those of gpu_ns were made, where they are others than those of wall_ns
+    )
 
     def add(self, other: Samples) -> None:
         """Take over what was measured later."""

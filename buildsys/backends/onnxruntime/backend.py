@@ -70,7 +70,9 @@ class OrtSession:
         binding = session.io_binding()
         for port in self.graph.inputs:
             array = np.asarray(inputs[port.name].array, order="C")
-            binding.bind_ortvalue_input(port.name, ort.OrtValue.ortvalue_from_numpy(array, self._device, 0))
+            binding.bind_ortvalue_input(
+                port.name, ort.OrtValue.ortvalue_from_numpy(array, self._device, 0)
+            )
         for port in self.graph.outputs:
             binding.bind_output(port.name, self._device)
 
@@ -96,7 +98,8 @@ def prepare(options: Options) -> None:
     driver = find_driver()
     if not driver.gpus:
         raise Unavailable(
-            f"the CUDA provider needs an NVIDIA GPU, and here {driver.missing}", "run it on a machine with a GPU"
+            f"the CUDA provider needs an NVIDIA GPU, and here {driver.missing}",
+            "run it on a machine with a GPU",
         )
 
 
@@ -130,8 +133,12 @@ def build(request: BuildRequest) -> Figures:
         # Weights that lie beside the source and that no optimization touched would stay there.
         if _size(source) > _INLINE_LIMIT_BYTES or source.with_name(f"{source.name}.data").exists():
             data = f"{request.engine.name}.data"
-            session.add_session_config_entry("session.optimized_model_external_initializers_file_name", data)
-            session.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+            session.add_session_config_entry(
+                "session.optimized_model_external_initializers_file_name", data
+            )
+            session.add_session_config_entry(
+                "session.optimized_model_external_initializers_min_size_in_bytes", "1024"
+            )
         request.progress("optimizing the graph")
         try:
             graph = _open(source, session, options, request.operators)
@@ -197,7 +204,11 @@ def device(options: Options) -> Figures:
     driver = find_driver()
     if not driver.gpus:
         return {"kind": "gpu", "missing": driver.missing}
-    return {"kind": "gpu", "name": driver.gpus[0].name, "compute_capability": driver.gpus[0].compute_capability}
+    return {
+        "kind": "gpu",
+        "name": driver.gpus[0].name,
+        "compute_capability": driver.gpus[0].compute_capability,
+    }
 
 
 def threads(options: Options) -> int:
@@ -208,7 +219,9 @@ def threads(options: Options) -> int:
 def _session_options(options: Options, *, optimization: str) -> ort.SessionOptions:
     # an explicit number of threads: for 0, ONNX Runtime also pins them to cores, which other libraries then share
     session = session_options(
-        optimization=optimization, intra_op_threads=threads(options), inter_op_threads=options["inter_op_threads"]
+        optimization=optimization,
+        intra_op_threads=threads(options),
+        inter_op_threads=options["inter_op_threads"],
     )
     session.execution_mode = getattr(ort.ExecutionMode, _MODES[options["execution_mode"]])
     for entry in _SPINNING:
@@ -218,10 +231,14 @@ def _session_options(options: Options, *, optimization: str) -> ort.SessionOptio
     return session
 
 
-def _open(model: Path, session: ort.SessionOptions, options: Options, operators: tuple[OperatorUse, ...]) -> OrtGraph:
+def _open(
+    model: Path, session: ort.SessionOptions, options: Options, operators: tuple[OperatorUse, ...]
+) -> OrtGraph:
     wanted = _PROVIDERS[options["provider"]]
     graph = OrtGraph(model, session, [wanted], [use.path for use in operators])
-    if wanted not in graph.session.get_providers():  # it falls back to the CPU with no more than a log line
+    if (
+        wanted not in graph.session.get_providers()
+    ):  # it falls back to the CPU with no more than a log line
         raise Unavailable(
             f"ONNX Runtime could not start its {wanted}; its log says why",
             "install the CUDA and cuDNN versions that this onnxruntime-gpu is made for",
@@ -234,13 +251,17 @@ def _source(request: BuildRequest, folder: Path) -> Path:
 
 
 def _emulates(options: Options) -> bool:
-    return bool(options["precision"] == "bf16" and options["provider"] == "cpu")  # it has few bfloat16 kernels
+    return bool(
+        options["precision"] == "bf16" and options["provider"] == "cpu"
+    )  # it has few bfloat16 kernels
 
 
 def _emulated(onnx_file: Path, folder: Path) -> Path:
     """Return a file with a float32 graph that rounds as the bfloat16 one does."""
     from buildsys.onnx_graphs.onnx_file import load_model, save_model
-    from buildsys.onnx_graphs.rounding.emulation import emulate  # needs onnx, which running an engine does not
+    from buildsys.onnx_graphs.rounding.emulation import (
+        emulate,
+    )  # needs onnx, which running an engine does not
 
     emulated = folder / "model.onnx"
     save_model(emulate(load_model(onnx_file), "bf16"), emulated)
@@ -283,7 +304,9 @@ def _settings(options: Options, graph: OrtGraph) -> Figures:
 def _messages(options: Options) -> list[str]:
     messages = []
     if _optimization(options) == "all":
-        messages.append("optimized for the kind of processor that built it: other processors may not run it, or slowly")
+        messages.append(
+            "optimized for the kind of processor that built it: other processors may not run it, or slowly"
+        )
     if options["provider"] == "cpu" and options["precision"] == "fp16":
         messages.append(
             "the CPU computes float16 in float32, without rounding between its nodes; "
@@ -294,7 +317,9 @@ def _messages(options: Options) -> list[str]:
             "fp8 is computed in float32 between its quantizers, optimized up to basic; its speed says nothing"
         )
     if _emulates(options):
-        messages.append("bfloat16 is emulated: computed in float32, every result rounded; its speed says nothing")
+        messages.append(
+            "bfloat16 is emulated: computed in float32, every result rounded; its speed says nothing"
+        )
     return messages
 
 

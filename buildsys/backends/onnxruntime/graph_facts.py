@@ -23,7 +23,10 @@ _CONDITIONAL_OPERATORS = ("Where", "If", "Loop")  # their first input does not g
 def graph_facts(model_file: Path) -> Figures:
     """Return the tensors of a graph, its nodes per operator, and the share of each type in nodes and weights."""
     model = onnx.load(str(model_file), load_external_data=False)
-    nodes = Counter(f"{node.domain}:{node.op_type}" if node.domain else node.op_type for node in model.graph.node)
+    nodes = Counter(
+        f"{node.domain}:{node.op_type}" if node.domain else node.op_type
+        for node in model.graph.node
+    )
     weights: Counter[str] = Counter()
     for initializer in model.graph.initializer:
         weights[_type_name(initializer.data_type)] += _size_bytes(initializer)
@@ -31,7 +34,10 @@ def graph_facts(model_file: Path) -> Figures:
         "inputs": [_tensor_facts(value) for value in model.graph.input],
         "outputs": [_tensor_facts(value) for value in model.graph.output],
         "layers": dict(sorted(nodes.items())),
-        "precision_shares": {"layers": _shares(_node_types(model.graph)), "weights": _shares(weights)},
+        "precision_shares": {
+            "layers": _shares(_node_types(model.graph)),
+            "weights": _shares(weights),
+        },
     }
 
 
@@ -73,7 +79,10 @@ def _output_type(node: Any, types: Mapping[str, int]) -> int:
 
 def _tensor_facts(value: Any) -> dict[str, Any]:
     tensor = value.type.tensor_type
-    shape = [size.dim_value if size.HasField("dim_value") else size.dim_param or "?" for size in tensor.shape.dim]
+    shape = [
+        size.dim_value if size.HasField("dim_value") else size.dim_param or "?"
+        for size in tensor.shape.dim
+    ]
     return {"name": value.name, "dtype": _type_name(tensor.elem_type), "shape": shape}
 
 

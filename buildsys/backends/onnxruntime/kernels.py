@@ -24,15 +24,21 @@ class Kernel(NamedTuple):
 
     first: int
     last: int
-    types: Mapping[str, frozenset[str]]  # type parameter, input or output -> e.g. tensor(float); none for all types
+    types: Mapping[
+        str, frozenset[str]
+    ]  # type parameter, input or output -> e.g. tensor(float); none for all types
 
     def takes_version(self, since_version: int) -> bool:
         """Tell whether it implements that version of the operator, as ONNX Runtime's registry decides."""
-        return self.first == since_version or (self.last != _OPEN and self.first <= since_version <= self.last)
+        return self.first == since_version or (
+            self.last != _OPEN and self.first <= since_version <= self.last
+        )
 
     def takes_types(self, types: Mapping[str, str]) -> bool:
         """Tell whether it implements the operator for these types; what is not known is taken to fit."""
-        return all(name not in types or types[name] in allowed for name, allowed in self.types.items())
+        return all(
+            name not in types or types[name] in allowed for name, allowed in self.types.items()
+        )
 
 
 @lru_cache(maxsize=1)
@@ -54,13 +60,17 @@ def schema_versions() -> Mapping[Operator, tuple[int, ...]]:
     """Return the opsets at which each operator came or changed, as far as this build knows them."""
     found: dict[Operator, set[int]] = {}
     for schema in ort_state.get_all_operator_schema():
-        found.setdefault(Operator(_domain(schema.domain), schema.name), set()).add(int(schema.since_version))
+        found.setdefault(Operator(_domain(schema.domain), schema.name), set()).add(
+            int(schema.since_version)
+        )
     return {operator: tuple(sorted(versions)) for operator, versions in found.items()}
 
 
 def newest_opset() -> int:
     """Return the newest opset of ONNX's own domain in which this build knows an operator."""
-    return max(versions[-1] for operator, versions in schema_versions().items() if not operator.domain)
+    return max(
+        versions[-1] for operator, versions in schema_versions().items() if not operator.domain
+    )
 
 
 def knows(operator: Operator) -> bool:
@@ -71,7 +81,8 @@ def knows(operator: Operator) -> bool:
 def has_kernel(operator: Operator, since_version: int, types: Mapping[str, str]) -> bool:
     """Tell whether the CPU provider implements that version of an operator for these types."""
     return any(
-        kernel.takes_version(since_version) and kernel.takes_types(types) for kernel in kernels().get(operator, ())
+        kernel.takes_version(since_version) and kernel.takes_types(types)
+        for kernel in kernels().get(operator, ())
     )
 
 
@@ -81,7 +92,11 @@ def kernel_types(operator: Operator, since_version: int) -> tuple[str, ...]:
     for kernel in kernels().get(operator, ()):
         if kernel.takes_version(since_version):
             for allowed in list(kernel.types.values())[:1] or [frozenset({"all"})]:
-                found.update(dict.fromkeys(sorted(name.removeprefix("tensor(").removesuffix(")") for name in allowed)))
+                found.update(
+                    dict.fromkeys(
+                        sorted(name.removeprefix("tensor(").removesuffix(")") for name in allowed)
+                    )
+                )
     return tuple(sorted(found))
 
 

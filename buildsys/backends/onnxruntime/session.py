@@ -82,27 +82,43 @@ class OrtGraph:
         """
         missing = [port.name for port in self.inputs if port.name not in inputs]
         if missing:
-            raise StageError(f"the graph needs the input {missing[0]}, and only {', '.join(inputs) or 'none'} is given")
+            raise StageError(
+                f"the graph needs the input {missing[0]}, and only {', '.join(inputs) or 'none'} is given"
+            )
         names = [port.name for port in self.outputs]
         feeds = {port.name: _feed(inputs[port.name]) for port in self.inputs}
         if any(port.dtype in BIT_DTYPES for port in self.outputs):
             return self._run_for_bits(names, feeds)
         found = _explained("cannot run the graph", lambda: self.session.run(names, feeds))
-        return {port.name: tensor_of(value, port.dtype) for port, value in zip(self.outputs, found, strict=True)}
+        return {
+            port.name: tensor_of(value, port.dtype)
+            for port, value in zip(self.outputs, found, strict=True)
+        }
 
     def _run_for_bits(self, names: list[str], feeds: Mapping[str, Any]) -> dict[str, Tensor]:
         """Run with OrtValues on both sides: ``run`` cannot return types that numpy lacks."""
-        texts = [name for name, value in feeds.items() if isinstance(value, np.ndarray) and value.dtype.kind == "O"]
+        texts = [
+            name
+            for name, value in feeds.items()
+            if isinstance(value, np.ndarray) and value.dtype.kind == "O"
+        ]
         if texts:
             raise StageError(
                 f"ONNX Runtime cannot take the string input {texts[0]} when an output is of a type that numpy lacks"
             )
         values = {
-            name: ort.OrtValue.ortvalue_from_numpy(value) if isinstance(value, np.ndarray) else value
+            name: ort.OrtValue.ortvalue_from_numpy(value)
+            if isinstance(value, np.ndarray)
+            else value
             for name, value in feeds.items()
         }
-        found = _explained("cannot run the graph", lambda: self.session.run_with_ort_values(names, values))
-        return {port.name: _read(value, port.dtype) for port, value in zip(self.outputs, found, strict=True)}
+        found = _explained(
+            "cannot run the graph", lambda: self.session.run_with_ort_values(names, values)
+        )
+        return {
+            port.name: _read(value, port.dtype)
+            for port, value in zip(self.outputs, found, strict=True)
+        }
 
 
 def session_options(
@@ -120,8 +136,15 @@ def session_options(
     ``severity`` 3 logs errors only. The log of ONNX Runtime goes to stderr, in a worker to the target's log.
     """
     options = ort.SessionOptions()
-    level = {"disable": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}
-    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{level[optimization]}")
+    level = {
+        "disable": "DISABLE_ALL",
+        "basic": "ENABLE_BASIC",
+        "extended": "ENABLE_EXTENDED",
+        "all": "ENABLE_ALL",
+    }
+    options.graph_optimization_level = getattr(
+        ort.GraphOptimizationLevel, f"ORT_{level[optimization]}"
+    )
     options.intra_op_num_threads = intra_op_threads
     options.inter_op_num_threads = inter_op_threads
     options.log_severity_level = severity
@@ -162,7 +185,9 @@ def _register(library: Path, options: ort.SessionOptions) -> None:
 def _port(argument: Any) -> Port:
     kind = str(argument.type)
     if not kind.startswith("tensor("):
-        raise StageError(f"{argument.name} is of the type {kind}; only tensors can be inputs and outputs here")
+        raise StageError(
+            f"{argument.name} is of the type {kind}; only tensors can be inputs and outputs here"
+        )
     name = kind[len("tensor(") : -1]
     return Port(argument.name, _ORT_NAMES.get(name, name), tuple(argument.shape))
 
@@ -172,7 +197,9 @@ def _feed(tensor: Tensor) -> Any:
         return tensor.array.astype(object)
     if tensor.dtype in BIT_DTYPES:
         bits = _pack(tensor.array, tensor.dtype)
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_TYPE_NUMBERS[tensor.dtype])
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(
+            bits, _ONNX_TYPE_NUMBERS[tensor.dtype]
+        )
     return np.asarray(tensor.array, order="C")
 
 
@@ -201,6 +228,8 @@ def _read(value: ort.OrtValue, dtype: str) -> Tensor:
     flat = np.frombuffer(raw, stored)
     if per_byte > 1:
         width = 8 // per_byte
-        lanes = [(flat >> np.uint8(width * place)) & np.uint8(2**width - 1) for place in range(per_byte)]
+        lanes = [
+            (flat >> np.uint8(width * place)) & np.uint8(2**width - 1) for place in range(per_byte)
+        ]
         flat = np.stack(lanes, axis=1).reshape(-1)[:count]
     return Tensor(flat.reshape(shape).copy(), dtype)

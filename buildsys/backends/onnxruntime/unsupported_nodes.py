@@ -38,17 +38,25 @@ def refused_nodes(model_file: Path, provided: Collection[str] = ()) -> list[Unsu
     known = {f"{function.domain}::{function.name}" for function in model.functions} | {*provided}
     found = [_unknown(index, node, (), known) for index, node in _nodes(model.graph.node)]
     for function in model.functions:
-        found += [_unknown(index, node, (function.name,), known) for index, node in _nodes(function.node)]
+        found += [
+            _unknown(index, node, (function.name,), known) for index, node in _nodes(function.node)
+        ]
     return [*(node for node in found if node is not None), *_without_kernel(model)]
 
 
-def _unknown(index: int, node: Any, inside: tuple[str, ...], known: Collection[str]) -> UnsupportedNode | None:
+def _unknown(
+    index: int, node: Any, inside: tuple[str, ...], known: Collection[str]
+) -> UnsupportedNode | None:
     operator = Operator("" if node.domain in _DEFAULT_DOMAIN else node.domain, node.op_type)
     if f"{node.domain}::{node.op_type}" in known or kernels.knows(operator):
         return None
     domain = operator.domain or "ai.onnx"
-    reason = f"not an operator of the domain {domain} in this ONNX Runtime, and no function of the model"
-    return UnsupportedNode(index, node.name, node.op_type, reason, inside, output=next(iter(node.output), ""))
+    reason = (
+        f"not an operator of the domain {domain} in this ONNX Runtime, and no function of the model"
+    )
+    return UnsupportedNode(
+        index, node.name, node.op_type, reason, inside, output=next(iter(node.output), "")
+    )
 
 
 def _without_kernel(model: onnx.ModelProto) -> list[UnsupportedNode]:
@@ -58,7 +66,10 @@ def _without_kernel(model: onnx.ModelProto) -> list[UnsupportedNode]:
     that ONNX gives some operators, only it knows: it is given each such node alone.
     """
     typed = _inferred(model)
-    opset = max((entry.version for entry in typed.opset_import if entry.domain in _DEFAULT_DOMAIN), default=0)
+    opset = max(
+        (entry.version for entry in typed.opset_import if entry.domain in _DEFAULT_DOMAIN),
+        default=0,
+    )
     types = dict(_tensor_types(typed.graph))
     verdicts: dict[bytes, UnsupportedNode | None] = {}
     found = []
@@ -75,7 +86,9 @@ def _without_kernel(model: onnx.ModelProto) -> list[UnsupportedNode]:
 
 def _of_node(verdict: UnsupportedNode, index: int, node: Any) -> UnsupportedNode:
     output = next(iter(node.output), "")
-    return UnsupportedNode(index, node.name, node.op_type, verdict.reason, since=verdict.since, output=output)
+    return UnsupportedNode(
+        index, node.name, node.op_type, verdict.reason, since=verdict.since, output=output
+    )
 
 
 def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -136,20 +149,37 @@ def _asked(node: Any, opset: int, tensors: Mapping[str, int]) -> UnsupportedNode
     """Return what ONNX Runtime lacks for such a node, and the next opset at which it lacks nothing."""
     if _is_taken(node, opset, tensors):
         return None
-    types = ", ".join(dict.fromkeys(_type_name(tensors[name]) for name in node.input if name)) or "its types"
-    later = (at for at in _turning_points(node.op_type) if at > opset and _is_taken(node, at, tensors, strictly=True))
+    types = (
+        ", ".join(dict.fromkeys(_type_name(tensors[name]) for name in node.input if name))
+        or "its types"
+    )
+    later = (
+        at
+        for at in _turning_points(node.op_type)
+        if at > opset and _is_taken(node, at, tensors, strictly=True)
+    )
     reason = f"ONNX Runtime has no CPU kernel for it in {types}"
     return UnsupportedNode(None, node.name, node.op_type, reason, since=next(later, None))
 
 
 def _is_taken(node: Any, opset: int, tensors: Mapping[str, int], *, strictly: bool = False) -> bool:
     """Tell whether a session opens on this node alone; of other reasons than a kernel only ``strictly`` tells no."""
-    inputs = [helper.make_tensor_value_info(name, tensors[name], None) for name in dict.fromkeys(node.input) if name]
+    inputs = [
+        helper.make_tensor_value_info(name, tensors[name], None)
+        for name in dict.fromkeys(node.input)
+        if name
+    ]
     outputs = [_value(name, tensors.get(name, 0)) for name in node.output if name]
     graph = helper.make_graph([node], "one", inputs, outputs)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=_IR_VERSION)
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=_IR_VERSION
+    )
     try:
-        ort.InferenceSession(model.SerializeToString(), session_options(severity=4), providers=["CPUExecutionProvider"])
+        ort.InferenceSession(
+            model.SerializeToString(),
+            session_options(severity=4),
+            providers=["CPUExecutionProvider"],
+        )
     except Exception as refusal:  # of many classes
         return not strictly and _NO_KERNEL not in str(refusal)
     return True

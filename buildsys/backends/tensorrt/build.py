@@ -19,7 +19,12 @@ from buildsys.backends.tensorrt.error_messages import build_failure
 from buildsys.backends.tensorrt.inspector import shortfall
 from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import Messages, log_of
-from buildsys.backends.tensorrt.network_edits import call_hook, io_facts, set_formats, set_layer_precisions
+from buildsys.backends.tensorrt.network_edits import (
+    call_hook,
+    io_facts,
+    set_formats,
+    set_layer_precisions,
+)
 from buildsys.backends.tensorrt.parse import Parsed, check_parsed, network_facts, new_builder, parse
 from buildsys.backends.tensorrt.plugins.load import load_plugins
 from buildsys.backends.tensorrt.profiles import Profile, check_against_graph, resolve_profiles
@@ -62,15 +67,28 @@ def build(library: Library, request: BuildRequest) -> Figures:
         phases.done("configure")
         kept = _build(library, request, parsed, config, messages)
         phases.done("build")
-        facts = {**network_facts(library, parsed.network), **io_facts(library, parsed.network, options["io"])}
+        facts = {
+            **network_facts(library, parsed.network),
+            **io_facts(library, parsed.network, options["io"]),
+        }
     _check_typed(request, facts["precision_shares"]["layers"])
     named = {"plugins": plugins} if plugins else {}
     warnings = list(dict.fromkeys(messages.warnings))
     times = {"phases": phases.seconds}
-    return {"settings": settings, "profiles": profiles, **facts, **named, **kept, **times, "messages": warnings}
+    return {
+        "settings": settings,
+        "profiles": profiles,
+        **facts,
+        **named,
+        **kept,
+        **times,
+        "messages": warnings,
+    }
 
 
-def _configure(library: Library, request: BuildRequest, parsed: Parsed, config: Any, messages: Messages) -> None:
+def _configure(
+    library: Library, request: BuildRequest, parsed: Parsed, config: Any, messages: Messages
+) -> None:
     """Bring the engine's fields onto the network and the configuration; the hook has the last word."""
     options, network = request.options, parsed.network
     configure(library, parsed.builder, config, options, messages)
@@ -83,11 +101,15 @@ def _configure(library: Library, request: BuildRequest, parsed: Parsed, config: 
         call_hook(options["network"], request.project, network, config, messages)
 
 
-def _add_profiles(library: Library, parsed: Parsed, config: Any, profiles: Sequence[Profile]) -> None:
+def _add_profiles(
+    library: Library, parsed: Parsed, config: Any, profiles: Sequence[Profile]
+) -> None:
     network = parsed.network
     tensors = [network.get_input(index) for index in range(network.num_inputs)]
     shapes = {tensor.name: tuple(tensor.shape) for tensor in tensors}
-    check_against_graph(profiles, shapes, {tensor.name for tensor in tensors if tensor.is_shape_tensor})
+    check_against_graph(
+        profiles, shapes, {tensor.name for tensor in tensors if tensor.is_shape_tensor}
+    )
     add_profiles(library, parsed.builder, config, profiles)
 
 
@@ -101,16 +123,22 @@ def add_profiles(library: Library, builder: Any, config: Any, profiles: Sequence
         for name, span in ranges.items():
             profile.set_shape(name, span["min"], span["opt"], span["max"])
             if "min_values" in span:
-                profile.set_shape_input(name, span["min_values"], span["opt_values"], span["max_values"])
+                profile.set_shape_input(
+                    name, span["min_values"], span["opt_values"], span["max_values"]
+                )
         if not profile or config.add_optimization_profile(profile) < 0:
             raise StageError(f"{library.title} refuses the optimization profile {number}: {ranges}")
 
 
-def _build(library: Library, request: BuildRequest, parsed: Parsed, config: Any, messages: Messages) -> Figures:
+def _build(
+    library: Library, request: BuildRequest, parsed: Parsed, config: Any, messages: Messages
+) -> Figures:
     """Run the builder and write the engine; return what is known of the timing cache."""
     monitor = version_adapter.monitor_progress(library, config, request.progress)
     given = request.calibration if version_adapter.has_calibrators(library) else None
-    calibrator = attach_calibrator(library, parsed.builder, config, parsed.network, given) if given else None
+    calibrator = (
+        attach_calibrator(library, parsed.builder, config, parsed.network, given) if given else None
+    )
     use_timing_cache(library, config, request.timing_cache, messages)
     engine = parsed.builder.build_serialized_network(parsed.network, config)
     if engine is None or messages.errors:  # an error is fatal even where TensorRT goes on without
@@ -124,7 +152,9 @@ def _build(library: Library, request: BuildRequest, parsed: Parsed, config: Any,
 
 def _check_typed(request: BuildRequest, shares: dict[str, float]) -> None:
     """Check that a strongly typed network has the precision that was asked for: its engine has the same types."""
-    if is_strong(request.options) and request.options["precision_share"]:  # 0: the user wants it anyway
+    if (
+        is_strong(request.options) and request.options["precision_share"]
+    ):  # 0: the user wants it anyway
         problem = shortfall(request.options["precision"], shares, 0.0)
         if problem:
             request.engine.unlink(missing_ok=True)

@@ -27,7 +27,9 @@ _FLAG_FIELDS = {  # field of an engine -> flag
     "exclude_lean_runtime": "exclude_lean_runtime",
 }  # fmt: skip
 _QUANTIZED = ("int8", "fp8")
-_FALLBACK = {"int8": ("int8", "fp16")}  # what a precision allows beside fp32: where int8 has no kernel, fp16 has
+_FALLBACK = {
+    "int8": ("int8", "fp16")
+}  # what a precision allows beside fp32: where int8 has no kernel, fp16 has
 
 
 def check_fields(library: Library, options: Options) -> None:
@@ -37,7 +39,10 @@ def check_fields(library: Library, options: Options) -> None:
     """
     lacking = unsupported_fields(library, options)
     if lacking:
-        told = [f"{field} ({either(_of_this_backend(options, versions))} can)" for field, versions in lacking]
+        told = [
+            f"{field} ({either(_of_this_backend(options, versions))} can)"
+            for field, versions in lacking
+        ]
         raise StageError(
             f"{library.release} cannot honour {' and '.join(dict.fromkeys(told))}",
             "use another version, or take the field out of the engine",
@@ -62,12 +67,18 @@ def precision_flags(options: Options) -> tuple[str, ...]:
     if is_strong(options):
         return ()
     layers = [entry["precision"] for entry in options["layer_precisions"]]
-    named = [flag for precision in (options["precision"], *layers) for flag in _FALLBACK.get(precision, (precision,))]
+    named = [
+        flag
+        for precision in (options["precision"], *layers)
+        for flag in _FALLBACK.get(precision, (precision,))
+    ]
     constraints = [options["precision_constraints"]] if layers else []
     return tuple(dict.fromkeys(name for name in (*named, *constraints) if name != "fp32"))
 
 
-def configure(library: Library, builder: Any, config: Any, options: Options, messages: Messages) -> None:
+def configure(
+    library: Library, builder: Any, config: Any, options: Options, messages: Messages
+) -> None:
     """Set every field on the builder and its configuration.
 
     Raises: StageError: TensorRT refused a value. It only logs that, and goes on with its default.
@@ -79,7 +90,9 @@ def configure(library: Library, builder: Any, config: Any, options: Options, mes
     config.profiling_verbosity = VERBOSITY.of(library, options["profiling_verbosity"])
     if options["max_aux_streams"] is not None:
         config.max_aux_streams = options["max_aux_streams"]
-    version_adapter.set_tiling(library, config, options["tiling_optimization_level"], options["l2_limit_for_tiling"])
+    version_adapter.set_tiling(
+        library, config, options["tiling_optimization_level"], options["l2_limit_for_tiling"]
+    )
     for field in POOLS.members:
         if options.get(field) is not None:
             config.set_memory_pool_limit(POOLS.of(library, field), options[field])
@@ -88,9 +101,16 @@ def configure(library: Library, builder: Any, config: Any, options: Options, mes
     )
     version_adapter.share_profiles(library, config)
     _set_target(library, builder, config, options)
-    ignored = [*_set_flags(library, config, _flags(options)), *_set_precision(library, config, options)]
+    ignored = [
+        *_set_flags(library, config, _flags(options)),
+        *_set_precision(library, config, options),
+    ]
     if messages.errors or ignored:
-        refused = "; ".join(dict.fromkeys([*messages.errors, *(f"the flag {flag} has no effect" for flag in ignored)]))
+        refused = "; ".join(
+            dict.fromkeys(
+                [*messages.errors, *(f"the flag {flag} has no effect" for flag in ignored)]
+            )
+        )
         raise StageError(f"{library.title} refuses a field of the engine: {refused}")
 
 
@@ -110,9 +130,14 @@ def settings_in_force(library: Library, builder: Any, config: Any, options: Opti
             for flag, word in table.words(library).items()
         },
         "builder_optimization_level": int(config.builder_optimization_level),
-        **{word: int(config.get_memory_pool_limit(pool)) for pool, word in POOLS.words(library).items()},
+        **{
+            word: int(config.get_memory_pool_limit(pool))
+            for pool, word in POOLS.words(library).items()
+        },
         **version_adapter.tiling_facts(library, config),
-        "tactic_sources": [word for kind, word in TACTIC_SOURCES.words(library).items() if sources >> int(kind) & 1],
+        "tactic_sources": [
+            word for kind, word in TACTIC_SOURCES.words(library).items() if sources >> int(kind) & 1
+        ],
         **version_adapter.hardware_facts(library, config),
         "dla_core": options.get("dla_core"),
         "max_aux_streams": int(config.max_aux_streams),
@@ -120,12 +145,18 @@ def settings_in_force(library: Library, builder: Any, config: Any, options: Opti
         "max_threads": int(builder.max_threads),
         "profiling_verbosity": VERBOSITY.words(library)[config.profiling_verbosity],
         **{field: options[field] for field in ("io", "network") if options.get(field)},
-        **({"layer_precisions": list(options["layer_precisions"])} if options.get("layer_precisions") else {}),
+        **(
+            {"layer_precisions": list(options["layer_precisions"])}
+            if options.get("layer_precisions")
+            else {}
+        ),
     }
 
 
 def _flags(options: Options) -> dict[str, bool]:
-    fields = {flag: bool(options[field]) for field, flag in _FLAG_FIELDS.items() if field in options}
+    fields = {
+        flag: bool(options[field]) for field, flag in _FLAG_FIELDS.items() if field in options
+    }
     asked = {
         flag: wanted for flag, wanted in fields.items() if wanted or flag == "tf32"
     }  # the only one that is on anyway
@@ -135,7 +166,9 @@ def _flags(options: Options) -> dict[str, bool]:
 def _set_target(library: Library, builder: Any, config: Any, options: Options) -> None:
     """Say where tactics come from, and what the engine is to run on."""
     if options.get("tactic_sources") is not None:
-        bits = [1 << int(TACTIC_SOURCES.of(library, source)) for source in options["tactic_sources"]]
+        bits = [
+            1 << int(TACTIC_SOURCES.of(library, source)) for source in options["tactic_sources"]
+        ]
         config.set_tactic_sources(sum(set(bits)))
     if options.get("hardware_compatibility", "none") != "none":
         version_adapter.set_hardware(library, config, options["hardware_compatibility"])
@@ -144,7 +177,9 @@ def _set_target(library: Library, builder: Any, config: Any, options: Options) -
         return
     if core >= builder.num_DLA_cores:
         found = f"has {builder.num_DLA_cores}" if builder.num_DLA_cores else "has none"
-        raise StageError(f"dla_core: {core} asks for a deep learning accelerator, and this machine {found}")
+        raise StageError(
+            f"dla_core: {core} asks for a deep learning accelerator, and this machine {found}"
+        )
     config.default_device_type = library.trt.DeviceType.DLA
     config.DLA_core = core
 
@@ -171,4 +206,6 @@ def _set_flags(library: Library, config: Any, flags: Mapping[str, bool]) -> Iter
 
 def _of_this_backend(options: Options, versions: tuple[str, ...]) -> list[str]:
     """Return the generations that the engine's backend may be; all where it is none of them."""
-    return [version for version in versions if options["backend"] != "tensorrt" or "RTX" not in version] or [*versions]
+    return [
+        version for version in versions if options["backend"] != "tensorrt" or "RTX" not in version
+    ] or [*versions]

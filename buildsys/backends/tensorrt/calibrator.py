@@ -35,7 +35,9 @@ def read_batches(file: Path, inputs: Mapping[str, Sequence[int]]) -> list[Batch]
             if match:
                 batches.setdefault(int(match[1]), {})[match[2]] = archive[key]
     if not batches:
-        raise StageError(f"there is no batch to calibrate with in {file.name}", "give calibration data")
+        raise StageError(
+            f"there is no batch to calibrate with in {file.name}", "give calibration data"
+        )
     found: list[Batch] = [batches[index] for index in sorted(batches)]
     for number, batch in enumerate(found):
         for name, shape in inputs.items():
@@ -43,7 +45,9 @@ def read_batches(file: Path, inputs: Mapping[str, Sequence[int]]) -> list[Batch]
     return found
 
 
-def attach_calibrator(library: Library, builder: Any, config: Any, network: Any, given: Calibration) -> Any:
+def attach_calibrator(
+    library: Library, builder: Any, config: Any, network: Any, given: Calibration
+) -> Any:
     """Have a builder measure ranges on the batches that are given; return what must live until the build ends.
 
     Raises: StageError: the batches do not fit the network.
@@ -53,7 +57,13 @@ def attach_calibrator(library: Library, builder: Any, config: Any, network: Any,
     shapes = {tensor.name: tuple(tensor.shape) for tensor in inputs}
     types = {tensor.name: np.dtype(dtypes[tensor.dtype]) for tensor in inputs}
     batches = read_batches(given.batches, shapes)
-    feed = Feed([{name: np.ascontiguousarray(batch[name], types[name]) for name in shapes} for batch in batches], given)
+    feed = Feed(
+        [
+            {name: np.ascontiguousarray(batch[name], types[name]) for name in shapes}
+            for batch in batches
+        ],
+        given,
+    )
     calibrator = _calibrator(library, feed)
     profile = builder.create_optimization_profile()
     for name, shape in shapes.items():
@@ -73,7 +83,9 @@ class Feed:
         self._next = 0
         self._device = Device(0)
         with self._device.current():
-            self._buffers = {name: self._device.allocate(array.nbytes) for name, array in batches[0].items()}
+            self._buffers = {
+                name: self._device.allocate(array.nbytes) for name, array in batches[0].items()
+            }
 
     @property
     def batch_size(self) -> int:
@@ -131,11 +143,21 @@ def _calibrator(library: Library, feed: Feed) -> Any:
 
 def _check(number: int, name: str, batch: Batch, shape: Sequence[int], first: Batch) -> None:
     if name not in batch:
-        raise StageError(f"batch {number} of the calibration data has no input {name}, only {', '.join(batch)}")
+        raise StageError(
+            f"batch {number} of the calibration data has no input {name}, only {', '.join(batch)}"
+        )
     found = batch[name].shape
-    if len(found) != len(shape) or any(size not in (-1, own) for size, own in zip(shape, found, strict=True)):
+    if len(found) != len(shape) or any(
+        size not in (-1, own) for size, own in zip(shape, found, strict=True)
+    ):
         wanted = [size if size >= 0 else "any" for size in shape]
-        raise StageError(f"batch {number} of the calibration data has {name} of shape {list(found)}, not {wanted}")
+        raise StageError(
+            f"batch {number} of the calibration data has {name} of shape {list(found)}, not {wanted}"
+        )
     if found != first[name].shape:
-        text = f"batch {number} of the calibration data has {name} of shape {list(found)}, and batch 0"
-        raise StageError(f"{text} has {list(first[name].shape)}", "TensorRT calibrates with batches of one shape")
+        text = (
+            f"batch {number} of the calibration data has {name} of shape {list(found)}, and batch 0"
+        )
+        raise StageError(
+            f"{text} has {list(first[name].shape)}", "TensorRT calibrates with batches of one shape"
+        )

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from buildsys.backends.interface import BuildRequest, Figures, OperatorUse, Options, Session, UnsupportedNode
+from buildsys.backends.interface import (
+    BuildRequest,
+    Figures,
+    OperatorUse,
+    Options,
+    Session,
+    UnsupportedNode,
+)
 from buildsys.backends.tensorrt import build as building
 from buildsys.backends.tensorrt import gpu_requirements
 from buildsys.backends.tensorrt.builder_config import check_fields, is_strong, quantization_of
@@ -18,7 +25,9 @@ from buildsys.backends.tensorrt.session import TensorRtSession, kernel_cache_fil
 from buildsys.backends.tensorrt.timing_cache import merge_timing_caches
 from buildsys.errors import StageError, Unavailable
 
-_PRECISION_HINT = "lower precision_share where that is what you want, or see docs/manifest.md, Typing"
+_PRECISION_HINT = (
+    "lower precision_share where that is what you want, or see docs/manifest.md, Typing"
+)
 _IMPLICIT_HINT = (
     "set quantization: explicit, as a builder ignores calibrated ranges where it fuses a network as a whole, such as a"
     " transformer (docs/precision.md)"
@@ -44,7 +53,10 @@ class TensorRtBackend:
         """
         if options["workspace"] == 0:
             title = self.library.title
-            raise StageError(f"workspace: 0 leaves {title} no memory to work in", "give it a size, or leave it out")
+            raise StageError(
+                f"workspace: 0 leaves {title} no memory to work in",
+                "give it a size, or leave it out",
+            )
         check_fields(self.library, options)
         gpu_requirements.check_builder(self.library, options)
 
@@ -63,7 +75,9 @@ class TensorRtBackend:
         """
         return building.build(self.library, request)
 
-    def describe(self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> Figures:
+    def describe(
+        self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
+    ) -> Figures:
         """Return what the engine tells on a GPU that it runs on; {} elsewhere, where it cannot be opened.
 
         Raises: StageError: too few of its layers have the precision that was asked for.
@@ -77,12 +91,16 @@ class TensorRtBackend:
             facts = session.describe(options["precision"])
         finally:
             self.unload(session)
-        problem = shortfall(options["precision"], facts.get("precision_shares", {}).get("layers", {}), least)
+        problem = shortfall(
+            options["precision"], facts.get("precision_shares", {}).get("layers", {}), least
+        )
         if problem and least:  # 0: the user wants it anyway
             raise StageError(problem, precision_hint(options))
         return facts
 
-    def load(self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> TensorRtSession:
+    def load(
+        self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
+    ) -> TensorRtSession:
         """Load an engine on the first GPU.
 
         Raises: Unavailable: no GPU here, or none that the engine is built for.

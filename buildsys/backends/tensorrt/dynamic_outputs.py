@@ -48,7 +48,13 @@ def _allocator(library: Library, output: ValueShapedOutput) -> Any:
         def __init__(self) -> None:
             base.__init__(self)
 
-        def reallocate_output(self, tensor_name: str, memory: Any, size: int, alignment: int) -> int:  # noqa: ARG002
+        def reallocate_output(  # TensorRT's signature
+            self,
+            tensor_name: str,  # noqa: ARG002
+            memory: Any,  # noqa: ARG002
+            size: int,
+            alignment: int,  # noqa: ARG002
+        ) -> int:
             return output.address_of(size)
 
         def reallocate_output_async(

@@ -41,12 +41,18 @@ class Values:
         member = self.members[word]
         value = getattr(getattr(library.trt, self.enumeration, None), member.name, None)
         if library.generation not in member.generations or value is None:
-            raise StageError(f"{library.release} has no {word}", f"{either(member.generations)} has")
+            raise StageError(
+                f"{library.release} has no {word}", f"{either(member.generations)} has"
+            )
         return value
 
     def words(self, library: Library) -> dict[Any, str]:
         """Return the words of all values that the library has."""
-        known = {word: member for word, member in self.members.items() if library.generation in member.generations}
+        known = {
+            word: member
+            for word, member in self.members.items()
+            if library.generation in member.generations
+        }
         owner = getattr(library.trt, self.enumeration, None)
         found = {word: getattr(owner, member.name, None) for word, member in known.items()}
         return {value: word for word, value in found.items() if value is not None}
@@ -111,7 +117,8 @@ TILING = Values(
     {word: Member(word.upper(), SINCE_10) for word in ("none", "fast", "moderate", "full")},
 )
 VERBOSITY = Values(
-    "ProfilingVerbosity", {word: Member(word.upper()) for word in ("layer_names_only", "none", "detailed")}
+    "ProfilingVerbosity",
+    {word: Member(word.upper()) for word in ("layer_names_only", "none", "detailed")},
 )
 POOLS = Values(
     "MemoryPoolType",
@@ -163,7 +170,18 @@ FORMATS = Values(
     }
     | {"dla_hwc4": Member("DLA_HWC4")},
 )  # fmt: skip
-TABLES = (FLAGS, PRECISION_FLAGS, CAPABILITIES, TILING, VERBOSITY, POOLS, TACTIC_SOURCES, HARDWARE, FORMATS, DTYPES)
+TABLES = (
+    FLAGS,
+    PRECISION_FLAGS,
+    CAPABILITIES,
+    TILING,
+    VERBOSITY,
+    POOLS,
+    TACTIC_SOURCES,
+    HARDWARE,
+    FORMATS,
+    DTYPES,
+)
 # fields of engines that not all generations have, at any other value than the one that asks for nothing
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "tactic_shared_memory": SINCE_10,
@@ -178,27 +196,41 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
 _NOTHING_ASKED: tuple[object, ...] = (None, False, "none", (), [])
 
 
-def unsupported_fields(library: Library, options: Mapping[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
+def unsupported_fields(
+    library: Library, options: Mapping[str, Any]
+) -> list[tuple[str, tuple[str, ...]]]:
     """Return the fields of an engine that a library cannot honour, each with the generations that can."""
     asked: list[tuple[str, tuple[str, ...]]] = [
-        (field, generations) for field, generations in _FIELDS.items() if options.get(field, None) not in _NOTHING_ASKED
+        (field, generations)
+        for field, generations in _FIELDS.items()
+        if options.get(field, None) not in _NOTHING_ASKED
     ]
-    asked += [(f"flags.{flag}", FLAGS.members[flag].generations) for flag in options.get("flags", {})]
+    asked += [
+        (f"flags.{flag}", FLAGS.members[flag].generations) for flag in options.get("flags", {})
+    ]
     for field, table in (("tactic_sources", TACTIC_SOURCES), ("hardware_compatibility", HARDWARE)):
         values = options.get(field) or ()
         named = (values,) if isinstance(values, str) else values
         asked += [(f"{field}: {value}", table.members[value].generations) for value in named]
     asked += _asked_of_typing(options)
-    return [(field, generations) for field, generations in asked if library.generation not in generations]
+    return [
+        (field, generations)
+        for field, generations in asked
+        if library.generation not in generations
+    ]
 
 
 def _asked_of_typing(options: Mapping[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
     precision, typing = options["precision"], options.get("typing", "strong")
-    implicit = [("quantization: implicit", UNTIL_10)] if options.get("quantization") == "implicit" else []
+    implicit = (
+        [("quantization: implicit", UNTIL_10)] if options.get("quantization") == "implicit" else []
+    )
     if typing == "strong":
         return [("typing: strong", SINCE_10), *implicit]
     narrow = [precision, *(entry["precision"] for entry in options.get("layer_precisions", ()))]
     asked = [("typing: weak", UNTIL_10), *implicit]
     return asked + [
-        (f"precision: {name}", PRECISION_FLAGS.members[name].generations) for name in narrow if name != "fp32"
+        (f"precision: {name}", PRECISION_FLAGS.members[name].generations)
+        for name in narrow
+        if name != "fp32"
     ]

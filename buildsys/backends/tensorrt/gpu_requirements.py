@@ -9,7 +9,11 @@ from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.version_adapter import builds_for_other_gpus
 from buildsys.errors import StageError, Unavailable
 
-_GPU_FLAGS = ("refit", "refit_identical", "strip_plan")  # TensorRT-RTX's builder asks the CUDA driver for them
+_GPU_FLAGS = (
+    "refit",
+    "refit_identical",
+    "strip_plan",
+)  # TensorRT-RTX's builder asks the CUDA driver for them
 _FIRST_WITH = {"fp16": (5, 3), "int8": (6, 1), "bf16": (8, 0), "fp8": (8, 9)}
 _KNOWN = [capability for capability in CAPABILITIES.members if capability != "current"]
 
@@ -19,22 +23,40 @@ def check_builder(library: Library, options: Options) -> None:
 
     Raises: Unavailable: a GPU is needed and missing, or not one that the library knows.
     """
-    precisions = [options["precision"], *(entry["precision"] for entry in options.get("layer_precisions", ()))]
+    precisions = [
+        options["precision"],
+        *(entry["precision"] for entry in options.get("layer_precisions", ())),
+    ]
     if not builds_for_other_gpus(library):
         gpu = _first_gpu(
-            f"{library.title} builds engines on the GPU that they are for", "build it on a machine with one"
+            f"{library.title} builds engines on the GPU that they are for",
+            "build it on a machine with one",
         )
         for precision in precisions:
             if not computes_in(precision, gpu.compute_capability):
-                here = f"the {gpu.name} of this machine (compute capability {gpu.compute_capability})"
-                raise Unavailable(f"{here} does not compute in {precision}", _where_it_is(precision))
+                here = (
+                    f"the {gpu.name} of this machine (compute capability {gpu.compute_capability})"
+                )
+                raise Unavailable(
+                    f"{here} does not compute in {precision}", _where_it_is(precision)
+                )
         return
-    lacking = [each for each in options["compute_capabilities"] if not computes_in(options["precision"], each)]
+    lacking = [
+        each
+        for each in options["compute_capabilities"]
+        if not computes_in(options["precision"], each)
+    ]
     if lacking:
-        text = f"GPUs of compute capability {either(lacking)} do not compute in {options['precision']}"
-        raise StageError(text, f"take them out of compute_capabilities; {_where_it_is(options['precision'])}")
+        text = (
+            f"GPUs of compute capability {either(lacking)} do not compute in {options['precision']}"
+        )
+        raise StageError(
+            text, f"take them out of compute_capabilities; {_where_it_is(options['precision'])}"
+        )
     needing = [f"the builder flag {flag}" for flag in _GPU_FLAGS if options["flags"].get(flag)]
-    needing += ["the compute capability 'current'"] if "current" in options["compute_capabilities"] else []
+    needing += (
+        ["the compute capability 'current'"] if "current" in options["compute_capabilities"] else []
+    )
     if needing:
         _first_gpu(
             f"{' and '.join(needing)} can only be used on a machine with an NVIDIA GPU",
@@ -65,7 +87,10 @@ def check_runner(library: Library, options: Options) -> None:
     Raises: Unavailable: no GPU, or not one of the generations that the engine is for.
     """
     if not builds_for_other_gpus(library):
-        _first_gpu(f"{library.title} engines run on NVIDIA GPUs", "run it on a GPU like the one that built it")
+        _first_gpu(
+            f"{library.title} engines run on NVIDIA GPUs",
+            "run it on a GPU like the one that built it",
+        )
         return
     built_for = options["compute_capabilities"]
     named = [capability for capability in built_for if capability != "current"]
@@ -73,7 +98,8 @@ def check_runner(library: Library, options: Options) -> None:
     if not driver.gpus:
         where = f"of compute capability {either(named)}" if named else "like the one that built it"
         raise Unavailable(
-            f"no NVIDIA GPU can run the engine on this machine: {driver.missing}", f"run it on a GPU {where}"
+            f"no NVIDIA GPU can run the engine on this machine: {driver.missing}",
+            f"run it on a GPU {where}",
         )
     gpu = _check_rtx_gpu()
     if gpu.compute_capability not in built_for and "current" not in built_for:

@@ -12,7 +12,13 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeVar
 
 from buildsys.backends.cuda import Device, Graph, HostBuffer, Resource, Stream, capture
-from buildsys.backends.measurement.gpu import ENGINE, ENGINE_CUDA_GRAPH, GpuContender, GpuTiming, Slot
+from buildsys.backends.measurement.gpu import (
+    ENGINE,
+    ENGINE_CUDA_GRAPH,
+    GpuContender,
+    GpuTiming,
+    Slot,
+)
 from buildsys.backends.measurement.interleaving import Contender, Samples
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor
@@ -29,14 +35,18 @@ _NO_GRAPH = "set bench.cuda_graph: false"
 class Flights:
     """The inferences of one engine on one set of inputs, and what times them."""
 
-    def __init__(self, session: TensorRtSession, inputs: Mapping[str, Tensor], timing: GpuTiming) -> None:
+    def __init__(
+        self, session: TensorRtSession, inputs: Mapping[str, Tensor], timing: GpuTiming
+    ) -> None:
         self._stack = ExitStack()
         self._timing = timing
         try:
             # the session itself is the first: a second context cannot have its profile where a TensorRT 8.6 engine
             # was built without profile sharing
             self._sessions = [self._bound(session, inputs)]
-            self._sessions += [self._bound(self._twin(session), inputs) for _ in range(timing.in_flight - 1)]
+            self._sessions += [
+                self._bound(self._twin(session), inputs) for _ in range(timing.in_flight - 1)
+            ]
             self.contenders: dict[str, Contender] = {
                 (ENGINE_CUDA_GRAPH if graph else ENGINE): self._contender(graph=graph)
                 for graph in dict.fromkeys(timing.cuda_graph)
@@ -94,9 +104,13 @@ class Flights:
                 return self._held(session.gpu, graph)
             except StageError as failure:
                 reason = messages.sentence(failure.problem)
-                raise StageError(f"the engine cannot run as a CUDA graph: {reason}", _NO_GRAPH) from failure
+                raise StageError(
+                    f"the engine cannot run as a CUDA graph: {reason}", _NO_GRAPH
+                ) from failure
 
-    def _launch(self, session: TensorRtSession, stream: Stream, graph: Callable[[Stream], None] | None) -> Work:
+    def _launch(
+        self, session: TensorRtSession, stream: Stream, graph: Callable[[Stream], None] | None
+    ) -> Work:
         """Return the call that puts one inference with its copies on the stream."""
         timing, device = self._timing, session.gpu
         copies_in: list[tuple[HostBuffer, Callable[[HostBuffer, Stream], None]]] = []
@@ -107,8 +121,14 @@ class Flights:
                 source.fill(values)
                 copies_in.append((source, buffer.copy_from))
         if timing.copies_out:
-            targets = [self._held(device, device.allocate_host(buffer.size_bytes)) for buffer in session.computed]
-            copies_out = [(target, buffer.copy_to) for target, buffer in zip(targets, session.computed, strict=True)]
+            targets = [
+                self._held(device, device.allocate_host(buffer.size_bytes))
+                for buffer in session.computed
+            ]
+            copies_out = [
+                (target, buffer.copy_to)
+                for target, buffer in zip(targets, session.computed, strict=True)
+            ]
         compute = session.enqueue if graph is None else lambda: graph(stream)
         if not copies_in and not copies_out:
             return compute

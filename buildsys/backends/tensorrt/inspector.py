@@ -28,8 +28,12 @@ _WORDS = {
 }
 _DTYPE_OF = {word: dtype for dtype, words in _WORDS.items() for word in words}
 _NARROWEST_FIRST = ("float4e2m1", "int4", "float8e4m3fn", "int8", "bfloat16", "float16", "float32")
-_TYPE = re.compile(rf"(?<![A-Za-z0-9])({'|'.join(sorted(_DTYPE_OF, key=len, reverse=True))})(?![A-Za-z0-9])", re.I)
-_COMPUTES_NOTHING = re.compile(r"reformat|noop|no_?op|constant|shape|signal|wait|assert|copy|host|device", re.I)
+_TYPE = re.compile(
+    rf"(?<![A-Za-z0-9])({'|'.join(sorted(_DTYPE_OF, key=len, reverse=True))})(?![A-Za-z0-9])", re.I
+)
+_COMPUTES_NOTHING = re.compile(
+    r"reformat|noop|no_?op|constant|shape|signal|wait|assert|copy|host|device", re.I
+)
 _MOST_OF_THE_TIME = 0.5
 _WHY = "TensorRT tells nothing of what it compiles as a whole, nor of anything below detailed profiling_verbosity"
 DTYPE_OF_PRECISION = {
@@ -79,7 +83,9 @@ def time_shares(layers: list[Layer], times_ms: Mapping[str, float]) -> dict[str,
     return _shares((known.get(name, "other"), time) for name, time in times_ms.items())
 
 
-def precision_facts(layers: list[Layer], times_ms: Mapping[str, float], precision: str) -> dict[str, Any]:
+def precision_facts(
+    layers: list[Layer], times_ms: Mapping[str, float], precision: str
+) -> dict[str, Any]:
     """Return the shares of each type as ``engine.json`` has them, and what is not known of them, with a warning."""
     shares = layer_shares(layers)
     timed = time_shares(layers, times_ms) if shares else {}
@@ -89,9 +95,7 @@ def precision_facts(layers: list[Layer], times_ms: Mapping[str, float], precisio
         facts["precision_of"] = "engine"
     if layers and (not shares or timed.get("unknown", 0.0) > _MOST_OF_THE_TIME):
         much = f"{timed['unknown']:.0%} of the engine's time" if shares else "all of the engine"
-        text = (
-            f"{much} is in parts that do not tell their types, so how much of it is in {precision} is not known: {_WHY}"
-        )
+        text = f"{much} is in parts that do not tell their types, so how much of it is in {precision} is not known: {_WHY}"
         facts["precision_unknown"] = text
         if precision != "fp32":  # of which a builder takes nothing away unless it may
             facts["warnings"] = [text]
@@ -109,7 +113,10 @@ def shortfall(precision: str, shares: Mapping[str, float], least: float) -> str:
     share = shares.get(wanted, 0.0)
     if share > 0 and share >= least:
         return ""
-    rest = ", ".join(f"{other:.0%} in {dtype}" for dtype, other in sorted(shares.items(), key=lambda item: -item[1]))
+    rest = ", ".join(
+        f"{other:.0%} in {dtype}"
+        for dtype, other in sorted(shares.items(), key=lambda item: -item[1])
+    )
     has = f"only {share:.1%} of its layers are" if share else "none of its layers is"
     limit = f" (at least {least:.0%} are wanted)" if least else ""
     return f"the engine was asked for {precision} and {has} in {wanted}{limit}: {rest}"
@@ -151,4 +158,6 @@ def _shares(amounts: Iterator[tuple[str, float]]) -> dict[str, float]:
     for name, amount in amounts:
         sums[name] += amount  # type: ignore[assignment]  # a Counter adds floats as well
     total = sum(sums.values())
-    return {name: round(amount / total, 4) for name, amount in sorted(sums.items())} if total else {}
+    return (
+        {name: round(amount / total, 4) for name, amount in sorted(sums.items())} if total else {}
+    )

@@ -27,7 +27,9 @@ _NOISE = (
     re.compile(r"\[[\w.]+:\d+: \w+\] "),  # the compiler's source that fails
     re.compile(r",? ?In \w+ at /_src/\S+:\d+"),  # "(text. In validate at /_src/…:4023)"
 )
-_WRAPPED = re.compile(r"(?:Internal Error|API Usage Error|Serialization|Cuda \w+|Myelin) \((?P<text>.*)\)")
+_WRAPPED = re.compile(
+    r"(?:Internal Error|API Usage Error|Serialization|Cuda \w+|Myelin) \((?P<text>.*)\)"
+)
 _SECONDS_BETWEEN_REPORTS = 0.2
 
 
@@ -108,7 +110,9 @@ class Phases:
         self._last = now
         try:
             self.report(f"{phase}: {step + 1} of {self._steps.get(phase, 0)}")
-        except OSError:  # the pipe to the orchestrator is closed; an exception must not cross into C++
+        except (
+            OSError
+        ):  # the pipe to the orchestrator is closed; an exception must not cross into C++
             return False
         return True
 

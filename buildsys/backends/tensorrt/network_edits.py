@@ -17,10 +17,17 @@ from buildsys.backends.tensorrt.log import Messages
 from buildsys.errors import StageError
 from buildsys.models.user_code import blame, check_parameters, load_callable, with_article
 
-_COMPUTED = ("float32", "float16", "bfloat16", "int8")  # types of tensors that a layer's precision can change
+_COMPUTED = (
+    "float32",
+    "float16",
+    "bfloat16",
+    "int8",
+)  # types of tensors that a layer's precision can change
 
 
-def set_formats(library: Library, network: Any, io: Mapping[str, Mapping[str, Any]], *, strong: bool) -> None:
+def set_formats(
+    library: Library, network: Any, io: Mapping[str, Mapping[str, Any]], *, strong: bool
+) -> None:
     """Set the layout and the type of inputs and outputs.
 
     Raises: StageError: there is no such tensor, or its type is the graph's.
@@ -44,7 +51,9 @@ def set_formats(library: Library, network: Any, io: Mapping[str, Mapping[str, An
         tensor.dtype = _dtype(library, f"io.{name}.dtype", dtype)
 
 
-def set_layer_precisions(library: Library, network: Any, entries: Sequence[Mapping[str, str]]) -> None:
+def set_layer_precisions(
+    library: Library, network: Any, entries: Sequence[Mapping[str, str]]
+) -> None:
     """Give layers the precision of the last entry whose pattern fits their name.
 
     Raises: StageError: a pattern fits no layer.
@@ -57,7 +66,9 @@ def set_layer_precisions(library: Library, network: Any, entries: Sequence[Mappi
             hint = f"layers are named like {', '.join(near or names[:3])}"
             raise StageError(f"layer_precisions: no layer fits the pattern {entry['layers']}", hint)
     for layer in computed:
-        fitting = [entry["precision"] for entry in entries if fnmatchcase(layer.name, entry["layers"])]
+        fitting = [
+            entry["precision"] for entry in entries if fnmatchcase(layer.name, entry["layers"])
+        ]
         if fitting:
             dtype = DTYPES.of(library, DTYPE_OF_PRECISION[fitting[-1]])
             version_adapter.set_layer_precision(library, layer, dtype)
@@ -81,7 +92,9 @@ def call_hook(reference: str, project: Path, network: Any, config: Any, messages
     if messages.errors:
         raise StageError(f"{reference} did what TensorRT refuses: {messages.sentence('')}")
     if network.num_outputs == 0:
-        raise StageError(f"{reference} left the network without outputs", "mark one: network.mark_output(tensor)")
+        raise StageError(
+            f"{reference} left the network without outputs", "mark one: network.mark_output(tensor)"
+        )
 
 
 def io_facts(library: Library, network: Any, io: Mapping[str, Mapping[str, Any]]) -> Figures:
@@ -90,9 +103,17 @@ def io_facts(library: Library, network: Any, io: Mapping[str, Mapping[str, Any]]
 
     def facts(tensor: Any) -> Figures:
         # an axis whose name is unknown reads as ""
-        sizes = [n if n >= 0 else tensor.get_dimension_name(axis) or "?" for axis, n in enumerate(tensor.shape)]
+        sizes = [
+            n if n >= 0 else tensor.get_dimension_name(axis) or "?"
+            for axis, n in enumerate(tensor.shape)
+        ]
         layout = io.get(tensor.name, {}).get("format") or "linear"
-        return {"name": tensor.name, "dtype": dtypes[tensor.dtype], "shape": sizes, "format": layout}
+        return {
+            "name": tensor.name,
+            "dtype": dtypes[tensor.dtype],
+            "shape": sizes,
+            "format": layout,
+        }
 
     return {
         "inputs": [facts(network.get_input(index)) for index in range(network.num_inputs)],
@@ -124,5 +145,8 @@ def _computed_layers(library: Library, network: Any) -> list[Any]:
 
 def _dtype(library: Library, field: str, name: str) -> Any:
     if name not in DTYPES.members:
-        raise StageError(f"{field}: {library.title} has no tensors of {name}", f"it has {', '.join(DTYPES.members)}")
+        raise StageError(
+            f"{field}: {library.title} has no tensors of {name}",
+            f"it has {', '.join(DTYPES.members)}",
+        )
     return DTYPES.of(library, name)

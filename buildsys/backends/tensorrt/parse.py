@@ -44,7 +44,9 @@ def parse(library: Library, builder: Any, onnx: Path, *, strong: bool = True) ->
     network = version_adapter.create_network(library, builder, strong=strong)
     parser = library.trt.OnnxParser(network, log_of(library).logger)
     accepted = bool(parser.parse_from_file(str(onnx)))
-    refused = [_refused_node(library, parser.get_error(index)) for index in range(parser.num_errors)]
+    refused = [
+        _refused_node(library, parser.get_error(index)) for index in range(parser.num_errors)
+    ]
     if not accepted and not version_adapter.names_nodes(library):
         refused = _named(library, parser, refused, read_nodes(onnx))
     return Parsed(builder, network, parser, refused, accepted)
@@ -60,13 +62,18 @@ def new_builder(library: Library) -> Any:
         try:
             builder = library.trt.Builder(log.logger)
         except TypeError as error:  # what the bindings make of a null pointer
-            reason = "; ".join(dict.fromkeys([*messages.errors, *messages.warnings])) or "it gives no reason"
+            reason = (
+                "; ".join(dict.fromkeys([*messages.errors, *messages.warnings]))
+                or "it gives no reason"
+            )
             hint = "look at nvidia-smi: the driver may be too old, or the GPU full"
             raise StageError(f"{library.title} cannot start on this GPU: {reason}", hint) from error
     return builder
 
 
-def check_parsed(library: Library, request: BuildRequest, parsed: Parsed, messages: Messages) -> None:
+def check_parsed(
+    library: Library, request: BuildRequest, parsed: Parsed, messages: Messages
+) -> None:
     """Check that the parser took the whole graph.
 
     Raises: GraphRefusedError: all nodes that it refused. StageError: it could not read the file.
@@ -77,9 +84,15 @@ def check_parsed(library: Library, request: BuildRequest, parsed: Parsed, messag
         refused(request, library.title, nodes, others, _REMEDIES)
     if others or not parsed.accepted:
         reason = "; ".join(others) or messages.sentence("no reason is given")
-        raise StageError(f"model {request.model}: {library.title} cannot read {request.onnx.name}: {reason}")
-    if parsed.network.num_outputs == 0:  # the parser takes some files that are no ONNX for an empty model
-        raise StageError(f"model {request.model}: {library.title} finds no graph with outputs in {request.onnx.name}")
+        raise StageError(
+            f"model {request.model}: {library.title} cannot read {request.onnx.name}: {reason}"
+        )
+    if (
+        parsed.network.num_outputs == 0
+    ):  # the parser takes some files that are no ONNX for an empty model
+        raise StageError(
+            f"model {request.model}: {library.title} finds no graph with outputs in {request.onnx.name}"
+        )
 
 
 def network_facts(library: Library, network: Any) -> Figures:
@@ -91,12 +104,16 @@ def network_facts(library: Library, network: Any) -> Figures:
     total = sum(types.values())
     return {
         "layers": dict(sorted(kinds.items())),
-        "precision_shares": {"layers": {name: count / total for name, count in sorted(types.items())}},
+        "precision_shares": {
+            "layers": {name: count / total for name, count in sorted(types.items())}
+        },
         "precision_of": "network",
     }
 
 
-def _named(library: Library, parser: Any, refused: Sequence[UnsupportedNode], onnx: OnnxNodes) -> list[UnsupportedNode]:
+def _named(
+    library: Library, parser: Any, refused: Sequence[UnsupportedNode], onnx: OnnxNodes
+) -> list[UnsupportedNode]:
     """Return refused nodes with name and operator, and all others whose operator the parser does not know.
 
     A parser that stops at the first node tells no more than its number.
@@ -105,14 +122,27 @@ def _named(library: Library, parser: Any, refused: Sequence[UnsupportedNode], on
     for each in refused:
         known = each.index is not None and each.index < len(onnx.nodes)
         node = onnx.nodes[each.index] if known and each.index is not None else None
-        named = replace(each, name=node.name, operator=node.operator, output=node.output) if node else each
+        named = (
+            replace(each, name=node.name, operator=node.operator, output=node.output)
+            if node
+            else each
+        )
         found.append(named)
     told = {each.index for each in found}
     for index, node in enumerate(onnx.nodes):
-        is_known = parser.supports_operator(node.operator) or (node.domain, node.operator) in onnx.functions
-        if index not in told and not is_known and version_adapter.find_creator(library, node.operator, "1", "") is None:
+        is_known = (
+            parser.supports_operator(node.operator)
+            or (node.domain, node.operator) in onnx.functions
+        )
+        if (
+            index not in told
+            and not is_known
+            and version_adapter.find_creator(library, node.operator, "1", "") is None
+        ):
             reason = "the parser does not know this operator, and there is no plugin for it"
-            found.append(UnsupportedNode(index, node.name, node.operator, reason, output=node.output))
+            found.append(
+                UnsupportedNode(index, node.name, node.operator, reason, output=node.output)
+            )
     return sorted(found, key=lambda each: -1 if each.index is None else each.index)
 
 
@@ -121,5 +151,9 @@ def _refused_node(library: Library, error: Any) -> UnsupportedNode:
     matches = [match for pattern in _ASSERTIONS if (match := pattern.fullmatch(facts.text))]
     reason = " ".join((matches[0]["text"] if matches else facts.text).split())
     return UnsupportedNode(
-        index=facts.index, name=facts.name, operator=facts.operator, reason=reason, functions=facts.functions
+        index=facts.index,
+        name=facts.name,
+        operator=facts.operator,
+        reason=reason,
+        functions=facts.functions,
     )

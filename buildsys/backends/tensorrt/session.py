@@ -45,7 +45,9 @@ class TensorRtSession:
                 self._engine = self._runtime.deserialize_cuda_engine(engine_file.read_bytes())
                 if self._engine is None:
                     raise load_failure(engine_file.name, messages, library.release)
-                settings = self._open.enter_context(version_adapter.runtime_cache(library, self._engine, kernels))
+                settings = self._open.enter_context(
+                    version_adapter.runtime_cache(library, self._engine, kernels)
+                )
                 arguments = () if settings is None else (settings,)
                 self._context = self._engine.create_execution_context(*arguments)
                 if self._context is None:
@@ -59,7 +61,9 @@ class TensorRtSession:
         self._outputs = [name for name in names if engine.get_tensor_mode(name) == modes.OUTPUT]
         self._dtypes = DTYPES.words(library)
         formats = FORMATS.words(library)
-        self._layouts = {name: formats.get(engine.get_tensor_format(name), LINEAR) for name in names}
+        self._layouts = {
+            name: formats.get(engine.get_tensor_format(name), LINEAR) for name in names
+        }
         self._buffers: list[Buffer] = []
         self._host: list[Array] = []  # keeps what the engine reads from host memory alive
         self._results: dict[str, tuple[Buffer, tuple[int, ...]]] = {}
@@ -70,13 +74,20 @@ class TensorRtSession:
     @property
     def profiles(self) -> list[Profile]:
         """Return the optimization profiles: the ranges of the shapes of all inputs, also of fixed ones."""
-        count = self._engine.num_optimization_profiles  # at least one, also where all shapes are fixed
-        return [{name: self._range(name, profile) for name in self._inputs} for profile in range(count)]
+        count = (
+            self._engine.num_optimization_profiles
+        )  # at least one, also where all shapes are fixed
+        return [
+            {name: self._range(name, profile) for name in self._inputs} for profile in range(count)
+        ]
 
     def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:
         """Return the outputs by name, copied back from the GPU; ``profile`` is the first that fits when not given."""
         self.bind(inputs, profile)()
-        results = {**self._results, **{name: (made.buffer, made.shape) for name, made in self._value_shaped.items()}}
+        results = {
+            **self._results,
+            **{name: (made.buffer, made.shape) for name, made in self._value_shaped.items()},
+        }
         with self._device.current():
             return {name: self._fetch(name, *results[name]) for name in self._outputs}
 
@@ -92,7 +103,9 @@ class TensorRtSession:
                 self._set_input(name, inputs[name])
             unknown = self._context.infer_shapes()
             if unknown:
-                raise StageError(f"the engine cannot tell its shapes: {messages.sentence(', '.join(unknown))}")
+                raise StageError(
+                    f"the engine cannot tell its shapes: {messages.sentence(', '.join(unknown))}"
+                )
             for name in self._outputs:
                 self._set_output(name)
         return self._execute
@@ -113,7 +126,9 @@ class TensorRtSession:
         """
         inspector = self._engine.create_engine_inspector()
         times = self._layer_times()
-        inspector.execution_context = self._context  # TensorRT 8.6 knows formats only where all shapes are known
+        inspector.execution_context = (
+            self._context
+        )  # TensorRT 8.6 knows formats only where all shapes are known
         text = inspector.get_engine_information(self._library.trt.LayerInformationFormat.JSON)
         layers = read_layers(text, precision)
         return {
@@ -142,7 +157,9 @@ class TensorRtSession:
             values = np.zeros(span["opt"], _numpy_dtype(self._dtype(name)))
             if "opt_values" in span:
                 values = np.array(span["opt_values"], values.dtype).reshape(span["opt"])
-            elif self._engine.is_shape_inference_io(name):  # TensorRT 8.6 crashes where zeros decide shapes
+            elif self._engine.is_shape_inference_io(
+                name
+            ):  # TensorRT 8.6 crashes where zeros decide shapes
                 raise StageError(f"which values {name} usually has is not known")
             found[name] = Tensor(values, self._dtype(name))
         return found
@@ -164,7 +181,9 @@ class TensorRtSession:
 
     def memory_figures(self) -> Figures:
         """Return the memory that a context of the engine needs beside the weights."""
-        return {"device_memory_bytes": version_adapter.device_memory_bytes(self._library, self._engine)}
+        return {
+            "device_memory_bytes": version_adapter.device_memory_bytes(self._library, self._engine)
+        }
 
     def twin(self) -> TensorRtSession:
         """Return another session of this engine, with a context, a stream and buffers of its own.
@@ -173,15 +192,27 @@ class TensorRtSession:
         """
         twin = copy(self)
         twin._device, twin._open, twin._flights = Device(0), ExitStack(), None
-        twin._buffers, twin._host, twin._results, twin._value_shaped, twin._uploaded = [], [], {}, {}, {}
+        twin._buffers, twin._host, twin._results, twin._value_shaped, twin._uploaded = (
+            [],
+            [],
+            {},
+            {},
+            {},
+        )
         with twin._device.current(), self._log.collected() as messages:
             twin._context = self._engine.create_execution_context()
         if twin._context is None:
             twin._device.close()
-            raise StageError(messages.sentence("there is no other execution context of this engine"))
-        if twin._context.active_optimization_profile < 0:  # choosing one that is taken crashes TensorRT 8.6.0
+            raise StageError(
+                messages.sentence("there is no other execution context of this engine")
+            )
+        if (
+            twin._context.active_optimization_profile < 0
+        ):  # choosing one that is taken crashes TensorRT 8.6.0
             twin.close()
-            raise StageError("an optimization profile of this engine serves one inference at a time")
+            raise StageError(
+                "an optimization profile of this engine serves one inference at a time"
+            )
         return twin
 
     @property
@@ -197,7 +228,10 @@ class TensorRtSession:
     @property
     def computed(self) -> list[Buffer]:
         """Return where the outputs of the bound inputs lie on the device."""
-        return [*(buffer for buffer, _ in self._results.values()), *(out.buffer for out in self._value_shaped.values())]
+        return [
+            *(buffer for buffer, _ in self._results.values()),
+            *(out.buffer for out in self._value_shaped.values()),
+        ]
 
     @property
     def log(self) -> Log:
@@ -223,7 +257,9 @@ class TensorRtSession:
                 for output in self._value_shaped.values():
                     if output.failure:
                         raise output.failure
-                raise StageError(f"the engine did not run: {messages.sentence('TensorRT gives no reason')}")
+                raise StageError(
+                    f"the engine did not run: {messages.sentence('TensorRT gives no reason')}"
+                )
             self._device.synchronize()
 
     def _choose_profile(self, inputs: Mapping[str, Tensor], asked: int | None) -> None:
@@ -231,9 +267,13 @@ class TensorRtSession:
         fitting = [number for number, ranges in enumerate(profiles) if _fits(ranges, inputs)]
         shapes = {name: given.shape for name, given in inputs.items()}
         if asked is not None and not 0 <= asked < len(profiles):
-            raise StageError(f"the engine has no optimization profile {asked}, only {len(profiles)}")
+            raise StageError(
+                f"the engine has no optimization profile {asked}, only {len(profiles)}"
+            )
         if asked is not None and asked not in fitting:
-            raise StageError(f"the optimization profile {asked} of the engine does not hold the shapes {shapes}")
+            raise StageError(
+                f"the optimization profile {asked} of the engine does not hold the shapes {shapes}"
+            )
         if not fitting:
             raise StageError(f"no optimization profile of the engine holds the shapes {shapes}")
         chosen = fitting[0] if asked is None else asked
@@ -243,12 +283,19 @@ class TensorRtSession:
             self._device.synchronize()
 
     def _range(self, name: str, profile: int) -> dict[str, tuple[int, ...]]:
-        low, usual, high = (tuple(point) for point in self._engine.get_tensor_profile_shape(name, profile))
+        low, usual, high = (
+            tuple(point) for point in self._engine.get_tensor_profile_shape(name, profile)
+        )
         span = {"min": low, "opt": usual, "max": high}
         values = version_adapter.profile_values(self._library, self._engine, name, profile) or []
-        if any(len(each) != np.prod(shape) for each, shape in zip(values, span.values(), strict=False)):
+        if any(
+            len(each) != np.prod(shape) for each, shape in zip(values, span.values(), strict=False)
+        ):
             return span  # TensorRT 8.6 tells one value of several
-        return {**span, **{f"{point}_values": each for point, each in zip(span, values, strict=False)}}
+        return {
+            **span,
+            **{f"{point}_values": each for point, each in zip(span, values, strict=False)},
+        }
 
     def _set_input(self, name: str, value: Tensor) -> None:
         values = _as_dtype(name, value, self._dtype(name))
@@ -269,7 +316,9 @@ class TensorRtSession:
         shape = tuple(self._context.get_tensor_shape(name))
         itemsize = _numpy_dtype(self._dtype(name)).itemsize
         if any(size < 0 for size in shape):
-            self._value_shaped[name] = output = ValueShapedOutput(self._library, self._device, itemsize)
+            self._value_shaped[name] = output = ValueShapedOutput(
+                self._library, self._device, itemsize
+            )
             if not self._context.set_output_allocator(name, output.allocator):
                 raise StageError(f"the engine does not take memory for {name} while it runs")
             return
@@ -292,14 +341,18 @@ class TensorRtSession:
     def _dtype(self, name: str) -> str:
         dtype = self._dtypes[self._engine.get_tensor_dtype(name)]
         if dtype in _PACKED:
-            raise StageError(f"{name} is a tensor of {dtype}, which this backend does not pass in or out")
+            raise StageError(
+                f"{name} is a tensor of {dtype}, which this backend does not pass in or out"
+            )
         return dtype
 
     def _new_buffer(self, name: str, size_bytes: int) -> Buffer:
         try:
             buffer = self._device.allocate(size_bytes)
         except StageError as failure:
-            raise StageError(f"there is no memory for {name}: {failure.problem}", failure.hint) from failure
+            raise StageError(
+                f"there is no memory for {name}: {failure.problem}", failure.hint
+            ) from failure
         self._buffers.append(buffer)
         return buffer
 
@@ -334,7 +387,9 @@ def _fits(ranges: Profile, inputs: Mapping[str, Tensor]) -> bool:
 
 
 def _is_within(sizes: tuple[int, ...], low: tuple[int, ...], high: tuple[int, ...]) -> bool:
-    return len(low) == len(sizes) and all(a <= n <= b for a, n, b in zip(low, sizes, high, strict=True))
+    return len(low) == len(sizes) and all(
+        a <= n <= b for a, n, b in zip(low, sizes, high, strict=True)
+    )
 
 
 def _numpy_dtype(dtype: str) -> np.dtype[np.generic]:
@@ -351,6 +406,8 @@ def _as_dtype(name: str, given: Tensor, dtype: str) -> Array:
     values = given.values()
     found = tensor_of(values, dtype).array
     if values.dtype.kind in "iu" and not np.array_equal(found, values):
-        text = f"the input {name} has values beyond {dtype}, which the engine takes for {given.dtype}"
+        text = (
+            f"the input {name} has values beyond {dtype}, which the engine takes for {given.dtype}"
+        )
         raise StageError(text, "give it smaller numbers, or build it with a later TensorRT")
     return found

@@ -36,7 +36,10 @@ def packed(array: Array, layout: str) -> Array:
         return array
     chosen = _chosen(layout, array.shape)
     axis = array.ndim - 1 - chosen.spatial
-    padding = [(0, -array.shape[axis] % chosen.multiple if index == axis else 0) for index in range(array.ndim)]
+    padding = [
+        (0, -array.shape[axis] % chosen.multiple if index == axis else 0)
+        for index in range(array.ndim)
+    ]
     filled = np.pad(array, padding) if any(after for _, after in padding) else array
     if not chosen.is_blocked:
         return np.ascontiguousarray(np.moveaxis(filled, axis, -1))
@@ -77,5 +80,7 @@ def _chosen(layout: str, shape: tuple[int, ...]) -> _Layout:
     if found is None:
         raise StageError(f"tensors in the format {layout} cannot be passed in or out here")
     if len(shape) <= found.spatial:
-        raise StageError(f"a tensor of shape {list(shape)} has no channels, which the format {layout} arranges")
+        raise StageError(
+            f"a tensor of shape {list(shape)} has no channels, which the format {layout} arranges"
+        )
     return found

@@ -30,7 +30,9 @@ def use_timing_cache(library: Library, config: Any, file: Path | None, messages:
         messages.warnings.append(problem)
     with log_of(library).collected() as found:
         # the file is of this GPU by its name; TensorRT 8.6 refuses its own where it cannot read the part of Myelin
-        if not config.set_timing_cache(timing_cache, False) and not _is_taken(config, timing_cache, found):
+        if not config.set_timing_cache(timing_cache, False) and not _is_taken(
+            config, timing_cache, found
+        ):
             reason = found.sentence("it was made by another TensorRT or for another GPU")
             messages.warnings.append(f"the timing cache {file.name} is not used: {reason}")
             config.set_timing_cache(config.create_timing_cache(b""), False)
@@ -47,7 +49,13 @@ def keep_timing_cache(library: Library, config: Any, file: Path | None) -> Figur
     content = bytes(timing_cache.serialize())
     if len(content) != before:  # the order of its entries differs from time to time
         _write(file, content)
-    return {"timing_cache": {"sha256": sha256_of(file), "bytes": len(content), "added_bytes": len(content) - before}}
+    return {
+        "timing_cache": {
+            "sha256": sha256_of(file),
+            "bytes": len(content),
+            "added_bytes": len(content) - before,
+        }
+    }
 
 
 def merge_timing_caches(library: Library, files: Sequence[Path], merged: Path) -> list[str]:
@@ -61,7 +69,9 @@ def merge_timing_caches(library: Library, files: Sequence[Path], merged: Path) -
         builder = new_builder(library)
         config = builder.create_builder_config()
         if messages.errors:
-            raise StageError(f"{library.title} cannot merge timing caches here: {messages.sentence('')}")
+            raise StageError(
+                f"{library.title} cannot merge timing caches here: {messages.sentence('')}"
+            )
         warnings: list[str] = []
         total: Any = None
         for file in files:
@@ -73,7 +83,10 @@ def merge_timing_caches(library: Library, files: Sequence[Path], merged: Path) -
             warnings += [problem] if problem else []
             total = timing_cache if total is None and not problem else total
         if total is None:
-            names, reasons = ", ".join(file.name for file in files), "; ".join(dict.fromkeys(warnings))
+            names, reasons = (
+                ", ".join(file.name for file in files),
+                "; ".join(dict.fromkeys(warnings)),
+            )
             raise StageError(f"none of the timing caches {names} can be used: {reasons}")
         _write(merged, bytes(total.serialize()))
     return warnings
@@ -87,9 +100,17 @@ def _read(library: Library, config: Any, file: Path) -> tuple[Any, str]:
         timing_cache = config.create_timing_cache(file.read_bytes())
     if _is_of_myelin(found) and timing_cache is not None and _entries_bytes(config, timing_cache):
         return timing_cache, ""
-    if timing_cache is None or found.errors or (found.warnings and not bytes(timing_cache.serialize())):
-        reason = "; ".join(dict.fromkeys([*found.errors, *found.warnings])) or "TensorRT cannot read it"
-        return config.create_timing_cache(b""), f"the timing cache {file.name} is broken and starts empty: {reason}"
+    if (
+        timing_cache is None
+        or found.errors
+        or (found.warnings and not bytes(timing_cache.serialize()))
+    ):
+        reason = (
+            "; ".join(dict.fromkeys([*found.errors, *found.warnings])) or "TensorRT cannot read it"
+        )
+        return config.create_timing_cache(
+            b""
+        ), f"the timing cache {file.name} is broken and starts empty: {reason}"
     return timing_cache, ""
 
 

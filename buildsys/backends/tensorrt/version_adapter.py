@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from buildsys.backends.tensorrt.enum_tables import CAPABILITIES, HARDWARE, TILING, either
-from buildsys.backends.tensorrt.library import RTX, SINCE_10, TRT_8, TRT_10, TRT_11, UNTIL_10, Library
+from buildsys.backends.tensorrt.library import (
+    RTX,
+    SINCE_10,
+    TRT_8,
+    TRT_10,
+    TRT_11,
+    UNTIL_10,
+    Library,
+)
 from buildsys.backends.tensorrt.log import Phases
 from buildsys.errors import StageError
 
@@ -45,7 +53,9 @@ def create_network(library: Library, builder: Any, *, strong: bool) -> Any:
     """Return a new network whose batch is a dimension like any other, typed by its graph where it is ``strong``."""
     if library.generation == TRT_8:
         return builder.create_network(_explicit_batch(library))
-    return builder.create_network(_strongly_typed(library) if strong and library.generation == TRT_10 else 0)
+    return builder.create_network(
+        _strongly_typed(library) if strong and library.generation == TRT_10 else 0
+    )
 
 
 @only(TRT_8)
@@ -81,7 +91,9 @@ def _set_layer_precision(library: Library, layer: Any, dtype: Any) -> None:  # n
         layer.set_output_type(index, dtype)
 
 
-def profile_values(library: Library, engine: Any, name: str, profile: int) -> list[tuple[int, ...]] | None:
+def profile_values(
+    library: Library, engine: Any, name: str, profile: int
+) -> list[tuple[int, ...]] | None:
     """Return the values of an input at min, opt and max of a profile; None where its values decide nothing."""
     if not engine.is_shape_inference_io(name):
         return None
@@ -178,7 +190,9 @@ def check_plugin_machinery(library: Library) -> None:
     try:
         ctypes.CDLL(_PARSERS_LIBRARY)
     except OSError as error:
-        problem = f"TensorRT-RTX looks for {_PARSERS_LIBRARY} when a graph has plugins, and there is none"
+        problem = (
+            f"TensorRT-RTX looks for {_PARSERS_LIBRARY} when a graph has plugins, and there is none"
+        )
         hint = "put a folder with a link of this name to its library on LD_LIBRARY_PATH, as the workers have it"
         raise StageError(problem, hint) from error
 
@@ -229,13 +243,19 @@ def _register_own_plugins(library: Library, logger: Any) -> None:
 def check_python_plugins(library: Library, file: str) -> None:
     """Raise StageError where the library takes no plugins that are written in Python."""
     if library.generation not in SINCE_10:
-        problem = f"{file}: {library.release} takes no plugins written in Python ({either(SINCE_10)} can)"
+        problem = (
+            f"{file}: {library.release} takes no plugins written in Python ({either(SINCE_10)} can)"
+        )
         raise StageError(problem, "build the plugin as a shared library")
 
 
 def monitor_progress(library: Library, config: Any, report: Callable[[str], None]) -> Any:
     """Report the phases of a build, where TensorRT tells them; return what must live until its end."""
-    return _progress_monitor(library, config, Phases(report)) if library.generation in SINCE_10 else None
+    return (
+        _progress_monitor(library, config, Phases(report))
+        if library.generation in SINCE_10
+        else None
+    )
 
 
 @only(TRT_10, TRT_11, RTX)
@@ -290,7 +310,11 @@ def _error_node(library: Library, error: Any) -> tuple[str, str, tuple[str, ...]
 
 def device_memory_bytes(library: Library, engine: Any) -> int:
     """Return the memory that an execution context needs beside the weights."""
-    return int(_memory_v2(library, engine) if library.generation in SINCE_10 else _memory_v1(library, engine))
+    return int(
+        _memory_v2(library, engine)
+        if library.generation in SINCE_10
+        else _memory_v1(library, engine)
+    )
 
 
 @only(TRT_10, TRT_11, RTX)
@@ -328,7 +352,9 @@ def set_tiling(library: Library, config: Any, level: str, l2_limit_bytes: int | 
 
 
 @only(TRT_10, TRT_11, RTX)
-def _set_tiling_level(library: Library, config: Any, level: str, l2_limit_bytes: int | None) -> None:
+def _set_tiling_level(
+    library: Library, config: Any, level: str, l2_limit_bytes: int | None
+) -> None:
     config.tiling_optimization_level = TILING.of(library, level)
     if l2_limit_bytes is not None:
         config.l2_limit_for_tiling = l2_limit_bytes

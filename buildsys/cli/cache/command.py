@@ -33,29 +33,44 @@ def show(root: Path, options: Options) -> tuple[str, int]:
     quarantined = sum(1 for _ in store.folder.glob("quarantine/*"))
     total = sum(row.bytes for row in found)
     if options["json"]:
-        rows = {row.stage or "unreferenced": {"actions": row.actions, "bytes": row.bytes} for row in found}
+        rows = {
+            row.stage or "unreferenced": {"actions": row.actions, "bytes": row.bytes}
+            for row in found
+        }
         more = {"quarantined": quarantined, "timing_caches": timings.facts()}
         return _json(folder=str(store.folder), stages=rows, bytes=total, **more), 0
-    cells = [(row.stage or "named by no record", count(row.actions), size(row.bytes)) for row in found if row.bytes]
+    cells = [
+        (row.stage or "named by no record", count(row.actions), size(row.bytes))
+        for row in found
+        if row.bytes
+    ]
     text = f"{store.folder}: {size(total)}\n"
     if cells:
         text += "\n".join(table(("stage", "records>", "size>"), cells)) + "\n"
     if quarantined:
-        text += f"{count(quarantined)} in quarantine: {store.folder / 'quarantine'} (safe to delete)\n"
+        text += (
+            f"{count(quarantined)} in quarantine: {store.folder / 'quarantine'} (safe to delete)\n"
+        )
     return text + timings.text(), 0
 
 
 def verify(root: Path, options: Options) -> tuple[str, int]:
     """Read the whole store; return what is damaged."""
     store = _store(root)
-    problems = _reading(store, lambda: collecting.verify(store, _tell_progress)) + TimingFolder.of(root).verified()
+    problems = (
+        _reading(store, lambda: collecting.verify(store, _tell_progress))
+        + TimingFolder.of(root).verified()
+    )
     code = _DAMAGED if problems else 0
     if options["json"]:
         return _json(folder=str(store.folder), damaged=problems), code
     if not problems:
         return f"{store.folder}: everything is what its name says\n", code
     lines = "".join(f"{problem}\n" for problem in problems)
-    return f"{lines}{count(len(problems))} put into quarantine; what needs them is built again\n", code
+    return (
+        f"{lines}{count(len(problems))} put into quarantine; what needs them is built again\n",
+        code,
+    )
 
 
 def collect(root: Path, options: Options) -> tuple[str, int]:
@@ -72,24 +87,48 @@ def collect(root: Path, options: Options) -> tuple[str, int]:
     found = _reading(
         store,
         lambda: collecting.collect(
-            store, unused_for_s=older_than, max_bytes=max_size, reached=reached.records, dry_run=dry_run
+            store,
+            unused_for_s=older_than,
+            max_bytes=max_size,
+            reached=reached.records,
+            dry_run=dry_run,
         ),
     )
-    timings = TimingFolder.of(root).collected(wanted, older_than, by_size=max_size is not None, dry_run=dry_run)
+    timings = TimingFolder.of(root).collected(
+        wanted, older_than, by_size=max_size is not None, dry_run=dry_run
+    )
     if options["json"]:
-        return _json(folder=str(store.folder), dry_run=dry_run, **asdict(found), timing_caches=asdict(timings)), 0
+        return _json(
+            folder=str(store.folder),
+            dry_run=dry_run,
+            **asdict(found),
+            timing_caches=asdict(timings),
+        ), 0
     done = "would remove" if dry_run else "removed"
     freed = f"{done} {count(len(found.actions))} records and {count(found.objects)} files, {size(found.bytes)}"
     plural = "s" * (timings.files != 1)
-    more = f"{done} {count(timings.files)} timing cache{plural}, {size(timings.bytes)}\n" if timings.files else ""
+    more = (
+        f"{done} {count(timings.files)} timing cache{plural}, {size(timings.bytes)}\n"
+        if timings.files
+        else ""
+    )
     return f"{freed}; {count(found.kept_actions)} records stay, {size(found.kept_bytes)}\n{more}", 0
 
 
 def _recorded_timings(store: Store, reached: Callable[[Record], bool]) -> set[str]:
     """Return the digests of the timing caches that engines of the manifests were built with: one may yet be pinned."""
-    found = [stored.record.figures.get("timing_cache") for stored in store.actions() if reached(stored.record)]
+    found = [
+        stored.record.figures.get("timing_cache")
+        for stored in store.actions()
+        if reached(stored.record)
+    ]
     used = [figures for figures in found if isinstance(figures, Mapping)]
-    return {str(figures[name]) for figures in used for name in ("digest", "grown_digest") if name in figures}
+    return {
+        str(figures[name])
+        for figures in used
+        for name in ("digest", "grown_digest")
+        if name in figures
+    }
 
 
 def _store(root: Path) -> Store:
@@ -100,7 +139,9 @@ def _reading(store: Store, work: Callable[[], T]) -> T:
     try:
         return work()
     except OSError as error:
-        raise UsageError(f"cannot use the store {store.folder}: {error.strerror or error}") from error
+        raise UsageError(
+            f"cannot use the store {store.folder}: {error.strerror or error}"
+        ) from error
 
 
 def _quantity(parse: Callable[[object], T], text: str, option: str) -> T | None:

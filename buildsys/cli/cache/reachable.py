@@ -22,7 +22,13 @@ from buildsys.store.file_digests import DigestMemo
 from buildsys.store.ledger import ImportMemo, Record
 from buildsys.store.state_db import StateDb
 
-_GIVEN = ("config", "source", "weights", "inputs", "outputs")  # kinds of parts that come from the repository
+_GIVEN = (
+    "config",
+    "source",
+    "weights",
+    "inputs",
+    "outputs",
+)  # kinds of parts that come from the repository
 _INPUT = "input:"
 Given = frozenset[tuple[str, str]]
 
@@ -48,7 +54,9 @@ def reached_by(root: Path, revisions: Sequence[str]) -> Reached:
         with project_at(project, revision) as at:
             reached |= set(_given(at.project))
             pins |= _pins(at.project)
-    return Reached(lambda record: (record.target, _given_of(record.parts)) in reached, frozenset(pins))
+    return Reached(
+        lambda record: (record.target, _given_of(record.parts)) in reached, frozenset(pins)
+    )
 
 
 def _pins(project: Project) -> set[str]:
@@ -68,15 +76,24 @@ def builds_of(
     from buildsys.cli.git_revision import project_at
 
     with project_at(project, revision) as at:
-        actions = ProjectPlan(at.project.models, builder_versions(at.project.root, project.state)).of(model_of(target))
-        return _Builds(actions, dict(_given(at.project, actions)), records).of(target) if target in actions else None
+        actions = ProjectPlan(
+            at.project.models, builder_versions(at.project.root, project.state)
+        ).of(model_of(target))
+        return (
+            _Builds(actions, dict(_given(at.project, actions)), records).of(target)
+            if target in actions
+            else None
+        )
 
 
 class _Builds:
     """The recorded builds of a model's targets that fit their actions, and the files that they made."""
 
     def __init__(
-        self, actions: Mapping[str, Action], given: Mapping[str, Given], records: Callable[[str], Sequence[Record]]
+        self,
+        actions: Mapping[str, Action],
+        given: Mapping[str, Given],
+        records: Callable[[str], Sequence[Record]],
     ) -> None:
         self._actions = actions
         self._given = given
@@ -86,26 +103,44 @@ class _Builds:
     def of(self, target: str) -> list[Record]:
         """Return the builds of one target."""
         if target not in self._found:
-            made = [record.files for needed in self._actions[target].after for record in self.of(needed)]
+            made = [
+                record.files for needed in self._actions[target].after for record in self.of(needed)
+            ]
             files = {(path, file.digest) for outputs in made for path, file in outputs.items()}
-            self._found[target] = [record for record in self._records(target) if self._fits(target, record, files)]
+            self._found[target] = [
+                record for record in self._records(target) if self._fits(target, record, files)
+            ]
         return self._found[target]
 
     def _fits(self, target: str, record: Record, made: set[tuple[str, str]]) -> bool:
         if _given_of(record.parts) != self._given[target]:
             return False
-        inputs = (part for part in record.parts.items() if part[0].startswith(_INPUT) and part[1] != ABSENT)
+        inputs = (
+            part
+            for part in record.parts.items()
+            if part[0].startswith(_INPUT) and part[1] != ABSENT
+        )
         return all((label.removeprefix(_INPUT), digest) in made for label, digest in inputs)
 
 
-def _given(project: Project, actions: Mapping[str, Action] | None = None) -> Iterable[tuple[str, Given]]:
-    actions = ProjectPlan(project.models, builder_versions(project.root, project.state)) if actions is None else actions
+def _given(
+    project: Project, actions: Mapping[str, Action] | None = None
+) -> Iterable[tuple[str, Given]]:
+    actions = (
+        ProjectPlan(project.models, builder_versions(project.root, project.state))
+        if actions is None
+        else actions
+    )
     with tempfile.TemporaryDirectory(prefix="buildsys-") as folder:
         db = StateDb(Path(folder) / "state.db")
         survey = Surveyor(project.root, project.build, DigestMemo(db), ImportMemo(db))
-        yield from ((target, _given_of(survey.snapshot(action).parts)) for target, action in actions.items())
+        yield from (
+            (target, _given_of(survey.snapshot(action).parts)) for target, action in actions.items()
+        )
         db.close()
 
 
 def _given_of(parts: Mapping[str, str]) -> Given:
-    return frozenset((label, value) for label, value in parts.items() if label.partition(":")[0] in _GIVEN)
+    return frozenset(
+        (label, value) for label, value in parts.items() if label.partition(":")[0] in _GIVEN
+    )

@@ -34,7 +34,10 @@ class TimingFolder:
 
     def facts(self) -> dict[str, Any]:
         """Return what it holds, for programs."""
-        return {"folder": str(self.folder), **asdict(self._reading(lambda: garbage_collection.usage(self.folder)))}
+        return {
+            "folder": str(self.folder),
+            **asdict(self._reading(lambda: garbage_collection.usage(self.folder))),
+        }
 
     def text(self) -> str:
         """Return what it holds as a line, nothing where there are none."""
@@ -64,7 +67,11 @@ class TimingFolder:
             return garbage_collection.Collected(0, 0)
         return self._reading(
             lambda: garbage_collection.collect(
-                self.folder, wanted=wanted, unused_for_s=unused_for_s, ours_alone=self.ours_alone, dry_run=dry_run
+                self.folder,
+                wanted=wanted,
+                unused_for_s=unused_for_s,
+                ours_alone=self.ours_alone,
+                dry_run=dry_run,
             )
         )
 
@@ -72,4 +79,6 @@ class TimingFolder:
         try:
             return work()
         except OSError as error:
-            raise UsageError(f"cannot use the timing caches in {self.folder}: {error.strerror or error}") from error
+            raise UsageError(
+                f"cannot use the timing caches in {self.folder}: {error.strerror or error}"
+            ) from error

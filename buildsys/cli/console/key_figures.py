@@ -95,7 +95,9 @@ def _latency(case: Figures) -> str:
     graph = contenders.get(ENGINE_CUDA_GRAPH)
     if graph is None or graph is own:
         return text
-    return f"{text}; CUDA graph p50 {formatting.significant(graph['p50_ms'])} ms{_by_the_gpu(graph)}"
+    return (
+        f"{text}; CUDA graph p50 {formatting.significant(graph['p50_ms'])} ms{_by_the_gpu(graph)}"
+    )
 
 
 def _by_the_gpu(contender: Figures) -> str:

@@ -42,7 +42,9 @@ def write_page(out: TextIO, entries: Iterable[Entry], closing: Sequence[str]) ->
     out.writelines(f"{line}\n" for line in closing)
 
 
-def _write_with_rich(out: TextIO, entries: Iterable[Entry], closing: Iterable[str], width: int) -> None:
+def _write_with_rich(
+    out: TextIO, entries: Iterable[Entry], closing: Iterable[str], width: int
+) -> None:
     from rich.console import Console
     from rich.padding import Padding
     from rich.table import Table
@@ -55,7 +57,11 @@ def _write_with_rich(out: TextIO, entries: Iterable[Entry], closing: Iterable[st
         row.add_column(overflow="fold", no_wrap=bool(entry.remark))
         row.add_column(overflow="fold")
         gap = (0, 0, 0, 2 if entry.remark else 0)
-        row.add_row(Text(entry.word, _STYLES.get(entry.word, "")), Text(entry.text), Padding(Text(entry.remark), gap))
+        row.add_row(
+            Text(entry.word, _STYLES.get(entry.word, "")),
+            Text(entry.text),
+            Padding(Text(entry.remark), gap),
+        )
         console.print(row)
         for line in entry.details:
             console.print(Padding(Text(line, overflow="fold"), (0, 0, 0, width + 2)))

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _MARKS = {"passed": "✓", "restored": "✓", "fresh": "✓", "unavailable": "-", "failed": "✗"}
-_STYLES = {"passed": "green", "restored": "cyan", "fresh": "green", "unavailable": "yellow", "failed": "bold red"}
+_STYLES = {
+    "passed": "green",
+    "restored": "cyan",
+    "fresh": "green",
+    "unavailable": "yellow",
+    "failed": "bold red",
+}
 _WORDS = {"passed": "done"}
 _FIRST_TIME = "never built"  # the executor's words
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -36,7 +42,9 @@ class Screen(Protocol):
         """Leave the terminal as it was found."""
 
 
-def open_screen(out: TextIO, running: Callable[[], Iterable[Line]], tally: Callable[[], str]) -> Screen:
+def open_screen(
+    out: TextIO, running: Callable[[], Iterable[Line]], tally: Callable[[], str]
+) -> Screen:
     """Return a live display where ``out`` is a terminal that can show one, else plain lines."""
     if out.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
         return LiveScreen(out, running, tally)
@@ -61,7 +69,9 @@ class PlainScreen:
         """Write how a target ended, how long it took, and why unless it passed."""
         word = _WORDS.get(line.status, line.status)
         reason, *list_below = line.reason.splitlines() or [""]
-        self._write(word, line.target, "" if line.seconds is None else f"{line.seconds:.1f}s", reason)
+        self._write(
+            word, line.target, "" if line.seconds is None else f"{line.seconds:.1f}s", reason
+        )
         for below in list_below:
             self._write("", below)
         if line.status == "failed" and line.log:
@@ -78,7 +88,9 @@ class PlainScreen:
 class LiveScreen:
     """Finished targets as lines that stay; below them, redrawn, those that run with time and last message."""
 
-    def __init__(self, out: TextIO, running: Callable[[], Iterable[Line]], tally: Callable[[], str]) -> None:
+    def __init__(
+        self, out: TextIO, running: Callable[[], Iterable[Line]], tally: Callable[[], str]
+    ) -> None:
         from rich.console import Console
         from rich.live import Live
 
@@ -112,7 +124,9 @@ class LiveScreen:
 
         took = "" if line.seconds is None else duration(line.seconds)
         list_below: list[str] = []
-        text = Text.assemble((_MARKS[line.status], _STYLES[line.status]), f" {line.target}  ", (took, "cyan"))
+        text = Text.assemble(
+            (_MARKS[line.status], _STYLES[line.status]), f" {line.target}  ", (took, "cyan")
+        )
         why = _worth_telling(line.why)
         if line.status == "restored":
             text.append("from the store", "dim")
@@ -145,7 +159,12 @@ class LiveScreen:
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         for line in self._running():
             elapsed, told = duration(now - line.began), line.message or _worth_telling(line.why)
-            table.add_row(_FRAMES[int(now * 8) % len(_FRAMES)], line.target, Text(elapsed, "cyan"), Text(told, "dim"))
+            table.add_row(
+                _FRAMES[int(now * 8) % len(_FRAMES)],
+                line.target,
+                Text(elapsed, "cyan"),
+                Text(told, "dim"),
+            )
         table.add_row("", Text(self._tally(), "dim"))
         return table
 

@@ -53,8 +53,12 @@ class Reporter:
 
     def initialize(self, tasks: Mapping[str, Any], selected_tasks: Sequence[str]) -> None:
         """Note all targets that this run may come to."""
-        self._lines = {target: self._line(target) for target in self._reachable(tasks, selected_tasks)}
-        self._lines.update((target, self._line(target, "fresh")) for target in self.session.settled_targets)
+        self._lines = {
+            target: self._line(target) for target in self._reachable(tasks, selected_tasks)
+        }
+        self._lines.update(
+            (target, self._line(target, "fresh")) for target in self.session.settled_targets
+        )
         self.session.progress = self._progress
         self.session.waits = self._waits
         self._handle(signal.SIGTERM, _terminate)
@@ -78,10 +82,22 @@ class Reporter:
         if line is None or finished is None:
             return
         with self._lock:
-            line.status = "fresh" if finished.elsewhere else "restored" if finished.restored else finished.status
+            line.status = (
+                "fresh"
+                if finished.elsewhere
+                else "restored"
+                if finished.restored
+                else finished.status
+            )
             unrun = finished.elsewhere or finished.restored
-            line.seconds = None if unrun else finished.seconds  # without waiting for other benchmarks
-            told = ("built by another run meanwhile", "") if finished.elsewhere else (finished.reason, finished.hint)
+            line.seconds = (
+                None if unrun else finished.seconds
+            )  # without waiting for other benchmarks
+            told = (
+                ("built by another run meanwhile", "")
+                if finished.elsewhere
+                else (finished.reason, finished.hint)
+            )
             line.reason = with_hint(*told)
             self._open_screen().ended(line)
 
@@ -157,7 +173,9 @@ class Reporter:
             self._out.write("interrupted: what had passed stays, the rest runs next time\n")
         self._out.flush()
 
-    def _left_behind(self, lines: Sequence[Line], *, stopped: bool, broken: bool) -> Sequence[LeftBehind]:
+    def _left_behind(
+        self, lines: Sequence[Line], *, stopped: bool, broken: bool
+    ) -> Sequence[LeftBehind]:
         """Return what is left of earlier passes in models in which a target failed or did not get its turn."""
         if not broken and not any(line.status == "failed" for line in lines):
             return ()  # with `-s` what a target needs is not run, and all is well
@@ -172,7 +190,9 @@ class Reporter:
         return after_failure(self.session, dict.fromkeys(short))
 
     def _handle(self, number: signal.Signals, handler: Callable[..., NoReturn]) -> None:
-        if threading.current_thread() is threading.main_thread():  # Python takes signals nowhere else
+        if (
+            threading.current_thread() is threading.main_thread()
+        ):  # Python takes signals nowhere else
             self._handlers[number] = signal.signal(number, handler)
 
     def _line(self, target: str, status: str = "not run") -> Line:
@@ -192,7 +212,9 @@ class Reporter:
 
     def _needed(self, targets: Sequence[str]) -> str:
         """Return what a target waits for, of targets that did not pass: those that failed, not those behind them."""
-        failed = [name for name in targets if name in self._lines and self._lines[name].status == "failed"]
+        failed = [
+            name for name in targets if name in self._lines and self._lines[name].status == "failed"
+        ]
         return f"needs {', '.join(failed or targets[:1])}"
 
     def _note(self, target: str, status: str) -> None:
@@ -202,9 +224,13 @@ class Reporter:
     def _progress(self, target: str, message: str) -> None:
         if target in self._lines:
             self._lines[target].message = message
-        if not self._prepared:  # rich is loaded once the first worker works: not before, nor when all are done
+        if (
+            not self._prepared
+        ):  # rich is loaded once the first worker works: not before, nor when all are done
             self._prepared = True
-            threading.Thread(target=import_module, args=("buildsys.cli.console.run_summary",), daemon=True).start()
+            threading.Thread(
+                target=import_module, args=("buildsys.cli.console.run_summary",), daemon=True
+            ).start()
 
     def _waits(self, target: str, holder: str) -> None:
         with self._lock:
@@ -250,4 +276,6 @@ def _terminate(*_: int | FrameType | None) -> NoReturn:
 
 
 def _leave_at_once(*_: int | FrameType | None) -> NoReturn:
-    os._exit(INTERRUPTED)  # Ctrl-C a second time: workers end by themselves once this process is gone
+    os._exit(
+        INTERRUPTED
+    )  # Ctrl-C a second time: workers end by themselves once this process is gone

@@ -28,7 +28,11 @@ _PLAIN_WIDTH = 120  # of tables in logs and pipes, unless COLUMNS says otherwise
 
 
 def tell_end(
-    out: TextIO, session: Session, lines: Sequence[Line], elapsed_s: float, left: Sequence[LeftBehind] = ()
+    out: TextIO,
+    session: Session,
+    lines: Sequence[Line],
+    elapsed_s: float,
+    left: Sequence[LeftBehind] = (),
 ) -> None:
     """Print what became of every target of the models in which anything ran, and what is ``left`` of earlier passes."""
     behind = {one.model: one for one in left}
@@ -70,11 +74,15 @@ def _by_model(lines: Iterable[Line]) -> Iterator[tuple[str, list[Line]]]:
     models: dict[str, list[Line]] = {}
     for line in lines:
         models.setdefault(line.model, []).append(line)
-    return ((model, rows) for model, rows in models.items() if any(row.status in ENDED for row in rows))
+    return (
+        (model, rows) for model, rows in models.items() if any(row.status in ENDED for row in rows)
+    )
 
 
 def _table(session: Session, model: str, lines: Iterable[Line]) -> Table:
-    table = Table(title=model, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False)
+    table = Table(
+        title=model, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False
+    )
     table.add_column("target", overflow="fold")
     table.add_column("status", no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
@@ -83,7 +91,12 @@ def _table(session: Session, model: str, lines: Iterable[Line]) -> Table:
         result = session.result(line.target) if line.status in (*ENDED, "fresh") else {}
         status = _status(line, result)
         seconds = "" if line.seconds is None else duration(line.seconds)
-        table.add_row(_name(line), Text(status, _STYLES.get(status, "dim")), seconds, _figure(line, status, result))
+        table.add_row(
+            _name(line),
+            Text(status, _STYLES.get(status, "dim")),
+            seconds,
+            _figure(line, status, result),
+        )
     return table
 
 
@@ -94,13 +107,17 @@ def _name(line: Line) -> str:
 def _status(line: Line, result: Mapping[str, Any]) -> str:
     """Return the line's status; what is up to date but could not run here is not called fresh."""
     return (
-        "unavailable" if line.status in ("fresh", "restored") and result.get("status") == "unavailable" else line.status
+        "unavailable"
+        if line.status in ("fresh", "restored") and result.get("status") == "unavailable"
+        else line.status
     )
 
 
 def _figure(line: Line, status: str, result: Mapping[str, Any]) -> Text:
     if status == "unavailable":
-        return Text(str(result.get("reason", "")) or line.reason)  # without the hint, which stands above
+        return Text(
+            str(result.get("reason", "")) or line.reason
+        )  # without the hint, which stands above
     if status in ("passed", "restored", "fresh") or status == result.get("status"):
         return Text(key_figure(line.stage, result))
     return Text("" if status == "failed" else line.reason)  # the reason of a failure has been told
@@ -111,7 +128,8 @@ def _warnings(session: Session, lines: Iterable[Line]) -> Iterator[str]:
     found = [
         f"{line.target}: {_shortened(str(text))}"
         for line in lines
-        if line.status in ("passed", "restored") and line.stage != "report"  # which repeats those of all others
+        if line.status in ("passed", "restored")
+        and line.stage != "report"  # which repeats those of all others
         for text in session.result(line.target).get("warnings") or ()
     ]
     yield from (f"warning: {text}" for text in found[:_WARNINGS])

@@ -15,7 +15,9 @@ class Line:
     model: str
     stage: str
     variant: str
-    status: str = "not run"  # not run | running | passed | restored | fresh | unavailable | failed | ignored
+    status: str = (
+        "not run"  # not run | running | passed | restored | fresh | unavailable | failed | ignored
+    )
     began: float = 0.0  # monotonic clock
     seconds: float | None = None
     why: str = ""  # why it runs

@@ -50,7 +50,9 @@ class Place:
         module = (self.modules or {})[backend]
         if not module.loads:
             told = "is not installed" if module.missing else f"does not load: {module.problem}"
-            return Ability("", f"{backend} {told}", self._install(backend, again=not module.missing))
+            return Ability(
+                "", f"{backend} {told}", self._install(backend, again=not module.missing)
+            )
         return _ABILITIES[backend](module, gpus, cuda)
 
     def _install(self, backend: str, *, again: bool) -> str:
@@ -70,7 +72,9 @@ def ask_toolchain(toolchain: Toolchain, within_s: float) -> Place:
     python = f"{found.identity.implementation} {found.identity.version}, {toolchain.python}"
     numpy = modules["numpy"]
     if not numpy.loads:
-        told = "has no numpy" if numpy.missing else f"has a numpy that does not load: {numpy.problem}"
+        told = (
+            "has no numpy" if numpy.missing else f"has a numpy that does not load: {numpy.problem}"
+        )
         problem = f"the toolchain {toolchain.name} {told}"
         return Place(toolchain, problem, f"{toolchain.pip} numpy", python, modules)
     return Place(toolchain, python=python, modules=modules)
@@ -82,10 +86,16 @@ def tell_backends(own: Place, gpus: Gpus, users: Mapping[str, Sequence[str]]) ->
         ability = own.ability(backend, gpus)
         module = (own.modules or {})[backend]
         engines = users.get(backend, ())
-        needed = f"needed by {counted(len(engines), 'engine')} here" if engines else "no engine of this project has it"
+        needed = (
+            f"needed by {counted(len(engines), 'engine')} here"
+            if engines
+            else "no engine of this project has it"
+        )
         facts = {"version": module.version, **(module.facts or {}), "engines": list(engines)}
         if ability.problem:
-            yield Finding("backend", backend, MISSING, f"{ability.problem}; {needed}", ability.mend, facts)
+            yield Finding(
+                "backend", backend, MISSING, f"{ability.problem}; {needed}", ability.mend, facts
+            )
         else:
             yield Finding("backend", backend, OK, f"{module.version}: {ability.text}", facts=facts)
 
@@ -103,11 +113,19 @@ def tell_toolchain(place: Place, gpus: Gpus, users: Mapping[str, Sequence[str]])
     abilities = {backend: place.ability(backend, gpus) for backend in wanted}
     lacking = [ability for ability in abilities.values() if ability.problem]
     if not wanted:
-        lacking = [Ability("", "it has the library of no backend", f"{place.toolchain.pip} tensorrt")]
+        lacking = [
+            Ability("", "it has the library of no backend", f"{place.toolchain.pip} tensorrt")
+        ]
     has = ", ".join(f"{module} {version}" for module, version in versions.items())
-    told = "; ".join(f"{backend} {ability.text}" for backend, ability in abilities.items() if not ability.problem)
-    text = "; ".join(part for part in (f"{place.python}: {has}", told, *(one.problem for one in lacking)) if part)
-    state, mend = (MISSING, next((one.mend for one in lacking if one.mend), "")) if lacking else (OK, "")
+    told = "; ".join(
+        f"{backend} {ability.text}" for backend, ability in abilities.items() if not ability.problem
+    )
+    text = "; ".join(
+        part for part in (f"{place.python}: {has}", told, *(one.problem for one in lacking)) if part
+    )
+    state, mend = (
+        (MISSING, next((one.mend for one in lacking if one.mend), "")) if lacking else (OK, "")
+    )
     return Finding("toolchain", name, state, text, mend, facts)
 
 
@@ -123,7 +141,9 @@ def _onnxruntime(module: Module, gpus: Gpus, cuda: bool) -> Ability:
         return Ability("", "this onnxruntime has no CUDA provider", "pip install onnxruntime-gpu")
     if cuda and not gpus.capabilities:
         return Ability(
-            "", f"the CUDA provider needs an NVIDIA GPU, and {gpus.missing}", "run it on a machine with a GPU"
+            "",
+            f"the CUDA provider needs an NVIDIA GPU, and {gpus.missing}",
+            "run it on a machine with a GPU",
         )
     on_gpu = ", and on the GPU" if has_cuda and gpus.capabilities else ""
     return Ability(f"builds and runs on the CPU{on_gpu}")
@@ -133,22 +153,32 @@ def _tensorrt(module: Module, gpus: Gpus, cuda: bool) -> Ability:  # noqa: ARG00
     if not gpus.capabilities:
         where = "run it on a machine with an NVIDIA GPU"
         return Ability(
-            "", f"tensorrt {module.version} builds on the GPU that its engines are for, and {gpus.missing}", where
+            "",
+            f"tensorrt {module.version} builds on the GPU that its engines are for, and {gpus.missing}",
+            where,
         )
     facts = module.facts or {}
     if not facts.get("builder"):
         why = facts.get("builder_problem") or "it makes no builder"
-        return Ability("", f"tensorrt {module.version} loads, but cannot be used: {why}", "nvidia-smi")
+        return Ability(
+            "", f"tensorrt {module.version} loads, but cannot be used: {why}", "nvidia-smi"
+        )
     return Ability(f"builds and runs here, {gpus.text}")
 
 
 def _tensorrt_rtx(module: Module, gpus: Gpus, cuda: bool) -> Ability:  # noqa: ARG001 (the same)
     if not (module.facts or {}).get("builder"):
-        return Ability("", f"tensorrt_rtx {module.version} loads, but makes no builder", INSTALL["tensorrt_rtx"][0])
+        return Ability(
+            "",
+            f"tensorrt_rtx {module.version} loads, but makes no builder",
+            INSTALL["tensorrt_rtx"][0],
+        )
     runs = [capability for capability in gpus.capabilities if capability in _RTX_CAPABILITIES]
     every = ", ".join(_RTX_CAPABILITIES)
     if runs:
-        return Ability(f"builds and runs here, compute capability {' and '.join(dict.fromkeys(runs))}")
+        return Ability(
+            f"builds and runs here, compute capability {' and '.join(dict.fromkeys(runs))}"
+        )
     why = gpus.missing or f"the GPU here has {' and '.join(dict.fromkeys(gpus.capabilities))}"
     return Ability(f"builds here, for compute capabilities {every}; runs on such a GPU, and {why}")
 

@@ -48,7 +48,11 @@ def examine(root: Path, names: Sequence[str], *, as_json: bool) -> tuple[str, in
     """
     asking = _Asking(root)
     verdicts = [asking.verdict(asking.engine(name)) for name in names]
-    code = 0 if all(verdict["runs"] and verdict["current"] is not False for verdict in verdicts) else _CANNOT
+    code = (
+        0
+        if all(verdict["runs"] and verdict["current"] is not False for verdict in verdicts)
+        else _CANNOT
+    )
     if as_json:
         return json.dumps({"schema": SCHEMA, "engines": verdicts}, indent=2) + "\n", code
     return "\n".join(_text(verdict) for verdict in verdicts), code
@@ -101,21 +105,33 @@ class _Asking:
 
     def _of_action(self, action: Action) -> _Engine:
         project = self._session.project
-        toolchain = located(*action.toolchain, project.root, os.environ) if action.toolchain else None
-        return _Engine(action.target, project.build / action.outputs["engine"].path, toolchain, action)
+        toolchain = (
+            located(*action.toolchain, project.root, os.environ) if action.toolchain else None
+        )
+        return _Engine(
+            action.target, project.build / action.outputs["engine"].path, toolchain, action
+        )
 
 
 def _unknown(name: str, project: Project) -> UsageError:
-    known = [f"{model}:{engine['name']}" for model, found in project.models.items() for engine in found.data["engines"]]
+    known = [
+        f"{model}:{engine['name']}"
+        for model, found in project.models.items()
+        for engine in found.data["engines"]
+    ]
     near = nearest(name.removeprefix("engine:"), known)
-    hint = f"nearest: {', '.join(near)}" if near else f"engines: {', '.join(known[:12]) or 'none yet'}"
+    hint = (
+        f"nearest: {', '.join(near)}" if near else f"engines: {', '.join(known[:12]) or 'none yet'}"
+    )
     return UsageError(f"there is no engine file and no engine {name!r}", hint)
 
 
 def _ask(engine: _Engine, root: Path) -> dict[str, Any]:
     """Return the verdict of the interpreter that the engine is for: loading its library may end that process."""
     if engine.action is not None and not engine.path.parent.is_dir():
-        return _refused(engine, f"{engine.shown} has not been built", f"doit {engine.shown}", kind="file")
+        return _refused(
+            engine, f"{engine.shown} has not been built", f"doit {engine.shown}", kind="file"
+        )
     python = str(engine.toolchain.python) if engine.toolchain else sys.executable
     command = [
         python,
@@ -134,13 +150,19 @@ def _ask(engine: _Engine, root: Path) -> dict[str, Any]:
         told = f"the interpreter {python} of its toolchain cannot be started: {error.strerror}"
         return _refused(engine, told, "correct toolchains in configs/project.yaml")
     except subprocess.TimeoutExpired as error:
-        raise StageError(f"{python} has not answered for {_TIMEOUT_S} s about {engine.shown}") from error
+        raise StageError(
+            f"{python} has not answered for {_TIMEOUT_S} s about {engine.shown}"
+        ) from error
     try:
         verdict: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
         told = done.stderr.strip().rpartition("\n")[2]
         how = how_it_ended(done.returncode) + (f": {told}" if told else "")
-        return _refused(engine, f"the process of {python} that loads its library {how}", "reinstall that library")
+        return _refused(
+            engine,
+            f"the process of {python} that loads its library {how}",
+            "reinstall that library",
+        )
     if engine.toolchain:
         for reason in verdict["reasons"]:
             reason["remedy"] = reason["remedy"].replace("pip install", engine.toolchain.pip)
@@ -150,22 +172,37 @@ def _ask(engine: _Engine, root: Path) -> dict[str, Any]:
 def _environment(toolchain: Toolchain | None) -> dict[str, str]:
     base = interpreter_environment(toolchain, os.environ) if toolchain else dict(os.environ)
     package = str(Path(__file__).resolve().parents[3])
-    return {**base, "PYTHONPATH": os.pathsep.join(filter(None, (package, base.get("PYTHONPATH", ""))))}
+    return {
+        **base,
+        "PYTHONPATH": os.pathsep.join(filter(None, (package, base.get("PYTHONPATH", "")))),
+    }
 
 
 def _refused(engine: _Engine, problem: str, remedy: str, kind: str = "library") -> dict[str, Any]:
     reason = {"kind": kind, "problem": problem, "remedy": remedy}
-    return {"schema": SCHEMA, "engine": engine.shown, "built": "", "runs": False, "reasons": [reason], "notes": []}
+    return {
+        "schema": SCHEMA,
+        "engine": engine.shown,
+        "built": "",
+        "runs": False,
+        "reasons": [reason],
+        "notes": [],
+    }
 
 
 def _text(verdict: Mapping[str, Any]) -> str:
     built = f": {verdict['built']}" if verdict["built"] else ""
-    lines = [f"{verdict['engine']}{built}", "it can run here" if verdict["runs"] else "it cannot run here:"]
+    lines = [
+        f"{verdict['engine']}{built}",
+        "it can run here" if verdict["runs"] else "it cannot run here:",
+    ]
     lines += _listed(reason for reason in verdict["reasons"] if reason["kind"] not in KINDS)
     short = [reason for reason in verdict["reasons"] if reason["kind"] in KINDS]
     if verdict["current"]:
         lines.append("it is what the manifest asks for now, and has passed its checks")
-    lines += ["it is not what the manifest asks for now, or has not passed its checks:"] * bool(short)
+    lines += ["it is not what the manifest asks for now, or has not passed its checks:"] * bool(
+        short
+    )
     lines += _listed(short)
     lines += [f"  note: {note}" for note in verdict["notes"]]
     return "\n".join(lines) + "\n"

@@ -23,7 +23,10 @@ def shortfalls(session: Session, engine: Action) -> list[Reason]:
     """
     checks = [f"validate:{engine.model}", f"verify:{engine.model}:{engine.variant}"]
     found = explanations(session, [engine.target, *checks])
-    return [*_stale(found[engine.target]), *(reason for check in checks for reason in _unpassed(found[check]))]
+    return [
+        *_stale(found[engine.target]),
+        *(reason for check in checks for reason in _unpassed(found[check])),
+    ]
 
 
 def _stale(engine: Explanation) -> Iterator[Reason]:
@@ -36,11 +39,15 @@ def _unpassed(check: Explanation) -> Iterator[Reason]:
     told = in_brief(check.reasons, _SHOWN)
     if check.state == FRESH:
         if check.last is not None and check.last.status == UNAVAILABLE:
-            yield _reason(CHECK, f"{check.target} could not run here: {check.last.reason}", check.target)
+            yield _reason(
+                CHECK, f"{check.target} could not run here: {check.last.reason}", check.target
+            )
     elif any(reason.kind == FAILED for reason in check.reasons):
         yield _reason(CHECK, f"{check.target} has not passed: {told}", check.target)
     else:
-        yield _reason(CHECK, f"{check.target} has not run on what there is now: {told}", check.target)
+        yield _reason(
+            CHECK, f"{check.target} has not run on what there is now: {told}", check.target
+        )
 
 
 def _reason(kind: str, problem: str, target: str) -> Reason:

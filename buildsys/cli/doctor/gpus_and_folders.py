@@ -31,7 +31,11 @@ class Gpus:
     @property
     def text(self) -> str:
         """What to say of them beside an engine."""
-        return f"compute capability {' and '.join(dict.fromkeys(self.capabilities))}" if self.capabilities else ""
+        return (
+            f"compute capability {' and '.join(dict.fromkeys(self.capabilities))}"
+            if self.capabilities
+            else ""
+        )
 
 
 def look_at_gpus() -> tuple[Gpus, list[Finding]]:
@@ -41,21 +45,35 @@ def look_at_gpus() -> tuple[Gpus, list[Finding]]:
         found = read_details(visible)
     except GpuError as error:
         there = any(Path(path).exists() for path in _DRIVER_FILES)
-        text = f"the NVIDIA driver does not answer ({error})" if there else "there is no NVIDIA driver on this machine"
-        mend = "nvidia-smi" if there else "where there is a GPU, install its driver: sudo ubuntu-drivers install"
+        text = (
+            f"the NVIDIA driver does not answer ({error})"
+            if there
+            else "there is no NVIDIA driver on this machine"
+        )
+        mend = (
+            "nvidia-smi"
+            if there
+            else "where there is a GPU, install its driver: sudo ubuntu-drivers install"
+        )
         return Gpus(missing=text), [Finding("gpu", "none", MISSING, text, mend)]
     if not found:
         hidden = visible is not None
-        text = f"CUDA_VISIBLE_DEVICES={visible} shows none" if hidden else "the NVIDIA driver finds none"
+        text = (
+            f"CUDA_VISIBLE_DEVICES={visible} shows none"
+            if hidden
+            else "the NVIDIA driver finds none"
+        )
         mend = "unset CUDA_VISIBLE_DEVICES" if hidden else "nvidia-smi"
         return Gpus(missing=text), [Finding("gpu", "none", MISSING, text, mend)]
     findings = []
     for gpu in found:
         mig = {"on": ", MIG on", "off": ", MIG off"}.get(gpu.mig, "")
-        memory = f"{size(gpu.memory_bytes)} ({size(gpu.free_bytes)} free)" if gpu.memory_bytes else "memory not known"
-        text = (
-            f"compute capability {gpu.compute_capability}, {memory}, driver {gpu.driver}, CUDA {gpu.cuda_driver}{mig}"
+        memory = (
+            f"{size(gpu.memory_bytes)} ({size(gpu.free_bytes)} free)"
+            if gpu.memory_bytes
+            else "memory not known"
         )
+        text = f"compute capability {gpu.compute_capability}, {memory}, driver {gpu.driver}, CUDA {gpu.cuda_driver}{mig}"
         findings.append(Finding("gpu", gpu.name, OK, text, facts=gpu.as_json()))
     return Gpus(tuple(gpu.compute_capability for gpu in found)), findings
 
@@ -66,7 +84,9 @@ def look_at_folders(root: Path, configs: Path, build: Path, state: Path) -> Iter
         yield _folder(name, folder)
     remote = shared_cache(root, configs)
     if remote is not None:
-        yield Finding("folder", "shared cache", OK, f"{remote['url']}, {remote['mode']}", facts=remote)
+        yield Finding(
+            "folder", "shared cache", OK, f"{remote['url']}, {remote['mode']}", facts=remote
+        )
 
 
 def _folder(name: str, folder: Path) -> Finding:
@@ -81,12 +101,21 @@ def _folder(name: str, folder: Path) -> Finding:
         free = shutil.disk_usage(there).free
     except OSError as error:
         text = f"{folder} cannot be written to: {(error.strerror or str(error)).lower()}"
-        return Finding("folder", name, BROKEN, text, f"sudo chown -R $USER {there}", {**facts, "writable": False})
+        return Finding(
+            "folder",
+            name,
+            BROKEN,
+            text,
+            f"sudo chown -R $USER {there}",
+            {**facts, "writable": False},
+        )
     facts |= {"writable": True, "free_bytes": free}
     used = f", holds {size(_bytes_in(folder))}" if name == "store" and folder.exists() else ""
     text = f"{folder}, {size(free)} free{used}"
     if free < _LITTLE_ROOM_BYTES:
-        return Finding("folder", name, MISSING, f"{text}: little room", "doit cache gc --max-size 10GiB", facts)
+        return Finding(
+            "folder", name, MISSING, f"{text}: little room", "doit cache gc --max-size 10GiB", facts
+        )
     return Finding("folder", name, OK, text, facts=facts)
 
 

@@ -18,14 +18,27 @@ from buildsys.system.versions import installed_versions, normalized
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
 _DEVELOPMENT = ("test",)
-LIBRARIES = ("torch", "torchvision", "numpy", "onnx", "onnxscript", "onnxsim", "ml_dtypes")  # that must load
+LIBRARIES = (
+    "torch",
+    "torchvision",
+    "numpy",
+    "onnx",
+    "onnxscript",
+    "onnxsim",
+    "ml_dtypes",
+)  # that must load
 
 
 def look_at_python() -> Finding:
     """Return which Python and which buildsys this is."""
     version, place = platform.python_version(), Path(buildsys.__file__).resolve().parent
     text = f"{platform.python_implementation()} {version}, {sys.executable}; buildsys {buildsys.__version__} in {place}"
-    facts = {"version": version, "executable": sys.executable, "buildsys": buildsys.__version__, "folder": str(place)}
+    facts = {
+        "version": version,
+        "executable": sys.executable,
+        "buildsys": buildsys.__version__,
+        "folder": str(place),
+    }
     return Finding("python", "python", OK, text, facts=facts)
 
 
@@ -43,17 +56,24 @@ def look_at_libraries(asked: Mapping[str, Module]) -> Iterator[Finding]:
         else:
             text = "is not installed" if module.missing else f"does not load: {module.problem}"
             again = "" if module.missing else "--force-reinstall "
-            yield Finding("library", name, BROKEN, text, f"{sys.executable} -m pip install {again}{name}")
+            yield Finding(
+                "library", name, BROKEN, text, f"{sys.executable} -m pip install {again}{name}"
+            )
 
 
 def look_at_extras() -> Iterator[Finding]:
     """Yield the optional parts and whether all that they need is installed."""
     installed = installed_versions()
     for extra, requirements in _extras().items():
-        names = [normalized(match[1]) for line in requirements if (match := _REQUIREMENT.match(line))]
+        names = [
+            normalized(match[1]) for line in requirements if (match := _REQUIREMENT.match(line))
+        ]
         lacking = [name for name in names if name not in installed]
         told = ", ".join(f"{name} {installed[name]}" for name in names if name in installed)
-        facts = {"installed": {name: installed[name] for name in names if name in installed}, "missing": lacking}
+        facts = {
+            "installed": {name: installed[name] for name in names if name in installed},
+            "missing": lacking,
+        }
         if lacking:
             text = f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} not installed"
             yield Finding("extra", extra, MISSING, text, f"pip install 'buildsys[{extra}]'", facts)
@@ -80,7 +100,9 @@ def _extras() -> dict[str, list[str]]:
 def _declared_extras(file: Path) -> dict[str, list[str]]:
     try:
         reader = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-        declared = reader.loads(file.read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+        declared = reader.loads(file.read_text(encoding="utf-8"))["project"][
+            "optional-dependencies"
+        ]
     except (ImportError, OSError, ValueError, KeyError):
         return {}
     return {extra: list(lines) for extra, lines in declared.items() if extra not in _DEVELOPMENT}

@@ -12,10 +12,23 @@ from pathlib import Path
 from typing import TextIO
 
 from buildsys.cli.console.listing import Entry, write_page
-from buildsys.cli.doctor.backends import INSTALL, Place, ask_toolchain, tell_backends, tell_required, tell_toolchain
+from buildsys.cli.doctor.backends import (
+    INSTALL,
+    Place,
+    ask_toolchain,
+    tell_backends,
+    tell_required,
+    tell_toolchain,
+)
 from buildsys.cli.doctor.finding import BROKEN, MISSING, OK, Finding, counted
 from buildsys.cli.doctor.gpus_and_folders import Gpus, look_at_folders, look_at_gpus
-from buildsys.cli.doctor.libraries import LIBRARIES, ask_own, look_at_extras, look_at_libraries, look_at_python
+from buildsys.cli.doctor.libraries import (
+    LIBRARIES,
+    ask_own,
+    look_at_extras,
+    look_at_libraries,
+    look_at_python,
+)
 from buildsys.errors import ManifestErrors
 from buildsys.manifest.project import Project, empty_project, load_project
 from buildsys.manifest.toolchains import declared_toolchains
@@ -63,11 +76,16 @@ def examine_machine(root: Path, out: TextIO, *, as_json: bool) -> int:
     asked = _read_project(root)
     findings = list(_findings(asked))
     if as_json:
-        told = {"schema": "buildsys/doctor/1", "findings": [finding.as_json() for finding in findings]}
+        told = {
+            "schema": "buildsys/doctor/1",
+            "findings": [finding.as_json() for finding in findings],
+        }
         out.write(json.dumps(told, indent=2) + "\n")
     else:
         write_page(out, map(_entry, findings), [_closing(findings)])
-    return asked.exit_code or (_FOUND_BROKEN if any(finding.state == BROKEN for finding in findings) else 0)
+    return asked.exit_code or (
+        _FOUND_BROKEN if any(finding.state == BROKEN for finding in findings) else 0
+    )
 
 
 def _read_project(root: Path) -> _Asked:
@@ -75,12 +93,19 @@ def _read_project(root: Path) -> _Asked:
     try:
         project = load_project(root, remember=False)
     except ManifestErrors as error:
-        text = f"{counted(len(error.errors), 'error')} in the manifests, the first: {error.errors[0]}"
-        return _Asked(empty_project(root), Finding("project", "manifests", BROKEN, text), exit_code=error.exit_code)
+        text = (
+            f"{counted(len(error.errors), 'error')} in the manifests, the first: {error.errors[0]}"
+        )
+        return _Asked(
+            empty_project(root),
+            Finding("project", "manifests", BROKEN, text),
+            exit_code=error.exit_code,
+        )
     engines = tuple(_engines(project))
     declared = declared_toolchains(project.configs)
     toolchains = [
-        located(name, python, env.items(), project.root, os.environ) for name, (python, env) in declared.items()
+        located(name, python, env.items(), project.root, os.environ)
+        for name, (python, env) in declared.items()
     ]
     text = f"{counted(len(project.models), 'model')}, {counted(len(engines), 'engine')} in {project.root}"
     return _Asked(project, Finding("project", "manifests", OK, text), engines, tuple(toolchains))
@@ -104,7 +129,9 @@ def _findings(asked: _Asked) -> Iterator[Finding]:
     with ThreadPoolExecutor(2) as threads:  # interpreters start while others are asked
         places = threads.map(partial(ask_toolchain, within_s=within_s), asked.toolchains)
         modules = ask_own((*LIBRARIES, *INSTALL), within_s)
-        by_name: dict[str | None, Place] = {place.toolchain.name: place for place in places if place.toolchain}
+        by_name: dict[str | None, Place] = {
+            place.toolchain.name: place for place in places if place.toolchain
+        }
     by_name[None] = Place(None, modules=modules)
     gpus, told_gpus = look_at_gpus()
     yield look_at_python()

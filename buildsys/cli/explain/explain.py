@@ -11,7 +11,16 @@ from buildsys.cli.console.listing import Entry, moment, write_page
 from buildsys.cli.console.target_line import duration
 from buildsys.cli.session import Session
 from buildsys.cli.targets import chosen_targets, explanations, open_project
-from buildsys.execution.stale_reasons import FRESH, MAY_RERUN, STALE, Explanation, LastRun, Reason, in_brief, told
+from buildsys.execution.stale_reasons import (
+    FRESH,
+    MAY_RERUN,
+    STALE,
+    Explanation,
+    LastRun,
+    Reason,
+    in_brief,
+    told,
+)
 
 SCHEMA = "buildsys/explain/1"
 _SHOWN_CAUSES = 3
@@ -80,7 +89,9 @@ def _entries(session: Session, found: Iterable[Explanation], *, whole: bool) -> 
 def _fresh_together(model: str, fresh: Sequence[Explanation], of: int) -> Entry:
     count = f"all {of}" if len(fresh) == of else f"{len(fresh)} of {of}"
     latest = max((one.last.started for one in fresh if one.last), default="")
-    return Entry(FRESH, f"{model}: {count} targets" + (f", last built {moment(latest)}" if latest else ""))
+    return Entry(
+        FRESH, f"{model}: {count} targets" + (f", last built {moment(latest)}" if latest else "")
+    )
 
 
 def _entry(one: Explanation) -> Entry:
@@ -97,9 +108,13 @@ def _how_built(last: LastRun) -> str:
     how = {"passed": "built", "error": "last run failed"}.get(last.status, last.status)
     text = f"{how} {moment(last.started)} in {duration(last.seconds)}"
     text += f" ({last.reason})" if last.reason else ""
-    return text + (f"; reason then: {in_brief(last.reasons, _SHOWN_CAUSES)}" if last.reasons else "")
+    return text + (
+        f"; reason then: {in_brief(last.reasons, _SHOWN_CAUSES)}" if last.reasons else ""
+    )
 
 
 def _counted(found: Sequence[Explanation]) -> str:
-    counts = {state: sum(one.state == state for one in found) for state in (STALE, MAY_RERUN, FRESH)}
+    counts = {
+        state: sum(one.state == state for one in found) for state in (STALE, MAY_RERUN, FRESH)
+    }
     return ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "no targets"

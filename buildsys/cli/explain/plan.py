@@ -28,7 +28,9 @@ def plan_run(root: Path, names: Sequence[str], out: TextIO, *, jobs: int, as_jso
     write_plan(session, found.values(), out, jobs=jobs, as_json=as_json)
 
 
-def write_plan(session: Session, found: Iterable[Explanation], out: TextIO, *, jobs: int, as_json: bool) -> None:
+def write_plan(
+    session: Session, found: Iterable[Explanation], out: TextIO, *, jobs: int, as_json: bool
+) -> None:
     """Print what becomes of targets, in order, without those that are fresh."""
     steps = [one for one in found if one.state != FRESH]
     expected = _Expected.of(session, steps, jobs)
@@ -56,7 +58,9 @@ class _Expected:
         taken = {one.target: one.expected_s or 0.0 for one in steps if not one.restorable}
         sure = sum(taken.get(one.target, 0.0) for one in steps if one.state == STALE)
         unknown = sum(one.expected_s is None for one in steps if not one.restorable)
-        return cls(sure, sum(taken.values()) - sure, _longest(session, taken), jobs, len(steps), unknown)
+        return cls(
+            sure, sum(taken.values()) - sure, _longest(session, taken), jobs, len(steps), unknown
+        )
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -77,7 +81,9 @@ class _Expected:
             return f"{count}; how long they take is not known, none has ever run"
         parts = [f"{duration(self.sure_s)} for what will run"] if self.sure_s else []
         parts += [f"{duration(self.more_s)} for what may rerun"] if self.more_s else []
-        parts += [f"at best {duration(self.as_json()['expected_parallel_s'])} with -n {self.jobs}"] * (self.jobs > 1)
+        parts += [
+            f"at best {duration(self.as_json()['expected_parallel_s'])} with -n {self.jobs}"
+        ] * (self.jobs > 1)
         parts += [f"not known for {self.unknown}"] if self.unknown else []
         return (
             f"{count}; usual time: {', '.join(parts)}"
@@ -88,8 +94,12 @@ class _Expected:
 
 def _step(one: Explanation, width: int) -> Entry:
     word = "restore" if one.restorable else "run" if one.state == STALE else one.state
-    usual = "" if one.restorable else "unknown" if one.expected_s is None else duration(one.expected_s)
-    return Entry(word, f"{one.target:<{width}}  {usual:>9}", remark=in_brief(one.reasons, _SHOWN_REASONS))
+    usual = (
+        "" if one.restorable else "unknown" if one.expected_s is None else duration(one.expected_s)
+    )
+    return Entry(
+        word, f"{one.target:<{width}}  {usual:>9}", remark=in_brief(one.reasons, _SHOWN_REASONS)
+    )
 
 
 def _longest(session: Session, taken: Mapping[str, float]) -> float:
@@ -97,5 +107,7 @@ def _longest(session: Session, taken: Mapping[str, float]) -> float:
     ends: dict[str, float] = {}
     for target, seconds in taken.items():
         action = session.actions[target]
-        ends[target] = seconds + max((ends.get(before, 0.0) for before in (*action.after, *action.order)), default=0.0)
+        ends[target] = seconds + max(
+            (ends.get(before, 0.0) for before in (*action.after, *action.order)), default=0.0
+        )
     return max(ends.values(), default=0.0)

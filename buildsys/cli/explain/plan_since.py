@@ -25,7 +25,13 @@ from buildsys.store.read_only_state import StateView
 SCHEMA = "buildsys/plan-since/1"
 ADDED, CHANGED, REMOVED, BEHIND = "added", "changed", "removed", "behind"
 _SOURCE = "source:"
-_OF_THE_MACHINE = ("input", "tool", "device", "env", "code")  # kinds of parts that no revision of the project sets
+_OF_THE_MACHINE = (
+    "input",
+    "tool",
+    "device",
+    "env",
+    "code",
+)  # kinds of parts that no revision of the project sets
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,9 @@ class Difference:
     reasons: tuple[Reason, ...] = ()
 
 
-def plan_since(root: Path, names: Sequence[str], out: TextIO, *, revision: str, as_json: bool) -> None:
+def plan_since(
+    root: Path, names: Sequence[str], out: TextIO, *, revision: str, as_json: bool
+) -> None:
     """Print which targets differ between a git revision and the project as it is, and what runs behind them.
 
     Raises: UsageError: a name or the revision is not known, or the manifests of the revision are wrong.
@@ -48,11 +56,22 @@ def plan_since(root: Path, names: Sequence[str], out: TextIO, *, revision: str, 
         chosen = chosen_targets([session, before], names)
         found = [one for one in _differences(before, session) if one.target in chosen]
     if as_json:
-        listed = [{"target": one.target, "state": one.state, "reasons": reasons_json(one.reasons)} for one in found]
-        write_json(out, {"schema": SCHEMA, "since": revision, "commit": there.commit, "targets": listed})
+        listed = [
+            {"target": one.target, "state": one.state, "reasons": reasons_json(one.reasons)}
+            for one in found
+        ]
+        write_json(
+            out, {"schema": SCHEMA, "since": revision, "commit": there.commit, "targets": listed}
+        )
         return
-    counts = {state: sum(one.state == state for one in found) for state in (CHANGED, ADDED, REMOVED, BEHIND)}
-    counted = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "no target differs"
+    counts = {
+        state: sum(one.state == state for one in found)
+        for state in (CHANGED, ADDED, REMOVED, BEHIND)
+    }
+    counted = (
+        ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+        or "no target differs"
+    )
     entries = (Entry(one.state, one.target, told(one.reasons)) for one in found)
     write_page(out, entries, [f"since {revision} ({there.commit[:10]}): {counted}"])
 
@@ -65,11 +84,17 @@ def _differences(before: Session, now: Session) -> Iterator[Difference]:
     for target, action in now.actions.items():
         known = target in before.actions
         own = _changes(target, old, new) if known else ()
-        behind = tuple(_behind(name, states[name]) for name in action.after if name in states) if known else ()
+        behind = (
+            tuple(_behind(name, states[name]) for name in action.after if name in states)
+            if known
+            else ()
+        )
         if own or behind or not known:
             states[target] = CHANGED if own else BEHIND if behind else ADDED
             yield Difference(target, states[target], (*own, *behind))
-    yield from (Difference(target, REMOVED) for target in before.actions if target not in now.actions)
+    yield from (
+        Difference(target, REMOVED) for target in before.actions if target not in now.actions
+    )
 
 
 def _behind(target: str, state: str) -> Reason:
@@ -94,8 +119,16 @@ class _Side:
 
     def parts(self, target: str) -> dict[str, str]:
         action = self._actions[target]
-        parts = self._surveyor.snapshot(action).parts if action.sources or action.weights else declared_parts(action)
-        return {label: value for label, value in parts.items() if label.partition(":")[0] not in _OF_THE_MACHINE}
+        parts = (
+            self._surveyor.snapshot(action).parts
+            if action.sources or action.weights
+            else declared_parts(action)
+        )
+        return {
+            label: value
+            for label, value in parts.items()
+            if label.partition(":")[0] not in _OF_THE_MACHINE
+        }
 
     def source(self, label: str) -> Path:
         return self._root / label.removeprefix(_SOURCE)

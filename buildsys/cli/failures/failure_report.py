@@ -60,9 +60,15 @@ def _files(session: Session, model: str, short: Mapping[str, Shortfall]) -> dict
     return {**kept, **{ref.path: told[role].encode() for role, ref in action.outputs.items()}}
 
 
-def _report(session: Session, action: Action, short: Mapping[str, Shortfall], *, kept: Sequence[str]) -> Report:
+def _report(
+    session: Session, action: Action, short: Mapping[str, Shortfall], *, kept: Sequence[str]
+) -> Report:
     targets = session.actions.of(action.model).values()
-    inputs = {one.target: session.project.build / one.outputs["result"].path for one in targets if one != action}
+    inputs = {
+        one.target: session.project.build / one.outputs["result"].path
+        for one in targets
+        if one != action
+    }
     ended = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
     notice = (
         f"This tells of the run that ended {ended} UTC. Files of stale targets are of an earlier pass: they are "

@@ -17,7 +17,9 @@ class Present:
     """The targets of one model at one moment."""
 
     short: Mapping[str, Shortfall]  # those that are not up to date
-    left: Mapping[str, str]  # those among them whose outputs of an earlier pass lie there -> when it began, ISO
+    left: Mapping[
+        str, str
+    ]  # those among them whose outputs of an earlier pass lie there -> when it began, ISO
 
 
 def look_at(session: Session, model: str) -> Present:
@@ -26,9 +28,15 @@ def look_at(session: Session, model: str) -> Present:
     facts = {target: session.executor.examine(target) for target in actions}
     after = {target: action.after for target, action in actions.items()}
     explained = explain(facts.values(), after)
-    failed = {name: told for name in actions if (told := _failure(session, facts[name], explained[name])) is not None}
+    failed = {
+        name: told
+        for name in actions
+        if (told := _failure(session, facts[name], explained[name])) is not None
+    }
     short = {
-        name: Shortfall(failed[name], failed=True) if name in failed else Shortfall(_why_not(session, name, failed))
+        name: Shortfall(failed[name], failed=True)
+        if name in failed
+        else Shortfall(_why_not(session, name, failed))
         for name in actions
         if name in failed or explained[name].state != FRESH
     }

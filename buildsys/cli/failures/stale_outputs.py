@@ -20,7 +20,9 @@ class LeftBehind:
     """What is left in the folder of one model."""
 
     model: str
-    targets: tuple[str, ...] = ()  # whose outputs are of an earlier pass, and not what the manifest asks for now
+    targets: tuple[
+        str, ...
+    ] = ()  # whose outputs are of an earlier pass, and not what the manifest asks for now
     moments: tuple[str, ...] = ()  # when that pass made each, ISO
     report: str = ""  # on this failure, relative to the build folder; empty where there was none to give way to it
     problem: str = ""  # what went wrong on the way
@@ -28,7 +30,10 @@ class LeftBehind:
     def line(self, folder: str) -> str:
         """Return what is left in ``folder``, in one line; an empty one where nothing is."""
         if not self.targets:
-            return f"{folder}: what is left there of earlier passes cannot be told: {self.problem}" * bool(self.problem)
+            return (
+                f"{folder}: what is left there of earlier passes cannot be told: {self.problem}"
+                * bool(self.problem)
+            )
         names = ", ".join(map(_name, self.targets[:_MOST_NAMES]))
         more = len(self.targets) - _MOST_NAMES
         names += f" and {more} more" if more > 0 else ""
@@ -45,7 +50,11 @@ def after_failure(session: Session, models: Iterable[str]) -> list[LeftBehind]:
     Nothing is raised: the run has failed already, and of that it must tell.
     """
     session.looked_back = True
-    return [one for one in (_of_model(session, model) for model in models) if one.targets or one.report or one.problem]
+    return [
+        one
+        for one in (_of_model(session, model) for model in models)
+        if one.targets or one.report or one.problem
+    ]
 
 
 def _of_model(session: Session, model: str) -> LeftBehind:
@@ -54,7 +63,9 @@ def _of_model(session: Session, model: str) -> LeftBehind:
         report = _report_file(session, model) if present.short else ""
     except (BuildsysError, OSError) as error:
         return _without_report(session, model, _one_line(error))
-    except Exception as error:  # the border: what nobody expected is told in one line and kept in full
+    except (
+        Exception
+    ) as error:  # the border: what nobody expected is told in one line and kept in full
         path = os.path.relpath(session.keep_traceback(report_target(model), error))
         return LeftBehind(model, problem=f"unexpected {type(error).__name__}; traceback: {path}")
     left = [target for target in present.left if not (report and target == report_target(model))]
@@ -72,7 +83,9 @@ def _without_report(session: Session, model: str, problem: str) -> LeftBehind:
 
 def _told(session: Session, found: LeftBehind, present: Present, left: Sequence[str]) -> LeftBehind:
     ordered = sorted(left, key=lambda target: _rank(session.actions[target].stage))
-    return replace(found, targets=tuple(ordered), moments=tuple(present.left[target] for target in ordered))
+    return replace(
+        found, targets=tuple(ordered), moments=tuple(present.left[target] for target in ordered)
+    )
 
 
 def _report_file(session: Session, model: str) -> str:

@@ -9,7 +9,13 @@ from typing import Any, TextIO
 
 from buildsys.cli.explain.explain import write_json
 from buildsys.cli.inspect.graph_names import GraphFile, GraphFiles, read_result
-from buildsys.cli.inspect.inspect_text import engine_lines, graph_lines, node_lines, node_table, tensor_lines
+from buildsys.cli.inspect.inspect_text import (
+    engine_lines,
+    graph_lines,
+    node_lines,
+    node_table,
+    tensor_lines,
+)
 from buildsys.cli.inspect.onnx_process import ask, graph_request
 from buildsys.cli.name_suggestions import known_model, nearest
 from buildsys.cli.session import Session
@@ -43,7 +49,9 @@ def asked_name(arguments: Sequence[str]) -> str:
     Raises: UsageError: there is none, or more than one.
     """
     if len(arguments) != 1:
-        raise UsageError("inspect takes one MODEL or MODEL:STAGE", "for example `doit inspect:resnet50:export`")
+        raise UsageError(
+            "inspect takes one MODEL or MODEL:STAGE", "for example `doit inspect:resnet50:export`"
+        )
     return arguments[0].removeprefix(PREFIX)
 
 
@@ -102,7 +110,9 @@ def _tell_graph(session: Session, graph: GraphFile, model: str, asked: Asked, ou
     _tell(graph, document, lines, asked, out)
 
 
-def _tell(graph: GraphFile, document: Mapping[str, Any], lines: Sequence[str], asked: Asked, out: TextIO) -> None:
+def _tell(
+    graph: GraphFile, document: Mapping[str, Any], lines: Sequence[str], asked: Asked, out: TextIO
+) -> None:
     if asked.as_json:
         write_json(out, document)
         return
@@ -112,7 +122,8 @@ def _tell(graph: GraphFile, document: Mapping[str, Any], lines: Sequence[str], a
 def _tell_engine(graph: GraphFile, model: str, asked: Asked, out: TextIO) -> None:
     if asked.node or asked.tensor or asked.nodes:
         raise UsageError(
-            f"{graph.target} is a TensorRT engine, which tells of no nodes", "its graph is that of an earlier stage"
+            f"{graph.target} is a TensorRT engine, which tells of no nodes",
+            "its graph is that of an earlier stage",
         )
     figures = read_result(graph)
     document = {"schema": SCHEMA, "model": model, "graph": graph.as_json(), "engine": figures}
@@ -125,7 +136,9 @@ def _chosen_nodes(document: Mapping[str, Any], name: str) -> list[Mapping[str, A
     Raises: UsageError: there is none.
     """
     nodes: list[Mapping[str, Any]] = document["nodes"]
-    found = [node for node in nodes if node["name"] == name] or [node for node in nodes if name in node["outputs"]]
+    found = [node for node in nodes if node["name"] == name] or [
+        node for node in nodes if name in node["outputs"]
+    ]
     if not found:
         _known("node", name, [node["label"] for node in nodes])
     return found
@@ -143,4 +156,7 @@ def _with_tensors(node: Mapping[str, Any], document: Mapping[str, Any]) -> dict[
     """Return a node with what is known of each of its tensors."""
     tensors, inside = document["tensors"], node["inside"]
     names = [name for name in (*node["inputs"], *node["outputs"]) if name]
-    return {**node, "tensors": {name: tensors.get(f"{inside}:{name}") or tensors.get(name) for name in names}}
+    return {
+        **node,
+        "tensors": {name: tensors.get(f"{inside}:{name}") or tensors.get(name) for name in names},
+    }

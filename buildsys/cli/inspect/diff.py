@@ -33,11 +33,22 @@ def diff_graphs(root: Path, arguments: Sequence[str], out: TextIO, *, as_json: b
     graphs = [files.find(name) for name in _both(names)]
     for graph in graphs:
         if not graph.is_onnx:
-            raise UsageError(f"{graph.target} is a TensorRT engine, which keeps no graph that could be compared")
+            raise UsageError(
+                f"{graph.target} is a TensorRT engine, which keeps no graph that could be compared"
+            )
     answer = ask(
-        "compare", {side: graph_request(graph) for side, graph in zip(("first", "second"), graphs, strict=True)}
+        "compare",
+        {
+            side: graph_request(graph)
+            for side, graph in zip(("first", "second"), graphs, strict=True)
+        },
     )
-    document = {"schema": SCHEMA, "model": model, "graphs": [graph.as_json() for graph in graphs], **answer}
+    document = {
+        "schema": SCHEMA,
+        "model": model,
+        "graphs": [graph.as_json() for graph in graphs],
+        **answer,
+    }
     if as_json:
         write_json(out, document)
         return

@@ -30,10 +30,16 @@ def diff_lines(document: Mapping[str, Any]) -> list[str]:
 def _sections(document: Mapping[str, Any]) -> Iterator[str]:
     for name, values in document["header"].items():
         yield from _section(name.replace("_", " "), [_arrow(values)])
-    yield from _section("opsets", [f"{name} {_arrow(pair)}" for name, pair in document["opsets"].items()])
-    yield from _section("functions", [_come_or_gone(name, pair) for name, pair in document["functions"].items()])
+    yield from _section(
+        "opsets", [f"{name} {_arrow(pair)}" for name, pair in document["opsets"].items()]
+    )
+    yield from _section(
+        "functions", [_come_or_gone(name, pair) for name, pair in document["functions"].items()]
+    )
     for side, changes in document["interface"].items():
-        yield from _section(side, [f"{one['name']}: {_arrow((one['from'], one['to']))}" for one in changes])
+        yield from _section(
+            side, [f"{one['name']}: {_arrow((one['from'], one['to']))}" for one in changes]
+        )
     operators = (f"{name} {was} → {now}" for name, (was, now) in document["operators"].items())
     yield from _section("operators", _wrapped(operators))
     yield from _node_sections(document)
@@ -47,16 +53,24 @@ def _node_sections(document: Mapping[str, Any]) -> Iterator[str]:
     """Yield what became of nodes: groups that are alike together, the most frequent first."""
     groups = (*document["gone"], *(group for group in document["come"] if group["fate"] == "new"))
     for fate, title in _TITLES.items():
-        alike = _grouped([group for group in groups if group["fate"] == fate], _sentence(document["come"]))
-        yield from _section(title, [line for text, members in alike[:_SHOWN] for line in _with_example(text, members)])
+        alike = _grouped(
+            [group for group in groups if group["fate"] == fate], _sentence(document["come"])
+        )
+        yield from _section(
+            title,
+            [line for text, members in alike[:_SHOWN] for line in _with_example(text, members)],
+        )
         yield from _rest(len(alike) - _SHOWN)
     changed = _grouped(document["changed"], _change_text)
-    yield from _section("changed", [f"{text}: {_names(members)}" for text, members in changed[:_SHOWN]])
+    yield from _section(
+        "changed", [f"{text}: {_names(members)}" for text, members in changed[:_SHOWN]]
+    )
     yield from _rest(len(changed) - _SHOWN)
     if document["renamed"]:
         shown = document["renamed"][0]
         yield from _section(
-            "renamed", [f"{_number(len(document['renamed']), 'node')}, first {shown['from']} → {shown['to']}"]
+            "renamed",
+            [f"{_number(len(document['renamed']), 'node')}, first {shown['from']} → {shown['to']}"],
         )
 
 
@@ -89,7 +103,9 @@ def _sentence(come: Sequence[Group]) -> Any:
                 else f"{chain}, {between}: what {to} takes is stored now"
             )
         if fate == "replaced":
-            by = " and ".join(dict.fromkeys(chains.get(tuple(labels), "others") for labels in group["by"]))
+            by = " and ".join(
+                dict.fromkeys(chains.get(tuple(labels), "others") for labels in group["by"])
+            )
             return f"{chain} by {by}, {between}"
         if fate == "shared":
             return f"{chain}, {between}: {', '.join(group['into']) or 'an input'} gives the same"
@@ -99,7 +115,9 @@ def _sentence(come: Sequence[Group]) -> Any:
 
 
 def _between(group: Group) -> str:
-    before, behind = (", ".join(dict.fromkeys(end["kind"] for end in group[side])) for side in ("from", "to"))
+    before, behind = (
+        ", ".join(dict.fromkeys(end["kind"] for end in group[side])) for side in ("from", "to")
+    )
     return f"between {before or 'nothing'} and {behind or 'nothing'}"
 
 
@@ -111,18 +129,27 @@ def _with_example(text: str, groups: Sequence[Group]) -> list[str]:
     which = "" if len(groups) == 1 else "first "
     nodes = group["nodes"]
     names = nodes[0]["label"] if len(nodes) == 1 else f"{nodes[0]['label']} … {nodes[-1]['label']}"
-    return [text, f"  {which}{names}: {_end(group['from'], 'input')} ⇢ {_end(group['to'], 'output')}"]
+    return [
+        text,
+        f"  {which}{names}: {_end(group['from'], 'input')} ⇢ {_end(group['to'], 'output')}",
+    ]
 
 
 def _end(ends: Sequence[Mapping[str, Any]], border: str) -> str:
     shown = [f"{end['node'] or border} ({end['tensor']})" for end in ends[:1]]
-    return (shown[0] if shown else "nothing") + (f" and {len(ends) - 1} more" if len(ends) > 1 else "")
+    return (shown[0] if shown else "nothing") + (
+        f" and {len(ends) - 1} more" if len(ends) > 1 else ""
+    )
 
 
 def _change_text(change: Mapping[str, Any]) -> list[str]:
     operator = change["operator"]
     told = [f"{operator}: {name} {_arrow(pair)}" for name, pair in change["attributes"].items()]
-    told += [f"{operator} with other {'weights' if change['numbers'] else 'constants'}"] if change["weights"] else []
+    told += (
+        [f"{operator} with other {'weights' if change['numbers'] else 'constants'}"]
+        if change["weights"]
+        else []
+    )
     told += [f"{operator} takes another tensor at input {one['port']}" for one in change["inputs"]]
     told += [f"{operator} with another {name}" for name in change["bodies"]]
     return told or [f"{operator} with another value"]
@@ -130,7 +157,9 @@ def _change_text(change: Mapping[str, Any]) -> list[str]:
 
 def _names(members: Sequence[Mapping[str, Any]]) -> str:
     shown = ", ".join(str(member["label"]) for member in members[:_SHOWN_NAMES])
-    return shown + (f" and {len(members) - _SHOWN_NAMES} more" if len(members) > _SHOWN_NAMES else "")
+    return shown + (
+        f" and {len(members) - _SHOWN_NAMES} more" if len(members) > _SHOWN_NAMES else ""
+    )
 
 
 def _shapes(changes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -141,7 +170,11 @@ def _shapes(changes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _initializers(changes: Mapping[str, Any]) -> Iterator[str]:
     counts, sizes = changes["count"], changes["bytes"]
-    told = [f"{count(len(changes[kind]))} {kind}" for kind in ("gone", "come", "changed", "renamed") if changes[kind]]
+    told = [
+        f"{count(len(changes[kind]))} {kind}"
+        for kind in ("gone", "come", "changed", "renamed")
+        if changes[kind]
+    ]
     if not told:
         return
     yield f"{count(counts[0])} → {count(counts[1])}, {size(sizes[0])} → {size(sizes[1])}: {', '.join(told)}"
@@ -150,7 +183,9 @@ def _initializers(changes: Mapping[str, Any]) -> Iterator[str]:
             largest = sorted(changes[kind], key=lambda one: -one["bytes"])[:_SHOWN_NAMES]
             shown = ", ".join(f"{one['name']} {one['dtype']} {one['shape']}" for one in largest)
             yield f"{kind}: {shown}" + (
-                f" and {len(changes[kind]) - len(largest)} more" if len(changes[kind]) > len(largest) else ""
+                f" and {len(changes[kind]) - len(largest)} more"
+                if len(changes[kind]) > len(largest)
+                else ""
             )
     for one in changes["changed"][:_SHOWN_NAMES]:
         yield f"changed: {one['name']} {one['to']}" + (

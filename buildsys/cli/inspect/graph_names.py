@@ -82,7 +82,10 @@ class GraphFiles:
         Raises: UsageError: there is none; the nearest known ones are told.
         """
         known = {
-            name: action for action in self._actions for name in _names(action, self._actions) if graph_ref(action)
+            name: action
+            for action in self._actions
+            for name in _names(action, self._actions)
+            if graph_ref(action)
         }
         if stage in known:
             return known[stage]
@@ -93,7 +96,9 @@ class GraphFiles:
             problem = "has several graphs" if several else "writes no graph"
             raise UsageError(f"{stage} of {self._model} {problem}", listed)
         near = nearest(stage, known)
-        raise UsageError(f"there is no stage {stage!r}", f"nearest: {', '.join(near)}" if near else listed)
+        raise UsageError(
+            f"there is no stage {stage!r}", f"nearest: {', '.join(near)}" if near else listed
+        )
 
     @cached_property
     def _actions(self) -> list[Action]:
@@ -115,18 +120,30 @@ class GraphFiles:
             raise _not_built(action, self._session.result(action.target))
         note = ""
         if explained.state != FRESH:
-            problem = "is not up to date" if explained.state == STALE else "may have to be built again"
-            built = f" was built {moment(explained.last.started)}" if explained.last else " lies in the build folder"
+            problem = (
+                "is not up to date" if explained.state == STALE else "may have to be built again"
+            )
+            built = (
+                f" was built {moment(explained.last.started)}"
+                if explained.last
+                else " lies in the build folder"
+            )
             why = in_brief(explained.reasons, _SHOWN_REASONS)
             note = f"{action.target} {problem} ({why}); this is what{built}; `doit {action.target}` builds it"
         data = file.with_name(f"{file.name}.data")
-        return _graph_file(name, action.target, explained.state, note, (file, data if data.is_file() else None))
+        return _graph_file(
+            name, action.target, explained.state, note, (file, data if data.is_file() else None)
+        )
 
     def _before(self, name: str, action: Action, steps: int) -> GraphFile:
         ref = graph_ref(action)
         graphs: list[Record] = []
         for record in self._ledger.records(action.target):
-            if record.status == PASSED and ref in record.files and not _is_same(graphs, record, ref):
+            if (
+                record.status == PASSED
+                and ref in record.files
+                and not _is_same(graphs, record, ref)
+            ):
                 graphs.append(record)
         if steps >= len(graphs):
             count = f"{len(graphs)} different graphs" if len(graphs) != 1 else "one graph"
@@ -136,7 +153,8 @@ class GraphFiles:
                 else f"`doit {action.target}` builds it"
             )
             raise UsageError(
-                f"there is no {name}: of {action.target} {count} {'is' if len(graphs) == 1 else 'are'} recorded", hint
+                f"there is no {name}: of {action.target} {count} {'is' if len(graphs) == 1 else 'are'} recorded",
+                hint,
             )
         return self._stored(name, action, graphs[steps])
 
@@ -149,7 +167,10 @@ class GraphFiles:
         graphs = [record for record in found if graph_ref(action) in record.files]
         if not graphs:
             hint = f"`git switch --detach {revision}` and `doit {action.target}` build it"
-            raise StageError(f"nothing that is stored was built from {action.target} as it is at {revision}", hint)
+            raise StageError(
+                f"nothing that is stored was built from {action.target} as it is at {revision}",
+                hint,
+            )
         return self._stored(name, action, graphs[0])
 
     def _records(self, target: str) -> list[Record]:
@@ -170,16 +191,22 @@ class GraphFiles:
         ref = graph_ref(action)
         files = [self._content(name, record.files.get(path)) for path in (ref, f"{ref}.data")]
         if files[0] is None:
-            raise StageError(f"{name} was built {moment(record.started)}, but is not in the store any more")
+            raise StageError(
+                f"{name} was built {moment(record.started)}, but is not in the store any more"
+            )
         note = f"{name} was built {moment(record.started)}"
-        return _graph_file(name, action.target, STORED, note, (files[0], files[1]), suffix=Path(ref).suffix)
+        return _graph_file(
+            name, action.target, STORED, note, (files[0], files[1]), suffix=Path(ref).suffix
+        )
 
     def _content(self, name: str, output: OutputFile | None) -> Path | None:
         if output is None:
             return None
         if not self._store.holds(output):
             hint = f"it was collected, or never kept: `doit cache` tells of {self._store.folder}"
-            raise StageError(f"{name} is recorded, but a file of it is not in the store any more", hint)
+            raise StageError(
+                f"{name} is recorded, but a file of it is not in the store any more", hint
+            )
         return self._store.object_path(output.digest)
 
 
@@ -193,7 +220,9 @@ def _graph_file(
 ) -> GraphFile:
     file, data = files
     size = file.stat().st_size + (data.stat().st_size if data else 0)
-    return GraphFile(name, target, state, note, file, data, (suffix or file.suffix) == ".onnx", size)
+    return GraphFile(
+        name, target, state, note, file, data, (suffix or file.suffix) == ".onnx", size
+    )
 
 
 def _full_name(action: Action) -> str:
@@ -210,12 +239,16 @@ def _names(action: Action, others: Sequence[Action]) -> Iterator[str]:
 def _is_same(graphs: Sequence[Record], record: Record, ref: str) -> bool:
     """Tell whether a record has the very graph of the one before it in the list."""
     files = (ref, f"{ref}.data")
-    return bool(graphs) and all(graphs[-1].files.get(path) == record.files.get(path) for path in files)
+    return bool(graphs) and all(
+        graphs[-1].files.get(path) == record.files.get(path) for path in files
+    )
 
 
 def _not_built(action: Action, result: Mapping[str, Any]) -> StageError:
     if result.get("status") in ("unavailable", "failed"):
-        return StageError(f"{action.target} has no graph: it is {result['status']}: {result.get('reason') or '?'}")
+        return StageError(
+            f"{action.target} has no graph: it is {result['status']}: {result.get('reason') or '?'}"
+        )
     return StageError(f"{action.target} has not been built", f"`doit {action.target}` builds it")
 
 

@@ -22,14 +22,19 @@ def graph_lines(document: Mapping[str, Any]) -> list[str]:
     opsets = ", ".join(f"{domain} {version}" for domain, version in document["opsets"].items())
     lines = [
         f"{graph['target']}: {shown_path(Path(graph['file']))}, {size(graph['bytes'])}",
-        *_entry("made by", [f"{document['producer'] or 'nobody named'}, IR version {document['ir_version']}"]),
+        *_entry(
+            "made by",
+            [f"{document['producer'] or 'nobody named'}, IR version {document['ir_version']}"],
+        ),
         *_entry("opsets", [opsets]),
         *_entry("inputs", map(_port, document["inputs"])),
         *_entry("outputs", map(_port, document["outputs"])),
         *_entry("weights", list(_weights(document))),
         *_entry("largest", [_stored(one) for one in document["initializers"]["largest"]]),
         *_entry("MACs", list(_macs(document["macs"]))),
-        *_entry("domains", [f"{domain}: {_counts(operators)}" for domain, operators in domains.items()]),
+        *_entry(
+            "domains", [f"{domain}: {_counts(operators)}" for domain, operators in domains.items()]
+        ),
         *_entry("functions", map(_function, document["functions"])),
     ]
     return [*lines, "", *_operators(document)]
@@ -40,9 +45,19 @@ def node_table(document: Mapping[str, Any]) -> list[str]:
     rows = []
     for node in document["nodes"]:
         indent = "  " * (node["inside"].count("/") + 1 if node["inside"] else 0)
-        made = ", ".join(_shaped(name, document["tensors"], node["inside"]) for name in node["outputs"] if name)
+        made = ", ".join(
+            _shaped(name, document["tensors"], node["inside"]) for name in node["outputs"] if name
+        )
         macs = large(node["macs"]) if node["macs"] else ""
-        rows.append((indent + node["operator"], node["name"] or "-", ", ".join(node["inputs"]), f"→ {made}", macs))
+        rows.append(
+            (
+                indent + node["operator"],
+                node["name"] or "-",
+                ", ".join(node["inputs"]),
+                f"→ {made}",
+                macs,
+            )
+        )
     return _columns(("operator", "name", "takes", "makes", "MACs>"), rows)
 
 
@@ -50,7 +65,9 @@ def node_lines(node: Mapping[str, Any]) -> list[str]:
     """Return all of one node."""
     where = f" in {node['inside']}" if node["inside"] else ""
     lines = [f"{node['operator']} {node['label']}{where}"]
-    lines += _entry("attributes", [f"{name} = {value}" for name, value in node["attributes"].items()])
+    lines += _entry(
+        "attributes", [f"{name} = {value}" for name, value in node["attributes"].items()]
+    )
     lines += _entry("takes", [_end(name, node, "producer") for name in node["inputs"]])
     lines += _entry("makes", [_end(name, node, "consumers") for name in node["outputs"]])
     return [*lines, *_entry("MACs", [count(node["macs"])] if node["macs"] else [])]
@@ -91,12 +108,18 @@ def _port(port: Mapping[str, Any]) -> str:
 
 
 def _shape(shape: Sequence[Any] | None) -> str:
-    return "of unknown shape" if shape is None else f"[{', '.join('?' if s is None else str(s) for s in shape)}]"
+    return (
+        "of unknown shape"
+        if shape is None
+        else f"[{', '.join('?' if s is None else str(s) for s in shape)}]"
+    )
 
 
 def _weights(document: Mapping[str, Any]) -> Iterator[str]:
     stored = document["initializers"]
-    by_type = ", ".join(f"{count(found['count'])} {dtype}" for dtype, found in stored["dtypes"].items())
+    by_type = ", ".join(
+        f"{count(found['count'])} {dtype}" for dtype, found in stored["dtypes"].items()
+    )
     listed = f": {by_type}" if by_type else ""
     inside = f"{size(stored['bytes'])} in {count(stored['count'])} initializers{listed}"
     yield f"{count(document['parameters'])} parameters, {inside}"
@@ -139,7 +162,8 @@ def _formula(terms: Mapping[str, int] | None) -> str:
     if len(terms) == 1 and "*" not in (name := next(iter(terms))) and "^" not in name:
         return f"; that is {large(terms[name])} for each 1 of {name}"
     return "; that is " + " + ".join(
-        f"{large(factor)} {TIMES} {term}" if term else large(factor) for term, factor in terms.items()
+        f"{large(factor)} {TIMES} {term}" if term else large(factor)
+        for term, factor in terms.items()
     )
 
 
@@ -159,13 +183,20 @@ def _operators(document: Mapping[str, Any]) -> list[str]:
     for name, number in operators.items():
         found = macs.get(name, {}).get("macs")
         rows.append(
-            (name, count(number), large(found) if found else "", f"{100 * found / total:.1f} %" if found else "")
+            (
+                name,
+                count(number),
+                large(found) if found else "",
+                f"{100 * found / total:.1f} %" if found else "",
+            )
         )
     room = max(_SHOWN_OPERATORS, shutil.get_terminal_size((80, 40)).lines - 24)
     shown = rows if len(rows) <= room + 1 else rows[:room]
     more = len(rows) - len(shown)
     rest = (
-        [f"{more} more operators, {sum(list(operators.values())[len(shown) :])} nodes (--json tells all)"]
+        [
+            f"{more} more operators, {sum(list(operators.values())[len(shown) :])} nodes (--json tells all)"
+        ]
         if more
         else []
     )
@@ -199,7 +230,9 @@ def _end(name: str, node: Mapping[str, Any], other: str) -> str:
     told = f"{name}: {tensor['dtype'] or 'unknown type'} {_shape(tensor['shape'])}"
     if other == "producer":
         return f"{told} from {tensor['producer'] or tensor['kind']}"
-    takers: list[str] = tensor["consumers"] or [tensor["kind"] if tensor["kind"] == "output" else "nobody"]
+    takers: list[str] = tensor["consumers"] or [
+        tensor["kind"] if tensor["kind"] == "output" else "nobody"
+    ]
     more = f" and {len(takers) - _SHOWN_TENSORS} more" if len(takers) > _SHOWN_TENSORS else ""
     return f"{told} to {', '.join(takers[:_SHOWN_TENSORS])}{more}"
 

@@ -40,11 +40,13 @@ def serve(root: Path, name: str, out: TextIO, *, port: str, browse: bool) -> Non
     graph = GraphFiles(session, model).find(stage or DEFAULT_STAGE)
     if not graph.is_onnx:
         raise UsageError(
-            f"{graph.target} is a TensorRT engine, which netron cannot show", "its graph is an earlier stage's"
+            f"{graph.target} is a TensorRT engine, which netron cannot show",
+            "its graph is an earlier stage's",
         )
     if importlib.util.find_spec("netron") is None:
         raise Unavailable(
-            "netron is not installed", "`pip install 'buildsys[netron]'` or `pip install netron` installs it"
+            "netron is not installed",
+            "`pip install 'buildsys[netron]'` or `pip install netron` installs it",
         )
     if graph.note:
         out.write(f"{graph.note}\n")

@@ -40,4 +40,7 @@ def ask(question: str, request: Mapping[str, Any]) -> dict[str, Any]:
 
 def graph_request(graph: GraphFile) -> dict[str, str]:
     """Return where a graph lies, as requests have it."""
-    return {"file": str(graph.file.resolve()), "data": str(graph.data.resolve()) if graph.data else ""}
+    return {
+        "file": str(graph.file.resolve()),
+        "data": str(graph.data.resolve()) if graph.data else "",
+    }

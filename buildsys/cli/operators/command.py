@@ -16,7 +16,13 @@ from buildsys.report.markdown.elements import table
 
 _REGISTERING = ("symbolics", "translations", "ops")
 _TORCH_COLUMNS = ("operator of torch", "TorchScript", "dynamo", "registered here")
-_ONNX_COLUMNS = ("operator of the graph", "opsets", "ONNX Runtime (CPU)", "TensorRT-RTX", "implemented here")
+_ONNX_COLUMNS = (
+    "operator of the graph",
+    "opsets",
+    "ONNX Runtime (CPU)",
+    "TensorRT-RTX",
+    "implemented here",
+)
 _NO, _UNKNOWN = "no", "not installed"
 Row = Mapping[str, Any]
 
@@ -69,10 +75,16 @@ def _registrations(project: Project | None) -> dict[str, list[str]]:
     return {op: list(dict.fromkeys(users)) for op, users in sorted(found.items())}
 
 
-def _chosen(known: Mapping[str, Any], names: Sequence[str], registered: Mapping[str, list[str]]) -> Chosen:
+def _chosen(
+    known: Mapping[str, Any], names: Sequence[str], registered: Mapping[str, list[str]]
+) -> Chosen:
     torch: dict[str, Row] = {}
     onnx: dict[str, Row] = {}
-    own = {name: _own_row() for name in registered if name not in known["torch"] and name not in known["onnx"]}
+    own = {
+        name: _own_row()
+        for name in registered
+        if name not in known["torch"] and name not in known["onnx"]
+    }
     for name in names:
         tables = ({**known["torch"], **own}, known["onnx"])
         exact = [{name: rows[name]} if name in rows else {} for rows in tables]
@@ -94,7 +106,8 @@ def _matching(name: str, rows: Mapping[str, Row]) -> dict[str, Row]:
     return {
         known: row
         for known, row in rows.items()
-        if known.lower() == wanted or ("::" not in wanted and known.lower().rpartition("::")[2] == wanted)
+        if known.lower() == wanted
+        or ("::" not in wanted and known.lower().rpartition("::")[2] == wanted)
     }
 
 
@@ -104,7 +117,9 @@ def _unknown(name: str, known: Sequence[str]) -> UsageError:
         plain: dict[str, str] = {}
         for one in known:
             plain.setdefault(one.rpartition("::")[2].lower(), one)
-        near = list(dict.fromkeys([*(plain[word] for word in nearest(name.lower(), plain)), *near]))[:3]
+        near = list(
+            dict.fromkeys([*(plain[word] for word in nearest(name.lower(), plain)), *near])
+        )[:3]
     hint = f"nearest: {', '.join(near)}" if near else "`doit ops --all` tells all of them"
     return UsageError(f"there is no operator {name!r} in torch, ONNX or ONNX Runtime here", hint)
 
@@ -112,9 +127,17 @@ def _unknown(name: str, known: Sequence[str]) -> UsageError:
 def _tables(chosen: Chosen, registered: Mapping[str, list[str]]) -> str:
     lines: list[str] = []
     if chosen.torch:
-        lines += [*_filled(_TORCH_COLUMNS, [_torch_cells(*row, registered) for row in chosen.torch.items()]), ""]
+        lines += [
+            *_filled(
+                _TORCH_COLUMNS, [_torch_cells(*row, registered) for row in chosen.torch.items()]
+            ),
+            "",
+        ]
     if chosen.onnx:
-        lines += [*_filled(_ONNX_COLUMNS, [_onnx_cells(*row, registered) for row in chosen.onnx.items()]), ""]
+        lines += [
+            *_filled(_ONNX_COLUMNS, [_onnx_cells(*row, registered) for row in chosen.onnx.items()]),
+            "",
+        ]
     return "\n".join(lines)
 
 
@@ -178,7 +201,11 @@ def _summary(known: Mapping[str, Any]) -> str:
     traced = sum(row["torchscript"] is not None for row in torch)
     captured = sum(row["dynamo"] is not None for row in torch)
     parts = sum(row["by_parts"] and row["dynamo"] is None for row in torch)
-    run = [row for row in own.values() if any(one["types"] or one["body"] for one in row["onnxruntime"] or ())]
+    run = [
+        row
+        for row in own.values()
+        if any(one["types"] or one["body"] for one in row["onnxruntime"] or ())
+    ]
     taken = sum(bool(row["tensorrt_rtx"]) for row in own.values())
     return (
         f"torch {versions['torch']}: {len(torch)} operators; TorchScript translates {traced}, dynamo {captured} and"
@@ -191,21 +218,43 @@ def _summary(known: Mapping[str, Any]) -> str:
 
 
 def _model_text(
-    project: Project, model: str, known: Mapping[str, Any], registered: Mapping[str, list[str]], *, as_json: bool
+    project: Project,
+    model: str,
+    known: Mapping[str, Any],
+    registered: Mapping[str, list[str]],
+    *,
+    as_json: bool,
 ) -> str:
     opset, counts = _operators_of(project, model)
     rows = {name: known["onnx"].get(name) for name in counts}
     if as_json:
         return _json(model=model, opset=opset, operators=counts, onnx=rows, registered=registered)
-    cells = [(name, str(counts[name]), *_cells_at(name, row, opset, registered)) for name, row in rows.items()]
-    columns = ("operator", "nodes>", "since", "ONNX Runtime (CPU)", "TensorRT-RTX", "implemented here")
-    return f"{model}: the simplified graph, opset {opset}\n" + "\n".join(_filled(columns, cells)) + "\n"
+    cells = [
+        (name, str(counts[name]), *_cells_at(name, row, opset, registered))
+        for name, row in rows.items()
+    ]
+    columns = (
+        "operator",
+        "nodes>",
+        "since",
+        "ONNX Runtime (CPU)",
+        "TensorRT-RTX",
+        "implemented here",
+    )
+    return (
+        f"{model}: the simplified graph, opset {opset}\n"
+        + "\n".join(_filled(columns, cells))
+        + "\n"
+    )
 
 
 def _operators_of(project: Project, model: str) -> tuple[int, dict[str, int]]:
     """Return the opset and the operators of a model's simplified graph, else of its exported one."""
     folder = project.build / model
-    exported, simplified = _result(folder / "export/export.json"), _result(folder / "simplify/graph.json")
+    exported, simplified = (
+        _result(folder / "export/export.json"),
+        _result(folder / "simplify/graph.json"),
+    )
     if not exported:
         raise UsageError(f"{model} has no graph yet", f"`doit simplify:{model}` makes it")
     counts: dict[str, int] = (simplified.get("after") or exported).get("operators") or {}
@@ -220,7 +269,9 @@ def _result(file: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _cells_at(name: str, row: Row | None, opset: int, registered: Mapping[str, list[str]]) -> Iterator[str]:
+def _cells_at(
+    name: str, row: Row | None, opset: int, registered: Mapping[str, list[str]]
+) -> Iterator[str]:
     """Yield the cells of an operator as a graph of this opset has it."""
     users = ", ".join(registered.get(name, ()))
     if row is None:
@@ -236,4 +287,7 @@ def _cells_at(name: str, row: Row | None, opset: int, registered: Mapping[str, l
 
 
 def _json(**fields: Any) -> str:
-    return json.dumps({"schema": "buildsys/ops/1", "versions": library_versions(), **fields}, indent=2) + "\n"
+    return (
+        json.dumps({"schema": "buildsys/ops/1", "versions": library_versions(), **fields}, indent=2)
+        + "\n"
+    )

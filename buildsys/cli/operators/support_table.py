@@ -16,7 +16,10 @@ from buildsys.system.versions import python_version, tool_versions
 
 _LIBRARIES = ("torch", "torchvision", "onnx", "onnxscript", "onnxruntime", "tensorrt_rtx")
 _MAKER = "buildsys.stages.operator_support"
-_CODE = ("stages/operator_support/*.py", "backends/onnxruntime/kernels.py")  # what reads the registries
+_CODE = (
+    "stages/operator_support/*.py",
+    "backends/onnxruntime/kernels.py",
+)  # what reads the registries
 _KEPT = 4  # tables of other sets of versions: somebody tries one of two
 
 
@@ -48,7 +51,9 @@ def _key() -> str:
     package = Path(__file__).parents[2]
     code = [path.read_bytes() for pattern in _CODE for path in sorted(package.glob(pattern))]
     digests = [hashlib.sha256(content).hexdigest() for content in code]
-    return hashlib.sha256(json.dumps([sorted(library_versions().items()), digests]).encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        json.dumps([sorted(library_versions().items()), digests]).encode()
+    ).hexdigest()[:16]
 
 
 def _make_table() -> dict[str, Any]:
@@ -66,12 +71,16 @@ def _make_table() -> dict[str, Any]:
         table: dict[str, Any] = json.loads(done.stdout)
         return table
     last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    raise StageError(f"the table of operators cannot be made: {last}", "`doit ops` needs torch and onnx")
+    raise StageError(
+        f"the table of operators cannot be made: {last}", "`doit ops` needs torch and onnx"
+    )
 
 
 def _keep(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".new", delete=False, encoding="utf-8") as stream:
+    with tempfile.NamedTemporaryFile(
+        "w", dir=file.parent, suffix=".new", delete=False, encoding="utf-8"
+    ) as stream:
         stream.write(text)
     Path(stream.name).replace(file)
     others = sorted(file.parent.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)

@@ -11,7 +11,12 @@ from typing import Any
 
 from buildsys.plan.action import Action
 
-EQUAL, DIFFERENT, NOT_EXPECTED, ONE_SIDED = "equal", "different", "not expected to be equal", "in one build only"
+EQUAL, DIFFERENT, NOT_EXPECTED, ONE_SIDED = (
+    "equal",
+    "different",
+    "not expected to be equal",
+    "in one build only",
+)
 _PIECE_BYTES = 1 << 20
 _TIMES = frozenset({"started", "seconds", "peak_rss_mib", "build_seconds"})
 
@@ -43,14 +48,18 @@ class Artifact:
         return self.state in (DIFFERENT, ONE_SIDED)
 
 
-def compare_builds(first: Path, second: Path, model: str, actions: Sequence[Action]) -> Iterator[Artifact]:
+def compare_builds(
+    first: Path, second: Path, model: str, actions: Sequence[Action]
+) -> Iterator[Artifact]:
     """Yield every file of ``model`` that either build folder has, in the order of the plan; logs are none."""
     found = {path for build in (first, second) for path in _files(build, model)}
     for action in actions:
         owned = {ref.path: role for role, ref in action.outputs.items()}
         folder = owned_folder(action)
         mine = [path for path in owned if path in found]
-        mine += sorted(path for path in found if path.startswith(folder) and not _owner(path, actions))
+        mine += sorted(
+            path for path in found if path.startswith(folder) and not _owner(path, actions)
+        )
         for path in mine:
             found.discard(path)
             why = _why_not(action, owned.get(path))
@@ -84,7 +93,11 @@ def _why_not_engine(engine: Mapping[str, Any]) -> str:
     if engine["backend"] != "onnxruntime":
         return "TensorRT's engines are not reproducible"
     # its layout pass goes through a hash table of addresses: 2 of 8 builds of one graph had another order of nodes
-    return "ONNX Runtime's layout pass orders nodes by address" if engine["graph_optimization_level"] == "all" else ""
+    return (
+        "ONNX Runtime's layout pass orders nodes by address"
+        if engine["graph_optimization_level"] == "all"
+        else ""
+    )
 
 
 def _compare(action: Action, file: str, why: str, first: Path, second: Path) -> Artifact:
@@ -114,7 +127,10 @@ def first_difference(first: Path, second: Path) -> int | None:
 
 
 def _first_index(here: bytes, there: bytes) -> int:
-    low, high = 0, min(len(here), len(there))  # here[:low] is equal; bisected, as a loop over bytes is slow
+    low, high = (
+        0,
+        min(len(here), len(there)),
+    )  # here[:low] is equal; bisected, as a loop over bytes is slow
     while low < high:
         middle = (low + high + 1) // 2
         if here[low:middle] == there[low:middle]:
@@ -143,7 +159,9 @@ def _changed_keys(first: Any, second: Any, where: str) -> Iterator[str]:
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         for name in dict.fromkeys((*first, *second)):
             if name not in _TIMES:
-                yield from _changed_keys(first.get(name), second.get(name), f"{where}.{name}" if where else name)
+                yield from _changed_keys(
+                    first.get(name), second.get(name), f"{where}.{name}" if where else name
+                )
     elif first != second:
         yield where
 

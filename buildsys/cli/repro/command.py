@@ -26,7 +26,16 @@ from buildsys.plan.action import Action
 from buildsys.plan.model_plan import plan_model
 
 # whose files are artifacts, in the chain's order
-STAGES = ("operators", "export", "surgery", "simplify", "reference", "calibrate", "convert", "engine")
+STAGES = (
+    "operators",
+    "export",
+    "surgery",
+    "simplify",
+    "reference",
+    "calibrate",
+    "convert",
+    "engine",
+)
 _FIGURES = ("validate", "verify", "bench", "report")
 _GRAPHS = (".onnx", ".onnx.data")
 _TERMINATED = 143
@@ -49,7 +58,10 @@ def compare_two_builds(root: Path, request: Request) -> Verdict:
     """
     project = load_project(root)
     known_model("repro", project.models, [request.model] if request.model else [])
-    actions = select(plan_model(project.models[request.model].data, builder_versions(root, project.state)), request)
+    actions = select(
+        plan_model(project.models[request.model].data, builder_versions(root, project.state)),
+        request,
+    )
     with _clean_folder(keep=request.keep) as folder:
         builds: list[Built] = []
         for built in build_twice(project, [action.target for action in actions], folder, _say):
@@ -99,16 +111,23 @@ def _compare(builds: Sequence[Built], model: str, actions: Sequence[Action]) -> 
     first, second = (built.build for built in builds)
     artifacts = list(compare_builds(first, second, model, actions))
     differing = [a for a in artifacts if a.first_byte is not None and a.file.endswith(_GRAPHS)]
-    fields = _graph_differences([(first / model / a.file, second / model / a.file, a.first_byte) for a in differing])
+    fields = _graph_differences(
+        [(first / model / a.file, second / model / a.file, a.first_byte) for a in differing]
+    )
     found = {artifact.file: field for artifact, field in zip(differing, fields, strict=True)}
     for artifact in artifacts:
         field = found.get(artifact.file)
         yield replace(artifact, difference=field["sentence"], field=field) if field else artifact
 
 
-def _graph_differences(pairs: Iterable[tuple[Path, Path, int | None]]) -> list[dict[str, Any] | None]:
+def _graph_differences(
+    pairs: Iterable[tuple[Path, Path, int | None]],
+) -> list[dict[str, Any] | None]:
     """Ask a process that may load onnx; where it cannot tell, byte positions have to do."""
-    requests = [{"first": str(first), "second": str(second), "first_byte": byte} for first, second, byte in pairs]
+    requests = [
+        {"first": str(first), "second": str(second), "first_byte": byte}
+        for first, second, byte in pairs
+    ]
     if not requests:
         return []
     done = subprocess.run(
@@ -120,7 +139,9 @@ def _graph_differences(pairs: Iterable[tuple[Path, Path, int | None]]) -> list[d
         text=True,
         check=False,
     )
-    answers: list[dict[str, Any] | None] = json.loads(done.stdout) if done.returncode == 0 else [None] * len(requests)
+    answers: list[dict[str, Any] | None] = (
+        json.loads(done.stdout) if done.returncode == 0 else [None] * len(requests)
+    )
     return answers
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from buildsys.errors import StageError
 
-_COPIED_BYTES = 1 << 20  # larger files (weights, data sets) are linked: nothing of a build depends on where they lie
+_COPIED_BYTES = (
+    1 << 20
+)  # larger files (weights, data sets) are linked: nothing of a build depends on where they lie
 _LEFT_OUT = {"__pycache__", "node_modules"}
 
 
@@ -23,7 +25,9 @@ def copy_project(root: Path, target: Path, *, without: Collection[Path]) -> None
     try:
         _copy_folder(root, target, root, frozenset(without))
     except OSError as error:
-        raise StageError(f"cannot copy the project: {error.strerror}: {error.filename2 or error.filename}") from error
+        raise StageError(
+            f"cannot copy the project: {error.strerror}: {error.filename2 or error.filename}"
+        ) from error
 
 
 def _copy_folder(folder: Path, target: Path, root: Path, without: frozenset[Path]) -> None:

@@ -55,14 +55,20 @@ class Built:
 
     def failed(self) -> dict[str, str]:
         """Return the targets that did not end well, with the reason."""
-        ended = ((target, end) for target, end in self.targets.items() if end["status"] in ("failed", "not run"))
+        ended = (
+            (target, end)
+            for target, end in self.targets.items()
+            if end["status"] in ("failed", "not run")
+        )
         return {target: str(end["reason"]) for target, end in ended}
 
 
 Say = Callable[[str], None]
 
 
-def build_twice(project: Project, targets: Sequence[str], folder: Path, say: Say) -> Iterator[Built]:
+def build_twice(
+    project: Project, targets: Sequence[str], folder: Path, say: Say
+) -> Iterator[Built]:
     """Copy the project and build ``targets``, twice, one after the other, below ``folder``.
 
     Raises: StageError: a copy cannot be made, or a build ended without an answer.
@@ -79,7 +85,10 @@ def build_twice(project: Project, targets: Sequence[str], folder: Path, say: Say
 def child_environment() -> dict[str, str]:
     """Return this process's environment in which ``-m buildsys…`` is found from any folder."""
     package = str(Path(buildsys.__file__).resolve().parent.parent)
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH", ""))))}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH", "")))),
+    }
 
 
 def _environment(project: Project, root: Path, conditions: Conditions) -> dict[str, str]:
@@ -88,8 +97,12 @@ def _environment(project: Project, root: Path, conditions: Conditions) -> dict[s
         **child_environment(),
         "BUILDSYS_BUILD": _BUILD,
         "BUILDSYS_CONFIGS": str(configs.relative_to(project.root) if inside else configs),
-        "BUILDSYS_MACHINE_LOCK": str(machine_lock_folder(project.state / "locks")),  # of all builds of this user
-        "BUILDSYS_STORE": str(root / STATE_FOLDER / "store"),  # else the second build could be a copy of the first
+        "BUILDSYS_MACHINE_LOCK": str(
+            machine_lock_folder(project.state / "locks")
+        ),  # of all builds of this user
+        "BUILDSYS_STORE": str(
+            root / STATE_FOLDER / "store"
+        ),  # else the second build could be a copy of the first
         "BUILDSYS_REMOTE": "",  # the same
         "BUILDSYS_WORKER_IDLE": "0",  # no server of another build
         "PYTHONHASHSEED": conditions.hash_seed,
@@ -98,7 +111,11 @@ def _environment(project: Project, root: Path, conditions: Conditions) -> dict[s
 
 
 def _build(
-    conditions: Conditions, root: Path, environment: Mapping[str, str], targets: Sequence[str], say: Say
+    conditions: Conditions,
+    root: Path,
+    environment: Mapping[str, str],
+    targets: Sequence[str],
+    say: Say,
 ) -> dict[str, Mapping[str, Any]]:
     ended: dict[str, Mapping[str, Any]] = {}
     command = [sys.executable, "-m", "buildsys.cli.repro.clean_build", str(root), *targets]
@@ -113,17 +130,26 @@ def _build(
             elif event["event"] == "ended":
                 ended[target] = event
                 took = f", {event['seconds']:.1f} s" if "seconds" in event else ""
-                say(f"{where} {event['status']}{took}" + (f": {event['reason']}" if event["reason"] else ""))
+                say(
+                    f"{where} {event['status']}{took}"
+                    + (f": {event['reason']}" if event["reason"] else "")
+                )
     missing = [target for target in targets if target not in ended]
     if missing:
-        raise StageError(f"the {conditions.name} ended at {missing[0]} with exit code {process.returncode}")
+        raise StageError(
+            f"the {conditions.name} ended at {missing[0]} with exit code {process.returncode}"
+        )
     return ended
 
 
 @contextmanager
-def _running(command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> Iterator[subprocess.Popen[str]]:
+def _running(
+    command: Sequence[str], environment: Mapping[str, str], cwd: Path
+) -> Iterator[subprocess.Popen[str]]:
     """Run a process that is ended, with its workers, when the block is left early."""
-    process = subprocess.Popen(command, env=dict(environment), cwd=cwd, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env=dict(environment), cwd=cwd, stdout=subprocess.PIPE, text=True
+    )
     try:
         yield process
         process.wait()

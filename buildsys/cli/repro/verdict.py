@@ -32,7 +32,11 @@ class Verdict:
     @property
     def failed(self) -> dict[str, str]:
         """Return the targets that could not be built, with the first reason."""
-        return {target: reason for built in reversed(self.builds) for target, reason in built.failed().items()}
+        return {
+            target: reason
+            for built in reversed(self.builds)
+            for target, reason in built.failed().items()
+        }
 
     @property
     def exit_code(self) -> int:
@@ -50,7 +54,9 @@ class Verdict:
     def _lines(self) -> Iterator[str]:
         took = " and ".join(f"{built.seconds:.1f} s" for built in self.builds)
         yield f"{self.model}: two builds in clean folders, {took}"
-        rows = [(_SHOUTED.get(a.state, a.state), a.target, a.file, _told(a)) for a in self.artifacts]
+        rows = [
+            (_SHOUTED.get(a.state, a.state), a.target, a.file, _told(a)) for a in self.artifacts
+        ]
         widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
         for row in rows:
             cells = (text.ljust(width) for text, width in zip(row, widths, strict=False))

@@ -29,7 +29,9 @@ def bench_problems(view: View) -> Iterator[Problem]:
     baselines = view.list("bench", "baselines")
     for index, name in enumerate(baselines):
         if name in baselines[:index]:
-            yield view.problem(("bench", "baselines", index), f"the baseline {show_value(name)} is given twice")
+            yield view.problem(
+                ("bench", "baselines", index), f"the baseline {show_value(name)} is given twice"
+            )
     engines = [engine for engine in view.list("engines") if isinstance(engine, dict)]
     if not engines or any(engine.get("backend") in _TIMED_BY_GPU for engine in engines):
         return
@@ -44,7 +46,11 @@ def _not_by_the_gpu(view: View, engines: list[dict[str, Any]]) -> Iterator[Probl
     kinds = dict.fromkeys(_kind(engine) for engine in engines)
     for field, defaults in _BY_THE_GPU.items():
         value = view.get("bench", field)
-        if value is None or not view.own("bench", field) or any(value == default for default in defaults):
+        if (
+            value is None
+            or not view.own("bench", field)
+            or any(value == default for default in defaults)
+        ):
             continue
         text = f"{' and '.join(kinds)} cannot honour it: it is for engines of TensorRT"
         yield view.problem(("bench", field), text, "remove it, or add such an engine", of_key=True)

@@ -31,7 +31,9 @@ def engine_problems(view: View) -> Iterator[Problem]:
 def _typing(view: View, key: Key, engine: dict[str, Any]) -> Iterator[Problem]:
     if engine.get("typing") == "strong" and engine.get("layer_precisions"):
         text = "a strongly typed engine has the types of the graph, layer by layer"
-        yield view.problem((*key, "layer_precisions"), text, "remove it, or set typing: weak", of_key=True)
+        yield view.problem(
+            (*key, "layer_precisions"), text, "remove it, or set typing: weak", of_key=True
+        )
     if engine.get("typing") == "weak" and engine.get("weight_streaming") is True:
         text = "only strongly typed engines stream their weights"
         yield view.problem((*key, "weight_streaming"), text, "set typing: strong", of_key=True)
@@ -51,9 +53,15 @@ def _quantization(view: View, key: Key, engine: dict[str, Any]) -> Iterator[Prob
             hint = "remove it, and choose layers with quantize.exclude and quantize.operators"
             yield view.problem((*key, "layer_precisions", number, "precision"), text, hint)
     if asked == "implicit" and engine.get("typing") == "strong":
-        text = "a strongly typed engine has the types of the graph, and its builder calibrates nothing"
-        yield view.problem((*key, "quantization"), text, "set typing: weak, or quantization: explicit")
-    elif asked == "implicit" and (precision == "fp8" or (precision in _UNQUANTIZED and not int8_layers(engine))):
+        text = (
+            "a strongly typed engine has the types of the graph, and its builder calibrates nothing"
+        )
+        yield view.problem(
+            (*key, "quantization"), text, "set typing: weak, or quantization: explicit"
+        )
+    elif asked == "implicit" and (
+        precision == "fp8" or (precision in _UNQUANTIZED and not int8_layers(engine))
+    ):
         text = f"builders calibrate int8 alone, and the engine's precision is {precision}"
         other = "quantization: explicit" if precision == "fp8" else "precision: int8"
         yield view.problem((*key, "quantization"), text, f"set {other}, or leave it out")
@@ -63,7 +71,11 @@ def int8_layers(engine: dict[str, Any]) -> list[int]:
     """Return which entries of an engine's layer precisions are int8."""
     entries = engine.get("layer_precisions")
     given = enumerate(entries) if isinstance(entries, list) else ()
-    return [number for number, entry in given if isinstance(entry, dict) and entry.get("precision") == "int8"]
+    return [
+        number
+        for number, entry in given
+        if isinstance(entry, dict) and entry.get("precision") == "int8"
+    ]
 
 
 def _needed(view: View, key: Key, engine: dict[str, Any]) -> Iterator[Problem]:
@@ -73,9 +85,18 @@ def _needed(view: View, key: Key, engine: dict[str, Any]) -> Iterator[Problem]:
             yield view.problem((*key, field), text, "set dla_core, or remove it", of_key=True)
     if engine.get("exclude_lean_runtime") is True and engine.get("version_compatible") is not True:
         text = "only a version compatible engine has a lean runtime to leave out"
-        yield view.problem((*key, "exclude_lean_runtime"), text, "set version_compatible: true as well", of_key=True)
+        yield view.problem(
+            (*key, "exclude_lean_runtime"),
+            text,
+            "set version_compatible: true as well",
+            of_key=True,
+        )
     if engine.get("workspace") == 0:
-        yield view.problem((*key, "workspace"), "no memory to work in", "give it a size such as 4GiB, or leave it out")
+        yield view.problem(
+            (*key, "workspace"),
+            "no memory to work in",
+            "give it a size such as 4GiB, or leave it out",
+        )
 
 
 def _io(view: View, key: Key, engine: dict[str, Any]) -> Iterator[Problem]:
@@ -85,6 +106,10 @@ def _io(view: View, key: Key, engine: dict[str, Any]) -> Iterator[Problem]:
     declared = view.map("outputs")
     known = [*shapes_after_surgery(view), *declared]
     for name in formats:
-        if declared and name not in known:  # without declared outputs, their names are known when it is built
+        if (
+            declared and name not in known
+        ):  # without declared outputs, their names are known when it is built
             hint = suggest(str(name), known, what="inputs and outputs")
-            yield view.problem((*key, "io", name), f"no input or output is named {name}", hint, of_key=True)
+            yield view.problem(
+                (*key, "io", name), f"no input or output is named {name}", hint, of_key=True
+            )

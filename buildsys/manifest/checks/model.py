@@ -22,7 +22,9 @@ from buildsys.manifest.value_ranges import data_problem
 from buildsys.manifest.value_tree import Key, Node, nearest, plain
 
 TORCHSCRIPT_OPSETS = range(6, 24)
-DYNAMO_OPSETS = range(7, 29)  # below 18 it converts down, which the export checks; 28 is the top of onnx 1.23
+DYNAMO_OPSETS = range(
+    7, 29
+)  # below 18 it converts down, which the export checks; 28 is the top of onnx 1.23
 _IGNORED_BY = {
     "torchscript": {
         "optimize": "use do_constant_folding",
@@ -86,7 +88,12 @@ def check_model(tree: Node, file: Path) -> Iterator[Problem]:
 def unused_dims(tree: Node) -> list[str]:
     """Return the declared dimensions that the shape of no input names, and no step of surgery."""
     view = View(tree, Path())
-    used = {size for name in view.map("inputs") for size in view.list("inputs", name, "shape") if isinstance(size, str)}
+    used = {
+        size
+        for name in view.map("inputs")
+        for size in view.list("inputs", name, "shape")
+        if isinstance(size, str)
+    }
     return [name for name in view.map("dims") if name not in used | dims_of_surgery(view)]
 
 
@@ -102,12 +109,16 @@ def _export(view: View) -> Iterator[Problem]:
         return
     for option, instead in _IGNORED_BY[exporter].items():
         if view.get("export", option) is not None:
-            yield view.problem(("export", option), f"the {exporter} exporter ignores it", instead, of_key=True)
+            yield view.problem(
+                ("export", option), f"the {exporter} exporter ignores it", instead, of_key=True
+            )
     yield from _opset(view, exporter)
     as_inputs = view.get("export", "keep_initializers_as_inputs") is True
     if exporter == "dynamo" and view.get("export", "export_params") is False and not as_inputs:
         text = "the dynamo exporter writes an invalid file without the parameters"
-        yield view.problem(("export", "export_params"), text, "set keep_initializers_as_inputs: true as well")
+        yield view.problem(
+            ("export", "export_params"), text, "set keep_initializers_as_inputs: true as well"
+        )
 
 
 def _opset(view: View, exporter: str) -> Iterator[Problem]:
@@ -115,16 +126,24 @@ def _opset(view: View, exporter: str) -> Iterator[Problem]:
     opsets = TORCHSCRIPT_OPSETS if exporter == "torchscript" else DYNAMO_OPSETS
     if isinstance(opset, int) and not isinstance(opset, bool) and opset not in opsets:
         span = f"({opsets[0]} to {opsets[-1]})"
-        yield view.problem(("export", "opset"), f"{opset} is not an opset the {exporter} exporter can write {span}")
+        yield view.problem(
+            ("export", "opset"), f"{opset} is not an opset the {exporter} exporter can write {span}"
+        )
 
 
 def _simplify(view: View) -> Iterator[Problem]:
     if view.get("simplify", "tool") != "none":
         return
     changed = [
-        option for option in ("constant_folding", "shape_inference", "fuse") if view.get("simplify", option) is False
+        option
+        for option in ("constant_folding", "shape_inference", "fuse")
+        if view.get("simplify", option) is False
     ]
-    changed += ["tensor_size_threshold"] if view.get("simplify", "tensor_size_threshold") is not None else []
+    changed += (
+        ["tensor_size_threshold"]
+        if view.get("simplify", "tensor_size_threshold") is not None
+        else []
+    )
     for option in changed:
         text = "no tool simplifies the graph, so that it has no effect"
         yield view.problem(("simplify", option), text, "remove it or choose a tool", of_key=True)
@@ -142,7 +161,12 @@ def _dims(view: View) -> Iterator[Problem]:
                     yield view.problem((section, name, "shape", index), text, hint)
     for name in unused_dims(view.tree):
         if view.own("dims", name):
-            yield view.problem(("dims", name), "the shape of no input uses this dimension", "remove it", of_key=True)
+            yield view.problem(
+                ("dims", name),
+                "the shape of no input uses this dimension",
+                "remove it",
+                of_key=True,
+            )
 
 
 def _tensors(view: View) -> Iterator[Problem]:
@@ -155,7 +179,9 @@ def _tensors(view: View) -> Iterator[Problem]:
         if "onnx" in view.map("source"):
             yield view.problem(key, "an onnx source has no keywords", "remove it", of_key=True)
         elif keyword in keywords:
-            yield view.problem(key, f"the input {keywords[keyword]} has the keyword {show_value(keyword)} already")
+            yield view.problem(
+                key, f"the input {keywords[keyword]} has the keyword {show_value(keyword)} already"
+            )
         keywords.setdefault(keyword, name)
     for name in view.map("outputs"):
         if name in view.map("inputs"):
@@ -164,7 +190,9 @@ def _tensors(view: View) -> Iterator[Problem]:
 
 def _data(view: View) -> Iterator[Problem]:
     for name in view.map("inputs"):
-        found = data_problem(view.get("inputs", name, "dtype") or "float32", view.get("inputs", name, "data"))
+        found = data_problem(
+            view.get("inputs", name, "dtype") or "float32", view.get("inputs", name, "data")
+        )
         if found:
             field, text, hint = found
             yield view.problem(("inputs", name, *(("data", field) if field else ())), text, hint)
@@ -175,7 +203,9 @@ def _cases(view: View) -> Iterator[Problem]:
         cases = view.list(section, "cases")
         for index, case in enumerate(cases):
             if case in cases[:index]:
-                yield view.problem((section, "cases", index), f"the case {show_value(case)} is given twice")
+                yield view.problem(
+                    (section, "cases", index), f"the case {show_value(case)} is given twice"
+                )
 
 
 def _engines(view: View) -> Iterator[Problem]:

@@ -26,8 +26,12 @@ def profile_problems(view: View) -> Iterator[Problem]:
                 yield from _profile(view, ("engines", index, "profiles", number), profile, inputs)
 
 
-def _profile(view: View, key: Key, profile: dict[str, Any], inputs: dict[str, list[Any]]) -> Iterator[Problem]:
-    sizes: dict[tuple[str, str], tuple[str, int]] = {}  # dimension, point -> where it was first, its size there
+def _profile(
+    view: View, key: Key, profile: dict[str, Any], inputs: dict[str, list[Any]]
+) -> Iterator[Problem]:
+    sizes: dict[
+        tuple[str, str], tuple[str, int]
+    ] = {}  # dimension, point -> where it was first, its size there
     for name in profile:
         if name not in inputs:
             hint = suggest(name, inputs, what="inputs")
@@ -43,24 +47,32 @@ def _profile(view: View, key: Key, profile: dict[str, Any], inputs: dict[str, li
             yield from _one_size(view, (*key, name), ranges, inputs[name], sizes)
     for name in inputs:
         if name not in profile and any(isinstance(size, str) for size in inputs[name]):
-            yield view.problem(key, f"the input {name} has dynamic dimensions and no range in this profile")
+            yield view.problem(
+                key, f"the input {name} has dynamic dimensions and no range in this profile"
+            )
 
 
 def _values(view: View, key: Key, entry: Any, shape: list[Any]) -> Iterator[Problem]:
     """Yield what is wrong with the values of an input that decides shapes."""
     if any(isinstance(size, str) for size in shape) or len(shape) > 1:
         text = "values are for an input of a fixed shape with at most one dimension"
-        yield view.problem((*key, "values"), text, "give min, opt and max of its shape", of_key=True)
+        yield view.problem(
+            (*key, "values"), text, "give min, opt and max of its shape", of_key=True
+        )
         return
     ranges = _ranges_of(entry)
     count = shape[0] if shape else 1
     for point, values in ranges.items():
         if len(values) != count:
-            yield view.problem((*key, "values", point), f"{len(values)} values, and the input has {count}")
+            yield view.problem(
+                (*key, "values", point), f"{len(values)} values, and the input has {count}"
+            )
             return
     if len(ranges) < len(_POINTS):
         return
-    for index, (low, best, high) in enumerate(zip(*(ranges[point] for point in _POINTS), strict=True)):
+    for index, (low, best, high) in enumerate(
+        zip(*(ranges[point] for point in _POINTS), strict=True)
+    ):
         if not low <= best <= high:
             text = f"min {low}, opt {best}, max {high} of value {index} are not in ascending order"
             yield view.problem((*key, "values"), text)
@@ -87,28 +99,39 @@ def _ranges(view: View, key: Key, ranges: Ranges, shape: list[Any]) -> Iterator[
     for axis, size in enumerate(shape):
         low, best, high = (ranges[point][axis] for point in _POINTS)
         if not low <= best <= high:
-            yield view.problem(key, f"min {low}, opt {best}, max {high} of axis {axis} are not in ascending order")
+            yield view.problem(
+                key, f"min {low}, opt {best}, max {high} of axis {axis} are not in ascending order"
+            )
         elif isinstance(size, int) and not low == high == size:
-            yield view.problem(key, f"axis {axis} is {low} to {high}, and the input's shape has {size} there")
+            yield view.problem(
+                key, f"axis {axis} is {low} to {high}, and the input's shape has {size} there"
+            )
         elif isinstance(size, str):
             yield from _within_dims(view, key, axis, size, {"min": low, "opt": best, "max": high})
 
 
-def _within_dims(view: View, key: Key, axis: int, name: str, sizes: dict[str, int]) -> Iterator[Problem]:
+def _within_dims(
+    view: View, key: Key, axis: int, name: str, sizes: dict[str, int]
+) -> Iterator[Problem]:
     span = view.map("dims", name)
     low, high, step = (
-        _whole(span.get(field, default)) for field, default in (("min", 0), ("max", 0), ("multiple_of", 1))
+        _whole(span.get(field, default))
+        for field, default in (("min", 0), ("max", 0), ("multiple_of", 1))
     )
     if low is None or high is None or step is None:
         return
     for point, size in sizes.items():
         if not low <= size <= high:
             text = f"axis {axis} ({name}) is {size}, and dims.{name} is {low} to {high}"
-            hint = "outputs are known and checked within dims alone: widen dims, or narrow the profile"
+            hint = (
+                "outputs are known and checked within dims alone: widen dims, or narrow the profile"
+            )
             yield view.problem((*key, point), text, hint)
         elif step > 1 and size % step:
             text = f"axis {axis} ({name}) is {size}, and dims.{name}.multiple_of is {step}"
-            yield view.problem((*key, point), text, f"nearest: {size - size % step} or {size - size % step + step}")
+            yield view.problem(
+                (*key, point), text, f"nearest: {size - size % step} or {size - size % step + step}"
+            )
 
 
 def _whole(value: Any) -> int | None:
@@ -116,12 +139,20 @@ def _whole(value: Any) -> int | None:
 
 
 def _one_size(
-    view: View, key: Key, ranges: Ranges, shape: list[Any], sizes: dict[tuple[str, str], tuple[str, int]]
+    view: View,
+    key: Key,
+    ranges: Ranges,
+    shape: list[Any],
+    sizes: dict[tuple[str, str], tuple[str, int]],
 ) -> Iterator[Problem]:
     """Yield where a dimension has two sizes at the same point of one profile: no shape could have both."""
     for axis, name in enumerate(shape):
         for point, given in ranges.items() if isinstance(name, str) else ():
-            place, size = sizes.setdefault((name, point), (f"axis {axis} of {key[-1]}", given[axis]))
+            place, size = sizes.setdefault(
+                (name, point), (f"axis {axis} of {key[-1]}", given[axis])
+            )
             if size != given[axis]:
                 text = f"axis {axis} ({name}) is {given[axis]}, and {place}, which is {name} as well, is {size}"
-                yield view.problem((*key, point), text, "give both the same size, or two names in dims")
+                yield view.problem(
+                    (*key, point), text, "give both the same size, or two names in dims"
+                )

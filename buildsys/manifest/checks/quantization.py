@@ -25,7 +25,9 @@ def quantize_problems(view: View) -> Iterator[Problem]:
         yield from _calibration(view)
     told = set()
     for index, engine in enumerate(view.list("engines")):
-        if isinstance(engine, dict) and (engine.get("precision") in QUANTIZED or _has_calibrated_layers(engine)):
+        if isinstance(engine, dict) and (
+            engine.get("precision") in QUANTIZED or _has_calibrated_layers(engine)
+        ):
             for problem in _engine(view, index, engine):
                 if problem.origin not in told:  # two engines may stumble over one field
                     told.add(problem.origin)
@@ -35,7 +37,11 @@ def quantize_problems(view: View) -> Iterator[Problem]:
 def _engine(view: View, index: int, engine: dict[str, Any]) -> Iterator[Problem]:
     precision = engine.get("precision")
     if view.get("calibration") is None:
-        field, what = ("precision", f"an {precision} engine") if precision in QUANTIZED else _CALIBRATED_LAYERS
+        field, what = (
+            ("precision", f"an {precision} engine")
+            if precision in QUANTIZED
+            else _CALIBRATED_LAYERS
+        )
         text = f"{what} needs calibration data, and the model has no section calibration"
         yield view.problem(("engines", index, field), text, _example(view))
     if precision == "fp8" and view.get("quantize", "tool") == "onnxruntime":
@@ -64,15 +70,24 @@ def _left_to_modelopt(view: View) -> Iterator[Problem]:
     for field, usual in (("per_channel", True), ("outputs", False)):
         if view.get("quantize", field) not in (None, usual):
             text = "ModelOpt decides this itself"
-            yield view.problem(("quantize", field), text, "remove it, or use tool: builtin or onnxruntime", of_key=True)
+            yield view.problem(
+                ("quantize", field),
+                text,
+                "remove it, or use tool: builtin or onnxruntime",
+                of_key=True,
+            )
     if view.get("calibration", "algorithm") == "percentile":
         text = "ModelOpt has no percentile"
-        yield view.problem(("calibration", "algorithm"), text, "use entropy or minmax, or another quantize.tool")
+        yield view.problem(
+            ("calibration", "algorithm"), text, "use entropy or minmax, or another quantize.tool"
+        )
 
 
 def _example(view: View) -> str:
     """Return the section to add, for the inputs of this model."""
-    entries = (f"{name}: {_example_data(shape)}" for name, shape in shapes_after_surgery(view).items())
+    entries = (
+        f"{name}: {_example_data(shape)}" for name, shape in shapes_after_surgery(view).items()
+    )
     return f"add calibration: {{data: {{{', '.join(entries)}}}}}"
 
 
@@ -86,7 +101,9 @@ def _calibration(view: View) -> Iterator[Problem]:
     for name in view.map("calibration", "data"):
         key = ("calibration", "data", name)
         if name not in shapes:
-            yield view.problem(key, f"no input is named {name}", suggest(name, shapes, what="inputs"), of_key=True)
+            yield view.problem(
+                key, f"no input is named {name}", suggest(name, shapes, what="inputs"), of_key=True
+            )
             continue
         found = data_problem(view.get("inputs", name, "dtype") or "float32", view.get(*key))
         if found:
@@ -101,7 +118,12 @@ def _calibration(view: View) -> Iterator[Problem]:
     percentile = view.get("calibration", "percentile")
     if percentile not in (None, DEFAULT_PERCENTILE) and algorithm in _CALIBRATORS:
         text = f"ignored with algorithm: {algorithm}"
-        yield view.problem(("calibration", "percentile"), text, "remove it, or set algorithm: percentile", of_key=True)
+        yield view.problem(
+            ("calibration", "percentile"),
+            text,
+            "remove it, or set algorithm: percentile",
+            of_key=True,
+        )
     yield from _batch_size(view, shapes)
 
 
@@ -115,9 +137,17 @@ def _batch_size(view: View, shapes: dict[str, list[Any]]) -> Iterator[Problem]:
         if not isinstance(first, str):
             shown = f"is {first}" if shape else "does not exist"
             text = f"the first dimension of the input {name} {shown}, and cannot be set"
-            yield view.problem(key, text, "remove it: a batch has the shape of the input", of_key=True)
-        elif {"min", "max"} <= span.keys() and _all_ints(span) and not span["min"] <= size <= span["max"]:
-            yield view.problem(key, f"{size} is outside the range of {first} ({span['min']} to {span['max']})")
+            yield view.problem(
+                key, text, "remove it: a batch has the shape of the input", of_key=True
+            )
+        elif (
+            {"min", "max"} <= span.keys()
+            and _all_ints(span)
+            and not span["min"] <= size <= span["max"]
+        ):
+            yield view.problem(
+                key, f"{size} is outside the range of {first} ({span['min']} to {span['max']})"
+            )
 
 
 def _all_ints(span: dict[str, Any]) -> bool:

@@ -30,7 +30,11 @@ def check_references(tree: Node, file: Path, workspace: Workspace) -> Iterator[P
     view = View(tree, file)
     for reference in _references(view):
         for text, hint in _file_problems(reference, workspace):
-            key = (*reference.key[:-1], "sha256") if reference.sha256 and "SHA-256" in text else reference.key
+            key = (
+                (*reference.key[:-1], "sha256")
+                if reference.sha256 and "SHA-256" in text
+                else reference.key
+            )
             yield view.problem(key, text, hint)
 
 
@@ -59,7 +63,9 @@ def _references(view: View) -> Iterator[Reference]:
         yield Reference(("source", "onnx"), path)
     if isinstance(path := view.get("source", "weights", "file"), str):
         sha256 = view.get("source", "weights", "sha256")
-        yield Reference(("source", "weights", "file"), path, sha256=sha256 if isinstance(sha256, str) else "")
+        yield Reference(
+            ("source", "weights", "file"), path, sha256=sha256 if isinstance(sha256, str) else ""
+        )
     yield from _data_references(view, ("inputs",))
     yield from _entry_references(view, ("calibration", "data"))
     yield from _surgery_references(view)
@@ -138,7 +144,10 @@ def _file_problems(reference: Reference, workspace: Workspace) -> Iterator[tuple
         return
     if reference.folder:
         if not workspace.exists(path) or not path.is_dir():
-            yield f"no folder {reference.path}", suggest_file(path) or "paths are relative to the project"
+            yield (
+                f"no folder {reference.path}",
+                suggest_file(path) or "paths are relative to the project",
+            )
     elif not workspace.exists(path):
         yield f"no file {reference.path}", suggest_file(path) or "paths are relative to the project"
     elif not stat.S_ISREG(path.stat().st_mode):
@@ -150,17 +159,24 @@ def _file_problems(reference: Reference, workspace: Workspace) -> Iterator[tuple
             yield f"{reference.path} cannot be read: {(error.strerror or str(error)).lower()}", ""
 
 
-def _content_problems(reference: Reference, path: Path, workspace: Workspace) -> Iterator[tuple[str, str]]:
+def _content_problems(
+    reference: Reference, path: Path, workspace: Workspace
+) -> Iterator[tuple[str, str]]:
     if reference.callable:
         yield from _callable_problems(reference, path.read_bytes())
     if reference.sha256 and (digest := workspace.sha256(path)) != reference.sha256:
-        yield f"the SHA-256 digest of {reference.path} is {digest}", "another file, or a damaged download"
+        yield (
+            f"the SHA-256 digest of {reference.path} is {digest}",
+            "another file, or a damaged download",
+        )
 
 
 def _callable_problems(reference: Reference, source: bytes) -> Iterator[tuple[str, str]]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an invalid escape in the user's file is not ours to report
+            warnings.simplefilter(
+                "ignore"
+            )  # an invalid escape in the user's file is not ours to report
             names = _Names()
             names.visit(ast.parse(source))
     except SyntaxError as error:
@@ -171,7 +187,10 @@ def _callable_problems(reference: Reference, source: bytes) -> Iterator[tuple[st
         return
     name = reference.callable.partition(".")[0]
     if name not in names.found and not names.open:
-        yield f"{reference.path} defines no {name}", suggest(name, sorted(names.found), what="it defines")
+        yield (
+            f"{reference.path} defines no {name}",
+            suggest(name, sorted(names.found), what="it defines"),
+        )
 
 
 class _Names(ast.NodeVisitor):
@@ -181,7 +200,9 @@ class _Names(ast.NodeVisitor):
         self.found: set[str] = set()
         self.open = False  # a star import or a module __getattr__: any name may be there
 
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
+    def visit_FunctionDef(
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    ) -> None:
         """Take the name and leave the body."""
         self.found.add(node.name)
         self.open |= node.name == "__getattr__"

@@ -35,7 +35,9 @@ def surgery_problems(view: View) -> Iterator[Problem]:
         try:
             interface = _interface_before(view, when)
             for number, step in _steps(view, when):
-                for key, text, hint in list(_CHECKS.get(kind_of(step), _nothing)(view, interface, step)):
+                for key, text, hint in list(
+                    _CHECKS.get(kind_of(step), _nothing)(view, interface, step)
+                ):
                     yield view.problem(("surgery", number, *key), text, hint, of_key=True)
                 interface = interface_after(interface, [step])
         except _MALFORMED:
@@ -57,7 +59,9 @@ def dims_of_surgery(view: View) -> set[str]:
     named: set[str] = set()
     for step in view.list("surgery"):
         try:
-            named |= {str(dim) for axes in (step.get("free_dims") or {}).values() for dim in axes.values()}
+            named |= {
+                str(dim) for axes in (step.get("free_dims") or {}).values() for dim in axes.values()
+            }
             for inputs in (step.get("inputs"), (step.get("cut") or {}).get("inputs")):
                 shapes = [(tensor or {}).get("shape") or [] for tensor in (inputs or {}).values()]
                 named |= {size for shape in shapes for size in shape if isinstance(size, str)}
@@ -92,7 +96,11 @@ def _function(view: View, interface: Interface, step: Any) -> Iterator[Found]:
             yield ("inputs", name, *(("data", field) if field else ())), text, hint
         if name not in interface.inputs and step.get("changes") != "numbers":
             hint = "set changes: numbers, with a reference for the outputs"
-            yield ("inputs", name), "a new input, and nothing tells the outputs for its values", hint
+            yield (
+                ("inputs", name),
+                "a new input, and nothing tells the outputs for its values",
+                hint,
+            )
 
 
 def _rename(view: View, interface: Interface, step: Any) -> Iterator[Found]:
@@ -101,7 +109,11 @@ def _rename(view: View, interface: Interface, step: Any) -> Iterator[Found]:
     for old, name in step["rename"].items():
         if interface.outputs is not None and old not in (*interface.inputs, *interface.outputs):
             known = (*interface.inputs, *interface.outputs)
-            yield ("rename", old), "no input or output has this name here", suggest(old, known, what="they are")
+            yield (
+                ("rename", old),
+                "no input or output has this name here",
+                suggest(old, known, what="they are"),
+            )
         if new.count(name) > 1:
             yield ("rename", old), f"two tensors would be named {name}", ""
 
@@ -110,13 +122,21 @@ def _fix_dims(view: View, interface: Interface, step: Any) -> Iterator[Found]:
     dynamic = _sizes(interface.inputs)
     for name, value in step["fix_dims"].items():
         if name not in dynamic:
-            yield ("fix_dims", name), "no input has this dimension here", suggest(name, dynamic, what="dimensions")
+            yield (
+                ("fix_dims", name),
+                "no input has this dimension here",
+                suggest(name, dynamic, what="dimensions"),
+            )
             continue
         span = view.map("dims", name)
         low, high, step_size = span["min"], span["max"], span.get("multiple_of", 1)
         if not low <= value <= high or value % step_size:
             multiple = f" in steps of {step_size}" if step_size != 1 else ""
-            yield ("fix_dims", name), f"{value} is outside the range of {name} ({low} to {high}{multiple})", ""
+            yield (
+                ("fix_dims", name),
+                f"{value} is outside the range of {name} ({low} to {high}{multiple})",
+                "",
+            )
 
 
 def _free_dims(view: View, interface: Interface, step: Any) -> Iterator[Found]:
@@ -135,13 +155,19 @@ def _free_dims(view: View, interface: Interface, step: Any) -> Iterator[Found]:
         for axis, dim in axes.items():
             yield from _undeclared(view, ("free_dims", tensor, axis), [dim])
             if tensor in interface.inputs:
-                yield from _not_fixed(interface.inputs[tensor]["shape"], ("free_dims", tensor, axis))
+                yield from _not_fixed(
+                    interface.inputs[tensor]["shape"], ("free_dims", tensor, axis)
+                )
 
 
 def _not_fixed(shape: list[Any], key: Key) -> Iterator[Found]:
     axis = int(key[-1])
     if not -len(shape) <= axis < len(shape):
-        yield key, f"axis {axis} is outside the shape of {key[-2]}, which has {len(shape)} dimensions", ""
+        yield (
+            key,
+            f"axis {axis} is outside the shape of {key[-2]}, which has {len(shape)} dimensions",
+            "",
+        )
     elif isinstance(shape[axis], str):
         yield key, f"axis {axis} of {key[-2]} is dynamic already: {shape[axis]}", "remove it"
 
@@ -161,7 +187,11 @@ def _cast(view: View, interface: Interface, step: Any) -> Iterator[Found]:
     del view
     for name, dtype in step["cast"].items():
         if name not in interface.inputs:
-            yield ("cast", name), "no input has this name here", suggest(name, interface.inputs, what="they are")
+            yield (
+                ("cast", name),
+                "no input has this name here",
+                suggest(name, interface.inputs, what="they are"),
+            )
         elif interface.inputs[name]["dtype"] == dtype:
             yield ("cast", name), f"{name} is {dtype} already", "remove it"
 
@@ -171,7 +201,11 @@ def _undeclared(view: View, key: Key, shape: list[Any]) -> Iterator[Found]:
     for size in shape:
         if isinstance(size, str) and size not in declared:
             add = f"add dims: {{{size}: {{min: …, opt: …, max: …}}}}"
-            yield key, f"the dimension {size} is not declared in dims", suggest(size, declared, what="declared") or add
+            yield (
+                key,
+                f"the dimension {size} is not declared in dims",
+                suggest(size, declared, what="declared") or add,
+            )
 
 
 def _sizes(inputs: Inputs) -> list[str]:

@@ -31,7 +31,9 @@ def check_registrations(view: View) -> Iterator[Problem]:
         if isinstance(entry, dict):
             yield from _operator_problems(view, "translations", index, entry)
     yield from _repeated(view, "symbolics", lambda entry: (entry.get("op"), entry.get("opset")))
-    yield from _repeated(view, "translations", lambda entry: (str(entry.get("op")).removesuffix(".default"), None))
+    yield from _repeated(
+        view, "translations", lambda entry: (str(entry.get("op")).removesuffix(".default"), None)
+    )
 
 
 def _exporter_problems(view: View, section: str, exporter: str, other: str) -> Iterator[Problem]:
@@ -43,7 +45,9 @@ def _exporter_problems(view: View, section: str, exporter: str, other: str) -> I
     asked = view.map("export").get("exporter", "torchscript")
     if asked != exporter and asked in ("torchscript", "dynamo"):
         text = f"only exporter: {exporter} uses {section}, and this model is exported with {asked}"
-        yield view.problem((section,), text, f"write {other} for {asked}, or set export.exporter", of_key=True)
+        yield view.problem(
+            (section,), text, f"write {other} for {asked}, or set export.exporter", of_key=True
+        )
 
 
 def _form_problems(view: View, index: int, entry: dict[str, Any]) -> Iterator[Problem]:
@@ -57,16 +61,24 @@ def _form_problems(view: View, index: int, entry: dict[str, Any]) -> Iterator[Pr
     missing = [field for field in ("op", "function") if entry.get(field) is None]
     if missing and not entry.keys() - {"op", "function", "opset", "module"}:
         text = f"the entry has no {' and no '.join(missing)}"
-        yield view.problem(key, text, "wanted is {op: …, function: …, opset: …} or {module: FILE.py}")
+        yield view.problem(
+            key, text, "wanted is {op: …, function: …, opset: …} or {module: FILE.py}"
+        )
 
 
-def _operator_problems(view: View, section: str, index: int, entry: dict[str, Any]) -> Iterator[Problem]:
+def _operator_problems(
+    view: View, section: str, index: int, entry: dict[str, Any]
+) -> Iterator[Problem]:
     op = entry.get("op")
     if not isinstance(op, str):
         return
     key = (section, index, "op")
     if "::" not in op:
-        yield view.problem(key, f"{show_value(op)} has no ::", f"wanted is namespace::name, such as aten::{_word(op)}")
+        yield view.problem(
+            key,
+            f"{show_value(op)} has no ::",
+            f"wanted is namespace::name, such as aten::{_word(op)}",
+        )
     elif op.startswith("onnx::"):
         text = "the namespace onnx is that of ONNX's own operators, and nothing can be registered in it"
         yield view.problem(key, text, "name the operator of PyTorch, such as aten::asinh")
@@ -74,7 +86,11 @@ def _operator_problems(view: View, section: str, index: int, entry: dict[str, An
         yield view.problem(key, f"{show_value(op)} is not an operator's name such as aten::asinh")
     elif section == "symbolics" and "." in op:
         text = "the torchscript exporter looks symbolics up without the overload"
-        yield view.problem(key, text, f"write {op.partition('.')[0]}: the function gets the inputs of each overload")
+        yield view.problem(
+            key,
+            text,
+            f"write {op.partition('.')[0]}: the function gets the inputs of each overload",
+        )
 
 
 def _word(op: str) -> str:
@@ -88,10 +104,14 @@ def _opset_problems(view: View, index: int, entry: dict[str, Any]) -> Iterator[P
     key = ("symbolics", index, "opset")
     if opset not in SYMBOLIC_OPSETS:
         span = f"{SYMBOLIC_OPSETS[0]} to {SYMBOLIC_OPSETS[-1]}"
-        yield view.problem(key, f"{opset} is not an opset that the torchscript exporter can write ({span})")
+        yield view.problem(
+            key, f"{opset} is not an opset that the torchscript exporter can write ({span})"
+        )
     elif _is_number(asked) and not reaches(asked, opset):
         text = f"an export to opset {asked} does not reach a symbolic registered at {opset}"
-        yield view.problem(key, text, f"set it to {asked} or lower, or leave it out, or raise export.opset")
+        yield view.problem(
+            key, text, f"set it to {asked} or lower, or leave it out, or raise export.opset"
+        )
 
 
 def reaches(asked: int, registered: int) -> bool:
@@ -102,14 +122,18 @@ def reaches(asked: int, registered: int) -> bool:
     return registered <= asked if asked >= _BASE_OPSET else asked <= registered <= _BASE_OPSET
 
 
-def _repeated(view: View, section: str, identity: Callable[[dict[str, Any]], tuple[Any, Any]]) -> Iterator[Problem]:
+def _repeated(
+    view: View, section: str, identity: Callable[[dict[str, Any]], tuple[Any, Any]]
+) -> Iterator[Problem]:
     seen: list[tuple[Any, Any]] = []
     for index, entry in enumerate(view.list(section)):
         if not isinstance(entry, dict) or not isinstance(entry.get("op"), str):
             continue
         name, opset = identity(entry)
         if (name, opset) in seen:
-            text = f"{name} is registered twice" + (f" for opset {opset}" if opset is not None else "")
+            text = f"{name} is registered twice" + (
+                f" for opset {opset}" if opset is not None else ""
+            )
             yield view.problem((section, index, "op"), text, "remove one of the two")
         seen.append((name, opset))
 

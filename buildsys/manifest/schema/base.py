@@ -72,10 +72,16 @@ def _check_dim(value: object) -> object:
 Dim = Annotated[
     int | str,
     BeforeValidator(_check_dim),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": WORD_PATTERN}]}),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": WORD_PATTERN}]}
+    ),
 ]
-Seconds = Annotated[float, BeforeValidator(parse_duration), Field(json_schema_extra={"type": ["string", "number"]})]
-Bytes = Annotated[int, BeforeValidator(parse_size), Field(json_schema_extra={"type": ["string", "integer"]})]
+Seconds = Annotated[
+    float, BeforeValidator(parse_duration), Field(json_schema_extra={"type": ["string", "number"]})
+]
+Bytes = Annotated[
+    int, BeforeValidator(parse_size), Field(json_schema_extra={"type": ["string", "integer"]})
+]
 ALL_CASES: tuple[Case, ...] = ("min", "opt", "max", "odd")
 
 
@@ -85,14 +91,18 @@ class Spec(BaseModel):
     Validators are built at first use: only the model that is validated pays, not each of its sections.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _sequences_are_tuples(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+        return {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+        }
 
 
 def section(alias: str | None = None) -> Any:

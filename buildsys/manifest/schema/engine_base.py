@@ -14,5 +14,9 @@ class EngineBase(Spec):
     name: Name = Field(description="Name of the engine in targets and paths.")
     precision: Precision = "fp32"
     required: bool = Field(False, description="Fail the build where this engine cannot be built.")
-    tolerance: EngineTolerance | None = Field(None, description="Limits instead of those of `verify`.")
-    toolchain: Name | None = Field(None, description="A toolchain of project.yaml that builds and runs it.")
+    tolerance: EngineTolerance | None = Field(
+        None, description="Limits instead of those of `verify`."
+    )
+    toolchain: Name | None = Field(
+        None, description="A toolchain of project.yaml that builds and runs it."
+    )

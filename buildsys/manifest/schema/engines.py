@@ -19,8 +19,12 @@ class OnnxRuntimeEngine(EngineBase):
     inter_op_threads: int = Field(1, ge=1)
     graph_optimization_level: Literal["disable", "basic", "extended", "all"] = "all"
     execution_mode: Literal["sequential", "parallel"] = "sequential"
-    spinning: bool = Field(True, description="Threads wait by spinning: lower latency, a busy core.")
-    session_config: dict[str, str] = Field(default_factory=dict, description="Session config entries by their key.")
+    spinning: bool = Field(
+        True, description="Threads wait by spinning: lower latency, a busy core."
+    )
+    session_config: dict[str, str] = Field(
+        default_factory=dict, description="Session config entries by their key."
+    )
 
 
 BACKENDS = ("onnxruntime", "tensorrt", "tensorrt_rtx")

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from buildsys.manifest.schema.base import SHA256_PATTERN, WORD_PATTERN, Callable, Dim, DType, Spec
@@ -25,12 +33,15 @@ def _weights_kind(value: object) -> str:
 
 # A tag in angle brackets marks a place in pydantic's error paths that no user wrote.
 TorchvisionWeights = Annotated[
-    Annotated[str, Tag("<name>")] | Annotated[WeightsFile, Tag("<file>")], Discriminator(_weights_kind)
+    Annotated[str, Tag("<name>")] | Annotated[WeightsFile, Tag("<file>")],
+    Discriminator(_weights_kind),
 ]
 
 
 class _Source(Spec):
-    seed: int = Field(0, ge=0, description="Seed of weights that are not loaded, and of random inputs.")
+    seed: int = Field(
+        0, ge=0, description="Seed of weights that are not loaded, and of random inputs."
+    )
 
 
 class TorchvisionSource(_Source):
@@ -38,17 +49,24 @@ class TorchvisionSource(_Source):
 
     torchvision: str = Field(description="A name that torchvision.models.list_models() knows.")
     weights: TorchvisionWeights | None = Field(
-        None, description="null: random from `seed`; DEFAULT or an enum name such as IMAGENET1K_V2; or a file."
+        None,
+        description="null: random from `seed`; DEFAULT or an enum name such as IMAGENET1K_V2; or a file.",
     )
-    kwargs: dict[str, Any] = Field(default_factory=dict, description="Further arguments of the model's builder.")
+    kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Further arguments of the model's builder."
+    )
 
 
 class PythonSource(_Source):
     """A callable of the project that returns a torch.nn.Module."""
 
     python: Callable = Field(description="FILE.py:CALLABLE")
-    weights: WeightsFile | None = Field(None, description="null: as the callable made them; or a file.")
-    randomize: bool = Field(False, description="Draw weights and batch-norm statistics from `seed`.")
+    weights: WeightsFile | None = Field(
+        None, description="null: as the callable made them; or a file."
+    )
+    randomize: bool = Field(
+        False, description="Draw weights and batch-norm statistics from `seed`."
+    )
     kwargs: dict[str, Any] = Field(default_factory=dict, description="Arguments of the callable.")
 
 
@@ -75,7 +93,9 @@ Source = Annotated[
     Annotated[TorchvisionSource, Tag("<torchvision>")]
     | Annotated[PythonSource, Tag("<python>")]
     | Annotated[OnnxSource, Tag("<onnx>")],
-    Discriminator(_source_kind, custom_error_type="source_kind", custom_error_message="no kind of source"),
+    Discriminator(
+        _source_kind, custom_error_type="source_kind", custom_error_message="no kind of source"
+    ),
 ]
 
 
@@ -87,7 +107,8 @@ class RandomData(Spec):
     std: float = Field(1.0, ge=0)
     low: float = Field(0.0, description="Lower bound of uniform and integers.")
     high: float = Field(
-        1.0, description="Upper bound, exclusive for integers; their default is 10 (2 for bool, 8 for int4 and uint4)."
+        1.0,
+        description="Upper bound, exclusive for integers; their default is 10 (2 for bool, 8 for int4 and uint4).",
     )
 
 
@@ -128,7 +149,9 @@ class ConstantData(Spec):
 class ImagesData(Spec):
     """Values from the image files of a folder, in the order of their names."""
 
-    images: str = Field(description="A folder, relative to the project; folders in it count as well.")
+    images: str = Field(
+        description="A folder, relative to the project; folders in it count as well."
+    )
     resize: int | None = Field(
         None,
         ge=1,
@@ -138,8 +161,12 @@ class ImagesData(Spec):
     color: Literal["rgb", "bgr", "gray"] = "rgb"
     layout: Literal["nchw", "nhwc"] = "nchw"
     divide: float = Field(255.0, gt=0, description="What pixels of 0 to 255 are divided by.")
-    mean: tuple[float, ...] = Field((0.0,), min_length=1, description="Subtracted then: one value, or one per channel.")
-    std: tuple[Annotated[float, Field(gt=0)], ...] = Field((1.0,), min_length=1, description="And divided by this.")
+    mean: tuple[float, ...] = Field(
+        (0.0,), min_length=1, description="Subtracted then: one value, or one per channel."
+    )
+    std: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        (1.0,), min_length=1, description="And divided by this."
+    )
 
 
 DATA_KINDS = ("random", "npz", "python", "constant", "images")
@@ -155,7 +182,9 @@ InputData = Annotated[
     | Annotated[PythonData, Tag("<python>")]
     | Annotated[ConstantData, Tag("<constant>")]
     | Annotated[ImagesData, Tag("<images>")],
-    Discriminator(_data_kind, custom_error_type="data_kind", custom_error_message="no kind of data"),
+    Discriminator(
+        _data_kind, custom_error_type="data_kind", custom_error_message="no kind of data"
+    ),
 ]
 
 
@@ -165,7 +194,8 @@ class InputSpec(Spec):
     shape: tuple[Dim, ...] = Field(description="Numbers and names of `dims`.")
     dtype: DType = "float32"
     data: InputData | None = Field(
-        None, description="Default: random normal for floats, integers 0 to 9 for integers, 0 or 1 for bool."
+        None,
+        description="Default: random normal for floats, integers 0 to 9 for integers, 0 or 1 for bool.",
     )
     keyword: Annotated[str, Field(pattern=WORD_PATTERN)] | None = Field(
         None, description="Pass it to forward() by this keyword instead of by position."
@@ -179,7 +209,9 @@ class OutputSpec(Spec):
         None, description="Numbers, names of `dims`, or null for a size that follows from others."
     )
     dtype: DType | None = None
-    key: str | None = Field(None, description="Key in the dict that forward() returns; default: the output's name.")
+    key: str | None = Field(
+        None, description="Key in the dict that forward() returns; default: the output's name."
+    )
 
 
 class DimSpec(Spec):
@@ -188,13 +220,17 @@ class DimSpec(Spec):
     min: int = Field(ge=0)
     opt: int = Field(ge=0)
     max: int = Field(ge=0)
-    odd: int | None = Field(None, description="The odd value that is also validated; default: chosen in the range.")
+    odd: int | None = Field(
+        None, description="The odd value that is also validated; default: chosen in the range."
+    )
     multiple_of: int = Field(1, ge=1, description="Every value is a multiple of this.")
 
     @model_validator(mode="after")
     def _ordered(self) -> DimSpec:
         if not self.min <= self.opt <= self.max:
-            raise ValueError(f"min {self.min}, opt {self.opt}, max {self.max} are not in ascending order")
+            raise ValueError(
+                f"min {self.min}, opt {self.opt}, max {self.max} are not in ascending order"
+            )
         values = {"min": self.min, "opt": self.opt, "max": self.max, "odd": self.odd}
         for name, value in values.items():
             if value is not None and value % self.multiple_of:

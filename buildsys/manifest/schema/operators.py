@@ -6,7 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from buildsys.manifest.schema.base import CXX_SOURCE_PATTERN, OPERATOR_PATTERN, Callable, Spec, section
+from buildsys.manifest.schema.base import (
+    CXX_SOURCE_PATTERN,
+    OPERATOR_PATTERN,
+    Callable,
+    Spec,
+    section,
+)
 
 Operator = Annotated[str, Field(pattern=OPERATOR_PATTERN)]
 LibrarySource = Annotated[str, Field(pattern=CXX_SOURCE_PATTERN)]
@@ -25,8 +31,12 @@ class FunctionPerBackend(Spec):
 class BuiltLibrary(Spec):
     """A library of ONNX Runtime custom operators that is compiled here."""
 
-    sources: tuple[LibrarySource, ...] = Field(min_length=1, description="C or C++ files of the project.")
-    flags: tuple[str, ...] = Field((), description="Further arguments of the compiler, such as -O3 or -lm.")
+    sources: tuple[LibrarySource, ...] = Field(
+        min_length=1, description="C or C++ files of the project."
+    )
+    flags: tuple[str, ...] = Field(
+        (), description="Further arguments of the compiler, such as -O3 or -lm."
+    )
 
 
 class GivenLibrary(Spec):
@@ -65,15 +75,20 @@ def _function_kind(value: object) -> str:
 
 
 OperatorFunction = Annotated[
-    Annotated[Callable, Tag("<all>")] | Annotated[FunctionPerBackend, Tag("<each>")], Discriminator(_function_kind)
+    Annotated[Callable, Tag("<all>")] | Annotated[FunctionPerBackend, Tag("<each>")],
+    Discriminator(_function_kind),
 ]
 OperatorLibrary = Annotated[
     Annotated[BuiltLibrary, Tag("<sources>")] | Annotated[GivenLibrary, Tag("<file>")],
-    Discriminator(_library_kind, custom_error_type="library_kind", custom_error_message="no kind of library"),
+    Discriminator(
+        _library_kind, custom_error_type="library_kind", custom_error_message="no kind of library"
+    ),
 ]
 OperatorPlugin = Annotated[
     Annotated[PythonPlugin, Tag("<python>")] | Annotated[PluginLibrary, Tag("<library>")],
-    Discriminator(_plugin_kind, custom_error_type="plugin_kind", custom_error_message="no kind of plugin"),
+    Discriminator(
+        _plugin_kind, custom_error_type="plugin_kind", custom_error_message="no kind of plugin"
+    ),
 ]
 
 
@@ -83,7 +98,9 @@ class OperatorUse(Spec):
     onnxruntime: Literal["function", "library"] | None = Field(
         None, description="Default: the function, else the library."
     )
-    tensorrt: Literal["function", "plugin"] | None = Field(None, description="Default: the function, else the plugin.")
+    tensorrt: Literal["function", "plugin"] | None = Field(
+        None, description="Default: the function, else the plugin."
+    )
     tensorrt_rtx: Literal["function", "plugin"] | None = Field(
         None, description="Default: the function, else the plugin."
     )
@@ -94,7 +111,8 @@ class OperatorSpec(Spec):
 
     op: Operator = Field(description="The operator as nodes name it: DOMAIN::NAME.")
     function: OperatorFunction | None = Field(
-        None, description="ONNX local function: an onnxscript function, a FunctionProto or a callable that returns one."
+        None,
+        description="ONNX local function: an onnxscript function, a FunctionProto or a callable that returns one.",
     )
     library: OperatorLibrary | None = Field(None, description="ONNX Runtime custom-op library.")
     plugin: OperatorPlugin | None = Field(None, description="TensorRT plugin.")

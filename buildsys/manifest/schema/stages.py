@@ -11,7 +11,9 @@ from buildsys.manifest.schema.base import ALL_CASES, Bytes, Case, Seconds, Spec,
 
 
 def _check_modules(value: object) -> object:
-    if isinstance(value, bool) or (isinstance(value, tuple) and all(isinstance(name, str) for name in value)):
+    if isinstance(value, bool) or (
+        isinstance(value, tuple) and all(isinstance(name, str) for name in value)
+    ):
         return value
     raise PydanticCustomError("modules", "not module classes")
 
@@ -19,7 +21,9 @@ def _check_modules(value: object) -> object:
 Modules = Annotated[
     bool | tuple[str, ...],
     BeforeValidator(_check_modules),
-    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "string"}}]}),
+    WithJsonSchema(
+        {"anyOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "string"}}]}
+    ),
 ]
 
 
@@ -34,7 +38,14 @@ def _check_switches(value: object) -> object:
 CudaGraph = Annotated[
     tuple[bool, ...],
     BeforeValidator(_check_switches),
-    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "boolean"}, "minItems": 1}]}),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "boolean"},
+                {"type": "array", "items": {"type": "boolean"}, "minItems": 1},
+            ]
+        }
+    ),
 ]
 Baseline = Literal["torch", "torch_cuda_graph", "torch_compile", "onnxruntime"]
 
@@ -44,17 +55,20 @@ class ExportSpec(Spec):
 
     exporter: Literal["torchscript", "dynamo"] = "torchscript"
     opset: int = Field(
-        17, description="Opset of the written file, read back and compared; torchscript 6 to 23, dynamo 7 to 28."
+        17,
+        description="Opset of the written file, read back and compared; torchscript 6 to 23, dynamo 7 to 28.",
     )
     export_params: bool | None = None
     keep_initializers_as_inputs: bool | None = None
     do_constant_folding: bool | None = Field(None, description="torchscript only.")
-    training: Literal["eval", "preserve", "train"] | None = Field(None, description="torchscript only.")
-    custom_opsets: dict[str, int] | None = Field(None, description="torchscript only.")
-    autograd_inlining: bool | None = Field(None, description="torchscript only.")
-    operator_export_type: Literal["onnx", "onnx_aten", "onnx_aten_fallback", "onnx_fallthrough"] | None = Field(
+    training: Literal["eval", "preserve", "train"] | None = Field(
         None, description="torchscript only."
     )
+    custom_opsets: dict[str, int] | None = Field(None, description="torchscript only.")
+    autograd_inlining: bool | None = Field(None, description="torchscript only.")
+    operator_export_type: (
+        Literal["onnx", "onnx_aten", "onnx_aten_fallback", "onnx_fallthrough"] | None
+    ) = Field(None, description="torchscript only.")
     export_modules_as_functions: Modules | None = Field(
         None, description="torchscript only; true, or class paths such as torch.nn.ReLU."
     )
@@ -77,7 +91,8 @@ class SimplifySpec(Spec):
     shape_inference: bool = True
     fuse: bool = Field(True, description="Let the tool fuse operators (onnxsim: its optimizer).")
     tensor_size_threshold: Bytes | None = Field(
-        None, description="Constants larger than this are not folded into the file (onnxsim), e.g. 1MiB."
+        None,
+        description="Constants larger than this are not folded into the file (onnxsim), e.g. 1MiB.",
     )
 
 
@@ -87,7 +102,9 @@ class Tolerance(Spec):
     rtol: float = Field(1e-4, ge=0, description="max |a - b| over max |b|.")
     cosine: float = Field(0.9999, ge=-1, le=1, description="At least this cosine similarity.")
     atol: float | None = Field(None, ge=0, description="An additional limit on max |a - b|.")
-    top1: float | None = Field(None, ge=0, le=1, description="At least this share of equal arg-max on the last axis.")
+    top1: float | None = Field(
+        None, ge=0, le=1, description="At least this share of equal arg-max on the last axis."
+    )
 
 
 class Fp32Tolerance(Tolerance):
@@ -130,7 +147,9 @@ class EngineTolerance(Spec):
     rtol: float | None = Field(None, ge=0, description="max |a - b| over max |b|.")
     cosine: float | None = Field(None, ge=-1, le=1, description="At least this cosine similarity.")
     atol: float | None = Field(None, ge=0, description="An additional limit on max |a - b|.")
-    top1: float | None = Field(None, ge=0, le=1, description="At least this share of equal arg-max on the last axis.")
+    top1: float | None = Field(
+        None, ge=0, le=1, description="At least this share of equal arg-max on the last axis."
+    )
 
 
 class ValidateSpec(Tolerance):
@@ -153,22 +172,35 @@ class VerifySpec(Spec):
 class BenchSpec(Spec):
     """Latency and throughput of an engine, interleaved with its baselines."""
 
-    duration: Seconds = Field(3.0, gt=0, description="Measured time per case and contender, at least.")
-    warmup: Seconds = Field(0.2, ge=0, description="Time per case and contender before samples count.")
-    min_samples: int = Field(10, ge=1, description="At least this many samples, however long they take.")
+    duration: Seconds = Field(
+        3.0, gt=0, description="Measured time per case and contender, at least."
+    )
+    warmup: Seconds = Field(
+        0.2, ge=0, description="Time per case and contender before samples count."
+    )
+    min_samples: int = Field(
+        10, ge=1, description="At least this many samples, however long they take."
+    )
     cases: tuple[Case, ...] = Field(("opt",), min_length=1)
-    baselines: tuple[Baseline, ...] = Field(("torch",), description="What else is timed, in turns with the engine.")
+    baselines: tuple[Baseline, ...] = Field(
+        ("torch",), description="What else is timed, in turns with the engine."
+    )
     baseline_precision: Literal["auto", "fp32", "fp16", "bf16"] = Field(
         "auto", description="auto: the engine's on a GPU (fp16 below that), fp32 on a CPU."
     )
     cuda_graph: CudaGraph = Field(
-        (False,), description="Launch the engine as one captured graph; [false, true] times both (TensorRT)."
+        (False,),
+        description="Launch the engine as one captured graph; [false, true] times both (TensorRT).",
     )
     transfers: Literal["none", "in", "out", "both"] = Field(
         "none", description="Copies between host and GPU within the measured time (TensorRT)."
     )
-    in_flight: int = Field(1, ge=1, le=64, description="Inferences at a time on the GPU (TensorRT).")
-    wait: Literal["spin", "block"] = Field("spin", description="How the host waits for the GPU (TensorRT).")
+    in_flight: int = Field(
+        1, ge=1, le=64, description="Inferences at a time on the GPU (TensorRT)."
+    )
+    wait: Literal["spin", "block"] = Field(
+        "spin", description="How the host waits for the GPU (TensorRT)."
+    )
 
 
 class ReportSpec(Spec):

@@ -6,11 +6,22 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from buildsys.manifest.schema.base import AXIS_PATTERN, NODE_PATTERN, Callable, Dim, DimName, DType, Spec, TensorName
+from buildsys.manifest.schema.base import (
+    AXIS_PATTERN,
+    NODE_PATTERN,
+    Callable,
+    Dim,
+    DimName,
+    DType,
+    Spec,
+    TensorName,
+)
 from buildsys.manifest.schema.network import InputData, _kind
 from buildsys.manifest.surgery_interface import KINDS
 
-InnerName = Annotated[str, Field(min_length=1, max_length=500)]  # exporters name tensors as they like
+InnerName = Annotated[
+    str, Field(min_length=1, max_length=500)
+]  # exporters name tensors as they like
 Axis = Annotated[str, Field(pattern=AXIS_PATTERN)]
 NodeType = Annotated[str, Field(pattern=NODE_PATTERN)]
 
@@ -18,7 +29,9 @@ NodeType = Annotated[str, Field(pattern=NODE_PATTERN)]
 class TensorSpec(Spec):
     """A tensor that becomes an input or output."""
 
-    shape: tuple[Dim | None, ...] | None = Field(None, description="Numbers, names of `dims`, or null.")
+    shape: tuple[Dim | None, ...] | None = Field(
+        None, description="Numbers, names of `dims`, or null."
+    )
     dtype: DType | None = None
 
 
@@ -27,14 +40,20 @@ class NewInput(Spec):
 
     shape: tuple[Dim, ...] = Field(description="Numbers and names of `dims`.")
     dtype: DType = "float32"
-    data: InputData | None = Field(None, description="As for `inputs`; not set: as before for an input of this name.")
+    data: InputData | None = Field(
+        None, description="As for `inputs`; not set: as before for an input of this name."
+    )
 
 
 class Reference(Spec):
     """What the outputs are after a step that changes the numbers."""
 
-    npz: str | None = Field(None, description="Arrays named CASE.OUTPUT, or OUTPUT where there is one case.")
-    python: Callable | None = Field(None, description="FILE.py:CALLABLE, called with a case's golden inputs.")
+    npz: str | None = Field(
+        None, description="Arrays named CASE.OUTPUT, or OUTPUT where there is one case."
+    )
+    python: Callable | None = Field(
+        None, description="FILE.py:CALLABLE, called with a case's golden inputs."
+    )
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Reference:
@@ -44,17 +63,23 @@ class Reference(Spec):
 
 
 class _Step(Spec):
-    when: Literal["after_export", "after_simplify"] = Field("after_export", description="Which graph it changes.")
+    when: Literal["after_export", "after_simplify"] = Field(
+        "after_export", description="Which graph it changes."
+    )
 
 
 class _Numbers(_Step):
-    changes: Literal["nothing", "numbers"] = Field("nothing", description="Whether other outputs are meant.")
+    changes: Literal["nothing", "numbers"] = Field(
+        "nothing", description="Whether other outputs are meant."
+    )
     reference: Reference | None = Field(None, description="With changes: numbers.")
 
     @model_validator(mode="after")
     def _reference_for_numbers(self) -> _Numbers:
         if self.changes == "numbers" and self.reference is None:
-            raise ValueError("changes: numbers needs a reference to compare with: reference: {npz: …} or {python: …}")
+            raise ValueError(
+                "changes: numbers needs a reference to compare with: reference: {npz: …} or {python: …}"
+            )
         if self.changes == "nothing" and self.reference is not None:
             raise ValueError("a reference is compared only with changes: numbers")
         return self
@@ -64,9 +89,15 @@ class FunctionStep(_Numbers):
     """A hook of the project, called with the graph; it returns the graph to go on with."""
 
     function: Callable = Field(description="FILE.py:CALLABLE")
-    graph: Literal["onnx", "graphsurgeon"] = Field("onnx", description="onnx.ModelProto or an onnx-graphsurgeon graph.")
-    inputs: dict[TensorName, NewInput] | None = Field(None, description="Its inputs, where it changes them.")
-    outputs: dict[TensorName, TensorSpec] | None = Field(None, description="Its outputs, where it changes them.")
+    graph: Literal["onnx", "graphsurgeon"] = Field(
+        "onnx", description="onnx.ModelProto or an onnx-graphsurgeon graph."
+    )
+    inputs: dict[TensorName, NewInput] | None = Field(
+        None, description="Its inputs, where it changes them."
+    )
+    outputs: dict[TensorName, TensorSpec] | None = Field(
+        None, description="Its outputs, where it changes them."
+    )
 
 
 class RenameStep(_Step):
@@ -78,7 +109,9 @@ class RenameStep(_Step):
 class FixDimsStep(_Step):
     """One value for dynamic dimensions."""
 
-    fix_dims: dict[DimName, Annotated[int, Field(ge=1)]] = Field(min_length=1, description="Dimension -> its value.")
+    fix_dims: dict[DimName, Annotated[int, Field(ge=1)]] = Field(
+        min_length=1, description="Dimension -> its value."
+    )
 
 
 class FreeDimsStep(_Step):
@@ -87,19 +120,27 @@ class FreeDimsStep(_Step):
     free_dims: dict[InnerName, Annotated[dict[Axis, DimName], Field(min_length=1)]] = Field(
         min_length=1, description="Input or output -> {axis: name of `dims`}."
     )
-    reference: Reference | None = Field(None, description="Not set: the items along the dimension are independent.")
+    reference: Reference | None = Field(
+        None, description="Not set: the items along the dimension are independent."
+    )
 
 
 class Cut(Spec):
     """Between which tensors the graph is kept."""
 
-    inputs: dict[InnerName, TensorSpec] | None = Field(None, description="Not set: the inputs stay.")
-    outputs: tuple[InnerName, ...] | None = Field(None, min_length=1, description="Not set: the outputs stay.")
+    inputs: dict[InnerName, TensorSpec] | None = Field(
+        None, description="Not set: the inputs stay."
+    )
+    outputs: tuple[InnerName, ...] | None = Field(
+        None, min_length=1, description="Not set: the outputs stay."
+    )
 
     @model_validator(mode="after")
     def _something(self) -> Cut:
         if self.inputs is None and self.outputs is None:
-            raise ValueError("give inputs, outputs or both: between which tensors the graph is kept")
+            raise ValueError(
+                "give inputs, outputs or both: between which tensors the graph is kept"
+            )
         return self
 
 
@@ -113,7 +154,9 @@ class Replacement(Spec):
     """An operator and the local function that takes its place."""
 
     op: NodeType = Field(description="Gelu, or with its domain ns::Op.")
-    function: Callable = Field(description="FILE.py:NAME of an onnxscript function or what returns a FunctionProto.")
+    function: Callable = Field(
+        description="FILE.py:NAME of an onnxscript function or what returns a FunctionProto."
+    )
     inline: bool = Field(True, description="Put the function's nodes in place of each call.")
 
 
@@ -126,14 +169,20 @@ class ReplaceStep(_Numbers):
 class RemoveStep(_Numbers):
     """Nodes that pass on their first input."""
 
-    remove: tuple[NodeType, ...] = Field(min_length=1, description="Operators such as Identity, Dropout, Cast.")
-    name: str | None = Field(None, min_length=1, description="Only nodes whose name fits, such as *head*.")
+    remove: tuple[NodeType, ...] = Field(
+        min_length=1, description="Operators such as Identity, Dropout, Cast."
+    )
+    name: str | None = Field(
+        None, min_length=1, description="Only nodes whose name fits, such as *head*."
+    )
 
 
 class CastStep(_Step):
     """Inputs of another type, cast in the graph."""
 
-    cast: dict[InnerName, DType] = Field(min_length=1, description="Input -> the type that it then has.")
+    cast: dict[InnerName, DType] = Field(
+        min_length=1, description="Input -> the type that it then has."
+    )
 
 
 STEP_KINDS = KINDS
@@ -152,5 +201,7 @@ SurgeryStep = Annotated[
     | Annotated[ReplaceStep, Tag("<replace>")]
     | Annotated[RemoveStep, Tag("<remove>")]
     | Annotated[CastStep, Tag("<cast>")],
-    Discriminator(_step_kind, custom_error_type="step_kind", custom_error_message="no kind of step"),
+    Discriminator(
+        _step_kind, custom_error_type="step_kind", custom_error_message="no kind of step"
+    ),
 ]

@@ -18,7 +18,12 @@ from buildsys.errors import StageError, UsageError
 from buildsys.onnx_graphs.inspection.describe import describe
 from buildsys.onnx_graphs.inspection.diff import compare
 from buildsys.onnx_graphs.inspection.drawing.svg import draw
-from buildsys.onnx_graphs.inspection.load import content_digests, drop_weights, load_graph, read_network
+from buildsys.onnx_graphs.inspection.load import (
+    content_digests,
+    drop_weights,
+    load_graph,
+    read_network,
+)
 from buildsys.onnx_graphs.inspection.plain_graph import Network
 from buildsys.onnx_graphs.inspection.shapes import with_shapes
 
@@ -37,7 +42,9 @@ def _compare(request: Request) -> Answer:
 
 def _draw(request: Request) -> Answer:
     network = read_network(with_shapes(_light(request["graph"])))
-    svg, shown = draw(network.body, request["title"], request["from"], request["to"], request["depth"])
+    svg, shown = draw(
+        network.body, request["title"], request["from"], request["to"], request["depth"]
+    )
     return {"svg": svg, **shown}
 
 
@@ -54,7 +61,11 @@ def _light(graph: Mapping[str, Any]) -> ModelProto:
     return model
 
 
-_QUESTIONS: Mapping[str, Callable[[Request], Answer]] = {"describe": _describe, "compare": _compare, "draw": _draw}
+_QUESTIONS: Mapping[str, Callable[[Request], Answer]] = {
+    "describe": _describe,
+    "compare": _compare,
+    "draw": _draw,
+}
 
 
 def answer(request: Request) -> Answer:

@@ -46,7 +46,9 @@ def node_changes(matching: Matching, compare: CompareBodies) -> Iterator[Change]
         }
         weights, inputs = _input_changes(node, other, matching)
         bodies = _body_changes(node, other, compare)
-        values = [ours.digest for ours in node.constants] != [theirs.digest for theirs in other.constants]
+        values = [ours.digest for ours in node.constants] != [
+            theirs.digest for theirs in other.constants
+        ]
         if attributes or weights or inputs or bodies or values:
             numbers = any(_is_number(now, matching.second) for _, _, now in weights)
             yield Change(node, other, attributes, weights, numbers, inputs, bodies)
@@ -54,7 +56,11 @@ def node_changes(matching: Matching, compare: CompareBodies) -> Iterator[Change]
 
 def _is_number(name: str, body: Body) -> bool:
     value = body.value(name)
-    return value is not None and "int64" not in value.dtype and value.dtype not in ("int32", "bool", "string")
+    return (
+        value is not None
+        and "int64" not in value.dtype
+        and value.dtype not in ("int32", "bool", "string")
+    )
 
 
 def _body_changes(node: Node, other: Node, compare: CompareBodies) -> dict[str, dict[str, Any]]:

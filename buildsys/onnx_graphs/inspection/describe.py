@@ -12,7 +12,13 @@ from buildsys.onnx_graphs.inspection.figures import initializer_figures, paramet
 from buildsys.onnx_graphs.inspection.load import read_network
 from buildsys.onnx_graphs.inspection.mac_totals import each_nodes_macs, macs_at, macs_figures
 from buildsys.onnx_graphs.inspection.macs import COUNTED, Macs
-from buildsys.onnx_graphs.inspection.plain_graph import Body, Network, Placed, Value, operator_histogram
+from buildsys.onnx_graphs.inspection.plain_graph import (
+    Body,
+    Network,
+    Placed,
+    Value,
+    operator_histogram,
+)
 from buildsys.onnx_graphs.inspection.shapes import input_dims, with_shapes, with_sizes
 
 
@@ -90,7 +96,9 @@ def tensor_json(body: Body, sized: Body, name: str) -> dict[str, Any]:
 
 def _tensors(network: Network, sized: Network) -> dict[str, Any]:
     """Return all tensors by name; those of a body behind its place where somebody else has the name already."""
-    found = {name: tensor_json(network.body, sized.body, name) for name in all_tensors(network.body)}
+    found = {
+        name: tensor_json(network.body, sized.body, name) for name in all_tensors(network.body)
+    }
     for place, at in zip(network.placed, sized.placed, strict=True):
         for attribute, body in place.node.bodies.items():
             inside = f"{place.inside}/{place.node.label}.{attribute}".lstrip("/")
@@ -124,7 +132,8 @@ def _macs(model: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
         "dims": dict(dims),
         "formula": figures["formula"] if figures else None,
         "operators": {
-            name: {"macs": macs, "nodes": found.counted[name]} for name, macs in found.by_operator.most_common()
+            name: {"macs": macs, "nodes": found.counted[name]}
+            for name, macs in found.by_operator.most_common()
         },
         "unknown_shapes": dict(found.unknown),
         "unknown_operators": dict(found.opaque),

@@ -7,7 +7,14 @@ from typing import Any
 
 from buildsys.onnx_graphs.inspection.changed_nodes import node_changes
 from buildsys.onnx_graphs.inspection.node_matching import Matching, regions
-from buildsys.onnx_graphs.inspection.plain_graph import Body, Network, Node, Stored, Value, operator_histogram
+from buildsys.onnx_graphs.inspection.plain_graph import (
+    Body,
+    Network,
+    Node,
+    Stored,
+    Value,
+    operator_histogram,
+)
 from buildsys.onnx_graphs.inspection.removed_nodes import fate_of, origin_of
 
 
@@ -15,18 +22,30 @@ def compare(first: Network, second: Network) -> dict[str, Any]:
     """Return all differences as JSON values; ``is_equal`` tells whether there are any."""
     histograms = operator_histogram(first), operator_histogram(second)
     bodies = compare_bodies(first.body, second.body)
-    functions = [{one.name: _function_text(one.nodes) for one in network.functions} for network in (first, second)]
-    header = {"ir_version": (first.ir_version, second.ir_version), "producer": (first.producer, second.producer)}
+    functions = [
+        {one.name: _function_text(one.nodes) for one in network.functions}
+        for network in (first, second)
+    ]
+    header = {
+        "ir_version": (first.ir_version, second.ir_version),
+        "producer": (first.producer, second.producer),
+    }
     found = {
         "header": {name: list(pair) for name, pair in header.items() if pair[0] != pair[1]},
         "opsets": _mapping_changes(first.opsets, second.opsets),
         "functions": _mapping_changes(functions[0], functions[1]),
-        "interface": {side: _ports(first.body, second.body, side) for side in ("inputs", "outputs")},
+        "interface": {
+            side: _ports(first.body, second.body, side) for side in ("inputs", "outputs")
+        },
         "operators": _mapping_changes(histograms[0], histograms[1], absent=0),
         **bodies,
     }
     nodes = [sum(histogram.values()) for histogram in histograms]
-    return {"nodes": nodes, "is_equal": not any(_is_filled(value) for value in found.values()), **found}
+    return {
+        "nodes": nodes,
+        "is_equal": not any(_is_filled(value) for value in found.values()),
+        **found,
+    }
 
 
 def compare_bodies(first: Body, second: Body) -> dict[str, Any]:
@@ -63,7 +82,9 @@ def _is_known(value: Value) -> bool:
     return value.shape is not None and None not in value.shape
 
 
-def initializer_changes(first: Mapping[str, Stored], second: Mapping[str, Stored]) -> dict[str, Any]:
+def initializer_changes(
+    first: Mapping[str, Stored], second: Mapping[str, Stored]
+) -> dict[str, Any]:
     """Return initializers gone, come, with other contents, and under another name."""
     gone = {name: stored for name, stored in first.items() if name not in second}
     come = {name: stored for name, stored in second.items() if name not in first}
@@ -92,7 +113,12 @@ def initializer_changes(first: Mapping[str, Stored], second: Mapping[str, Stored
 
 
 def _stored_json(stored: Stored) -> dict[str, Any]:
-    return {"name": stored.name, "dtype": stored.dtype, "shape": list(stored.shape), "bytes": stored.bytes}
+    return {
+        "name": stored.name,
+        "dtype": stored.dtype,
+        "shape": list(stored.shape),
+        "bytes": stored.bytes,
+    }
 
 
 def _stored_text(stored: Stored) -> str:
@@ -113,13 +139,16 @@ def _ports(first: Body, second: Body, side: str) -> list[dict[str, Any]]:
 def _mapping_changes(
     first: Mapping[str, Any], second: Mapping[str, Any], absent: int | None = None
 ) -> dict[str, list[Any]]:
-    pairs = {name: [first.get(name, absent), second.get(name, absent)] for name in (*first, *second)}
+    pairs = {
+        name: [first.get(name, absent), second.get(name, absent)] for name in (*first, *second)
+    }
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _function_text(nodes: Sequence[Node]) -> str:
     listed = (
-        f"{node.operator}({', '.join(node.inputs)})→{', '.join(node.outputs)}{dict(node.attributes)}" for node in nodes
+        f"{node.operator}({', '.join(node.inputs)})→{', '.join(node.outputs)}{dict(node.attributes)}"
+        for node in nodes
     )
     return "; ".join(listed)
 
@@ -127,5 +156,7 @@ def _function_text(nodes: Sequence[Node]) -> str:
 def _is_filled(value: Any) -> bool:
     """Tell whether there is any difference in a part of the answer: counts and sizes are none."""
     if isinstance(value, Mapping):
-        return any(_is_filled(entry) for name, entry in value.items() if name not in ("count", "bytes"))
+        return any(
+            _is_filled(entry) for name, entry in value.items() if name not in ("count", "bytes")
+        )
     return bool(value)

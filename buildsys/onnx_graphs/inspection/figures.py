@@ -12,7 +12,14 @@ from buildsys.onnx_graphs.inspection.mac_totals import macs_figures
 from buildsys.onnx_graphs.inspection.plain_graph import Network, Stored
 
 _LARGEST = 5
-_NOT_WEIGHTS = ("int64", "int32", "int16", "bool", "string", "undefined")  # indices, shapes and flags
+_NOT_WEIGHTS = (
+    "int64",
+    "int32",
+    "int16",
+    "bool",
+    "string",
+    "undefined",
+)  # indices, shapes and flags
 
 
 def graph_figures(model: ModelProto, base: Mapping[str, int]) -> dict[str, Any]:
@@ -44,7 +51,8 @@ def initializer_figures(network: Network) -> dict[str, Any]:
         "bytes": sum(one.bytes for one in stored),
         "dtypes": dict(sorted(dtypes.items(), key=lambda item: (-item[1]["bytes"], item[0]))),
         "largest": [
-            {"name": one.name, "dtype": one.dtype, "shape": list(one.shape), "bytes": one.bytes} for one in largest
+            {"name": one.name, "dtype": one.dtype, "shape": list(one.shape), "bytes": one.bytes}
+            for one in largest
         ],
     }
 

@@ -9,10 +9,34 @@ from pathlib import Path
 
 import onnx
 from blake3 import blake3
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    numpy_helper,
+)
 
-from buildsys.onnx_graphs.inspection.plain_graph import Body, Function, Network, Node, Shape, Stored, Value, product
-from buildsys.onnx_graphs.onnx_file import dtype_name, load_model, operator_name, opsets, port_of, tensors_of
+from buildsys.onnx_graphs.inspection.plain_graph import (
+    Body,
+    Function,
+    Network,
+    Node,
+    Shape,
+    Stored,
+    Value,
+    product,
+)
+from buildsys.onnx_graphs.onnx_file import (
+    dtype_name,
+    load_model,
+    operator_name,
+    opsets,
+    port_of,
+    tensors_of,
+)
 
 Digest = Callable[[TensorProto], str]
 _LARGE = 1024  # bytes; what shape inference may need is smaller
@@ -80,7 +104,9 @@ def content_digests(data: Path | None) -> Iterator[Digest]:
                 return inline_digest(tensor)
             if mapped is None:  # not there to be compared
                 return ""
-            begin = int(next((entry.value for entry in tensor.external_data if entry.key == "offset"), 0))
+            begin = int(
+                next((entry.value for entry in tensor.external_data if entry.key == "offset"), 0)
+            )
             with memoryview(mapped) as view, view[begin : begin + stored_bytes(tensor)] as values:
                 return _digest(tensor, values)
 
@@ -128,7 +154,9 @@ def _body(graph: GraphProto) -> Body:
     stored = {tensor.name: _stored(tensor) for tensor in graph.initializer}
     for sparse in graph.sparse_initializer:
         one = _stored(sparse.values)
-        stored[one.name] = Stored(one.name, f"sparse {one.dtype}", tuple(sparse.dims), one.bytes, one.digest)
+        stored[one.name] = Stored(
+            one.name, f"sparse {one.dtype}", tuple(sparse.dims), one.bytes, one.digest
+        )
     listed = (port_of(value) for value in (*graph.value_info, *graph.input, *graph.output))
     values = {port["name"]: Value(port["dtype"], _shape(port["shape"])) for port in listed}
     return Body(
@@ -142,7 +170,11 @@ def _body(graph: GraphProto) -> Body:
 
 def _shape(shape: list[int | str | None] | None) -> Shape | None:
     """Return a shape; a name that inference has made up says no more than that a size is not known."""
-    return None if shape is None else tuple(None if str(size).startswith(_MADE_UP) else size for size in shape)
+    return (
+        None
+        if shape is None
+        else tuple(None if str(size).startswith(_MADE_UP) else size for size in shape)
+    )
 
 
 def _function(function: FunctionProto) -> Function:
@@ -187,7 +219,9 @@ def _stored(tensor: TensorProto) -> Stored:
 
 def _digest_of(tensor: TensorProto) -> str:
     if tensor.data_location == TensorProto.EXTERNAL:
-        return next((str(entry.value) for entry in tensor.external_data if entry.key == _DIGEST), "")
+        return next(
+            (str(entry.value) for entry in tensor.external_data if entry.key == _DIGEST), ""
+        )
     return inline_digest(tensor)
 
 
@@ -199,7 +233,11 @@ def attribute_text(attribute: AttributeProto) -> str:
         return _tensor_text(attribute.t)
     if attribute.type == AttributeProto.GRAPH:
         return f"{len(attribute.g.node)} nodes"
-    if attribute.type in (AttributeProto.TENSORS, AttributeProto.GRAPHS, AttributeProto.SPARSE_TENSOR):
+    if attribute.type in (
+        AttributeProto.TENSORS,
+        AttributeProto.GRAPHS,
+        AttributeProto.SPARSE_TENSOR,
+    ):
         return str(AttributeProto.AttributeType.Name(attribute.type)).lower()
     value = onnx.helper.get_attribute_value(attribute)
     if isinstance(value, bytes):
@@ -218,7 +256,9 @@ def _entry(value: object) -> str:
 
 
 def _tensor_text(tensor: TensorProto) -> str:
-    text = f"{dtype_name(tensor.data_type)} {list(tensor.dims)}" if tensor.data_type else "undefined"
+    text = (
+        f"{dtype_name(tensor.data_type)} {list(tensor.dims)}" if tensor.data_type else "undefined"
+    )
     few = product(tuple(tensor.dims)) <= _SHOWN_ELEMENTS
     if not few or tensor.data_location == TensorProto.EXTERNAL or not tensor.data_type:
         return text

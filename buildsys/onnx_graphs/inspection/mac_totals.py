@@ -8,7 +8,15 @@ from typing import Any
 from onnx import ModelProto, inliner
 
 from buildsys.onnx_graphs.inspection.load import read_network
-from buildsys.onnx_graphs.inspection.macs import Lookup, Macs, count_macs, formula, node_macs, nothing, within
+from buildsys.onnx_graphs.inspection.macs import (
+    Lookup,
+    Macs,
+    count_macs,
+    formula,
+    node_macs,
+    nothing,
+    within,
+)
 from buildsys.onnx_graphs.inspection.plain_graph import Body
 from buildsys.onnx_graphs.inspection.shapes import input_dims, with_sizes
 
@@ -44,11 +52,19 @@ def macs_figures(model: ModelProto, base: Mapping[str, int]) -> dict[str, Any]:
     missing = dict(sorted((first.unknown + first.opaque).items()))
     if not first.is_complete:  # what is left would look like all of it
         return {"formula": None, "operators": {}, "not_counted": missing}
-    operators = {operator: formula(_count_of(at, operator), sizes) for operator in sorted(first.by_operator)}
-    return {"formula": formula(lambda dims: at(dims).total, sizes), "operators": operators, "not_counted": missing}
+    operators = {
+        operator: formula(_count_of(at, operator), sizes) for operator in sorted(first.by_operator)
+    }
+    return {
+        "formula": formula(lambda dims: at(dims).total, sizes),
+        "operators": operators,
+        "not_counted": missing,
+    }
 
 
-def _count_of(at: Callable[[Mapping[str, int]], Macs], operator: str) -> Callable[[Mapping[str, int]], int]:
+def _count_of(
+    at: Callable[[Mapping[str, int]], Macs], operator: str
+) -> Callable[[Mapping[str, int]], int]:
     return lambda dims: at(dims).by_operator[operator]
 
 

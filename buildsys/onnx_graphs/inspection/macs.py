@@ -29,7 +29,9 @@ class Macs:
     by_operator: Counter[str] = field(default_factory=Counter)
     counted: Counter[str] = field(default_factory=Counter)  # nodes
     unknown: Counter[str] = field(default_factory=Counter)  # nodes
-    opaque: Counter[str] = field(default_factory=Counter)  # nodes of operators that nobody here knows
+    opaque: Counter[str] = field(
+        default_factory=Counter
+    )  # nodes of operators that nobody here knows
     loops: int = 0  # whose bodies were counted once, as nobody knows how often they run
 
     @property
@@ -112,7 +114,11 @@ class _Shapes:
 
     def _shape(self, name: str) -> tuple[int, ...]:
         value = self._lookup(name)
-        if value is None or value.shape is None or not all(isinstance(size, int) for size in value.shape):
+        if (
+            value is None
+            or value.shape is None
+            or not all(isinstance(size, int) for size in value.shape)
+        ):
             raise UnknownShapeError(name)
         return tuple(int(size) for size in value.shape if size is not None)
 
@@ -142,7 +148,9 @@ def _matrix_product(shapes: _Shapes) -> int:
 
 def _einsum(shapes: _Shapes) -> int:
     """Two operands at a time cost a product for each combination of all indices; more are not told apart."""
-    terms = shapes.node.attributes.get("equation", "").partition("->")[0].replace(" ", "").split(",")
+    terms = (
+        shapes.node.attributes.get("equation", "").partition("->")[0].replace(" ", "").split(",")
+    )
     if len(terms) == 1:
         return 0
     if len(terms) != 2 or not all(re.fullmatch("[A-Za-z]+", term) for term in terms):
@@ -192,10 +200,14 @@ def _plain(operator: str) -> str:
 
 
 def _is_known(operator: str) -> bool:
-    return "::" not in operator or operator.startswith("ai.onnx") or bool(_WITHOUT.fullmatch(operator))
+    return (
+        "::" not in operator or operator.startswith("ai.onnx") or bool(_WITHOUT.fullmatch(operator))
+    )
 
 
-def formula(macs_at: Callable[[Mapping[str, int]], int | None], base: Mapping[str, int]) -> dict[str, int] | None:
+def formula(
+    macs_at: Callable[[Mapping[str, int]], int | None], base: Mapping[str, int]
+) -> dict[str, int] | None:
     """Return the count for any sizes of at most two dimensions, e.g. ``{"": 5, "batch": 3, "batch*steps^2": 1}``.
 
     ``macs_at`` counts at given sizes. It is asked at multiples of ``base``, and once more to see that the formula
@@ -209,7 +221,9 @@ def formula(macs_at: Callable[[Mapping[str, int]], int | None], base: Mapping[st
         return None if total is None else {"": total}
     counted: dict[tuple[int, ...], Fraction] = {}
     for scales in itertools.product((1, 2, 3), repeat=len(names)):
-        count = macs_at({name: base[name] * scale for name, scale in zip(names, scales, strict=True)})
+        count = macs_at(
+            {name: base[name] * scale for name, scale in zip(names, scales, strict=True)}
+        )
         if count is None:
             return None
         counted[scales] = Fraction(count)
@@ -260,5 +274,9 @@ def _with(key: tuple[int, ...], at: int, value: int) -> tuple[int, ...]:
 
 
 def _term(names: Sequence[str], powers: Sequence[int]) -> str:
-    shown = (name if power == 1 else f"{name}^{power}" for name, power in zip(names, powers, strict=True) if power)
+    shown = (
+        name if power == 1 else f"{name}^{power}"
+        for name, power in zip(names, powers, strict=True)
+        if power
+    )
     return "*".join(shown)

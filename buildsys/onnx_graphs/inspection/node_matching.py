@@ -42,17 +42,31 @@ class Matching:
     def _map_renamed_inputs(self) -> None:
         """Take inputs whose names are in one graph only for each other, in their order, when there are equally many."""
         ours, theirs = self.first.inputs, self.second.inputs
-        alone = [name for name in ours if name not in theirs], [name for name in theirs if name not in ours]
+        alone = (
+            [name for name in ours if name not in theirs],
+            [name for name in theirs if name not in ours],
+        )
         if len(alone[0]) == len(alone[1]):
             self.tensors.update(zip(*alone, strict=True))
 
     def _pair(self, node: Node, other: Node) -> None:
         self.nodes[node], self.back[other] = other, node
-        self.tensors.update((ours, theirs) for ours, theirs in zip(node.outputs, other.outputs, strict=False) if ours)
+        self.tensors.update(
+            (ours, theirs)
+            for ours, theirs in zip(node.outputs, other.outputs, strict=False)
+            if ours
+        )
 
     def _match_by_output(self) -> None:
         for node in self.first.nodes:
-            other = next((self.second.producers[name] for name in node.outputs if name in self.second.producers), None)
+            other = next(
+                (
+                    self.second.producers[name]
+                    for name in node.outputs
+                    if name in self.second.producers
+                ),
+                None,
+            )
             if other is not None and other not in self.back and _is_like(node, other):
                 self._pair(node, other)
 
@@ -67,7 +81,9 @@ class Matching:
         """Pair nodes of one operator that take the same tensors, the most alike first."""
         waiting: dict[tuple[str, ...], list[Node]] = {}
         for other in self.come:
-            waiting.setdefault((other.operator, *moving_inputs(other, self.second)), []).append(other)
+            waiting.setdefault((other.operator, *moving_inputs(other, self.second)), []).append(
+                other
+            )
         before = len(self.nodes)
         for node in self.gone:
             taken = [self.tensors.get(name, "") for name in moving_inputs(node, self.first)]
@@ -95,7 +111,9 @@ class Matching:
         for taker in self.first.consumers.get(name, ()):
             other = self.nodes.get(taker)
             for port in (port for port, taken in enumerate(taker.inputs) if taken == name):
-                tensor = other.inputs[port] if other is not None and port < len(other.inputs) else ""
+                tensor = (
+                    other.inputs[port] if other is not None and port < len(other.inputs) else ""
+                )
                 maker = self.second.producers.get(tensor)
                 found.add(maker if maker and maker.outputs.index(tensor) == at else None)
         return found.pop() if len(found) == 1 else None
@@ -123,7 +141,10 @@ def is_stored(name: str, body: Body) -> bool:
 
 def contents(node: Node, body: Body) -> tuple[str, ...]:
     """Return the digests of what a node takes of stored tensors, by place; "" for all others."""
-    return (*(content(name, body) for name in node.inputs), *(tensor.digest for tensor in node.constants))
+    return (
+        *(content(name, body) for name in node.inputs),
+        *(tensor.digest for tensor in node.constants),
+    )
 
 
 def content(name: str, body: Body) -> str:
@@ -132,7 +153,11 @@ def content(name: str, body: Body) -> str:
     if stored is not None:
         return stored.digest
     maker = body.producers.get(name)
-    return maker.constants[0].digest if maker is not None and maker.operator == _CONSTANT and maker.constants else ""
+    return (
+        maker.constants[0].digest
+        if maker is not None and maker.operator == _CONSTANT and maker.constants
+        else ""
+    )
 
 
 def regions(nodes: Iterable[Node], body: Body) -> list[list[Node]]:

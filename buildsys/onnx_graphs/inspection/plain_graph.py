@@ -93,7 +93,9 @@ class Body:
         """The tensors that come from the graph around it."""
         own = {*self.inputs, *self.initializers, *self.producers}
         wanted = (name for node in self.nodes for name in node.reads)
-        return tuple(dict.fromkeys(name for name in (*wanted, *self.outputs) if name and name not in own))
+        return tuple(
+            dict.fromkeys(name for name in (*wanted, *self.outputs) if name and name not in own)
+        )
 
     def value(self, name: str) -> Value | None:
         """Return type and shape of a tensor of this graph, None where nothing is known."""
@@ -171,4 +173,8 @@ def product(sizes: tuple[int, ...]) -> int:
 
 def shape_text(shape: Shape | None) -> str:
     """Return ``[batch, 3, ?]``; ``[…]`` where not even the rank is known."""
-    return "[…]" if shape is None else f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
+    return (
+        "[…]"
+        if shape is None
+        else f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
+    )

@@ -27,7 +27,11 @@ class End:
 
     def as_json(self) -> dict[str, Any]:
         """Return it with its node by its label."""
-        return {"tensor": self.tensor, "node": self.node.label if self.node else None, "kind": self.kind}
+        return {
+            "tensor": self.tensor,
+            "node": self.node.label if self.node else None,
+            "kind": self.kind,
+        }
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,9 @@ def chain_text(nodes: Sequence[Node]) -> str:
         runs = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         text = ", ".join(f"{operator} {TIMES}{count}" for operator, count in runs[:_LONGEST_CHAIN])
         return f"{len(shown)} nodes ({text}{', …' if len(runs) > _LONGEST_CHAIN else ''})"
-    return " → ".join(f"{operator} {TIMES}{count}" if count > 1 else operator for operator, count in runs)
+    return " → ".join(
+        f"{operator} {TIMES}{count}" if count > 1 else operator for operator, count in runs
+    )
 
 
 def _entries(nodes: Sequence[Node], body: Body) -> list[End]:
@@ -94,7 +100,11 @@ def _exits(nodes: Sequence[Node], body: Body) -> list[End]:
                 found += [End(name, taker, taker.operator, port) for port in ports] or [
                     End(name, taker, taker.operator, -1)
                 ]
-        found += [End(name, None, _OUTPUT, port) for port, taken in enumerate(body.outputs) if taken == name]
+        found += [
+            End(name, None, _OUTPUT, port)
+            for port, taken in enumerate(body.outputs)
+            if taken == name
+        ]
     return found
 
 
@@ -141,14 +151,22 @@ def _tensor_now(end: End, matching: Matching) -> str:
     """Return the tensor that is taken at an exit in the second graph, "" where nothing is."""
     if end.node is None:
         outputs = matching.second.outputs
-        return end.tensor if end.tensor in outputs else outputs[end.port] if end.port < len(outputs) else ""
+        return (
+            end.tensor
+            if end.tensor in outputs
+            else outputs[end.port]
+            if end.port < len(outputs)
+            else ""
+        )
     other = matching.nodes.get(end.node)
     return other.inputs[end.port] if other is not None and 0 <= end.port < len(other.inputs) else ""
 
 
 def _regions_of(nodes: Iterable[Node], matching: Matching) -> tuple[tuple[Node, ...], ...]:
     wanted = set(nodes)
-    return tuple(tuple(group) for group in regions(matching.come, matching.second) if wanted & set(group))
+    return tuple(
+        tuple(group) for group in regions(matching.come, matching.second) if wanted & set(group)
+    )
 
 
 def _operators(nodes: Iterable[Node | None]) -> tuple[str, ...]:

@@ -16,7 +16,10 @@ def with_shapes(model: ModelProto) -> ModelProto:
     """
     try:
         return shape_inference.infer_shapes(model, data_prop=True)
-    except (RuntimeError, ValueError):  # onnx raises its own InferenceError, which is a RuntimeError
+    except (
+        RuntimeError,
+        ValueError,
+    ):  # onnx raises its own InferenceError, which is a RuntimeError
         return model
 
 
@@ -32,7 +35,9 @@ def with_sizes(model: ModelProto, dims: Mapping[str, int]) -> ModelProto:
             for dim in value.type.tensor_type.shape.dim:
                 if dim.dim_param in dims:
                     dim.dim_value = dims[dim.dim_param]
-    for value in sized.graph.output:  # names that the exporter made up stand for what inference finds
+    for (
+        value
+    ) in sized.graph.output:  # names that the exporter made up stand for what inference finds
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
                 dim.Clear()
@@ -43,8 +48,12 @@ def with_sizes(model: ModelProto, dims: Mapping[str, int]) -> ModelProto:
 def input_dims(model: ModelProto) -> list[str]:
     """Return the names of the dynamic dimensions of the inputs."""
     stored = {tensor.name for tensor in model.graph.initializer}
-    shapes = [value.type.tensor_type.shape for value in model.graph.input if value.name not in stored]
-    return list(dict.fromkeys(dim.dim_param for shape in shapes for dim in shape.dim if dim.dim_param))
+    shapes = [
+        value.type.tensor_type.shape for value in model.graph.input if value.name not in stored
+    ]
+    return list(
+        dict.fromkeys(dim.dim_param for shape in shapes for dim in shape.dim if dim.dim_param)
+    )
 
 
 def _graphs(graph: GraphProto) -> list[GraphProto]:

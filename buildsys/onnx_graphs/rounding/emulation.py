@@ -17,7 +17,12 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import subgraphs
 from buildsys.onnx_graphs.rounding.fresh_names import FreshNames
-from buildsys.onnx_graphs.rounding.tensor_types import DTYPES, ELEM_TYPES, element_types, rename_outer
+from buildsys.onnx_graphs.rounding.tensor_types import (
+    DTYPES,
+    ELEM_TYPES,
+    element_types,
+    rename_outer,
+)
 from buildsys.onnx_graphs.tensors import Tensor
 
 _FLOAT = TensorProto.FLOAT
@@ -129,16 +134,27 @@ def _retype_attributes(node: NodeProto, dtype: str) -> None:
 
 
 def _in_float32(tensor: TensorProto, dtype: str) -> TensorProto:
-    bits = np.frombuffer(tensor.raw_data, np.uint16) if tensor.raw_data else np.array(tensor.int32_data, np.uint16)
+    bits = (
+        np.frombuffer(tensor.raw_data, np.uint16)
+        if tensor.raw_data
+        else np.array(tensor.int32_data, np.uint16)
+    )
     array = bits.reshape(tuple(tensor.dims))
-    values = array.view(np.float16).astype(np.float32) if dtype == "float16" else Tensor(array, dtype).values()
+    values = (
+        array.view(np.float16).astype(np.float32)
+        if dtype == "float16"
+        else Tensor(array, dtype).values()
+    )
     return numpy_helper.from_array(values, tensor.name)
 
 
 def _refuse_hidden_types(model: ModelProto, dtype: str) -> None:
     places = [(f"the subgraph {body.name}", [body]) for body in _bodies(model.graph.node)]
     places += [
-        (f"the local function {function.name}", [GraphProto(node=function.node), *_bodies(function.node)])
+        (
+            f"the local function {function.name}",
+            [GraphProto(node=function.node), *_bodies(function.node)],
+        )
         for function in model.functions
     ]
     for place, graphs in places:
@@ -154,7 +170,10 @@ def _bodies(nodes: Iterable[NodeProto]) -> Iterator[GraphProto]:
 
 
 def _types_in(graph: GraphProto) -> Iterator[int]:
-    yield from (value.type.tensor_type.elem_type for value in (*graph.input, *graph.output, *graph.value_info))
+    yield from (
+        value.type.tensor_type.elem_type
+        for value in (*graph.input, *graph.output, *graph.value_info)
+    )
     yield from (tensor.data_type for tensor in graph.initializer)
     for attribute in (attribute for node in graph.node for attribute in node.attribute):
         yield attribute.i if attribute.name in _TYPE_ATTRIBUTES else attribute.t.data_type

@@ -11,8 +11,14 @@ class FreshNames:
     """Gives new nodes and tensors names that nothing in ``graph`` has, its subgraphs included."""
 
     def __init__(self, graph: GraphProto) -> None:
-        self._taken = {name for node in all_nodes(graph) for name in (node.name, *node.input, *node.output)}
-        self._taken |= {entry.name for entries in (graph.input, graph.output, graph.initializer) for entry in entries}
+        self._taken = {
+            name for node in all_nodes(graph) for name in (node.name, *node.input, *node.output)
+        }
+        self._taken |= {
+            entry.name
+            for entries in (graph.input, graph.output, graph.initializer)
+            for entry in entries
+        }
 
     def new(self, wanted: str) -> str:
         """Return ``wanted``, with a number behind it where it is taken."""

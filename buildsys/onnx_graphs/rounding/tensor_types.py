@@ -72,17 +72,25 @@ def _free_names(graph: GraphProto) -> Iterator[str]:
 
 def _without_weights(model: ModelProto) -> ModelProto:
     """Return a copy for type inference, in which large initializers have a type and a shape only."""
-    copy = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    copy = ModelProto(
+        ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions
+    )
     graph = model.graph
     copy.graph.CopyFrom(
         GraphProto(
-            name=graph.name, node=graph.node, input=graph.input, output=graph.output, value_info=graph.value_info
+            name=graph.name,
+            node=graph.node,
+            input=graph.input,
+            output=graph.output,
+            value_info=graph.value_info,
         )
     )
     for tensor in graph.initializer:
         stub = copy.graph.initializer.add()
         if len(tensor.raw_data) > _STORED_IN_PLACE:
-            stub.CopyFrom(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims))
+            stub.CopyFrom(
+                TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+            )
             stub.data_location = TensorProto.EXTERNAL
         else:
             stub.CopyFrom(tensor)

@@ -40,7 +40,10 @@ def _locations(content: Content) -> Iterator[str]:
         inner = _FIELDS[kind]
         for number, start, stop in byte_fields(content, begin, end):
             if inner.get(number) == "entry":
-                entry = {field: content[first:last] for field, first, last in byte_fields(content, start, stop)}
+                entry = {
+                    field: content[first:last]
+                    for field, first, last in byte_fields(content, start, stop)
+                }
                 if entry.get(_KEY) == _LOCATION:
                     yield entry[_VALUE].decode() if _VALUE in entry else ""
             elif number in inner:

@@ -32,7 +32,9 @@ def find_needs(code: bytes) -> Needs:
     """
     try:
         with _quiet, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a bad escape in a user's file is not our message to give
+            warnings.simplefilter(
+                "ignore"
+            )  # a bad escape in a user's file is not our message to give
             tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return Needs([], [])
@@ -50,7 +52,9 @@ def _executed(tree: ast.AST) -> Iterator[ast.AST]:
         node = waiting.pop()
         yield node
         only_types = isinstance(node, ast.If) and _called(node.test) == "TYPE_CHECKING"
-        waiting.extend(node.orelse if only_types and isinstance(node, ast.If) else ast.iter_child_nodes(node))
+        waiting.extend(
+            node.orelse if only_types and isinstance(node, ast.If) else ast.iter_child_nodes(node)
+        )
 
 
 def _imports_of(node: ast.AST) -> Iterator[Import]:
@@ -79,7 +83,9 @@ def _variables_of(node: ast.AST) -> Iterator[str]:
 
 def _called(expression: ast.expr) -> str:
     """Return the last part of a name: ``environ`` of ``os.environ``."""
-    return expression.attr if isinstance(expression, ast.Attribute) else getattr(expression, "id", "")
+    return (
+        expression.attr if isinstance(expression, ast.Attribute) else getattr(expression, "id", "")
+    )
 
 
 def _texts(expressions: list[ast.expr]) -> Iterator[str]:

@@ -17,9 +17,13 @@ from buildsys.system import c_includes
 from buildsys.system.image_files import SUFFIXES as IMAGE_SUFFIXES
 from buildsys.system.image_files import image_files
 
-Digest = Callable[[str], "str | None"]  # absolute path -> content digest, None when there is no such file
+Digest = Callable[
+    [str], "str | None"
+]  # absolute path -> content digest, None when there is no such file
 _SUFFIXES = (".py", *EXTENSION_SUFFIXES)  # a module may be compiled
-_SETTLE_NS = 30_000_000  # a folder that was changed this shortly before it was listed may change unseen
+_SETTLE_NS = (
+    30_000_000  # a folder that was changed this shortly before it was listed may change unseen
+)
 
 
 class Memo(Protocol):
@@ -36,7 +40,9 @@ class Reach(NamedTuple):
     """All that some files depend on."""
 
     files: dict[str, str | None]  # relative path -> digest
-    outside: list[Import]  # imports that no file under the root answers to, without the standard library
+    outside: list[
+        Import
+    ]  # imports that no file under the root answers to, without the standard library
     variables: list[str]  # environment variables that the modules read
 
 
@@ -74,7 +80,13 @@ class SourceTree:
     """
 
     def __init__(
-        self, root: str, digest: Digest, memo: Memo, *, package: str = "", folders: Folders | None = None
+        self,
+        root: str,
+        digest: Digest,
+        memo: Memo,
+        *,
+        package: str = "",
+        folders: Folders | None = None,
     ) -> None:
         """Look for modules under ``root`` only; with ``package``, for those of that package only."""
         self._root = os.path.normpath(root)
@@ -83,7 +95,9 @@ class SourceTree:
         self._package = package
         self._folders = folders or Folders()
         self._names: dict[str, frozenset[str]] = {}
-        self._known: dict[tuple[str, str], tuple[str | None, list[str], list[Import], list[str]]] = {}
+        self._known: dict[
+            tuple[str, str], tuple[str | None, list[str], list[Import], list[str]]
+        ] = {}
 
     def closure(self, sources: Iterable[str]) -> dict[str, str | None]:
         """Return the digests of sources (relative paths) and of all local modules behind them, by relative path."""
@@ -107,25 +121,37 @@ class SourceTree:
                 if path not in found:
                     found[path], behind, elsewhere, read = self._look(path, folder)
                     waiting.extend(behind)
-                    outside.update((item.level, item.module, tuple(item.names)) for item in elsewhere)
+                    outside.update(
+                        (item.level, item.module, tuple(item.names)) for item in elsewhere
+                    )
                     variables.update(read)
         prefix = len(self._root) + 1
         imports = [Import(level, module, list(names)) for level, module, names in sorted(outside)]
-        return Reach({path[prefix:]: digest for path, digest in found.items()}, imports, sorted(variables))
+        return Reach(
+            {path[prefix:]: digest for path, digest in found.items()}, imports, sorted(variables)
+        )
 
     def _source_paths(self, source: str) -> list[str]:
         path = os.path.normpath(os.path.join(self._root, source))  # noqa: PTH118 - every target
         return image_files(path) if source.endswith("/") else [path]
 
-    def _look(self, path: str, entry_folder: str) -> tuple[str | None, list[str], list[Import], list[str]]:
+    def _look(
+        self, path: str, entry_folder: str
+    ) -> tuple[str | None, list[str], list[Import], list[str]]:
         known = self._known.get((path, entry_folder))
         if known is None:
             known = self._known[path, entry_folder] = self._find(path, entry_folder)
         return known
 
-    def _find(self, path: str, entry_folder: str) -> tuple[str | None, list[str], list[Import], list[str]]:
+    def _find(
+        self, path: str, entry_folder: str
+    ) -> tuple[str | None, list[str], list[Import], list[str]]:
         digest = self._digest(path)
-        if digest is None or path.endswith((".npz", *EXTENSION_SUFFIXES)) or path.lower().endswith(IMAGE_SUFFIXES):
+        if (
+            digest is None
+            or path.endswith((".npz", *EXTENSION_SUFFIXES))
+            or path.lower().endswith(IMAGE_SUFFIXES)
+        ):
             return digest, [], [], []
         if path.endswith(c_includes.SUFFIXES):
             return digest, list(self._included(path, digest)), [], []
@@ -138,7 +164,9 @@ class SourceTree:
             local = list(self._local_modules(path, entry_folder, item))
             behind += local
             if not local and not self._package and not item.level:
-                outside += [item] if item.module.partition(".")[0] not in sys.stdlib_module_names else []
+                outside += (
+                    [item] if item.module.partition(".")[0] not in sys.stdlib_module_names else []
+                )
         return digest, behind, outside, needs.variables
 
     def _needs(self, path: str, digest: str) -> Needs:
@@ -178,7 +206,9 @@ class SourceTree:
             above = os.path.normpath(os.path.join(own, *[".."] * (item.level - 1)))  # noqa: PTH118
             yield from self._modules(above, item)
         elif not self._package or item.module.partition(".")[0] == self._package:
-            absolute = (self._root,) if self._package else dict.fromkeys((own, entry_folder, self._root))
+            absolute = (
+                (self._root,) if self._package else dict.fromkeys((own, entry_folder, self._root))
+            )
             for folder in absolute:
                 yield from self._modules(folder, item)
 

@@ -6,13 +6,29 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from buildsys.report import formatting as q
-from buildsys.report.data import Graph, GraphSize, GraphStage, ModuleCount, Report, SurgeryStep, TargetLine
+from buildsys.report.data import (
+    Graph,
+    GraphSize,
+    GraphStage,
+    ModuleCount,
+    Report,
+    SurgeryStep,
+    TargetLine,
+)
 from buildsys.report.markdown import measurements as numbers
 from buildsys.report.markdown.elements import code, escape, sentence, table
 from buildsys.report.verdict import status_word
 
 Lines = Iterator[str]
-_STAGE_COLUMNS = ("graph", "opsets", "weights>", "initializers>", "their size>", "MACs>", "MACs by size")
+_STAGE_COLUMNS = (
+    "graph",
+    "opsets",
+    "weights>",
+    "initializers>",
+    "their size>",
+    "MACs>",
+    "MACs by size",
+)
 _FAILED_TITLE = "the build did not get through"
 
 
@@ -35,7 +51,9 @@ def _lines(report: Report) -> Lines:
         yield from ("", escape(report.description))
     yield from _summary(report)
     yield from _chain(report)
-    yield from _graph(report.graph, "Surgery and simplification" if report.surgery else "Simplification")
+    yield from _graph(
+        report.graph, "Surgery and simplification" if report.surgery else "Simplification"
+    )
     yield from _surgery(report.surgery)
     yield from _custom_operators(report)
     yield from numbers.conversions(report)
@@ -50,7 +68,12 @@ def _lines(report: Report) -> Lines:
 def _summary(report: Report) -> Lines:
     yield from ("", "## What ran", "")
     rows = [
-        (code(line.target), status_word(line.status), q.duration(line.seconds), escape(line.outcome) or q.NOTHING)
+        (
+            code(line.target),
+            status_word(line.status),
+            q.duration(line.seconds),
+            escape(line.outcome) or q.NOTHING,
+        )
         for line in report.summary
     ]
     yield from table(("target", "status", "took>", "result"), rows)
@@ -68,7 +91,14 @@ def _why(lines: Sequence[TargetLine]) -> Lines:
     first = lines[0]
     yield f"- {', '.join(code(line.target) for line in lines)} — {status_word(first.status)}: {sentence(first.reason)}"
     if "\n" in first.hint:  # a list, with YAML to copy
-        yield from ("  What to do:", "", "  ```text", *(f"  {line}" for line in first.hint.splitlines()), "  ```", "")
+        yield from (
+            "  What to do:",
+            "",
+            "  ```text",
+            *(f"  {line}" for line in first.hint.splitlines()),
+            "  ```",
+            "",
+        )
     elif first.hint:
         yield f"  What to do: {sentence(first.hint)}"
     if first.status == "failed":
@@ -82,11 +112,16 @@ def _chain(report: Report) -> Lines:
     yield f"- model: {code(report.source)}, weights {escape(report.weights)}" + _parameters(graph)
     yield f"- export: {code('export/model.onnx')}, {escape(_exporter(graph))}{_sized(graph.exported)}"
     yield from _changed(report, "after_export")
-    yield f"- simplify: {code('simplify/model.onnx')}, by {escape(graph.tool or 'a tool not recorded')}" + _sized(
-        graph.simplified
+    yield (
+        f"- simplify: {code('simplify/model.onnx')}, by {escape(graph.tool or 'a tool not recorded')}"
+        + _sized(graph.simplified)
     )
     yield from _changed(report, "after_simplify")
-    last = "surgery/after_simplify" if any(step.when == "after_simplify" for step in report.surgery) else "simplify"
+    last = (
+        "surgery/after_simplify"
+        if any(step.when == "after_simplify" for step in report.surgery)
+        else "simplify"
+    )
     for made in report.conversions:
         how = escape(made.method) or status_word(made.status)
         yield f"- convert: {code(f'convert/{made.precision}/model.onnx')}, {how}"
@@ -100,7 +135,10 @@ def _chain(report: Report) -> Lines:
         )
         yield f"- engine {code(engine.name)} ({kind}): from {code(f'{origin}/model.onnx')}{by}"
     if report.tensors:
-        rows = [(t.role, code(t.name), t.dtype, f" {q.TIMES} ".join(t.shape) or "scalar") for t in report.tensors]
+        rows = [
+            (t.role, code(t.name), t.dtype, f" {q.TIMES} ".join(t.shape) or "scalar")
+            for t in report.tensors
+        ]
         yield from ("", *table(("tensor", "name", "dtype", "shape"), rows))
     for name, span in report.dims.items():
         yield from ("", f"Dimension {code(name)}: {span}.")
@@ -141,7 +179,12 @@ def _graph(graph: Graph, by: str) -> Lines:
         columns = ("PyTorch modules", "modules>", "operator", "exported>", "simplified>")
         yield from ("", *table(columns, map(_module, graph.modules)))
     rows = [
-        (code(line.operator), q.count(line.exported), q.count(line.simplified), _change(line.exported, line.simplified))
+        (
+            code(line.operator),
+            q.count(line.exported),
+            q.count(line.simplified),
+            _change(line.exported, line.simplified),
+        )
         for line in graph.operators
     ]
     yield from ("", *table(("operator", "exported>", "simplified>", "change>"), rows))
@@ -152,7 +195,11 @@ def _custom_operators(report: Report) -> Lines:
         return
     yield from ("", "## Custom operators", "")
     rows = [
-        (code(line.operator), escape(line.place), code(line.implementation) or "nothing implements it")
+        (
+            code(line.operator),
+            escape(line.place),
+            code(line.implementation) or "nothing implements it",
+        )
         for line in report.custom_operators
     ]
     yield from table(("operator", "where", "implemented by"), rows)
@@ -188,7 +235,10 @@ def _formula(terms: Mapping[str, int]) -> str:
     """Return e.g. 4.09 G times batch; nothing where no dimension is dynamic."""
     if not any(terms):
         return ""
-    parts = (f"{q.large(factor)} {q.TIMES} {term}" if term else q.large(factor) for term, factor in terms.items())
+    parts = (
+        f"{q.large(factor)} {q.TIMES} {term}" if term else q.large(factor)
+        for term, factor in terms.items()
+    )
     return " + ".join(parts)
 
 
@@ -215,19 +265,27 @@ def _surgery(steps: Sequence[SurgeryStep]) -> Lines:
 
 
 def _checked(step: SurgeryStep) -> str:
-    basis = "" if step.basis is None else f", which gives the golden outputs to {q.error(step.basis)}"
+    basis = (
+        "" if step.basis is None else f", which gives the golden outputs to {q.error(step.basis)}"
+    )
     return f"{q.error(step.relative)} against {escape(step.against)}{basis}"
 
 
 def _nodes(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {escape(operator)}" for operator, count in counts.items()) or q.NOTHING
+    return (
+        ", ".join(f"{count} {escape(operator)}" for operator, count in counts.items()) or q.NOTHING
+    )
 
 
 def _difference(graph: Graph) -> str:
-    changes = [(line.operator, (line.simplified or 0) - (line.exported or 0)) for line in graph.operators]
+    changes = [
+        (line.operator, (line.simplified or 0) - (line.exported or 0)) for line in graph.operators
+    ]
     gone = [f"{-change} {operator}" for operator, change in changes if change < 0]
     new = [f"{change} {operator}" for operator, change in changes if change > 0]
-    told = [f"{verb} {', '.join(names)}" for verb, names in (("removed", gone), ("added", new)) if names]
+    told = [
+        f"{verb} {', '.join(names)}" for verb, names in (("removed", gone), ("added", new)) if names
+    ]
     return f" ({'; '.join(told)})" if told else ""
 
 
@@ -272,10 +330,18 @@ def _provenance(report: Report) -> Lines:
     yield f"- manifest as resolved, sha256: {code(facts.manifest_sha256)}"
     yield from (f"- {escape(device)}" for device in facts.devices)
     if facts.files:
-        rows = [(code(line.file), q.size(line.size_bytes), code(line.sha256)) for line in facts.files]
+        rows = [
+            (code(line.file), q.size(line.size_bytes), code(line.sha256)) for line in facts.files
+        ]
         yield from ("", *table(("file", "size>", "sha256"), rows))
     if facts.versions:
-        yield from ("", *table(("library", "version"), [(name, escape(text)) for name, text in facts.versions.items()]))
+        yield from (
+            "",
+            *table(
+                ("library", "version"),
+                [(name, escape(text)) for name, text in facts.versions.items()],
+            ),
+        )
     yield from ("", "### Resolved manifest", "", "```json", *_manifest(report), "```")
 
 

@@ -40,12 +40,18 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     cells = [[re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in row] for row in rows]
     titles = [column.removesuffix(">") for column in columns]
     widths = [max(3, *(_width(row[at]) for row in (titles, *cells))) for at in range(len(titles))]
-    rule = ["-" * (width - 1) + (":" if at_right else "-") for width, at_right in zip(widths, right, strict=True)]
+    rule = [
+        "-" * (width - 1) + (":" if at_right else "-")
+        for width, at_right in zip(widths, right, strict=True)
+    ]
     return [_row(row, widths, right) for row in (titles, rule, *cells)]
 
 
 def _row(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
-    padded = (_pad(cell, width, at_right) for cell, width, at_right in zip(cells, widths, right, strict=True))
+    padded = (
+        _pad(cell, width, at_right)
+        for cell, width, at_right in zip(cells, widths, right, strict=True)
+    )
     return "| " + " | ".join(padded) + " |"
 
 

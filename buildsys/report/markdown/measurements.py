@@ -31,7 +31,8 @@ def conversions(report: Report) -> Lines:
         (
             made.precision,
             status_word(made.status),
-            ", ".join(f"{dtype} {q.count(n)}" for dtype, n in made.initializers.items()) or q.NOTHING,
+            ", ".join(f"{dtype} {q.count(n)}" for dtype, n in made.initializers.items())
+            or q.NOTHING,
             q.count(made.casts),
             f"{q.size(made.bytes_before)} → {q.size(made.bytes_after)}",
         )
@@ -41,7 +42,11 @@ def conversions(report: Report) -> Lines:
     for made in report.conversions:
         if made.kept_fp32:
             names = ", ".join(code(name) for name in made.kept_fp32[:_MOST_NAMES])
-            more = f" and {len(made.kept_fp32) - _MOST_NAMES} more" if len(made.kept_fp32) > _MOST_NAMES else ""
+            more = (
+                f" and {len(made.kept_fp32) - _MOST_NAMES} more"
+                if len(made.kept_fp32) > _MOST_NAMES
+                else ""
+            )
             yield from ("", f"Kept in fp32 in the {made.precision} graph: {names}{more}.")
 
 
@@ -63,7 +68,17 @@ def engines(report: Report) -> Lines:
     if not report.engines:
         yield "The manifest asks for no engines."
         return
-    columns = ("engine", "backend", "precision", "built", "size>", "build time>", "layers>", "verified", "timed")
+    columns = (
+        "engine",
+        "backend",
+        "precision",
+        "built",
+        "size>",
+        "build time>",
+        "layers>",
+        "verified",
+        "timed",
+    )
     yield from table(columns, [_engine(line) for line in report.engines])
     yield from _devices(report.engines)
     for made in report.engine_provenance:
@@ -90,7 +105,9 @@ def bench(report: Report) -> Lines:
 
 
 def _limits(limits: Mapping[str, float]) -> str:
-    given = [_LIMIT_TEXT[name].format(f"{limits[name]:g}") for name in _LIMIT_TEXT if name in limits]
+    given = [
+        _LIMIT_TEXT[name].format(f"{limits[name]:g}") for name in _LIMIT_TEXT if name in limits
+    ]
     return f" Limits: {', '.join(given)}." if given else ""
 
 
@@ -109,7 +126,12 @@ def _failures(failures: Sequence[Failure]) -> Lines:
         )
         for f in failures[:_MOST_FAILURES]
     ]
-    yield from ("", *table(("graph or engine", "case", "output", "index", "actual>", "expected>", "problem"), rows))
+    yield from (
+        "",
+        *table(
+            ("graph or engine", "case", "output", "index", "actual>", "expected>", "problem"), rows
+        ),
+    )
     if len(failures) > _MOST_FAILURES:
         yield from ("", f"… and {len(failures) - _MOST_FAILURES} more failures in `report.json`.")
 
@@ -131,7 +153,10 @@ def _comparisons(check: Check) -> Lines:
     )
     yield from ("", *table(columns, [_comparison(line) for line in shown]))
     if len(shown) < len(check.comparisons):
-        yield from ("", f"The {len(shown)} worst of {len(check.comparisons)} comparisons; all are in `report.json`.")
+        yield from (
+            "",
+            f"The {len(shown)} worst of {len(check.comparisons)} comparisons; all are in `report.json`.",
+        )
 
 
 def _chosen(lines: Sequence[Comparison]) -> Sequence[Comparison]:
@@ -150,7 +175,12 @@ def _badness(line: Comparison) -> float:
 
 def _comparison(line: Comparison) -> tuple[str, ...]:
     within = {True: "yes", False: "NO", None: q.NOTHING}[line.passed]
-    errors = (q.error(line.max_abs), q.error(line.relative), q.cosine(line.cosine), q.share(line.top1))
+    errors = (
+        q.error(line.max_abs),
+        q.error(line.relative),
+        q.cosine(line.cosine),
+        q.share(line.top1),
+    )
     case = f"{line.case} ({escape(line.dims)})" if line.dims and "=" not in line.case else line.case
     return escape(line.subject), case, code(line.output), *errors, within
 

@@ -44,7 +44,9 @@ class Baselines:
 
 
 @contextmanager
-def opened_baselines(job: Job, threads: int, kind: str, timing: GpuTiming | None) -> Iterator[Baselines]:
+def opened_baselines(
+    job: Job, threads: int, kind: str, timing: GpuTiming | None
+) -> Iterator[Baselines]:
     """Yield the baselines that a bench job asks for, on the processor or the GPU (``kind``)."""
     asked, baselines = job.options["bench"]["baselines"], Baselines()
     with ExitStack() as stack:
@@ -67,7 +69,9 @@ def _add_torch(
     timing: GpuTiming | None,
     baselines: Baselines,
 ) -> None:
-    from buildsys.stages.bench.torch_baseline import TorchNetwork  # and torch, which only these need
+    from buildsys.stages.bench.torch_baseline import (
+        TorchNetwork,
+    )  # and torch, which only these need
 
     try:
         network = TorchNetwork(job, kind, timing)
@@ -81,11 +85,18 @@ def _add_torch(
 
 
 def _add_onnxruntime(
-    stack: ExitStack, job: Job, threads: int, kind: str, timing: GpuTiming | None, baselines: Baselines
+    stack: ExitStack,
+    job: Job,
+    threads: int,
+    kind: str,
+    timing: GpuTiming | None,
+    baselines: Baselines,
 ) -> None:
     try:
         if timing is not None and timing.transfers != "none":
-            raise Unavailable("its inputs and outputs stay on the device, and here transfers are timed")
+            raise Unavailable(
+                "its inputs and outputs stay on the device, and here transfers are timed"
+            )
         baselines.running[ONNXRUNTIME] = _onnxruntime(stack, job, threads, kind)
     except StageError as reason:
         baselines.left_out[ONNXRUNTIME] = str(reason)
@@ -99,7 +110,9 @@ def _onnxruntime(stack: ExitStack, job: Job, threads: int, kind: str) -> Bind:
     from buildsys.backends.onnxruntime.backend import load_graph
 
     own = job.options["engine"]["backend"] == ONNXRUNTIME
-    uses = implementation_of(job).uses if own else ()  # operators of the engine's backend, and of no other
+    uses = (
+        implementation_of(job).uses if own else ()
+    )  # operators of the engine's backend, and of no other
     session = load_graph(job.inputs["model"], "cuda" if kind == "gpu" else "cpu", threads, uses)
     stack.callback(backend.unload, session)
     return lambda inputs: LocalCall(session.bind(inputs))

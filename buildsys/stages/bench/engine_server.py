@@ -59,20 +59,31 @@ class Service:
 
     def _load(self, request: Message) -> dict[str, Any]:
         uses = tuple(
-            OperatorUse(use["op"], use["kind"], Path(use["path"]), Path(use["project"])) for use in request["operators"]
+            OperatorUse(use["op"], use["kind"], Path(use["path"]), Path(use["project"]))
+            for use in request["operators"]
         )
         toolchain = Toolchain(request["toolchain"], Path(request["python"]), {})
-        self._engine = LocalEngine(request["backend"], Path(request["engine"]), request["options"], uses, toolchain)
+        self._engine = LocalEngine(
+            request["backend"], Path(request["engine"]), request["options"], uses, toolchain
+        )
         return {"device": self._engine.device, "versions": loaded_versions()}
 
     def _bind(self, request: Message) -> list[str]:
         asked = request["timing"]
-        timing = None if asked is None else GpuTiming(**{**asked, "cuda_graph": tuple(asked["cuda_graph"])})
+        timing = (
+            None
+            if asked is None
+            else GpuTiming(**{**asked, "cuda_graph": tuple(asked["cuda_graph"])})
+        )
         self._contenders = self._loaded().bind(Path(request["case"]), timing)
         return list(self._contenders)
 
     def _block(self, request: Message) -> dict[str, Any]:
-        return vars(self._contenders[request["contender"]].block(request["at_least_s"], request["at_least_runs"]))
+        return vars(
+            self._contenders[request["contender"]].block(
+                request["at_least_s"], request["at_least_runs"]
+            )
+        )
 
     def _loaded(self) -> LocalEngine:
         if self._engine is None:

@@ -33,7 +33,9 @@ def variation(samples: Sequence[float]) -> float:
     mean = math.fsum(samples) / len(samples)
     if mean == 0:
         return 0.0
-    return math.sqrt(math.fsum((sample - mean) ** 2 for sample in samples) / (len(samples) - 1)) / mean
+    return (
+        math.sqrt(math.fsum((sample - mean) ** 2 for sample in samples) / (len(samples) - 1)) / mean
+    )
 
 
 def summarize(samples_ns: Sequence[int], batch: int) -> dict[str, Any]:

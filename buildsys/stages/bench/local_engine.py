@@ -81,7 +81,11 @@ class LocalEngine:
         if self._gpu is None:
             return {}
         described = self._session.memory_figures() if isinstance(self._session, GpuSession) else {}
-        return {"pci_bus_id": pci_bus_id(self._gpu.index), **described, "memory_taken_bytes": self._taken_bytes}
+        return {
+            "pci_bus_id": pci_bus_id(self._gpu.index),
+            **described,
+            "memory_taken_bytes": self._taken_bytes,
+        }
 
     def close(self) -> None:
         """Give back the session and the GPU."""

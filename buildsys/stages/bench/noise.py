@@ -7,7 +7,9 @@ from typing import Any
 
 from buildsys.system.gpus.sampling import throttled
 
-_NOISY_VARIATION = 0.15  # a quiet machine shows up to 0.09 with two threads, one busy neighbour 0.2 and more
+_NOISY_VARIATION = (
+    0.15  # a quiet machine shows up to 0.09 with two threads, one busy neighbour 0.2 and more
+)
 _NOISY_OTHERS = 0.1  # share of all processors
 
 
@@ -15,7 +17,9 @@ def noise(cases: Mapping[str, Any], others_share: float | None) -> Iterator[str]
     """Yield a sentence for each thing that weakens the figures of a benchmark's cases."""
     for case, figures in cases.items():
         for name, contender in figures["contenders"].items():
-            variation = contender.get("gpu", contender)["variation"]  # the host's clock is the noisier one
+            variation = contender.get("gpu", contender)[
+                "variation"
+            ]  # the host's clock is the noisier one
             if variation > _NOISY_VARIATION:
                 yield f"{name}, case {case}: the latencies vary by {variation:.0%} of their mean"
         yield from throttled(case, figures.get("gpu", {}))

@@ -53,7 +53,10 @@ class PeerEngine:
         self._process = _start(toolchain, project, folder)
         self.processes: tuple[int, ...] = (self._process.pid,)
         self._rest = b""
-        operators = [{"op": u.op, "kind": u.kind, "path": str(u.path), "project": str(u.project)} for u in uses]
+        operators = [
+            {"op": u.op, "kind": u.kind, "path": str(u.path), "project": str(u.project)}
+            for u in uses
+        ]
         load = {
             "do": "load", "backend": backend, "engine": str(engine), "options": options, "operators": operators,
             "toolchain": toolchain.name, "python": str(toolchain.python),
@@ -68,7 +71,11 @@ class PeerEngine:
 
     def bind(self, case: Path, timing: GpuTiming | None) -> dict[str, Contender]:
         """Return the contenders of the engine on the golden inputs of ``case``."""
-        asked = {"do": "bind", "case": str(case), "timing": None if timing is None else asdict(timing)}
+        asked = {
+            "do": "bind",
+            "case": str(case),
+            "timing": None if timing is None else asdict(timing),
+        }
         return {name: _PeerContender(self, name) for name in self.ask(asked, "took the inputs")}
 
     def facts(self) -> Figures:
@@ -81,7 +88,9 @@ class PeerEngine:
         process = self._process
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                with suppress(BrokenPipeError):  # it has ended already, and its last request was not read
+                with suppress(
+                    BrokenPipeError
+                ):  # it has ended already, and its last request was not read
                     pipe.close()
         try:
             process.wait(_END_LIMIT_S)
@@ -112,16 +121,22 @@ class PeerEngine:
             self._process.kill()
             shown = line.decode(errors="replace").strip()[:_SHOWN]
             problem = f"{self._who()} wrote {shown!r} instead of an answer while it {doing}"
-            raise StageError(problem, "its interpreter must write nothing of its own to stdout") from error
+            raise StageError(
+                problem, "its interpreter must write nothing of its own to stdout"
+            ) from error
 
     def _line(self, doing: str, limit_s: float) -> bytes:
         assert self._process.stdout is not None
         deadline = time.monotonic() + limit_s
         while b"\n" not in self._rest:
-            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            ready, _, _ = select.select(
+                [self._process.stdout], [], [], max(0.0, deadline - time.monotonic())
+            )
             if not ready:
                 self._process.kill()
-                raise StageError(f"{self._who()} gave no answer for {limit_s:.0f} s while it {doing}", _LOG)
+                raise StageError(
+                    f"{self._who()} gave no answer for {limit_s:.0f} s while it {doing}", _LOG
+                )
             piece = os.read(self._process.stdout.fileno(), 1 << 20)
             if not piece:
                 self._died(doing)
@@ -150,7 +165,12 @@ class _PeerContender:
 
     def block(self, at_least_s: float, at_least_runs: int) -> Samples:
         """Return what the peer measures: the time of its answer is not in it."""
-        asked = {"do": "block", "contender": self._name, "at_least_s": at_least_s, "at_least_runs": at_least_runs}
+        asked = {
+            "do": "block",
+            "contender": self._name,
+            "at_least_s": at_least_s,
+            "at_least_runs": at_least_runs,
+        }
         limit_s = _ANSWER_LIMIT_S
         if self._slowest_s is not None:
             limit_s = _BLOCK_LIMIT_S + 10 * max(at_least_s, 2 * at_least_runs * self._slowest_s)

@@ -29,7 +29,9 @@ _MALLOC = ("MALLOC_", "GLIBC_TUNABLES")
 def run(job: Job) -> StageResult:
     """Time every case. ``unavailable`` where the engine cannot run, since a baseline alone says nothing."""
     if "engine" not in job.inputs:
-        return StageResult("unavailable", "there is no engine to measure: see the result of the engine target")
+        return StageResult(
+            "unavailable", "there is no engine to measure: see the result of the engine target"
+        )
     options = job.options["engine"]
     threads, timing = int(options.get("intra_op_threads") or usable_cores()), _timing(job)
     try:
@@ -57,24 +59,37 @@ def _load(job: Job) -> TimedEngine:
     folder = job.outputs["result"].parent
     job.progress(f"loading the engine in the toolchain {toolchain.name}")
     return PeerEngine(
-        toolchain, options["backend"], job.inputs["engine"], options, uses, project=job.project, folder=folder
+        toolchain,
+        options["backend"],
+        job.inputs["engine"],
+        options,
+        uses,
+        project=job.project,
+        folder=folder,
     )
 
 
 def _timing(job: Job) -> GpuTiming | None:
     """Return how an engine on a GPU is timed, None for one on a CPU."""
     asked = job.options["bench"].get("gpu")
-    return None if asked is None else GpuTiming(**{**asked, "cuda_graph": tuple(asked["cuda_graph"])})
+    return (
+        None if asked is None else GpuTiming(**{**asked, "cuda_graph": tuple(asked["cuda_graph"])})
+    )
 
 
-def _figures(job: Job, engine: TimedEngine, baselines: Baselines, timing: GpuTiming | None) -> Figures:
+def _figures(
+    job: Job, engine: TimedEngine, baselines: Baselines, timing: GpuTiming | None
+) -> Figures:
     bench = job.options["bench"]
     pace = Pace(bench["duration"], bench["warmup"], bench["min_samples"])
     before, others = load_average(), OtherLoad(engine.processes)
     cases: dict[str, Figures] = {}
     for name, dims in job.options["cases"].items():
         job.progress(f"case {name}")
-        cases[name] = {"dims": dict(dims), **_measure_case(job, name, engine, baselines, timing, pace)}
+        cases[name] = {
+            "dims": dict(dims),
+            **_measure_case(job, name, engine, baselines, timing, pace),
+        }
     share = others.share()
     contenders = list(dict.fromkeys(name for case in cases.values() for name in case["contenders"]))
     return {
@@ -87,7 +102,12 @@ def _figures(job: Job, engine: TimedEngine, baselines: Baselines, timing: GpuTim
 
 
 def _measure_case(
-    job: Job, case: str, engine: TimedEngine, baselines: Baselines, timing: GpuTiming | None, pace: Pace
+    job: Job,
+    case: str,
+    engine: TimedEngine,
+    baselines: Baselines,
+    timing: GpuTiming | None,
+    pace: Pace,
 ) -> Figures:
     golden = job.inputs[f"case.{case}"]
     contenders = engine.bind(golden, timing)
@@ -119,8 +139,12 @@ def _summary(samples: Samples, batch: int) -> Figures:
 
 def _speedup(contenders: Mapping[str, Figures]) -> float | None:
     """Return how many times as long as the engine eager PyTorch takes."""
-    own = next(figures for name, figures in contenders.items() if name in (ENGINE, ENGINE_CUDA_GRAPH))
-    speedup: float | None = contenders["torch"]["p50_ms"] / own["p50_ms"] if "torch" in contenders else None
+    own = next(
+        figures for name, figures in contenders.items() if name in (ENGINE, ENGINE_CUDA_GRAPH)
+    )
+    speedup: float | None = (
+        contenders["torch"]["p50_ms"] / own["p50_ms"] if "torch" in contenders else None
+    )
     return speedup
 
 
@@ -131,11 +155,19 @@ def _batch(job: Job, case: str) -> int:
 
 
 def _settings(options: Options, threads: int, device: Figures, timing: GpuTiming | None) -> Figures:
-    gpu = {} if timing is None else {"transfers": timing.transfers, "in_flight": timing.in_flight, "wait": timing.wait}
+    gpu = (
+        {}
+        if timing is None
+        else {"transfers": timing.transfers, "in_flight": timing.in_flight, "wait": timing.wait}
+    )
     return {
         "threads": threads,
         "device": device,
-        "malloc": " ".join(f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_MALLOC)),
+        "malloc": " ".join(
+            f"{name}={value}"
+            for name, value in sorted(os.environ.items())
+            if name.startswith(_MALLOC)
+        ),
         "inputs": _where_inputs_lie(timing),
         **gpu,
         **({"spinning": options["spinning"]} if "spinning" in options else {}),
@@ -144,7 +176,11 @@ def _settings(options: Options, threads: int, device: Figures, timing: GpuTiming
 
 def _where_inputs_lie(timing: GpuTiming | None) -> str:
     pinned = "page-locked memory of the host"
-    inputs = f"come from {pinned}" if timing and timing.copies_in else "on the device before the clock starts"
+    inputs = (
+        f"come from {pinned}"
+        if timing and timing.copies_in
+        else "on the device before the clock starts"
+    )
     outputs = f"go to {pinned}" if timing and timing.copies_out else "stay there"
     return f"{inputs}; outputs {outputs}"
 

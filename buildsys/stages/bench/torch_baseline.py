@@ -39,13 +39,17 @@ class TorchNetwork:
     def __init__(self, job: Job, kind: str, timing: GpuTiming | None) -> None:
         self._timing = timing if kind == "gpu" else None
         if kind == "gpu" and not torch.cuda.is_available():
-            raise Unavailable("this PyTorch sees no GPU", "install a PyTorch that is built for CUDA")
+            raise Unavailable(
+                "this PyTorch sees no GPU", "install a PyTorch that is built for CUDA"
+            )
         self._on_gpu = kind == "gpu"
         self._device = torch.device("cuda" if self._on_gpu else "cpu")
         self._precision = job.options["bench"].get("precision", "fp32")
         self._tf32 = uses_tf32(job.options["engine"])
         self._progress = job.progress
-        self._network = _in_precision(make_network(job.options["network"], job.project), self._device, self._precision)
+        self._network = _in_precision(
+            make_network(job.options["network"], job.project), self._device, self._precision
+        )
         self._stack = ExitStack()
         self._gpu: Device | None = None
         self._stream: Any = None
@@ -98,11 +102,17 @@ class TorchNetwork:
         if dtype is None or not tensor.is_floating_point():
             return placed
         placed = placed.to(dtype)
-        return placed.contiguous(memory_format=torch.channels_last) if placed.dim() == _IMAGE_RANK else placed
+        return (
+            placed.contiguous(memory_format=torch.channels_last)
+            if placed.dim() == _IMAGE_RANK
+            else placed
+        )
 
     def _eager(self, tensors: Tensors, module: Callable[..., Any] | None = None) -> Call:
         positional, named = self._network.arguments(tensors)
-        called = self._network.module if module is None else module  # a compiled one has no truth value
+        called = (
+            self._network.module if module is None else module
+        )  # a compiled one has no truth value
         return lambda: called(*positional, **named)
 
     def _captured(self, tensors: Tensors) -> Call:
@@ -128,11 +138,15 @@ class TorchNetwork:
         self._progress("compiling the PyTorch baseline")
         mode = "reduce-overhead" if self._on_gpu else "default"  # with CUDA graphs
         try:
-            call = self._eager(tensors, torch.compile(self._network.module, mode=mode, dynamic=False))
+            call = self._eager(
+                tensors, torch.compile(self._network.module, mode=mode, dynamic=False)
+            )
             for _ in range(_WARM_UP_CALLS):
                 call()
         except Exception as error:  # of any of the libraries and programs that it compiles with
-            raise Unavailable(f"torch.compile fails on the network: {_first_line(error)}") from error
+            raise Unavailable(
+                f"torch.compile fails on the network: {_first_line(error)}"
+            ) from error
         return call
 
     def _with_transfers(self, call: Call, tensors: Tensors) -> Call:
@@ -140,7 +154,11 @@ class TorchNetwork:
         timing = self._timing
         if timing is None or timing.transfers == "none":
             return call
-        sources = [(place, place.cpu().pin_memory()) for place in tensors.values()] if timing.copies_in else []
+        sources = (
+            [(place, place.cpu().pin_memory()) for place in tensors.values()]
+            if timing.copies_in
+            else []
+        )
         results = [leaf for leaf in _leaves(call()) if timing.copies_out]
         targets = [torch.empty_like(leaf, device="cpu").pin_memory() for leaf in results]
 
@@ -159,12 +177,16 @@ class TorchNetwork:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._stack.enter_context(torch.cuda.stream(self._stream))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the newer names of these settings are not there before PyTorch 2.9
+            warnings.simplefilter(
+                "ignore"
+            )  # the newer names of these settings are not there before PyTorch 2.9
             before = torch.get_float32_matmul_precision()
             torch.set_float32_matmul_precision("high" if self._tf32 else "highest")
             self._stack.callback(torch.set_float32_matmul_precision, before)
             self._stack.enter_context(
-                torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=self._tf32)
+                torch.backends.cudnn.flags(
+                    enabled=True, benchmark=True, deterministic=False, allow_tf32=self._tf32
+                )
             )
 
 
@@ -177,7 +199,9 @@ def _in_precision(network: Network, device: torch.device, precision: str) -> Net
 
 
 def _leaves(result: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    return [
+        leaf for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)
+    ]
 
 
 def _first_line(error: BaseException) -> str:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.stages.operators.implementation import implementation_of
-from buildsys.stages.quantize.batches import Plan, describe_data, draw_batches, load_batches, save_batches
+from buildsys.stages.quantize.batches import (
+    Plan,
+    describe_data,
+    draw_batches,
+    load_batches,
+    save_batches,
+)
 from buildsys.stages.quantize.intermediate_tensors import InnerTensors
 from buildsys.stages.quantize.node_selection import HEAVY, fits, named_nodes
 from buildsys.stages.quantize.ranges import Range, Ranges, maker_of, measure, range_of, save_ranges
@@ -63,7 +69,9 @@ def _measure(job: Job, plan: Plan) -> tuple[dict[str, Range], list[str]]:
     implementation = implementation_of(job)
     implementation.require(model)
     implementation.apply(model)
-    tensors = InnerTensors(model, job.outputs["result"].parent, job.threads, implementation.libraries)
+    tensors = InnerTensors(
+        model, job.outputs["result"].parent, job.threads, implementation.libraries
+    )
     dtypes = {name: spec["dtype"] for name, spec in plan.inputs.items()}
     job.progress(f"measuring {len(tensors.names)} tensors on {plan.batches} batches")
     counted = options["algorithm"] != "minmax"
@@ -82,7 +90,9 @@ def _require_ranges(tensors: InnerTensors, ranges: Ranges, exclude: list[str]) -
     for node in tensors.nodes:
         if node.op_type not in HEAVY or any(fits(node.name, pattern) for pattern in exclude):
             continue
-        zero = next((name for name in node.input if name in ranges and ranges[name].largest == 0.0), None)
+        zero = next(
+            (name for name in node.input if name in ranges and ranges[name].largest == 0.0), None
+        )
         if zero is not None:
             raise StageError(
                 f"{maker_of(zero, tensors.nodes)} is zero in all calibration batches, so that {node.op_type}"

@@ -21,7 +21,15 @@ Tensors = Mapping[str, Tensor]
 Limits = Mapping[str, float]
 
 _RANDOM_OPERATORS = frozenset(
-    ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout")
+    (
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+        "Multinomial",
+        "Bernoulli",
+        "Dropout",
+    )
 )
 # Both graphs run in one runtime on equal inputs, so only the order of additions may differ: far less
 # than between two frameworks. The narrowest float type of the graph decides.
@@ -34,9 +42,13 @@ _LIMITS: Mapping[str, Limits] = {
 
 def limits_of(model: ModelProto) -> Limits:
     """Return how far the outputs of a graph may be from those of another form of it."""
-    stored = {dtype_name(t.data_type) for t in tensors_of(model) if t.data_type != TensorProto.UNDEFINED}
+    stored = {
+        dtype_name(t.data_type) for t in tensors_of(model) if t.data_type != TensorProto.UNDEFINED
+    }
     types = stored.union(port["dtype"] for side in ports(model) for port in side)
-    return next((_LIMITS[name] for name in ("bfloat16", "float16") if name in types), _LIMITS["float32"])
+    return next(
+        (_LIMITS[name] for name in ("bfloat16", "float16") if name in types), _LIMITS["float32"]
+    )
 
 
 @dataclass(frozen=True)
@@ -54,22 +66,30 @@ class Runtime:
 
     def open(self, path: Path) -> OrtGraph:
         """Load a graph without optimizations, or the runtime's own fusions would stand between two graphs."""
-        options = session_options(optimization="disable", intra_op_threads=self.threads, few_runs=True)
+        options = session_options(
+            optimization="disable", intra_op_threads=self.threads, few_runs=True
+        )
         return open_graph(path, self.implementation, options, self.scratch)
 
 
-def run_cases(path: Path, feeds: Mapping[str, Tensors], runtime: Runtime) -> dict[str, dict[str, Tensor]]:
+def run_cases(
+    path: Path, feeds: Mapping[str, Tensors], runtime: Runtime
+) -> dict[str, dict[str, Tensor]]:
     """Return case -> outputs of a graph; it is closed again: two sessions at once would double the memory."""
     graph = runtime.open(path)
     return {case: graph.run(inputs) for case, inputs in feeds.items()}
 
 
 def compare_cases(
-    actual: Mapping[str, Tensors], expected: Mapping[str, Tensors], limits: Mapping[str, float | None]
+    actual: Mapping[str, Tensors],
+    expected: Mapping[str, Tensors],
+    limits: Mapping[str, float | None],
 ) -> dict[str, dict[str, Comparison]]:
     """Compare every expected output of every case."""
     return {
-        case: {name: compare(actual[case][name], tensor, limits) for name, tensor in outputs.items()}
+        case: {
+            name: compare(actual[case][name], tensor, limits) for name, tensor in outputs.items()
+        }
         for case, outputs in expected.items()
     }
 

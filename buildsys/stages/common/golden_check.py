@@ -29,24 +29,42 @@ class Finding:
 
     def failure(self) -> dict[str, Any]:
         """Return what is wrong, for a result file."""
-        return {"graph": self.graph, "case": self.case, "output": self.output, **self.comparison.failure()}
+        return {
+            "graph": self.graph,
+            "case": self.case,
+            "output": self.output,
+            **self.comparison.failure(),
+        }
 
 
 def judge_outputs(
-    graph: str, case: str, actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: Mapping[str, Any]
+    graph: str,
+    case: str,
+    actual: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    tolerance: Mapping[str, Any],
 ) -> Iterator[Finding]:
     """Yield a finding per output; one that only one of both sides has is a failure."""
     for output, reference in expected.items():
         found = actual.get(output)
-        comparison = _missing("is missing in the graph") if found is None else compare(found, reference, tolerance)
+        comparison = (
+            _missing("is missing in the graph")
+            if found is None
+            else compare(found, reference, tolerance)
+        )
         yield Finding(graph, case, output, reference, found, comparison)
     for output in sorted(actual.keys() - expected.keys()):
-        surplus = _missing(f"is an output of the graph that PyTorch does not give ({len(expected)} outputs)")
+        surplus = _missing(
+            f"is an output of the graph that PyTorch does not give ({len(expected)} outputs)"
+        )
         yield Finding(graph, case, output, None, actual[output], surplus)
 
 
 def judged(
-    findings: Iterable[Finding], golden: Mapping[str, Case], tolerance: Mapping[str, Any], folder: Path
+    findings: Iterable[Finding],
+    golden: Mapping[str, Case],
+    tolerance: Mapping[str, Any],
+    folder: Path,
 ) -> tuple[list[Finding], dict[str, Any]]:
     """Return the findings that did not pass, whose tensors are kept in ``folder``, and the figures of all of them."""
     findings = list(findings)
@@ -84,7 +102,11 @@ def keep_failed(folder: Path, failed: Sequence[Finding], golden: Mapping[str, Ca
         for finding in failed:
             if (finding.graph, finding.case) == (graph, case):
                 sides = {"expected": finding.expected, "actual": finding.actual}
-                tensors |= {f"{side}.{finding.output}": tensor for side, tensor in sides.items() if tensor is not None}
+                tensors |= {
+                    f"{side}.{finding.output}": tensor
+                    for side, tensor in sides.items()
+                    if tensor is not None
+                }
         folder.mkdir(parents=True, exist_ok=True)
         save_tensors(folder / f"{graph}-{case}.npz", tensors)
 

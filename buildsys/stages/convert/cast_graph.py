@@ -20,7 +20,9 @@ from buildsys.onnx_graphs.rounding.tensor_types import DTYPES, ELEM_TYPES, outer
 from buildsys.onnx_graphs.tensors import Tensor, tensor_of
 from buildsys.stages.convert.precision_rules import Rules, Verdict, fill_value
 
-HEAVY = frozenset(("Attention", "Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN"))
+HEAVY = frozenset(
+    ("Attention", "Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN")
+)
 
 
 @dataclass
@@ -46,7 +48,9 @@ def convert_precision(model: ModelProto, precision: str) -> Conversion:
     verdicts = [rules.judge(node) for node in model.graph.node]
     conversion = _conversion(model.graph.node, verdicts, rules)
     heavy = [node for node in model.graph.node if node.op_type in HEAVY]
-    if not conversion.converted or (heavy and all(_name(node) in conversion.kept for node in heavy)):
+    if not conversion.converted or (
+        heavy and all(_name(node) in conversion.kept for node in heavy)
+    ):
         reason = conversion.kept[_name(heavy[0])] if heavy else ""
         raise StageError(
             f"no operator that does heavy work can compute in {dtype}"
@@ -58,11 +62,17 @@ def convert_precision(model: ModelProto, precision: str) -> Conversion:
 
 
 def _conversion(nodes: Sequence[NodeProto], verdicts: list[Verdict], rules: Rules) -> Conversion:
-    taken = {node.input[i] for node, verdict in zip(nodes, verdicts, strict=True) for i in verdict.inputs}
+    taken = {
+        node.input[i] for node, verdict in zip(nodes, verdicts, strict=True) for i in verdict.inputs
+    }
     lost = [rules.flushed[name] for name in taken & rules.flushed.keys()]
     return Conversion(
         converted=sum(bool(verdict.inputs | verdict.outputs) for verdict in verdicts),
-        kept={_name(node): verdict.reason for node, verdict in zip(nodes, verdicts, strict=True) if verdict.reason},
+        kept={
+            _name(node): verdict.reason
+            for node, verdict in zip(nodes, verdicts, strict=True)
+            if verdict.reason
+        },
         problems=rules.problems,
         flushed=sum(zeros for zeros, _ in lost),
         values=sum(values for _, values in lost),
@@ -101,7 +111,9 @@ class _Rewriter:
         for index, name in enumerate(node.input):
             if self._rules.types.get(name) == TensorProto.FLOAT:
                 node.input[index] = self._name_of(name, low=index in verdict.inputs)
-        names = sorted(name for name in outer_names(node) if self._rules.types.get(name) == TensorProto.FLOAT)
+        names = sorted(
+            name for name in outer_names(node) if self._rules.types.get(name) == TensorProto.FLOAT
+        )
         rename_outer(node, {name: self._name_of(name, low=False) for name in names})
 
     def _give_outputs(self, node: NodeProto, verdict: Verdict) -> None:
@@ -109,7 +121,9 @@ class _Rewriter:
             if index not in verdict.outputs:
                 self._names[name, False] = name
             elif name in self._outputs:
-                self._names[name, True] = node.output[index] = self._fresh.new(f"{name}_{self._rules.dtype}")
+                self._names[name, True] = node.output[index] = self._fresh.new(
+                    f"{name}_{self._rules.dtype}"
+                )
                 self._names[name, False] = name
                 self._add_cast(node.output[index], name, TensorProto.FLOAT)
             else:
@@ -122,26 +136,36 @@ class _Rewriter:
         """Return the name of ``name`` in one precision, casting it there when it only exists in the other."""
         if (name, low) not in self._names:
             cast = self._fresh.new(f"{name}_as_{self._rules.dtype if low else 'float32'}")
-            self._add_cast(self._names[name, not low], cast, self._low_type if low else TensorProto.FLOAT)
+            self._add_cast(
+                self._names[name, not low], cast, self._low_type if low else TensorProto.FLOAT
+            )
             self._names[name, low] = cast
         found: str = self._names[name, low]
         return found
 
     def _add_cast(self, source: str, target: str, elem_type: int) -> None:
         self._nodes.append(
-            helper.make_node("Cast", [source], [target], self._fresh.new(f"{target}_cast"), to=elem_type)
+            helper.make_node(
+                "Cast", [source], [target], self._fresh.new(f"{target}_cast"), to=elem_type
+            )
         )
         self._casts += 1
 
     def _store_initializers(self) -> None:
         """Store each initializer in the precisions in which nodes take it."""
         low, full = self._uses()
-        kept = [tensor for tensor in self._graph.initializer if tensor.name not in low or tensor.name in full]
+        kept = [
+            tensor
+            for tensor in self._graph.initializer
+            if tensor.name not in low or tensor.name in full
+        ]
         made = []
         for tensor in self._graph.initializer:
             if tensor.name in low:
                 both = tensor.name in full
-                name = self._fresh.new(f"{tensor.name}_{self._rules.dtype}") if both else tensor.name
+                name = (
+                    self._fresh.new(f"{tensor.name}_{self._rules.dtype}") if both else tensor.name
+                )
                 self._names[tensor.name, True] = name
                 made.append(_tensor_proto(name, self._rules.low_values.pop(tensor.name)))
                 if not both:

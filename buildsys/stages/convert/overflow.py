@@ -34,7 +34,9 @@ class Probes:
     """A graph that gives, instead of its outputs, one number per tensor: 0, or NaN where it is not finite."""
 
     model: ModelProto
-    tensors: dict[str, str] = field(default_factory=dict)  # output of ``model`` -> tensor that it tells of
+    tensors: dict[str, str] = field(
+        default_factory=dict
+    )  # output of ``model`` -> tensor that it tells of
 
 
 def add_probes(model: ModelProto) -> Probes:
@@ -45,11 +47,17 @@ def add_probes(model: ModelProto) -> Probes:
     graph, fresh = model.graph, FreshNames(model.graph)
     zero = fresh.new("zero")
     graph.initializer.append(numpy_helper.from_array(np.zeros((), np.float32), zero))
-    names = [name for name, elem_type in element_types(model).items() if elem_type in _FLOATS and name != zero]
+    names = [
+        name
+        for name, elem_type in element_types(model).items()
+        if elem_type in _FLOATS and name != zero
+    ]
     del graph.output[:]
     probes = Probes(model)
     for name in names:
-        number, product, probe = (fresh.new(f"{name}_{step}") for step in ("number", "product", "probe"))
+        number, product, probe = (
+            fresh.new(f"{name}_{step}") for step in ("number", "product", "probe")
+        )
         graph.node.extend(
             (
                 helper.make_node("Cast", [name], [number], to=TensorProto.FLOAT),
@@ -62,7 +70,9 @@ def add_probes(model: ModelProto) -> Probes:
     return probes
 
 
-def find_origin(nodes: Sequence[NodeProto], finite: Collection[str], infinite: Collection[str]) -> Origin | None:
+def find_origin(
+    nodes: Sequence[NodeProto], finite: Collection[str], infinite: Collection[str]
+) -> Origin | None:
     """Return where the ``infinite`` tensors come from, or None where it cannot be told.
 
     A node that takes no numbers, such as the constant of a mask, is none. A number that a cast cannot

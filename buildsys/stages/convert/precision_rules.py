@@ -8,7 +8,13 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, defs, numpy_helper
 
 from buildsys.onnx_graphs.onnx_file import subgraphs
-from buildsys.onnx_graphs.rounding.tensor_types import NOT_A_TENSOR, element_types, input_types, output_types, schema_of
+from buildsys.onnx_graphs.rounding.tensor_types import (
+    NOT_A_TENSOR,
+    element_types,
+    input_types,
+    output_types,
+    schema_of,
+)
 from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of
 
 # Their results leave float16's range or lose digits that matter (indices, sums of squares, coordinates).
@@ -17,8 +23,12 @@ _SENSITIVE = frozenset(
      "ReduceSumSquare", "RoiAlign")
 )  # fmt: skip
 _QUANTIZERS = frozenset(("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"))
-_TYPE_ATTRIBUTES = frozenset(("dtype", "output_dtype", "output_datatype"))  # the result's type is not the input's
-_STATISTICS = frozenset(("LayerNormalization", "RMSNormalization"))  # their further outputs follow stash_type
+_TYPE_ATTRIBUTES = frozenset(
+    ("dtype", "output_dtype", "output_datatype")
+)  # the result's type is not the input's
+_STATISTICS = frozenset(
+    ("LayerNormalization", "RMSNormalization")
+)  # their further outputs follow stash_type
 _INTEGERS = (TensorProto.INT32, TensorProto.INT64)
 # Arithmetic on sizes and positions: integers beyond 2048 (float16) or 256 (bfloat16) would be rounded.
 _INDEX_OPERATORS = frozenset(
@@ -26,7 +36,9 @@ _INDEX_OPERATORS = frozenset(
      "Reciprocal", "Reshape", "Round", "Slice", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze")
 )  # fmt: skip
 # ONNX has them in bfloat16, TensorRT's parser does not.
-_NOT_IN_RUNTIMES = {"bfloat16": frozenset(("ConvTranspose", "HardSwish", "LpNormalization", "Mish"))}
+_NOT_IN_RUNTIMES = {
+    "bfloat16": frozenset(("ConvTranspose", "HardSwish", "LpNormalization", "Mish"))
+}
 _FLUSHED_LIMIT = 0.1  # share of a tensor's non-zero values that may become zero
 
 
@@ -46,16 +58,24 @@ class Rules:
     model: ModelProto
     dtype: str  # float16 or bfloat16
     types: dict[str, int] = field(init=False)
-    stored: dict[str, TensorProto] = field(init=False)  # float32 initializers that callers cannot replace
+    stored: dict[str, TensorProto] = field(
+        init=False
+    )  # float32 initializers that callers cannot replace
     low_values: dict[str, Tensor] = field(default_factory=dict)  # what became of them
-    problems: dict[str, str] = field(default_factory=dict)  # initializers that the type cannot hold, and why
-    flushed: dict[str, tuple[int, int]] = field(default_factory=dict)  # initializer -> zeros made, non-zero values
+    problems: dict[str, str] = field(
+        default_factory=dict
+    )  # initializers that the type cannot hold, and why
+    flushed: dict[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # initializer -> zeros made, non-zero values
 
     def __post_init__(self) -> None:
         """Infer the types of all tensors."""
         self.types = element_types(self.model)
         self._index_tensors: set[str] = set()
-        self._opsets = {entry.domain or "ai.onnx": entry.version for entry in self.model.opset_import}
+        self._opsets = {
+            entry.domain or "ai.onnx": entry.version for entry in self.model.opset_import
+        }
         inputs = {value.name for value in self.model.graph.input}
         self.stored = {
             tensor.name: tensor
@@ -90,18 +110,30 @@ class Rules:
             return "an attribute sets the type of its result"
         if node.op_type == "ConstantOfShape" and self._rounding(fill_value(node))[1]:
             return "its value is out of range"
-        unknown = [name for name in (*node.input, *node.output) if name and self.types.get(name, NOT_A_TENSOR) <= 0]
+        unknown = [
+            name
+            for name in (*node.input, *node.output)
+            if name and self.types.get(name, NOT_A_TENSOR) <= 0
+        ]
         return f"the type of {unknown[0]} is not known or not a tensor" if unknown else ""
 
     def _slots(self, node: NodeProto, schema: defs.OpSchema) -> Verdict:
         wanted = f"tensor({self.dtype})"
-        inputs = {i for i, name in enumerate(node.input) if self._is_float(name) and wanted in input_types(schema, i)}
+        inputs = {
+            i
+            for i, name in enumerate(node.input)
+            if self._is_float(name) and wanted in input_types(schema, i)
+        }
         outputs = {
-            i for i, name in enumerate(node.output) if self._is_float(name) and wanted in output_types(schema, i)
+            i
+            for i, name in enumerate(node.output)
+            if self._is_float(name) and wanted in output_types(schema, i)
         }
         if node.op_type in _STATISTICS:
             outputs &= {0}
-        fixed = [name for i, name in enumerate(node.output) if self._is_float(name) and i not in outputs]
+        fixed = [
+            name for i, name in enumerate(node.output) if self._is_float(name) and i not in outputs
+        ]
         if not inputs | outputs or (fixed and node.op_type not in _STATISTICS):
             return Verdict(reason=f"{node.op_type} does not take {self.dtype} in this opset")
         problems = [self._problem(node.input[i]) for i in sorted(inputs)]
@@ -144,7 +176,11 @@ class Rules:
 
 def fill_value(node: NodeProto) -> Array:
     """Return the value of a ConstantOfShape node, an array of one element."""
-    stored = (numpy_helper.to_array(attribute.t) for attribute in node.attribute if attribute.name == "value")
+    stored = (
+        numpy_helper.to_array(attribute.t)
+        for attribute in node.attribute
+        if attribute.name == "value"
+    )
     return next(stored, np.zeros(1, np.float32))
 
 

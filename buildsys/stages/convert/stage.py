@@ -18,7 +18,14 @@ from onnx import ModelProto, TensorProto
 
 from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.errors import CheckFailed, StageError
-from buildsys.onnx_graphs.onnx_file import check_file, dtype_name, file_bytes, load_model, opsets, save_model
+from buildsys.onnx_graphs.onnx_file import (
+    check_file,
+    dtype_name,
+    file_bytes,
+    load_model,
+    opsets,
+    save_model,
+)
 from buildsys.onnx_graphs.rounding.emulation import emulate
 from buildsys.onnx_graphs.rounding.tensor_types import DTYPES, ELEM_TYPES, element_types
 from buildsys.onnx_graphs.tensors import Case, load_case
@@ -30,7 +37,10 @@ from buildsys.stages.operators.implementation import implementation_of
 from buildsys.workers.job import Job, StageResult
 
 # by name: their code is in the key of the targets that use them, and of no other
-_ELSEWHERE = {"quantize": "buildsys.stages.quantize.convert", "autocast": "buildsys.stages.quantize.modelopt"}
+_ELSEWHERE = {
+    "quantize": "buildsys.stages.quantize.convert",
+    "autocast": "buildsys.stages.quantize.modelopt",
+}
 _BF16_OPSET, _BF16_IR_VERSION = 22, 10  # the first opset whose Conv and pooling take bfloat16
 _FLUSHED_WARNING = 0.01  # share of all weights
 
@@ -71,7 +81,12 @@ def _convert(job: Job) -> dict[str, Any]:
         check_file(target, f"the graph converted to {precision}")
     except StageError as error:
         raise CheckFailed(error.problem, error.hint) from error
-    return {"precision": precision, **figures, "bytes_before": file_bytes(source), "bytes_after": file_bytes(target)}
+    return {
+        "precision": precision,
+        **figures,
+        "bytes_before": file_bytes(source),
+        "bytes_after": file_bytes(target),
+    }
 
 
 def _by_schemas(source: Path, precision: str, job: Job) -> tuple[ModelProto, dict[str, Any]]:
@@ -98,10 +113,21 @@ def _by_autocast(source: Path, precision: str, job: Job) -> tuple[ModelProto, di
     job.progress(f"converting to {dtype} with ModelOpt AutoCast")
     model: ModelProto = modelopt.autocast(source, precision)
     types = element_types(model)
-    low = [node for node in model.graph.node if any(types.get(name) == ELEM_TYPES[dtype] for name in node.output)]
+    low = [
+        node
+        for node in model.graph.node
+        if any(types.get(name) == ELEM_TYPES[dtype] for name in node.output)
+    ]
     if all(node.op_type == "Cast" for node in low):
-        raise StageError(f"ModelOpt AutoCast kept all nodes in float32, none computes in {dtype}", "use tool: builtin")
-    full = [n for n in model.graph.node if n.op_type in HEAVY and types.get(n.output[0]) == TensorProto.FLOAT]
+        raise StageError(
+            f"ModelOpt AutoCast kept all nodes in float32, none computes in {dtype}",
+            "use tool: builtin",
+        )
+    full = [
+        n
+        for n in model.graph.node
+        if n.op_type in HEAVY and types.get(n.output[0]) == TensorProto.FLOAT
+    ]
     kept = {
         "converted": sum(node.op_type != "Cast" for node in low),
         "casts": sum(node.op_type == "Cast" for node in model.graph.node),
@@ -137,7 +163,9 @@ def _open(job: Job, model: ModelProto) -> OrtGraph:
     implementation = implementation_of(job)
     implementation.require(model)
     implementation.apply(model)
-    with TemporaryDirectory(dir=job.outputs["model"].parent) as scratch:  # by path: a graph in memory ends at 2 GiB
+    with TemporaryDirectory(
+        dir=job.outputs["model"].parent
+    ) as scratch:  # by path: a graph in memory ends at 2 GiB
         path = Path(scratch) / "model.onnx"
         save_model(model, path)
         return OrtGraph(path, options, libraries=implementation.libraries)
@@ -163,12 +191,20 @@ def _raise_opset(model: ModelProto) -> tuple[ModelProto, list[str]]:
     version = opsets(model).get("ai.onnx", 1)
     raised, why = raise_opset(model, _BF16_OPSET, _BF16_IR_VERSION)
     if raised is model:
-        return model, [f"opset {version} stays, and with it the operators that lack bfloat16: {why}"] if why else []
-    return raised, [f"opset {version} was raised to {_BF16_OPSET}, the first that has bfloat16 convolutions"]
+        return model, [
+            f"opset {version} stays, and with it the operators that lack bfloat16: {why}"
+        ] if why else []
+    return raised, [
+        f"opset {version} was raised to {_BF16_OPSET}, the first that has bfloat16 convolutions"
+    ]
 
 
 def _figures(model: ModelProto, method: str) -> dict[str, Any]:
-    stored = Counter(dtype_name(t.data_type) for t in model.graph.initializer if t.data_type != TensorProto.UNDEFINED)
+    stored = Counter(
+        dtype_name(t.data_type)
+        for t in model.graph.initializer
+        if t.data_type != TensorProto.UNDEFINED
+    )
     return {
         "method": method,
         "opset": opsets(model)["ai.onnx"],

@@ -11,7 +11,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from buildsys.backends import load_backend
-from buildsys.backends.interface import Backend, BuildRequest, Calibration, Figures, GraphRefusedError, OperatorUse
+from buildsys.backends.interface import (
+    Backend,
+    BuildRequest,
+    Calibration,
+    Figures,
+    GraphRefusedError,
+    OperatorUse,
+)
 from buildsys.errors import StageError, Unavailable
 from buildsys.stages.engine.timing_cache import Loan, borrow
 from buildsys.stages.operators.implementation import implementation_of
@@ -21,7 +28,12 @@ from buildsys.system.files import sha256_of
 from buildsys.system.writeback import start_writeback
 from buildsys.workers.job import Job, StageResult
 
-_PORTABILITY = ("version_compatible", "exclude_lean_runtime", "hardware_compatibility", "compute_capabilities")
+_PORTABILITY = (
+    "version_compatible",
+    "exclude_lean_runtime",
+    "hardware_compatibility",
+    "compute_capabilities",
+)
 
 
 def run(job: Job) -> StageResult:
@@ -33,7 +45,9 @@ def run(job: Job) -> StageResult:
         figures = _built(job, backend)
     except Unavailable as reason:
         _remove_engine(job)
-        return StageResult("unavailable", reason.problem, reason.hint, {"backend": options["backend"]})
+        return StageResult(
+            "unavailable", reason.problem, reason.hint, {"backend": options["backend"]}
+        )
     return StageResult(figures={"backend": options["backend"], **figures})
 
 
@@ -57,7 +71,9 @@ def _build(job: Job, backend: Backend) -> Figures:
         loan = borrow(job, backend, Path(folder))
         prepared = time.perf_counter() - clock
         request = _request(graph, implementation.uses, job, loan)
-        with ThreadPoolExecutor(max_workers=1) as beside:  # large files take their time, and another core
+        with ThreadPoolExecutor(
+            max_workers=1
+        ) as beside:  # large files take their time, and another core
             onnx_digest = beside.submit(sha256_of, *_onnx_files(job))
             return _build_from(request, job, backend, loan, prepared, onnx_digest)
 
@@ -83,7 +99,12 @@ def _onnx_files(job: Job) -> list[Path]:
 
 
 def _build_from(
-    request: BuildRequest, job: Job, backend: Backend, loan: Loan, prepared_s: float, onnx_digest: Future[str]
+    request: BuildRequest,
+    job: Job,
+    backend: Backend,
+    loan: Loan,
+    prepared_s: float,
+    onnx_digest: Future[str],
 ) -> Figures:
     operators = request.operators
     start = time.perf_counter()
@@ -108,13 +129,20 @@ def _build_from(
         **built,
         **loan.figures(list(built.get("messages", ()))),
         **described,
-        **({"operators": {use.op: f"{use.kind} {use.path.name}" for use in operators}} if operators else {}),
+        **(
+            {"operators": {use.op: f"{use.kind} {use.path.name}" for use in operators}}
+            if operators
+            else {}
+        ),
         **_calibrated(request.calibration),
         "build_seconds": round(seconds, 3),
         "phases": {name: round(duration, 3) for name, duration in phases.items()},
         "engine_sha256": sha256_of(*files) if len(files) > 1 else digests[files[0].name],
         "engine_bytes": sum(file.stat().st_size for file in files),
-        "files": {file.name: {"bytes": file.stat().st_size, "sha256": digests[file.name]} for file in files},
+        "files": {
+            file.name: {"bytes": file.stat().st_size, "sha256": digests[file.name]}
+            for file in files
+        },
         "onnx_sha256": onnx_digest.result(),
         "portability": _portability(job.options["engine"]),
         "built_with": built_with(job.options["engine"]["backend"], device),

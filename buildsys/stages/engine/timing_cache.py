@@ -52,7 +52,10 @@ def borrow(job: Job, backend: Backend, scratch: Path) -> Loan:
     private = scratch / "timing_cache"
     pin = (options.get("timing_cache") or {}).get("pin")
     if pin:
-        folder, lent = job.timing_caches, lend_pinned(job.timing_caches, pin, private, f"the engine {job.variant}")
+        folder, lent = (
+            job.timing_caches,
+            lend_pinned(job.timing_caches, pin, private, f"the engine {job.variant}"),
+        )
         return Loan(private, lambda messages: pinned_figures(folder, private, lent, messages))
     lender = _lender(job, backend)
     return _shared(lender, private) if lender else Loan()
@@ -60,7 +63,9 @@ def borrow(job: Job, backend: Backend, scratch: Path) -> Loan:
 
 def _shared(lender: Lender, private: Path) -> Loan:
     lent: Content | None = lender.lend(private)
-    return Loan(private, lambda messages: lender.take_back(private, lent, messages), lender.warnings)
+    return Loan(
+        private, lambda messages: lender.take_back(private, lent, messages), lender.warnings
+    )
 
 
 def _lender(job: Job, backend: Backend) -> Lender | None:
@@ -79,7 +84,9 @@ def _lender(job: Job, backend: Backend) -> Lender | None:
         "platform": facts["platform"],
         "settings": hashlib.sha256(json.dumps(timed, sort_keys=True).encode()).hexdigest()[:16],
     }
-    return Lender(job.timing_caches, made_for, getattr(backend, "merge_timing_caches", _cannot_merge))
+    return Lender(
+        job.timing_caches, made_for, getattr(backend, "merge_timing_caches", _cannot_merge)
+    )
 
 
 def _cannot_merge(_files: object, _merged: object) -> None:

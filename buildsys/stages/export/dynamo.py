@@ -20,7 +20,11 @@ _PASSED_ON = (
     "export_params", "keep_initializers_as_inputs", "optimize", "verify", "report", "profile", "dump_exported_program",
 )  # fmt: skip
 _TIME_STAMP = re.compile(r"_\d{4}-\d{2}-\d{2}_\d{2}-\d{2}-\d{2}-\d+")
-_MISMATCH = ("has a large absolute difference", "has a large relative difference", "fails ONNX checker")
+_MISMATCH = (
+    "has a large absolute difference",
+    "has a large relative difference",
+    "fails ONNX checker",
+)
 
 
 def export_dynamo(request: ExportRequest) -> tuple[onnx.ModelProto, dict[str, bytes]]:

@@ -10,7 +10,11 @@ from buildsys.errors import StageError
 from buildsys.models.user_code import describe_exception
 from buildsys.stages.export.untranslated import Untranslated, failing_line, untranslated
 from buildsys.stages.operator_support import onnx_operators
-from buildsys.stages.operator_support.torch_registries import dynamo_translation, operator_schemas, torchscript_from
+from buildsys.stages.operator_support.torch_registries import (
+    dynamo_translation,
+    operator_schemas,
+    torchscript_from,
+)
 from buildsys.stages.remedies.remedies import TorchOperator, hint, opset_rungs, translation_rungs
 from buildsys.stages.remedies.shipped_plugins import files_of
 
@@ -19,7 +23,9 @@ _UNSUPPORTED = re.compile(
     r"|unrecognized namespace (?P<foreign>\w+::\w+)"
     r"|No ONNX function found for <OpOverload\(op='(?P<captured>[^']+)'"
 )
-_UNKNOWN_TO_OPSET = re.compile(r"No Op registered for (?P<op>\w+) with domain_version of (?P<opset>\d+)")
+_UNKNOWN_TO_OPSET = re.compile(
+    r"No Op registered for (?P<op>\w+) with domain_version of (?P<opset>\d+)"
+)
 
 
 def export_failure(
@@ -33,12 +39,19 @@ def export_failure(
     for cause in chain:
         found = _UNSUPPORTED.search(str(cause))
         if found:
-            operators = untranslated(error, project) or [_known_by_name(next(filter(None, found.groups())))]
+            operators = untranslated(error, project) or [
+                _known_by_name(next(filter(None, found.groups())))
+            ]
             return _cannot_translate(operators, exporter, opset, project, declared)
         if isinstance(cause, ModuleNotFoundError) and cause.name:
-            return StageError(f"the {exporter} exporter needs the package {cause.name}", f"pip install {cause.name}")
+            return StageError(
+                f"the {exporter} exporter needs the package {cause.name}",
+                f"pip install {cause.name}",
+            )
     line = failing_line(error, project)
-    problem = f"the {exporter} exporter failed at opset {opset}: {describe_exception(chain[-1], project)}"
+    problem = (
+        f"the {exporter} exporter failed at opset {opset}: {describe_exception(chain[-1], project)}"
+    )
     return StageError(
         problem + (f", on a node of {line}" if line and line not in problem else ""),
         f"its whole message is in the log; the {_other(exporter)} exporter may take the network",
@@ -50,26 +63,49 @@ def checker_failure(error: Exception, exporter: str) -> StageError:
     found = _UNKNOWN_TO_OPSET.search(str(error))
     if found:
         operator, opset = found["op"], int(found["opset"])
-        added = [version for version in onnx_operators.versions().get(("", operator), ()) if version > 0]
-        problem = f"the file uses the operator {operator}, which opset {opset} does not have ({exporter})"
+        added = [
+            version for version in onnx_operators.versions().get(("", operator), ()) if version > 0
+        ]
+        problem = (
+            f"the file uses the operator {operator}, which opset {opset} does not have ({exporter})"
+        )
         if exporter == "none":  # a ready file
             later = [version for version in added if version > opset]
-            return StageError(problem, f"write the file with opset {min(later)} or higher" if later else "")
+            return StageError(
+                problem, f"write the file with opset {min(later)} or higher" if later else ""
+            )
         return StageError(problem, hint([("", opset_rungs(operator, exporter, opset, added))]))
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return StageError(f"onnx.checker rejects the file ({exporter}): {lines[0] if lines else type(error).__name__}")
+    return StageError(
+        f"onnx.checker rejects the file ({exporter}): {lines[0] if lines else type(error).__name__}"
+    )
 
 
 def _cannot_translate(
-    operators: Sequence[Untranslated], exporter: str, opset: int, project: Path, declared: Collection[str]
+    operators: Sequence[Untranslated],
+    exporter: str,
+    opset: int,
+    project: Path,
+    declared: Collection[str],
 ) -> StageError:
-    what = f"the operator {operators[0].name}" if len(operators) == 1 else f"{len(operators)} operators"
+    what = (
+        f"the operator {operators[0].name}"
+        if len(operators) == 1
+        else f"{len(operators)} operators"
+    )
     listed = [one.name + (f" ({one.where})" if one.where else "") for one in operators]
-    told = ": " + ", ".join(listed) if len(operators) > 1 else listed[0].removeprefix(operators[0].name)
+    told = (
+        ": " + ", ".join(listed)
+        if len(operators) > 1
+        else listed[0].removeprefix(operators[0].name)
+    )
     problem = f"the {exporter} exporter cannot translate {what} to opset {opset}{told}"
     files = files_of(project)
     groups = [
-        (one.schema, translation_rungs(_facts(one), exporter, opset, files=files, declared=declared))
+        (
+            one.schema,
+            translation_rungs(_facts(one), exporter, opset, files=files, declared=declared),
+        )
         for one in operators
     ]
     return StageError(problem, hint(groups))
@@ -90,7 +126,9 @@ def _takers(operator: str) -> str:
     since = onnx_operators.versions().get(("", operator), ())
     kernels = onnx_operators.ort_support("", operator, since)
     first = next((row["opset"] for row in kernels or () if row["types"] or row["body"]), None)
-    told = [f"ONNX Runtime takes it from opset {first}" if first else "ONNX Runtime does not take it"]
+    told = [
+        f"ONNX Runtime takes it from opset {first}" if first else "ONNX Runtime does not take it"
+    ]
     if kernels is None:
         told = []
     takes = onnx_operators.rtx_takes(operator)

@@ -16,24 +16,39 @@ def settle_functions(model: onnx.ModelProto) -> None:
     The exporter writes them in the order of hash tables of addresses, counts nodes through all functions, and names
     parameters after one of the calls.
     """
-    _reorder(model.functions, sorted(model.functions, key=lambda function: (function.domain, function.name)))
+    _reorder(
+        model.functions,
+        sorted(model.functions, key=lambda function: (function.domain, function.name)),
+    )
     for function in model.functions:
         names: dict[str, str] = {}
-        function.input[:] = [names.setdefault(name, f"input_{index}") for index, name in enumerate(function.input)]
+        function.input[:] = [
+            names.setdefault(name, f"input_{index}") for index, name in enumerate(function.input)
+        ]
         _rename_nodes(function.node, names)
         function.output[:] = [names.get(name, name) for name in function.output]
         for value in function.value_info:
             value.name = names.get(value.name, value.name)
         function.attribute[:] = sorted(function.attribute)
-        _reorder(function.attribute_proto, sorted(function.attribute_proto, key=lambda attribute: attribute.name))
-        _reorder(function.opset_import, sorted(function.opset_import, key=lambda entry: entry.domain))
-    nodes = [*all_nodes(model.graph), *(node for function in model.functions for node in function.node)]
+        _reorder(
+            function.attribute_proto,
+            sorted(function.attribute_proto, key=lambda attribute: attribute.name),
+        )
+        _reorder(
+            function.opset_import, sorted(function.opset_import, key=lambda entry: entry.domain)
+        )
+    nodes = [
+        *all_nodes(model.graph),
+        *(node for function in model.functions for node in function.node),
+    ]
     for node in nodes:
         _reorder(node.attribute, sorted(node.attribute, key=lambda attribute: attribute.name))
 
 
 def _reorder(field: Any, messages: list[Any]) -> None:
-    kept = [type(message).FromString(message.SerializeToString()) for message in messages]  # the field owns its own
+    kept = [
+        type(message).FromString(message.SerializeToString()) for message in messages
+    ]  # the field owns its own
     del field[:]
     field.extend(kept)
 

@@ -30,7 +30,11 @@ def node_origins(model: onnx.ModelProto, project: Path) -> dict[str, Origin]:
     lines: dict[str, str] = {}  # many nodes come from one call
     found: dict[str, Origin] = {}
     for node in all_nodes(model.graph):
-        notes = {entry.key: entry.value for entry in node.metadata_props if entry.key in (_STACK, _SCOPES)}
+        notes = {
+            entry.key: entry.value
+            for entry in node.metadata_props
+            if entry.key in (_STACK, _SCOPES)
+        }
         trace = notes.get(_STACK) or node.doc_string
         if trace and trace not in lines:
             lines[trace] = source_line(trace, project)
@@ -43,8 +47,15 @@ def node_origins(model: onnx.ModelProto, project: Path) -> dict[str, Origin]:
 def source_line(trace: str, project: Path) -> str:
     """Return ``file:line`` of the innermost frame in the user's files, else in a library that is not torch, else ""."""
     frames = list(_frames(trace))
-    return next((shown for shown in (shown_frame(*frame, project) for frame in frames) if shown), "") or next(
-        (shown for shown in (shown_frame(*frame, project, libraries=True) for frame in frames) if shown), ""
+    return next(
+        (shown for shown in (shown_frame(*frame, project) for frame in frames) if shown), ""
+    ) or next(
+        (
+            shown
+            for shown in (shown_frame(*frame, project, libraries=True) for frame in frames)
+            if shown
+        ),
+        "",
     )
 
 
@@ -52,10 +63,16 @@ def write_origins(origins: dict[str, Origin], path: Path) -> None:
     """Write them so that what many nodes share is written once."""
     lines = list(dict.fromkeys(origin.line for origin in origins.values()))
     modules = list(dict.fromkeys(origin.module for origin in origins.values()))
-    at_line, at_module = ({text: index for index, text in enumerate(texts)} for texts in (lines, modules))
-    tensors = {name: [at_line[origin.line], at_module[origin.module]] for name, origin in origins.items()}
+    at_line, at_module = (
+        {text: index for index, text in enumerate(texts)} for texts in (lines, modules)
+    )
+    tensors = {
+        name: [at_line[origin.line], at_module[origin.module]] for name, origin in origins.items()
+    }
     content = {"schema": SCHEMA, "lines": lines, "modules": modules, "tensors": tensors}
-    path.write_text(json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8"
+    )
 
 
 def _frames(trace: str) -> Iterator[tuple[str, int]]:
@@ -76,7 +93,9 @@ def _scope(scopes: str, node: str) -> str:
     except (ValueError, SyntaxError):
         return ""
     path: list[str] = []
-    for name in filter(None, map(str, names)):  # whole, relative to the module around, or to the last but one
+    for name in filter(
+        None, map(str, names)
+    ):  # whole, relative to the module around, or to the last but one
         if path and name.startswith(f"{'.'.join(path)}."):
             path = [name]
         elif path and name.startswith(f"{path[-1]}."):

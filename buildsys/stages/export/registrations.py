@@ -16,7 +16,13 @@ from types import ModuleType
 from typing import Any
 
 from buildsys.errors import BuildsysError, StageError
-from buildsys.models.user_code import describe_exception, find_callable, load_module, module_name, with_article
+from buildsys.models.user_code import (
+    describe_exception,
+    find_callable,
+    load_module,
+    module_name,
+    with_article,
+)
 
 _SHOWN = 3  # how many schemas an error shows
 
@@ -82,7 +88,9 @@ def watched(
             raise
         except Exception as error:
             hint = _schema_hint(error) or takes
-            raise StageError(f"{registration.described} raised {describe_exception(error, project)}", hint) from error
+            raise StageError(
+                f"{registration.described} raised {describe_exception(error, project)}", hint
+            ) from error
         problem = check(arguments[0] if arguments else None, result)
         if problem:
             raise StageError(f"{registration.described} {problem}", takes)
@@ -99,7 +107,11 @@ def described_result(result: Any) -> str:
 def unused(registrations: Iterable[Registration]) -> list[str]:
     """Return one sentence for every registration that the export never asked for."""
     absent = "the exporter met no such operator in the network"
-    return [f"{f.described} was never used: {f.why_unused or absent}" for f in registrations if not f.calls]
+    return [
+        f"{f.described} was never used: {f.why_unused or absent}"
+        for f in registrations
+        if not f.calls
+    ]
 
 
 def unknown_operator(op: str, known: Iterable[str]) -> StageError:
@@ -110,7 +122,9 @@ def unknown_operator(op: str, known: Iterable[str]) -> StageError:
     near = near or [other for other in names if other.endswith(f"::{name}")][:3]
     same = sorted(other for other in names if other.startswith(f"{namespace}::"))[:3]
     hint = f"did you mean {' or '.join(near)}?" if near else ""
-    hint = hint or (f"{namespace} has {', '.join(same)}" if same else "the file that defines it is not imported")
+    hint = hint or (
+        f"{namespace} has {', '.join(same)}" if same else "the file that defines it is not imported"
+    )
     return StageError(f"torch has no operator {op}", hint)
 
 
@@ -148,14 +162,14 @@ def arity_of(function: Callable[..., Any], *, skip: int = 0) -> Arity | None:
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     least = sum(p.default is p.empty for p in positional) - skip
     unbounded = any(p.kind == p.VAR_POSITIONAL for p in parameters)
-    return Arity(max(least, 0) if unbounded else least, None if unbounded else len(positional) - skip)
+    return Arity(
+        max(least, 0) if unbounded else least, None if unbounded else len(positional) - skip
+    )
 
 
 def _schema_hint(error: BaseException) -> str:
     """Return what to do where an onnxscript operator of a domain of one's own has no schema."""
     text = f"{error} {error.__cause__ or ''}"
     if "No schema registered" in text or "OpSchema not found" in text:
-        return (
-            "give it one: onnxscript.values.Op(domain, name, onnx.defs.OpSchema(…)), or call it in an @script function"
-        )
+        return "give it one: onnxscript.values.Op(domain, name, onnx.defs.OpSchema(…)), or call it in an @script function"
     return ""

@@ -37,7 +37,9 @@ class ExportRequest:
     dynamic_outputs: DynamicAxes
     options: Mapping[str, Any]  # the manifest's export section
     path: Path
-    translations: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)  # overload -> function, for dynamo
+    translations: Mapping[Any, Callable[..., Any]] = field(
+        default_factory=dict
+    )  # overload -> function, for dynamo
 
     @property
     def weight_bytes(self) -> int:
@@ -53,7 +55,9 @@ class ExportRequest:
 def named_axes(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[int, str]]:
     """Return tensor name -> axis -> dimension for every named dimension of the manifest's tensors."""
     axes = {
-        name: {axis: size for axis, size in enumerate(tensor["shape"] or ()) if isinstance(size, str)}
+        name: {
+            axis: size for axis, size in enumerate(tensor["shape"] or ()) if isinstance(size, str)
+        }
         for name, tensor in tensors.items()
     }
     return {name: dynamic for name, dynamic in axes.items() if dynamic}

@@ -33,7 +33,10 @@ def check_opset(model: onnx.ModelProto, asked: int, exporter: str) -> None:
 
 
 def check_signature(
-    model: onnx.ModelProto, inputs: Declared, outputs: Declared, output_names: Sequence[str] | None = None
+    model: onnx.ModelProto,
+    inputs: Declared,
+    outputs: Declared,
+    output_names: Sequence[str] | None = None,
 ) -> None:
     """Compare names, order, dtypes and dimensions of the graph's inputs and outputs with the manifest.
 
@@ -52,7 +55,9 @@ def check_signature(
         raise StageError("the ONNX file is not what the manifest declares: " + "; ".join(problems))
 
 
-def _name_problems(kind: str, found_ports: Sequence[Port], expected: Sequence[str] | None) -> Iterator[str]:
+def _name_problems(
+    kind: str, found_ports: Sequence[Port], expected: Sequence[str] | None
+) -> Iterator[str]:
     found = [port["name"] for port in found_ports]
     if expected is None or found == list(expected):
         return
@@ -74,7 +79,9 @@ def _port_problems(kind: str, found_ports: Sequence[Port], declared: Declared) -
             yield from _shape_problems(what, port["shape"], tensor["shape"])
 
 
-def _shape_problems(what: str, found: Sequence[int | str | None], declared: Sequence[Any]) -> Iterator[str]:
+def _shape_problems(
+    what: str, found: Sequence[int | str | None], declared: Sequence[Any]
+) -> Iterator[str]:
     if len(found) != len(declared):
         yield f"{what} has {len(found)} dimensions {list(found)}, declared are {len(declared)} {list(declared)}"
         return

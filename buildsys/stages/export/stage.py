@@ -49,7 +49,10 @@ def run(job: Job) -> StageResult:
     warnings: list[str] = []
     weights: dict[str, bytes] = {}  # by name, of the initializers that are not in the model
     if "onnx" in job.options["source"]:
-        model, origin = _given_model(job), {"exporter": "none", "weights": f"from {job.options['source']['onnx']}"}
+        model, origin = (
+            _given_model(job),
+            {"exporter": "none", "weights": f"from {job.options['source']['onnx']}"},
+        )
     else:
         model, weights, origin = _exported_model(job, warnings)
     if "functions" in job.inputs:
@@ -72,10 +75,18 @@ def _model_figures(model: onnx.ModelProto) -> dict[str, Any]:
     inputs, outputs = ports(model)
     producer = f"{model.producer_name} {model.producer_version}".strip()
     opset = opsets(model).get("ai.onnx", 0)
-    return {"opset": opset, "ir_version": model.ir_version, "producer": producer, "inputs": inputs, "outputs": outputs}
+    return {
+        "opset": opset,
+        "ir_version": model.ir_version,
+        "producer": producer,
+        "inputs": inputs,
+        "outputs": outputs,
+    }
 
 
-def _exported_model(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, dict[str, bytes], dict[str, Any]]:
+def _exported_model(
+    job: Job, warnings: list[str]
+) -> tuple[onnx.ModelProto, dict[str, bytes], dict[str, Any]]:
     # torch is not needed for a ready ONNX file
     import torch
 
@@ -97,8 +108,15 @@ def _exported_model(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, dic
     check_opset(model, options["export"]["opset"], exporter)
     _check_exported_signature(model, options, request.output_names)
     parameters = sum(parameter.numel() for parameter in network.module.parameters())
-    modules = dict(Counter(type(module).__name__ for module in network.module.modules()).most_common())
-    origin = {"exporter": exporter, "weights": network.weights, "parameters": parameters, "modules": modules}
+    modules = dict(
+        Counter(type(module).__name__ for module in network.module.modules()).most_common()
+    )
+    origin = {
+        "exporter": exporter,
+        "weights": network.weights,
+        "parameters": parameters,
+        "modules": modules,
+    }
     return model, weights, origin
 
 
@@ -106,12 +124,20 @@ def _request(network: Network, options: Mapping[str, Any], path: Path) -> Export
     """Call the network once and return what to ask the exporter for, now that its outputs are known."""
     import torch
 
-    from buildsys.models.torch_model import FlatCall, check_outputs, example_inputs, is_flat, name_outputs
+    from buildsys.models.torch_model import (
+        FlatCall,
+        check_outputs,
+        example_inputs,
+        is_flat,
+        name_outputs,
+    )
     from buildsys.stages.export.request import ExportRequest, named_axes
 
     inputs = example_inputs(options)
     with torch.no_grad():
-        result = network.result(inputs) if network.example_result is None else network.example_result
+        result = (
+            network.result(inputs) if network.example_result is None else network.example_result
+        )
     outputs = name_outputs(result, options["outputs"])
     check_outputs(outputs, options["outputs"], options["example"], inputs)
     _refuse_complex({**inputs, **outputs})
@@ -181,9 +207,13 @@ def _own_failure(error: BaseException) -> BuildsysError | None:
     return current
 
 
-def _check_exported_signature(model: onnx.ModelProto, options: Mapping[str, Any], names: tuple[str, ...]) -> None:
+def _check_exported_signature(
+    model: onnx.ModelProto, options: Mapping[str, Any], names: tuple[str, ...]
+) -> None:
     inputs = options["inputs"]
-    if options["export"]["export_params"] is False:  # the weights are inputs then, after the network's own
+    if (
+        options["export"]["export_params"] is False
+    ):  # the weights are inputs then, after the network's own
         extra = list(model.graph.input)[len(inputs) :]
         inputs = {**inputs, **{value.name: {"shape": None, "dtype": None} for value in extra}}
     check_signature(model, inputs, options["outputs"], names)

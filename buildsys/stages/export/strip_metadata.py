@@ -23,7 +23,9 @@ def strip_traces(model: onnx.ModelProto) -> list[str]:
     for message in _annotated(model):
         kept = [entry for entry in message.metadata_props if not entry.key.startswith(_TRACES)]
         if len(kept) != len(message.metadata_props):
-            stripped.update(entry.key for entry in message.metadata_props if entry.key.startswith(_TRACES))
+            stripped.update(
+                entry.key for entry in message.metadata_props if entry.key.startswith(_TRACES)
+            )
             del message.metadata_props[:]
             message.metadata_props.extend(kept)
         if message.doc_string:

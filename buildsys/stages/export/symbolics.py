@@ -27,8 +27,14 @@ from buildsys.stages.export.registrations import (
     watched,
 )
 
-_UNPACKED = ("prim", "quantized")  # namespaces whose inputs are not those of the schema when a symbolic gets them
-_MOVED = ("registration", "jit_utils")  # modules that torch.onnx._internal had itself until torch 2.9
+_UNPACKED = (
+    "prim",
+    "quantized",
+)  # namespaces whose inputs are not those of the schema when a symbolic gets them
+_MOVED = (
+    "registration",
+    "jit_utils",
+)  # modules that torch.onnx._internal had itself until torch 2.9
 _OLD, _NEW = "torch.onnx._internal", "torch.onnx._internal.torchscript_exporter"
 
 
@@ -39,7 +45,9 @@ def register_symbolics(options: Mapping[str, Any], project: Path) -> list[Regist
     """
     load_own_symbolics()
     opset = options["export"]["opset"]
-    found = list(_found(options["symbolics"], PluginFiles(project, network_file(options["source"])), opset))
+    found = list(
+        _found(options["symbolics"], PluginFiles(project, network_file(options["source"])), opset)
+    )
     for index, registration in enumerate(found):
         _check_unique(registration, found[:index])
         _check_opset(registration, opset)
@@ -58,7 +66,9 @@ def load_own_symbolics() -> None:
             import_module(f"{_NEW}.{module.name}")
 
 
-def _found(entries: Sequence[Mapping[str, Any]], files: PluginFiles, opset: int) -> Iterator[Registration]:
+def _found(
+    entries: Sequence[Mapping[str, Any]], files: PluginFiles, opset: int
+) -> Iterator[Registration]:
     """Yield what the entries name, and what their files register by themselves when they are imported."""
     for entry in entries:
         file = entry["module"] or entry["function"].rpartition(":")[0]
@@ -83,7 +93,8 @@ def _recording(found: list[Registration], origin: str) -> Iterator[None]:
     def record(name: str, opset: int, func: Callable[..., Any], custom: bool = False) -> None:  # noqa: ARG001
         if "::" not in name or name.startswith("onnx::"):
             raise StageError(
-                f"{origin} registers {name}, which is no operator of PyTorch", "wanted is a name such as aten::asinh"
+                f"{origin} registers {name}, which is no operator of PyTorch",
+                "wanted is a name such as aten::asinh",
             )
         found.append(Registration(name, origin, func, opset))
 
@@ -99,7 +110,9 @@ def _recording(found: list[Registration], origin: str) -> Iterator[None]:
 def _old_names() -> Iterator[None]:
     """Let a file import torch's modules of symbolics from where they were when the tutorials were written."""
     parent = import_module(_OLD)
-    missing = [name for name in _MOVED if f"{_OLD}.{name}" not in sys.modules and not hasattr(parent, name)]
+    missing = [
+        name for name in _MOVED if f"{_OLD}.{name}" not in sys.modules and not hasattr(parent, name)
+    ]
     for name in missing:
         sys.modules[f"{_OLD}.{name}"] = import_module(f"{_NEW}.{name}")
         setattr(parent, name, sys.modules[f"{_OLD}.{name}"])
@@ -114,7 +127,10 @@ def _old_names() -> Iterator[None]:
 def _check_unique(registration: Registration, before: Sequence[Registration]) -> None:
     for other in before:
         if (other.op, other.opset) == (registration.op, registration.opset):
-            raise StageError(f"{registration.described} is registered already by {other.origin}", "keep one of the two")
+            raise StageError(
+                f"{registration.described} is registered already by {other.origin}",
+                "keep one of the two",
+            )
 
 
 def _check_opset(registration: Registration, asked: int) -> None:
@@ -138,7 +154,9 @@ def _schemas(registration: Registration) -> list[Any]:
     if not schemas and registration.op not in known:
         names = {schema.name for schema in torch._C._jit_get_all_schemas()}
         raise unknown_operator(registration.op, sorted(names))
-    return [schema for schema in schemas if not any(argument.is_out for argument in schema.arguments)] or schemas
+    return [
+        schema for schema in schemas if not any(argument.is_out for argument in schema.arguments)
+    ] or schemas
 
 
 def _check_arity(registration: Registration, schemas: Sequence[Any]) -> None:
@@ -146,7 +164,9 @@ def _check_arity(registration: Registration, schemas: Sequence[Any]) -> None:
     if arity is None or not schemas or registration.op.partition("::")[0] in _UNPACKED:
         return
     if not any(arity.takes(len(schema.arguments)) for schema in schemas):
-        takes = f"takes the graph and {arity}" if arity.least >= 0 else "does not even take the graph"
+        takes = (
+            f"takes the graph and {arity}" if arity.least >= 0 else "does not even take the graph"
+        )
         raise StageError(
             f"{registration.described} {takes}, which fits no schema of the operator",
             f"its schema: {shown_schemas(schemas)}",
@@ -181,6 +201,14 @@ def _result_problem(graph: Any, result: Any) -> str:
     outputs = graph.original_node.outputsSize()
     if len(values) != outputs:
         return f"returned {len(values)} outputs, and the operator has {outputs}"
-    if isinstance(result, tuple | list) and any(isinstance(value, torch._C.Value) for value in values):
-        wrong = [value for value in wrong if value is not None]  # an output that the network does not use
-    return f"returned {described_result(wrong[0])}; a symbolic returns what g.op(…) returns" if wrong else ""
+    if isinstance(result, tuple | list) and any(
+        isinstance(value, torch._C.Value) for value in values
+    ):
+        wrong = [
+            value for value in wrong if value is not None
+        ]  # an output that the network does not use
+    return (
+        f"returned {described_result(wrong[0])}; a symbolic returns what g.op(…) returns"
+        if wrong
+        else ""
+    )

@@ -25,7 +25,10 @@ _PASSED_ON = (
     "custom_opsets",
     "autograd_inlining",
 )
-_DEFERS_WEIGHTS, _STRIPS_DOC_STRINGS = 3, 5  # their places among the arguments of torch._C.Graph._export_onnx
+_DEFERS_WEIGHTS, _STRIPS_DOC_STRINGS = (
+    3,
+    5,
+)  # their places among the arguments of torch._C.Graph._export_onnx
 _TRAINING_MODES = {"eval": "EVAL", "preserve": "PRESERVE", "train": "TRAINING"}
 
 
@@ -47,7 +50,9 @@ def export_torchscript(request: ExportRequest) -> tuple[onnx.ModelProto, dict[st
         return _settled(load_model(file), request), {}
 
 
-def _export(request: ExportRequest, file: str | io.BytesIO, weights: dict[str, bytes] | None) -> None:
+def _export(
+    request: ExportRequest, file: str | io.BytesIO, weights: dict[str, bytes] | None
+) -> None:
     dynamic = {**request.dynamic_inputs, **request.dynamic_outputs}
     with _translating_as_wanted(weights):
         torch.onnx.export(
@@ -83,7 +88,11 @@ def _translating_as_wanted(weights: dict[str, bytes] | None) -> Iterator[None]:
         wanted = list(arguments)
         if len(wanted) > _STRIPS_DOC_STRINGS and wanted[_STRIPS_DOC_STRINGS] is True:
             wanted[_STRIPS_DOC_STRINGS] = False
-        if weights is None or len(wanted) <= _DEFERS_WEIGHTS or wanted[_DEFERS_WEIGHTS] is not False:
+        if (
+            weights is None
+            or len(wanted) <= _DEFERS_WEIGHTS
+            or wanted[_DEFERS_WEIGHTS] is not False
+        ):
             return original(graph, *wanted)
         wanted[_DEFERS_WEIGHTS] = True
         proto, contents, *rest = original(graph, *wanted)
@@ -124,9 +133,13 @@ def _translated(request: ExportRequest) -> dict[str, Any]:
     if "training" in given:
         given["training"] = getattr(torch.onnx.TrainingMode, _TRAINING_MODES[given["training"]])
     if "operator_export_type" in given:
-        given["operator_export_type"] = getattr(torch.onnx.OperatorExportTypes, given["operator_export_type"].upper())
+        given["operator_export_type"] = getattr(
+            torch.onnx.OperatorExportTypes, given["operator_export_type"].upper()
+        )
     if isinstance(given.get("export_modules_as_functions"), list | tuple):
-        given["export_modules_as_functions"] = {_module_class(p) for p in given["export_modules_as_functions"]}
+        given["export_modules_as_functions"] = {
+            _module_class(p) for p in given["export_modules_as_functions"]
+        }
     return given
 
 
@@ -135,7 +148,11 @@ def _module_class(path: str) -> type[torch.nn.Module]:
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise StageError(f"export.export_modules_as_functions: there is no class {path} ({error})") from error
+        raise StageError(
+            f"export.export_modules_as_functions: there is no class {path} ({error})"
+        ) from error
     if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
-        raise StageError(f"export.export_modules_as_functions: {path} is not a subclass of torch.nn.Module")
+        raise StageError(
+            f"export.export_modules_as_functions: {path} is not a subclass of torch.nn.Module"
+        )
     return found

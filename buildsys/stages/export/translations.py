@@ -20,10 +20,14 @@ from buildsys.stages.export.registrations import (
     watched,
 )
 
-Table = dict[Any, Callable[..., Any]]  # overload -> function, as torch.onnx.export's custom_translation_table wants it
+Table = dict[
+    Any, Callable[..., Any]
+]  # overload -> function, as torch.onnx.export's custom_translation_table wants it
 
 
-def make_translations(options: Mapping[str, Any], project: Path) -> tuple[Table, list[Registration]]:
+def make_translations(
+    options: Mapping[str, Any], project: Path
+) -> tuple[Table, list[Registration]]:
     """Return the table of an export's options; the network has been made, so that its operators are known.
 
     Raises: StageError: a file fails, or an operator, a number of inputs or an annotation is wrong.
@@ -32,10 +36,14 @@ def make_translations(options: Mapping[str, Any], project: Path) -> tuple[Table,
     table: Table = {}
     registrations = []
     for entry in options["translations"]:
-        registration = Registration(entry["op"], entry["function"], files.function(entry["function"]))
+        registration = Registration(
+            entry["op"], entry["function"], files.function(entry["function"])
+        )
         overload = _overload(entry["op"])
         if overload in table:
-            raise StageError(f"{registration.described} is registered already", "keep one of the two")
+            raise StageError(
+                f"{registration.described} is registered already", "keep one of the two"
+            )
         _check_annotated(registration, overload)
         _check_arity(registration, overload)
         table[overload] = _watched(registration, overload, project)
@@ -59,21 +67,32 @@ def _overload(op: str) -> Any:
     if not overload and "default" in (of_tensors or overloads):
         return packet.default
     several = ", ".join(f"{name}.{known}" for known in of_tensors or overloads)
-    problem = f"{name} has no overload {overload}" if overload else f"{name} has no default overload for tensors"
+    problem = (
+        f"{name} has no overload {overload}"
+        if overload
+        else f"{name} has no default overload for tensors"
+    )
     raise StageError(problem, f"name one of {several}")
 
 
 def _may_be_captured(schema: Any) -> bool:
     """Say whether an overload may be in a captured graph: numbers are computed while it is captured."""
-    return any("Tensor" in str(argument.type) for argument in schema.arguments) and not schema.is_mutable
+    return (
+        any("Tensor" in str(argument.type) for argument in schema.arguments)
+        and not schema.is_mutable
+    )
 
 
 def _check_annotated(registration: Registration, overload: Any) -> None:
     """Find a script function that says of no output what it is: the exporter takes it for one without outputs."""
     function = registration.function
-    if isinstance(function, OnnxFunction) and not (function.op_signature and function.op_signature.outputs):
+    if isinstance(function, OnnxFunction) and not (
+        function.op_signature and function.op_signature.outputs
+    ):
         returns = len(overload._schema.returns)
-        example = "-> FLOAT[...]" if returns == 1 else f"-> tuple[{', '.join(['FLOAT[...]'] * returns)}]"
+        example = (
+            "-> FLOAT[...]" if returns == 1 else f"-> tuple[{', '.join(['FLOAT[...]'] * returns)}]"
+        )
         raise StageError(
             f"{registration.described} is an onnxscript function whose result is not annotated, which the exporter "
             "takes for a function without outputs",
@@ -85,12 +104,16 @@ def _check_arity(registration: Registration, overload: Any) -> None:
     """Compare with the schema: inputs with a default may be left out where the network calls the operator."""
     schema = overload._schema
     positional = [argument for argument in schema.arguments if not argument.kwarg_only]
-    arity, required = arity_of(registration.function), sum(not a.has_default_value() for a in positional)
+    arity, required = (
+        arity_of(registration.function),
+        sum(not a.has_default_value() for a in positional),
+    )
     if arity is None:
         return
     if arity.least > len(schema.arguments) or (arity.most is not None and arity.most < required):
         raise StageError(
-            f"{registration.described} takes {arity}, which does not fit the operator", f"its schema: {schema}"
+            f"{registration.described} takes {arity}, which does not fit the operator",
+            f"its schema: {schema}",
         )
 
 
@@ -99,7 +122,11 @@ def _watched(registration: Registration, overload: Any, project: Path) -> Callab
 
     def problem(_: Any, result: Any) -> str:
         values = result if isinstance(result, tuple | list) else (result,)
-        wrong = [value for value in values if not hasattr(value, "dtype") or isinstance(value, torch.Tensor)]
+        wrong = [
+            value
+            for value in values
+            if not hasattr(value, "dtype") or isinstance(value, torch.Tensor)
+        ]
         if wrong:
             return f"returned {described_result(wrong[0])}; a translation returns what onnxscript operators return"
         if len(values) != returns:

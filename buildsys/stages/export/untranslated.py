@@ -43,7 +43,9 @@ class Untranslated:
 def untranslated(error: BaseException, project: Path) -> list[Untranslated]:
     """Return the operators without a translation, in the order of the program; nothing where no program is found."""
     frames = list(_frames(error))
-    failing = next((_place(frame.f_locals["node"], project) for frame in frames if _has_node(frame)), None)
+    failing = next(
+        (_place(frame.f_locals["node"], project) for frame in frames if _has_node(frame)), None
+    )
     calls = [*_traced(frames, project), *_captured(frames, project)]
     if failing and failing[0] not in {call[0] for call in calls}:
         calls.insert(0, failing)
@@ -80,7 +82,11 @@ def _place(node: Any, project: Path) -> tuple[str, str, str]:
     """Return overload, schema and source line of a node of either program."""
     if isinstance(node, torch.fx.Node):
         schema = str(getattr(node.target, "_schema", ""))
-        return schema.partition("(")[0] or str(node.target), schema, source_line(node.stack_trace or "", project)
+        return (
+            schema.partition("(")[0] or str(node.target),
+            schema,
+            source_line(node.stack_trace or "", project),
+        )
     known = node.schema() if node.schema() != "(no schema)" else ""
     schema = known or next(iter(operator_schemas(node.kind())), "")
     return schema.partition("(")[0] or node.kind(), schema, source_line(node.sourceRange(), project)
@@ -98,7 +104,9 @@ def _traced(frames: list[FrameType], project: Path) -> Iterator[tuple[str, str, 
         group = registry.get_function_group(kind.removesuffix("_"))
         return group is None or group.get(GLOBALS.export_onnx_opset_version) is None
 
-    graph = next((f.f_locals["graph"] for f in frames if f.f_code.co_name == "_optimize_graph"), None)
+    graph = next(
+        (f.f_locals["graph"] for f in frames if f.f_code.co_name == "_optimize_graph"), None
+    )
     if isinstance(graph, torch._C.Graph):
         yield from (_place(node, project) for node in _all_nodes(graph) if unknown(node))
 
@@ -116,7 +124,9 @@ def _captured(frames: list[FrameType], project: Path) -> Iterator[tuple[str, str
         program, registry = frame.f_locals.get("exported_program"), frame.f_locals.get("registry")
         if program is not None and registry is not None and hasattr(registry, "get_decomps"):
             for node in program.graph.nodes:
-                called = node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
+                called = node.op == "call_function" and isinstance(
+                    node.target, torch._ops.OpOverload
+                )
                 if called and not registry.get_decomps(node.target):
                     yield _place(node, project)
             return

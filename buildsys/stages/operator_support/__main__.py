@@ -9,7 +9,9 @@ import warnings
 from buildsys.stages.operator_support.table import make_table
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")  # of what is imported; there is nothing to read here but the table
+    warnings.simplefilter(
+        "ignore"
+    )  # of what is imported; there is nothing to read here but the table
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # libraries print what they like
     json.dump(make_table(), answer)

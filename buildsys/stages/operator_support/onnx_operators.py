@@ -39,7 +39,13 @@ def ort_support(domain: str, operator: str, since: tuple[int, ...]) -> list[dict
     for version in since:
         if version > 0:
             types = kernels.kernel_types(kernels.Operator(domain, operator), version)
-            rows.append({"opset": version, "types": list(types), "body": has_body(domain, operator, version)})
+            rows.append(
+                {
+                    "opset": version,
+                    "types": list(types),
+                    "body": has_body(domain, operator, version),
+                }
+            )
     return rows
 
 
@@ -51,7 +57,9 @@ def ort_operators() -> dict[str, list[str]]:
         return {}
     own = {"", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training", "ai.onnx.preview"}
     return {
-        f"{operator.domain}::{operator.name}": sorted({t for v in since for t in kernels.kernel_types(operator, v)})
+        f"{operator.domain}::{operator.name}": sorted(
+            {t for v in since for t in kernels.kernel_types(operator, v)}
+        )
         for operator, since in sorted(kernels.schema_versions().items())
         if operator.domain not in own
     }

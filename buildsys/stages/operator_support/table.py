@@ -29,7 +29,11 @@ def _torch_rows() -> dict[str, Any]:
     for overload in registries.dynamo_operators():
         translated.setdefault(overload.partition(".")[0], []).append(overload)
     schemas = registries.schemas()
-    names = {name for name in schemas if name.partition("::")[0] in _NAMESPACES and not name.endswith("_")}
+    names = {
+        name
+        for name in schemas
+        if name.partition("::")[0] in _NAMESPACES and not name.endswith("_")
+    }
     names |= translated.keys() | set(registries.torchscript_operators())
     return {
         name: _torch_row(name, translated.get(name, []), schemas.get(name, []))

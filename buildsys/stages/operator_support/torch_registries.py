@@ -25,9 +25,13 @@ _DEEPEST = 4  # functions that call functions
 class Translation(NamedTuple):
     """How dynamo translates an operator."""
 
-    opset: int | None  # the lowest that it is registered for and its operators exist in; None: it has none of its own
+    opset: (
+        int | None
+    )  # the lowest that it is registered for and its operators exist in; None: it has none of its own
     operators: tuple[str, ...] = ()  # of ONNX, that are younger than torchlib's own opset
-    by_parts: bool = False  # torch takes it apart below that opset: the translations of the parts count then
+    by_parts: bool = (
+        False  # torch takes it apart below that opset: the translations of the parts count then
+    )
 
 
 def schemas() -> dict[str, list[str]]:
@@ -81,7 +85,9 @@ def dynamo_translation(operator: str) -> Translation | None:
     for opset in DYNAMO_OPSETS:
         functions = _translations(opset).get(operator, ())
         if functions:
-            young = {name: since for function in functions for name, since in _young_operators(function)}
+            young = {
+                name: since for function in functions for name, since in _young_operators(function)
+            }
             lowest = max([opset, *young.values()])
             by_parts = lowest > DYNAMO_OPSETS[0] and _is_taken_apart(operator)
             return Translation(lowest, tuple(sorted(young)), by_parts)
@@ -102,13 +108,21 @@ def _only_refuses(function: Callable[..., Any]) -> bool:
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     code = getattr(function, "__code__", None)
-    return code is not None and _REFUSES in code.co_names and set(code.co_names) <= {"symbolic_helper", _REFUSES}
+    return (
+        code is not None
+        and _REFUSES in code.co_names
+        and set(code.co_names) <= {"symbolic_helper", _REFUSES}
+    )
 
 
 @cache
 def _translations(opset: int) -> Mapping[str, tuple[Any, ...]]:
     found = ONNXRegistry.from_torchlib(opset).functions
-    return {name: tuple(meta.onnx_function for meta in metas) for name, metas in found.items() if isinstance(name, str)}
+    return {
+        name: tuple(meta.onnx_function for meta in metas)
+        for name, metas in found.items()
+        if isinstance(name, str)
+    }
 
 
 def _young_operators(function: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
@@ -122,7 +136,11 @@ def _young_operators(function: Any, depth: int = 0) -> Iterator[tuple[str, int]]
         if since > DYNAMO_OPSETS[0]:
             yield name, since
         called = plain.__globals__.get(name)
-        if callable(called) and "onnx" in str(getattr(called, "__module__", "")) and called is not function:
+        if (
+            callable(called)
+            and "onnx" in str(getattr(called, "__module__", ""))
+            and called is not function
+        ):
             yield from _young_operators(called, depth + 1)
 
 
@@ -131,7 +149,9 @@ def _first_versions() -> Mapping[str, int]:
     first: dict[str, int] = {}
     for schema in onnx.defs.get_all_schemas_with_history():
         if not schema.domain:
-            first[schema.name] = min(first.get(schema.name, schema.since_version), schema.since_version)
+            first[schema.name] = min(
+                first.get(schema.name, schema.since_version), schema.since_version
+            )
     return first
 
 
@@ -139,7 +159,9 @@ def _first_versions() -> Mapping[str, int]:
 def _taken_apart() -> frozenset[str]:
     known = set(_decomp.get_onnx_implemented_overloads(ONNXRegistry.from_torchlib()))
     table = _decomp.create_onnx_friendly_decomposition_table(known)
-    overloads: list[Any] = [overload for overload in table if isinstance(overload, torch._ops.OpOverload)]
+    overloads: list[Any] = [
+        overload for overload in table if isinstance(overload, torch._ops.OpOverload)
+    ]
     return frozenset(str(overload.name()) for overload in overloads)
 
 
@@ -147,6 +169,8 @@ def _is_taken_apart(operator: str) -> bool:
     if operator in _taken_apart():
         return True
     try:
-        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator, "CompositeImplicitAutograd"))
+        return bool(
+            torch._C._dispatch_has_kernel_for_dispatch_key(operator, "CompositeImplicitAutograd")
+        )
     except RuntimeError:  # not an operator of the dispatcher
         return False

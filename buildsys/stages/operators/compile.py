@@ -18,7 +18,9 @@ from buildsys.system.c_includes import included_files, language_of, linker_of
 from buildsys.system.compilers import LANGUAGES, compiler_command, compiler_environment
 
 REGISTER = "RegisterCustomOps"  # ONNX Runtime calls it in a library of custom operators
-_ERROR = re.compile(r"^(?P<where>[^:\s]+:\d+(?::\d+)?): (?:fatal )?error: (?P<text>.*)$", re.MULTILINE)
+_ERROR = re.compile(
+    r"^(?P<where>[^:\s]+:\d+(?::\d+)?): (?:fatal )?error: (?P<text>.*)$", re.MULTILINE
+)
 _LINK_ERROR = re.compile(
     r"(undefined reference to .*|cannot find .*|multiple definition of [^;]*|undefined symbol: .*)"
 )
@@ -47,13 +49,22 @@ def make_library(entry: Mapping[str, Any], target: Path, project: Path) -> dict[
         ]
         _link(objects, target, entry, project)
     check_library(target, f"what {shown} compiles to", REGISTER)
-    return {"from": list(entry["sources"]), "flags": list(entry["flags"]), "bytes": target.stat().st_size}
+    return {
+        "from": list(entry["sources"]),
+        "flags": list(entry["flags"]),
+        "bytes": target.stat().st_size,
+    }
 
 
 def _compile(source: str, target: Path, flags: Sequence[str], project: Path) -> Path:
     found = target.with_suffix(".d")
     options = ["-O2", "-fPIC", f"-ffile-prefix-map={project}=.", *_without_libraries(flags)]
-    _run(language_of(source), [*options, "-c", source, "-o", str(target), "-MMD", "-MF", str(found)], source, project)
+    _run(
+        language_of(source),
+        [*options, "-c", source, "-o", str(target), "-MMD", "-MF", str(found)],
+        source,
+        project,
+    )
     _refuse_unseen(source, found, project)
     return target
 
@@ -79,7 +90,8 @@ def _run(language: str, arguments: Sequence[str], source: str, project: Path) ->
     sys.stderr.write(f"{shlex.join([*command, *arguments])}\n{said}")  # into the target's log
     if done.returncode:
         raise StageError(
-            f"{source} does not compile: {_first_error(said)}", "the compiler's whole output is in the log"
+            f"{source} does not compile: {_first_error(said)}",
+            "the compiler's whole output is in the log",
         )
 
 
@@ -101,10 +113,14 @@ def _without_libraries(flags: Sequence[str]) -> list[str]:
 def _refuse_unseen(source: str, found: Path, project: Path) -> None:
     """Refuse headers of the project that no ``#include`` by a relative path leads to: no key would have them."""
     known = included_files(project / source)
-    names = re.split(r"(?<!\\)\s+", found.read_text(errors="replace").partition(":")[2].replace("\\\n", " "))
+    names = re.split(
+        r"(?<!\\)\s+", found.read_text(errors="replace").partition(":")[2].replace("\\\n", " ")
+    )
     for name in filter(None, names):
         file = (project / name.replace("\\ ", " ")).resolve()
-        if file.is_relative_to(project.resolve()) and file not in {path.resolve() for path in known}:
+        if file.is_relative_to(project.resolve()) and file not in {
+            path.resolve() for path in known
+        }:
             raise StageError(
                 f"{source} includes {file.relative_to(project.resolve())} by way of a flag or a macro, so that a change"
                 " of it would not be seen",
@@ -116,7 +132,9 @@ def _refuse_hidden_files(flags: Sequence[str], shown: str, project: Path) -> Non
     for flag in flags:
         name = flag.removeprefix("-L").rpartition("=")[2].rpartition(",")[2]
         path = project / name
-        inside = path.resolve().is_relative_to(project.resolve()) and path.resolve() != project.resolve()
+        inside = (
+            path.resolve().is_relative_to(project.resolve()) and path.resolve() != project.resolve()
+        )
         if name and not flag.startswith(("-I", "-i")) and inside and path.exists():
             raise StageError(
                 f"the flag {flag} of {shown} names a file of the project, whose changes would not be seen",

@@ -45,13 +45,19 @@ def check_library(path: Path, shown: str, symbol: str) -> None:
     machine = _MACHINES.get(number, f"the processor with the ELF number {number}")
     here = platform.machine()
     if machine != here or content[4] != 2:
-        raise StageError(f"{shown} is built for {machine}, and this machine is {here}", f"build it for {here}")
+        raise StageError(
+            f"{shown} is built for {machine}, and this machine is {here}", f"build it for {here}"
+        )
     if kind != _SHARED_OBJECT:
-        raise StageError(f"{shown} is an object or a program, not a shared library", "link it with -shared")
+        raise StageError(
+            f"{shown} is an object or a program, not a shared library", "link it with -shared"
+        )
     exported = _exported(content, order)
     if symbol and exported is not None and symbol not in exported:
         hint = f'declare it extern "C" {symbol}' if any(symbol in name for name in exported) else ""
-        raise StageError(f"{shown} exports no {symbol}, which ONNX Runtime calls to register operators", hint)
+        raise StageError(
+            f"{shown} exports no {symbol}, which ONNX Runtime calls to register operators", hint
+        )
     if symbol:
         _load(path, shown)
 
@@ -62,7 +68,9 @@ def _load(path: Path, shown: str) -> None:
         ctypes.CDLL(str(path.absolute()), mode=os.RTLD_NOW | os.RTLD_LOCAL)
     except OSError as error:
         message = str(error).replace(f"{path.absolute()}: ", "")
-        raise StageError(f"{shown} cannot be loaded: {message}", "link it with the libraries that it needs") from error
+        raise StageError(
+            f"{shown} cannot be loaded: {message}", "link it with the libraries that it needs"
+        ) from error
 
 
 def _how(content: bytes) -> str:

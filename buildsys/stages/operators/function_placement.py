@@ -40,10 +40,14 @@ def take_out(model: ModelProto, operators: Collection[str]) -> bool:
     kept = [function for function in model.functions if operator_of(function) not in operators]
     if len(kept) == len(model.functions):
         return False
-    private = {operator_of(f) for f in model.functions} & {o for f in model.functions for o in _called(f)}
+    private = {operator_of(f) for f in model.functions} & {
+        o for f in model.functions for o in _called(f)
+    }
     del model.functions[:]
     model.functions.extend(kept)
-    while unused := private & {operator_of(f) for f in model.functions} - {operator_of(n) for n in nodes_of(model)}:
+    while unused := private & {operator_of(f) for f in model.functions} - {
+        operator_of(n) for n in nodes_of(model)
+    }:
         kept = [function for function in model.functions if operator_of(function) not in unused]
         del model.functions[:]
         model.functions.extend(kept)
@@ -110,7 +114,10 @@ def _check_calls(model: ModelProto, function: FunctionProto, origin: str) -> Non
 
 def _misfit(node: NodeProto, function: FunctionProto, known: Collection[str]) -> str:
     given = [attribute.name for attribute in node.attribute]
-    for side, found, taken in (("input", node.input, function.input), ("output", node.output, function.output)):
+    for side, found, taken in (
+        ("input", node.input, function.input),
+        ("output", node.output, function.output),
+    ):
         if len(found) > len(taken):
             return f"the node has {len(found)} {side}s, the function {len(taken)}"
     if unknown := [name for name in given if name not in known]:

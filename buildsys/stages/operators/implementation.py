@@ -84,7 +84,10 @@ class Implementation:
         """Raise StageError where the graph has an operator that nothing implements for the backend."""
         name, other = _NAMES[self.backend]
         for op in sorted(self.missing & _operators(model).keys()):
-            raise StageError(f"nothing implements {op} for {name}", f"add function or {other} to its entry in ops")
+            raise StageError(
+                f"nothing implements {op} for {name}",
+                f"add function or {other} to its entry in ops",
+            )
 
     def is_complete_for(self, path: Path) -> bool:
         """Tell whether all operators of a graph that are declared have an implementation for the backend."""
@@ -107,7 +110,11 @@ def implementation_of(job: Job, backend: str = "onnxruntime") -> Implementation:
 
 
 def _use(job: Job, entry: Mapping[str, str]) -> OperatorUse:
-    path = job.inputs[f"library.{entry['library']}"] if "library" in entry else job.project / entry["python"]
+    path = (
+        job.inputs[f"library.{entry['library']}"]
+        if "library" in entry
+        else job.project / entry["python"]
+    )
     return OperatorUse(entry["op"], entry["kind"], path, job.project, job.fail)
 
 

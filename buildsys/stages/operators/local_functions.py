@@ -95,11 +95,15 @@ def _settled(proto: FunctionProto) -> FunctionProto:
         del node.metadata_props[:]
     imports = sorted((entry.domain, entry.version) for entry in result.opset_import)
     del result.opset_import[:]
-    result.opset_import.extend(onnx.helper.make_opsetid(domain, version) for domain, version in imports)
+    result.opset_import.extend(
+        onnx.helper.make_opsetid(domain, version) for domain, version in imports
+    )
     return result
 
 
-def _add(model: ModelProto, function: FunctionProto, reference: str, origins: dict[str, str]) -> None:
+def _add(
+    model: ModelProto, function: FunctionProto, reference: str, origins: dict[str, str]
+) -> None:
     op = operator_of(function)
     known = next((other for other in model.functions if operator_of(other) == op), None)
     if known == function:
@@ -118,17 +122,24 @@ def _check(function: FunctionProto, op: str, reference: str) -> None:
     try:
         checker.check_function(function, context, checker.C.LexicalScopeContext())
     except checker.ValidationError as error:
-        raise StageError(f"the local function {op} ({reference}) is not valid: {first_line(error)}") from error
+        raise StageError(
+            f"the local function {op} ({reference}) is not valid: {first_line(error)}"
+        ) from error
 
 
 def _refuse_cycles(model: ModelProto, origins: Mapping[str, str]) -> None:
-    calls = {operator_of(function): [operator_of(node) for node in nodes_of(function)] for function in model.functions}
+    calls = {
+        operator_of(function): [operator_of(node) for node in nodes_of(function)]
+        for function in model.functions
+    }
     done: set[str] = set()
 
     def visit(op: str, above: tuple[str, ...]) -> None:
         if op in above:
             path = " → ".join((*above[above.index(op) :], op))
-            raise StageError(f"the local functions call each other in a circle: {path} ({origins[op]})")
+            raise StageError(
+                f"the local functions call each other in a circle: {path} ({origins[op]})"
+            )
         for called in calls[op] if op not in done else ():
             if called in calls:
                 visit(called, (*above, op))

@@ -17,7 +17,9 @@ from buildsys.stages.operators.nodes import nodes_of, operator_of, split_operato
 from buildsys.stages.remedies.remedies import OnnxOperator, hint, refusal_rungs
 
 
-def open_graph(path: Path, implementation: Implementation, options: ort.SessionOptions, scratch: Path) -> OrtGraph:
+def open_graph(
+    path: Path, implementation: Implementation, options: ort.SessionOptions, scratch: Path
+) -> OrtGraph:
     """Load the graph of ``path``; a changed copy is kept in a folder of its own in ``scratch`` while it is loaded.
 
     Raises: StageError: ONNX Runtime refuses it; an operator that nothing implements is named with what to add.
@@ -33,7 +35,9 @@ def open_graph(path: Path, implementation: Implementation, options: ort.SessionO
 
 def refuse_unimplemented(model: ModelProto, implementation: Implementation) -> None:
     """Raise StageError where a graph has operators of no domain of ONNX Runtime's that nothing implements."""
-    given = {use.op for use in implementation.uses} | {operator_of(function) for function in model.functions}
+    given = {use.op for use in implementation.uses} | {
+        operator_of(function) for function in model.functions
+    }
     domains = {domain for domain, _ in known_operators()}
     found = [node for node in nodes_of(model) if node.domain not in ("ai.onnx", *domains)]
     lacking = [node for node in found if operator_of(node) not in given]
@@ -45,7 +49,10 @@ def refuse_unimplemented(model: ModelProto, implementation: Implementation) -> N
     more = f" and {others} more operator{'s' * (others > 1)}" if others else ""
     declared = {"ops"} if implementation.is_declared else set()
     rungs = refusal_rungs(
-        OnnxOperator(*split_operator(op)), "onnxruntime", opsets(model).get("ai.onnx", 0), declared=declared
+        OnnxOperator(*split_operator(op)),
+        "onnxruntime",
+        opsets(model).get("ai.onnx", 0),
+        declared=declared,
     )
     raise StageError(
         f"nothing implements {op}{more} for ONNX Runtime ({count} node{'s' * (count > 1)}, the first is"

@@ -15,7 +15,8 @@ def run(job: Job) -> StageResult:
     Raises: StageError: a function cannot be made or is not valid, a source does not compile, a library does not fit.
     """
     functions = {
-        role: _functions(job, role, references) for role, references in job.options.get("functions", {}).items()
+        role: _functions(job, role, references)
+        for role, references in job.options.get("functions", {}).items()
     }
     libraries = {}
     for name, entry in job.options.get("libraries", {}).items():

@@ -13,7 +13,12 @@ import numpy as np
 
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import concrete_shape
-from buildsys.models.golden_inputs import golden_input, read_array, require_dtype, values_from_callable
+from buildsys.models.golden_inputs import (
+    golden_input,
+    read_array,
+    require_dtype,
+    values_from_callable,
+)
 from buildsys.models.images import describe_images, find_images, read_images
 from buildsys.onnx_graphs.tensors import Array, Tensor, array_bytes, tensor_of
 
@@ -83,7 +88,10 @@ def load_batches(path: Path, dtypes: Mapping[str, str]) -> Iterator[Batch]:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             keys = [match for name in archive.files if (match := _KEY.fullmatch(name))]
             for index in range(1 + max((int(key[1]) for key in keys), default=-1)):
-                yield {name: Tensor(archive[f"{index}/{name}"], dtype) for name, dtype in dtypes.items()}
+                yield {
+                    name: Tensor(archive[f"{index}/{name}"], dtype)
+                    for name, dtype in dtypes.items()
+                }
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise StageError(f"{path.name} does not hold calibration batches: {error}") from error
 
@@ -112,7 +120,9 @@ def _rows(plan: Plan, name: str, data: Mapping[str, Any]) -> Iterator[Tensor]:
     require_dtype(array, dtype, what, f"input {name}")
     _require_rows(array, what, plan, name)
     for index in range(plan.batches):
-        yield tensor_of(array[index * shape[0] : (index + 1) * shape[0]] if shape else array[index], dtype)
+        yield tensor_of(
+            array[index * shape[0] : (index + 1) * shape[0]] if shape else array[index], dtype
+        )
 
 
 def _require_rows(array: Array, what: str, plan: Plan, name: str) -> None:
@@ -134,7 +144,9 @@ def _made(plan: Plan, name: str, data: Mapping[str, Any] | None, index: int) -> 
     shape, dtype = plan.shape(name), plan.inputs[name]["dtype"]
     if data and "python" in data:
         where = f"input {name}, calibration batch {index}"
-        return values_from_callable(data["python"], shape, dtype, index, plan.seed, plan.project, where)
+        return values_from_callable(
+            data["python"], shape, dtype, index, plan.seed, plan.project, where
+        )
     case = f"calibration/{index}"
     return golden_input(name, shape, dtype, data, case=case, seed=plan.seed, project=plan.project)
 

@@ -17,7 +17,14 @@ from onnx import ModelProto
 
 from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.errors import CheckFailed, StageError
-from buildsys.onnx_graphs.onnx_file import check_file, dtype_name, file_bytes, load_model, opsets, save_model
+from buildsys.onnx_graphs.onnx_file import (
+    check_file,
+    dtype_name,
+    file_bytes,
+    load_model,
+    opsets,
+    save_model,
+)
 from buildsys.onnx_graphs.tensors import Case, load_case
 from buildsys.stages.common.golden_check import Finding, and_more, judge_outputs, judged
 from buildsys.stages.convert.opset import raise_opset
@@ -31,7 +38,10 @@ from buildsys.stages.quantize.node_selection import HEAVY, Selection, named_node
 from buildsys.stages.quantize.ranges import load_ranges
 from buildsys.workers.job import Job, StageResult
 
-_OPSETS = {"int8": (13, 8), "fp8": (19, 9)}  # the first with scales per channel, with float8; and their IR versions
+_OPSETS = {
+    "int8": (13, 8),
+    "fp8": (19, 9),
+}  # the first with scales per channel, with float8; and their IR versions
 _TOLD_LOSSES = 3
 _KEPT_LOSSES = 20
 _BEYOND = 1.5  # times the calibrated range
@@ -47,11 +57,15 @@ def run(job: Job) -> StageResult:
     figures = _convert(job)
     golden = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
     folder = job.outputs["result"].parent / "failed"
-    failed, numbers = judged(_findings(job, golden, job.outputs["model"]), golden, job.options["tolerance"], folder)
+    failed, numbers = judged(
+        _findings(job, golden, job.outputs["model"]), golden, job.options["tolerance"], folder
+    )
     figures |= numbers
     if not failed:
         return StageResult(figures=figures)
-    worst = min(failed, key=lambda finding: _input_bytes(golden[finding.case]))  # all its tensors are looked at
+    worst = min(
+        failed, key=lambda finding: _input_bytes(golden[finding.case])
+    )  # all its tensors are looked at
     case = golden[worst.case]
     losses = _losses(job, case, figures["quantized"])
     figures["largest_losses"] = [loss.figures() for loss in losses[:_KEPT_LOSSES]]
@@ -112,7 +126,9 @@ def _convert(job: Job) -> dict[str, Any]:
     quantized = quantized_nodes(written)
     heavy = [node.name for node in original.graph.node if node.op_type in HEAVY]
     if not quantized:
-        raise StageError(f"{job.options['quantize']['tool']} quantized no node of the graph", "use tool: builtin")
+        raise StageError(
+            f"{job.options['quantize']['tool']} quantized no node of the graph", "use tool: builtin"
+        )
     return {
         "precision": precision,
         **_figures(job, written),
@@ -149,7 +165,9 @@ def _quantized(
     if options["tool"] == "modelopt":
         return _by_modelopt(job, model, selection, scratch), selection
     if options["tool"] == "onnxruntime":
-        from buildsys.stages.quantize.insert_qdq_ort import insert_by_onnxruntime  # loads much of onnxruntime
+        from buildsys.stages.quantize.insert_qdq_ort import (
+            insert_by_onnxruntime,
+        )  # loads much of onnxruntime
 
         return insert_by_onnxruntime(model, selection, limits, **wanted), selection
     insert_quantizers(model, selection, limits, GRIDS[precision], **wanted)
@@ -161,17 +179,26 @@ def _by_modelopt(job: Job, model: ModelProto, selection: Selection, scratch: Pat
 
     source = scratch / "model.onnx"
     save_model(model, source)
-    dtypes = {value.name: dtype_name(value.type.tensor_type.elem_type) for value in model.graph.input}
+    dtypes = {
+        value.name: dtype_name(value.type.tensor_type.elem_type) for value in model.graph.input
+    }
     batches = load_batches(job.inputs["batches"], dtypes)
     operators = sorted({node.op_type for node in model.graph.node if node.name in selection.chosen})
     options = {**job.options["quantize"], "operators": operators}
-    return quantize_by_modelopt(source, job.options["precision"], batches, options, list(selection.skipped), scratch)
+    return quantize_by_modelopt(
+        source, job.options["precision"], batches, options, list(selection.skipped), scratch
+    )
 
 
 def quantized_nodes(model: ModelProto) -> list[str]:
     """Return the nodes of the main graph that take a dequantized tensor, in its order."""
     pairs = ("QuantizeLinear", "DequantizeLinear")
-    given = {name for node in model.graph.node if node.op_type == "DequantizeLinear" for name in node.output}
+    given = {
+        name
+        for node in model.graph.node
+        if node.op_type == "DequantizeLinear"
+        for name in node.output
+    }
     nodes = (node for node in model.graph.node if node.op_type not in pairs)
     return [node.name for node in nodes if any(name in given for name in node.input)]
 
@@ -180,7 +207,11 @@ def _figures(job: Job, model: ModelProto) -> dict[str, Any]:
     options = job.options["quantize"]
     counts = Counter(node.op_type for node in model.graph.node)
     stored = Counter(dtype_name(tensor.data_type) for tensor in model.graph.initializer)
-    scales = "one scale per output channel of a weight" if options["per_channel"] else "one scale per tensor"
+    scales = (
+        "one scale per output channel of a weight"
+        if options["per_channel"]
+        else "one scale per tensor"
+    )
     return {
         "tool": options["tool"],
         "method": f"explicit quantizers by {options['tool']}, {scales}; inputs and outputs keep their types",
@@ -205,7 +236,9 @@ def _findings(job: Job, golden: Mapping[str, Case], quantized: Path) -> list[Fin
     job.progress(f"running the {precision} graph in {len(golden)} cases")
     implementation, model = _implemented(job, quantized)
     options = session_options(optimization="disable", intra_op_threads=job.threads, few_runs=True)
-    with TemporaryDirectory(dir=job.outputs["model"].parent) as scratch:  # by path: a graph in memory ends at 2 GiB
+    with TemporaryDirectory(
+        dir=job.outputs["model"].parent
+    ) as scratch:  # by path: a graph in memory ends at 2 GiB
         path = Path(scratch) / "model.onnx"
         save_model(model, path)
         graph = OrtGraph(path, options, libraries=implementation.libraries)
@@ -213,7 +246,9 @@ def _findings(job: Job, golden: Mapping[str, Case], quantized: Path) -> list[Fin
     return [
         finding
         for case, tensors in golden.items()
-        for finding in judge_outputs(precision, case, graph.run(tensors.inputs), tensors.outputs, limits)
+        for finding in judge_outputs(
+            precision, case, graph.run(tensors.inputs), tensors.outputs, limits
+        )
     ]
 
 
@@ -231,7 +266,9 @@ def _losses(job: Job, case: Case, quantized: list[str]) -> list[Loss]:
     tensors = []
     for path in (job.inputs["model"], job.outputs["model"]):
         implementation, model = _implemented(job, path)
-        tensors.append(InnerTensors(model, job.outputs["model"].parent, job.threads, implementation.libraries))
+        tensors.append(
+            InnerTensors(model, job.outputs["model"].parent, job.threads, implementation.libraries)
+        )
     return largest_losses(tensors[0], tensors[1], quantized, dict(case.inputs))
 
 
@@ -255,7 +292,10 @@ def _steps(job: Job, losses: list[Loss]) -> list[str]:
     steps = [] if options["per_channel"] else ["set quantize.per_channel: true"]
     worst = [loss for loss in losses if loss.added > 0][:_TOLD_LOSSES]
     if worst:
-        told = ", ".join(f"{loss.node} ({loss.operator}, {loss.before:.1%} → {loss.error:.1%} error)" for loss in worst)
+        told = ", ".join(
+            f"{loss.node} ({loss.operator}, {loss.before:.1%} → {loss.error:.1%} error)"
+            for loss in worst
+        )
         names = ", ".join(loss.node for loss in worst)
         steps.append(f"most is lost at {told}: quantize: {{exclude: [{names}]}}")
     return [*steps, f"if this is near enough, set verify.{precision}"]

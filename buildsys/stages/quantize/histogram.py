@@ -13,7 +13,9 @@ from buildsys.onnx_graphs.tensors import Array
 
 BINS = 4096  # at least half of them lie below the largest value
 _LEVELS = 128  # of a magnitude in int8
-_FEWEST = 4 * BINS  # values: squeezed features of a few images lost 80 % below this, measured on mobilenet_v3
+_FEWEST = (
+    4 * BINS
+)  # values: squeezed features of a few images lost 80 % below this, measured on mobilenet_v3
 _STRIDE = 8  # bins between two ranges that are tried
 
 

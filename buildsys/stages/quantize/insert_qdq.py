@@ -59,7 +59,9 @@ def limits_of(ranges: Ranges, precision: str, algorithm: str) -> dict[str, float
     nothing by reaching the largest one.
     """
     whole = algorithm == "minmax" or (precision == "fp8" and algorithm == "entropy")
-    pick: Callable[[Range], float] = (lambda found: found.largest) if whole else (lambda found: found.limit)
+    pick: Callable[[Range], float] = (
+        (lambda found: found.largest) if whole else (lambda found: found.limit)
+    )
     return {name: pick(found) for name, found in ranges.items()}
 
 
@@ -107,13 +109,17 @@ class _Writer:
 
     def _scale(self, largest: Array | np.float64) -> Array:
         scale = np.asarray(largest / self._grid.largest, np.float32)
-        return np.where(scale > np.finfo(np.float32).tiny, scale, np.float32(1.0))  # a channel of zeros
+        return np.where(
+            scale > np.finfo(np.float32).tiny, scale, np.float32(1.0)
+        )  # a channel of zeros
 
     def _add_pair(self, source: str, target: str, scale: Array, axis: int | None) -> None:
         scale_name, zero_name, quantized = (
             self._fresh.new(f"{target}_{part}") for part in ("scale", "zero_point", "quantized")
         )
-        self._graph.initializer.append(numpy_helper.from_array(np.asarray(scale, np.float32), scale_name))
+        self._graph.initializer.append(
+            numpy_helper.from_array(np.asarray(scale, np.float32), scale_name)
+        )
         zeros = b"\0" * int(scale.size)
         self._graph.initializer.append(
             helper.make_tensor(zero_name, self._grid.elem_type, scale.shape, zeros, raw=True)
@@ -124,7 +130,11 @@ class _Writer:
             ("DequantizeLinear", (quantized, target)),
         ):
             name = self._fresh.new(f"{given}_{operator}")
-            self.nodes.append(helper.make_node(operator, [taken, scale_name, zero_name], [given], name, **attributes))
+            self.nodes.append(
+                helper.make_node(
+                    operator, [taken, scale_name, zero_name], [given], name, **attributes
+                )
+            )
 
 
 def channel_axis(node: NodeProto, place: int, dimensions: int) -> int | None:

@@ -20,7 +20,12 @@ from buildsys.stages.quantize.node_selection import Selection
 
 
 def insert_by_onnxruntime(
-    model: ModelProto, selection: Selection, limits: Mapping[str, float], *, per_channel: bool, outputs: bool
+    model: ModelProto,
+    selection: Selection,
+    limits: Mapping[str, float],
+    *,
+    per_channel: bool,
+    outputs: bool,
 ) -> ModelProto:
     """Return ``model`` with int8 quantizers. ``limits``: tensor -> the magnitude that becomes 127."""
     operators = {node.op_type for node in model.graph.node if node.name in selection.chosen}
@@ -61,7 +66,9 @@ def _tensor_data(limit: float) -> TensorData:
 
 def _declare_types(model: ModelProto) -> None:
     """Add the types of inner tensors, which the quantizer looks up."""
-    known = {value.name for value in (*model.graph.value_info, *model.graph.input, *model.graph.output)}
+    known = {
+        value.name for value in (*model.graph.value_info, *model.graph.input, *model.graph.output)
+    }
     for name, elem_type in element_types(model).items():
         if elem_type == TensorProto.FLOAT and name not in known:
             model.graph.value_info.append(helper.make_tensor_value_info(name, elem_type, None))

@@ -22,9 +22,16 @@ _TOGETHER_BYTES = 1 << 30  # that one run keeps
 class InnerTensors:
     """The float32 tensors of a graph that are given or computed, in the graph's order."""
 
-    def __init__(self, model: ModelProto, scratch: Path, threads: int = 0, libraries: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, model: ModelProto, scratch: Path, threads: int = 0, libraries: Sequence[Path] = ()
+    ) -> None:
         """Take a graph as ONNX Runtime is to run it; copies lie in ``scratch`` while they are loaded."""
-        self._model, self._scratch, self._threads, self._libraries = model, scratch, threads, libraries
+        self._model, self._scratch, self._threads, self._libraries = (
+            model,
+            scratch,
+            threads,
+            libraries,
+        )
         self.nodes: Sequence[NodeProto] = model.graph.node
         self.names = float_tensors(model)
         given = {value.name for value in model.graph.input}
@@ -52,7 +59,9 @@ class InnerTensors:
 
     def _values(self, names: Sequence[str]) -> Values:
         model = self._copy()
-        model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
+        model.graph.output.extend(
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names
+        )
         graph = self._open(model)
         return lambda batch: {name: tensor.array for name, tensor in graph.run(batch).items()}
 
@@ -75,7 +84,9 @@ class InnerTensors:
 
     def _open(self, model: ModelProto) -> OrtGraph:
         options = session_options(optimization="disable", intra_op_threads=self._threads)
-        with TemporaryDirectory(dir=self._scratch) as folder:  # by path: a graph in memory ends at 2 GiB
+        with TemporaryDirectory(
+            dir=self._scratch
+        ) as folder:  # by path: a graph in memory ends at 2 GiB
             path = Path(folder) / "tensors.onnx"
             save_model(model, path)
             return OrtGraph(path, options, libraries=self._libraries)

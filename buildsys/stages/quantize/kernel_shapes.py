@@ -20,4 +20,6 @@ def state_kernel_shapes(model: ModelProto) -> None:
         if operator_name(node) not in _CONVOLUTIONS or node.input[1] not in shapes:
             continue
         if all(attribute.name != "kernel_shape" for attribute in node.attribute):
-            node.attribute.append(helper.make_attribute("kernel_shape", list(shapes[node.input[1]])[2:]))
+            node.attribute.append(
+                helper.make_attribute("kernel_shape", list(shapes[node.input[1]])[2:])
+            )

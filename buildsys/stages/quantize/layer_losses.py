@@ -31,7 +31,12 @@ class Loss:
 
     def figures(self) -> dict[str, Any]:
         """Return the numbers for a result file."""
-        return {"node": self.node, "operator": self.operator, "error": self.error, "error_before": self.before}
+        return {
+            "node": self.node,
+            "operator": self.operator,
+            "error": self.error,
+            "error_before": self.before,
+        }
 
 
 def largest_losses(

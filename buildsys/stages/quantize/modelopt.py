@@ -16,7 +16,10 @@ from buildsys.onnx_graphs.onnx_file import first_line, load_model
 from buildsys.stages.quantize.batches import Batch
 
 INSTALL = "pip install 'buildsys[quantize]'"
-_METHODS = {"int8": {"entropy": "entropy", "minmax": "max"}, "fp8": {"entropy": "max", "minmax": "max"}}
+_METHODS = {
+    "int8": {"entropy": "entropy", "minmax": "max"},
+    "fp8": {"entropy": "max", "minmax": "max"},
+}
 
 
 def quantize_by_modelopt(
@@ -35,11 +38,15 @@ def quantize_by_modelopt(
     """
     method = _METHODS[precision].get(options["algorithm"])
     if method is None:
-        raise StageError(f"ModelOpt has no calibration algorithm {options['algorithm']}", "use entropy or minmax")
+        raise StageError(
+            f"ModelOpt has no calibration algorithm {options['algorithm']}", "use entropy or minmax"
+        )
     library = _library("modelopt.onnx.quantization")
     every = list(batches)
     data = {name: np.concatenate([batch[name].values() for batch in every]) for name in every[0]}
-    shapes = ",".join(f"{name}:{'x'.join(map(str, tensor.shape))}" for name, tensor in every[0].items())
+    shapes = ",".join(
+        f"{name}:{'x'.join(map(str, tensor.shape))}" for name, tensor in every[0].items()
+    )
     target = folder / "quantized.onnx"
     try:
         library.quantize(
@@ -55,7 +62,9 @@ def quantize_by_modelopt(
             output_path=str(target),
         )
     except Exception as error:  # whatever it and what it calls raise
-        raise StageError(f"ModelOpt cannot quantize the graph: {first_line(error)}", "use another tool") from error
+        raise StageError(
+            f"ModelOpt cannot quantize the graph: {first_line(error)}", "use another tool"
+        ) from error
     return load_model(target)
 
 
@@ -70,7 +79,9 @@ def autocast(source: Path, precision: str) -> ModelProto:
             str(source), low_precision_type=precision, keep_io_types=True
         )
     except Exception as error:  # whatever it and what it calls raise
-        raise StageError(f"ModelOpt cannot convert the graph: {first_line(error)}", "use tool: builtin") from error
+        raise StageError(
+            f"ModelOpt cannot convert the graph: {first_line(error)}", "use tool: builtin"
+        ) from error
     return found
 
 
@@ -78,6 +89,9 @@ def _library(module: str) -> ModuleType:
     try:
         return import_module(module)
     except ImportError as error:
-        missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "modelopt"
+        missing = (
+            isinstance(error, ModuleNotFoundError)
+            and (error.name or "").partition(".")[0] == "modelopt"
+        )
         why = "is not installed" if missing else f"cannot be loaded: {first_line(error)}"
         raise StageError(f"ModelOpt {why}", INSTALL) from error

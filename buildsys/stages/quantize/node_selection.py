@@ -17,8 +17,17 @@ from buildsys.onnx_graphs.rounding.tensor_types import element_types
 from buildsys.stages.quantize.ranges import Ranges
 
 HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # where nearly all of a network's time goes
-_WEIGHTED = {"Conv": 1, "ConvTranspose": 1}  # operators whose second input TensorRT wants to be constant
-_SINGLE = ("Conv", "ConvTranspose", "AveragePool", "GlobalAveragePool", "MaxPool")  # they take one activation
+_WEIGHTED = {
+    "Conv": 1,
+    "ConvTranspose": 1,
+}  # operators whose second input TensorRT wants to be constant
+_SINGLE = (
+    "Conv",
+    "ConvTranspose",
+    "AveragePool",
+    "GlobalAveragePool",
+    "MaxPool",
+)  # they take one activation
 _SMALLEST = 1e-30  # magnitude from which a float32 scale is exact enough
 
 
@@ -71,7 +80,9 @@ def select_nodes(model: ModelProto, ranges: Ranges, options: Mapping[str, Any]) 
                 selection.chosen[node.name] = found
     for node in _hidden_nodes(model):
         if node.op_type in options["operators"]:
-            selection.skipped[node.name or node.output[0]] = "it lies in a subgraph or a local function"
+            selection.skipped[node.name or node.output[0]] = (
+                "it lies in a subgraph or a local function"
+            )
     if not selection.chosen:
         raise StageError(*_nothing(model, selection, options["operators"]))
     return selection
@@ -99,12 +110,17 @@ class _Judge:
         weights = tuple(i for i in floats if i not in activations)
         weight = _WEIGHTED.get(node.op_type)
         if weight is not None:
-            if self._types.get(node.input[weight]) != TensorProto.FLOAT or node.input[weight] not in self._stored:
+            if (
+                self._types.get(node.input[weight]) != TensorProto.FLOAT
+                or node.input[weight] not in self._stored
+            ):
                 return "its weights are computed"
             weights = (*weights, weight)
         if not activations:
             return "it takes constants alone"
-        reason = next((reason for i in activations if (reason := self._no_range(node.input[i]))), "")
+        reason = next(
+            (reason for i in activations if (reason := self._no_range(node.input[i]))), ""
+        )
         return reason or Chosen(node.name, activations, weights)
 
     def _no_range(self, tensor: str) -> str:
@@ -113,7 +129,11 @@ class _Judge:
         largest = self._ranges[tensor].largest
         if largest == 0.0:
             return f"{tensor} is zero in all calibration batches"
-        return f"{tensor} reaches {largest:.1e} only, too little for a scale" if largest < _SMALLEST else ""
+        return (
+            f"{tensor} reaches {largest:.1e} only, too little for a scale"
+            if largest < _SMALLEST
+            else ""
+        )
 
 
 def _require_patterns(nodes: Sequence[NodeProto], exclude: Sequence[str]) -> None:
@@ -121,7 +141,11 @@ def _require_patterns(nodes: Sequence[NodeProto], exclude: Sequence[str]) -> Non
     for pattern in exclude:
         if not any(fits(name, pattern) for name in names):
             near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"names are such as {', '.join(names[:5])}"
+            hint = (
+                f"did you mean {' or '.join(near)}?"
+                if near
+                else f"names are such as {', '.join(names[:5])}"
+            )
             raise StageError(f"quantize.exclude: {pattern} fits the name of no node", hint)
 
 

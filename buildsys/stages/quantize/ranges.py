@@ -36,7 +36,9 @@ class Range:
 Ranges = Mapping[str, Range]
 
 
-def measure(tensors: InnerTensors, batches: Callable[[], Iterable[Batch]], *, counted: bool) -> dict[str, Magnitudes]:
+def measure(
+    tensors: InnerTensors, batches: Callable[[], Iterable[Batch]], *, counted: bool
+) -> dict[str, Magnitudes]:
     """Return the magnitudes of every tensor over all batches, in the graph's order.
 
     Raises: StageError: a tensor is not finite; the first of the graph is named with its node.
@@ -70,7 +72,10 @@ def range_of(magnitudes: Magnitudes, algorithm: str, percentile: float | None) -
 def save_ranges(path: Path, ranges: Ranges, about: Mapping[str, Any]) -> None:
     """Write a table of ranges; equal ones give equal bytes."""
     tensors = {name: asdict(found) for name, found in ranges.items()}
-    path.write_text(json.dumps({"schema": SCHEMA, **about, "tensors": tensors}, indent=1) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps({"schema": SCHEMA, **about, "tensors": tensors}, indent=1) + "\n",
+        encoding="utf-8",
+    )
 
 
 def load_ranges(path: Path) -> dict[str, Range]:
@@ -84,7 +89,9 @@ def load_ranges(path: Path) -> dict[str, Range]:
             raise ValueError(f"its schema is {stored['schema']}")
         return {name: Range(**found) for name, found in stored["tensors"].items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StageError(f"{path.name} does not hold ranges: {error}", "build calibrate again") from error
+        raise StageError(
+            f"{path.name} does not hold ranges: {error}", "build calibrate again"
+        ) from error
 
 
 def maker_of(tensor: str, nodes: Iterable[NodeProto]) -> str:

@@ -36,7 +36,9 @@ def run(job: Job) -> StageResult:
         cases[case] = {
             "dims": dict(dims),
             "inputs": {name: _shape_figures(tensor) for name, tensor in inputs.items()},
-            "outputs": {name: {**_shape_figures(t), **_magnitude(t)} for name, t in outputs.items()},
+            "outputs": {
+                name: {**_shape_figures(t), **_magnitude(t)} for name, t in outputs.items()
+            },
         }
     return StageResult(figures={"cases": cases, "weights": weights})
 
@@ -91,7 +93,9 @@ def _onnx_oracle(job: Job) -> tuple[Oracle, str]:
     if not (job.project / shown).is_file():
         raise StageError(f"{shown} does not exist in the project")
     with TemporaryDirectory(dir=job.outputs["result"].parent) as folder:
-        reference = OnnxReference(_implemented_file(job, Path(folder)), shown, implementation_of(job).libraries)
+        reference = OnnxReference(
+            _implemented_file(job, Path(folder)), shown, implementation_of(job).libraries
+        )
     return lambda inputs, _dims: reference(inputs), f"from {shown}"
 
 

@@ -26,11 +26,15 @@ def explained(refusal: GraphRefusedError, request: BuildRequest, job: Job) -> St
     except (ImportError, StageError):
         return StageError(refusal.problem, refusal.hint)
     files = files_of(job.project)
-    declared = {"ops"} if "operators" in job.options else set()  # of other sections it is not known here
+    declared = (
+        {"ops"} if "operators" in job.options else set()
+    )  # of other sections it is not known here
     groups = []
     for alike in _by_operator(refusal.nodes):
         operator, opset = graph.operator(alike[0]), graph.opset
-        rungs = refusal_rungs(operator, request.options["backend"], opset, files=files, declared=declared)
+        rungs = refusal_rungs(
+            operator, request.options["backend"], opset, files=files, declared=declared
+        )
         groups.append((_about(operator, alike, graph), rungs))
     return StageError(refusal.problem, hint(groups))
 
@@ -61,7 +65,11 @@ class _Graph:
 
     def origin(self, refused: UnsupportedNode) -> Origin | None:
         """Return where a refused node, or the function that it lies in, comes from in the user's code."""
-        calls = (node for node in self._nodes if refused.functions and node.op_type == refused.functions[0])
+        calls = (
+            node
+            for node in self._nodes
+            if refused.functions and node.op_type == refused.functions[0]
+        )
         node = next(calls, None) if refused.functions else self._find(refused)
         return None if node is None else origin_of(node, self._producers, self._origins)
 
@@ -70,7 +78,9 @@ class _Graph:
 
     def _candidates(self, refused: UnsupportedNode) -> Iterator[Any]:
         """Yield the nodes that a refused one may be, the surest first."""
-        alike = [node for node in (*self._nodes, *self._functions) if node.op_type == refused.operator]
+        alike = [
+            node for node in (*self._nodes, *self._functions) if node.op_type == refused.operator
+        ]
         yield from (node for node in alike if refused.output and refused.output in node.output)
         yield from (node for node in alike if refused.name and refused.name == node.name)
         if refused.index is not None and refused.index < len(self._outer):
@@ -89,4 +99,8 @@ def _about(operator: OnnxOperator, nodes: list[UnsupportedNode], graph: _Graph) 
     """Return ``DeformConv of opset 19: 2 nodes, the first from plugins/models/net.py:12``."""
     origin = graph.origin(nodes[0])
     count = f"{len(nodes)} nodes, the first" if len(nodes) > 1 else "1 node,"
-    return f"{operator.qualified}: {count} from {origin}" if origin else f"{operator.qualified}: {count.strip(',')}"
+    return (
+        f"{operator.qualified}: {count} from {origin}"
+        if origin
+        else f"{operator.qualified}: {count.strip(',')}"
+    )

@@ -31,9 +31,13 @@ class TorchOperator:
 
     name: str  # aten::asinh
     schemas: tuple[str, ...] = ()
-    torchscript_from: int | None = None  # the lowest opset to which TorchScript translates it; None: to none
+    torchscript_from: int | None = (
+        None  # the lowest opset to which TorchScript translates it; None: to none
+    )
     dynamo_from: int | None = None
-    dynamo_note: str = ""  # what is to be known about dynamo's translation, e.g. which backends lack its operator
+    dynamo_note: str = (
+        ""  # what is to be known about dynamo's translation, e.g. which backends lack its operator
+    )
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,9 @@ class OnnxOperator:
 
     domain: str
     name: str
-    taken_from: int | None = None  # the later opset from which the backend takes it; None: not known of any
+    taken_from: int | None = (
+        None  # the later opset from which the backend takes it; None: not known of any
+    )
     wrong_types: tuple[str, ...] = ()  # it is known, but has no kernel for these
 
     @property
@@ -57,7 +63,12 @@ class OnnxOperator:
 
 
 def translation_rungs(
-    operator: TorchOperator, exporter: str, opset: int, *, files: Collection[str] = (), declared: Collection[str] = ()
+    operator: TorchOperator,
+    exporter: str,
+    opset: int,
+    *,
+    files: Collection[str] = (),
+    declared: Collection[str] = (),
 ) -> list[Rung]:
     """Return what to do about an operator that ``exporter`` cannot translate to ``opset``.
 
@@ -72,7 +83,12 @@ def translation_rungs(
 
 
 def refusal_rungs(
-    operator: OnnxOperator, backend: str, opset: int, *, files: Collection[str] = (), declared: Collection[str] = ()
+    operator: OnnxOperator,
+    backend: str,
+    opset: int,
+    *,
+    files: Collection[str] = (),
+    declared: Collection[str] = (),
 ) -> list[Rung]:
     """Return what to do about an operator of the graph that ``backend`` does not take."""
     rungs = []
@@ -80,7 +96,11 @@ def refusal_rungs(
         text = f"export to opset {operator.taken_from}, from which on it is taken"
         rungs.append(Rung("opset", text, (f"export: {{opset: {operator.taken_from}}}",)))
     for shipped in SHIPPED:
-        if shipped.operator == operator.qualified and backend in shipped.backends and shipped.files <= set(files):
+        if (
+            shipped.operator == operator.qualified
+            and backend in shipped.backends
+            and shipped.files <= set(files)
+        ):
             export = f"export: {{exporter: {shipped.exporter}, opset: {max(opset, shipped.opset)}}}"
             rungs.append(Rung("shipped", shipped.text, (export, *_entry(shipped.yaml, declared))))
     return [*rungs, *_implementations(operator, backend, declared)]
@@ -99,7 +119,13 @@ def opset_rungs(operator: str, exporter: str, opset: int, versions: Sequence[int
 
 def written_rungs(written: int, asked: int) -> list[Rung]:
     """Return what to do where dynamo wrote a higher opset than was asked, because it cannot convert down."""
-    rungs = [Rung("opset", f"take opset {written}, in which dynamo writes it", (f"export: {{opset: {written}}}",))]
+    rungs = [
+        Rung(
+            "opset",
+            f"take opset {written}, in which dynamo writes it",
+            (f"export: {{opset: {written}}}",),
+        )
+    ]
     if asked <= NEWEST_TORCHSCRIPT_OPSET:
         yaml = (f"export: {{exporter: torchscript, opset: {asked}}}",)
         rungs.append(Rung("exporter", f"take torchscript, which writes {asked} itself", yaml))
@@ -120,7 +146,11 @@ def hint(groups: Iterable[tuple[str, Sequence[Rung]]]) -> str:
 def _higher_opset(operator: TorchOperator, exporter: str, opset: int) -> Iterator[Rung]:
     lowest = operator.torchscript_from if exporter == "torchscript" else operator.dynamo_from
     if lowest and lowest > opset:
-        yield Rung("opset", f"{exporter} translates it from opset {lowest} on", (f"export: {{opset: {lowest}}}",))
+        yield Rung(
+            "opset",
+            f"{exporter} translates it from opset {lowest} on",
+            (f"export: {{opset: {lowest}}}",),
+        )
 
 
 def _other_exporter(operator: TorchOperator, exporter: str, opset: int) -> Iterator[Rung]:
@@ -136,12 +166,17 @@ def _other_exporter(operator: TorchOperator, exporter: str, opset: int) -> Itera
 
 
 def _registration(
-    operator: TorchOperator, exporter: str, opset: int, files: Collection[str], declared: Collection[str]
+    operator: TorchOperator,
+    exporter: str,
+    opset: int,
+    files: Collection[str],
+    declared: Collection[str],
 ) -> Iterator[Rung]:
     found = [
         shipped
         for shipped in SHIPPED
-        if (shipped.operator, shipped.exporter) == (operator.name, exporter) and shipped.files <= set(files)
+        if (shipped.operator, shipped.exporter) == (operator.name, exporter)
+        and shipped.files <= set(files)
     ]
     for shipped in found:
         export = (f"export: {{opset: {shipped.opset}}}",) if shipped.opset > opset else ()
@@ -150,9 +185,7 @@ def _registration(
         return
     name = _file_name(operator.name)
     if exporter == "torchscript":
-        entry = (
-            f'symbolics: [{{op: "{operator.name}", function: "plugins/symbolics/{name}.py:{name}", opset: {opset}}}]'
-        )
+        entry = f'symbolics: [{{op: "{operator.name}", function: "plugins/symbolics/{name}.py:{name}", opset: {opset}}}]'
         text = f"write a symbolic function for it and register it, for opset {opset} and later"
     else:
         entry = f'translations: [{{op: "{operator.name}", function: "plugins/symbolics/{name}.py:{name}"}}]'
@@ -160,20 +193,34 @@ def _registration(
     yield Rung("registration", text, _entry((entry,), declared))
 
 
-def _implementations(operator: OnnxOperator, backend: str, declared: Collection[str]) -> Iterator[Rung]:
+def _implementations(
+    operator: OnnxOperator, backend: str, declared: Collection[str]
+) -> Iterator[Rung]:
     name = _file_name(operator.name)
     if operator.is_custom:
         entry = f'ops: [{{op: "{operator.qualified}", function: "plugins/ops/{name}.py:{name}"}}]'
-        yield Rung("local function", "give it a body of operators that are taken", _entry((entry,), declared))
+        yield Rung(
+            "local function",
+            "give it a body of operators that are taken",
+            _entry((entry,), declared),
+        )
     else:
         entry = (
             f'surgery: [{{replace: {{op: {operator.name}, function: "plugins/ops/{name}.py:{name}"}},'
             " when: after_export}]"
         )
-        yield Rung("surgery", "replace it by a local function of operators that are taken", _entry((entry,), declared))
+        yield Rung(
+            "surgery",
+            "replace it by a local function of operators that are taken",
+            _entry((entry,), declared),
+        )
     if operator.is_custom and backend == "onnxruntime":
-        entry = f'ops: [{{op: "{operator.qualified}", library: {{sources: ["plugins/ops/{name}.c"]}}}}]'
-        yield Rung("library", "implement it in C or C++ for ONNX Runtime", _entry((entry,), declared))
+        entry = (
+            f'ops: [{{op: "{operator.qualified}", library: {{sources: ["plugins/ops/{name}.c"]}}}}]'
+        )
+        yield Rung(
+            "library", "implement it in C or C++ for ONNX Runtime", _entry((entry,), declared)
+        )
     if operator.is_custom and backend in ("tensorrt", "tensorrt_rtx"):
         entry = f'ops: [{{op: "{operator.qualified}", plugin: {{python: "plugins/ops/{name}_plugin.py"}}}}]'
         yield Rung("plugin", "implement it for TensorRT", _entry((entry,), declared))
@@ -185,7 +232,9 @@ def _entry(yaml: Sequence[str], declared: Collection[str]) -> tuple[str, ...]:
     for line in yaml:
         section, _, value = line.partition(": ")
         further = section in declared and value.startswith("[")
-        lines += [f"{section}:  # beside what is there", f"  - {value[1:-1]}"] if further else [line]
+        lines += (
+            [f"{section}:  # beside what is there", f"  - {value[1:-1]}"] if further else [line]
+        )
     return tuple(lines)
 
 

@@ -15,7 +15,9 @@ class Shipped(NamedTuple):
     text: str
     yaml: tuple[str, ...]  # one section per line
     opset: int  # the lowest that it works with
-    backends: tuple[str, ...] = ()  # for an operator of the graph: those that refuse it and take this instead
+    backends: tuple[
+        str, ...
+    ] = ()  # for an operator of the graph: those that refuse it and take this instead
 
     @property
     def files(self) -> frozenset[str]:
@@ -23,7 +25,9 @@ class Shipped(NamedTuple):
         return frozenset(re.findall(r"plugins/\w+/\w+\.py", " ".join(self.yaml)))
 
 
-_ASINH = ('symbolics: [{op: "aten::asinh", function: "plugins/symbolics/asinh.py:asinh", opset: 9}]',)
+_ASINH = (
+    'symbolics: [{op: "aten::asinh", function: "plugins/symbolics/asinh.py:asinh", opset: 9}]',
+)
 _DEFORM_CONV = (
     'symbolics: [{op: "torchvision::deform_conv2d", function: "plugins/symbolics/deform_conv2d.py:deform_conv2d",'
     " opset: 19}]",
@@ -32,7 +36,9 @@ _DEFORM_CONV = (
     ' tensorrt_rtx: "plugins/ops/deform_conv2d.py:grid_sample_conv"}}]',
 )
 SHIPPED = (
-    Shipped("aten::asinh", "torchscript", "a symbolic function that writes ONNX's own Asinh", _ASINH, 9),
+    Shipped(
+        "aten::asinh", "torchscript", "a symbolic function that writes ONNX's own Asinh", _ASINH, 9
+    ),
     Shipped(
         "torchvision::deform_conv2d",
         "torchscript",
@@ -53,4 +59,6 @@ SHIPPED = (
 
 def files_of(project: Path) -> frozenset[str]:
     """Return those of the shipped plugin files that a project has."""
-    return frozenset(name for shipped in SHIPPED for name in shipped.files if (project / name).is_file())
+    return frozenset(
+        name for shipped in SHIPPED for name in shipped.files if (project / name).is_file()
+    )

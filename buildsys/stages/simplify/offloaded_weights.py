@@ -35,13 +35,18 @@ def set_aside(model: ModelProto, folder: Path) -> list[TensorProto]:
         return []
     stored = model.graph.initializer
     names = _weights_alone(model.graph)
-    large = [tensor for tensor in stored if tensor.name in names and outside_bytes(tensor) >= _LARGE_BYTES]
+    large = [
+        tensor
+        for tensor in stored
+        if tensor.name in names and outside_bytes(tensor) >= _LARGE_BYTES
+    ]
     aside = [_copied(tensor) for tensor in _without_likes(large, folder)]
     if 2 * sum(map(outside_bytes, aside)) < sum(map(outside_bytes, stored)):
         return []
     _remove(stored, aside)
     model.graph.input.extend(
-        helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)) for tensor in aside
+        helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+        for tensor in aside
     )
     return aside
 
@@ -94,7 +99,11 @@ def _without_likes(tensors: Iterable[TensorProto], folder: Path) -> list[TensorP
     """Leave out those that may be equal to another one: a simplifier keeps one of them."""
     begins = [(tensor, _beginning(tensor, folder)) for tensor in tensors]
     alike = Counter((tensor.data_type, tuple(tensor.dims), begin) for tensor, begin in begins)
-    return [tensor for tensor, begin in begins if alike[tensor.data_type, tuple(tensor.dims), begin] == 1]
+    return [
+        tensor
+        for tensor, begin in begins
+        if alike[tensor.data_type, tuple(tensor.dims), begin] == 1
+    ]
 
 
 def _beginning(tensor: TensorProto, folder: Path) -> bytes:

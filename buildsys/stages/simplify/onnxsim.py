@@ -32,7 +32,9 @@ _LARGEST_THRESHOLD = 2**31 - 10000  # beyond it onnxsim refuses
 _METADATA_PREFIX = "onnxsim."
 
 
-def simplify(source: Path, target: Path, spec: Mapping[str, Any], initializers_are_inputs: bool) -> None:
+def simplify(
+    source: Path, target: Path, spec: Mapping[str, Any], initializers_are_inputs: bool
+) -> None:
     """Write the simplified graph of ``source`` to ``target``.
 
     Raises: StageError: onnxsim refuses the graph, or an option has no meaning for it.
@@ -42,7 +44,11 @@ def simplify(source: Path, target: Path, spec: Mapping[str, Any], initializers_a
     try:
         with _uncertified():
             # a graph that holds its weights would hold them once more while the tool has its own copies
-            skeleton = load_model(source, external_data=False) if has_outside_weights(source) else ModelProto()
+            skeleton = (
+                load_model(source, external_data=False)
+                if has_outside_weights(source)
+                else ModelProto()
+            )
             order = {tensor.name: place for place, tensor in enumerate(skeleton.graph.initializer)}
             aside = [] if initializers_are_inputs else set_aside(skeleton, source.parent)
             if file_bytes(source) - sum(map(outside_bytes, aside)) < ONE_MESSAGE_LIMIT:
@@ -57,7 +63,8 @@ def simplify(source: Path, target: Path, spec: Mapping[str, Any], initializers_a
         raise
     except Exception as error:  # its C++ core raises whatever ONNX raises
         raise StageError(
-            f"onnxsim cannot simplify the graph: {first_line(error)}", "try simplify: {tool: onnxslim}"
+            f"onnxsim cannot simplify the graph: {first_line(error)}",
+            "try simplify: {tool: onnxslim}",
         ) from error
 
 
@@ -73,7 +80,9 @@ def _simplified(
     return model
 
 
-def _simplify_files(onnxsim: ModuleType, source: Path, target: Path, options: Mapping[str, Any]) -> None:
+def _simplify_files(
+    onnxsim: ModuleType, source: Path, target: Path, options: Mapping[str, Any]
+) -> None:
     """Simplify from file to file: no message of more than 2 GiB comes about."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="onnxsim-") as folder:
         raw = Path(folder) / "model.onnx"
@@ -90,7 +99,9 @@ def _options(spec: Mapping[str, Any]) -> dict[str, Any]:
     threshold = spec["tensor_size_threshold"]
     if threshold is not None:
         if threshold > _LARGEST_THRESHOLD:
-            raise StageError(f"simplify.tensor_size_threshold: {threshold} bytes is more than onnxsim takes (2 GB)")
+            raise StageError(
+                f"simplify.tensor_size_threshold: {threshold} bytes is more than onnxsim takes (2 GB)"
+            )
         options["tensor_size_threshold"] = f"{threshold}B"
     return options
 
@@ -152,6 +163,8 @@ def _rename_data(model: ModelProto, folder: Path, target: Path) -> None:
                     locations.add(entry.value)
                     entry.value = name
     if len(locations) > 1:
-        raise StageError(f"onnxsim spread the weights over {len(locations)} files, which is not supported")
+        raise StageError(
+            f"onnxsim spread the weights over {len(locations)} files, which is not supported"
+        )
     for location in locations:
         (folder / location).replace(target.with_name(name))

@@ -10,13 +10,17 @@ from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.onnx_file import first_line, load_model, save_model
 
 
-def simplify(source: Path, target: Path, spec: Mapping[str, Any], initializers_are_inputs: bool) -> None:
+def simplify(
+    source: Path, target: Path, spec: Mapping[str, Any], initializers_are_inputs: bool
+) -> None:
     """Write the simplified graph of ``source`` to ``target``.
 
     Raises: Unavailable: onnxslim is not installed. StageError: it refuses the graph.
     """
     if initializers_are_inputs:
-        raise StageError("onnxslim closes initializers that are inputs as well", "use simplify: {tool: onnxsim}")
+        raise StageError(
+            "onnxslim closes initializers that are inputs as well", "use simplify: {tool: onnxsim}"
+        )
     try:
         import onnxslim
     except ImportError as error:
@@ -26,7 +30,8 @@ def simplify(source: Path, target: Path, spec: Mapping[str, Any], initializers_a
         slimmed = onnxslim.slim(model, **_options(spec))
     except Exception as error:  # whatever its rewriting of the graph runs into
         raise StageError(
-            f"onnxslim cannot simplify the graph: {first_line(error)}", "try simplify: {tool: onnxsim}"
+            f"onnxslim cannot simplify the graph: {first_line(error)}",
+            "try simplify: {tool: onnxsim}",
         ) from error
     if slimmed is None:
         raise StageError("onnxslim returned no graph")

@@ -69,10 +69,16 @@ def run(job: Job) -> StageResult:
         after = _checked(target, promised, spec["tool"])
         outputs = expected()
     if not comparable:  # validate says so; other backends' engines may be built
-        warnings = ["both graphs were not compared: ONNX Runtime has no implementation of an operator"]
-        return StageResult(figures={**_figures(spec["tool"], before, after, {}), "warnings": warnings})
+        warnings = [
+            "both graphs were not compared: ONNX Runtime has no implementation of an operator"
+        ]
+        return StageResult(
+            figures={**_figures(spec["tool"], before, after, {}), "warnings": warnings}
+        )
     job.progress(f"comparing both graphs in {len(feeds)} cases")
-    equal = _equal_outputs(job, runtime, feeds, outputs, limits, random_operators(before["operators"]))
+    equal = _equal_outputs(
+        job, runtime, feeds, outputs, limits, random_operators(before["operators"])
+    )
     return _judged(equal, _figures(spec["tool"], before, after, equal))
 
 
@@ -86,10 +92,16 @@ def _judged(equal: Mapping[str, Mapping[str, Comparison]], figures: dict[str, An
     return StageResult(figures=figures)
 
 
-def random_inputs(inputs: Mapping[str, Any], case: str, dims: Mapping[str, int]) -> dict[str, Tensor]:
+def random_inputs(
+    inputs: Mapping[str, Any], case: str, dims: Mapping[str, int]
+) -> dict[str, Tensor]:
     """Return seeded inputs of one shape case: normal floats, integers 0 or 1 (valid indices everywhere)."""
     return {
-        name: _random_tensor(spec["dtype"], concrete_shape(spec["shape"], dims), zlib.crc32(f"{case}/{name}".encode()))
+        name: _random_tensor(
+            spec["dtype"],
+            concrete_shape(spec["shape"], dims),
+            zlib.crc32(f"{case}/{name}".encode()),
+        )
         for name, spec in inputs.items()
     }
 
@@ -113,7 +125,10 @@ def _checked(target: Path, promised: dict[str, Any], tool: str) -> dict[str, Any
         raise CheckFailed(error.problem, error.hint) from error
     changed = next(interface_changes(promised, interface(simplified)), None)
     if changed:
-        raise CheckFailed(f"{tool} changed the interface of the graph: {changed}", "simplify: {tool: none} keeps it")
+        raise CheckFailed(
+            f"{tool} changed the interface of the graph: {changed}",
+            "simplify: {tool: none} keeps it",
+        )
     return file_facts(simplified, target)
 
 
@@ -121,14 +136,18 @@ def _feeds(job: Job, graph_inputs: list[dict[str, Any]]) -> dict[str, dict[str, 
     """Return case -> inputs of both graphs."""
     # a graph without its parameters has them as further inputs, whose shapes are fixed
     fixed = {
-        port["name"]: port for port in graph_inputs if all(isinstance(size, int) for size in port["shape"] or ("",))
+        port["name"]: port
+        for port in graph_inputs
+        if all(isinstance(size, int) for size in port["shape"] or ("",))
     }
     inputs = {**fixed, **job.options["inputs"]}
     return {case: random_inputs(inputs, case, dims) for case, dims in job.options["cases"].items()}
 
 
 @contextmanager
-def _beside(job: Job, source: Path) -> Iterator[Callable[[Callable[[], Outputs]], Callable[[], Outputs]]]:
+def _beside(
+    job: Job, source: Path
+) -> Iterator[Callable[[Callable[[], Outputs]], Callable[[], Outputs]]]:
     """Give what begins work in a thread, and returns what waits for its result.
 
     The tools compute on one core. Where a job has no other, or the graph is so large that a session beside the
@@ -142,14 +161,21 @@ def _beside(job: Job, source: Path) -> Iterator[Callable[[Callable[[], Outputs]]
 
 
 def _equal_outputs(
-    job: Job, runtime: Runtime, feeds: Mapping[str, Any], expected: Outputs, limits: Limits, drawn_by: list[str]
+    job: Job,
+    runtime: Runtime,
+    feeds: Mapping[str, Any],
+    expected: Outputs,
+    limits: Limits,
+    drawn_by: list[str],
 ) -> dict[str, dict[str, Comparison]]:
     """Run the simplified graph, and compare."""
     actual = run_cases(job.outputs["model"], feeds, runtime)
     equal = compare_cases(actual, expected, limits)
     if drawn_by or any(found.problem for outputs in equal.values() for found in outputs.values()):
         first = next(iter(feeds.values()))
-        refuse_random_graph(job.inputs["model"], "the exported graph", first, limits, drawn_by, runtime)
+        refuse_random_graph(
+            job.inputs["model"], "the exported graph", first, limits, drawn_by, runtime
+        )
     return equal
 
 
@@ -157,11 +183,18 @@ def _only_defaults(spec: Mapping[str, Any]) -> None:
     changed = [name for name in ("constant_folding", "shape_inference", "fuse") if not spec[name]]
     changed += ["tensor_size_threshold"] if spec["tensor_size_threshold"] is not None else []
     if changed:
-        raise StageError(f"simplify.{changed[0]} has no effect with tool: none", "remove it or choose a tool")
+        raise StageError(
+            f"simplify.{changed[0]} has no effect with tool: none", "remove it or choose a tool"
+        )
 
 
-def _figures(tool: str, before: Any, after: Any, equal: Mapping[str, Mapping[str, Comparison]]) -> dict[str, Any]:
-    counts = {op: (before["operators"].get(op, 0), after["operators"].get(op, 0)) for op in before["operators"]}
+def _figures(
+    tool: str, before: Any, after: Any, equal: Mapping[str, Mapping[str, Comparison]]
+) -> dict[str, Any]:
+    counts = {
+        op: (before["operators"].get(op, 0), after["operators"].get(op, 0))
+        for op in before["operators"]
+    }
     counts |= {op: (0, count) for op, count in after["operators"].items() if op not in counts}
     return {
         "tool": tool,
@@ -169,6 +202,9 @@ def _figures(tool: str, before: Any, after: Any, equal: Mapping[str, Mapping[str
         "after": after,
         "removed": {op: was - now for op, (was, now) in counts.items() if was > now},
         "added": {op: now - was for op, (was, now) in counts.items() if now > was},
-        "equal": {case: {name: found.figures() for name, found in outputs.items()} for case, outputs in equal.items()},
+        "equal": {
+            case: {name: found.figures() for name, found in outputs.items()}
+            for case, outputs in equal.items()
+        },
         "checker": "passed",
     }

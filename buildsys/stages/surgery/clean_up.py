@@ -70,8 +70,14 @@ def _forget_shapes(model: ModelProto) -> None:
 
 
 def _forget_opsets(model: ModelProto) -> None:
-    used = {node.domain for node in _nodes(model)} | {function.domain for function in model.functions}
-    kept = [entry for entry in model.opset_import if entry.domain in ("", "ai.onnx") or entry.domain in used]
+    used = {node.domain for node in _nodes(model)} | {
+        function.domain for function in model.functions
+    }
+    kept = [
+        entry
+        for entry in model.opset_import
+        if entry.domain in ("", "ai.onnx") or entry.domain in used
+    ]
     if len(kept) < len(model.opset_import):
         pairs = [(entry.domain, entry.version) for entry in kept]
         model.ClearField("opset_import")

@@ -9,7 +9,13 @@ from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper, shap
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import elem_type, operator_name
-from buildsys.stages.surgery.tensor_names import input_names, output_names, require_known, tensor_names, used_by
+from buildsys.stages.surgery.tensor_names import (
+    input_names,
+    output_names,
+    require_known,
+    tensor_names,
+    used_by,
+)
 
 Step = Mapping[str, Any]
 Kinds = Mapping[str, tuple[str, int]]  # tensor -> its dtype and its number of dimensions
@@ -26,7 +32,9 @@ def cut_tensors(model: ModelProto, step: Step) -> tuple[list[str], list[str]]:
     return inputs, outputs
 
 
-def cut(model: ModelProto, step: Step, shapes: Mapping[str, Sequence[Any]], kinds: Kinds) -> ModelProto:
+def cut(
+    model: ModelProto, step: Step, shapes: Mapping[str, Sequence[Any]], kinds: Kinds
+) -> ModelProto:
     """Return the model with the nodes between the step's tensors alone.
 
     ``shapes`` are those of the new inputs, ``kinds`` those of all cut tensors, as they were computed.
@@ -39,9 +47,19 @@ def cut(model: ModelProto, step: Step, shapes: Mapping[str, Sequence[Any]], kind
     graph = model.graph
     used = {name for node in kept for name in used_by(node)} | set(outputs)
     new_inputs = [_port(name, kinds[name][0], shapes[name]) for name in inputs]
-    new_outputs = [inferred.get(name) or _port(name, kinds[name][0], [None] * kinds[name][1]) for name in outputs]
-    stored = [tensor for tensor in graph.initializer if tensor.name in used and tensor.name not in inputs]
-    for field, values in (("node", kept), ("initializer", stored), ("input", new_inputs), ("output", new_outputs)):
+    new_outputs = [
+        inferred.get(name) or _port(name, kinds[name][0], [None] * kinds[name][1])
+        for name in outputs
+    ]
+    stored = [
+        tensor for tensor in graph.initializer if tensor.name in used and tensor.name not in inputs
+    ]
+    for field, values in (
+        ("node", kept),
+        ("initializer", stored),
+        ("input", new_inputs),
+        ("output", new_outputs),
+    ):
         copies = [_copied(value) for value in values]
         graph.ClearField(field)
         getattr(graph, field).extend(copies)
@@ -51,11 +69,15 @@ def cut(model: ModelProto, step: Step, shapes: Mapping[str, Sequence[Any]], kind
 
 def with_outputs(model: ModelProto, names: Sequence[str]) -> ModelProto:
     """Return the model with further outputs, whose types ONNX Runtime works out."""
-    model.graph.output.extend(ValueInfoProto(name=name) for name in names if name not in output_names(model))
+    model.graph.output.extend(
+        ValueInfoProto(name=name) for name in names if name not in output_names(model)
+    )
     return model
 
 
-def _needed_nodes(graph: GraphProto, inputs: Sequence[str], outputs: Sequence[str]) -> list[NodeProto]:
+def _needed_nodes(
+    graph: GraphProto, inputs: Sequence[str], outputs: Sequence[str]
+) -> list[NodeProto]:
     wanted = set(outputs) - set(inputs)
     kept = []
     for node in reversed(graph.node):  # makers stand before users
@@ -65,7 +87,9 @@ def _needed_nodes(graph: GraphProto, inputs: Sequence[str], outputs: Sequence[st
     return kept[::-1]
 
 
-def _check_ends(model: ModelProto, kept: Sequence[NodeProto], inputs: Sequence[str], outputs: Sequence[str]) -> None:
+def _check_ends(
+    model: ModelProto, kept: Sequence[NodeProto], inputs: Sequence[str], outputs: Sequence[str]
+) -> None:
     used = {name for node in kept for name in used_by(node)}
     if not kept:
         raise StageError(
@@ -74,10 +98,15 @@ def _check_ends(model: ModelProto, kept: Sequence[NodeProto], inputs: Sequence[s
         )
     for name in inputs:
         if name not in used:
-            raise StageError(f"{', '.join(outputs)} does not depend on {name}", "list the needed ones in cut.inputs")
+            raise StageError(
+                f"{', '.join(outputs)} does not depend on {name}",
+                "list the needed ones in cut.inputs",
+            )
     needed = [name for name in input_names(model) if name in used and name not in inputs]
     if needed:
-        raise StageError(f"the cut part still needs the input {needed[0]}", "name it in cut.inputs as well")
+        raise StageError(
+            f"the cut part still needs the input {needed[0]}", "name it in cut.inputs as well"
+        )
     dead = [name for name in outputs if not any(name in node.output for node in kept)]
     if dead:
         raise StageError(f"the cut leaves no node before its output {dead[0]}")

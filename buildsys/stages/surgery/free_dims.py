@@ -23,7 +23,9 @@ _NEEDS_REFERENCE = "then only a reference can tell the outputs: reference: {pyth
 _HINT = "items along the dimension may depend on each other, or a size is fixed inside the graph; a reference decides"
 
 
-def free(point: Point, step: Step, setting: Setting, outputs: Sequence[Mapping[str, Any]]) -> Carried:
+def free(
+    point: Point, step: Step, setting: Setting, outputs: Sequence[Mapping[str, Any]]
+) -> Carried:
     """Return the cases of all sizes; ``outputs`` are those of the freed graph with their shapes."""
     basis = require_golden(point, setting)
     dim = freed_name(step)
@@ -73,7 +75,9 @@ def _pieces(tensors: Mapping[str, Tensor], axes: Axes, size: int) -> dict[str, d
     }
 
 
-def _joined(pieces: Sequence[Mapping[str, Tensor]], axes: Mapping[str, int | None], size: int) -> dict[str, Tensor]:
+def _joined(
+    pieces: Sequence[Mapping[str, Tensor]], axes: Mapping[str, int | None], size: int
+) -> dict[str, Tensor]:
     joined = {}
     for name, axis in axes.items():
         tensors = [piece[name] for piece in pieces]
@@ -86,10 +90,17 @@ def _joined(pieces: Sequence[Mapping[str, Tensor]], axes: Mapping[str, int | Non
 
 
 def _axes(step: Step, dim: str) -> dict[str, int]:
-    return {name: int(axis) for name, axes in step["free_dims"].items() for axis, named in axes.items() if named == dim}
+    return {
+        name: int(axis)
+        for name, axes in step["free_dims"].items()
+        for axis, named in axes.items()
+        if named == dim
+    }
 
 
-def _output_axes(step: Step, dim: str, outputs: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
+def _output_axes(
+    step: Step, dim: str, outputs: Sequence[Mapping[str, Any]]
+) -> dict[str, int | None]:
     """Return the freed axis of each output: as the step says, else as shape inference does."""
     said, axes = _axes(step, dim), {}
     for port in outputs:

@@ -46,7 +46,9 @@ def rename(point: Point, step: Step, setting: Setting) -> Carried:
         case: Case(_renamed(tensors.inputs, names), _renamed(tensors.outputs, names))
         for case, tensors in point.golden.items()
     }
-    return Carried(golden, {case: _renamed(outputs, names) for case, outputs in point.computed.items()})
+    return Carried(
+        golden, {case: _renamed(outputs, names) for case, outputs in point.computed.items()}
+    )
 
 
 def cast(point: Point, step: Step, setting: Setting) -> Carried:
@@ -64,14 +66,19 @@ def cast(point: Point, step: Step, setting: Setting) -> Carried:
             if not np.array_equal(back[case][name].values(), old.values()):
                 lossy[name] = dtype
     if not lossy:
-        golden = {case: Case(inputs[case], tensors.outputs) for case, tensors in point.golden.items()}
+        golden = {
+            case: Case(inputs[case], tensors.outputs) for case, tensors in point.golden.items()
+        }
         return Carried(golden, point.computed)
     basis = require_golden(point, setting)
     expected = run_cases(point.path, back, setting.runtime)
     changed = ", ".join(f"{name} are no values of {dtype}" for name, dtype in lossy.items())
     warning = f"the golden inputs of {changed}: they are rounded, and the outputs computed again by the graph before"
     return Carried(
-        {case: Case(inputs[case], expected[case]) for case in inputs}, expected, warnings=(warning,), basis=basis
+        {case: Case(inputs[case], expected[case]) for case in inputs},
+        expected,
+        warnings=(warning,),
+        basis=basis,
     )
 
 
@@ -95,14 +102,19 @@ def cut(point: Point, step: Step, setting: Setting) -> Carried:
         given = {name: found[name] for name in inputs}
         _check_cut_shapes(given, step, setting.dims[case], case)
         expected[case] = {name: found[name] for name in outputs}
-        golden[case] = Case(given, {name: tensors.outputs.get(name, found[name]) for name in outputs})
+        golden[case] = Case(
+            given, {name: tensors.outputs.get(name, found[name]) for name in outputs}
+        )
     return Carried(golden, expected, basis=basis)
 
 
 def cut_kinds(carried: Carried) -> dict[str, tuple[str, int]]:
     """Return the dtype and the number of dimensions of every tensor at the cut."""
     case = next(iter(carried.golden.values()))
-    return {name: (tensor.dtype, len(tensor.shape)) for name, tensor in {**case.inputs, **case.outputs}.items()}
+    return {
+        name: (tensor.dtype, len(tensor.shape))
+        for name, tensor in {**case.inputs, **case.outputs}.items()
+    }
 
 
 def require_golden(point: Point, setting: Setting) -> float:
@@ -127,7 +139,9 @@ def _check_cut_shapes(inputs: Outputs, step: Step, dims: Mapping[str, int], case
     for name, declared in (step["cut"]["inputs"] or {}).items():
         tensor = inputs[name]
         if declared["dtype"] not in (None, tensor.dtype):
-            raise StageError(f"{name} is {tensor.dtype} in the graph, declared is {declared['dtype']}")
+            raise StageError(
+                f"{name} is {tensor.dtype} in the graph, declared is {declared['dtype']}"
+            )
         if declared["shape"] is not None:
             wanted = concrete_shape(declared["shape"], dims)
             if wanted != tensor.shape:
@@ -152,7 +166,11 @@ def _bounds(dtype: str) -> tuple[Any, Any]:
 
 
 def _only(tensors: Outputs, names: Any) -> dict[str, Tensor]:
-    return dict(tensors) if names is None else {name: tensors[name] for name in names if name in tensors}
+    return (
+        dict(tensors)
+        if names is None
+        else {name: tensors[name] for name in names if name in tensors}
+    )
 
 
 def _renamed(tensors: Outputs, names: Mapping[str, str]) -> dict[str, Tensor]:

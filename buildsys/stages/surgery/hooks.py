@@ -35,7 +35,9 @@ def call_hook(model: ModelProto, step: Mapping[str, Any], project: Path) -> Mode
         return returned
     hint = "end it with: return graph" if returned is None else f"return {_KINDS[kind]}"
     what = "nothing" if returned is None else with_article(type(returned).__name__)
-    raise StageError(f"{reference} returned {what}; a surgery hook returns the graph to go on with", hint)
+    raise StageError(
+        f"{reference} returned {what}; a surgery hook returns the graph to go on with", hint
+    )
 
 
 def _graphsurgeon(reference: str) -> ModuleType:

@@ -9,7 +9,13 @@ from onnx import ModelProto, ValueInfoProto, helper
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import elem_type
-from buildsys.stages.surgery.tensor_names import input_names, output_names, rename_tensors, rename_uses, require_known
+from buildsys.stages.surgery.tensor_names import (
+    input_names,
+    output_names,
+    rename_tensors,
+    rename_uses,
+    require_known,
+)
 from buildsys.stages.surgery.tensor_names import tensor_names as all_names
 
 Step = Mapping[str, Any]
@@ -24,7 +30,10 @@ def rename(model: ModelProto, step: Step) -> ModelProto:
     taken = [name for name in all_names(model.graph) if name not in names]
     for old, new in names.items():
         if new in taken:
-            raise StageError(f"{old} cannot be named {new}: the graph has a tensor of this name", "choose another name")
+            raise StageError(
+                f"{old} cannot be named {new}: the graph has a tensor of this name",
+                "choose another name",
+            )
         taken.append(new)
     rename_tensors(model.graph, names)
     return model
@@ -37,7 +46,9 @@ def fix_dims(model: ModelProto, step: Step, inputs: Inputs) -> ModelProto:
         for axis, size in enumerate(inputs[value.name]["shape"] if value.name in inputs else ()):
             dim = value.type.tensor_type.shape.dim[axis]
             if size in step["fix_dims"]:
-                values.setdefault(dim.dim_param, step["fix_dims"][size])  # the file may have its own name for it
+                values.setdefault(
+                    dim.dim_param, step["fix_dims"][size]
+                )  # the file may have its own name for it
                 dim.dim_value = step["fix_dims"][size]
     values.pop("", None)
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
@@ -71,14 +82,22 @@ def cast(model: ModelProto, step: Step) -> ModelProto:
     for name in types:
         require_known(name, input_names(model), "input")
     taken = set(all_names(model.graph))
-    for number, value in enumerate(value for value in list(model.graph.input) if value.name in types):
+    for number, value in enumerate(
+        value for value in list(model.graph.input) if value.name in types
+    ):
         tensor = value.type.tensor_type
         inside = _free_name(f"{value.name}_as_it_was", taken)
         if value.name in output_names(model):
-            raise StageError(f"the input {value.name} is an output as well, and cannot be of another type")
+            raise StageError(
+                f"the input {value.name} is an output as well, and cannot be of another type"
+            )
         rename_uses(model.graph, {value.name: inside})
         node = helper.make_node(
-            "Cast", [value.name], [inside], name=_free_name(f"Cast_{value.name}", taken), to=tensor.elem_type
+            "Cast",
+            [value.name],
+            [inside],
+            name=_free_name(f"Cast_{value.name}", taken),
+            to=tensor.elem_type,
         )
         model.graph.node.insert(number, node)
         tensor.elem_type = elem_type(types[value.name])

@@ -21,13 +21,18 @@ from buildsys.stages.surgery.state import Carried, Point, Setting, Step
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
-def refer(point: Point, step: Step, setting: Setting, outputs: Sequence[Mapping[str, Any]]) -> Carried:
+def refer(
+    point: Point, step: Step, setting: Setting, outputs: Sequence[Mapping[str, Any]]
+) -> Carried:
     """Return the cases with the outputs that the step's reference gives; ``outputs`` are those of the new graph."""
     golden = {}
     for case, before in point.golden.items():
         inputs = _inputs(before, step, case, setting)
         arrays = _arrays(step["reference"], inputs, before, case, setting)
-        golden[case] = Case(inputs, {port["name"]: _taken(arrays, port, step["reference"], case) for port in outputs})
+        golden[case] = Case(
+            inputs,
+            {port["name"]: _taken(arrays, port, step["reference"], case) for port in outputs},
+        )
     expected = {case: tensors.outputs for case, tensors in golden.items()}
     return Carried(golden, expected, limits=setting.tolerance, against="the reference")
 
@@ -45,17 +50,33 @@ def _inputs(before: Case, step: Step, case: str, setting: Setting) -> dict[str, 
     return {name: _input(name, tensor, before, case, setting) for name, tensor in declared.items()}
 
 
-def _input(name: str, declared: Mapping[str, Any], before: Case, case: str, setting: Setting) -> Tensor:
+def _input(
+    name: str, declared: Mapping[str, Any], before: Case, case: str, setting: Setting
+) -> Tensor:
     shape, known = concrete_shape(declared["shape"], setting.dims[case]), before.inputs.get(name)
-    if known is not None and declared["data"] is None and (known.dtype, known.shape) == (declared["dtype"], shape):
+    if (
+        known is not None
+        and declared["data"] is None
+        and (known.dtype, known.shape) == (declared["dtype"], shape)
+    ):
         return known
     return golden_input(
-        name, shape, declared["dtype"], declared["data"], case=case, seed=setting.seed, project=setting.project
+        name,
+        shape,
+        declared["dtype"],
+        declared["data"],
+        case=case,
+        seed=setting.seed,
+        project=setting.project,
     )
 
 
 def _arrays(
-    reference: Mapping[str, Any], inputs: Mapping[str, Tensor], before: Case, case: str, setting: Setting
+    reference: Mapping[str, Any],
+    inputs: Mapping[str, Tensor],
+    before: Case,
+    case: str,
+    setting: Setting,
 ) -> Mapping[str, Array]:
     if reference["npz"] is not None:
         return _from_npz(reference["npz"], case, len(setting.dims), setting)
@@ -68,7 +89,9 @@ def _arrays(
         found = call(*arguments)
     if not isinstance(found, Mapping):
         kind = "nothing" if found is None else with_article(type(found).__name__)
-        raise StageError(f"the reference {name} returned {kind}; a map of output names to arrays is wanted")
+        raise StageError(
+            f"the reference {name} returned {kind}; a map of output names to arrays is wanted"
+        )
     return {str(key): np.asarray(value) for key, value in found.items()}
 
 
@@ -86,12 +109,20 @@ def _from_npz(shown: str, case: str, cases: int, setting: Setting) -> dict[str, 
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise StageError(f"the reference {shown} cannot be read as an .npz file: {error}") from error
-    own = {name.removeprefix(f"{case}."): array for name, array in arrays.items() if name.startswith(f"{case}.")}
+        raise StageError(
+            f"the reference {shown} cannot be read as an .npz file: {error}"
+        ) from error
+    own = {
+        name.removeprefix(f"{case}."): array
+        for name, array in arrays.items()
+        if name.startswith(f"{case}.")
+    }
     return own or (arrays if cases == 1 else {})
 
 
-def _taken(arrays: Mapping[str, Array], port: Mapping[str, Any], reference: Mapping[str, Any], case: str) -> Tensor:
+def _taken(
+    arrays: Mapping[str, Array], port: Mapping[str, Any], reference: Mapping[str, Any], case: str
+) -> Tensor:
     shown, name = reference["npz"] or reference["python"], port["name"]
     if name not in arrays:
         has = suggest(name, arrays, what="it has") or f"an array is named {case}.{name}"

@@ -14,7 +14,13 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper
 from buildsys.errors import StageError
 from buildsys.manifest.problem import suggest
 from buildsys.models.user_code import blame, load_callable, with_article
-from buildsys.onnx_graphs.onnx_file import all_nodes, operator_counts, operator_name, opsets, subgraphs
+from buildsys.onnx_graphs.onnx_file import (
+    all_nodes,
+    operator_counts,
+    operator_name,
+    opsets,
+    subgraphs,
+)
 from buildsys.stages.surgery.tensor_names import input_names, rename_tensors, rename_uses, used_by
 
 Step = Mapping[str, Any]
@@ -28,7 +34,9 @@ def replace(model: ModelProto, step: Step, project: Path) -> ModelProto:
     wanted, reference = step["replace"]["op"], step["replace"]["function"]
     nodes = [node for node in _all_nodes(model) if operator_name(node) == wanted]
     if not nodes:
-        raise StageError(f"the graph has no {wanted}", suggest(wanted, operator_counts(model), what="it has"))
+        raise StageError(
+            f"the graph has no {wanted}", suggest(wanted, operator_counts(model), what="it has")
+        )
     function = _load_function(reference, project)
     _check_opsets(model, function, reference)
     for node in nodes:
@@ -47,7 +55,9 @@ def remove(model: ModelProto, step: Step) -> ModelProto:
     there = operator_counts(model)
     for operator in step["remove"]:
         if operator not in there:
-            raise StageError(f"the graph has no {operator}", suggest(operator, there, what="it has"))
+            raise StageError(
+                f"the graph has no {operator}", suggest(operator, there, what="it has")
+            )
     found = 0
     for graph in _graphs(model.graph):
         chosen = [node for node in graph.node if _is_chosen(node, step)]
@@ -57,13 +67,17 @@ def remove(model: ModelProto, step: Step) -> ModelProto:
     if not found:
         fits = f" whose name fits {step['name']}" if step["name"] else ""
         names = [node.name for node in _all_nodes(model) if operator_name(node) in step["remove"]]
-        hint = suggest(step["name"], filter(None, names), what="their names") if step["name"] else ""
+        hint = (
+            suggest(step["name"], filter(None, names), what="their names") if step["name"] else ""
+        )
         raise StageError(f"no {' or '.join(step['remove'])}{fits} can be removed", hint)
     return model
 
 
 def _is_chosen(node: NodeProto, step: Step) -> bool:
-    return operator_name(node) in step["remove"] and (step["name"] is None or fnmatchcase(node.name, step["name"]))
+    return operator_name(node) in step["remove"] and (
+        step["name"] is None or fnmatchcase(node.name, step["name"])
+    )
 
 
 def _bypass(graph: GraphProto, node: NodeProto, model: ModelProto) -> bool:
@@ -86,10 +100,14 @@ def _bypass(graph: GraphProto, node: NodeProto, model: ModelProto) -> bool:
 
 def _check_other_outputs(graph: GraphProto, node: NodeProto) -> None:
     further = {name for name in node.output[1:] if name}
-    used = {name for other in graph.node for name in used_by(other)} | {value.name for value in graph.output}
+    used = {name for other in graph.node for name in used_by(other)} | {
+        value.name for value in graph.output
+    }
     if further & used:
         name = min(further & used)
-        raise StageError(f"{operator_name(node)} {node.name} cannot be removed: its output {name} is used")
+        raise StageError(
+            f"{operator_name(node)} {node.name} cannot be removed: its output {name} is used"
+        )
 
 
 def _load_function(reference: str, project: Path) -> FunctionProto:
@@ -105,7 +123,10 @@ def _load_function(reference: str, project: Path) -> FunctionProto:
 
 
 def _check_opsets(model: ModelProto, function: FunctionProto, reference: str) -> None:
-    own, theirs = opsets(model), {entry.domain or "ai.onnx": entry.version for entry in function.opset_import}
+    own, theirs = (
+        opsets(model),
+        {entry.domain or "ai.onnx": entry.version for entry in function.opset_import},
+    )
     for domain, version in theirs.items():
         if domain in own and own[domain] != version:
             raise StageError(
@@ -116,15 +137,21 @@ def _check_opsets(model: ModelProto, function: FunctionProto, reference: str) ->
 
 def _check_call(node: NodeProto, function: FunctionProto, reference: str) -> None:
     what = f"{operator_name(node)} {node.name}".strip()
-    for side, has, takes in (("input", node.input, function.input), ("output", node.output, function.output)):
+    for side, has, takes in (
+        ("input", node.input, function.input),
+        ("output", node.output, function.output),
+    ):
         if len(has) > len(takes):
-            raise StageError(f"{what} has {_count(len(has), side)}, and {reference} {_count(len(takes), side)}")
+            raise StageError(
+                f"{what} has {_count(len(has), side)}, and {reference} {_count(len(takes), side)}"
+            )
     known = {*function.attribute, *(attribute.name for attribute in function.attribute_proto)}
     for attribute in node.attribute:
         if attribute.name not in known:
             raise StageError(
                 f"{what} has the attribute {attribute.name}, which {reference} does not take",
-                suggest(attribute.name, known, what="its attributes") or f"give it a parameter {attribute.name}: …",
+                suggest(attribute.name, known, what="its attributes")
+                or f"give it a parameter {attribute.name}: …",
             )
 
 
@@ -135,11 +162,18 @@ def _count(number: int, what: str) -> str:
 def _add_function(model: ModelProto, function: FunctionProto) -> None:
     names = {(other.domain, other.name) for other in model.functions}
     if (function.domain, function.name) in names:
-        raise StageError(f"the graph has a local function {function.domain}::{function.name} already")
+        raise StageError(
+            f"the graph has a local function {function.domain}::{function.name} already"
+        )
     model.functions.append(function)
     present = opsets(model)
-    version = next((entry.version for entry in function.opset_import if entry.domain == function.domain), 1)
-    wanted = {function.domain: version, **{entry.domain: entry.version for entry in function.opset_import}}
+    version = next(
+        (entry.version for entry in function.opset_import if entry.domain == function.domain), 1
+    )
+    wanted = {
+        function.domain: version,
+        **{entry.domain: entry.version for entry in function.opset_import},
+    }
     for domain, number in wanted.items():
         if (domain or "ai.onnx") not in present:
             model.opset_import.append(helper.make_opsetid(domain, number))
@@ -147,10 +181,15 @@ def _add_function(model: ModelProto, function: FunctionProto) -> None:
 
 
 def _inlined(model: ModelProto, function: FunctionProto, reference: str) -> ModelProto:
-    inlined: ModelProto = onnx.inliner.inline_selected_functions(model, [(function.domain, function.name)])
+    inlined: ModelProto = onnx.inliner.inline_selected_functions(
+        model, [(function.domain, function.name)]
+    )
     left = f"{function.domain}::{function.name}"
     if any(operator_name(node) == left for node in _all_nodes(inlined)):
-        raise StageError(f"onnx cannot inline {reference} into this graph", "keep it as a function: inline: false")
+        raise StageError(
+            f"onnx cannot inline {reference} into this graph",
+            "keep it as a function: inline: false",
+        )
     return inlined
 
 

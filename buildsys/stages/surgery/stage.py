@@ -58,8 +58,13 @@ def _setting(job: Job, scratch: Path) -> Setting:
 def _start(job: Job) -> Point:
     source = job.inputs["model"]
     check_file(source, "the graph before surgery")
-    golden = {case: load_case(job.inputs[f"case.{origin['golden']}"]) for case, origin in job.options["cases"].items()}
-    computed = run_cases(source, {case: tensors.inputs for case, tensors in golden.items()}, Runtime.of(job))
+    golden = {
+        case: load_case(job.inputs[f"case.{origin['golden']}"])
+        for case, origin in job.options["cases"].items()
+    }
+    computed = run_cases(
+        source, {case: tensors.inputs for case, tensors in golden.items()}, Runtime.of(job)
+    )
     return Point(source, job.options["inputs"], golden, computed)
 
 
@@ -67,7 +72,9 @@ def _take(step: dict[str, Any], number: int, point: Point, setting: Setting) -> 
     try:
         return take(step, number, point, setting)
     except StageError as error:
-        raise type(error)(f"surgery step {number} ({title_of(step)}): {error.problem}", error.hint) from error
+        raise type(error)(
+            f"surgery step {number} ({title_of(step)}): {error.problem}", error.hint
+        ) from error
 
 
 def _failure(job: Job, number: int, taken: Taken) -> str:
@@ -75,7 +82,9 @@ def _failure(job: Job, number: int, taken: Taken) -> str:
     found = list(taken.failures())
     if not found:
         return ""
-    keep_failed(job.outputs["result"].parent / "failed", list(_findings(number, taken)), taken.point.golden)
+    keep_failed(
+        job.outputs["result"].parent / "failed", list(_findings(number, taken)), taken.point.golden
+    )
     case, name, comparison = found[0]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     told = comparison.sentence("the graph after it", taken.against)
@@ -99,7 +108,8 @@ def _figures(before: dict[str, Any], taken: Sequence[Taken]) -> dict[str, Any]:
 
 def _step_figures(taken: Taken) -> dict[str, Any]:
     cases = {
-        case: {name: found.figures() for name, found in outputs.items()} for case, outputs in taken.compared.items()
+        case: {name: found.figures() for name, found in outputs.items()}
+        for case, outputs in taken.compared.items()
     }
     return {
         "step": taken.title,
@@ -109,7 +119,10 @@ def _step_figures(taken: Taken) -> dict[str, Any]:
         "against": taken.against,
         "basis": taken.basis,
         "cases": cases,
-        "failures": [{"case": case, "output": name, **found.failure()} for case, name, found in taken.failures()],
+        "failures": [
+            {"case": case, "output": name, **found.failure()}
+            for case, name, found in taken.failures()
+        ],
     }
 
 

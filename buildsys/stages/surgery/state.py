@@ -47,4 +47,6 @@ class Carried:
     limits: Mapping[str, float | None] | None = None  # None: those of two forms of one graph
     against: str = "the graph before it"
     warnings: tuple[str, ...] = ()
-    basis: float | None = None  # relative error of what the graph before gives for golden outputs, where it had to
+    basis: float | None = (
+        None  # relative error of what the graph before gives for golden outputs, where it had to
+    )

@@ -71,7 +71,9 @@ def title_of(step: Step) -> str:
     if kind == "remove":
         return f"remove {', '.join(told)}" + (f" named {step['name']}" if step["name"] else "")
     if kind == "free_dims":
-        return "free_dims " + ", ".join(f"{name} {axis}: {dim}" for name, a in told.items() for axis, dim in a.items())
+        return "free_dims " + ", ".join(
+            f"{name} {axis}: {dim}" for name, a in told.items() for axis, dim in a.items()
+        )
     if kind == "function":
         return f"function {told}"
     return f"{kind} " + ", ".join(f"{old} → {new}" for old, new in told.items())
@@ -94,16 +96,24 @@ def take(step: Step, number: int, point: Point, setting: Setting) -> Taken:
     actual = run_cases(path, feeds, setting.runtime)
     compared = compare_cases(actual, carried.expected, carried.limits or limits)
     drawn_by = random_operators(counts)
-    if drawn_by or any(found.problem for outputs in compared.values() for found in outputs.values()):
+    if drawn_by or any(
+        found.problem for outputs in compared.values() for found in outputs.values()
+    ):
         first = next(iter(point.golden.values())).inputs
-        refuse_random_graph(point.path, "the graph before it", first, limits, drawn_by, setting.runtime)
+        refuse_random_graph(
+            point.path, "the graph before it", first, limits, drawn_by, setting.runtime
+        )
     now = operator_counts(after)
     inputs = interface_after(Interface(dict(point.inputs), None), [step]).inputs
     return Taken(
         title=title_of(step),
         point=Point(path, inputs, carried.golden, actual),
-        removed={op: count - now.get(op, 0) for op, count in counts.items() if count > now.get(op, 0)},
-        added={op: count - counts.get(op, 0) for op, count in now.items() if count > counts.get(op, 0)},
+        removed={
+            op: count - now.get(op, 0) for op, count in counts.items() if count > now.get(op, 0)
+        },
+        added={
+            op: count - counts.get(op, 0) for op, count in now.items() if count > counts.get(op, 0)
+        },
         nodes=sum(now.values()),
         against=carried.against,
         expected=carried.expected,
@@ -114,7 +124,9 @@ def take(step: Step, number: int, point: Point, setting: Setting) -> Taken:
     )
 
 
-def _edit(model: ModelProto, step: Step, point: Point, setting: Setting, carried: Carried | None) -> ModelProto:
+def _edit(
+    model: ModelProto, step: Step, point: Point, setting: Setting, carried: Carried | None
+) -> ModelProto:
     kind = kind_of(step)
     if kind == "function":
         return hooks.call_hook(model, step, setting.project)
@@ -150,20 +162,32 @@ def _check_interface(step: Step, before: dict[str, Any], after: dict[str, Any]) 
     if kind_of(step) not in _SAME_INTERFACE:
         return
     promised = {side: _declared(step, side, before, after) for side in ("input", "output")}
-    same_opset: dict[str, Any] = {"opset": {}}  # which may change: nobody who calls the graph sees it
+    same_opset: dict[str, Any] = {
+        "opset": {}
+    }  # which may change: nobody who calls the graph sees it
     changed = next(interface_changes({**promised, **same_opset}, {**after, **same_opset}), None)
     if changed:
-        hint = "declare what it makes as inputs: or outputs: of the step" if "function" in step else ""
+        hint = (
+            "declare what it makes as inputs: or outputs: of the step" if "function" in step else ""
+        )
         raise CheckFailed(f"it changed the interface of the graph: {changed}", hint)
     known = {side: {port["name"] for port in before[side]} for side in ("input", "output")}
-    new = [port["name"] for side in ("input", "output") for port in promised[side] if port["name"] not in known[side]]
+    new = [
+        port["name"]
+        for side in ("input", "output")
+        for port in promised[side]
+        if port["name"] not in known[side]
+    ]
     if new and step["changes"] == "nothing":
         raise StageError(
-            f"{new[0]} is new, and nothing tells its values", "set changes: numbers, with a reference for the outputs"
+            f"{new[0]} is new, and nothing tells its values",
+            "set changes: numbers, with a reference for the outputs",
         )
 
 
-def _declared(step: Step, side: str, before: dict[str, Any], after: dict[str, Any]) -> list[dict[str, Any]]:
+def _declared(
+    step: Step, side: str, before: dict[str, Any], after: dict[str, Any]
+) -> list[dict[str, Any]]:
     """Return the ports of one side as the step declares them; what it leaves open is as it was found."""
     declared = step.get(f"{side}s")
     if declared is None:
@@ -174,7 +198,9 @@ def _declared(step: Step, side: str, before: dict[str, Any], after: dict[str, An
         {
             "name": name,
             "dtype": tensor["dtype"] or found.get(name, {}).get("dtype"),
-            "shape": found.get(name, {}).get("shape") if tensor["shape"] is None else tensor["shape"],
+            "shape": found.get(name, {}).get("shape")
+            if tensor["shape"] is None
+            else tensor["shape"],
         }
         for name, tensor in declared.items()
     ]

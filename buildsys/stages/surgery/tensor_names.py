@@ -26,14 +26,18 @@ def output_names(model: ModelProto) -> list[str]:
 def tensor_names(graph: GraphProto) -> list[str]:
     """Return the inputs, the stored tensors and what nodes make, without that of subgraphs."""
     names = [value.name for value in graph.input] + [tensor.name for tensor in graph.initializer]
-    return [*dict.fromkeys([*names, *(name for node in graph.node for name in node.output if name)])]
+    return [
+        *dict.fromkeys([*names, *(name for node in graph.node for name in node.output if name)])
+    ]
 
 
 def require_known(name: str, known: Iterable[str], what: str) -> None:
     """Raise StageError with the nearest name where ``name`` is none of ``known``."""
     names = list(known)
     if name not in names:
-        raise StageError(f"the graph has no {what} {name}", suggest(name, names, what=f"its {what}s"))
+        raise StageError(
+            f"the graph has no {what} {name}", suggest(name, names, what=f"its {what}s")
+        )
 
 
 def used_by(node: NodeProto) -> list[str]:

@@ -7,7 +7,14 @@ from typing import Any
 
 from buildsys.backends.onnxruntime.session import session_options
 from buildsys.onnx_graphs.tensors import Case, load_case
-from buildsys.stages.common.golden_check import Finding, and_more, case_figures, failures, judge_outputs, keep_failed
+from buildsys.stages.common.golden_check import (
+    Finding,
+    and_more,
+    case_figures,
+    failures,
+    judge_outputs,
+    keep_failed,
+)
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.operators.open_graph import open_graph
 from buildsys.workers.job import Job, StageResult
@@ -38,7 +45,10 @@ def _golden(job: Job) -> dict[str, dict[str, Case]]:
     shared = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
     if "simplified_cases" not in job.options:
         return dict.fromkeys(_GRAPHS, shared)
-    own = {case: load_case(job.inputs[f"simplified.case.{case}"]) for case in job.options["simplified_cases"]}
+    own = {
+        case: load_case(job.inputs[f"simplified.case.{case}"])
+        for case in job.options["simplified_cases"]
+    }
     return {"exported": shared, "simplified": own}
 
 

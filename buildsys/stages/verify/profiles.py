@@ -42,7 +42,9 @@ def idle(runs: Sequence[CaseRun], profiles: Sequence[Ranges]) -> list[int]:
 
 def shown_ranges(ranges: Ranges) -> str:
     """Return the ranges of a profile for a sentence: ``x [1, 3] to [8, 3]``."""
-    return ", ".join(f"{name} {list(span['min'])} to {list(span['max'])}" for name, span in ranges.items())
+    return ", ".join(
+        f"{name} {list(span['min'])} to {list(span['max'])}" for name, span in ranges.items()
+    )
 
 
 def shown_case(case: str, dims: Mapping[str, Any]) -> str:
@@ -51,13 +53,19 @@ def shown_case(case: str, dims: Mapping[str, Any]) -> str:
     return f"{case} ({sizes})" if sizes and "=" not in case else case
 
 
-def _held(profiles: Sequence[Ranges], shapes: Mapping[str, Mapping[str, Shape]]) -> Iterator[tuple[int, str]]:
+def _held(
+    profiles: Sequence[Ranges], shapes: Mapping[str, Mapping[str, Shape]]
+) -> Iterator[tuple[int, str]]:
     for index, ranges in enumerate(profiles):
         for case, inputs in shapes.items():
-            if all(name not in inputs or _holds(span, inputs[name]) for name, span in ranges.items()):
+            if all(
+                name not in inputs or _holds(span, inputs[name]) for name, span in ranges.items()
+            ):
                 yield index, case
 
 
 def _holds(span: Mapping[str, Shape], shape: Shape) -> bool:
     low, high = span["min"], span["max"]
-    return len(low) == len(shape) and all(a <= n <= b for a, n, b in zip(low, shape, high, strict=True))
+    return len(low) == len(shape) and all(
+        a <= n <= b for a, n, b in zip(low, shape, high, strict=True)
+    )

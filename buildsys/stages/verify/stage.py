@@ -13,7 +13,15 @@ from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensor_comparison import Comparison, compare
 from buildsys.onnx_graphs.tensors import Case, Tensor, load_case, save_tensors, tensor_of
 from buildsys.stages.operators.implementation import implementation_of
-from buildsys.stages.verify.profiles import CaseRun, Ranges, homeless, idle, runs_of, shown_case, shown_ranges
+from buildsys.stages.verify.profiles import (
+    CaseRun,
+    Ranges,
+    homeless,
+    idle,
+    runs_of,
+    shown_case,
+    shown_ranges,
+)
 from buildsys.workers.job import Job, StageResult
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -38,7 +46,9 @@ class _Checks:
 def run(job: Job) -> StageResult:
     """Run every case through the engine and compare all outputs. NaN and infinity always fail."""
     if "engine" not in job.inputs:
-        return StageResult("unavailable", "there is no engine to check: see the result of the engine target")
+        return StageResult(
+            "unavailable", "there is no engine to check: see the result of the engine target"
+        )
     options = job.options["engine"]
     try:
         backend = load_backend(options["backend"], job.toolchain)
@@ -58,7 +68,10 @@ def run(job: Job) -> StageResult:
 
 def _check_cases(job: Job, session: Session) -> _Checks:
     golden = {name: load_case(job.inputs[f"case.{name}"]) for name in job.options["cases"]}
-    shapes = {case: {n: tensor.shape for n, tensor in held.inputs.items()} for case, held in golden.items()}
+    shapes = {
+        case: {n: tensor.shape for n, tensor in held.inputs.items()}
+        for case, held in golden.items()
+    }
     checks = _Checks(profiles=[dict(ranges) for ranges in session.profiles])
     runs = runs_of(checks.profiles, shapes)
     _check_coverage(job, checks, runs)
@@ -79,23 +92,32 @@ def _check_coverage(job: Job, checks: _Checks, runs: list[CaseRun]) -> None:
         for case in outside:
             text = f"case {_shown(job, case)} fits no optimization profile of the engine"
             checks.sentences.append(f"{text} ({'; '.join(map(shown_ranges, checks.profiles))})")
-            checks.failures.append({"case": case, "dims": dict(job.options["cases"][case]), "problem": text})
+            checks.failures.append(
+                {"case": case, "dims": dict(job.options["cases"][case]), "problem": text}
+            )
     for index in idle(runs, checks.profiles):
-        text = (
-            f"no golden case fits profile {index} ({shown_ranges(checks.profiles[index])}), so nothing is known of it"
-        )
+        text = f"no golden case fits profile {index} ({shown_ranges(checks.profiles[index])}), so nothing is known of it"
         checks.sentences.append(text)
         checks.failures.append({"profile": index, "problem": text})
 
 
-def _judge(job: Job, checks: _Checks, run: CaseRun, golden: Case, actual: Mapping[str, Tensor]) -> None:
+def _judge(
+    job: Job, checks: _Checks, run: CaseRun, golden: Case, actual: Mapping[str, Tensor]
+) -> None:
     compared = dict(_compare_outputs(actual, golden.outputs, job.options["tolerance"]))
     checks.compared[run] = compared
-    failed = {output: comparison for output, comparison in compared.items() if not comparison.passed}
+    failed = {
+        output: comparison for output, comparison in compared.items() if not comparison.passed
+    }
     where = "" if run.profile is None or len(checks.profiles) == 1 else f", profile {run.profile}"
     numbered = {} if run.profile is None else {"profile": run.profile}
     for output, comparison in failed.items():
-        place = {**numbered, "case": run.case, "dims": dict(job.options["cases"][run.case]), "output": output}
+        place = {
+            **numbered,
+            "case": run.case,
+            "dims": dict(job.options["cases"][run.case]),
+            "output": output,
+        }
         checks.failures.append({**place, **comparison.failure()})
         told = comparison.sentence("the engine", "the reference")
         checks.sentences.append(f"output '{output}', case {_shown(job, run.case)}{where}: {told}")
@@ -105,7 +127,9 @@ def _judge(job: Job, checks: _Checks, run: CaseRun, golden: Case, actual: Mappin
 
 
 def _compare_outputs(
-    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: Mapping[str, float | None]
+    actual: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    tolerance: Mapping[str, float | None],
 ) -> Iterator[tuple[str, Comparison]]:
     for output, reference in expected.items():
         if output not in actual:
@@ -137,7 +161,11 @@ def _figures(job: Job, checks: _Checks) -> dict[str, Any]:
         "cases": {case: _numbers(compared) for case, compared in ran.items()},
         "dims": {case: dict(job.options["cases"][case]) for case in ran},
         **({"profiles": _profile_figures(checks)} if checks.profiles else {}),
-        **({"outside_profiles": checks.not_held, "warnings": [_outside(job, checks)]} if checks.not_held else {}),
+        **(
+            {"outside_profiles": checks.not_held, "warnings": [_outside(job, checks)]}
+            if checks.not_held
+            else {}
+        ),
         "tolerance": dict(job.options["tolerance"]),
         "failures": checks.failures,
     }
@@ -147,8 +175,15 @@ def _profile_figures(checks: _Checks) -> list[dict[str, Any]]:
     return [
         {
             "profile": index,
-            "ranges": {name: {point: list(shape) for point, shape in span.items()} for name, span in ranges.items()},
-            "cases": {r.case: _numbers(compared) for r, compared in checks.compared.items() if r.profile == index},
+            "ranges": {
+                name: {point: list(shape) for point, shape in span.items()}
+                for name, span in ranges.items()
+            },
+            "cases": {
+                r.case: _numbers(compared)
+                for r, compared in checks.compared.items()
+                if r.profile == index
+            },
         }
         for index, ranges in enumerate(checks.profiles)
     ]
@@ -171,7 +206,9 @@ def _shown(job: Job, case: str) -> str:
     return shown_case(case, job.options["cases"][case])
 
 
-def _keep_tensors(file: Path, golden: Case, actual: Mapping[str, Tensor], failed: Mapping[str, Comparison]) -> None:
+def _keep_tensors(
+    file: Path, golden: Case, actual: Mapping[str, Tensor], failed: Mapping[str, Comparison]
+) -> None:
     file.parent.mkdir(exist_ok=True)  # shared with the model's other engines
     save_tensors(
         file,
@@ -185,11 +222,23 @@ def _keep_tensors(file: Path, golden: Case, actual: Mapping[str, Tensor], failed
 
 def _reason(job: Job, checks: _Checks) -> str:
     """Return the first failure, and how many cases are wrong beside those that are right."""
-    wrong = {run.case for run, compared in checks.compared.items() if not all(c.passed for c in compared.values())}
-    right = [case for case in job.options["cases"] if case in {run.case for run in checks.compared} - wrong]
+    wrong = {
+        run.case
+        for run, compared in checks.compared.items()
+        if not all(c.passed for c in compared.values())
+    }
+    right = [
+        case
+        for case in job.options["cases"]
+        if case in {run.case for run in checks.compared} - wrong
+    ]
     share = f" in {len(wrong)} of {len(wrong) + len(right)} cases" if wrong and right else ""
     more = f" (and {len(checks.sentences) - 1} more)" if len(checks.sentences) > 1 else ""
-    fine = f"; it is right in case {', '.join(_shown(job, case) for case in right)}" if wrong and right else ""
+    fine = (
+        f"; it is right in case {', '.join(_shown(job, case) for case in right)}"
+        if wrong and right
+        else ""
+    )
     return f"the engine {job.variant} of {job.model} is wrong{share}: {checks.sentences[0]}{more}{fine}"
 
 
@@ -211,5 +260,12 @@ def without_tf32(options: Mapping[str, Any]) -> str:
 
 def _may_be_tf32(checks: _Checks) -> bool:
     """Tell whether TF32 may be all that is wrong."""
-    wrong = [found for compared in checks.compared.values() for found in compared.values() if not found.passed]
-    return bool(wrong) and all(found.non_finite == 0 and found.relative < _OFF_BY_TF32 for found in wrong)
+    wrong = [
+        found
+        for compared in checks.compared.values()
+        for found in compared.values()
+        if not found.passed
+    ]
+    return bool(wrong) and all(
+        found.non_finite == 0 and found.relative < _OFF_BY_TF32 for found in wrong
+    )

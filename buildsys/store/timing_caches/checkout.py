@@ -39,7 +39,9 @@ from buildsys.store.timing_caches.files import (
 Merge = Callable[[Sequence[Path], Path], "Sequence[str] | None"]
 _LOCK_WAIT_S, _POLL_S = 60.0, 0.02
 _SHOWN_DIGITS = 16
-_REFUSED = re.compile(r"^the timing cache \S+ is (not used|broken)")  # as backends.trt.timing_cache words it
+_REFUSED = re.compile(
+    r"^the timing cache \S+ is (not used|broken)"
+)  # as backends.trt.timing_cache words it
 
 
 @dataclass
@@ -66,11 +68,15 @@ class Lender:
                     os.utime(self.path)
         except OSError as error:
             private.unlink(missing_ok=True)
-            self._warn(f"the timing cache {self.path} cannot be read: {error.strerror}; the build goes on without it")
+            self._warn(
+                f"the timing cache {self.path} cannot be read: {error.strerror}; the build goes on without it"
+            )
             return None
         return content
 
-    def take_back(self, private: Path, lent: Content | None, messages: Sequence[str] = ()) -> dict[str, Any]:
+    def take_back(
+        self, private: Path, lent: Content | None, messages: Sequence[str] = ()
+    ) -> dict[str, Any]:
         """Merge what a build has made of its private file; return the figures of its result.
 
         A shared cache that the builder has refused, as its ``messages`` tell, is set aside.
@@ -87,7 +93,9 @@ class Lender:
         except OSError as error:
             problem = f"the timing cache of this build cannot be kept in {self.folder}: {error.strerror or error}"
             self._warn(f"{problem}; the next build times its tactics again")
-        used = lent if lent and not refused and len(made.data) >= len(lent.data) else None  # a smaller one is new
+        used = (
+            lent if lent and not refused and len(made.data) >= len(lent.data) else None
+        )  # a smaller one is new
         added = len(made.data) - (len(used.data) if used else 0)
         given = {"lent": used.sha256} if used else {}
         return {"digest": made.sha256, "bytes": len(made.data), "added_bytes": added, **given}
@@ -122,7 +130,9 @@ class Lender:
 
     def _put_aside(self, path: Path, why: str) -> None:
         aside = set_aside(path)
-        self._warn(f"the timing cache {path.name} {why}; it was renamed to {aside.name}, and a new one is begun")
+        self._warn(
+            f"the timing cache {path.name} {why}; it was renamed to {aside.name}, and a new one is begun"
+        )
 
     def _warn(self, text: str) -> None:
         self.warnings.append(text)
@@ -130,7 +140,9 @@ class Lender:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         self.folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        handle = os.open(
+            self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
+        )
         try:
             _wait_for(handle, self.path)
             yield
@@ -153,7 +165,9 @@ def lend_pinned(folder: Path, sha256: str, private: Path, engine: str) -> Conten
     return content
 
 
-def pinned_figures(folder: Path, private: Path, lent: Content, messages: Sequence[str]) -> dict[str, Any]:
+def pinned_figures(
+    folder: Path, private: Path, lent: Content, messages: Sequence[str]
+) -> dict[str, Any]:
     """Return what a build has done with the cache that it pins: timings that it lacked were misses.
 
     What it then had is kept as well, so that it can be pinned in its turn.
@@ -165,9 +179,20 @@ def pinned_figures(folder: Path, private: Path, lent: Content, messages: Sequenc
             f"the pinned timing cache {lent.sha256[:_SHOWN_DIGITS]}… is not for this builder: {refused}",
             "pin one that was made on such a GPU with this version of TensorRT",
         )
-    told = [text for text in messages if re.search(r"timing cache", text, re.I) and re.search(r"\bmiss", text, re.I)]
-    figures: dict[str, Any] = {"digest": lent.sha256, "pinned": True, "bytes": len(lent.data), "misses": len(told)}
-    made = content_of(private.read_bytes()) if private.is_file() and private.stat().st_size else lent
+    told = [
+        text
+        for text in messages
+        if re.search(r"timing cache", text, re.I) and re.search(r"\bmiss", text, re.I)
+    ]
+    figures: dict[str, Any] = {
+        "digest": lent.sha256,
+        "pinned": True,
+        "bytes": len(lent.data),
+        "misses": len(told),
+    }
+    made = (
+        content_of(private.read_bytes()) if private.is_file() and private.stat().st_size else lent
+    )
     added = len(made.data) - len(lent.data)
     if added > 0:
         try:
@@ -188,14 +213,18 @@ def missed(figures: Mapping[str, Any]) -> str:
         return ""
     digest = str(figures["digest"])[:_SHOWN_DIGITS]
     problem = f"the pinned timing cache {digest}… lacked timings (it grew by {figures['added_bytes']} bytes)"
-    again = f"; with all of them it is {figures['grown_digest']}" if figures.get("grown_digest") else ""
+    again = (
+        f"; with all of them it is {figures['grown_digest']}" if figures.get("grown_digest") else ""
+    )
     return f"{problem}, so some tactics were timed anew and may differ from those of its first build{again}"
 
 
 def file_stem(made_for: MadeFor) -> str:
     """Return the name of a shared file: readable as far as it goes, and the digest of all conditions."""
     digest = hashlib.sha256(json.dumps(dict(made_for), sort_keys=True).encode()).hexdigest()[:8]
-    readable = "_".join(str(made_for[name]) for name in ("library", "gpu", "cuda") if made_for.get(name))
+    readable = "_".join(
+        str(made_for[name]) for name in ("library", "gpu", "cuda") if made_for.get(name)
+    )
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', readable)[:120]}_{digest}"
 
 
@@ -232,5 +261,7 @@ def _wait_for(handle: int, path: Path) -> None:
             return
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise OSError(None, f"another process has held {path.name} for {_LOCK_WAIT_S:.0f} s") from None
+                raise OSError(
+                    None, f"another process has held {path.name} for {_LOCK_WAIT_S:.0f} s"
+                ) from None
             time.sleep(_POLL_S)

@@ -65,7 +65,12 @@ def read_shared(path: Path, made_for: MadeFor | None = None) -> Content | None:
 
 def write_shared(path: Path, content: Content, made_for: MadeFor) -> None:
     """Put a shared file in place. Raises: OSError: it cannot be written; the one before stays."""
-    header = {"schema": SCHEMA, "sha256": content.sha256, "bytes": len(content.data), "made_for": dict(made_for)}
+    header = {
+        "schema": SCHEMA,
+        "sha256": content.sha256,
+        "bytes": len(content.data),
+        "made_for": dict(made_for),
+    }
     _replace(path, json.dumps(header).encode() + b"\n" + content.data)
 
 
@@ -101,7 +106,11 @@ def shared_files(folder: Path) -> list[Path]:
 
 def kept_files(folder: Path) -> list[Path]:
     """Return the caches that are kept by digest."""
-    return [path for path in sorted(folder.glob(f"{KEPT}/*")) if len(path.name) == hashlib.sha256().digest_size * 2]
+    return [
+        path
+        for path in sorted(folder.glob(f"{KEPT}/*"))
+        if len(path.name) == hashlib.sha256().digest_size * 2
+    ]
 
 
 def broken_files(folder: Path) -> list[Path]:
@@ -112,7 +121,9 @@ def broken_files(folder: Path) -> list[Path]:
 def set_aside(path: Path) -> Path:
     """Take a file out of use; return where it lies now. Raises: OSError: it cannot be renamed."""
     for number in range(1000):
-        aside = path.with_name(f"{path.name}{BROKEN}{time.strftime('%Y%m%dT%H%M%S')}{f'-{number}' if number else ''}")
+        aside = path.with_name(
+            f"{path.name}{BROKEN}{time.strftime('%Y%m%dT%H%M%S')}{f'-{number}' if number else ''}"
+        )
         if not aside.exists():
             break
     path.replace(aside)
@@ -142,7 +153,9 @@ def _header(line: bytes) -> dict[str, object] | None:
 
 
 def _shown(made_for: object) -> str:
-    return ", ".join(map(str, made_for.values())) if isinstance(made_for, dict) else "something else"
+    return (
+        ", ".join(map(str, made_for.values())) if isinstance(made_for, dict) else "something else"
+    )
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -36,7 +36,12 @@ def usage(folder: Path) -> Usage:
 
 
 def collect(
-    folder: Path, *, wanted: Collection[str], unused_for_s: float | None, ours_alone: bool, dry_run: bool
+    folder: Path,
+    *,
+    wanted: Collection[str],
+    unused_for_s: float | None,
+    ours_alone: bool,
+    dry_run: bool,
 ) -> Collected:
     """Remove what nobody needs: kept caches but the ``wanted`` ones, and what was set aside.
 
@@ -47,7 +52,11 @@ def collect(
     limit = time.time() - unused_for_s if unused_for_s is not None else None
     if limit is None and not ours_alone:
         return Collected(0, 0)
-    files = [path for path in _loose(folder, wanted, shared=limit is not None) if limit is None or _used(path) < limit]
+    files = [
+        path
+        for path in _loose(folder, wanted, shared=limit is not None)
+        if limit is None or _used(path) < limit
+    ]
     sizes = sum(map(_size, files))
     if not dry_run:
         for path in files:

@@ -16,7 +16,10 @@ _ENGINES = ("engine.engine", "engine.onnx")
 
 
 def check(
-    engine: str | os.PathLike[str], *, digest: bool = True, project: str | os.PathLike[str] | None = None
+    engine: str | os.PathLike[str],
+    *,
+    digest: bool = True,
+    project: str | os.PathLike[str] | None = None,
 ) -> Verdict:
     """Tell whether an engine can run on this machine, before anything of it is deserialized.
 
@@ -30,7 +33,11 @@ def check(
         return _check(path, str(engine), digest, None if project is None else Path(project))
     except OSError as error:
         told = error.strerror or str(error)
-        return Verdict(str(engine), "", (Reason("file", f"{error.filename or path} cannot be read: {told}", ""),))
+        return Verdict(
+            str(engine),
+            "",
+            (Reason("file", f"{error.filename or path} cannot be read: {told}", ""),),
+        )
 
 
 def _check(path: Path, asked: str, digest: bool, project: Path | None) -> Verdict:
@@ -41,7 +48,9 @@ def _check(path: Path, asked: str, digest: bool, project: Path | None) -> Verdic
         return Verdict(asked, _of_header(path, header), tuple(_unrecorded(path, header, record)))
     reasons = [*damage(path, record, header, digest=digest), *obstacles(record)]
     reasons += plugin_obstacles(record, path, project)
-    return Verdict(asked, _of_record(record), tuple(reasons), (*remarks(record), *plugin_remarks(record)))
+    return Verdict(
+        asked, _of_record(record), tuple(reasons), (*remarks(record), *plugin_remarks(record))
+    )
 
 
 def _absent(path: Path) -> Reason:
@@ -62,7 +71,9 @@ def _engine_in(path: Path) -> Path:
 def _unrecorded(path: Path, header: Header, why: Reason) -> Iterator[Reason]:
     """Yield what the file alone tells: never enough to say that it runs."""
     size = path.stat().st_size
-    yield Reason(why.kind, f"{why.problem}, so nothing is known of it but {_told(header, size)}", why.remedy)
+    yield Reason(
+        why.kind, f"{why.problem}, so nothing is known of it but {_told(header, size)}", why.remedy
+    )
     if header.truncated:
         whole = f": it has {size} of {header.whole_bytes} bytes" if header.whole_bytes else ""
         yield Reason("truncated", f"{path.name} is truncated{whole}", "copy it again, or build it")
@@ -88,11 +99,15 @@ def _of_header(path: Path, header: Header) -> str:
 def _of_record(record: Record) -> str:
     """Return what an engine is, in a few words."""
     built = record.built_with
-    model = ":".join(str(record.figures[name]) for name in ("model", "variant") if record.figures.get(name))
+    model = ":".join(
+        str(record.figures[name]) for name in ("model", "variant") if record.figures.get(name)
+    )
     library = f"{TITLES.get(record.backend, record.backend)} {built_version(record)}".rstrip()
     precision = str(record.map("settings").get("precision") or "")
     capability = f" ({built['compute_capability']})" if built.get("compute_capability") else ""
     device = built.get("gpu") or built.get("cpu")
     where = f"built on {device}{capability}" if device else "built"
     when = str(record.figures.get("started") or "")[:10]
-    return ", ".join(part for part in (model, library, precision, f"{where} {when}".strip()) if part)
+    return ", ".join(
+        part for part in (model, library, precision, f"{where} {when}".strip()) if part
+    )

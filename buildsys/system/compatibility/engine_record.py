@@ -42,7 +42,11 @@ class Record:
     @property
     def files(self) -> dict[str, Mapping[str, Any]]:
         """Return size and digest of the files of its folder, the engine first."""
-        return {str(name): facts for name, facts in self.map("files").items() if isinstance(facts, Mapping)}
+        return {
+            str(name): facts
+            for name, facts in self.map("files").items()
+            if isinstance(facts, Mapping)
+        }
 
 
 def read_record(engine: Path) -> Record | Reason:
@@ -51,7 +55,9 @@ def read_record(engine: Path) -> Record | Reason:
     try:
         figures = json.loads(path.read_bytes())
     except FileNotFoundError:
-        return Reason("record", f"there is no {RECORD_NAME} beside it", "copy the engine's whole folder")
+        return Reason(
+            "record", f"there is no {RECORD_NAME} beside it", "copy the engine's whole folder"
+        )
     except OSError as error:
         return Reason("record", f"{path} cannot be read: {error.strerror}", "make it readable")
     except ValueError as error:
@@ -60,7 +66,11 @@ def read_record(engine: Path) -> Record | Reason:
         return Reason("record", f"{path} is not the record of an engine", _COPY)
     if figures.get("status", "passed") != "passed":
         told = figures.get("reason") or "its build did not pass"
-        return Reason("record", f"{path} says that no engine was built: {told}", str(figures.get("hint") or "build it"))
+        return Reason(
+            "record",
+            f"{path} says that no engine was built: {told}",
+            str(figures.get("hint") or "build it"),
+        )
     return Record(figures["backend"], figures)
 
 
@@ -90,9 +100,13 @@ def _file_damage(path: Path, facts: Mapping[str, Any], *, digest: bool) -> Itera
         return
     size = path.stat().st_size
     if isinstance(wanted, int) and size < wanted:
-        yield Reason("truncated", f"{path.name} is truncated: it has {size} of {wanted} bytes", _COPY)
+        yield Reason(
+            "truncated", f"{path.name} is truncated: it has {size} of {wanted} bytes", _COPY
+        )
     elif isinstance(wanted, int) and size > wanted:
-        problem = f"{path.name} is not the file that was built: it has {size} bytes instead of {wanted}"
+        problem = (
+            f"{path.name} is not the file that was built: it has {size} bytes instead of {wanted}"
+        )
         yield Reason("digest", problem, _COPY)
     elif digest:
         yield from _digest_damage(path, str(facts.get("sha256") or ""))
@@ -100,9 +114,7 @@ def _file_damage(path: Path, facts: Mapping[str, Any], *, digest: bool) -> Itera
 
 def _digest_damage(path: Path, wanted: str) -> Iterator[Reason]:
     if wanted and (found := _sha256(path)) != wanted:
-        problem = (
-            f"{path.name} is not the file that was built: its SHA-256 is {found[:16]}…, {wanted[:16]}… is recorded"
-        )
+        problem = f"{path.name} is not the file that was built: its SHA-256 is {found[:16]}…, {wanted[:16]}… is recorded"
         yield Reason("digest", problem, _COPY)
 
 

@@ -27,7 +27,10 @@ from buildsys.system.engine_environment import (
 
 TITLES = {"onnxruntime": "ONNX Runtime", "tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX"}
 _PACKAGES = {"onnxruntime": "onnxruntime", "tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt-rtx"}
-_NEWER_MAJORS = {(8, 10), (10, 11)}  # the only runtimes of another major version that take version compatible engines
+_NEWER_MAJORS = {
+    (8, 10),
+    (10, 11),
+}  # the only runtimes of another major version that take version compatible engines
 _DRIVERS = {11: "450.80", 12: "525.60", 13: "580.65"}  # the oldest for each CUDA, on Linux
 _AMPERE = (8, 0)
 _LAYOUTS = ("avx", "avx2", "avx512f")  # ONNX Runtime blocks the channels of weights by their width
@@ -58,7 +61,11 @@ def remarks(record: Record) -> Iterator[str]:
     same = gpu.get("compute_capability") == built_on.get("compute_capability")
     if record.backend == "tensorrt" and same and gpu and gpu["gpu"] != built_on.get("gpu"):
         yield f"built on {built_on.get('gpu')}, and this is {gpu['gpu']}: it may be slower than one built here"
-    if needs_gpu(record) and len(kinds_of_gpu()) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+    if (
+        needs_gpu(record)
+        and len(kinds_of_gpu()) > 1
+        and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
+    ):
         kinds = " and ".join(kinds_of_gpu())
         yield f"{kinds} are visible, and CUDA may take another one first: set CUDA_DEVICE_ORDER=PCI_BUS_ID to be sure"
     if record.portability.get("version_compatible"):
@@ -90,16 +97,23 @@ def _missing_library(record: Record, why: str) -> Reason:
     title = TITLES.get(record.backend, record.backend)
     problem = f"{title} is not installed here" if not why else f"{title} cannot be used here: {why}"
     wanted = f"=={built_version(record)}" if built_version(record) else ""
-    return Reason("library", problem, f"pip install '{_PACKAGES.get(record.backend, record.backend)}{wanted}'")
+    return Reason(
+        "library", problem, f"pip install '{_PACKAGES.get(record.backend, record.backend)}{wanted}'"
+    )
 
 
 def _version(record: Record, here: str) -> Iterator[Reason]:
     built, found = numbers_of(built_version(record)), numbers_of(here)
     if not built or not found:
         return
-    title, flexible = TITLES.get(record.backend, record.backend), bool(record.portability.get("version_compatible"))
+    title, flexible = (
+        TITLES.get(record.backend, record.backend),
+        bool(record.portability.get("version_compatible")),
+    )
     shown = f"it was built with {title} {built_version(record)}, and {here} is installed"
-    install = f"pip install '{_PACKAGES.get(record.backend, record.backend)}=={built_version(record)}'"
+    install = (
+        f"pip install '{_PACKAGES.get(record.backend, record.backend)}=={built_version(record)}'"
+    )
     if record.backend == "onnxruntime":
         if found[:2] < built[:2]:
             problem = f"{shown}: an older one may lack operators that the newer one put into it"
@@ -107,11 +121,19 @@ def _version(record: Record, here: str) -> Iterator[Reason]:
     elif record.backend == "tensorrt" and flexible:
         if not _runs_later(built, found):
             problem = f"{shown}: it is version compatible, which reaches to later versions only, {_reach(built)}"
-            yield Reason("version", problem, f"{install}, or build it with the version that is installed")
+            yield Reason(
+                "version", problem, f"{install}, or build it with the version that is installed"
+            )
     elif not _same(built, found):
-        hint = "" if record.backend == "tensorrt_rtx" else ", or set version_compatible: true for later versions"
+        hint = (
+            ""
+            if record.backend == "tensorrt_rtx"
+            else ", or set version_compatible: true for later versions"
+        )
         problem = f"{shown}: such an engine runs with exactly its own version"
-        yield Reason("version", problem, f"{install}, or build it with the version that is installed{hint}")
+        yield Reason(
+            "version", problem, f"{install}, or build it with the version that is installed{hint}"
+        )
 
 
 def _same(built: tuple[int, ...], found: tuple[int, ...]) -> bool:
@@ -126,13 +148,20 @@ def _runs_later(built: tuple[int, ...], found: tuple[int, ...]) -> bool:
 
 
 def _reach(built: tuple[int, ...]) -> str:
-    majors = [str(built[0]), *(str(newer) for older, newer in sorted(_NEWER_MAJORS) if older == built[0])]
+    majors = [
+        str(built[0]),
+        *(str(newer) for older, newer in sorted(_NEWER_MAJORS) if older == built[0]),
+    ]
     return f"those of TensorRT {' and '.join(majors)}"
 
 
 def _gpu(record: Record) -> Iterator[Reason]:
     gpu, wanted = first_gpu(), _capabilities(record)
-    where = f"run it on a GPU of compute capability {wanted}" if wanted else "run it on a machine with an NVIDIA GPU"
+    where = (
+        f"run it on a GPU of compute capability {wanted}"
+        if wanted
+        else "run it on a machine with an NVIDIA GPU"
+    )
     if not gpu:
         yield Reason("gpu", f"it needs an NVIDIA GPU, and here {why_no_gpu()}", where)
         return
@@ -173,7 +202,11 @@ def _capabilities(record: Record) -> str:
 
 def _rtx_capabilities(record: Record) -> list[str]:
     own = str(record.built_with.get("compute_capability") or "")
-    named = record.portability.get("compute_capabilities") or record.map("settings").get("compute_capabilities") or []
+    named = (
+        record.portability.get("compute_capabilities")
+        or record.map("settings").get("compute_capabilities")
+        or []
+    )
     return [own if name == "current" else str(name) for name in named]
 
 
@@ -184,28 +217,46 @@ def _driver(record: Record, gpu: Mapping[str, Any]) -> Iterator[Reason]:
     needed = cuda_of_library(module) or str(record.built_with.get("cuda_runtime") or "")
     there = numbers_of(str(gpu.get("cuda") or ""))
     if needed.isdigit() and there and there[0] < int(needed):
-        driver = f"the NVIDIA driver {gpu.get('driver')} is too old: it runs CUDA up to {gpu['cuda']}"
+        driver = (
+            f"the NVIDIA driver {gpu.get('driver')} is too old: it runs CUDA up to {gpu['cuda']}"
+        )
         oldest = _DRIVERS.get(int(needed), "")
-        remedy = f"install a driver of version {oldest} or newer" if oldest else "install a newer driver"
+        remedy = (
+            f"install a driver of version {oldest} or newer" if oldest else "install a newer driver"
+        )
         yield Reason("driver", f"{driver}, and {title} here is made for CUDA {needed}", remedy)
 
 
 def _platform(record: Record) -> Iterator[Reason]:
     built, here = str(record.built_with.get("platform") or ""), platform_name()
     if record.backend == "tensorrt" and built and built != here:
-        yield Reason("platform", f"it was built on {built}, and this is {here}", "build it on such a machine")
+        yield Reason(
+            "platform", f"it was built on {built}, and this is {here}", "build it on such a machine"
+        )
     elif built and built.rpartition(" ")[2] != here.rpartition(" ")[2]:
-        yield Reason("platform", f"it was built on {built}, and this is {here}", "build it for this processor family")
+        yield Reason(
+            "platform",
+            f"it was built on {built}, and this is {here}",
+            "build it for this processor family",
+        )
 
 
 def _processor(record: Record) -> Iterator[Reason]:
     if record.map("settings").get("graph_optimization_level", "all") != "all":
         return
     here = cpu_instructions()
-    lacking = [name for name in record.built_with.get("instructions") or () if name in _LAYOUTS and name not in here]
+    lacking = [
+        name
+        for name in record.built_with.get("instructions") or ()
+        if name in _LAYOUTS and name not in here
+    ]
     if lacking:
-        problem = f"its weights are laid out for {', '.join(lacking)}, which this processor does not have"
-        yield Reason("processor", problem, "build it here, or with graph_optimization_level: extended")
+        problem = (
+            f"its weights are laid out for {', '.join(lacking)}, which this processor does not have"
+        )
+        yield Reason(
+            "processor", problem, "build it here, or with graph_optimization_level: extended"
+        )
 
 
 def _cuda_provider() -> Iterator[Reason]:

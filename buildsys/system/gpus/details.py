@@ -16,7 +16,11 @@ from buildsys.system.gpus.nvml import Handle, session
 
 
 class _Memory(ctypes.Structure):
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,9 @@ def read_details(visible: str | None) -> list[GpuDetails]:
 
 def _details(nvml: ctypes.CDLL, handle: Handle, facts: Mapping[str, str]) -> GpuDetails:
     memory = _Memory()
-    told = not nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))  # of a MIG instance it may not be
+    told = not nvml.nvmlDeviceGetMemoryInfo(
+        handle, ctypes.byref(memory)
+    )  # of a MIG instance it may not be
     return GpuDetails(
         **facts,
         memory_bytes=memory.total if told else None,

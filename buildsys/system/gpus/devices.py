@@ -35,7 +35,10 @@ def read_uuids(visible: str | None) -> list[tuple[str, str]]:
     """
     with session() as nvml:
         handles = _visible(nvml, visible)
-        return [(text(nvml.nvmlDeviceGetUUID, handle), text(nvml.nvmlDeviceGetName, handle)) for handle in handles]
+        return [
+            (text(nvml.nvmlDeviceGetUUID, handle), text(nvml.nvmlDeviceGetName, handle))
+            for handle in handles
+        ]
 
 
 def _visible(nvml: ctypes.CDLL, visible: str | None) -> list[Handle]:
@@ -62,7 +65,10 @@ def _find(nvml: ctypes.CDLL, handles: list[Handle], name: str) -> Handle | None:
         return None if status else handle
     if not name.startswith("GPU-"):
         return None
-    return next((handle for handle in handles if text(nvml.nvmlDeviceGetUUID, handle).startswith(name)), None)
+    return next(
+        (handle for handle in handles if text(nvml.nvmlDeviceGetUUID, handle).startswith(name)),
+        None,
+    )
 
 
 def _by_index(nvml: ctypes.CDLL, index: int) -> Handle:
@@ -74,7 +80,10 @@ def _by_index(nvml: ctypes.CDLL, index: int) -> Handle:
 def _describe(nvml: ctypes.CDLL, handle: Handle) -> dict[str, str]:
     major, minor = ctypes.c_int(), ctypes.c_int()
     check(nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor)))
-    return {"name": text(nvml.nvmlDeviceGetName, handle), "compute_capability": f"{major.value}.{minor.value}"}
+    return {
+        "name": text(nvml.nvmlDeviceGetName, handle),
+        "compute_capability": f"{major.value}.{minor.value}",
+    }
 
 
 def _cuda_version(nvml: ctypes.CDLL) -> str:

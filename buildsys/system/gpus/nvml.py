@@ -14,7 +14,9 @@ from buildsys.errors import BuildsysError
 
 Handle = ctypes.c_void_p  # of a GPU
 _LIBRARY = "libnvidia-ml.so.1"
-_TEXT_BYTES = 96  # more than any of NVML's *_BUFFER_SIZE constants for the fields that are read here
+_TEXT_BYTES = (
+    96  # more than any of NVML's *_BUFFER_SIZE constants for the fields that are read here
+)
 
 
 class GpuError(BuildsysError):

@@ -55,9 +55,15 @@ class Readings:
         if not self.taken:
             return {"missing": self.missing or "nothing was read"}
         quantities = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
-        spans = {name: _span([getattr(reading, name) for reading in self.taken]) for name in quantities}
+        spans = {
+            name: _span([getattr(reading, name) for reading in self.taken]) for name in quantities
+        }
         shares = throttle_shares([reading.throttle_bits for reading in self.taken])
-        return {"readings": len(self.taken), **{name: span for name, span in spans.items() if span}, "throttle": shares}
+        return {
+            "readings": len(self.taken),
+            **{name: span for name, span in spans.items() if span},
+            "throttle": shares,
+        }
 
 
 def throttle_shares(bits: Iterable[int | None]) -> dict[str, float]:
@@ -74,7 +80,9 @@ def throttled(case: str, figures: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence where the figures of a case say that the clocks were held down."""
     shares = figures.get("throttle") or {}
     if shares:
-        told = ", ".join(f"{reason} in {share:.0%} of the readings" for reason, share in shares.items())
+        told = ", ".join(
+            f"{reason} in {share:.0%} of the readings" for reason, share in shares.items()
+        )
         yield f"case {case}: the GPU was throttled: {told}"
 
 
@@ -82,7 +90,9 @@ def throttled(case: str, figures: Mapping[str, Any]) -> Iterator[str]:
 def sampled(pci_bus_id: str, every_s: float = 0.2) -> Iterator[Readings]:
     """Read a GPU ``every_s`` in a thread until the block ends, and at its end; one that cannot be read is no error."""
     readings, stop = Readings(), threading.Event()
-    thread = threading.Thread(target=_sample, args=(pci_bus_id, every_s, readings, stop), daemon=True)
+    thread = threading.Thread(
+        target=_sample, args=(pci_bus_id, every_s, readings, stop), daemon=True
+    )
     thread.start()
     try:
         yield readings
@@ -112,7 +122,9 @@ def _read(nvml: ctypes.CDLL, handle: Handle) -> Reading:
         memory_clock_mhz=_number(nvml.nvmlDeviceGetClockInfo, handle, _MEMORY),
         power_w=None if power is None else power / 1000,
         temperature_c=_number(nvml.nvmlDeviceGetTemperature, handle, _GPU_TEMPERATURE),
-        throttle_bits=_number(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle, kind=ctypes.c_ulonglong),
+        throttle_bits=_number(
+            nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle, kind=ctypes.c_ulonglong
+        ),
     )
 
 

@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from buildsys.errors import StageError, Unavailable
-from buildsys.system.interpreters.toolchain import Toolchain, interpreter_environment, override_variable
+from buildsys.system.interpreters.toolchain import (
+    Toolchain,
+    interpreter_environment,
+    override_variable,
+)
 
 if TYPE_CHECKING:
     from buildsys.system.interpreters.probe import Answer
@@ -148,9 +152,13 @@ def _asked(toolchain: Toolchain, environment: Mapping[str, str]) -> _Known:
     if answer.fields is None:
         return _Known(_without_answer(toolchain, answer), {})
     fields = dict(answer.fields)
-    if fields.pop("pid", answer.pid) != answer.pid:  # its end, signals and descriptors would be those of a shell
+    if (
+        fields.pop("pid", answer.pid) != answer.pid
+    ):  # its end, signals and descriptors would be those of a shell
         hint = f'write `exec` before the interpreter in {toolchain.python}: exec …/python "$@"'
-        return _Known(_unusable(toolchain, f"{toolchain.python} starts Python as a second process", hint), {})
+        return _Known(
+            _unusable(toolchain, f"{toolchain.python} starts Python as a second process", hint), {}
+        )
     identity = Identity(**{**fields, "path": tuple(fields["path"])})
     return _Known(Inquiry(identity), _stamps(_resting_on(identity)))
 
@@ -159,12 +167,22 @@ def _without_answer(toolchain: Toolchain, answer: Answer) -> Inquiry:
     python = toolchain.python
     if answer.in_time and not answer.crashed:
         printed = f" and printed {answer.last_line!r}" if answer.last_line else ""
-        return _unusable(toolchain, f"{python} is no working Python: it {answer.how}{printed}", output=answer.output)
+        return _unusable(
+            toolchain,
+            f"{python} is no working Python: it {answer.how}{printed}",
+            output=answer.output,
+        )
     from buildsys.system.interpreters.probe import LIMIT_VARIABLE
 
     more_time = "" if answer.in_time else f"; {LIMIT_VARIABLE}=2min allows it more time"
     hint = f"try `{python} -c 'import sys'`{more_time}"
-    return _unusable(toolchain, f"{python} {answer.how} when it was started", hint, lasting=False, output=answer.output)
+    return _unusable(
+        toolchain,
+        f"{python} {answer.how} when it was started",
+        hint,
+        lasting=False,
+        output=answer.output,
+    )
 
 
 def _judged(toolchain: Toolchain, found: Inquiry) -> Inquiry:
@@ -173,21 +191,38 @@ def _judged(toolchain: Toolchain, found: Inquiry) -> Inquiry:
     if identity is None or tuple(map(int, identity.version.split(".")[:2])) >= OLDEST:
         return found
     wanted = ".".join(map(str, OLDEST))
-    told = _unusable(toolchain, f"{toolchain.python} is Python {identity.version}, and {wanted} or newer is needed")
+    told = _unusable(
+        toolchain,
+        f"{toolchain.python} is Python {identity.version}, and {wanted} or newer is needed",
+    )
     return Inquiry(identity, told.problem, told.hint)
 
 
-def _unusable(toolchain: Toolchain, problem: str, hint: str = "", *, lasting: bool = True, output: str = "") -> Inquiry:
+def _unusable(
+    toolchain: Toolchain, problem: str, hint: str = "", *, lasting: bool = True, output: str = ""
+) -> Inquiry:
     name = toolchain.name
-    hint = hint or f"set toolchains.{name}.python in configs/project.yaml, or {override_variable(name)} on this machine"
+    hint = (
+        hint
+        or f"set toolchains.{name}.python in configs/project.yaml, or {override_variable(name)} on this machine"
+    )
     return Inquiry(None, f"the toolchain {name} cannot be used: {problem}", hint, lasting, output)
 
 
 def _name(toolchain: Toolchain, environment: Mapping[str, str]) -> str:
     """Return what an answer is remembered under: all that decides which interpreter starts, and how."""
     python = toolchain.python
-    files = [python, python.resolve(), python.parent / "pyvenv.cfg", python.parent.parent / "pyvenv.cfg"]
-    variables = sorted((key, value) for key, value in environment.items() if key.startswith("PYTHON") or key == "HOME")
+    files = [
+        python,
+        python.resolve(),
+        python.parent / "pyvenv.cfg",
+        python.parent.parent / "pyvenv.cfg",
+    ]
+    variables = sorted(
+        (key, value)
+        for key, value in environment.items()
+        if key.startswith("PYTHON") or key == "HOME"
+    )
     about = [list(_stamps(map(str, files)).items()), variables, sorted(toolchain.env.items())]
     return f"{_SCHEMA}:{hashlib.sha256(json.dumps(about).encode()).hexdigest()}"
 
@@ -198,7 +233,8 @@ def _resting_on(identity: Identity) -> list[str]:
     for entry in identity.path:
         files.append(entry)
         with suppress(OSError):  # an archive, or nothing at all
-            files += sorted(f"{entry}/{name}" for name in os.listdir(entry) if name.endswith(".pth"))  # noqa: PTH208
+            names = os.listdir(entry)  # noqa: PTH208 - no path is wanted
+            files += sorted(f"{entry}/{name}" for name in names if name.endswith(".pth"))
     return files
 
 

@@ -22,7 +22,9 @@ class Module:
     version: str = ""
     missing: bool = False
     problem: str = ""  # why it does not load, where it is there
-    facts: Mapping[str, Any] | None = None  # what else it said, such as the execution providers of onnxruntime
+    facts: Mapping[str, Any] | None = (
+        None  # what else it said, such as the execution providers of onnxruntime
+    )
 
     @property
     def loads(self) -> bool:
@@ -46,7 +48,11 @@ def _asked(python: Path, name: str, environment: Mapping[str, str], within_s: fl
     except OSError as error:
         return Module(name, problem=f"{python} cannot be started: {error.strerror}")
     if answer.fields is None:
-        printed = f": {answer.last_line}" if answer.last_line and answer.in_time and not answer.crashed else ""
+        printed = (
+            f": {answer.last_line}"
+            if answer.last_line and answer.in_time and not answer.crashed
+            else ""
+        )
         return Module(name, problem=f"the interpreter {answer.how} while it was imported{printed}")
     known = {"version", "missing", "problem"}
     facts = {field: value for field, value in answer.fields.items() if field not in known}

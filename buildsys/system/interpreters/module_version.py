@@ -15,7 +15,8 @@ from buildsys.system.interpreters.toolchain import Toolchain, interpreter_enviro
 _SCHEMA = "module/1"
 _FILES = ("_version.py", "version.py", "__init__.py")
 _VERSION = re.compile(
-    r"""^(?:__version__|version|VERSION)\s*(?::\s*str\s*)?=\s*["']([0-9][^"'\s]*)["']""", re.MULTILINE
+    r"""^(?:__version__|version|VERSION)\s*(?::\s*str\s*)?=\s*["']([0-9][^"'\s]*)["']""",
+    re.MULTILINE,
 )
 _READ_BYTES = 1 << 16
 
@@ -34,7 +35,9 @@ def written_version(module: str, path: Sequence[str]) -> str | None:
     return None
 
 
-def told_version(module: str, path: Sequence[str], toolchain: Toolchain, memo: Memo | None) -> str | None:
+def told_version(
+    module: str, path: Sequence[str], toolchain: Toolchain, memo: Memo | None
+) -> str | None:
     """Return the version that a package tells when it is imported, asked once for each state of its files."""
     folder = _folder(module, path)
     if folder is None:
@@ -51,7 +54,9 @@ def told_version(module: str, path: Sequence[str], toolchain: Toolchain, memo: M
 
 def _told(module: str, toolchain: Toolchain) -> str:
     from buildsys.system.interpreters.probe import ask, limit_s
-    from buildsys.system.interpreters.probe_scripts import MODULE  # slow to import, and seldom needed
+    from buildsys.system.interpreters.probe_scripts import (
+        MODULE,
+    )  # slow to import, and seldom needed
 
     try:
         environment = interpreter_environment(toolchain, os.environ)
@@ -62,11 +67,16 @@ def _told(module: str, toolchain: Toolchain) -> str:
 
 
 def _folder(module: str, path: Sequence[str]) -> str | None:
-    return next((f"{entry}/{module}" for entry in path if os.path.isfile(f"{entry}/{module}/__init__.py")), None)  # noqa: PTH113
+    folders = (f"{entry}/{module}" for entry in path)
+    return next((f for f in folders if os.path.isfile(f"{f}/__init__.py")), None)  # noqa: PTH113
 
 
 def _state(folder: str) -> str:
     with os.scandir(folder) as entries:
-        kept = (entry for entry in entries if entry.name != "__pycache__")  # which asking itself makes
-        found = sorted((entry.path, entry.stat().st_mtime_ns, entry.stat().st_size) for entry in kept)
+        kept = (
+            entry for entry in entries if entry.name != "__pycache__"
+        )  # which asking itself makes
+        found = sorted(
+            (entry.path, entry.stat().st_mtime_ns, entry.stat().st_size) for entry in kept
+        )
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()

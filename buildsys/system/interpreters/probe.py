@@ -61,7 +61,13 @@ def limit_s(environment: Mapping[str, str]) -> float:
     return float(found[1]) * _UNITS_S[found[2]] if found else _DEFAULT_LIMIT_S
 
 
-def ask(python: Path, text: str, arguments: Sequence[str], environment: Mapping[str, str], within_s: float) -> Answer:
+def ask(
+    python: Path,
+    text: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    within_s: float,
+) -> Answer:
     """Run ``text`` in an interpreter; it answers by JSON on the descriptor that is its first argument.
 
     Raises: OSError: the program cannot be started.

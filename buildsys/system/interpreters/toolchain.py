@@ -43,7 +43,11 @@ def override_variable(name: str) -> str:
 
 
 def located(
-    name: str, python: str, env: Iterable[tuple[str, str]], project: Path, environment: Mapping[str, str]
+    name: str,
+    python: str,
+    env: Iterable[tuple[str, str]],
+    project: Path,
+    environment: Mapping[str, str],
 ) -> Toolchain:
     """Return a toolchain as it is on this machine; ``python`` and ``env`` are written as in project.yaml.
 

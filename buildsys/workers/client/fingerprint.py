@@ -21,7 +21,17 @@ from buildsys.system.interpreters.identity import Identity
 from buildsys.workers.server_kinds import Profile
 
 _SCHEMA = "buildsys/server/1"
-_STATUS = ("Umask", "Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Seccomp", "Cpus_allowed_list", "Mems_allowed_list")
+_STATUS = (
+    "Umask",
+    "Uid",
+    "Gid",
+    "Groups",
+    "CapEff",
+    "NoNewPrivs",
+    "Seccomp",
+    "Cpus_allowed_list",
+    "Mems_allowed_list",
+)
 _SYSTEM_FILES = ("/proc/sys/kernel/random/boot_id", "/proc/self/cgroup", "/proc/self/oom_score_adj")
 _LIBRARY_CACHE = "/etc/ld.so.cache"  # rewritten when a system library or the driver is installed
 
@@ -36,7 +46,12 @@ Stamp: TypeAlias = "tuple[int, int, int] | None"
 
 
 def fingerprint(
-    profile: Profile, *, python: str, environment: Mapping[str, str], folder: Path, identity: Identity | None = None
+    profile: Profile,
+    *,
+    python: str,
+    environment: Mapping[str, str],
+    folder: Path,
+    identity: Identity | None = None,
 ) -> str:
     """Return a sha256 over all that a server of this kind, started now by this process, would depend on.
 
@@ -74,9 +89,16 @@ def _own_code() -> list[str]:
 
 def _module_folders(environment: Mapping[str, str], folder: Path, path: Sequence[str]) -> list[str]:
     """Return where a server looks for modules: not where this process has in addition because of how it was called."""
-    ours = {"", str(Path.cwd()), str(folder.parent.parent), str(Path(sys.argv[0]).absolute().parent)}
+    ours = {
+        "",
+        str(Path.cwd()),
+        str(folder.parent.parent),
+        str(Path(sys.argv[0]).absolute().parent),
+    }
     named = environment.get("PYTHONPATH", "").split(os.pathsep)
-    return list(dict.fromkeys([*filter(None, named), *(entry for entry in path if entry not in ours)]))
+    return list(
+        dict.fromkeys([*filter(None, named), *(entry for entry in path if entry not in ours)])
+    )
 
 
 def _modules(entry: str, standard: frozenset[str]) -> Iterator[tuple[str, Stamp]]:
@@ -104,14 +126,20 @@ def _modules(entry: str, standard: frozenset[str]) -> Iterator[tuple[str, Stamp]
 
 def _process() -> dict[str, Any]:
     """Return what a child inherits besides its environment variables."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    status = dict(
+        line.split(":", 1)
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if ":" in line
+    )
     limits = sorted(name for name in vars(resource) if name.startswith("RLIMIT_"))
     spaces = sorted(os.listdir("/proc/self/ns"))  # noqa: PTH208 - no path is wanted
     return {
         "status": {name: status.get(name) for name in _STATUS},
         "limits": {name: resource.getrlimit(getattr(resource, name)) for name in limits},
         "scheduling": [os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)],
-        "files": [Path(path).read_text() if Path(path).exists() else None for path in _SYSTEM_FILES],
+        "files": [
+            Path(path).read_text() if Path(path).exists() else None for path in _SYSTEM_FILES
+        ],
         "spaces": [str(Path("/proc/self/ns", name).readlink()) for name in spaces],
         "root": [str(Path("/proc/self/root").readlink()), _identity(Path("/"))],
     }

@@ -25,7 +25,9 @@ class Conversation:
         self._events, self._remote_events = os.pipe()
         os.set_blocking(self._events, False)
         self._fate, self._remote_fate = socket.socketpair()
-        self._server = control.dup()  # its own, so that closing the pool cannot pull it away; readable = ended
+        self._server = (
+            control.dup()
+        )  # its own, so that closing the pool cannot pull it away; readable = ended
         self._event_lines, self._fate_lines = LineBuffer(), LineBuffer()
         self._hung_up = False  # the child has, without an answer
 
@@ -45,7 +47,9 @@ class Conversation:
         self._fate.close()
         self._server.close()
 
-    def listen(self, start_limit_s: float, timeout_s: float | None, on_event: OnEvent) -> Message | None:
+    def listen(
+        self, start_limit_s: float, timeout_s: float | None, on_event: OnEvent
+    ) -> Message | None:
         """Return the last message: an answer, ``refused`` or ``exit``; None when the server is gone or hangs."""
         deadline: float | None = time.monotonic() + start_limit_s
         with selectors.DefaultSelector() as selector:
@@ -59,13 +63,21 @@ class Conversation:
                 for message in fate or ():
                     if message["event"] == "started":
                         self.pid = message["pid"]
-                        deadline = None if timeout_s is None else time.monotonic() + timeout_s + _LIMIT_SLACK_S
+                        deadline = (
+                            None
+                            if timeout_s is None
+                            else time.monotonic() + timeout_s + _LIMIT_SLACK_S
+                        )
                         on_event(message)
-                ending = next((message for message in fate or () if message["event"] != "started"), None)
+                ending = next(
+                    (message for message in fate or () if message["event"] != "started"), None
+                )
                 answer = self._read_events(on_event, selector)
                 if answer is not None or ending is not None or gone:
                     return answer or ending
-                if self._hung_up and (deadline is None or deadline > time.monotonic() + _LIMIT_SLACK_S):
+                if self._hung_up and (
+                    deadline is None or deadline > time.monotonic() + _LIMIT_SLACK_S
+                ):
                     deadline = time.monotonic() + _LIMIT_SLACK_S
 
     def _read_fate(self) -> list[Message] | None:

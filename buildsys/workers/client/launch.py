@@ -19,14 +19,20 @@ from buildsys.system.processes import Process
 from buildsys.workers import registry
 from buildsys.workers.client.fingerprint import fingerprint
 from buildsys.workers.client.server_handle import OwnServer, ServerHandle, SharedServer
-from buildsys.workers.environment import server_environment, split_environment, toolchain_environment
+from buildsys.workers.environment import (
+    server_environment,
+    split_environment,
+    toolchain_environment,
+)
 from buildsys.workers.protocol import Message
 from buildsys.workers.server_kinds import Profile
 
 _QUEUE = 128  # of connections that a server which still loads has not taken yet
 
 
-def start_server(profile: Profile, *, python: str, folder: Path, elsewhere: Elsewhere | None = None) -> ServerHandle:
+def start_server(
+    profile: Profile, *, python: str, folder: Path, elsewhere: Elsewhere | None = None
+) -> ServerHandle:
     """Return a server for jobs of a kind: one that runs already where that is as good as a new one.
 
     ``folder`` takes its log. With ``elsewhere`` it runs in that interpreter instead of ``python``.
@@ -45,7 +51,9 @@ def start_server(profile: Profile, *, python: str, folder: Path, elsewhere: Else
     home = registry.server_folder(os.environ) if idle_s > 0 else None
     # of an interpreter that was not asked it is not known where it looks for modules
     if home is not None and (identity is not None or python == sys.executable):
-        with contextlib.suppress(OSError):  # a full disk, a lock that is never let go: one of our own needs neither
+        with contextlib.suppress(
+            OSError
+        ):  # a full disk, a lock that is never let go: one of our own needs neither
             return start.shared(home, idle_s)
     return start.own()
 
@@ -103,9 +111,13 @@ class _Start:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(str(path))
             listener.listen(_QUEUE)
-            process = self._spawn({"listener": listener.fileno(), "path": str(path), "idle_s": idle_s}, listener)
+            process = self._spawn(
+                {"listener": listener.fileno(), "path": str(path), "idle_s": idle_s}, listener
+            )
         server = Process.of(process.pid)
-        record = registry.Record(server.pid, server.started, self.profile.name, self.python, str(self.log))
+        record = registry.Record(
+            server.pid, server.started, self.profile.name, self.python, str(self.log)
+        )
         try:
             registry.write_record(path, record)
             control = registry.connect(path)
@@ -125,7 +137,9 @@ class _Start:
         started: subprocess.Popen[bytes] | None = None,
         ready: bool = False,
     ) -> SharedServer:
-        return SharedServer(control, server, log=self.log, environment=self.passing, started=started, ready=ready)
+        return SharedServer(
+            control, server, log=self.log, environment=self.passing, started=started, ready=ready
+        )
 
     def _spawn(self, start: Message, channel: socket.socket) -> subprocess.Popen[bytes]:
         start = {**start, "preload": self.profile.preload, "without": self.profile.without}
@@ -139,7 +153,8 @@ class _Start:
                 cwd=self.log.parent,  # `-m` looks there first, and a project may hold an onnx.py of its own
                 env=dict(self.lasting),
                 pass_fds=[channel.fileno()],
-                start_new_session="listener" in start,  # Ctrl-C is not for a server that others use too
+                start_new_session="listener"
+                in start,  # Ctrl-C is not for a server that others use too
             )
         finally:
             os.close(output)

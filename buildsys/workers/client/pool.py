@@ -71,7 +71,9 @@ class WorkerPool:
         Raises: StageError: what the stage raised, with its class. WorkerDied: the process ended without an answer.
         """
         if job.toolchain is not None:
-            from buildsys.workers.client.toolchain_check import refusal  # a run without toolchains need not wait for it
+            from buildsys.workers.client.toolchain_check import (
+                refusal,
+            )  # a run without toolchains need not wait for it
 
             refused = refusal(job, job.toolchain, log)
             if refused is not None:
@@ -80,18 +82,29 @@ class WorkerPool:
 
         def heard(event: dict[str, Any]) -> None:
             if profile is TORCH and event["event"] == "started":
-                self._server(LIGHT, None)  # what is exported is simplified next: those libraries load meanwhile
+                self._server(
+                    LIGHT, None
+                )  # what is exported is simplified next: those libraries load meanwhile
             on_event(event)
 
         try:
             answer = self._answer(profile, job, log=log, timeout_s=timeout_s, on_event=heard)
         except WorkerDied as error:
             if self._closed:
-                error = WorkerDied(f"{job.target} was stopped because the run was ended", error.hint)
+                error = WorkerDied(
+                    f"{job.target} was stopped because the run was ended", error.hint
+                )
             _append(log, error)
             raise error from None
-        on_event({"event": "finished", **{field: answer[field] for field in ("status", "seconds", "peak_rss_mib")}})
-        return JobReply(log=log, **{field: value for field, value in answer.items() if field != "event"})
+        on_event(
+            {
+                "event": "finished",
+                **{field: answer[field] for field in ("status", "seconds", "peak_rss_mib")},
+            }
+        )
+        return JobReply(
+            log=log, **{field: value for field, value in answer.items() if field != "event"}
+        )
 
     def close(self) -> None:
         """End all servers; a job that still runs in another thread fails at once."""
@@ -113,7 +126,9 @@ class WorkerPool:
 
             if self._closed or not server.reused or not isinstance(error, NotTakenError):
                 raise
-        return self._server(profile, toolchain).run(job, **how)  # an earlier run's server was about to end, or hung
+        return self._server(profile, toolchain).run(
+            job, **how
+        )  # an earlier run's server was about to end, or hung
 
     def _server(self, profile: Profile, toolchain: Toolchain | None) -> ServerHandle:
         with self._lock:
@@ -125,7 +140,9 @@ class WorkerPool:
                 server = self._servers[kind] = self._start(profile, toolchain, dead=server)
             return server
 
-    def _start(self, profile: Profile, toolchain: Toolchain | None, dead: ServerHandle | None) -> ServerHandle:
+    def _start(
+        self, profile: Profile, toolchain: Toolchain | None, dead: ServerHandle | None
+    ) -> ServerHandle:
         # a run with nothing to do never gets here, and need not wait for these
         from buildsys.workers.client.launch import Elsewhere, start_server
 
@@ -137,14 +154,21 @@ class WorkerPool:
 
             elsewhere = Elsewhere(toolchain, inquire(toolchain).require())
         try:
-            return start_server(profile, python=self._python, folder=self._folder, elsewhere=elsewhere)
+            return start_server(
+                profile, python=self._python, folder=self._folder, elsewhere=elsewhere
+            )
         except OSError as error:
             where = f": {error.filename}" if error.filename else ""
             python = self._python if toolchain is None else toolchain.python
-            raise StageError(f"cannot start a worker server with {python}: {error.strerror}{where}") from None
+            raise StageError(
+                f"cannot start a worker server with {python}: {error.strerror}{where}"
+            ) from None
 
 
 def _append(log: Path, error: WorkerDied) -> None:
     """End a log whose writer can no longer do it."""
-    with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as stream:  # the error itself says it all
+    with (
+        contextlib.suppress(OSError),
+        log.open("a", encoding="utf-8") as stream,
+    ):  # the error itself says it all
         stream.write(f"# {error.problem}\n")

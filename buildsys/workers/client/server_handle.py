@@ -20,7 +20,9 @@ from buildsys.workers.job import Job
 from buildsys.workers.protocol import Message, encode, error_from_json, job_to_json
 from buildsys.workers.server_kinds import late_preload
 
-_START_LIMIT_S = 600.0  # a server that has not taken a job by then never will (say, a hanging network disk)
+_START_LIMIT_S = (
+    600.0  # a server that has not taken a job by then never will (say, a hanging network disk)
+)
 _READY_LIMIT_S = 60.0  # the same for one that had loaded everything before
 _CLOSE_LIMIT_S = 1.0
 
@@ -32,7 +34,9 @@ class NotTakenError(WorkerDied):
 class ServerHandle:
     """A connection to a running server. Threads may share it: each job has its own channels."""
 
-    def __init__(self, control: socket.socket, *, log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, control: socket.socket, *, log: Path, environment: Mapping[str, str]
+    ) -> None:
         self.log = log
         self._start_limit_s = _START_LIMIT_S
         self._control = control
@@ -79,7 +83,9 @@ class ServerHandle:
         if answer["event"] == "exit":
             sentence = f"the worker of {job.target} {how_it_ended(answer['code'])}"
             if answer["timed_out"]:
-                sentence = f"{job.target} took longer than its limit of {timeout_s:g} s and was stopped"
+                sentence = (
+                    f"{job.target} took longer than its limit of {timeout_s:g} s and was stopped"
+                )
             raise WorkerDied(sentence, f"full log: {shown(log, job.project)}")
         if answer["event"] in ("error", "refused"):
             raise error_from_json(answer["error"])
@@ -104,7 +110,9 @@ class ServerHandle:
                 return None
             conversation = Conversation(self._control)
             self._conversations.add(conversation)
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # listen() sees that the server is gone
+            with contextlib.suppress(
+                BrokenPipeError, ConnectionResetError
+            ):  # listen() sees that the server is gone
                 sent = socket.send_fds(self._control, [request], conversation.remote_descriptors)
                 self._control.sendall(request[sent:])
         conversation.close_remote()
@@ -116,16 +124,26 @@ class ServerHandle:
             _kill_group(pid)  # what the child itself had started
         how = self._end_of_server()
         if pid is not None:
-            return WorkerDied(f"the worker server that ran {job.target} {how}", f"full log: {shown(log, job.project)}")
+            return WorkerDied(
+                f"the worker server that ran {job.target} {how}",
+                f"full log: {shown(log, job.project)}",
+            )
         hint = f"full log: {shown(self.log, job.project)}"
-        return NotTakenError(f"the worker server for {job.target} {how}, before it could take the job", hint)
+        return NotTakenError(
+            f"the worker server for {job.target} {how}, before it could take the job", hint
+        )
 
 
 class OwnServer(ServerHandle):
     """A server that this process has started for itself alone, and that ends with it."""
 
     def __init__(
-        self, control: socket.socket, process: subprocess.Popen[bytes], *, log: Path, environment: Mapping[str, str]
+        self,
+        control: socket.socket,
+        process: subprocess.Popen[bytes],
+        *,
+        log: Path,
+        environment: Mapping[str, str],
     ) -> None:
         super().__init__(control, log=log, environment=environment)
         self._process = process
@@ -183,8 +201,14 @@ class SharedServer(ServerHandle):
     def close(self) -> None:
         """Leave the server to others, once it has ended what it does for this process."""
         self.hang_up()
-        working = [conversation.pid for conversation in list(self._conversations) if conversation.pid is not None]
-        if working and not _is_readable(self._control, _CLOSE_LIMIT_S):  # it hangs up once it has killed them
+        working = [
+            conversation.pid
+            for conversation in list(self._conversations)
+            if conversation.pid is not None
+        ]
+        if working and not _is_readable(
+            self._control, _CLOSE_LIMIT_S
+        ):  # it hangs up once it has killed them
             for pid in working:
                 _kill_group(pid)
         with contextlib.suppress(OSError):
@@ -200,7 +224,9 @@ class SharedServer(ServerHandle):
         if self._server.ends_within(_CLOSE_LIMIT_S):
             return "ended unexpectedly"
         self._server.kill()
-        self._server.ends_within(_CLOSE_LIMIT_S)  # until then the next to connect would meet it again
+        self._server.ends_within(
+            _CLOSE_LIMIT_S
+        )  # until then the next to connect would meet it again
         return how_it_ended(None)
 
 
@@ -209,7 +235,9 @@ def _wait_or_kill(process: subprocess.Popen[bytes]) -> int | None:
         return process.wait(_CLOSE_LIMIT_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # until it is gone the next to connect would meet it again
+        with contextlib.suppress(
+            subprocess.TimeoutExpired
+        ):  # until it is gone the next to connect would meet it again
             process.wait(_CLOSE_LIMIT_S)
         return None
 

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildsys.errors import StageError
-from buildsys.workers.registry import Record, locked, read_record, record_path, remove, server_folder
+from buildsys.workers.registry import (
+    Record,
+    locked,
+    read_record,
+    record_path,
+    remove,
+    server_folder,
+)
 
 _STOP_LIMIT_S = 2.0
 
@@ -52,7 +59,9 @@ def stop_servers(environment: Mapping[str, str]) -> list[RunningServer]:
     for server in running:
         server.record.process.terminate()
     for server in running:
-        if not server.record.process.ends_within(_STOP_LIMIT_S):  # in the middle of loading a library
+        if not server.record.process.ends_within(
+            _STOP_LIMIT_S
+        ):  # in the middle of loading a library
             server.record.process.kill()
             server.record.process.ends_within(_STOP_LIMIT_S)
     return running
@@ -68,16 +77,30 @@ def running_text(running: Sequence[RunningServer]) -> str:
         idle = busy if server.idle_s is None else _duration(server.idle_s)
         memory = f"{server.memory_mib:.0f} MiB"
         rows.append(
-            (str(record.pid), record.profile, _duration(server.age_s), idle, memory, record.python, record.project)
+            (
+                str(record.pid),
+                record.profile,
+                _duration(server.age_s),
+                idle,
+                memory,
+                record.python,
+                record.project,
+            )
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
     return "".join(f"{line}\n" for line in lines)
 
 
 def stopped_text(stopped: Sequence[RunningServer]) -> str:
     """Return one line per server that was ended."""
-    told = (f"ended {server.record.pid} ({server.record.profile}, {server.record.project})\n" for server in stopped)
+    told = (
+        f"ended {server.record.pid} ({server.record.profile}, {server.record.project})\n"
+        for server in stopped
+    )
     return "".join(told) or "no worker servers\n"
 
 
@@ -89,11 +112,15 @@ def _described(path: Path, record: Record) -> RunningServer:
     process = Path("/proc", str(record.pid))
     try:
         uptime_s = float(Path("/proc/uptime").read_text().split()[0])
-        memory_mib = int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+        memory_mib = (
+            int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+        )
         children = (process / "task" / str(record.pid) / "children").read_text().split()
         quiet_s = max(0.0, time.time() - record_path(path).stat().st_mtime)
     except OSError:  # it has just ended
         return RunningServer(record, 0.0, 0.0, 0.0)
     # one child waits for the next job
     age_s = uptime_s - record.started / os.sysconf("SC_CLK_TCK")
-    return RunningServer(record, age_s, None if len(children) > 1 or not record.ready else quiet_s, memory_mib)
+    return RunningServer(
+        record, age_s, None if len(children) > 1 or not record.ready else quiet_s, memory_mib
+    )

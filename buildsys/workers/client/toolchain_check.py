@@ -23,11 +23,20 @@ def refusal(job: Job, toolchain: Toolchain, log: Path) -> Unavailable | None:
     try:
         identity = found.require()
         if not identity.finds("numpy"):
-            raise Unavailable(f"the toolchain {toolchain.name} has no numpy", f"{toolchain.pip} numpy")
+            raise Unavailable(
+                f"the toolchain {toolchain.name} has no numpy", f"{toolchain.pip} numpy"
+            )
     except Unavailable as reason:
         _write_log(job, log, reason, found.output)
         result = StageResult("unavailable", reason.problem, reason.hint)
-        write_result(job, result, started=datetime.now(timezone.utc), seconds=0.0, peak_rss_mib=0.0, versions={})
+        write_result(
+            job,
+            result,
+            started=datetime.now(timezone.utc),
+            seconds=0.0,
+            peak_rss_mib=0.0,
+            versions={},
+        )
         return reason
     except StageError as error:
         _write_log(job, log, error, found.output)

@@ -28,7 +28,12 @@ from buildsys.workers.result_file import without_long_lists, write_result
 
 _IOLBF = 1  # stdio.h: line buffered
 # how libraries that do not raise MemoryError say that there is none
-_OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc", "Failed to allocate memory")
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "out of memory",
+    "bad_alloc",
+    "Failed to allocate memory",
+)
 
 
 def run_child(job: Job, log: Path, events: int) -> NoReturn:
@@ -52,7 +57,14 @@ def run_child(job: Job, log: Path, events: int) -> NoReturn:
     def fail(error: BuildsysError) -> NoReturn:
         expected = _as_expected(error, job, log)
         seconds = round(time.perf_counter() - clock, 4)
-        end({"event": "error", "error": error_to_json(expected), "seconds": seconds, "peak_rss_mib": peak_rss_mib()})
+        end(
+            {
+                "event": "error",
+                "error": error_to_json(expected),
+                "seconds": seconds,
+                "peak_rss_mib": peak_rss_mib(),
+            }
+        )
 
     end(_answer(replace(job, progress=channel.progress, fail=fail), log))
 
@@ -104,7 +116,11 @@ def _answer(job: Job, log: Path) -> Message:
 def _run_stage(job: Job) -> StageResult:
     name = job.stage if "." in job.stage else f"buildsys.stages.{job.stage}.stage"
     result = importlib.import_module(name).run(job)
-    if not isinstance(result, StageResult) or result.status not in ("passed", "failed", "unavailable"):
+    if not isinstance(result, StageResult) or result.status not in (
+        "passed",
+        "failed",
+        "unavailable",
+    ):
         raise TypeError(f"{name}.run returned {result!r} instead of a StageResult")
     return result
 
@@ -117,7 +133,9 @@ def _as_expected(error: Exception, job: Job, log: Path) -> BuildsysError:
             traceback.print_exception(type(error), error, error.__traceback__)
         return error
     traceback.print_exception(type(error), error, error.__traceback__)
-    line = next(iter(traceback.format_exception_only(type(error), error)[-1].strip().splitlines()), "")
+    line = next(
+        iter(traceback.format_exception_only(type(error), error)[-1].strip().splitlines()), ""
+    )
     hint = f"full log: {shown(log, job.project)}"
     if isinstance(error, MemoryError) or any(sign in str(error) for sign in _OUT_OF_MEMORY):
         return StageError(f"{job.target} ran out of memory ({line})", hint)

@@ -34,7 +34,9 @@ class Forker:
     """Starts children of this process; each runs one job and ends."""
 
     def __init__(self, close_inherited: Callable[[], None]) -> None:
-        self._close_inherited = close_inherited  # called in a child: closes what is the server's alone
+        self._close_inherited = (
+            close_inherited  # called in a child: closes what is the server's alone
+        )
         self._pid = os.getpid()
         self._spare: _Spare | None = None
 
@@ -45,7 +47,9 @@ class Forker:
 
     def prepare(self) -> int:
         """Have a child wait for the next job; return its pid. Raises: OSError: no memory or no process is left."""
-        if self._spare is not None and _has_ended(self._spare.pid):  # somebody has killed it while it waited
+        if self._spare is not None and _has_ended(
+            self._spare.pid
+        ):  # somebody has killed it while it waited
             self._drop()
         if self._spare is None:
             self._spare = self._fork()
@@ -55,7 +59,9 @@ class Forker:
         """Let the child that waits do a job and answer on ``events``."""
         assert self._spare is not None
         request = encode(message)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # how it ended is told when it is reaped
+        with contextlib.suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # how it ended is told when it is reaped
             sent = socket.send_fds(self._spare.channel, [request], [events])
             self._spare.channel.sendall(request[sent:])
         self._drop()
@@ -80,7 +86,9 @@ class Forker:
         flush()
         gc.freeze()  # a collection in the child leaves the shared pages alone
         ours, childs = socket.socketpair()
-        signal.pthread_sigmask(signal.SIG_BLOCK, SERVER_SIGNALS)  # a child must not run the server's handlers
+        signal.pthread_sigmask(
+            signal.SIG_BLOCK, SERVER_SIGNALS
+        )  # a child must not run the server's handlers
         try:
             pid = os.fork()
             if pid == 0:

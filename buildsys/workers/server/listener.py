@@ -38,7 +38,10 @@ class Doorway:
 
     def note_ready(self) -> None:
         """Tell those to come that everything is loaded."""
-        with contextlib.suppress(OSError), registry.locked(self._path.parent):  # only shortens how long they wait
+        with (
+            contextlib.suppress(OSError),
+            registry.locked(self._path.parent),
+        ):  # only shortens how long they wait
             record = registry.read_record(self._path)
             if record is not None and record.pid == os.getpid():
                 registry.write_record(self._path, dataclasses.replace(record, ready=True))

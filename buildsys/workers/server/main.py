@@ -25,10 +25,14 @@ def main() -> NoReturn:
     """Serve the orchestrator that started this process, or any that comes."""
     faulthandler.enable()
     # OpenBLAS, the one library here that starts threads when loaded, handles forks itself
-    warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
+    warnings.filterwarnings(
+        "ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning
+    )
     start = json.loads(sys.argv[1])
     here = str(Path.cwd())
-    sys.path[:] = [entry for entry in sys.path if entry not in ("", here)]  # the folder that it was started in
+    sys.path[:] = [
+        entry for entry in sys.path if entry not in ("", here)
+    ]  # the folder that it was started in
     os.chdir("/")  # a project may be moved or deleted
     server = _server(start)
     gc.disable()  # stays off in the server: a collection would write to pages that the children share

@@ -67,7 +67,9 @@ class Server:
         self._doorway = doorway
         self._idle_s = idle_s
         self._leave_at = time.monotonic() + idle_s  # if it has no connection then
-        self._retiring = False  # to be found by nobody any more, and to leave after the last connection
+        self._retiring = (
+            False  # to be found by nobody any more, and to leave after the last connection
+        )
         self._pid = os.getpid()
         self._problem = ""
         self._forker = Forker(self._close_inherited)
@@ -191,7 +193,9 @@ class Server:
         self._selector.register(fate, selectors.EVENT_READ, job)
         _tell(fate, {"event": "started", "pid": pid})  # before the child can say anything
         self._forker.hand_over(message, events)
-        os.close(events)  # at once: while it is open here, nobody learns of the child's end should this process hang
+        os.close(
+            events
+        )  # at once: while it is open here, nobody learns of the child's end should this process hang
         self._note_use()
 
     def _waiting_child(self, preload: Iterable[str]) -> int:
@@ -216,9 +220,16 @@ class Server:
             self._doorway.listener.close()
         fates = (job.fate for job in self._running.values())
         connections = self._connections | {job.connection for job in self._running.values()}
-        for end in (self._wakeup, self._wakeup_writer, *fates, *(connection.control for connection in connections)):
+        for end in (
+            self._wakeup,
+            self._wakeup_writer,
+            *fates,
+            *(connection.control for connection in connections),
+        ):
             end.close()
-        for descriptor in (number for connection in self._connections for number in connection.descriptors):
+        for descriptor in (
+            number for connection in self._connections for number in connection.descriptors
+        ):
             os.close(descriptor)
 
     def _cancel(self, job: _Running) -> None:
@@ -228,7 +239,9 @@ class Server:
 
     def _reap(self) -> None:
         while (pid := _ended_child()) is not None:
-            signal_group(pid, signal.SIGKILL)  # what it started; before wait4, while the pid is still its own
+            signal_group(
+                pid, signal.SIGKILL
+            )  # what it started; before wait4, while the pid is still its own
             _, status, usage = os.wait4(pid, 0)
             job = self._running.pop(pid, None)
             if job is None:
@@ -236,7 +249,15 @@ class Server:
                 continue
             code = os.waitstatus_to_exitcode(status)
             peak_mib = round(usage.ru_maxrss / 1024, 1)
-            _tell(job.fate, {"event": "exit", "code": code, "timed_out": job.timed_out, "peak_rss_mib": peak_mib})
+            _tell(
+                job.fate,
+                {
+                    "event": "exit",
+                    "code": code,
+                    "timed_out": job.timed_out,
+                    "peak_rss_mib": peak_mib,
+                },
+            )
             with contextlib.suppress(KeyError):  # a cancelled job's is no longer watched
                 self._selector.unregister(job.fate)
             job.fate.close()
@@ -249,7 +270,11 @@ class Server:
             self._doorway.note_use()
 
     def _time_to_next_limit(self) -> float | None:
-        limits = [limit for job in self._running.values() if (limit := job.kill_at or job.stop_at) is not None]
+        limits = [
+            limit
+            for job in self._running.values()
+            if (limit := job.kill_at or job.stop_at) is not None
+        ]
         if self._doorway is not None and (self._retiring or not self._connections):
             soon = time.monotonic() + _RETRY_S
             limits.append(soon if self._retiring else max(self._leave_at, soon))

@@ -22,7 +22,10 @@ sys.path.insert(0, str(ROOT / "tests" / "integration"))
 DRIVER = find_driver()
 RTX = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
 HERE = DRIVER.gpus[0].compute_capability if DRIVER.gpus else ""
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not DRIVER.gpus, reason=f"no GPU: {DRIVER.missing}")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not DRIVER.gpus, reason=f"no GPU: {DRIVER.missing}"),
+]
 on_rtx = pytest.mark.skipif(HERE not in RTX, reason="TensorRT-RTX does not run on this GPU")
 not_on_rtx = pytest.mark.skipif(HERE in RTX, reason="TensorRT-RTX runs on this GPU")
 
@@ -107,13 +110,17 @@ def test_an_engine_gives_what_onnxruntime_gives_at_every_batch(tmp_path: Path) -
 
     from buildsys.backends.onnxruntime.session import OrtGraph
 
-    engine, options, backend = build_engine(tmp_path, compute_capabilities=(HERE,), flags={"tf32": False})
+    engine, options, backend = build_engine(
+        tmp_path, compute_capabilities=(HERE,), flags={"tf32": False}
+    )
     reference = OrtGraph(tmp_path / "model.onnx")
     session = backend.load(engine, options)
     for batch in (1, 5, 8, 2):
         inputs = random_x(batch, seed=batch)
         expected = reference.run(inputs)["y"].array
-        assert np.abs(session.run(inputs)["y"].array - expected).max() <= 1e-3 * np.abs(expected).max()
+        assert (
+            np.abs(session.run(inputs)["y"].array - expected).max() <= 1e-3 * np.abs(expected).max()
+        )
     call = session.bind(random_x(2))
     call()
     call()
@@ -127,10 +134,16 @@ def test_an_engine_gives_what_onnxruntime_gives_at_every_batch(tmp_path: Path) -
 def test_the_profile_that_fits_is_chosen(tmp_path: Path) -> None:
     from engine_jobs import random_x
 
-    ranges = tuple({"x": {"min": (n, 3, 8, 8), "opt": (n, 3, 8, 8), "max": (n, 3, 8, 8)}} for n in (1, 4))
+    ranges = tuple(
+        {"x": {"min": (n, 3, 8, 8), "opt": (n, 3, 8, 8), "max": (n, 3, 8, 8)}} for n in (1, 4)
+    )
     engine, options, backend = build_engine(tmp_path, compute_capabilities=(HERE,), profiles=ranges)
     session = backend.load(engine, options)
-    assert [session.run(random_x(batch))["y"].shape for batch in (4, 1, 4)] == [(4, 5), (1, 5), (4, 5)]
+    assert [session.run(random_x(batch))["y"].shape for batch in (4, 1, 4)] == [
+        (4, 5),
+        (1, 5),
+        (4, 5),
+    ]
     backend.unload(session)
 
 
@@ -141,10 +154,16 @@ def test_flags_that_need_a_gpu_build_with_one(tmp_path: Path, flag: str) -> None
     assert engine.stat().st_size > 1000
 
 
-@pytest.mark.parametrize(("dtype", "shape"), [("float32", (5, 3, 8, 16)), ("float16", (4, 50)), ("float32", (1, 1))])
-def test_the_shipped_plugin_computes_on_the_stream_that_it_is_given(dtype: str, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [("float32", (5, 3, 8, 16)), ("float16", (4, 50)), ("float32", (1, 1))]
+)
+def test_the_shipped_plugin_computes_on_the_stream_that_it_is_given(
+    dtype: str, shape: tuple[int, ...]
+) -> None:
     trt, torch = pytest.importorskip("tensorrt_rtx"), pytest.importorskip("torch")
-    spec = importlib.util.spec_from_file_location("clip_plugin", ROOT / "plugins/ops/scaled_clip_plugin.py")
+    spec = importlib.util.spec_from_file_location(
+        "clip_plugin", ROOT / "plugins/ops/scaled_clip_plugin.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -171,7 +190,9 @@ def describe(trt: Any, shape: tuple[int, ...], kind: Any) -> Any:
 
 @on_rtx
 @pytest.mark.parametrize("engine", ["rtx-fp32", "rtx-fp16"])
-def test_an_engine_with_a_python_plugin_gives_the_right_numbers(tmp_path: Path, engine: str) -> None:
+def test_an_engine_with_a_python_plugin_gives_the_right_numbers(
+    tmp_path: Path, engine: str
+) -> None:
     verify_shipped(tmp_path, "clipped_signal", engine)
 
 

@@ -34,10 +34,17 @@ ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "tests" / "integration"))
 
 DRIVER = find_driver()
-TENSORRT = os.environ.get("BUILDSYS_TEST_TOOLCHAIN") or (sys.executable if importlib.util.find_spec("tensorrt") else "")
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not DRIVER.gpus, reason=f"no GPU: {DRIVER.missing}")]
+TENSORRT = os.environ.get("BUILDSYS_TEST_TOOLCHAIN") or (
+    sys.executable if importlib.util.find_spec("tensorrt") else ""
+)
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not DRIVER.gpus, reason=f"no GPU: {DRIVER.missing}"),
+]
 with_tensorrt = pytest.mark.skipif(not TENSORRT, reason="no interpreter with TensorRT")
-of_libraries = pytest.mark.filterwarnings("ignore")  # what PyTorch says about its own exporters and compilers
+of_libraries = pytest.mark.filterwarnings(
+    "ignore"
+)  # what PyTorch says about its own exporters and compilers
 BATCH = 8
 # seen by hand on an H200 with TensorRT 8.6.0: GPU time in ms at batch 8, fp16, as a CUDA graph
 H200_MS = {"resnet18": 0.252, "resnet50": 0.540}
@@ -113,7 +120,10 @@ def test_what_cannot_be_captured_says_so_and_leaves_the_stream_usable(device: De
 
 
 def test_gpu_out_of_memory_says_how_much_was_asked_and_how_much_is_free(device: Device) -> None:
-    with pytest.raises(StageError, match=r"out of memory: 1024 TiB were asked for, and [\d.]+ GiB of its [\d.]+ GiB"):
+    with pytest.raises(
+        StageError,
+        match=r"out of memory: 1024 TiB were asked for, and [\d.]+ GiB of its [\d.]+ GiB",
+    ):
         device.allocate(1 << 50)
     free, total = device.memory()
     assert 0 < free <= total
@@ -179,10 +189,20 @@ def test_nvml_reads_the_gpu_that_cuda_uses(device: Device) -> None:
         contender.block(1.5, 5)
     figures = readings.figures()
     assert figures["readings"] >= 5
-    assert 0 < figures["sm_clock_mhz"]["min"] <= figures["sm_clock_mhz"]["median"] <= figures["sm_clock_mhz"]["max"]
+    assert (
+        0
+        < figures["sm_clock_mhz"]["min"]
+        <= figures["sm_clock_mhz"]["median"]
+        <= figures["sm_clock_mhz"]["max"]
+    )
     assert figures["power_w"]["max"] > 1
     assert 0 < figures["temperature_c"]["max"] < 120
-    asked = ["nvidia-smi", f"--id={pci_bus_id(0)}", "--query-gpu=uuid,name", "--format=csv,noheader"]
+    asked = [
+        "nvidia-smi",
+        f"--id={pci_bus_id(0)}",
+        "--query-gpu=uuid,name",
+        "--format=csv,noheader",
+    ]
     if shutil.which(asked[0]):
         told = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
         assert told == ", ".join(read_uuids(os.environ.get("CUDA_VISIBLE_DEVICES"))[0])
@@ -198,9 +218,13 @@ def test_reading_nvml_does_not_disturb_the_timing(device: Device) -> None:
             read.append(contender.block(0.5, 5))
     figures = {}
     for clock in ("gpu_ns", "wall_ns"):
-        without, during = (np.concatenate([getattr(taken, clock) for taken in some]) for some in (quiet, read))
+        without, during = (
+            np.concatenate([getattr(taken, clock) for taken in some]) for some in (quiet, read)
+        )
         for percent in (50, 99):
-            figures[f"{clock} p{percent}"] = float(np.percentile(during, percent) / np.percentile(without, percent))
+            figures[f"{clock} p{percent}"] = float(
+                np.percentile(during, percent) / np.percentile(without, percent)
+            )
     keep("nvml", figures)
     assert figures["gpu_ns p50"] < 1.01
     assert figures["wall_ns p50"] < 1.02
@@ -216,7 +240,9 @@ def in_tensorrt(folder: Path, *arguments: str, **environment: str) -> dict[str, 
     answer = folder / "answer.json"
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [TENSORRT, str(ROOT / "tests/gpu/plain_tensorrt.py"), *arguments]
-    subprocess.run(command, check=True, env={**variables, **environment, "ANSWER": str(answer)}, timeout=900)
+    subprocess.run(
+        command, check=True, env={**variables, **environment, "ANSWER": str(answer)}, timeout=900
+    )
     found: dict[str, Any] = json.loads(answer.read_text())
     return found
 
@@ -226,7 +252,11 @@ def engine_of(model: str, folder: Path) -> Path:
     """Build an fp16 engine of a torchvision model with a dynamic batch; golden inputs lie beside it."""
     torch, torchvision = pytest.importorskip("torch"), pytest.importorskip("torchvision")
     torch.manual_seed(0)
-    network, onnx, engine = getattr(torchvision.models, model)().eval(), folder / f"{model}.onnx", folder / model
+    network, onnx, engine = (
+        getattr(torchvision.models, model)().eval(),
+        folder / f"{model}.onnx",
+        folder / model,
+    )
     example = torch.randn(BATCH, 3, 224, 224)
     given = Path(os.environ.get("BUILDSYS_GPU_ENGINES", "/nowhere")) / model
     if given.is_file():
@@ -237,7 +267,10 @@ def engine_of(model: str, folder: Path) -> Path:
             network, (example,), str(onnx), dynamo=False, opset_version=17, input_names=["image"],
             output_names=["scores"], dynamic_axes=axes,
         )  # fmt: skip
-        keep(f"build_{model}", in_tensorrt(folder, "build", str(onnx), str(engine), "fp16", "1", str(BATCH), "16"))
+        keep(
+            f"build_{model}",
+            in_tensorrt(folder, "build", str(onnx), str(engine), "fp16", "1", str(BATCH), "16"),
+        )
     save_case(folder / f"{model}.npz", {"image": Tensor(example.numpy(), "float32")}, {})
     return engine
 
@@ -292,7 +325,9 @@ def test_the_harness_adds_nothing_to_a_bare_loop(model: str, folder: Path) -> No
 @of_libraries
 @with_tensorrt
 @pytest.mark.parametrize("model", ["resnet18", "resnet50"])
-def test_an_engine_and_its_baselines_are_timed_in_one_run(model: str, folder: Path, tmp_path: Path) -> None:
+def test_an_engine_and_its_baselines_are_timed_in_one_run(
+    model: str, folder: Path, tmp_path: Path
+) -> None:
     from buildsys.stages.bench import stage as bench
 
     engine = engine_of(model, folder)
@@ -310,7 +345,9 @@ def test_an_engine_and_its_baselines_are_timed_in_one_run(model: str, folder: Pa
         assert contender["count"] == len(contender["samples_ms"])
         assert contender["gpu"]["count"] == len(contender["gpu"]["samples_ms"]) >= 10
     assert case["gpu"]["sm_clock_mhz"]["median"] > 0
-    assert contenders["engine"]["memory_taken_bytes"] > contenders["engine"]["device_memory_bytes"] > 0
+    assert (
+        contenders["engine"]["memory_taken_bytes"] > contenders["engine"]["device_memory_bytes"] > 0
+    )
     graph = contenders["engine_cuda_graph"]["gpu"]["p50_ms"]
     assert graph <= contenders["engine"]["gpu"]["p50_ms"] * 1.02
     if "H200" in DRIVER.gpus[0].name:
@@ -320,13 +357,18 @@ def test_an_engine_and_its_baselines_are_timed_in_one_run(model: str, folder: Pa
 @of_libraries
 @with_tensorrt
 @pytest.mark.parametrize(
-    "bench_fields", [{"transfers": "both"}, {"wait": "block"}, {"transfers": "in", "cuda_graph": (True,)}]
+    "bench_fields",
+    [{"transfers": "both"}, {"wait": "block"}, {"transfers": "in", "cuda_graph": (True,)}],
 )
-def test_each_way_of_timing_works(bench_fields: dict[str, Any], folder: Path, tmp_path: Path) -> None:
+def test_each_way_of_timing_works(
+    bench_fields: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
     from buildsys.stages.bench import stage as bench
 
     engine = engine_of("resnet18", folder)
-    job = bench_job("resnet18", engine, tmp_path, **{"duration": 0.3, "baselines": ("torch",), **bench_fields})
+    job = bench_job(
+        "resnet18", engine, tmp_path, **{"duration": 0.3, "baselines": ("torch",), **bench_fields}
+    )
     figures = bench.run(job).figures
     keep("ways_" + "_".join(bench_fields), figures)
     own = next(iter(figures["cases"]["opt"]["contenders"].values()))
@@ -342,7 +384,9 @@ def test_several_inferences_of_an_engine_are_in_flight(folder: Path, tmp_path: P
     engine = engine_of("resnet18", folder)
     taken = {}
     for number in (1, 3):
-        job = bench_job("resnet18", engine, tmp_path / str(number), duration=0.3, in_flight=number, baselines=())
+        job = bench_job(
+            "resnet18", engine, tmp_path / str(number), duration=0.3, in_flight=number, baselines=()
+        )
         figures = bench.run(job).figures
         assert figures["settings"]["in_flight"] == number
         taken[number] = figures["cases"]["opt"]["contenders"]["engine"]

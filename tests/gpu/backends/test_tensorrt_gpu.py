@@ -54,8 +54,16 @@ def convolutions() -> Any:
     for index in range(5):
         before, after = f"t{index}" if index else "x", f"t{index + 1}"
         stored[f"w{index}"] = weights(16, 16, 3, 3, seed=index) * np.float32(0.1)
-        nodes.append(helper.make_node("Conv", [before, f"w{index}"], [f"c{index}"], name=f"/conv{index}", pads=[1] * 4))
-        nodes.append(helper.make_node("Relu", [f"c{index}"], [after if index < 4 else "y"], name=f"/relu{index}"))
+        nodes.append(
+            helper.make_node(
+                "Conv", [before, f"w{index}"], [f"c{index}"], name=f"/conv{index}", pads=[1] * 4
+            )
+        )
+        nodes.append(
+            helper.make_node(
+                "Relu", [f"c{index}"], [after if index < 4 else "y"], name=f"/relu{index}"
+            )
+        )
     shape = (TensorProto.FLOAT, ["batch", 16, 16, 16])
     return make_model(nodes, {"x": shape}, {"y": shape}, stored)
 
@@ -67,14 +75,26 @@ def options(toolchain: Toolchain, **fields: Any) -> dict[str, Any]:
     return dict(next(action for action in actions if action.stage == "engine").options["engine"])
 
 
-def request(model: Path, options: Mapping[str, Any], inputs: Mapping[str, Any] = IMAGE, **more: Any) -> dict[str, Any]:
-    base = {"model": "m", "onnx": model, "engine": model.with_suffix(".engine"), "options": options, "inputs": inputs}
+def request(
+    model: Path, options: Mapping[str, Any], inputs: Mapping[str, Any] = IMAGE, **more: Any
+) -> dict[str, Any]:
+    base = {
+        "model": "m",
+        "onnx": model,
+        "engine": model.with_suffix(".engine"),
+        "options": options,
+        "inputs": inputs,
+    }
     return {**base, "dims": DIMS, **more}
 
 
 def build(toolchain: Toolchain, folder: Path, model: Any = None, **fields: Any) -> dict[str, Any]:
     file = write(folder, model or convolutions())
-    given = {name: fields.pop(name) for name in ("inputs", "timing_cache", "calibration", "project") if name in fields}
+    given = {
+        name: fields.pop(name)
+        for name in ("inputs", "timing_cache", "calibration", "project")
+        if name in fields
+    }
     answer = toolchain.ask("build", request=request(file, options(toolchain, **fields), **given))
     return dict(answer)
 
@@ -83,16 +103,26 @@ def run(
     toolchain: Toolchain, folder: Path, inputs: Mapping[str, Tensor], profile: int | None = None
 ) -> tuple[dict[str, Tensor], Any]:
     save_tensors(folder / "in.npz", inputs)
-    files = {"engine": folder / "model.engine", "inputs": folder / "in.npz", "outputs": folder / "out.npz"}
+    files = {
+        "engine": folder / "model.engine",
+        "inputs": folder / "in.npz",
+        "outputs": folder / "out.npz",
+    }
     profiles = toolchain.ask("run", **files, options=options(toolchain), profile=profile)
     return dict(load_tensors(folder / "out.npz")), profiles
 
 
 def image(batch: int, seed: int = 0) -> dict[str, Tensor]:
-    return {"x": tensor_of(np.random.default_rng(seed).standard_normal((batch, 16, 16, 16)).astype(np.float32))}
+    return {
+        "x": tensor_of(
+            np.random.default_rng(seed).standard_normal((batch, 16, 16, 16)).astype(np.float32)
+        )
+    }
 
 
-def error_of(toolchain: Toolchain, folder: Path, inputs: Mapping[str, Tensor], profile: int | None = None) -> float:
+def error_of(
+    toolchain: Toolchain, folder: Path, inputs: Mapping[str, Tensor], profile: int | None = None
+) -> float:
     """Return the largest difference from ONNX Runtime over the largest value."""
     expected = OrtGraph(folder / "model.onnx").run(inputs)["y"].values()
     found = run(toolchain, folder, inputs, profile)[0]["y"].values()
@@ -120,7 +150,8 @@ def refusal(toolchain: Toolchain, folder: Path, **fields: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("precision", "tf32", "limit"), [("fp32", False, 5e-6), ("fp32", True, 5e-3), ("fp16", True, 2e-2)]
+    ("precision", "tf32", "limit"),
+    [("fp32", False, 5e-6), ("fp32", True, 5e-3), ("fp16", True, 2e-2)],
 )
 def test_an_engine_has_its_precision_and_its_numbers(
     toolchain: Toolchain, tmp_path: Path, precision: str, tf32: bool, limit: float
@@ -128,7 +159,9 @@ def test_an_engine_has_its_precision_and_its_numbers(
     if precision == "fp16" and int(toolchain.version.split(".")[0]) >= 11:
         pytest.skip("weakly typed engines are for TensorRT 8.6 and 10")
     # nets this small are often as fast in float32, and the builder may choose
-    asked = {"layer_precisions": [{"layers": "*", "precision": "fp16"}]} if precision == "fp16" else {}
+    asked = (
+        {"layer_precisions": [{"layers": "*", "precision": "fp16"}]} if precision == "fp16" else {}
+    )
     facts = build(toolchain, tmp_path, precision=precision, tf32=tf32, **asked)
     assert facts["precision_of"] == "engine"
     dtype = {"fp32": "float32", "fp16": "float16"}[precision]
@@ -145,10 +178,19 @@ def test_an_engine_has_its_precision_and_its_numbers(
 def test_an_int8_engine_is_calibrated(toolchain: Toolchain, tmp_path: Path, algorithm: str) -> None:
     if int(toolchain.version.split(".")[0]) >= 11:
         pytest.skip("calibrators are for TensorRT 8.6 and 10")
-    np.savez(tmp_path / "batches.npz", **{f"{index}/x": image(4, index)["x"].array for index in range(3)})
-    given = {"batches": tmp_path / "batches.npz", "algorithm": algorithm, "cache": tmp_path / "ranges"}
+    np.savez(
+        tmp_path / "batches.npz", **{f"{index}/x": image(4, index)["x"].array for index in range(3)}
+    )
+    given = {
+        "batches": tmp_path / "batches.npz",
+        "algorithm": algorithm,
+        "cache": tmp_path / "ranges",
+    }
     # so small a network would be faster in fp16
-    wanted = {"layer_precisions": [{"layers": "/conv*", "precision": "int8"}], "precision_constraints": "prefer"}
+    wanted = {
+        "layer_precisions": [{"layers": "/conv*", "precision": "int8"}],
+        "precision_constraints": "prefer",
+    }
     int8 = {**options(toolchain, precision="fp16", **wanted), "precision": "int8"}
     asked = request(write(tmp_path, convolutions()), int8, calibration=given)
     facts = toolchain.ask("build", request=asked)
@@ -157,11 +199,15 @@ def test_an_int8_engine_is_calibrated(toolchain: Toolchain, tmp_path: Path, algo
     assert error_of(toolchain, tmp_path, image(4)) <= 0.15
     (tmp_path / "batches.npz").unlink()
     np.savez(tmp_path / "batches.npz", **{"0/x": image(4)["x"].array[:, :, :, :8]})
-    with pytest.raises(Refused, match=r"batch 0 of the calibration data has x of shape \[4, 16, 16, 8\]"):
+    with pytest.raises(
+        Refused, match=r"batch 0 of the calibration data has x of shape \[4, 16, 16, 8\]"
+    ):
         toolchain.ask("build", request=asked)
 
 
-def test_a_builder_that_chooses_types_takes_quantizers(toolchain: Toolchain, tmp_path: Path) -> None:
+def test_a_builder_that_chooses_types_takes_quantizers(
+    toolchain: Toolchain, tmp_path: Path
+) -> None:
     """The chain of a project: the stages before the engine here, on the CPU, and those of TensorRT in its place."""
     if int(toolchain.version.split(".")[0]) >= 11:
         pytest.skip("weakly typed engines are for TensorRT 8.6 and 10")
@@ -173,14 +219,21 @@ def test_a_builder_that_chooses_types_takes_quantizers(toolchain: Toolchain, tmp
     actions = {action.stage: action for action in plan_model(spec, lambda _: toolchain.version)}
     write(tmp_path / "m" / "simplify", convolutions())
     exact = OrtGraph(tmp_path / "m" / "simplify" / "model.onnx")
-    given = {case: image(dims["batch"], dims["batch"]) for case, dims in actions["verify"].options["cases"].items()}
+    given = {
+        case: image(dims["batch"], dims["batch"])
+        for case, dims in actions["verify"].options["cases"].items()
+    }
     write_golden(tmp_path, {case: exact.run(x) for case, x in given.items()}, given)
     for stage in (calibrate, convert):
-        found = stage.run(Job(**job_of(actions[stage.__name__.rpartition(".")[2]], tmp_path), project=tmp_path))
+        found = stage.run(
+            Job(**job_of(actions[stage.__name__.rpartition(".")[2]], tmp_path), project=tmp_path)
+        )
         assert found.status == "passed", found.reason
     results = {}
     for name in ("engine", "verify"):
-        results[name] = toolchain.ask("stage", job=job_of(actions[name], tmp_path), project=tmp_path)
+        results[name] = toolchain.ask(
+            "stage", job=job_of(actions[name], tmp_path), project=tmp_path
+        )
         assert results[name]["status"] == "passed", results[name]["reason"]
     built = results["engine"]["figures"]
     assert (built["settings"]["typing"], built["settings"]["quantization"]) == ("weak", "explicit")
@@ -196,29 +249,51 @@ def test_a_builder_that_chooses_types_takes_quantizers(toolchain: Toolchain, tmp
     files = {"engine": engine, "inputs": tmp_path / "in.npz", "outputs": tmp_path / "out.npz"}
     toolchain.ask("run", **files, options=actions["verify"].options["engine"])
     answer = load_tensors(tmp_path / "out.npz")["y"].values().astype(np.float64)
-    for graph, limit in ((quantized, 0.05), (exact, 0.15)):  # the same numbers but for rounding, and those meant
+    for graph, limit in (
+        (quantized, 0.05),
+        (exact, 0.15),
+    ):  # the same numbers but for rounding, and those meant
         expected = graph.run(given["opt"])["y"].values()
         assert np.abs(answer - expected).max() / np.abs(expected).max() <= limit
 
 
-def test_an_engine_that_nothing_was_quantized_in_is_told_of_quantizers(toolchain: Toolchain, tmp_path: Path) -> None:
+def test_an_engine_that_nothing_was_quantized_in_is_told_of_quantizers(
+    toolchain: Toolchain, tmp_path: Path
+) -> None:
     if int(toolchain.version.split(".")[0]) >= 11:
         pytest.skip("calibrators are for TensorRT 8.6 and 10")
-    np.savez(tmp_path / "batches.npz", **{f"{index}/x": image(4, index)["x"].array for index in range(3)})
-    given = {"batches": tmp_path / "batches.npz", "algorithm": "minmax", "cache": tmp_path / "ranges"}
-    layers = [{"layers": "*", "precision": "fp16"}]  # in the place of a builder that finds no use for the ranges
+    np.savez(
+        tmp_path / "batches.npz", **{f"{index}/x": image(4, index)["x"].array for index in range(3)}
+    )
+    given = {
+        "batches": tmp_path / "batches.npz",
+        "algorithm": "minmax",
+        "cache": tmp_path / "ranges",
+    }
+    layers = [
+        {"layers": "*", "precision": "fp16"}
+    ]  # in the place of a builder that finds no use for the ranges
     int8 = {**options(toolchain, precision="fp16", layer_precisions=layers), "precision": "int8"}
     with pytest.raises(Refused) as caught:
-        toolchain.ask("build", request=request(write(tmp_path, convolutions()), int8, calibration=given))
+        toolchain.ask(
+            "build", request=request(write(tmp_path, convolutions()), int8, calibration=given)
+        )
     said = str(caught.value)
     assert "the engine was asked for int8 and none of its layers is in int8" in said
     assert "set quantization: explicit" in said
 
 
-def test_an_engine_in_another_precision_fails_with_the_figure(toolchain: Toolchain, tmp_path: Path) -> None:
+def test_an_engine_in_another_precision_fails_with_the_figure(
+    toolchain: Toolchain, tmp_path: Path
+) -> None:
     if not toolchain.version.startswith(("8.", "10.")):
         pytest.skip("precisions of layers are for TensorRT 8.6 and 10")
-    said = refusal(toolchain, tmp_path, precision="fp16", layer_precisions=[{"layers": "*", "precision": "fp32"}])
+    said = refusal(
+        toolchain,
+        tmp_path,
+        precision="fp16",
+        layer_precisions=[{"layers": "*", "precision": "fp32"}],
+    )
     assert (
         "the engine was asked for fp16 and none of its layers is in float16 (at least 10% are wanted): 100% in float32"
         in said
@@ -233,12 +308,18 @@ def test_layers_get_their_own_precision(toolchain: Toolchain, tmp_path: Path) ->
     shares = facts["precision_shares"]["layers"]
     assert 0.2 < shares["float32"] < 0.7
     assert error_of(toolchain, tmp_path, image(3)) <= 2e-2
-    said = refusal(toolchain, tmp_path, precision="fp16", layer_precisions=[{"layers": "/konv*", "precision": "fp32"}])
+    said = refusal(
+        toolchain,
+        tmp_path,
+        precision="fp16",
+        layer_precisions=[{"layers": "/konv*", "precision": "fp32"}],
+    )
     assert "layer_precisions: no layer fits the pattern /konv*; layers are named like /conv" in said
 
 
 @pytest.mark.parametrize(
-    ("layout", "dtype"), [("hwc8", "float16"), ("chw2", "float16"), ("linear", "float16"), ("chw32", None)]
+    ("layout", "dtype"),
+    [("hwc8", "float16"), ("chw2", "float16"), ("linear", "float16"), ("chw32", None)],
 )
 def test_tensors_lie_as_they_were_asked_for(
     toolchain: Toolchain, tmp_path: Path, layout: str, dtype: str | None
@@ -257,14 +338,21 @@ def test_tensors_lie_as_they_were_asked_for(
 def test_profiles_are_chosen_and_can_be_asked_for(toolchain: Toolchain, tmp_path: Path) -> None:
     spans = [(1, 1, 2), (2, 4, 8)]
     profiles = [
-        {"x": {point: [n, 16, 16, 16] for point, n in zip(("min", "opt", "max"), span, strict=True)}} for span in spans
+        {
+            "x": {
+                point: [n, 16, 16, 16] for point, n in zip(("min", "opt", "max"), span, strict=True)
+            }
+        }
+        for span in spans
     ]
     build(toolchain, tmp_path, profiles=profiles)
     for batch, profile in ((1, None), (8, None), (2, 0), (2, 1), (1, 0)):
         assert error_of(toolchain, tmp_path, image(batch), profile) <= 5e-3
     found = run(toolchain, tmp_path, image(2))[1]
     assert [each["x"]["max"][0] for each in found] == [2, 8]
-    with pytest.raises(Refused, match="the optimization profile 0 of the engine does not hold the shapes"):
+    with pytest.raises(
+        Refused, match="the optimization profile 0 of the engine does not hold the shapes"
+    ):
         run(toolchain, tmp_path, image(5), 0)
     with pytest.raises(Refused, match="no optimization profile of the engine holds the shapes"):
         run(toolchain, tmp_path, image(9))
@@ -294,18 +382,29 @@ def test_values_decide_the_shapes_of_outputs(toolchain: Toolchain, tmp_path: Pat
 def test_values_of_an_input_decide_shapes(toolchain: Toolchain, tmp_path: Path) -> None:
     x = (TensorProto.FLOAT, ["batch", 16, 16, 16])
     node = helper.make_node("Reshape", ["x", "shape"], ["y"], name="reshape")
-    model = make_model([node], {"x": x, "shape": (TensorProto.INT64, [2])}, {"y": (TensorProto.FLOAT, ["a", "b"])})
+    model = make_model(
+        [node], {"x": x, "shape": (TensorProto.INT64, [2])}, {"y": (TensorProto.FLOAT, ["a", "b"])}
+    )
     inputs = {**IMAGE, "shape": {"shape": [2], "dtype": "int64"}}
-    assert "the values of the input shape decide shapes inside the network, and no range is given" in refusal(
-        toolchain, tmp_path, model=model, inputs=inputs
+    assert (
+        "the values of the input shape decide shapes inside the network, and no range is given"
+        in refusal(toolchain, tmp_path, model=model, inputs=inputs)
     )
     values = {"min": [4, 1024], "opt": [8, 1024], "max": [16, 1024]}
     spans = {"min": [1, 16, 16, 16], "opt": [2, 16, 16, 16], "max": [4, 16, 16, 16]}
-    build(toolchain, tmp_path, model=model, inputs=inputs, profiles=[{"x": spans, "shape": {"values": values}}])
+    build(
+        toolchain,
+        tmp_path,
+        model=model,
+        inputs=inputs,
+        profiles=[{"x": spans, "shape": {"values": values}}],
+    )
     given = {**image(2), "shape": Tensor(np.array([8, 1024]), "int64")}
     found, profiles = run(toolchain, tmp_path, given)
     assert np.array_equal(found["y"].array, given["x"].array.reshape(8, 1024))
-    if toolchain.version.startswith("8."):  # which tells the first value alone, so nothing is compared
+    if toolchain.version.startswith(
+        "8."
+    ):  # which tells the first value alone, so nothing is compared
         assert "max_values" not in profiles[0]["shape"]
         return
     assert profiles[0]["shape"]["max_values"] == [16, 1024]
@@ -330,7 +429,9 @@ def test_values_of_an_input_decide_shapes(toolchain: Toolchain, tmp_path: Path) 
     ],
     ids=lambda fields: "+".join(fields),
 )  # fmt: skip
-def test_every_field_reaches_the_builder(toolchain: Toolchain, tmp_path: Path, fields: dict[str, Any]) -> None:
+def test_every_field_reaches_the_builder(
+    toolchain: Toolchain, tmp_path: Path, fields: dict[str, Any]
+) -> None:
     if fields.get("precision") == "fp16" and int(toolchain.version.split(".")[0]) >= 11:
         fields = {name: value for name, value in fields.items() if name != "precision"}
     try:
@@ -348,7 +449,9 @@ def test_every_field_reaches_the_builder(toolchain: Toolchain, tmp_path: Path, f
     assert error_of(toolchain, tmp_path, image(2)) <= 2e-2
 
 
-def test_an_engine_of_one_fused_layer_does_not_tell_its_type(toolchain: Toolchain, tmp_path: Path) -> None:
+def test_an_engine_of_one_fused_layer_does_not_tell_its_type(
+    toolchain: Toolchain, tmp_path: Path
+) -> None:
     """Float32 at the ends of a part that is compiled as a whole is no proof of anything."""
     if int(toolchain.version.split(".")[0]) >= 11:
         pytest.skip("weakly typed engines are for TensorRT 8.6 and 10")
@@ -357,10 +460,14 @@ def test_an_engine_of_one_fused_layer_does_not_tell_its_type(toolchain: Toolchai
     nodes = [helper.make_node("MatMul", [a, b], [c], name=f"/{c}") for a, b, c in names]
     nodes.insert(2, helper.make_node("Transpose", ["k"], ["kt"], name="/t", perm=[0, 2, 1]))
     nodes.insert(4, helper.make_node("Softmax", ["s"], ["p"], name="/p", axis=-1))
-    model = make_model(nodes, {"x": t}, {"y": t}, {"wq": weights(128, 128), "wk": weights(128, 128, seed=1)})
+    model = make_model(
+        nodes, {"x": t}, {"y": t}, {"wq": weights(128, 128), "wk": weights(128, 128, seed=1)}
+    )
     inputs = {"x": {"shape": ["batch", 64, 128], "dtype": "float32"}}
     # where the builder does not fuse them, layers this small may be faster in float32
-    facts = build(toolchain, tmp_path, model=model, inputs=inputs, precision="fp16", precision_share=0)
+    facts = build(
+        toolchain, tmp_path, model=model, inputs=inputs, precision="fp16", precision_share=0
+    )
     untold = facts.get("precision_shares", {}).get("time", {}).get("unknown", 0.0)
     assert ("precision_unknown" in facts) != (facts["precision_of"] == "engine" and untold <= 0.5)
 
@@ -368,9 +475,27 @@ def test_an_engine_of_one_fused_layer_does_not_tell_its_type(toolchain: Toolchai
 @pytest.mark.parametrize(
     ("fields", "versions"),
     [
-        ({"strip_plan": True, "weight_streaming": True, "refit_identical": True, "refit_individual": True}, "8."),
-        ({"tiling_optimization_level": "fast", "l2_limit_for_tiling": "1MiB", "tactic_shared_memory": "64KiB"}, "8."),
-        ({"flags": {"strict_nans": True}, "hardware_compatibility": "same_compute_capability"}, "8."),
+        (
+            {
+                "strip_plan": True,
+                "weight_streaming": True,
+                "refit_identical": True,
+                "refit_individual": True,
+            },
+            "8.",
+        ),
+        (
+            {
+                "tiling_optimization_level": "fast",
+                "l2_limit_for_tiling": "1MiB",
+                "tactic_shared_memory": "64KiB",
+            },
+            "8.",
+        ),
+        (
+            {"flags": {"strict_nans": True}, "hardware_compatibility": "same_compute_capability"},
+            "8.",
+        ),
         ({"precision": "bf16"}, "8."),
         ({"typing": "strong"}, "8."),
         ({"typing": "weak"}, "11."),
@@ -410,12 +535,14 @@ def test_a_network_hook_changes_the_engine(toolchain: Toolchain, tmp_path: Path)
         "absent": "hooks.py has no absent",
     }.items():
         said = refusal(toolchain, tmp_path, network=f"hooks.py:{name}", project=tmp_path)
-        assert text.replace("tensorrt.tensorrt.", "") in said.replace("tensorrt.tensorrt.", "").replace(
-            "tensorrt_bindings.", ""
-        )
+        assert text.replace("tensorrt.tensorrt.", "") in said.replace(
+            "tensorrt.tensorrt.", ""
+        ).replace("tensorrt_bindings.", "")
 
 
-def test_a_timing_cache_is_used_again_and_a_broken_one_is_a_warning(toolchain: Toolchain, tmp_path: Path) -> None:
+def test_a_timing_cache_is_used_again_and_a_broken_one_is_a_warning(
+    toolchain: Toolchain, tmp_path: Path
+) -> None:
     cache = tmp_path / "timing.cache"
     first = build(toolchain, tmp_path / "a", timing_cache=cache)
     assert first["timing_cache"]["added_bytes"] > 0
@@ -434,12 +561,16 @@ def test_a_timing_cache_is_used_again_and_a_broken_one_is_a_warning(toolchain: T
         facts = build(toolchain, tmp_path / "e", timing_cache=cache)
         assert facts["timing_cache"]["bytes"] == first["timing_cache"]["bytes"]
         if broken:
-            assert any("timing.cache" in warning for warning in facts["messages"]), facts["messages"]
+            assert any("timing.cache" in warning for warning in facts["messages"]), facts[
+                "messages"
+            ]
     cache.write_bytes(b"not a cache at all" * 20)
     assert len(toolchain.ask("merge", files=[cache, other], merged=merged)) == 1
 
 
-def test_operators_that_the_parser_lacks_are_all_named(toolchain: Toolchain, tmp_path: Path) -> None:
+def test_operators_that_the_parser_lacks_are_all_named(
+    toolchain: Toolchain, tmp_path: Path
+) -> None:
     nodes = [
         helper.make_node("First", ["x"], ["a"], name="one", domain="my"),
         helper.make_node("Relu", ["a"], ["b"], name="fine"),
@@ -447,7 +578,12 @@ def test_operators_that_the_parser_lacks_are_all_named(toolchain: Toolchain, tmp
     ]
     x = (TensorProto.FLOAT, ["batch", 16, 16, 16])
     model = make_model(
-        nodes, {"x": x}, {"y": x}, {"w": weights(1), "o": weights(1)}, 19, opsets=[helper.make_opsetid("my", 1)]
+        nodes,
+        {"x": x},
+        {"y": x},
+        {"w": weights(1), "o": weights(1)},
+        19,
+        opsets=[helper.make_opsetid("my", 1)],
     )
     said = refusal(toolchain, tmp_path, model=model)
     assert said.startswith("model m: TensorRT cannot take node 0 'one' (First): ")
@@ -460,7 +596,8 @@ def test_what_is_no_onnx_is_said(toolchain: Toolchain, tmp_path: Path) -> None:
     for text in (b"import this\n", b"hello", file.read_bytes()[:3000]):
         file.write_bytes(text)
         with pytest.raises(
-            Refused, match=r"model m: TensorRT (cannot read|finds no graph with outputs in) model\.onnx"
+            Refused,
+            match=r"model m: TensorRT (cannot read|finds no graph with outputs in) model\.onnx",
         ):
             toolchain.ask("build", request=request(file, options(toolchain)))
 
@@ -491,7 +628,13 @@ def test_engines_that_cannot_be_loaded(toolchain: Toolchain, tmp_path: Path) -> 
     build(toolchain, tmp_path)
     engine = tmp_path / "model.engine"
     good = engine.read_bytes()
-    for content in (b"", b"no engine", good[: len(good) // 2], bytes(64) + good[64:], b"vtrt" + good[4:]):
+    for content in (
+        b"",
+        b"no engine",
+        good[: len(good) // 2],
+        bytes(64) + good[64:],
+        b"vtrt" + good[4:],
+    ):
         engine.write_bytes(content)
         with pytest.raises(Refused) as caught:
             run(toolchain, tmp_path, image(1))
@@ -503,7 +646,11 @@ def test_memory_that_the_gpu_does_not_have(toolchain: Toolchain, tmp_path: Path)
     sizes = (1, 256, 1024, 1024)  # 1 GiB
     inputs = {"x": {"shape": ["batch", *sizes[1:]], "dtype": "float32"}}
     profiles = [{"x": {point: list(sizes) for point in ("min", "opt", "max")}}]
-    fields = {"model": one_node("Relu", shape=["batch", *sizes[1:]]), "inputs": inputs, "profiles": profiles}
+    fields = {
+        "model": one_node("Relu", shape=["batch", *sizes[1:]]),
+        "inputs": inputs,
+        "profiles": profiles,
+    }
     build(toolchain, tmp_path, **fields)
     try:
         assert toolchain.ask("hold") > 1 << 30
@@ -526,9 +673,15 @@ def test_resnet18_in_fp16_agrees_with_pytorch(toolchain: Toolchain, tmp_path: Pa
             module.running_var.uniform_(0.5, 1.5)
     file = tmp_path / "m" / "simplify" / "model.onnx"
     file.parent.mkdir(parents=True)
-    names = {"input_names": ["x"], "output_names": ["y"], "dynamic_axes": {"x": {0: "batch"}, "y": {0: "batch"}}}
+    names = {
+        "input_names": ["x"],
+        "output_names": ["y"],
+        "dynamic_axes": {"x": {0: "batch"}, "y": {0: "batch"}},
+    }
     warnings.simplefilter("ignore")  # the older exporter is deprecated
-    torch.onnx.export(network, torch.zeros(1, 3, 224, 224), str(file), opset_version=17, dynamo=False, **names)
+    torch.onnx.export(
+        network, torch.zeros(1, 3, 224, 224), str(file), opset_version=17, dynamo=False, **names
+    )
     fields = {"tactic_sources": list(SOURCES)} if toolchain.version.startswith("8.") else {}
     spec = resolved(
         {"backend": "tensorrt", "precision": "fp16", **fields},
@@ -537,11 +690,15 @@ def test_resnet18_in_fp16_agrees_with_pytorch(toolchain: Toolchain, tmp_path: Pa
     actions = {action.stage: action for action in plan_model(spec, lambda _: toolchain.version)}
     golden = {}
     for case, values in actions["verify"].options["cases"].items():
-        x = torch.randn(values["dims"]["batch"] if "dims" in values else values["batch"], 3, 224, 224)
+        x = torch.randn(
+            values["dims"]["batch"] if "dims" in values else values["batch"], 3, 224, 224
+        )
         with torch.no_grad():
             golden[case] = ({"x": tensor_of(x.numpy())}, {"y": tensor_of(network(x).numpy())})
     write_golden(
-        tmp_path, {case: out for case, (_, out) in golden.items()}, {case: x for case, (x, _) in golden.items()}
+        tmp_path,
+        {case: out for case, (_, out) in golden.items()},
+        {case: x for case, (x, _) in golden.items()},
     )
     results = {}
     for stage in ("engine", "verify"):

@@ -47,7 +47,10 @@ class BakedIn(Convolutions):
         return y[:1].expand(x.shape[0], 4) if torch.onnx.is_in_onnx_export() else y
 '''
 # cuBLAS and cuDNN need not be there
-ENGINE: dict[str, Any] = {"backend": "tensorrt", "tactic_sources": ["edge_mask_convolutions", "jit_convolutions"]}
+ENGINE: dict[str, Any] = {
+    "backend": "tensorrt",
+    "tactic_sources": ["edge_mask_convolutions", "jit_convolutions"],
+}
 
 
 @pytest.fixture
@@ -58,12 +61,18 @@ def project(tmp_path: Path) -> ProjectFolder:
     (folder.root / "plugins/models/nets.py").write_text(NETWORKS)
     other = os.environ.get("BUILDSYS_TEST_TOOLCHAIN")
     if other:
-        (folder.root / "configs/project.yaml").write_text(f"toolchains: {{gpu: {{python: {other}}}}}\n")
+        (folder.root / "configs/project.yaml").write_text(
+            f"toolchains: {{gpu: {{python: {other}}}}}\n"
+        )
     return folder
 
 
 def model(
-    project: ProjectFolder, name: str, *engines: dict[str, Any], make: str = "Convolutions", channels: int = 8
+    project: ProjectFolder,
+    name: str,
+    *engines: dict[str, Any],
+    make: str = "Convolutions",
+    channels: int = 8,
 ) -> None:
     """Write a manifest; JSON is YAML."""
     toolchain = {"toolchain": "gpu"} if os.environ.get("BUILDSYS_TEST_TOOLCHAIN") else {}
@@ -94,7 +103,9 @@ def test_every_profile_is_verified_at_its_own_sizes(project: ProjectFolder) -> N
     assert [set(entry["cases"]) for entry in found["profiles"]] == [
         {"min"}, {"min", "opt", "odd", "batch=6", "batch=9"}
     ]  # fmt: skip
-    assert all(outputs["y"]["passed"] for entry in found["profiles"] for outputs in entry["cases"].values())
+    assert all(
+        outputs["y"]["passed"] for entry in found["profiles"] for outputs in entry["cases"].values()
+    )
     assert found["outside_profiles"] == ["max"]
     assert "none of the engine's profiles holds" in found["warnings"][0]
     assert "max (batch 16)" in found["warnings"][0]
@@ -112,7 +123,9 @@ def test_exact_at_batch_1_and_wrong_at_batch_2(project: ProjectFolder) -> None:
     assert all(failure["index"][0] > 0 for failure in failures)
 
 
-def test_an_engine_that_lacks_the_bits_of_float32_is_told_how_to_get_them(project: ProjectFolder) -> None:
+def test_an_engine_that_lacks_the_bits_of_float32_is_told_how_to_get_them(
+    project: ProjectFolder,
+) -> None:
     model(project, "m", {"tolerance": {"rtol": 1e-6}}, channels=64)
     ran = project.doit("verify:m:trt")
     assert ran.code == 1, ran.out
@@ -128,10 +141,14 @@ def test_timings_are_shared_merged_and_pinned(project: ProjectFolder) -> None:
     model(project, "b", {}, channels=24)
     ran = project.doit("-n", "2", "engine:a:trt", "engine:b:trt")
     assert ran.code == 0, ran.out
-    first = {name: result(project, f"{name}/engine/trt/engine.json")["timing_cache"] for name in "ab"}
+    first = {
+        name: result(project, f"{name}/engine/trt/engine.json")["timing_cache"] for name in "ab"
+    }
     assert all(facts["added_bytes"] > 0 for facts in first.values())
     assert len(shared_files(caches)) == 1
-    assert {path.name for path in kept_files(caches)} == {facts["digest"] for facts in first.values()}
+    assert {path.name for path in kept_files(caches)} == {
+        facts["digest"] for facts in first.values()
+    }
 
     for name in "ab":
         assert project.doit("forget", f"engine:{name}:trt").code == 0
@@ -143,11 +160,17 @@ def test_timings_are_shared_merged_and_pinned(project: ProjectFolder) -> None:
     model(project, "a", {"timing_cache": {"pin": first["a"]["digest"]}})
     assert project.doit("engine:a:trt").code == 0
     pinned = result(project, "a/engine/trt/engine.json")["timing_cache"]
-    assert (pinned["digest"], pinned["pinned"], pinned["added_bytes"]) == (first["a"]["digest"], True, 0)
+    assert (pinned["digest"], pinned["pinned"], pinned["added_bytes"]) == (
+        first["a"]["digest"],
+        True,
+        0,
+    )
     assert project.doit("cache", "gc").code == 0
     assert first["a"]["digest"] in {path.name for path in kept_files(caches)}
 
-    model(project, "b", {"timing_cache": {"pin": first["a"]["digest"]}}, channels=24)  # timings of another network
+    model(
+        project, "b", {"timing_cache": {"pin": first["a"]["digest"]}}, channels=24
+    )  # timings of another network
     assert project.doit("engine:b:trt").code == 0
     missed = result(project, "b/engine/trt/engine.json")
     assert missed["timing_cache"]["added_bytes"] > 0
@@ -171,9 +194,13 @@ def test_a_broken_timing_cache_costs_a_warning(project: ProjectFolder, damage: s
     if damage == "truncated":
         path.write_bytes(stored[: len(stored) // 2])
     elif damage == "foreign":
-        path.write_bytes(stored.replace(find_driver().gpus[0].name.encode(), b"NVIDIA Another GPU", 1))
+        path.write_bytes(
+            stored.replace(find_driver().gpus[0].name.encode(), b"NVIDIA Another GPU", 1)
+        )
     else:
-        write_shared(path, content_of(os.urandom(5000)), json.loads(stored.partition(b"\n")[0])["made_for"])
+        write_shared(
+            path, content_of(os.urandom(5000)), json.loads(stored.partition(b"\n")[0])["made_for"]
+        )
     project.doit("forget", "engine:m:trt")
     assert project.doit("engine:m:trt").code == 0
     record = result(project, "m/engine/trt/engine.json")
@@ -182,7 +209,10 @@ def test_a_broken_timing_cache_costs_a_warning(project: ProjectFolder, damage: s
     assert len(broken_files(caches)) == 1
     project.doit("forget", "engine:m:trt")
     assert project.doit("engine:m:trt").code == 0
-    assert not any("timing cache" in message for message in result(project, "m/engine/trt/engine.json")["messages"])
+    assert not any(
+        "timing cache" in message
+        for message in result(project, "m/engine/trt/engine.json")["messages"]
+    )
 
 
 def test_the_record_and_the_doctor(project: ProjectFolder, tmp_path: Path) -> None:

@@ -38,7 +38,9 @@ def test_an_engine_is_what_was_asked_for(project: ModelProject, model: str, prec
     assert ran.returncode == 0, ran.stdout
     engine, verified = (project.result(stage, model, name) for stage in ("engine", "verify"))
     assert (engine["status"], verified["status"]) == ("passed", "passed"), ran.stdout
-    assert engine["profiles"][0]["input0"] == {case: [batch, 3, 224, 224] for case, batch in BATCHES.items()}
+    assert engine["profiles"][0]["input0"] == {
+        case: [batch, 3, 224, 224] for case, batch in BATCHES.items()
+    }
     shares = engine["precision_shares"]["layers"]
     lower = {"fp16": ("float16",), "int8": ("int8",)}.get(precision, ("float32",))
     assert sum(shares.get(dtype, 0) for dtype in lower) > 0.1, shares

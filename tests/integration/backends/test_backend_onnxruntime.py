@@ -24,7 +24,8 @@ from buildsys.system.cpu import usable_cores
 
 IMAGE = ["batch", 3, 8, 8]
 needs_no_cuda = pytest.mark.skipif(
-    "CUDAExecutionProvider" in ort.get_available_providers(), reason="checks what is said without CUDA"
+    "CUDAExecutionProvider" in ort.get_available_providers(),
+    reason="checks what is said without CUDA",
 )
 
 
@@ -48,10 +49,15 @@ def run(engine: Path, inputs: dict[str, Tensor], **fields: Any) -> dict[str, Ten
 
 
 @pytest.mark.parametrize("level", ["disable", "basic", "extended", "all"])
-def test_a_loaded_engine_gives_what_the_session_that_saved_it_gives(tmp_path: Path, level: str) -> None:
+def test_a_loaded_engine_gives_what_the_session_that_saved_it_gives(
+    tmp_path: Path, level: str
+) -> None:
     engine, facts = build(tmp_path, conv_bn(), graph_optimization_level=level)
     inputs = random_x(5)
-    same = OrtGraph(tmp_path / "model.onnx", session_options(optimization=level, intra_op_threads=usable_cores()))
+    same = OrtGraph(
+        tmp_path / "model.onnx",
+        session_options(optimization=level, intra_op_threads=usable_cores()),
+    )
     assert np.array_equal(run(engine, inputs)["y"].array, same.run(inputs)["y"].array)
     assert facts["settings"]["graph_optimization_level"] == level
 
@@ -137,7 +143,9 @@ def test_strings_can_be_bound_too(tmp_path: Path) -> None:
     session.bind(inputs)()
 
 
-def test_large_graphs_keep_their_weights_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_graphs_keep_their_weights_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(backend, "_INLINE_LIMIT_BYTES", 1000)
     wide = make_model(
         [helper.make_node("MatMul", ["x", "w"], ["y"], name="mm")],
@@ -157,7 +165,9 @@ def test_large_graphs_keep_their_weights_beside(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("level", ["disable", "all"])
-def test_an_engine_takes_along_the_weights_that_lay_beside_its_source(tmp_path: Path, level: str) -> None:
+def test_an_engine_takes_along_the_weights_that_lay_beside_its_source(
+    tmp_path: Path, level: str
+) -> None:
     model = make_model(
         [helper.make_node("MatMul", ["x", "w"], ["y"], name="mm")],
         {"x": (TensorProto.FLOAT, IMAGE)},
@@ -187,7 +197,9 @@ def test_all_unknown_operators_are_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(StageError) as caught:
         build(tmp_path, model)
     text = str(caught.value)
-    assert text.startswith("model m: ONNX Runtime cannot take node 0 'one' (First): not an operator of the domain my")
+    assert text.startswith(
+        "model m: ONNX Runtime cannot take node 0 'one' (First): not an operator of the domain my"
+    )
     assert "node 2 'two' (Second): not an operator of the domain ai.onnx" in text
     assert "fine" not in text
     refused = backend.unsupported(request(tmp_path / "model.onnx", tmp_path, options()))

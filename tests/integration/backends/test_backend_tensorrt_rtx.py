@@ -31,7 +31,9 @@ from trt_names import MODULES, PACKAGE, uses  # noqa: E402
 ROOT = Path(__file__).parents[3]
 LIBRARY = library.library_of(trt)
 LOG = log_of(LIBRARY)
-needs_no_gpu = pytest.mark.skipif(bool(find_driver().gpus), reason="checks what is said on a machine without a GPU")
+needs_no_gpu = pytest.mark.skipif(
+    bool(find_driver().gpus), reason="checks what is said on a machine without a GPU"
+)
 
 
 def options(**fields: Any) -> dict[str, Any]:
@@ -49,7 +51,9 @@ def test_an_engine_is_built_with_one_profile_from_dims(tmp_path: Path) -> None:
     assert (tmp_path / "engine.engine").read_bytes()[:4] == b"vtrt"
     x = {"min": (1, 3, 8, 8), "opt": (2, 3, 8, 8), "max": (8, 3, 8, 8)}
     assert facts["profiles"] == [{"x": x}]
-    assert facts["inputs"] == [{"name": "x", "dtype": "float32", "shape": ["batch", 3, 8, 8], "format": "linear"}]
+    assert facts["inputs"] == [
+        {"name": "x", "dtype": "float32", "shape": ["batch", 3, 8, 8], "format": "linear"}
+    ]
     assert facts["outputs"] == [
         {"name": "y", "dtype": "float32", "shape": ["?", 5], "format": "linear"}
     ]  # TensorRT names inputs' axes only
@@ -60,11 +64,17 @@ def test_an_engine_is_built_with_one_profile_from_dims(tmp_path: Path) -> None:
     assert json.loads(json.dumps(facts))["settings"] == facts["settings"]
 
 
-@pytest.mark.parametrize(("elem_type", "dtype"), [(TensorProto.FLOAT16, "float16"), (TensorProto.BFLOAT16, "bfloat16")])
-def test_the_types_of_the_graph_are_those_of_the_engine(tmp_path: Path, elem_type: int, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("elem_type", "dtype"), [(TensorProto.FLOAT16, "float16"), (TensorProto.BFLOAT16, "bfloat16")]
+)
+def test_the_types_of_the_graph_are_those_of_the_engine(
+    tmp_path: Path, elem_type: int, dtype: str
+) -> None:
     node = helper.make_node("Relu", ["x"], ["y"], name="relu")
     shape = ["batch", 3, 8, 8]
-    facts = build(tmp_path, make_model([node], {"x": (elem_type, shape)}, {"y": (elem_type, shape)}))
+    facts = build(
+        tmp_path, make_model([node], {"x": (elem_type, shape)}, {"y": (elem_type, shape)})
+    )
     assert facts["precision_shares"]["layers"] == {dtype: 1.0}
     assert facts["inputs"][0]["dtype"] == dtype
 
@@ -75,8 +85,13 @@ def test_every_field_reaches_the_builder(tmp_path: Path) -> None:
         "tactic_shared_memory": 1 << 20, "tiling_optimization_level": "fast", "l2_limit_for_tiling": 1 << 16,
         "max_aux_streams": 2, "avg_timing_iterations": 3, "max_threads": 2, "profiling_verbosity": "detailed",
     }  # fmt: skip
-    builder_config = build(tmp_path, one_node("Relu"), **fields, flags={"strict_nans": True, "tf32": False})["settings"]
-    assert {name: builder_config[name] for name in fields} == {**fields, "compute_capabilities": ["12.0", "8.0"]}
+    builder_config = build(
+        tmp_path, one_node("Relu"), **fields, flags={"strict_nans": True, "tf32": False}
+    )["settings"]
+    assert {name: builder_config[name] for name in fields} == {
+        **fields,
+        "compute_capabilities": ["12.0", "8.0"],
+    }
     assert {name for name, on in builder_config["flags"].items() if on} == {"strict_nans"}
 
 
@@ -96,18 +111,24 @@ def test_the_flags_of_the_schema_are_those_of_the_backend() -> None:
 
 
 def test_a_refused_setting_fails_instead_of_being_ignored(tmp_path: Path) -> None:
-    with pytest.raises(StageError, match="kEXCLUDE_LEAN_RUNTIME can only be set if kVERSION_COMPATIBLE"):
+    with pytest.raises(
+        StageError, match="kEXCLUDE_LEAN_RUNTIME can only be set if kVERSION_COMPATIBLE"
+    ):
         build(tmp_path, one_node("Relu"), flags={"exclude_lean_runtime": True})
 
 
 def test_explicit_profiles_are_used(tmp_path: Path) -> None:
-    ranges = [{"x": {"min": (n, 3, 8, 8), "opt": (n, 3, 8, 8), "max": (n, 3, 8, 8)}} for n in (1, 4)]
+    ranges = [
+        {"x": {"min": (n, 3, 8, 8), "opt": (n, 3, 8, 8), "max": (n, 3, 8, 8)}} for n in (1, 4)
+    ]
     assert build(tmp_path, conv_bn(), profiles=tuple(ranges))["profiles"] == ranges
 
 
 def test_a_wrong_profile_is_said_before_anything_is_built(tmp_path: Path) -> None:
     wrong = {"x": {"min": (4, 3, 8, 8), "opt": (2, 3, 8, 8), "max": (8, 3, 8, 8)}}
-    with pytest.raises(StageError, match="profile 0: x: axis 0: min 4, opt 2, max 8 are not in ascending order"):
+    with pytest.raises(
+        StageError, match="profile 0: x: axis 0: min 4, opt 2, max 8 are not in ascending order"
+    ):
         build(tmp_path, conv_bn(), profiles=(wrong,))
 
 
@@ -130,12 +151,17 @@ def test_all_refused_nodes_are_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(StageError) as caught:
         build(tmp_path, model)
     text = str(caught.value)
-    assert text.startswith("model m: TensorRT-RTX cannot take node 0 'one' (First): Plugin not found")
+    assert text.startswith(
+        "model m: TensorRT-RTX cannot take node 0 'one' (First): Plugin not found"
+    )
     assert "node 2 'two' (Second)" in text
     assert "fine" not in text
     assert "\n" not in text
     refused = tensorrt_rtx.unsupported(request(tmp_path / "model.onnx", tmp_path, options()))
-    assert [(node.index, node.name, node.operator) for node in refused] == [(0, "one", "First"), (2, "two", "Second")]
+    assert [(node.index, node.name, node.operator) for node in refused] == [
+        (0, "one", "First"),
+        (2, "two", "Second"),
+    ]
 
 
 def test_a_refused_node_in_a_local_function_tells_the_function(tmp_path: Path) -> None:
@@ -152,7 +178,9 @@ def test_a_refused_node_in_a_local_function_tells_the_function(tmp_path: Path) -
 
 def test_a_file_that_is_no_onnx_is_said(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_text("import this\n")
-    with pytest.raises(StageError, match=r"cannot read model\.onnx: Failed to parse the ONNX model"):
+    with pytest.raises(
+        StageError, match=r"cannot read model\.onnx: Failed to parse the ONNX model"
+    ):
         tensorrt_rtx.build(request(tmp_path / "model.onnx", tmp_path, options()))
 
 
@@ -188,7 +216,9 @@ def reshaping() -> tuple[onnx.ModelProto, dict[str, Any]]:
 
 def test_an_input_whose_values_are_shapes_needs_a_range_of_them(tmp_path: Path) -> None:
     model, inputs = reshaping()
-    with pytest.raises(StageError, match="the values of the input shape decide shapes inside the network"):
+    with pytest.raises(
+        StageError, match="the values of the input shape decide shapes inside the network"
+    ):
         tensorrt_rtx.build(request(write(tmp_path, model), tmp_path, options(), inputs))
 
 
@@ -198,17 +228,29 @@ def test_a_profile_holds_values_that_decide_shapes(tmp_path: Path) -> None:
     values = {"min": (3, 64), "opt": (6, 64), "max": (12, 64)}
     explicit = options(profiles=({"x": sizes, "shape": {"values": values}},))
     facts = tensorrt_rtx.build(request(write(tmp_path, model), tmp_path, explicit, inputs))
-    shape = {**dict.fromkeys(("min", "opt", "max"), (2,)), "min_values": (3, 64), "opt_values": (6, 64)}
+    shape = {
+        **dict.fromkeys(("min", "opt", "max"), (2,)),
+        "min_values": (3, 64),
+        "opt_values": (6, 64),
+    }
     assert facts["profiles"] == [{"x": sizes, "shape": {**shape, "max_values": (12, 64)}}]
 
 
 @pytest.mark.parametrize(
     ("shape", "inputs", "said"),
     [
-        ((2, 3, 8, 8), INPUTS, "profile 0: the graph fixes axis 0 of x at 2, and 1 to 8 is asked for"),
+        (
+            (2, 3, 8, 8),
+            INPUTS,
+            "profile 0: the graph fixes axis 0 of x at 2, and 1 to 8 is asked for",
+        ),
         (("batch", 3, 8), INPUTS, "profile 0: the graph's input x has 3 dimensions, not 4"),
         (("batch", 3, 8, 8), {"z": INPUTS["x"]}, "profile 0: the graph has no input z, only x"),
-        (("batch", 3, 8, 8), {"x": {"shape": [1, 3, 8, 8]}}, "the graph's input x has dynamic sizes, and there is no"),
+        (
+            ("batch", 3, 8, 8),
+            {"x": {"shape": [1, 3, 8, 8]}},
+            "the graph's input x has dynamic sizes, and there is no",
+        ),
     ],
 )
 def test_a_profile_that_does_not_fit_the_graph(
@@ -218,7 +260,9 @@ def test_a_profile_that_does_not_fit_the_graph(
     with pytest.raises(StageError) as caught:
         tensorrt_rtx.build(request(write(tmp_path, model), tmp_path, options(), inputs))
     assert said in str(caught.value)
-    assert "give dims, or the engine's profiles, the sizes that the graph takes" in caught.value.hint
+    assert (
+        "give dims, or the engine's profiles, the sizes that the graph takes" in caught.value.hint
+    )
 
 
 HOOKS = """\
@@ -247,7 +291,9 @@ number = 1
 
 def hooked(folder: Path, name: str) -> dict[str, Any]:
     (folder / "hooks.py").write_text(HOOKS)
-    asked = request(write(folder, one_node("Relu")), folder, options(network=f"hooks.py:{name}"), project=folder)
+    asked = request(
+        write(folder, one_node("Relu")), folder, options(network=f"hooks.py:{name}"), project=folder
+    )
     return tensorrt_rtx.build(asked)
 
 
@@ -262,9 +308,18 @@ def test_a_network_hook_changes_network_and_configuration(tmp_path: Path) -> Non
     ("name", "said"),
     [
         ("fail", "hooks.py:fail failed: AttributeError: 'tensorrt_rtx_bindings.tensorrt_rtx."),
-        ("few", "hooks.py:few takes the parameters (network); a network hook takes two, the network and the config"),
-        ("gives", "hooks.py:gives returned an INetworkDefinition; a network hook changes the network in place and"),
-        ("cut", "hooks.py:cut left the network without outputs; mark one: network.mark_output(tensor)"),
+        (
+            "few",
+            "hooks.py:few takes the parameters (network); a network hook takes two, the network and the config",
+        ),
+        (
+            "gives",
+            "hooks.py:gives returned an INetworkDefinition; a network hook changes the network in place and",
+        ),
+        (
+            "cut",
+            "hooks.py:cut left the network without outputs; mark one: network.mark_output(tensor)",
+        ),
         ("wrong", "hooks.py:wrong did what TensorRT refuses: "),
         ("absent", "hooks.py has no absent"),
         ("number", "hooks.py:number is an int, not a callable"),
@@ -290,9 +345,18 @@ def test_formats_of_tensors_reach_the_network(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("io", "said"),
     [
-        ({"xx": {"format": "hwc8"}}, "io.xx: the graph has no input or output of this name; did you mean x?"),
-        ({"x": {"dtype": "float16"}}, "io.x.dtype: float16 is not what the graph has, float32, and a strongly typed"),
-        ({"x": {"dtype": "float64"}}, "io.x.dtype: TensorRT-RTX has no tensors of float64; it has float32, float16"),
+        (
+            {"xx": {"format": "hwc8"}},
+            "io.xx: the graph has no input or output of this name; did you mean x?",
+        ),
+        (
+            {"x": {"dtype": "float16"}},
+            "io.x.dtype: float16 is not what the graph has, float32, and a strongly typed",
+        ),
+        (
+            {"x": {"dtype": "float64"}},
+            "io.x.dtype: TensorRT-RTX has no tensors of float64; it has float32, float16",
+        ),
     ],
 )
 def test_formats_that_cannot_be(tmp_path: Path, io: dict[str, Any], said: str) -> None:
@@ -301,12 +365,18 @@ def test_formats_that_cannot_be(tmp_path: Path, io: dict[str, Any], said: str) -
     assert str(caught.value).startswith(said)
 
 
-def test_a_graph_without_the_precision_that_was_asked_for_fails_with_the_figure(tmp_path: Path) -> None:
+def test_a_graph_without_the_precision_that_was_asked_for_fails_with_the_figure(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(StageError) as caught:
         build(tmp_path, conv_bn(), precision="fp16")
-    assert str(caught.value).startswith("model m: the engine was asked for fp16 and none of its layers is in float16: ")
+    assert str(caught.value).startswith(
+        "model m: the engine was asked for fp16 and none of its layers is in float16: "
+    )
     assert not (tmp_path / "engine.engine").exists()
-    facts = build(tmp_path, conv_bn(), precision="fp16", precision_share=0)  # which asks for no share
+    facts = build(
+        tmp_path, conv_bn(), precision="fp16", precision_share=0
+    )  # which asks for no share
     assert "float16" not in facts["precision_shares"]["layers"]
 
 
@@ -316,7 +386,9 @@ def test_what_was_looked_at_is_told(tmp_path: Path) -> None:
 
 def test_weights_in_external_data_are_found(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
-    onnx.save(conv_bn(), path, save_as_external_data=True, location="model.onnx.data", size_threshold=0)
+    onnx.save(
+        conv_bn(), path, save_as_external_data=True, location="model.onnx.data", size_threshold=0
+    )
     assert (tmp_path / "model.onnx.data").stat().st_size > 400
     tensorrt_rtx.build(request(path, tmp_path / "out", options()))
     assert (tmp_path / "out" / "engine.engine").stat().st_size > 1000
@@ -353,14 +425,21 @@ def test_without_a_gpu_an_engine_is_unavailable_and_says_where_it_runs(tmp_path:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"flags": {"refit": True, "strip_plan": True}}, "the builder flag refit and the builder flag strip_plan"),
+        (
+            {"flags": {"refit": True, "strip_plan": True}},
+            "the builder flag refit and the builder flag strip_plan",
+        ),
         ({"compute_capabilities": ("current",)}, "the compute capability 'current'"),
     ],
 )
-def test_fields_that_need_a_gpu_are_unavailable_without_one(fields: dict[str, Any], named: str) -> None:
+def test_fields_that_need_a_gpu_are_unavailable_without_one(
+    fields: dict[str, Any], named: str
+) -> None:
     with pytest.raises(Unavailable) as caught:
         tensorrt_rtx.prepare(options(**fields))
-    assert caught.value.problem.startswith(f"{named} can only be used on a machine with an NVIDIA GPU")
+    assert caught.value.problem.startswith(
+        f"{named} can only be used on a machine with an NVIDIA GPU"
+    )
     assert caught.value.hint
 
 
@@ -377,12 +456,19 @@ def test_without_the_library_the_backend_is_unavailable_and_says_how_to_install_
         "try: load_backend('tensorrt_rtx')\n"
         "except Unavailable as error: print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.strip() == "the library tensorrt_rtx is not installed; pip install 'buildsys[rtx]'"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert (
+        done.stdout.strip()
+        == "the library tensorrt_rtx is not installed; pip install 'buildsys[rtx]'"
+    )
 
 
 def test_an_unknown_backend_is_an_error() -> None:
-    with pytest.raises(StageError, match="there is no backend 'tvm'; the backends are onnxruntime, tensorrt"):
+    with pytest.raises(
+        StageError, match="there is no backend 'tvm'; the backends are onnxruntime, tensorrt"
+    ):
         load_backend("tvm")
 
 
@@ -399,4 +485,6 @@ def test_the_installed_library_has_the_names_too() -> None:
         for use in uses((PACKAGE / module).read_text(), module)
         if library.RTX in use.generations
     }
-    assert [name for owner, name in used if not hasattr(getattr(trt, owner) if owner else trt, name)] == []
+    assert [
+        name for owner, name in used if not hasattr(getattr(trt, owner) if owner else trt, name)
+    ] == []

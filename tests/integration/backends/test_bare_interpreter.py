@@ -58,14 +58,18 @@ def test_a_module_needs_numpy_at_most(module: str, tmp_path: Path) -> None:
 
 
 def test_the_backend_of_onnxruntime_needs_no_onnx(tmp_path: Path) -> None:
-    found = loaded(tmp_path, ("numpy", "onnxruntime"), (*MODULES, "buildsys.backends.onnxruntime.backend"))
+    found = loaded(
+        tmp_path, ("numpy", "onnxruntime"), (*MODULES, "buildsys.backends.onnxruntime.backend")
+    )
     assert "onnxruntime" in found
 
 
 def test_the_backend_of_tensorrt_rtx_needs_its_library_alone(tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx")
     packages = ("numpy", "tensorrt_rtx", "tensorrt_rtx_bindings", "tensorrt_rtx_libs")
-    assert "tensorrt_rtx" in loaded(tmp_path, packages, (*MODULES, "buildsys.backends.tensorrt_rtx.backend"))
+    assert "tensorrt_rtx" in loaded(
+        tmp_path, packages, (*MODULES, "buildsys.backends.tensorrt_rtx.backend")
+    )
 
 
 def test_what_is_shared_by_the_tensorrts_needs_none_of_them(tmp_path: Path) -> None:

@@ -51,11 +51,22 @@ class Project:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text((PLUGIN.read_text() if text is None else text) + more)
 
-    def compile(self, *flags: str, name: str = "Same", entry: str = "getCreators", file: str = LIBRARY) -> Path:
+    def compile(
+        self, *flags: str, name: str = "Same", entry: str = "getCreators", file: str = LIBRARY
+    ) -> Path:
         """Build the library with the operator mydomain::Same."""
         compiler = shutil.which("c++") or pytest.skip("there is no C++ compiler")
         defined = (f'-DNAME="{name}"', f"-DENTRY={entry}", *flags)
-        command = (compiler, "-std=c++17", "-shared", "-fPIC", *defined, str(SOURCE), "-o", str(self.root / file))
+        command = (
+            compiler,
+            "-std=c++17",
+            "-shared",
+            "-fPIC",
+            *defined,
+            str(SOURCE),
+            "-o",
+            str(self.root / file),
+        )
         subprocess.run(command, check=True)
         return self.root / file
 
@@ -63,7 +74,9 @@ class Project:
         """Run the stage engine, as a job with these plugins: (operator, file)."""
         entries, libraries = [], {}
         for op, path in plugins or ((OP, FILE),):
-            entries.append({"op": op, "kind": "plugin", "python" if path.endswith(".py") else "library": path})
+            entries.append(
+                {"op": op, "kind": "plugin", "python" if path.endswith(".py") else "library": path}
+            )
             libraries |= {} if path.endswith(".py") else {f"library.{path}": self.root / path}
         options = {
             "engine": engine_options("tensorrt_rtx"),
@@ -71,7 +84,10 @@ class Project:
             "inputs": {"x": {"shape": ["batch", 4], "dtype": "float32"}},
             "dims": {"batch": {"min": 1, "opt": 2, "max": 8}},
         }
-        inputs = {"model": write(self.root, node.pop("graph", None) or clip_graph(**node)), **libraries}
+        inputs = {
+            "model": write(self.root, node.pop("graph", None) or clip_graph(**node)),
+            **libraries,
+        }
         names = {"engine": "e.engine", "engine.data": "e.engine.data", "result": "engine.json"}
         outputs = {role: self.root / "out" / name for role, name in names.items()}
         (self.root / "out").mkdir(exist_ok=True)
@@ -96,7 +112,9 @@ def project(tmp_path: Path, pool: WorkerPool) -> Project:
 
 def clip_graph(elem_type: int = TensorProto.FLOAT, **attributes: Any) -> Any:
     attributes = {"scale": 2.0, "bounds": [-1.0, 1.0], **attributes}
-    clip = helper.make_node("ScaledClip", ["x"], ["y", "inside"], "clip", domain="mydomain", **attributes)
+    clip = helper.make_node(
+        "ScaledClip", ["x"], ["y", "inside"], "clip", domain="mydomain", **attributes
+    )
     shape = ["batch", 4]
     outputs = {"y": (elem_type, shape), "inside": (TensorProto.BOOL, shape)}
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("mydomain", 1)]
@@ -109,7 +127,13 @@ def test_an_engine_with_a_python_plugin_is_built(project: Project, elem_type: in
     figures = project.result()
     (plugin,) = figures["plugins"]
     assert len(plugin.pop("file_sha256")) == 64
-    assert plugin == {"operator": OP, "name": "ScaledClip", "version": "1", "namespace": "", "file": FILE}
+    assert plugin == {
+        "operator": OP,
+        "name": "ScaledClip",
+        "version": "1",
+        "namespace": "",
+        "file": FILE,
+    }
     assert figures["layers"] == {"plugin_v3": 1}
     assert reply.status == "passed"
     assert b"ScaledClip" in (project.root / "out" / "e.engine").read_bytes()
@@ -123,7 +147,9 @@ CALLBACKS = [
 
 @pytest.mark.parametrize("callback", CALLBACKS)
 def test_a_callback_that_raises_fails_with_its_line(project: Project, callback: str) -> None:
-    project.write(f"def broken(self, *args):\n    raise ValueError('boom')\nScaledClip.{callback} = broken\n")
+    project.write(
+        f"def broken(self, *args):\n    raise ValueError('boom')\nScaledClip.{callback} = broken\n"
+    )
     line = len(PLUGIN.read_text().splitlines()) + 2
     expected = f"{FILE}: plugin ScaledClip: {callback}() raised ValueError: boom ({FILE}:{line})"
     assert project.error() == expected
@@ -131,14 +157,22 @@ def test_a_callback_that_raises_fails_with_its_line(project: Project, callback: 
 
 
 def test_a_creator_that_raises_fails_with_its_line(project: Project) -> None:
-    project.write("def broken(self, *args):\n    return {}['gain']\nScaledClipCreator.create_plugin = broken\n")
-    assert f"{FILE}: plugin ScaledClip: create_plugin() raised KeyError: 'gain' ({FILE}:" in project.error()
+    project.write(
+        "def broken(self, *args):\n    return {}['gain']\nScaledClipCreator.create_plugin = broken\n"
+    )
+    assert (
+        f"{FILE}: plugin ScaledClip: create_plugin() raised KeyError: 'gain' ({FILE}:"
+        in project.error()
+    )
 
 
 WRONG_VALUES = {
     "clone": ("None", "returned nothing instead of an IPluginV3"),
     "get_capability_interface": ("None", "returned nothing instead of an IPluginCapability"),
-    "get_fields_to_serialize": ("[]", "returned a list of nothing instead of a PluginFieldCollection"),
+    "get_fields_to_serialize": (
+        "[]",
+        "returned a list of nothing instead of a PluginFieldCollection",
+    ),
     "get_output_data_types": ("[args[0][0]]", "returned 1 of 2 outputs"),
     "get_output_shapes": ("[2, 'x']", "returned a list of int, str instead of a list of DimsExprs"),
     "supports_format_combination": ("None", "returned nothing instead of an int"),
@@ -156,10 +190,15 @@ def test_a_callback_that_returns_something_else_is_told(project: Project, callba
 
 def test_a_creator_that_returns_no_plugin_is_told(project: Project) -> None:
     project.write("ScaledClipCreator.create_plugin = lambda self, *args: print('made')\n")
-    assert "create_plugin() of ScaledClipCreator returned nothing instead of an IPluginV3" in project.error()
+    assert (
+        "create_plugin() of ScaledClipCreator returned nothing instead of an IPluginV3"
+        in project.error()
+    )
 
 
-@pytest.mark.parametrize("callback", ["clone", "enqueue", "get_fields_to_serialize", "get_output_shapes"])
+@pytest.mark.parametrize(
+    "callback", ["clone", "enqueue", "get_fields_to_serialize", "get_output_shapes"]
+)
 def test_a_method_that_is_missing_is_told(project: Project, callback: str) -> None:
     project.write(f"del ScaledClip.{callback}\n")
     assert project.error() == f"{FILE}: plugin ScaledClip: ScaledClip has no method {callback}"
@@ -168,7 +207,10 @@ def test_a_method_that_is_missing_is_told(project: Project, callback: str) -> No
 def test_what_a_plugin_does_not_set_is_told(project: Project) -> None:
     text = PLUGIN.read_text().replace("        self.num_outputs = 2\n", "")
     project.write("", text=text)
-    assert f"{FILE}: plugin ScaledClip: ScaledClip does not set num_outputs; set it in __init__" in project.error()
+    assert (
+        f"{FILE}: plugin ScaledClip: ScaledClip does not set num_outputs; set it in __init__"
+        in project.error()
+    )
 
 
 def test_a_plugin_that_crashes_leaves_its_line_in_the_log(project: Project) -> None:
@@ -177,7 +219,8 @@ def test_a_plugin_that_crashes_leaves_its_line_in_the_log(project: Project) -> N
         project.build()
     assert "e.log" in str(caught.value)
     assert (
-        f'{FILE}", line {len(PLUGIN.read_text().splitlines()) + 2} in <lambda>' in (project.root / "e.log").read_text()
+        f'{FILE}", line {len(PLUGIN.read_text().splitlines()) + 2} in <lambda>'
+        in (project.root / "e.log").read_text()
     )
 
 
@@ -238,7 +281,9 @@ def test_a_name_of_another_plugin_is_told(project: Project) -> None:
 
 
 def test_a_file_may_register_its_creators_itself(project: Project) -> None:
-    project.write("creator = ScaledClipCreator()\ntrt.get_plugin_registry().register_creator(creator, '')\n")
+    project.write(
+        "creator = ScaledClipCreator()\ntrt.get_plugin_registry().register_creator(creator, '')\n"
+    )
     assert project.build().status == "passed"
     project.write(
         "creator = ScaledClipCreator()\ntrt.get_plugin_registry().register_creator(creator, '')\n"
@@ -249,7 +294,8 @@ def test_a_file_may_register_its_creators_itself(project: Project) -> None:
 
 def test_a_namespace_may_be_the_operators_domain(project: Project) -> None:
     text = PLUGIN.read_text().replace(
-        'self.plugin_namespace = "ScaledClip", "1", ""', 'self.plugin_namespace = "ScaledClip", "1", "mydomain"'
+        'self.plugin_namespace = "ScaledClip", "1", ""',
+        'self.plugin_namespace = "ScaledClip", "1", "mydomain"',
     )
     project.write("", text=text)
     project.build()
@@ -259,7 +305,10 @@ def test_a_namespace_may_be_the_operators_domain(project: Project) -> None:
 
 def test_attributes_that_are_not_listed_do_not_arrive_and_nothing_crashes(project: Project) -> None:
     project.write("", text=PLUGIN.read_text().replace("self.field_names =", "unused ="))
-    assert f"{FILE}: plugin ScaledClip: create_plugin() raised KeyError: 'scale' ({FILE}:" in project.error()
+    assert (
+        f"{FILE}: plugin ScaledClip: create_plugin() raised KeyError: 'scale' ({FILE}:"
+        in project.error()
+    )
 
 
 def test_an_engine_with_a_plugin_library_is_built(project: Project) -> None:
@@ -277,12 +326,19 @@ def test_an_engine_with_a_plugin_library_is_built(project: Project) -> None:
 
 def test_a_library_for_another_machine_is_told_before_anything_is_built(project: Project) -> None:
     content = bytearray(project.compile().read_bytes())
-    here, other, number = ("x86_64", "aarch64", 183) if platform.machine() == "x86_64" else ("aarch64", "x86_64", 62)
+    here, other, number = (
+        ("x86_64", "aarch64", 183) if platform.machine() == "x86_64" else ("aarch64", "x86_64", 62)
+    )
     content[18:20] = number.to_bytes(2, "little")  # e_machine
     (project.root / LIBRARY).write_bytes(content)
     options = {"libraries": {"libsame": {"file": LIBRARY, "symbol": ""}}}
-    outputs = {"library.libsame": project.root / "copy.so", "result": project.root / "operators.json"}
-    with pytest.raises(StageError, match=f"{LIBRARY} is built for {other}, and this machine is {here}"):
+    outputs = {
+        "library.libsame": project.root / "copy.so",
+        "result": project.root / "operators.json",
+    }
+    with pytest.raises(
+        StageError, match=f"{LIBRARY} is built for {other}, and this machine is {here}"
+    ):
         operators.run(Job("operators:m", "operators", "m", "", options, {}, outputs, project.root))
 
 
@@ -313,4 +369,7 @@ def test_a_library_whose_name_is_taken_is_told(project: Project) -> None:
     project.compile()
     project.compile(file="libagain.so")
     told = project.error(SAME, ("mydomain::Same", "libagain.so"))
-    assert told == "libagain.so: TensorRT-RTX takes no plugin from it; it has none, or one whose name is taken"
+    assert (
+        told
+        == "libagain.so: TensorRT-RTX takes no plugin from it; it has none, or one whose name is taken"
+    )

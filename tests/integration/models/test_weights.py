@@ -13,7 +13,11 @@ from torchvision import models
 
 from buildsys.errors import StageError
 from buildsys.models.build import make_module
-from buildsys.models.random_weights import draw_parameters, measuring_batch_norms, without_default_values
+from buildsys.models.random_weights import (
+    draw_parameters,
+    measuring_batch_norms,
+    without_default_values,
+)
 from buildsys.models.torch_model import example_inputs, make_network
 from buildsys.plan.model_plan import plan_model
 
@@ -148,14 +152,20 @@ def test_a_python_source_is_drawn_only_when_asked() -> None:
     torch.manual_seed(0)
     assert torch.equal(kept.module.linear.weight, Affine().linear.weight)
     assert "as tests/integration/sample_networks.py:Affine makes them" in kept.weights
-    asked = make_network(options({**source, "randomize": True}, {"x": {"shape": ["batch", 4]}}), ROOT)
+    asked = make_network(
+        options({**source, "randomize": True}, {"x": {"shape": ["batch", 4]}}), ROOT
+    )
     assert asked.weights == "random, seed 0"
     assert not torch.equal(kept.module.linear.weight, asked.module.linear.weight)
     assert not asked.module.training
 
 
 def test_example_inputs_suit_embeddings_lengths_and_masks() -> None:
-    inputs = {"ids": {"shape": [2, 3], "dtype": "int64"}, "mask": {"shape": [2], "dtype": "bool"}, "x": {"shape": [9]}}
+    inputs = {
+        "ids": {"shape": [2, 3], "dtype": "int64"},
+        "mask": {"shape": [2], "dtype": "bool"},
+        "x": {"shape": [9]},
+    }
     example = example_inputs(options({"torchvision": "resnet18"}, inputs))
     assert example["ids"].tolist() == [[1, 1, 1]] * 2
     assert example["mask"].tolist() == [True, True]
@@ -170,11 +180,16 @@ def loaded(tmp_path: Path, state: Any, **weights: Any) -> nn.Module:
     if state is not None:
         torch.save(state, tmp_path / "w.pth")
     source = {"python": "net.py:make", "seed": 0, "kwargs": {}, "randomize": False}
-    return make_module({**source, "weights": {"file": "w.pth", "sha256": None, **weights}}, tmp_path).module
+    return make_module(
+        {**source, "weights": {"file": "w.pth", "sha256": None, **weights}}, tmp_path
+    ).module
 
 
 def linear_state(features: int = 3, prefix: str = "") -> dict[str, torch.Tensor]:
-    return {f"{prefix}weight": torch.full((features, 4), 2.0), f"{prefix}bias": torch.ones(features)}
+    return {
+        f"{prefix}weight": torch.full((features, 4), 2.0),
+        f"{prefix}bias": torch.ones(features),
+    }
 
 
 @pytest.mark.parametrize(
@@ -196,7 +211,9 @@ def test_the_digest_is_compared(tmp_path: Path) -> None:
     torch.save(linear_state(), tmp_path / "w.pth")
     right = hashlib.sha256((tmp_path / "w.pth").read_bytes()).hexdigest()
     assert (loaded(tmp_path, None, sha256=right).weight == 2.0).all()
-    with pytest.raises(StageError, match=f"w.pth has the sha256 {right}, the manifest wants {'0' * 64}"):
+    with pytest.raises(
+        StageError, match=f"w.pth has the sha256 {right}, the manifest wants {'0' * 64}"
+    ):
         loaded(tmp_path, None, sha256="0" * 64)
 
 
@@ -229,9 +246,16 @@ def test_a_file_that_does_not_fit(tmp_path: Path, state: Any, message: str) -> N
 
 
 def test_a_torchvision_model_takes_a_file(tmp_path: Path) -> None:
-    state = {name: tensor + 1 for name, tensor in models.squeezenet1_0(weights=None).state_dict().items()}
+    state = {
+        name: tensor + 1 for name, tensor in models.squeezenet1_0(weights=None).state_dict().items()
+    }
     torch.save(state, tmp_path / "w.pth")
-    source = {"torchvision": "squeezenet1_0", "seed": 0, "kwargs": {}, "weights": {"file": "w.pth", "sha256": None}}
+    source = {
+        "torchvision": "squeezenet1_0",
+        "seed": 0,
+        "kwargs": {},
+        "weights": {"file": "w.pth", "sha256": None},
+    }
     module = make_module(source, tmp_path).module
     assert all(torch.equal(tensor, state[name]) for name, tensor in module.state_dict().items())
 
@@ -240,11 +264,16 @@ def test_a_torchvision_model_takes_a_file(tmp_path: Path) -> None:
 
 
 def pretrained(name: str, weights: str) -> nn.Module:
-    return make_module({"torchvision": name, "weights": weights, "seed": 0, "kwargs": {}}, ROOT).module
+    return make_module(
+        {"torchvision": name, "weights": weights, "seed": 0, "kwargs": {}}, ROOT
+    ).module
 
 
 def test_unknown_weights_name_the_known_ones() -> None:
-    with pytest.raises(StageError, match="no weights IMAGENET for resnet50; there are IMAGENET1K_V1, IMAGENET1K_V2, D"):
+    with pytest.raises(
+        StageError,
+        match="no weights IMAGENET for resnet50; there are IMAGENET1K_V1, IMAGENET1K_V2, D",
+    ):
         pretrained("resnet50", "IMAGENET")
 
 
@@ -276,7 +305,11 @@ def test_a_damaged_cached_file_is_not_used(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("resnet5", "did you mean resnet50"), ("qqqqqqqq", "list_models"), ("mobilenet_v3_smal", "mobilenet_v3_small")],
+    [
+        ("resnet5", "did you mean resnet50"),
+        ("qqqqqqqq", "list_models"),
+        ("mobilenet_v3_smal", "mobilenet_v3_small"),
+    ],
 )
 def test_an_unknown_model_offers_near_names(name: str, hint: str) -> None:
     with pytest.raises(StageError, match=f"torchvision has no model {name}") as error:

@@ -24,9 +24,16 @@ node = helper.make_node
 Array = np.ndarray
 
 
-def run(model: onnx.ModelProto, optimization: str = "disable", **inputs: Array | Tensor) -> dict[str, Tensor]:
-    feeds = {name: value if isinstance(value, Tensor) else tensor_of(value) for name, value in inputs.items()}
-    return OrtGraph(model.SerializeToString(), session_options(optimization=optimization)).run(feeds)
+def run(
+    model: onnx.ModelProto, optimization: str = "disable", **inputs: Array | Tensor
+) -> dict[str, Tensor]:
+    feeds = {
+        name: value if isinstance(value, Tensor) else tensor_of(value)
+        for name, value in inputs.items()
+    }
+    return OrtGraph(model.SerializeToString(), session_options(optimization=optimization)).run(
+        feeds
+    )
 
 
 def half(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
@@ -59,27 +66,41 @@ def chain(operators: list[str]) -> onnx.ModelProto:
         inputs = [last] if operator in UNARY else [last, "k"]
         last = "y" if index == len(operators) - 1 else f"t{index}"
         nodes.append(node(operator, inputs, [last]))
-    return make_model(nodes, {"x": (FLOAT, ["n"]), "k": (FLOAT, ["n"])}, {"y": (FLOAT, ["n"])}, opset=22)
+    return make_model(
+        nodes, {"x": (FLOAT, ["n"]), "k": (FLOAT, ["n"])}, {"y": (FLOAT, ["n"])}, opset=22
+    )
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(st.lists(st.sampled_from(sorted(ELEMENTWISE)), min_size=1, max_size=6), st.integers(0, 2**32), st.booleans())
-def test_chains_of_operators_give_what_float16_gives(operators: list[str], seed: int, optimized: bool) -> None:
+@given(
+    st.lists(st.sampled_from(sorted(ELEMENTWISE)), min_size=1, max_size=6),
+    st.integers(0, 2**32),
+    st.booleans(),
+)
+def test_chains_of_operators_give_what_float16_gives(
+    operators: list[str], seed: int, optimized: bool
+) -> None:
     rng = np.random.default_rng(seed)
-    bits = rng.integers(0, 0x7C00, (2, 500), np.uint16) | (rng.integers(0, 2, (2, 500), np.uint16) << 15)
+    bits = rng.integers(0, 0x7C00, (2, 500), np.uint16) | (
+        rng.integers(0, 2, (2, 500), np.uint16) << 15
+    )
     x, k = bits.view(np.float16)  # every finite float16 is as likely: many overflows and subnormals
     expected = x
     with np.errstate(all="ignore"):
         for operator in operators:
             expected = ELEMENTWISE[operator](expected, k)
     model = half(chain(operators), "fp16")
-    actual = run(model, "all" if optimized else "disable", x=x.astype(np.float32), k=k.astype(np.float32))["y"].array
+    actual = run(
+        model, "all" if optimized else "disable", x=x.astype(np.float32), k=k.astype(np.float32)
+    )["y"].array
     assert np.array_equal(actual, expected.astype(np.float32), equal_nan=True)
 
 
 def test_float16_rounds_and_overflows_as_numpy_does() -> None:
     # 65520 is half-way to the float16 that there is none of; ties; subnormals, half of the smallest; beyond at once
-    x = np.float32([65504, 65504, 65504, 1, 1 + 2**-10, 1 + 3 * 2**-11, 2**-24, 2**-25, 1.5 * 2**-25, -1e6])
+    x = np.float32(
+        [65504, 65504, 65504, 1, 1 + 2**-10, 1 + 3 * 2**-11, 2**-24, 2**-25, 1.5 * 2**-25, -1e6]
+    )
     k = np.float32([8, 15.99, 16, 2**-11, 2**-11, 0, 2**-24, 0, 0, 0])
     with np.errstate(over="ignore"):
         expected = (x.astype(np.float16) + k.astype(np.float16)).astype(np.float32)
@@ -89,25 +110,44 @@ def test_float16_rounds_and_overflows_as_numpy_does() -> None:
 
 @pytest.mark.parametrize("optimization", ["disable", "basic", "extended", "all"])
 def test_an_overflow_on_the_way_stays(optimization: str) -> None:
-    nodes = [node("Mul", ["x", "k"], ["a"]), node("Mul", ["a", "k"], ["b"]), node("Div", ["b", "k"], ["y"])]
-    model = make_model(nodes, {"x": (FLOAT, ["n"])}, {"y": (FLOAT, ["n"])}, {"k": np.float32([1000])})
+    nodes = [
+        node("Mul", ["x", "k"], ["a"]),
+        node("Mul", ["a", "k"], ["b"]),
+        node("Div", ["b", "k"], ["y"]),
+    ]
+    model = make_model(
+        nodes, {"x": (FLOAT, ["n"])}, {"y": (FLOAT, ["n"])}, {"k": np.float32([1000])}
+    )
     x = np.float32([1, 0.01])
-    assert run(half(model, "fp16"), optimization, x=x)["y"].array.tolist() == [np.inf, np.float16(10)]
-    assert np.isfinite(run(model, optimization, x=x)["y"].array).all()  # the typed graph itself hides it
+    assert run(half(model, "fp16"), optimization, x=x)["y"].array.tolist() == [
+        np.inf,
+        np.float16(10),
+    ]
+    assert np.isfinite(
+        run(model, optimization, x=x)["y"].array
+    ).all()  # the typed graph itself hides it
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.parametrize("optimization", ["disable", "all"])
 def test_every_operator_rounds(optimization: str, precision: str) -> None:
-    nodes = [node("Mul", ["x", "k"], ["a"]), node("Add", ["a", "x"], ["b"]), node("Sub", ["b", "k"], ["y"])]
+    nodes = [
+        node("Mul", ["x", "k"], ["a"]),
+        node("Add", ["a", "x"], ["b"]),
+        node("Sub", ["b", "k"], ["y"]),
+    ]
     k = np.float32(1.0078125)  # is a bfloat16
-    model = make_model(nodes, {"x": (FLOAT, [1000])}, {"y": (FLOAT, [1000])}, {"k": np.array([k])}, opset=22)
+    model = make_model(
+        nodes, {"x": (FLOAT, [1000])}, {"y": (FLOAT, [1000])}, {"k": np.array([k])}, opset=22
+    )
     x = weights(1000)
     start = rounded(x, precision)
     expected = rounded(rounded(rounded(start * k, precision) + start, precision) - k, precision)
     actual = run(half(model, precision), optimization, x=x)["y"].array
     assert np.array_equal(actual, expected)
-    assert not np.array_equal(actual, rounded(start * k + start - k, precision))  # rounding once would show
+    assert not np.array_equal(
+        actual, rounded(start * k + start - k, precision)
+    )  # rounding once would show
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
@@ -143,7 +183,9 @@ def test_stored_values_in_attributes_are_taken_along() -> None:
 
 
 def test_a_graph_without_the_type_stays_as_it_is() -> None:
-    model = make_model([node("Relu", ["x"], ["y"])], {"x": (FLOAT, [2])}, {"y": (FLOAT, [2])}, {"w": weights(2)})
+    model = make_model(
+        [node("Relu", ["x"], ["y"])], {"x": (FLOAT, [2])}, {"y": (FLOAT, [2])}, {"w": weights(2)}
+    )
     assert emulate(model, "fp16") == model
     convert_precision(model, "fp16")
     assert emulate(model, "bf16") == model
@@ -160,27 +202,46 @@ def test_names_that_are_taken_are_not_given_again() -> None:
 
 def hidden_in_a_branch() -> onnx.ModelProto:
     half_branch = [node("Cast", ["x"], ["h"], to=FLOAT16), node("Cast", ["h"], ["b"], to=FLOAT)]
-    inner = helper.make_graph(half_branch, "inner", [], [helper.make_tensor_value_info("b", FLOAT, None)])
+    inner = helper.make_graph(
+        half_branch, "inner", [], [helper.make_tensor_value_info("b", FLOAT, None)]
+    )
     nested = node("If", ["flag"], ["n"], then_branch=inner, else_branch=inner)
-    outer = helper.make_graph([nested], "outer", [], [helper.make_tensor_value_info("n", FLOAT, None)])
+    outer = helper.make_graph(
+        [nested], "outer", [], [helper.make_tensor_value_info("n", FLOAT, None)]
+    )
     branch = node("If", ["flag"], ["y"], then_branch=outer, else_branch=outer)
-    return make_model([branch], {"x": (FLOAT, [2]), "flag": (TensorProto.BOOL, [])}, {"y": (FLOAT, [2])})
+    return make_model(
+        [branch], {"x": (FLOAT, [2]), "flag": (TensorProto.BOOL, [])}, {"y": (FLOAT, [2])}
+    )
 
 
 def hidden_in_a_function() -> onnx.ModelProto:
-    body = [node("Constant", [], ["k"], value=numpy_helper.from_array(np.float16([2]))), node("Mul", ["a", "k"], ["b"])]
-    function = helper.make_function("my", "Twice", ["a"], ["b"], body, [helper.make_opsetid("", 17)])
+    body = [
+        node("Constant", [], ["k"], value=numpy_helper.from_array(np.float16([2]))),
+        node("Mul", ["a", "k"], ["b"]),
+    ]
+    function = helper.make_function(
+        "my", "Twice", ["a"], ["b"], body, [helper.make_opsetid("", 17)]
+    )
     kinds = {"x": (FLOAT16, [2])}, {"y": (FLOAT16, [2])}
     return make_model(
-        [node("Twice", ["x"], ["y"], domain="my")], *kinds, functions=[function], opsets=[helper.make_opsetid("my", 1)]
+        [node("Twice", ["x"], ["y"], domain="my")],
+        *kinds,
+        functions=[function],
+        opsets=[helper.make_opsetid("my", 1)],
     )
 
 
 @pytest.mark.parametrize(
     ("model", "place"),
-    [(hidden_in_a_branch(), "the subgraph inner"), (hidden_in_a_function(), "the local function Twice")],
+    [
+        (hidden_in_a_branch(), "the subgraph inner"),
+        (hidden_in_a_function(), "the local function Twice"),
+    ],
 )
 def test_what_cannot_be_emulated_is_refused(model: onnx.ModelProto, place: str) -> None:
-    with pytest.raises(StageError, match=f"{place} computes in float16, which cannot be emulated on the CPU"):
+    with pytest.raises(
+        StageError, match=f"{place} computes in float16, which cannot be emulated on the CPU"
+    ):
         emulate(model, "fp16")
     assert emulate(model, "bf16") == model

@@ -63,7 +63,10 @@ def both_graphs(folder: Path, shape: list[int | str], **sections: Any) -> tuple[
     job = stage_job("export", spec, folder)
     assert export.run(job).status == "passed"
     simpler = simplify_job(
-        folder, job.outputs["model"], cases={"opt": {}}, inputs={"x": {"shape": shape, "dtype": "float32"}}
+        folder,
+        job.outputs["model"],
+        cases={"opt": {}},
+        inputs={"x": {"shape": shape, "dtype": "float32"}},
     )
     assert simplify.run(simpler).status == "passed"
     return job.outputs["model"], simpler.outputs["model"]
@@ -75,7 +78,9 @@ def test_the_folding_of_a_batch_norm_can_be_seen(tmp_path: Path) -> None:
         "randomize": True,
         "kwargs": {"inputs": 3, "outputs": 16, "kernel": 3},
     }
-    files = both_graphs(tmp_path, [1, 3, 8, 8], source=source, dims={}, export={"do_constant_folding": False})
+    files = both_graphs(
+        tmp_path, [1, 3, 8, 8], source=source, dims={}, export={"do_constant_folding": False}
+    )
     found = compared(*files)
     (gone,) = found["gone"]
     assert (gone["chain"], gone["fate"], gone["into"]) == ("BatchNormalization", "folded", ["Conv"])
@@ -105,7 +110,10 @@ def test_a_graph_is_described_whole(tmp_path: Path) -> None:
     conv = 4 * 64 * 27
     assert found["macs"]["total"] == 4 * (conv + 20)
     assert found["macs"]["formula"] == {"batch": conv + 20}
-    assert found["macs"]["operators"] == {"Conv": {"macs": 4 * conv, "nodes": 1}, "Gemm": {"macs": 80, "nodes": 1}}
+    assert found["macs"]["operators"] == {
+        "Conv": {"macs": 4 * conv, "nodes": 1},
+        "Gemm": {"macs": 80, "nodes": 1},
+    }
     node = next(node for node in found["nodes"] if node["name"] == "conv")
     assert (node["attributes"], node["macs"]) == ({"pads": "[1, 1, 1, 1]"}, 4 * conv)
     tensor = found["tensors"]["conv"]
@@ -117,23 +125,45 @@ def test_bodies_functions_and_custom_domains_are_told(tmp_path: Path) -> None:
     found = described(write(tmp_path, parser.parse_model(BRANCHES)), b=2)
     assert found["custom_domains"] == {"my.domain": {"swish": 1}}
     (function,) = found["functions"]
-    assert (function["name"], function["operators"]) == ("my.domain::swish", {"Sigmoid": 1, "Mul": 1})
+    assert (function["name"], function["operators"]) == (
+        "my.domain::swish",
+        {"Sigmoid": 1, "Mul": 1},
+    )
     inside = {node["operator"]: node["inside"] for node in found["nodes"]}
     assert (inside["Relu"], inside["Identity"]) == ("y.then_branch", "z.body")
     assert found["tensors"]["h"]["inside"] == "y.then_branch"
     assert found["tensors"]["x"]["consumers"] == ["y"]
     macs = found["macs"]
-    assert (macs["total"], macs["loops_counted_once"], macs["unknown_operators"]) == (2 * 2 * 16, 1, {})
+    assert (macs["total"], macs["loops_counted_once"], macs["unknown_operators"]) == (
+        2 * 2 * 16,
+        1,
+        {},
+    )
     picture = answer(
-        {"question": "draw", "graph": graph(tmp_path / "model.onnx"), "title": "t", "from": "", "to": "", "depth": None}
+        {
+            "question": "draw",
+            "graph": graph(tmp_path / "model.onnx"),
+            "title": "t",
+            "from": "",
+            "to": "",
+            "depth": None,
+        }
     )
     assert picture["nodes"] == 3
-    assert all(word in picture["svg"] for word in ("then_branch", "else_branch", "body", "my.domain::swish"))
+    assert all(
+        word in picture["svg"]
+        for word in ("then_branch", "else_branch", "body", "my.domain::swish")
+    )
 
 
 def test_the_products_of_a_local_function_count(tmp_path: Path) -> None:
-    text = BRANCHES.replace("s = Sigmoid(v) u = Mul(v, s)", "t = Transpose(v) s = MatMul(v, t) u = MatMul(s, v)")
-    assert described(write(tmp_path, parser.parse_model(text)), b=2)["macs"]["total"] == 2 * 2 * 16 + 2 * 2 * 2 * 4
+    text = BRANCHES.replace(
+        "s = Sigmoid(v) u = Mul(v, s)", "t = Transpose(v) s = MatMul(v, t) u = MatMul(s, v)"
+    )
+    assert (
+        described(write(tmp_path, parser.parse_model(text)), b=2)["macs"]["total"]
+        == 2 * 2 * 16 + 2 * 2 * 2 * 4
+    )
 
 
 def test_external_data_stays_where_it_is(tmp_path: Path) -> None:
@@ -151,7 +181,9 @@ def test_external_data_stays_where_it_is(tmp_path: Path) -> None:
     request = json.dumps({"question": "describe", "graph": graph(path), "dims": {"batch": 1}})
     code = "import resource, runpy; resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30)); "
     code += "runpy.run_module('buildsys.onnx_graphs.inspection', run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", code], input=request, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=request, capture_output=True, text=True, check=True
+    )
     assert json.loads(done.stdout)["initializers"]["largest"][0]["bytes"] == 2**33
     assert time.monotonic() - began < 20
     (tmp_path / "model.onnx.data").unlink()
@@ -159,9 +191,14 @@ def test_external_data_stays_where_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("inline_limit", [2**30, 0])
-def test_weights_are_compared_by_content_wherever_they_lie(tmp_path: Path, inline_limit: int) -> None:
+def test_weights_are_compared_by_content_wherever_they_lie(
+    tmp_path: Path, inline_limit: int
+) -> None:
     def written(name: str, seed: int) -> Path:
-        nodes = [helper.make_node("MatMul", ["x", "w"], ["t"]), helper.make_node("Add", ["t", "b"], ["y"])]
+        nodes = [
+            helper.make_node("MatMul", ["x", "w"], ["t"]),
+            helper.make_node("Add", ["t", "b"], ["y"]),
+        ]
         stored = {"w": weights(32, 32, seed=seed), "b": weights(512, 32)}
         ends = ({"x": (TensorProto.FLOAT, [512, 32])}, {"y": (TensorProto.FLOAT, [512, 32])})
         path = tmp_path / name / "model.onnx"
@@ -169,7 +206,9 @@ def test_weights_are_compared_by_content_wherever_they_lie(tmp_path: Path, inlin
         save_model(make_model(nodes, *ends, stored), path, inline_limit=inline_limit)
         return path
 
-    first, same, other = (written(name, seed) for name, seed in (("first", 1), ("same", 1), ("other", 2)))
+    first, same, other = (
+        written(name, seed) for name, seed in (("first", 1), ("same", 1), ("other", 2))
+    )
     assert compared(first, same)["is_equal"]
     found = compared(first, other)
     assert [one["name"] for one in found["initializers"]["changed"]] == ["w"]
@@ -189,7 +228,9 @@ def test_the_report_counts_the_graphs_of_the_chain(tmp_path: Path) -> None:
     options = {"manifest": {"model": "m", "dims": {"batch": {"min": 1, "opt": 4, "max": 8}}}}
     graphs = {"graph:export:m": job.inputs["model"], "graph:simplify:m": job.outputs["model"]}
     outputs = {"result": tmp_path / "report.json"}
-    found = report.run(Job("report:m", "report", "m", "", options, graphs, outputs, tmp_path)).figures["graph"]
+    found = report.run(
+        Job("report:m", "report", "m", "", options, graphs, outputs, tmp_path)
+    ).figures["graph"]
     stages = found["stages"]
     assert [stage["stage"] for stage in stages] == ["export", "simplify"]
     for stage in stages:

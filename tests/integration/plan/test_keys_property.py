@@ -61,21 +61,38 @@ CHOICES: dict[str, list[Any]] = {  # a dotted field of the world -> its values
     "saved": [0, 1],  # what lies beside the state dict in its file
 }
 WORLDS = st.fixed_dictionaries({name: st.sampled_from(values) for name, values in CHOICES.items()})
-SET = st.sampled_from(sorted(CHOICES)).flatmap(lambda name: st.tuples(st.just(name), st.sampled_from(CHOICES[name])))
+SET = st.sampled_from(sorted(CHOICES)).flatmap(
+    lambda name: st.tuples(st.just(name), st.sampled_from(CHOICES[name]))
+)
 EDITS = st.one_of(
     SET,
     SET,
     st.tuples(st.just("back"), st.integers(0, 5)),  # to an earlier world
-    st.tuples(st.sampled_from(["delete", "spoil", "touch"]), st.integers(0, 99)),  # one file below build/
+    st.tuples(
+        st.sampled_from(["delete", "spoil", "touch"]), st.integers(0, 99)
+    ),  # one file below build/
 )
 World = dict[str, Any]
 PLAIN = {name: values[0] for name, values in CHOICES.items()}
-EACH_ALONE = [[(name, values[1])] for name, values in CHOICES.items() if name not in ("weights", "imports")]
-DAMAGE = [[("touch", 3)], [("delete", 7)], [("spoil", 11)], [("back", 0)], [("imports", False)], [("weights", False)]]
+EACH_ALONE = [
+    [(name, values[1])] for name, values in CHOICES.items() if name not in ("weights", "imports")
+]
+DAMAGE = [
+    [("touch", 3)],
+    [("delete", 7)],
+    [("spoil", 11)],
+    [("back", 0)],
+    [("imports", False)],
+    [("weights", False)],
+]
 
 
 def manifest(world: World) -> dict[str, Any]:
-    source = {"python": "plugins/net.py:make", "seed": world["seed"], "kwargs": {"hidden": world["hidden"]}}
+    source = {
+        "python": "plugins/net.py:make",
+        "seed": world["seed"],
+        "kwargs": {"hidden": world["hidden"]},
+    }
     extra = {"spinning": world["spinning"]}
     return {
         "model": "m",
@@ -106,7 +123,10 @@ def write_files(root: Path, world: World) -> None:
     np.savez(array, x=np.full((8, 4), world["array"], np.float32))
     write(root / "data/x.npz", array.read_bytes())
     fresh = root / "new.pth"
-    torch.save({"state_dict": {"w": torch.full((2, 3), float(world["tensor"]))}, "epoch": world["saved"]}, fresh)
+    torch.save(
+        {"state_dict": {"w": torch.full((2, 3), float(world["tensor"]))}, "epoch": world["saved"]},
+        fresh,
+    )
     write(root / "w.pth", fresh.read_bytes())
 
 
@@ -126,7 +146,9 @@ class StandIns:
     def __init__(self) -> None:
         self.ran: list[str] = []
 
-    def run(self, job: Job, *, log: Path, timeout_s: float | None = None, on_event: Any = None) -> JobReply:
+    def run(
+        self, job: Job, *, log: Path, timeout_s: float | None = None, on_event: Any = None
+    ) -> JobReply:
         self.ran.append(job.target)
         log.write_text("")
         seen: dict[str, Any] = {role: digest(path) for role, path in job.inputs.items()}
@@ -146,7 +168,10 @@ class StandIns:
         if job.stage in ("simplify", "convert"):  # what they are asked often changes nothing
             options = {"precision": options.get("precision")}
         if job.stage == "export":
-            options = {**options, "source": {**options["source"], "seed": options["source"]["seed"] // 2}}
+            options = {
+                **options,
+                "source": {**options["source"], "seed": options["source"]["seed"] // 2},
+            }
         content = json.dumps([seen, options], sort_keys=True)
         for role, path in job.outputs.items():
             if not role.endswith(".data") and role != "result":
@@ -171,7 +196,9 @@ class Model:
         return (self._state(spec, action, world), now) not in self._made.get(action.target, [])
 
     def made(self, spec: Mapping[str, Any], action: Action, world: World) -> None:
-        self._made.setdefault(action.target, []).append((self._state(spec, action, world), self._outputs(action)))
+        self._made.setdefault(action.target, []).append(
+            (self._state(spec, action, world), self._outputs(action))
+        )
 
     def _outputs(self, action: Action) -> dict[str, str]:
         paths = {ref.path: self._root / "build" / ref.path for ref in action.outputs.values()}
@@ -181,13 +208,21 @@ class Model:
         return json.dumps([list(self._of_part(part, spec, action, world)) for part in PARTS if part.stage in
                            ("*", action.stage)], sort_keys=True)  # fmt: skip
 
-    def _of_part(self, part: Any, spec: Mapping[str, Any], action: Action, world: World) -> list[Any]:
-        network = action.stage in ("export", "reference") or bool(action.stage == "bench" and world["baselines"])
+    def _of_part(
+        self, part: Any, spec: Mapping[str, Any], action: Action, world: World
+    ) -> list[Any]:
+        network = action.stage in ("export", "reference") or bool(
+            action.stage == "bench" and world["baselines"]
+        )
         if part.origin == "(file)" and network:
             if part.label.startswith("weights"):
                 return [world["tensor"]] if world["weights"] else []
             block = [world["block"]] if world["imports"] else []
-            data = [world["array"]] if action.stage == "reference" and "npz" in (world["data"] or {}) else []
+            data = (
+                [world["array"]]
+                if action.stage == "reference" and "npz" in (world["data"] or {})
+                else []
+            )
             return [world["imports"], world["comment"], *block, *data]
         if part.origin == "(input)":
             inputs = {ref.path: self._root / "build" / ref.path for ref in action.inputs.values()}
@@ -204,7 +239,9 @@ class Model:
                     and action.stage != "convert"]  # fmt: skip
         if name == "verify" and action.stage == "convert":
             return [spec["verify"]["cases"], spec["verify"][action.variant]]
-        if name == "inputs" and action.stage != "reference":  # their data is for the golden inputs alone
+        if (
+            name == "inputs" and action.stage != "reference"
+        ):  # their data is for the golden inputs alone
             return {key: {**tensor, "data": None} for key, tensor in spec["inputs"].items()}
         return spec[name]
 
@@ -232,11 +269,17 @@ def build(root: Path, world: World, model: Model | None = None) -> tuple[dict[st
 def outputs(root: Path, world: World) -> dict[str, str]:
     _, actions = plan(world)
     paths = {ref.path for action in actions.values() for ref in action.outputs.values()}
-    return {path: digest(root / "build" / path) for path in sorted(paths) if (root / "build" / path).exists()}
+    return {
+        path: digest(root / "build" / path)
+        for path in sorted(paths)
+        if (root / "build" / path).exists()
+    }
 
 
 def damage(root: Path, how: str, number: int) -> None:
-    files = sorted(path for path in (root / "build").rglob("*") if path.is_file() and path.suffix != ".log")
+    files = sorted(
+        path for path in (root / "build").rglob("*") if path.is_file() and path.suffix != ".log"
+    )
     file = files[number % len(files)]
     if how == "delete":
         file.unlink()
@@ -252,8 +295,13 @@ def damage(root: Path, how: str, number: int) -> None:
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(WORLDS, st.lists(st.lists(EDITS, min_size=1, max_size=2), min_size=1, max_size=5))
-@example(first=PLAIN | {"engines": ["ort", "half"], "data": {"npz": "data/x.npz"}}, steps=EACH_ALONE + DAMAGE)
-def test_building_step_by_step_gives_what_a_clean_build_gives(first: World, steps: list[list[tuple[str, Any]]]) -> None:
+@example(
+    first=PLAIN | {"engines": ["ort", "half"], "data": {"npz": "data/x.npz"}},
+    steps=EACH_ALONE + DAMAGE,
+)
+def test_building_step_by_step_gives_what_a_clean_build_gives(
+    first: World, steps: list[list[tuple[str, Any]]]
+) -> None:
     folder = Path(tempfile.mkdtemp(prefix="buildsys-property-"))
     patch = pytest.MonkeyPatch()
     patch.setenv("BUILDSYS_MACHINE_LOCK", str(folder))  # nobody else's benchmarks are waited for

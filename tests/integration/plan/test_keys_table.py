@@ -52,8 +52,14 @@ def rows(title: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
 
 
-PARTS = [Part(s, label.strip("`"), origin, edits.split(", "), why) for s, label, origin, edits, why in rows("Parts")]
-RERUNS = {edit: re.findall("`([^`]+)`", reruns) for edit, _, reruns in (row[:3] for row in rows("What runs again"))}
+PARTS = [
+    Part(s, label.strip("`"), origin, edits.split(", "), why)
+    for s, label, origin, edits, why in rows("Parts")
+]
+RERUNS = {
+    edit: re.findall("`([^`]+)`", reruns)
+    for edit, _, reruns in (row[:3] for row in rows("What runs again"))
+}
 
 
 @dataclass
@@ -69,12 +75,16 @@ class Bench:
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     root = tmp_path_factory.mktemp("keys")
     package = root / "code" / "buildsys"
-    shutil.copytree(Path(buildsys.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(buildsys.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__")
+    )
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("BUILDSYS_")]:
             patch.delenv(name)
         patch.setenv("BUILDSYS_WORKER_IDLE", "0")
-        patch.setenv("BUILDSYS_MACHINE_LOCK", str(root / "machine"))  # nobody else's benchmarks are waited for
+        patch.setenv(
+            "BUILDSYS_MACHINE_LOCK", str(root / "machine")
+        )  # nobody else's benchmarks are waited for
         patch.setattr(key_inputs, "_CODE_ROOT", str(package.parent))
         project = KeyProject(root)
         yield Bench(project, package, root / "scratch")
@@ -140,11 +150,15 @@ def rewrite_manifest(bench: Bench, patch: Patch) -> None:
 
 
 def another_cpu(bench: Bench, patch: Patch) -> None:
-    patch.setattr(versions, "_first_processor", lambda: {"model name": "Another CPU", "flags": "avx"})
+    patch.setattr(
+        versions, "_first_processor", lambda: {"model name": "Another CPU", "flags": "avx"}
+    )
 
 
 def another_compiler(bench: Bench, patch: Patch) -> None:
-    patch.setattr("buildsys.system.compilers.compiler_identity", lambda language: f"another {language}")
+    patch.setattr(
+        "buildsys.system.compilers.compiler_identity", lambda language: f"another {language}"
+    )
 
 
 def fewer_cores(bench: Bench, patch: Patch) -> None:
@@ -153,7 +167,12 @@ def fewer_cores(bench: Bench, patch: Patch) -> None:
 
 
 def another_gpu(bench: Bench, patch: Patch) -> None:
-    gpu = {"name": "Some GPU", "compute_capability": "8.9", "driver": "580.1", "cuda_driver": "13.0"}
+    gpu = {
+        "name": "Some GPU",
+        "compute_capability": "8.9",
+        "driver": "580.1",
+        "cuda_driver": "13.0",
+    }
     patch.setattr(versions, "_DRIVER_FILES", ("/",))
     patch.setattr("buildsys.system.gpus.read_gpus", lambda visible: [gpu])
 
@@ -293,12 +312,18 @@ def outcome_of(bench: Bench) -> Callable[[str], Outcome]:
             assert bench.project.build() == []
             after = bench.project.records()
         changed = {
-            target: {label for label in old.keys() | after[target].keys() if old.get(label) != after[target].get(label)}
+            target: {
+                label
+                for label in old.keys() | after[target].keys()
+                if old.get(label) != after[target].get(label)
+            }
             for target, old in before.items()
             if target in after
         }
         added = {target: set(parts) for target, parts in after.items() if target not in before}
-        return Outcome(set(after), ran, {target: labels for target, labels in changed.items() if labels}, added)
+        return Outcome(
+            set(after), ran, {target: labels for target, labels in changed.items() if labels}, added
+        )
 
     return outcome
 
@@ -312,21 +337,38 @@ def explains(part: Part, target: str, label: str) -> bool:
 
 
 @pytest.mark.parametrize("edit", RERUNS)
-def test_an_edit_reruns_exactly_what_the_page_says(outcome_of: Callable[[str], Outcome], edit: str) -> None:
+def test_an_edit_reruns_exactly_what_the_page_says(
+    outcome_of: Callable[[str], Outcome], edit: str
+) -> None:
     found = outcome_of(edit)
-    surely = {target for target in found.targets if any(fnmatchcase(target, name) for name in RERUNS[edit])}
+    surely = {
+        target
+        for target in found.targets
+        if any(fnmatchcase(target, name) for name in RERUNS[edit])
+    }
     perhaps = {name.removesuffix("?") for name in RERUNS[edit] if name.endswith("?")}
     assert sorted(set(found.ran) - perhaps) == sorted(surely)
     assert set(found.ran) == found.changed.keys() | found.added.keys()
 
 
 @pytest.mark.parametrize("edit", RERUNS)
-def test_an_edit_changes_only_the_parts_that_come_from_it(outcome_of: Callable[[str], Outcome], edit: str) -> None:
+def test_an_edit_changes_only_the_parts_that_come_from_it(
+    outcome_of: Callable[[str], Outcome], edit: str
+) -> None:
     """A part of the manifest is changed by the fields of its row alone, any other by the edits of its row alone."""
     found = outcome_of(edit)
-    report = {label for target, labels in found.changed.items() if stage_of(target) == "report" for label in labels}
-    sections = {re.split(r"[.\[]", label)[1] for label in report if label.startswith("config:manifest.")}
-    for target, label in ((target, label) for target, labels in found.changed.items() for label in labels):
+    report = {
+        label
+        for target, labels in found.changed.items()
+        if stage_of(target) == "report"
+        for label in labels
+    }
+    sections = {
+        re.split(r"[.\[]", label)[1] for label in report if label.startswith("config:manifest.")
+    }
+    for target, label in (
+        (target, label) for target, labels in found.changed.items() for label in labels
+    ):
         kind = label.partition(":")[0]
         for part in (part for part in PARTS if explains(part, target, label)):
             if kind == "config":
@@ -338,9 +380,15 @@ def test_an_edit_changes_only_the_parts_that_come_from_it(outcome_of: Callable[[
 
 @pytest.mark.parametrize(
     ("part", "edit"),
-    [pytest.param(part, edit, id=f"{part.stage}-{part.label}-{edit}") for part in PARTS for edit in part.edits],
+    [
+        pytest.param(part, edit, id=f"{part.stage}-{part.label}-{edit}")
+        for part in PARTS
+        for edit in part.edits
+    ],
 )
-def test_each_part_makes_its_stage_stale(outcome_of: Callable[[str], Outcome], part: Part, edit: str) -> None:
+def test_each_part_makes_its_stage_stale(
+    outcome_of: Callable[[str], Outcome], part: Part, edit: str
+) -> None:
     found = outcome_of(edit)
     by_it = {
         target
@@ -355,23 +403,50 @@ def test_the_tables_are_complete(bench: Bench) -> None:
     assert RERUNS.keys() == EDITS.keys()
     assert {edit for part in PARTS for edit in part.edits} <= EDITS.keys()
     assert {part.stage for part in PARTS} == {*Stage.__args__, "*"}
-    labels = {(target, label) for target, found in bench.project.labels().items() for label in found}
+    labels = {
+        (target, label) for target, found in bench.project.labels().items() for label in found
+    }
     for target, label in labels:
-        assert any(explains(part, target, label) for part in PARTS), f"docs/keys.md has no row for {label} of {target}"
+        assert any(explains(part, target, label) for part in PARTS), (
+            f"docs/keys.md has no row for {label} of {target}"
+        )
     for part in PARTS:
         used = any(explains(part, target, label) for target, label in labels)
         assert used or part.label == "env:*", f"no key has {part.label} of {part.stage}"
 
 
 def test_every_field_of_an_action_is_in_the_key_or_said_not_to_be() -> None:
-    in_key = {"target", "options", "inputs", "outputs", "sources", "weights", "code", "tools", "devices", "environment"}
+    in_key = {
+        "target",
+        "options",
+        "inputs",
+        "outputs",
+        "sources",
+        "weights",
+        "code",
+        "tools",
+        "devices",
+        "environment",
+    }
     in_key |= {"toolchain", "peer_tools"}
-    elsewhere = {"stage", "model", "variant", "after", "order", "advisory", "required", "timeout_s", "doc"}
+    elsewhere = {
+        "stage",
+        "model",
+        "variant",
+        "after",
+        "order",
+        "advisory",
+        "required",
+        "timeout_s",
+        "doc",
+    }
     elsewhere |= {"measures", "exclusive", "alone_on_gpu"}
     assert set(Action.__dataclass_fields__) == in_key | elsewhere
 
 
-def test_a_digest_that_the_file_has_no_more_is_found_though_the_tensors_are_the_same(bench: Bench) -> None:
+def test_a_digest_that_the_file_has_no_more_is_found_though_the_tensors_are_the_same(
+    bench: Bench,
+) -> None:
     with bench.project.restored(), pytest.MonkeyPatch.context() as patch:
         put_sha256(bench, patch)
         assert bench.project.build() == ["report:net"]
@@ -389,7 +464,11 @@ def test_a_digest_that_the_file_has_no_more_is_found_though_the_tensors_are_the_
 def test_after_a_row_of_edits_all_is_as_a_clean_build_makes_it(bench: Bench) -> None:
     project = bench.project
     with project.restored(), pytest.MonkeyPatch.context() as patch:
-        for edits in (["weights", "opset"], ["module", "spinning"], ["range", "onnx weights", "data file"]):
+        for edits in (
+            ["weights", "opset"],
+            ["module", "spinning"],
+            ["range", "onnx weights", "data file"],
+        ):
             for edit in edits:
                 EDITS[edit](bench, patch)
             assert project.build()
@@ -401,7 +480,9 @@ def test_after_a_row_of_edits_all_is_as_a_clean_build_makes_it(bench: Bench) -> 
     assert stepwise[1] == clean[1]
     # what reads measured times or a TensorRT engine differs by these alone
     for target in (
-        target for target in clean[0] if stage_of(target) != "report" and not target.endswith((":rtx", ":trt"))
+        target
+        for target in clean[0]
+        if stage_of(target) != "report" and not target.endswith((":rtx", ":trt"))
     ):
         assert stepwise[0][target] == clean[0][target]
 
@@ -409,4 +490,7 @@ def test_after_a_row_of_edits_all_is_as_a_clean_build_makes_it(bench: Bench) -> 
 def outputs(project: KeyProject) -> dict[str, str]:
     """Return the digests of the outputs that are the same in every build."""
     files = [*project.root.glob("build/**/*.onnx"), *project.root.glob("build/**/*.npz")]
-    return {str(path.relative_to(project.root)): sha256(path.read_bytes()).hexdigest() for path in sorted(files)}
+    return {
+        str(path.relative_to(project.root)): sha256(path.read_bytes()).hexdigest()
+        for path in sorted(files)
+    }

@@ -41,17 +41,28 @@ class Slow(torch.nn.Module):
 
 
 def benched(
-    build: Path, engine_fields: dict[str, Any] | None = None, *, with_torch: bool = False, **sections: Any
+    build: Path,
+    engine_fields: dict[str, Any] | None = None,
+    *,
+    with_torch: bool = False,
+    **sections: Any,
 ) -> StageResult:
     if with_torch:
         build.mkdir(parents=True, exist_ok=True)
         (build / "net.py").write_text(NET)
         sections["source"] = {"python": "net.py:Slow"}
     spec = resolved(
-        engine_fields or {"backend": "onnxruntime"}, bench={**QUICK, **sections.pop("bench", {})}, **sections
+        engine_fields or {"backend": "onnxruntime"},
+        bench={**QUICK, **sections.pop("bench", {})},
+        **sections,
     )
     write_golden(build, {case: {} for case in INPUTS}, INPUTS)
-    assert engine.run(stage_job(spec, "engine", build, save_at(build / "model.onnx", conv_bn()))).status == "passed"
+    assert (
+        engine.run(
+            stage_job(spec, "engine", build, save_at(build / "model.onnx", conv_bn()))
+        ).status
+        == "passed"
+    )
     return bench.run(stage_job(spec, "bench", build))
 
 
@@ -66,17 +77,27 @@ def test_an_engine_and_pytorch_are_measured_in_turns(tmp_path: Path) -> None:
     for contender in case["contenders"].values():
         assert contender["count"] == len(contender["samples_ms"]) >= 5
         assert sum(contender["samples_ms"]) >= 50
-        assert contender["p50_ms"] == pytest.approx(float(np.percentile(contender["samples_ms"], 50)))
+        assert contender["p50_ms"] == pytest.approx(
+            float(np.percentile(contender["samples_ms"], 50))
+        )
         assert contender["throughput_per_s"] == pytest.approx(2000 / contender["mean_ms"])
-        assert contender["min_ms"] <= contender["p50_ms"] <= contender["p90_ms"] <= contender["p99_ms"]
+        assert (
+            contender["min_ms"] <= contender["p50_ms"] <= contender["p90_ms"] <= contender["p99_ms"]
+        )
     # 200 multiplications against one small convolution: the direction cannot be noise
-    assert case["speedup"] == case["contenders"]["torch"]["p50_ms"] / case["contenders"]["engine"]["p50_ms"] > 1
+    assert (
+        case["speedup"]
+        == case["contenders"]["torch"]["p50_ms"] / case["contenders"]["engine"]["p50_ms"]
+        > 1
+    )
     assert "engine and torch take turns" in result.figures["interleaving"]
 
 
 @pytest.mark.filterwarnings("ignore")  # what PyTorch says about its own compiler
 @pytest.mark.parametrize("compiled", [(), pytest.param(("torch_compile",), marks=IF_LONG)])
-def test_pytorch_and_onnxruntime_are_baselines_on_the_cpu(tmp_path: Path, compiled: tuple[str, ...]) -> None:
+def test_pytorch_and_onnxruntime_are_baselines_on_the_cpu(
+    tmp_path: Path, compiled: tuple[str, ...]
+) -> None:
     (tmp_path / "net.py").write_text(NET.replace("range(200)", "range(2)"))
     spec = resolved(
         {"backend": "onnxruntime", "graph_optimization_level": "disable"},
@@ -102,24 +123,36 @@ def test_a_baseline_that_cannot_run_is_left_out_with_its_reason(tmp_path: Path) 
     assert "ONNX Runtime cannot load the graph" in figures["left_out"]["onnxruntime"]
 
 
-def test_pytorch_gets_its_own_inputs_where_surgery_has_renamed_those_of_the_engine(tmp_path: Path) -> None:
+def test_pytorch_gets_its_own_inputs_where_surgery_has_renamed_those_of_the_engine(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "net.py").write_text(NET)
     renamed = rename(conv_bn(), {"rename": {"x": "image"}})
     spec = resolved(
-        {"backend": "onnxruntime"}, bench=QUICK, source={"python": "net.py:Slow"}, surgery=[{"rename": {"x": "image"}}]
+        {"backend": "onnxruntime"},
+        bench=QUICK,
+        source={"python": "net.py:Slow"},
+        surgery=[{"rename": {"x": "image"}}],
     )
     write_golden(tmp_path, {case: {} for case in INPUTS}, INPUTS)
     (tmp_path / "m/surgery/after_export").mkdir(parents=True)
     for case, inputs in INPUTS.items():
         save_case(tmp_path / f"m/surgery/after_export/{case}.npz", {"image": inputs["x"]}, {})
-    assert engine.run(stage_job(spec, "engine", tmp_path, save_at(tmp_path / "model.onnx", renamed))).status == "passed"
+    assert (
+        engine.run(
+            stage_job(spec, "engine", tmp_path, save_at(tmp_path / "model.onnx", renamed))
+        ).status
+        == "passed"
+    )
     figures = bench.run(stage_job(spec, "bench", tmp_path)).figures
     assert set(figures["cases"]["opt"]["contenders"]) == {"engine", "torch"}
     assert figures["settings"]["torch"] == "is the network from before surgery, with its own inputs"
 
 
 def test_the_machine_and_the_settings_are_recorded(tmp_path: Path) -> None:
-    figures = benched(tmp_path, {"backend": "onnxruntime", "intra_op_threads": 1, "spinning": False}).figures
+    figures = benched(
+        tmp_path, {"backend": "onnxruntime", "intra_op_threads": 1, "spinning": False}
+    ).figures
     assert figures["cpu"]
     assert figures["settings"]["threads"] == 1
     assert figures["settings"]["spinning"] is False
@@ -134,7 +167,9 @@ def test_pytorch_uses_as_many_threads_as_the_engine(tmp_path: Path) -> None:
 
     before = torch.get_num_threads()
     fields = {"backend": "onnxruntime", "intra_op_threads": usable_cores() + 1}
-    text = NET.replace("for _", f"assert torch.get_num_threads() == {usable_cores() + 1}\n        for _")
+    text = NET.replace(
+        "for _", f"assert torch.get_num_threads() == {usable_cores() + 1}\n        for _"
+    )
     (tmp_path / "net.py").write_text(text)
     spec = resolved(fields, bench=QUICK, source={"python": "net.py:Slow"})
     write_golden(tmp_path, {case: {} for case in INPUTS}, INPUTS)
@@ -183,7 +218,9 @@ def test_without_an_engine_the_bench_is_unavailable(tmp_path: Path) -> None:
     assert "there is no engine to measure" in result.reason
 
 
-@pytest.mark.skipif(bool(find_driver().gpus), reason="checks what is said on a machine without a GPU")
+@pytest.mark.skipif(
+    bool(find_driver().gpus), reason="checks what is said on a machine without a GPU"
+)
 def test_an_engine_that_cannot_run_here_is_not_measured(tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx")
     result = benched(tmp_path, {"backend": "tensorrt_rtx"})

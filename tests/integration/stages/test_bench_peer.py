@@ -42,7 +42,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Job:
     folder = tmp_path_factory.mktemp("built")
     spec = resolved({"backend": "onnxruntime", "intra_op_threads": 1}, bench=QUICK)
     write_golden(folder, {case: {} for case in INPUTS}, INPUTS)
-    assert engine.run(stage_job(spec, "engine", folder, save_at(folder / "model.onnx", conv_bn()))).status == "passed"
+    assert (
+        engine.run(
+            stage_job(spec, "engine", folder, save_at(folder / "model.onnx", conv_bn()))
+        ).status
+        == "passed"
+    )
     return stage_job(spec, "bench", folder)
 
 
@@ -55,7 +60,15 @@ def stack() -> Iterator[ExitStack]:
 def opened_peer(job: Job, toolchain: Toolchain = HERE, **changed: Any) -> PeerEngine:
     options = {**job.options["engine"], **changed}
     folder = job.outputs["result"].parent
-    return PeerEngine(toolchain, options["backend"], job.inputs["engine"], options, (), project=folder, folder=folder)
+    return PeerEngine(
+        toolchain,
+        options["backend"],
+        job.inputs["engine"],
+        options,
+        (),
+        project=folder,
+        folder=folder,
+    )
 
 
 def script(folder: Path, text: str) -> Toolchain:
@@ -69,22 +82,31 @@ def with_toolchain(job: Job, toolchain: Toolchain) -> Job:
     return replace(job, toolchain=toolchain)
 
 
-def test_a_peer_measures_what_this_process_measures(built: Job, stack: ExitStack, tmp_path: Path) -> None:
+def test_a_peer_measures_what_this_process_measures(
+    built: Job, stack: ExitStack, tmp_path: Path
+) -> None:
     case = tmp_path / "case.npz"
     save_case(case, random_x(64), {})
     there = opened_peer(built)
     stack.callback(there.close)
     here = LocalEngine("onnxruntime", built.inputs["engine"], built.options["engine"], ())
     stack.callback(here.close)
-    contenders = {"here": here.bind(case, None)["engine"], "there": there.bind(case, None)["engine"]}
+    contenders = {
+        "here": here.bind(case, None)["engine"],
+        "there": there.bind(case, None)["engine"],
+    }
     samples = measure(contenders, Pace(duration_s=0.4, warmup_s=0.05, min_samples=50))
     assert samples["there"].elapsed_ns >= 4e8
     # the fastest tenth: what neighbours take from either is left out
-    fast = {name: sorted(taken.wall_ns)[len(taken.wall_ns) // 10] for name, taken in samples.items()}
+    fast = {
+        name: sorted(taken.wall_ns)[len(taken.wall_ns) // 10] for name, taken in samples.items()
+    }
     assert 0.75 < fast["there"] / fast["here"] < 1.33
 
 
-def test_a_stage_with_a_toolchain_times_its_engine_there(built: Job, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_stage_with_a_toolchain_times_its_engine_there(
+    built: Job, capfd: pytest.CaptureFixture[str]
+) -> None:
     shouting = Toolchain("shouting", Path(sys.executable), {"PYTHONVERBOSE": "1"})  # much on stderr
     result = bench.run(with_toolchain(built, shouting))
     assert result.status == "passed"
@@ -93,7 +115,9 @@ def test_a_stage_with_a_toolchain_times_its_engine_there(built: Job, capfd: pyte
     assert "buildsys.stages.bench.engine_server" in capfd.readouterr().err
 
 
-def test_what_libraries_print_is_no_answer(built: Job, stack: ExitStack, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_libraries_print_is_no_answer(
+    built: Job, stack: ExitStack, capfd: pytest.CaptureFixture[str]
+) -> None:
     other = opened_peer(built)
     stack.callback(other.close)
     with pytest.raises(StageError, match=r"nothing\.npz"):
@@ -105,18 +129,28 @@ def test_what_libraries_print_is_no_answer(built: Job, stack: ExitStack, capfd: 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("exit 3", r"toolchain other, .*/python\) ended with exit code 3 before it gave an answer while it loaded"),
-        ("kill -SEGV $$", r"crashed with a segmentation fault \(SIGSEGV\) while it loaded the engine"),
+        (
+            "exit 3",
+            r"toolchain other, .*/python\) ended with exit code 3 before it gave an answer while it loaded",
+        ),
+        (
+            "kill -SEGV $$",
+            r"crashed with a segmentation fault \(SIGSEGV\) while it loaded the engine",
+        ),
         ("echo hello; sleep 60", "wrote 'hello' instead of an answer while it loaded the engine"),
         ("echo '{}'; sleep 60", "wrote '{}' instead of an answer while it loaded the engine"),
     ],
 )
-def test_a_peer_that_does_not_answer_is_one_sentence(built: Job, tmp_path: Path, text: str, sentence: str) -> None:
+def test_a_peer_that_does_not_answer_is_one_sentence(
+    built: Job, tmp_path: Path, text: str, sentence: str
+) -> None:
     with pytest.raises(StageError, match=sentence):
         opened_peer(built, script(tmp_path, text.replace("sleep", "exec sleep")))
 
 
-def test_a_peer_that_hangs_is_ended(built: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_hangs_is_ended(
+    built: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(remote_engine, "_ANSWER_LIMIT_S", 0.3)
     monkeypatch.setattr(PeerEngine.ask, "__defaults__", (0.3,))
     with pytest.raises(StageError, match="gave no answer for 0 s while it loaded the engine"):
@@ -126,7 +160,9 @@ def test_a_peer_that_hangs_is_ended(built: Job, tmp_path: Path, monkeypatch: pyt
 
 def test_an_interpreter_that_is_not_there_is_named(built: Job) -> None:
     nowhere = Toolchain("gone", Path("/no/such/python"), {})
-    with pytest.raises(StageError, match=r"toolchain gone cannot be started: /no/such/python: no such file"):
+    with pytest.raises(
+        StageError, match=r"toolchain gone cannot be started: /no/such/python: no such file"
+    ):
         opened_peer(built, nowhere)
 
 
@@ -141,7 +177,9 @@ def test_a_peer_that_dies_between_two_blocks(built: Job) -> None:
     other.close()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed"
+)
 def test_a_toolchain_without_the_library_is_unavailable(built: Job) -> None:
     options = {**built.options, "engine": {**built.options["engine"], "backend": "tensorrt"}}
     result = bench.run(with_toolchain(replace(built, options=options), HERE))
@@ -150,8 +188,12 @@ def test_a_toolchain_without_the_library_is_unavailable(built: Job) -> None:
     assert str(HERE.python) in result.hint
 
 
-@pytest.mark.skipif(bool(find_driver().gpus), reason="checks what is said on a machine without a GPU")
-def test_an_engine_that_cannot_run_in_the_toolchain_is_unavailable(built: Job, tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    bool(find_driver().gpus), reason="checks what is said on a machine without a GPU"
+)
+def test_an_engine_that_cannot_run_in_the_toolchain_is_unavailable(
+    built: Job, tmp_path: Path
+) -> None:
     pytest.importorskip("tensorrt_rtx")
     spec = resolved({"backend": "tensorrt_rtx"}, bench=QUICK)
     write_golden(tmp_path, {case: {} for case in INPUTS}, INPUTS)
@@ -179,7 +221,9 @@ def test_a_peer_ends_with_its_stage_even_when_that_is_killed(built: Job, tmp_pat
         "engine": str(built.inputs["engine"]), "options": built.options["engine"], "folder": str(tmp_path),
         "case": str(built.inputs["case.opt"]),
     }  # fmt: skip
-    process = subprocess.Popen([sys.executable, "-c", stage, json.dumps(asked)], stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", stage, json.dumps(asked)], stdout=subprocess.PIPE
+    )
     assert process.stdout is not None
     number = int(process.stdout.readline())
     process.kill()

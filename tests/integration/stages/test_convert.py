@@ -32,7 +32,11 @@ Arrays = dict[str, np.ndarray]
 
 
 def convert_file(
-    folder: Path, model: onnx.ModelProto, precision: str, cases: dict[str, Arrays] | None = None, **changed: Tensor
+    folder: Path,
+    model: onnx.ModelProto,
+    precision: str,
+    cases: dict[str, Arrays] | None = None,
+    **changed: Tensor,
 ) -> tuple[StageResult, Path]:
     """Convert a file; the golden outputs are those of ``model`` itself, but for ``changed`` ones."""
     source = write(folder / "simplify", model)
@@ -55,15 +59,21 @@ def convert_file(
 def some_inputs(model: onnx.ModelProto) -> Arrays:
     """Return random values for float32 inputs, with 3 for every named size."""
     sizes = {port.name: port.type.tensor_type.shape.dim for port in model.graph.input}
-    return {name: weights(*(dim.dim_value or 3 for dim in dims), seed=7) for name, dims in sizes.items()}
+    return {
+        name: weights(*(dim.dim_value or 3 for dim in dims), seed=7) for name, dims in sizes.items()
+    }
 
 
-def outputs_of(model: onnx.ModelProto, inputs: Arrays, optimization: str = "disable") -> dict[str, Tensor]:
+def outputs_of(
+    model: onnx.ModelProto, inputs: Arrays, optimization: str = "disable"
+) -> dict[str, Tensor]:
     graph = OrtGraph(model.SerializeToString(), session_options(optimization=optimization))
     return graph.run({name: tensor_of(array) for name, array in inputs.items()})
 
 
-def assert_close(model: onnx.ModelProto, converted: onnx.ModelProto, inputs: Arrays, rtol: float) -> None:
+def assert_close(
+    model: onnx.ModelProto, converted: onnx.ModelProto, inputs: Arrays, rtol: float
+) -> None:
     expected, actual = outputs_of(model, inputs), outputs_of(converted, inputs)
     assert expected.keys() == actual.keys()
     for name, tensor in expected.items():
@@ -71,7 +81,9 @@ def assert_close(model: onnx.ModelProto, converted: onnx.ModelProto, inputs: Arr
         assert found.passed, f"{name}: {found.problem}"
 
 
-def converted_in_memory(model: onnx.ModelProto, precision: str) -> tuple[onnx.ModelProto, dict[str, str]]:
+def converted_in_memory(
+    model: onnx.ModelProto, precision: str
+) -> tuple[onnx.ModelProto, dict[str, str]]:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     kept = convert_precision(copy, precision).kept
@@ -91,7 +103,9 @@ def test_fp16_computes_in_half_and_keeps_its_interface(tmp_path: Path) -> None:
     assert figures["bytes_after"] < figures["bytes_before"]
     json.dumps(figures, allow_nan=False)
     model = onnx.load(path)
-    assert [port.type.tensor_type.elem_type for port in (*model.graph.input, *model.graph.output)] == [FLOAT, FLOAT]
+    assert [
+        port.type.tensor_type.elem_type for port in (*model.graph.input, *model.graph.output)
+    ] == [FLOAT, FLOAT]
     assert_close(conv_bn(), model, IMAGE, rtol=3e-3)
     exact, half = outputs_of(conv_bn(), IMAGE)["y"], outputs_of(model, IMAGE)["y"]
     assert not np.array_equal(exact.array, half.array)
@@ -127,7 +141,10 @@ def test_weights_beyond_float16_keep_their_nodes_in_float32(tmp_path: Path) -> N
     result, path = convert_file(tmp_path, model, "fp16")
     assert result.figures["kept_fp32"] == ["scaled", "epsilon"]
     assert "big has values up to 1e+06; its nodes stay in float32" in result.figures["warnings"]
-    assert "1 of 1 values of small would become zero; its nodes stay in float32" in result.figures["warnings"]
+    assert (
+        "1 of 1 values of small would become zero; its nodes stay in float32"
+        in result.figures["warnings"]
+    )
     assert result.figures["initializers"] == {"float16": 1, "float32": 2}
     assert_close(model, onnx.load(path), {"x": weights(2, 4)}, rtol=2e-3)
     assert result.status == "passed", result.reason
@@ -137,7 +154,10 @@ def test_lost_weights_are_counted(tmp_path: Path) -> None:
     w = np.full((10, 10), 0.5, np.float32)
     w[0, :5] = 1e-9
     model = make_model(
-        [node("MatMul", ["x", "w"], ["y"])], {"x": (FLOAT, ["n", 10])}, {"y": (FLOAT, ["n", 10])}, {"w": w}
+        [node("MatMul", ["x", "w"], ["y"])],
+        {"x": (FLOAT, ["n", 10])},
+        {"y": (FLOAT, ["n", 10])},
+        {"w": w},
     )
     result, _ = convert_file(tmp_path, model, "fp16")
     assert result.figures["flushed_to_zero"] == {"values": 5, "of": 100}
@@ -181,7 +201,11 @@ def test_one_tensor_in_both_precisions_is_cast_once() -> None:
 
 
 def test_an_initializer_that_both_need_is_stored_in_both() -> None:
-    nodes = [node("Mul", ["x", "k"], ["a"]), node("Pow", ["a", "k"], ["p"]), node("MatMul", ["p", "w"], ["y"])]
+    nodes = [
+        node("Mul", ["x", "k"], ["a"]),
+        node("Pow", ["a", "k"], ["p"]),
+        node("MatMul", ["p", "w"], ["y"]),
+    ]
     stored = {"k": np.float32([2.0]), "w": weights(4, 4)}
     model = make_model(nodes, {"x": (FLOAT, ["n", 4])}, {"y": (FLOAT, ["n", 4])}, stored)
     low, _ = converted_in_memory(model, "fp16")
@@ -213,7 +237,9 @@ def test_constants_and_resize_scales() -> None:
 
 def test_subgraphs_stay_in_float32_and_see_the_tensors_around_them() -> None:
     branch = [
-        helper.make_graph([node(op, ["h", "w"], [op])], op, [], [helper.make_tensor_value_info(op, FLOAT, None)])
+        helper.make_graph(
+            [node(op, ["h", "w"], [op])], op, [], [helper.make_tensor_value_info(op, FLOAT, None)]
+        )
         for op in ("MatMul", "Add")
     ]
     nodes = [
@@ -231,14 +257,22 @@ def test_subgraphs_stay_in_float32_and_see_the_tensors_around_them() -> None:
 
 def with_function() -> onnx.ModelProto:
     body = [node("Constant", [], ["half"], value_float=0.5), node("Mul", ["a", "half"], ["b"])]
-    function = helper.make_function("my", "Halve", ["a"], ["b"], body, [helper.make_opsetid("", 17)])
+    function = helper.make_function(
+        "my", "Halve", ["a"], ["b"], body, [helper.make_opsetid("", 17)]
+    )
     nodes = [
         node("MatMul", ["x", "w"], ["h"]),
         node("Halve", ["h"], ["z"], domain="my", name="f"),
         node("Relu", ["z"], ["y"]),
     ]
     kinds = {"x": (FLOAT, ["n", 4])}, {"y": (FLOAT, ["n", 4])}
-    return make_model(nodes, *kinds, {"w": weights(4, 4)}, functions=[function], opsets=[helper.make_opsetid("my", 1)])
+    return make_model(
+        nodes,
+        *kinds,
+        {"w": weights(4, 4)},
+        functions=[function],
+        opsets=[helper.make_opsetid("my", 1)],
+    )
 
 
 def test_local_functions_stay_in_float32(tmp_path: Path) -> None:
@@ -258,9 +292,13 @@ def test_what_cannot_be_converted_is_an_error_that_says_why(tmp_path: Path) -> N
             helper.make_tensor_value_info("s", FLOAT, ["n", 4, 1, 1]).type.tensor_type.shape
         )
     model.graph.initializer[0].CopyFrom(numpy_helper.from_array(weights(4, 4, 1, 1), "w"))
-    with pytest.raises(StageError, match="conv stays in float32, because Conv does not take bfloat16 in this opset"):
+    with pytest.raises(
+        StageError, match="conv stays in float32, because Conv does not take bfloat16 in this opset"
+    ):
         convert_file(tmp_path, model, "bf16")
-    integers = make_model([node("Add", ["x", "x"], ["y"])], {"x": (INT64, [2])}, {"y": (INT64, [2])})
+    integers = make_model(
+        [node("Add", ["x", "x"], ["y"])], {"x": (INT64, [2])}, {"y": (INT64, [2])}
+    )
     with pytest.raises(StageError, match="no operator that does heavy work can compute in float16"):
         convert_file(tmp_path, integers, "fp16", {"opt": {"x": np.arange(2)}})
 
@@ -275,15 +313,31 @@ def test_external_data_is_read_and_written(tmp_path: Path, monkeypatch: pytest.M
     source.parent.mkdir()
     inputs = {"x": tensor_of(IMAGE["x"])}
     save_case(tmp_path / "opt.npz", inputs, outputs_of(large, IMAGE))
-    onnx.save(large, source, save_as_external_data=True, location="model.onnx.data", size_threshold=0)
+    onnx.save(
+        large, source, save_as_external_data=True, location="model.onnx.data", size_threshold=0
+    )
     out = tmp_path / "model.onnx"
     options = {"precision": "fp16", "tolerance": TOLERANCE["fp16"], "cases": {"opt": {}}}
     roles = {"model": source, "case.opt": tmp_path / "opt.npz"}
-    job = Job("c", "convert", "m", "fp16", options, roles, {"model": out, "result": tmp_path / "r.json"}, tmp_path)
+    job = Job(
+        "c",
+        "convert",
+        "m",
+        "fp16",
+        options,
+        roles,
+        {"model": out, "result": tmp_path / "r.json"},
+        tmp_path,
+    )
     result = convert.run(job)
     assert result.status == "passed", result.reason
     assert out.with_name("model.onnx.data").stat().st_size >= 3200
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data", "opt.npz", "simplify"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "model.onnx",
+        "model.onnx.data",
+        "opt.npz",
+        "simplify",
+    ]
     found = OrtGraph(out).run(inputs)["y"]
     assert compare(found, load_tensors(tmp_path / "opt.npz")["out.y"], TOLERANCE["fp16"]).passed
 
@@ -306,7 +360,10 @@ def overflowing() -> onnx.ModelProto:
 
 def test_an_overflow_on_the_way_fails_and_names_the_node(tmp_path: Path) -> None:
     small = np.float32([[1e-3, 2e-3, 0, 1e-2]])
-    cases = {"min": {"x": small}, "opt": {"x": np.float32([[0.5, 0.25, -0.5, 0.125], [0, 0, 0, 0]])}}
+    cases = {
+        "min": {"x": small},
+        "opt": {"x": np.float32([[0.5, 0.25, -0.5, 0.125], [0, 0, 0, 0]])},
+    }
     result, path = convert_file(tmp_path, overflowing(), "fp16", cases)
     assert result.status == "failed"
     assert result.reason == (
@@ -341,7 +398,9 @@ def test_bf16_has_the_range(tmp_path: Path) -> None:
 def test_an_overflow_that_ends_in_a_finite_number_is_found(tmp_path: Path) -> None:
     model = overflowing()
     model.graph.node[-1].CopyFrom(node("Reciprocal", ["c"], ["y"], name="last"))
-    result, _ = convert_file(tmp_path, model, "fp16", {"opt": {"x": np.float32([[0.5, 0.25, -0.5, 0.125]])}})
+    result, _ = convert_file(
+        tmp_path, model, "fp16", {"opt": {"x": np.float32([[0.5, 0.25, -0.5, 0.125]])}}
+    )
     assert result.status == "failed"
     assert result.reason.startswith(
         "the fp16 graph overflows: b, of Mul (node further up), is not finite in fp16, and y"
@@ -351,14 +410,23 @@ def test_an_overflow_that_ends_in_a_finite_number_is_found(tmp_path: Path) -> No
 
 def test_an_overflow_in_a_cast_names_what_is_cast(tmp_path: Path) -> None:
     stored = {"big": np.float32([1e6]), "w": weights(4, 4)}
-    nodes = [node("Mul", ["x", "big"], ["h"], name="grow"), node("MatMul", ["h", "w"], ["y"], name="product")]
+    nodes = [
+        node("Mul", ["x", "big"], ["h"], name="grow"),
+        node("MatMul", ["h", "w"], ["y"], name="product"),
+    ]
     model = make_model(nodes, {"x": (FLOAT, ["n", 4])}, {"y": (FLOAT, ["n", 4])}, stored)
     result, _ = convert_file(tmp_path / "node", model, "fp16")
-    assert result.reason.startswith("the fp16 graph overflows: h, of Mul (node grow), is not finite in fp16, and y")
+    assert result.reason.startswith(
+        "the fp16 graph overflows: h, of Mul (node grow), is not finite in fp16, and y"
+    )
     del model.graph.node[0]
     model.graph.node[0].input[0] = "x"
-    result, _ = convert_file(tmp_path / "input", model, "fp16", {"opt": {"x": np.full((1, 4), 1e5, np.float32)}})
-    assert result.reason.startswith("the fp16 graph overflows: x, an input of the graph, is not finite in fp16, and y")
+    result, _ = convert_file(
+        tmp_path / "input", model, "fp16", {"opt": {"x": np.full((1, 4), 1e5, np.float32)}}
+    )
+    assert result.reason.startswith(
+        "the fp16 graph overflows: x, an input of the graph, is not finite in fp16, and y"
+    )
     assert result.figures["overflow"] == {"node": "", "tensor": "x"}
 
 
@@ -373,7 +441,9 @@ def test_infinities_that_belong_to_the_network_are_no_overflow(tmp_path: Path) -
     model = make_model(nodes, *kinds, {"w": weights(4, 4), "mask": mask})
     result, _ = convert_file(tmp_path / "right", model, "fp16")
     assert result.status == "passed", result.reason
-    wrong, _ = convert_file(tmp_path / "wrong", model, "fp16", y=tensor_of(np.full((4, 4), 0.25, np.float32)))
+    wrong, _ = convert_file(
+        tmp_path / "wrong", model, "fp16", y=tensor_of(np.full((4, 4), 0.25, np.float32))
+    )
     assert wrong.status == "failed"
     assert wrong.reason.startswith("y differs in case opt of the fp16 graph: at [")
     assert "verify.fp16" in wrong.hint
@@ -389,7 +459,9 @@ def test_a_wrong_conversion_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return found
 
     monkeypatch.setattr(convert, "convert_precision", convert_wrongly)
-    result, _ = convert_file(tmp_path, conv_bn(), "fp16", {"min": {"x": IMAGE["x"][:1]}, "odd": IMAGE})
+    result, _ = convert_file(
+        tmp_path, conv_bn(), "fp16", {"min": {"x": IMAGE["x"][:1]}, "odd": IMAGE}
+    )
     assert result.status == "failed"
     assert result.reason.startswith("y differs in case min of the fp16 graph: at [0, ")
     assert result.reason.endswith("(and 1 more)")

@@ -40,7 +40,10 @@ def test_an_onnxruntime_engine_has_its_provenance(tmp_path: Path) -> None:
     assert job.outputs["engine"].name == "engine.onnx"
     assert result.figures["engine_sha256"] == hashlib.sha256(written).hexdigest()
     assert result.figures["engine_bytes"] == len(written)
-    assert result.figures["onnx_sha256"] == hashlib.sha256((tmp_path / "model.onnx").read_bytes()).hexdigest()
+    assert (
+        result.figures["onnx_sha256"]
+        == hashlib.sha256((tmp_path / "model.onnx").read_bytes()).hexdigest()
+    )
     assert not job.outputs["engine.data"].exists()
     assert json.loads(json.dumps(result.figures)) == result.figures
 
@@ -55,7 +58,9 @@ def test_a_tensorrt_rtx_engine_has_its_provenance(tmp_path: Path) -> None:
     assert result.figures["engine_bytes"] == job.outputs["engine"].stat().st_size
 
 
-def test_external_data_is_part_of_the_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_external_data_is_part_of_the_digests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from buildsys.backends.onnxruntime import backend
 
     monkeypatch.setattr(backend, "_INLINE_LIMIT_BYTES", 0)
@@ -67,7 +72,9 @@ def test_external_data_is_part_of_the_digests(tmp_path: Path, monkeypatch: pytes
     assert result.figures["engine_bytes"] == sum(file.stat().st_size for file in files)
 
 
-@pytest.mark.skipif(bool(find_driver().gpus), reason="checks what is said on a machine without a GPU")
+@pytest.mark.skipif(
+    bool(find_driver().gpus), reason="checks what is said on a machine without a GPU"
+)
 @pytest.mark.parametrize(
     ("backend", "fields", "reason"),
     [
@@ -89,7 +96,9 @@ def test_a_backend_that_cannot_work_here_leaves_no_engine(
 
 
 def test_a_refused_graph_fails_with_the_model_and_the_node(tmp_path: Path) -> None:
-    with pytest.raises(StageError, match="model m: ONNX Runtime cannot take node 0 'nosuchoperator'"):
+    with pytest.raises(
+        StageError, match="model m: ONNX Runtime cannot take node 0 'nosuchoperator'"
+    ):
         engine.run(engine_job(tmp_path, "onnxruntime", one_node("NoSuchOperator")))
 
 
@@ -103,10 +112,16 @@ def test_progress_is_told(tmp_path: Path) -> None:
 PIN = "ab" * 32
 
 
-def test_a_pin_that_does_not_exist_fails_the_build_and_says_where_it_was_looked_for(tmp_path: Path) -> None:
-    job = replace(engine_job(tmp_path, "tensorrt", timing_cache={"pin": PIN}), timing_caches=tmp_path / "caches")
+def test_a_pin_that_does_not_exist_fails_the_build_and_says_where_it_was_looked_for(
+    tmp_path: Path,
+) -> None:
+    job = replace(
+        engine_job(tmp_path, "tensorrt", timing_cache={"pin": PIN}),
+        timing_caches=tmp_path / "caches",
+    )
     with pytest.raises(
-        StageError, match=f"that the engine e pins, {PIN}, is nowhere to be found: looked for .*/caches"
+        StageError,
+        match=f"that the engine e pins, {PIN}, is nowhere to be found: looked for .*/caches",
     ):
         borrow(job, cast(Backend, None), tmp_path)
 
@@ -123,9 +138,16 @@ def test_a_private_copy_is_lent_and_what_a_build_adds_is_shared(
 ) -> None:
     """As on a machine with a GPU; the builder is played by lines written to the private file."""
     pytest.importorskip("tensorrt_rtx")
-    facts = {"tensorrt": "10.16.1", "gpu": "A GPU", "compute_capability": "9.0", "cuda": "13.0", "driver": "580.1"}
+    facts = {
+        "tensorrt": "10.16.1",
+        "gpu": "A GPU",
+        "compute_capability": "9.0",
+        "cuda": "13.0",
+        "driver": "580.1",
+    }
     monkeypatch.setattr(
-        "buildsys.stages.engine.timing_cache.built_with", lambda backend, device: {**facts, "platform": "Linux"}
+        "buildsys.stages.engine.timing_cache.built_with",
+        lambda backend, device: {**facts, "platform": "Linux"},
     )
 
     def build(timings: bytes, **fields: Any) -> dict[str, Any]:
@@ -140,9 +162,12 @@ def test_a_private_copy_is_lent_and_what_a_build_adds_is_shared(
     first = build(b"conv\n")
     assert first["messages"] == ["a message"]
     assert (
-        build(b"gemm\n", precision="fp16", workspace=1 << 20)["timing_cache"]["lent"] == first["timing_cache"]["digest"]
+        build(b"gemm\n", precision="fp16", workspace=1 << 20)["timing_cache"]["lent"]
+        == first["timing_cache"]["digest"]
     )
-    assert "lent" not in build(b"pool\n", avg_timing_iterations=8)["timing_cache"], "other conditions"
+    assert "lent" not in build(b"pool\n", avg_timing_iterations=8)["timing_cache"], (
+        "other conditions"
+    )
     pinned = build(b"miss\n", timing_cache={"pin": first["timing_cache"]["digest"]})
     assert pinned["timing_cache"]["pinned"] is True
     assert pinned["timing_cache"]["added_bytes"] == 5
@@ -154,7 +179,10 @@ def test_what_a_builder_calibrated_with_is_recorded(tmp_path: Path) -> None:
     batches.write_bytes(b"batches")
     assert engine._calibrated(None) == {}
     assert engine._calibrated(Calibration(batches, "entropy", cache)) == {
-        "calibration": {"algorithm": "entropy", "batches_sha256": hashlib.sha256(b"batches").hexdigest()}
+        "calibration": {
+            "algorithm": "entropy",
+            "batches_sha256": hashlib.sha256(b"batches").hexdigest(),
+        }
     }
     cache.write_bytes(b"ranges")
     found = engine._calibrated(Calibration(batches, "minmax", cache))["calibration"]

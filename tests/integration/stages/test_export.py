@@ -63,8 +63,12 @@ def test_shipped_models_export_as_their_manifests_say(tmp_path: Path, name: str)
     figures = export.run(stage_job("export", resolved, tmp_path)).figures
     assert figures["opset"] == resolved["export"]["opset"]
     assert figures["exporter"] == resolved["export"]["exporter"]
-    assert [port["shape"] for port in figures["inputs"]] == [t["shape"] for t in resolved["inputs"].values()]
-    assert [port["shape"] for port in figures["outputs"]] == [t["shape"] for t in resolved["outputs"].values()]
+    assert [port["shape"] for port in figures["inputs"]] == [
+        t["shape"] for t in resolved["inputs"].values()
+    ]
+    assert [port["shape"] for port in figures["outputs"]] == [
+        t["shape"] for t in resolved["outputs"].values()
+    ]
     assert figures["warnings"] == []
 
 
@@ -97,7 +101,11 @@ def test_nested_outputs_keywords_and_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "names"),
-    [("Pair", ["output0", "output1"]), ("Nested", ["sum", "heads.0", "heads.1.0"]), ("Dataclass", ["logits", "size"])],
+    [
+        ("Pair", ["output0", "output1"]),
+        ("Nested", ["sum", "heads.0", "heads.1.0"]),
+        ("Dataclass", ["logits", "size"]),
+    ],
 )
 def test_outputs_without_declaration(tmp_path: Path, name: str, names: list[str]) -> None:
     assert [port["name"] for port in run(tmp_path, name).figures["outputs"]] == names
@@ -141,8 +149,12 @@ def test_dtypes(tmp_path: Path, dtype: str) -> None:
         ("int4", {}, "a PyTorch network cannot take or return int4 tensors"),
     ],
 )
-def test_dtypes_that_cannot_be_exported(tmp_path: Path, dtype: str, options: Any, message: str) -> None:
-    assert message in failure(tmp_path, "Identity", inputs={"x": {"shape": [2, 4], "dtype": dtype}}, export=options)
+def test_dtypes_that_cannot_be_exported(
+    tmp_path: Path, dtype: str, options: Any, message: str
+) -> None:
+    assert message in failure(
+        tmp_path, "Identity", inputs={"x": {"shape": [2, 4], "dtype": dtype}}, export=options
+    )
 
 
 def test_dynamo_leaves_no_trace_of_the_checkout(tmp_path: Path) -> None:
@@ -162,7 +174,9 @@ def test_the_same_manifest_gives_the_same_bytes_in_another_process(tmp_path: Pat
         ".figures['sha256']) for n, options in enumerate(({}, dynamo()))]"
     )
     here = [
-        run(tmp_path / str(n), "Small", inputs=IMAGE, source={"randomize": True}, export=options).figures["sha256"]
+        run(
+            tmp_path / str(n), "Small", inputs=IMAGE, source={"randomize": True}, export=options
+        ).figures["sha256"]
         for n, options in enumerate(({}, dynamo()))
     ]
     environment = {
@@ -213,7 +227,9 @@ def test_modules_as_functions_keep_the_output_names(tmp_path: Path) -> None:
     assert figures["operators"]["torch.nn.modules.activation::ReLU"] == 2
     assert figures["outputs"][0]["name"] == "y"
     wrong = {"export_modules_as_functions": ("torch.nn.RELU",)}
-    assert "there is no class torch.nn.RELU" in failure(tmp_path, "Small", inputs=IMAGE, export=wrong)
+    assert "there is no class torch.nn.RELU" in failure(
+        tmp_path, "Small", inputs=IMAGE, export=wrong
+    )
 
 
 def test_operator_export_type_and_custom_opsets(tmp_path: Path) -> None:
@@ -234,10 +250,16 @@ def test_verify_and_report_of_dynamo(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, dynamo()], ids=["torchscript", "dynamo"])
-def test_external_data_is_one_file_beside_the_model(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_external_data_is_one_file_beside_the_model(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
     figures = run(tmp_path, "make_large", export={**options, "external_data": True}).figures
     folder = tmp_path / "m/export"
-    assert sorted(path.name for path in folder.iterdir()) == ["model.onnx", "model.onnx.data", "origins.json"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "model.onnx",
+        "model.onnx.data",
+        "origins.json",
+    ]
     assert figures["bytes"] == sum(path.stat().st_size for path in folder.glob("model.onnx*"))
     stored = [tensor for tensor in model_of(tmp_path).graph.initializer if tensor.dims == [6400, 4]]
     torch.manual_seed(0)
@@ -245,7 +267,9 @@ def test_external_data_is_one_file_beside_the_model(tmp_path: Path, options: dic
     assert (onnx.numpy_helper.to_array(stored[0]) == expected).all()
 
 
-def test_a_model_too_large_for_one_file_is_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_too_large_for_one_file_is_gathered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torchscript, "ONE_MESSAGE_LIMIT", 1000)
     run(tmp_path, "make_large", export={"external_data": True})
     assert sorted(path.name for path in (tmp_path / "m/export").iterdir()) == [
@@ -280,13 +304,19 @@ def test_weights_that_come_beside_the_graph_are_those_of_it(
     (tmp_path / "net.py").write_text("from test_export import OfManyTypes as Net\n")
     written, handed = [], []
     real = torchscript.export_torchscript
-    monkeypatch.setattr(torchscript, "export_torchscript", lambda request: handed.append(real(request)) or handed[-1])
+    monkeypatch.setattr(
+        torchscript,
+        "export_torchscript",
+        lambda request: handed.append(real(request)) or handed[-1],
+    )
     for name, place in (("over", torchscript._DEFERS_WEIGHTS), ("not", 99)):
         monkeypatch.setattr(torchscript, "_DEFERS_WEIGHTS", place)
         folder = tmp_path / name
         resolved = manifest(source={"python": "net.py:Net"}, export={"external_data": external})
         assert export.run(stage_job("export", resolved, folder, tmp_path)).status == "passed"
-        written.append({path.name: path.read_bytes() for path in (folder / "m/export").glob("model.onnx*")})
+        written.append(
+            {path.name: path.read_bytes() for path in (folder / "m/export").glob("model.onnx*")}
+        )
     assert written[0] == written[1]
     assert len(written[0]) == (2 if external else 1)
     assert "narrow.weight" in handed[0][1]
@@ -323,7 +353,9 @@ def test_dynamo_must_write_the_opset_that_was_asked(tmp_path: Path) -> None:
         ("Affine", {"opset": 99}, "the torchscript exporter failed at opset 99: RuntimeError: Unsupported"),
     ],
 )  # fmt: skip
-def test_operators_that_an_exporter_lacks(tmp_path: Path, name: str, options: Any, message: str) -> None:
+def test_operators_that_an_exporter_lacks(
+    tmp_path: Path, name: str, options: Any, message: str
+) -> None:
     assert message in failure(tmp_path, name, export=options)
 
 
@@ -339,12 +371,17 @@ def test_an_operator_that_the_opset_lacks_names_the_first_opset_with_it(tmp_path
 def test_an_operator_that_a_later_opset_adds(tmp_path: Path) -> None:
     message = failure(tmp_path, "Celu", export={"opset": 11})
     assert "cannot translate the operator aten::celu to opset 11" in message
-    assert "1. opset: torchscript translates it from opset 12 on\n     export: {opset: 12}\n2. " in message
+    assert (
+        "1. opset: torchscript translates it from opset 12 on\n     export: {opset: 12}\n2. "
+        in message
+    )
 
 
 def test_an_input_that_forward_does_not_use(tmp_path: Path) -> None:
     inputs = {"x": {"shape": ["batch", 4]}, "y": {"shape": ["batch", 4]}}
-    assert "input y is not in the file: forward does not use it" in failure(tmp_path, "IgnoresOne", inputs=inputs)
+    assert "input y is not in the file: forward does not use it" in failure(
+        tmp_path, "IgnoresOne", inputs=inputs
+    )
 
 
 @pytest.mark.parametrize(
@@ -365,14 +402,18 @@ def test_an_input_that_forward_does_not_use(tmp_path: Path) -> None:
         ("Afine", {}, f"{NETWORKS} has no Afine; did you mean Affine"),
     ],
 )  # fmt: skip
-def test_networks_that_are_not_as_declared(tmp_path: Path, name: str, outputs: Any, message: str) -> None:
+def test_networks_that_are_not_as_declared(
+    tmp_path: Path, name: str, outputs: Any, message: str
+) -> None:
     assert message in failure(tmp_path, name, outputs=outputs)
 
 
 # --- ready ONNX files ---
 
 
-def given(project: Path, model: onnx.ModelProto, inputs: Any = IMAGE, **sections: Any) -> StageResult:
+def given(
+    project: Path, model: onnx.ModelProto, inputs: Any = IMAGE, **sections: Any
+) -> StageResult:
     onnx.save(model, project / "given.onnx")
     resolved = manifest(source={"onnx": "given.onnx"}, inputs=inputs, **sections)
     return export.run(stage_job("export", resolved, project / "build", project))
@@ -397,7 +438,9 @@ def test_a_ready_file_is_checked_and_copied(tmp_path: Path) -> None:
         (IMAGE, {"y": {"dtype": "int64"}}, "output y is float32, declared is int64"),
     ],
 )  # fmt: skip
-def test_a_ready_file_that_is_not_as_declared(tmp_path: Path, inputs: Any, outputs: Any, message: str) -> None:
+def test_a_ready_file_that_is_not_as_declared(
+    tmp_path: Path, inputs: Any, outputs: Any, message: str
+) -> None:
     dims = {"batch": {"min": 1, "opt": 2, "max": 3}, "height": {"min": 1, "opt": 2, "max": 3}}
     with pytest.raises(StageError) as error:
         given(tmp_path, conv_bn(), inputs, outputs=outputs, dims=dims)
@@ -407,13 +450,22 @@ def test_a_ready_file_that_is_not_as_declared(tmp_path: Path, inputs: Any, outpu
 def test_a_ready_file_that_the_checker_rejects(tmp_path: Path) -> None:
     node = helper.make_node("Gelu", ["x"], ["y"])
     port = (TensorProto.FLOAT, ["batch", 3, 8, 8])
-    with pytest.raises(StageError, match=r"uses the operator Gelu, which opset 17 does not have.*opset 20 or higher"):
+    with pytest.raises(
+        StageError,
+        match=r"uses the operator Gelu, which opset 17 does not have.*opset 20 or higher",
+    ):
         given(tmp_path, make_model([node], {"x": port}, {"y": port}))
 
 
 def test_a_ready_file_keeps_its_external_data_in_one_file(tmp_path: Path) -> None:
     model = conv_bn()
-    onnx.save(model, tmp_path / "given.onnx", save_as_external_data=True, location="somewhere.bin", size_threshold=0)
+    onnx.save(
+        model,
+        tmp_path / "given.onnx",
+        save_as_external_data=True,
+        location="somewhere.bin",
+        size_threshold=0,
+    )
     resolved = manifest(source={"onnx": "given.onnx"}, inputs=IMAGE, export={"external_data": True})
     export.run(stage_job("export", resolved, tmp_path / "build", tmp_path))
     copied = onnx.load(tmp_path / "build/m/export/model.onnx")
@@ -423,7 +475,9 @@ def test_a_ready_file_keeps_its_external_data_in_one_file(tmp_path: Path) -> Non
     assert not (tmp_path / "build/m/export/somewhere.bin").exists()
 
 
-@pytest.mark.parametrize(("content", "message"), [(None, "does not exist"), (b"not onnx", "given.onnx")])
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "does not exist"), (b"not onnx", "given.onnx")]
+)
 def test_a_ready_file_that_is_none(tmp_path: Path, content: bytes | None, message: str) -> None:
     if content:
         (tmp_path / "given.onnx").write_bytes(content)

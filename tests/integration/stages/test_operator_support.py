@@ -67,16 +67,18 @@ def test_dynamo_by_its_registry_by_parts_or_not_at_all() -> None:
     assert torch_registries.dynamo_translation("aten::rms_norm") == torch_registries.Translation(
         23, ("RMSNormalization",), by_parts=True
     )
-    assert torch_registries.dynamo_translation("aten::adaptive_avg_pool2d") == torch_registries.Translation(
-        None, by_parts=True
-    )
+    assert torch_registries.dynamo_translation(
+        "aten::adaptive_avg_pool2d"
+    ) == torch_registries.Translation(None, by_parts=True)
     assert torch_registries.dynamo_translation("aten::_linalg_eigh") is None
     assert torch_registries.dynamo_translation("nobody::knows") is None
 
 
 def runs(folder: Path, operator: str, opset: int, element: int) -> bool:
     port = (element, [2, 4])
-    model = make_model([helper.make_node(operator, ["x"], ["y"])], {"x": port}, {"y": port}, opset=opset)
+    model = make_model(
+        [helper.make_node(operator, ["x"], ["y"])], {"x": port}, {"y": port}, opset=opset
+    )
     onnx.save(model, folder / "m.onnx")
     try:
         ort_backend.build(request(folder / "m.onnx", folder, engine_options("onnxruntime")))
@@ -85,15 +87,24 @@ def runs(folder: Path, operator: str, opset: int, element: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("operator", ["Asinh", "Relu", "Softsign", "Round", "Neg", "Mish", "Elu", "Erf", "Sign"])
+@pytest.mark.parametrize(
+    "operator", ["Asinh", "Relu", "Softsign", "Round", "Neg", "Mish", "Elu", "Erf", "Sign"]
+)
 def test_the_types_of_onnx_runtime_are_those_that_it_runs(tmp_path: Path, operator: str) -> None:
-    for row in onnx_operators.ort_support("", operator, onnx_operators.versions()["", operator]) or []:
+    for row in (
+        onnx_operators.ort_support("", operator, onnx_operators.versions()["", operator]) or []
+    ):
         if row["opset"] < 7 or row["body"]:
             continue  # older files are not promised to load; a body may be run in its place
-        allowed = onnx.defs.get_schema(operator, row["opset"], "").type_constraints[0].allowed_type_strs
+        allowed = (
+            onnx.defs.get_schema(operator, row["opset"], "").type_constraints[0].allowed_type_strs
+        )
         for name, element in TYPES.items():
             if f"tensor({name})" in allowed:
-                assert runs(tmp_path, operator, row["opset"], element) == (name in row["types"]), (row, name)
+                assert runs(tmp_path, operator, row["opset"], element) == (name in row["types"]), (
+                    row,
+                    name,
+                )
 
 
 def test_what_tensorrt_takes() -> None:

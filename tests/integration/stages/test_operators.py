@@ -31,7 +31,9 @@ def project(tmp_path: Path) -> OperatorProject:
     return made
 
 
-def refused(project: OperatorProject, *ops: dict[str, Any], targets: tuple[str, ...] = ("operators:m",)) -> str:
+def refused(
+    project: OperatorProject, *ops: dict[str, Any], targets: tuple[str, ...] = ("operators:m",)
+) -> str:
     with pytest.raises(StageError) as caught:
         for target in targets:
             project.run(target, ops)
@@ -39,12 +41,16 @@ def refused(project: OperatorProject, *ops: dict[str, Any], targets: tuple[str, 
 
 
 @pytest.mark.parametrize("op", [FUNCTION, LIBRARY, BOTH], ids=["function", "library", "both"])
-def test_every_stage_runs_the_operator_as_the_manifest_says(project: OperatorProject, op: dict[str, Any]) -> None:
+def test_every_stage_runs_the_operator_as_the_manifest_says(
+    project: OperatorProject, op: dict[str, Any]
+) -> None:
     result = project.run_all((*GRAPHS, "engine:m:ort", "verify:m:ort"), [op])
     assert result.figures["failures"] == []
     with_library = "library" in op
     assert project.built("engine/ort/clamp_swish.so").is_file() is with_library
-    nodes = [operator_of(node) for node in onnx.load(project.built("engine/ort/engine.onnx")).graph.node]
+    nodes = [
+        operator_of(node) for node in onnx.load(project.built("engine/ort/engine.onnx")).graph.node
+    ]
     assert (OP in nodes) is with_library
 
 
@@ -55,7 +61,9 @@ def test_the_simplified_graph_keeps_the_function(project: OperatorProject) -> No
     assert [operator_of(node) for node in model.graph.node] == [OP]
 
 
-@pytest.mark.parametrize(("op", "status"), [(FUNCTION, "failed"), (BOTH, "passed")], ids=["function", "library"])
+@pytest.mark.parametrize(
+    ("op", "status"), [(FUNCTION, "failed"), (BOTH, "passed")], ids=["function", "library"]
+)
 def test_a_wrong_function_counts_where_it_is_used_and_only_there(
     project: OperatorProject, op: dict[str, Any], status: str
 ) -> None:
@@ -64,33 +72,55 @@ def test_a_wrong_function_counts_where_it_is_used_and_only_there(
     assert project.run("validate:m", [op]).status == status
 
 
-def test_tensorrt_reads_the_function_that_onnx_runtime_does_not_take(project: OperatorProject) -> None:
+def test_tensorrt_reads_the_function_that_onnx_runtime_does_not_take(
+    project: OperatorProject,
+) -> None:
     result = project.run_all((*GRAPHS[:-1], "engine:m:rtx"), [BOTH])
     assert {"activation", "elementwise"} <= result.figures["layers"].keys()
 
 
 def test_each_backend_gets_its_own_function(project: OperatorProject) -> None:
     project.write(
-        "plugins/ops/other.py", SWISH.replace('("Relu"', '("Abs", ["x"], ["a"]), ("Relu"').replace("swish", "f")
+        "plugins/ops/other.py",
+        SWISH.replace('("Relu"', '("Abs", ["x"], ["a"]), ("Relu"').replace("swish", "f"),
     )
-    op = {"op": OP, "function": {"onnxruntime": FUNCTION["function"], "tensorrt_rtx": "plugins/ops/other.py:f"}}
+    op = {
+        "op": OP,
+        "function": {"onnxruntime": FUNCTION["function"], "tensorrt_rtx": "plugins/ops/other.py:f"},
+    }
     result = project.run_all((*GRAPHS, "engine:m:rtx"), [op])
     assert "unary" in result.figures["layers"]  # TensorRT's Abs
-    assert "Abs" not in {node.op_type for node in onnx.load(project.built("simplify/model.onnx")).functions[0].node}
+    assert "Abs" not in {
+        node.op_type for node in onnx.load(project.built("simplify/model.onnx")).functions[0].node
+    }
 
 
 def test_a_ready_graph_is_its_own_reference_with_the_operator(project: OperatorProject) -> None:
     shutil.rmtree(project.built("reference"))
-    project.run_all(("operators:m", "reference:m", "export:m", "simplify:m", "validate:m"), [LIBRARY])
+    project.run_all(
+        ("operators:m", "reference:m", "export:m", "simplify:m", "validate:m"), [LIBRARY]
+    )
 
 
 @pytest.mark.parametrize(
-    "op", [LIBRARY, {"op": OP, "function": "plugins/ops/swish.py:swish"}], ids=["library", "function"]
+    "op",
+    [LIBRARY, {"op": OP, "function": "plugins/ops/swish.py:swish"}],
+    ids=["library", "function"],
 )
-def test_surgery_runs_a_graph_with_its_operator(project: OperatorProject, op: dict[str, Any]) -> None:
+def test_surgery_runs_a_graph_with_its_operator(
+    project: OperatorProject, op: dict[str, Any]
+) -> None:
     steps = [{"rename": {"y": "z"}}, {"cast": {"x": "float16"}, "when": "after_simplify"}]
-    chain = ("operators:m", "export:m", "surgery:m:after_export", "simplify:m", "surgery:m:after_simplify")
-    last = project.run_all((*chain, "validate:m", "engine:m:ort", "verify:m:ort"), [op], surgery=steps)
+    chain = (
+        "operators:m",
+        "export:m",
+        "surgery:m:after_export",
+        "simplify:m",
+        "surgery:m:after_simplify",
+    )
+    last = project.run_all(
+        (*chain, "validate:m", "engine:m:ort", "verify:m:ort"), [op], surgery=steps
+    )
     assert last.figures["cases"]["opt"]["z"]["passed"]
 
 
@@ -106,13 +136,16 @@ def test_equal_functions_give_equal_bytes(project: OperatorProject) -> None:
     assert project.built("operators/functions.onnx").read_bytes() == first
 
 
-def test_a_library_does_not_depend_on_where_the_project_lies(project: OperatorProject, tmp_path: Path) -> None:
+def test_a_library_does_not_depend_on_where_the_project_lies(
+    project: OperatorProject, tmp_path: Path
+) -> None:
     project.run("operators:m", [LIBRARY])
     other = OperatorProject(tmp_path / "elsewhere")
     shutil.copytree(project.root / "plugins", other.root / "plugins")
     other.run("operators:m", [LIBRARY])
     assert (
-        other.built("operators/clamp_swish.so").read_bytes() == project.built("operators/clamp_swish.so").read_bytes()
+        other.built("operators/clamp_swish.so").read_bytes()
+        == project.built("operators/clamp_swish.so").read_bytes()
     )
 
 
@@ -131,7 +164,10 @@ FUNCTIONS = {
         "def swish():\n    raise ValueError('no')\n",
         "plugins/ops/swish.py:swish failed: ValueError: no (plugins/ops/swish.py:2)",
     ),
-    "cannot be imported": ("import nowhere\n", "importing plugins/ops/swish.py failed: ModuleNotFoundError: No module"),
+    "cannot be imported": (
+        "import nowhere\n",
+        "importing plugins/ops/swish.py failed: ModuleNotFoundError: No module",
+    ),
     "missing": ("def swsh():\n    pass\n", "plugins/ops/swish.py has no swish; did you mean swsh?"),
     "returns a number": (
         "def swish():\n    return 3\n",
@@ -139,7 +175,10 @@ FUNCTIONS = {
     ),
     "is a number": ("swish = 3\n", f"plugins/ops/swish.py:swish gives an int for {OP}"),
     "returns nothing": ("def swish():\n    return []\n", f"gives an empty list for {OP}"),
-    "wants arguments": ("def swish(x):\n    return x\n", "swish failed: TypeError: swish() missing 1 required"),
+    "wants arguments": (
+        "def swish(x):\n    return x\n",
+        "swish failed: TypeError: swish() missing 1 required",
+    ),
     "unknown operator": (
         SWISH.replace('("Relu"', '("Rleu"'),
         f"the local function {OP} (plugins/ops/swish.py:swish) is not valid: No Op registered for Rleu",
@@ -148,7 +187,10 @@ FUNCTIONS = {
         SWISH.replace('("Mul", ["z"', '("Mul", ["nothing"'),
         "is not valid: Nodes in a function must be topologically sorted",
     ),
-    "two of one name": (SWISH + TWO, f"and plugins/ops/swish.py:swish both define {OP}, and differ"),
+    "two of one name": (
+        SWISH + TWO,
+        f"and plugins/ops/swish.py:swish both define {OP}, and differ",
+    ),
 }
 
 
@@ -175,12 +217,16 @@ SWISH = [call("customOp2", "inner"), call("inner", "customOp2")]
 def test_functions_that_call_each_other_in_a_circle(project: OperatorProject) -> None:
     project.write("plugins/ops/cycle.py", CYCLE)
     said = refused(project, {"op": OP, "function": "plugins/ops/cycle.py:SWISH"})
-    assert f"call each other in a circle: {OP} → custom_domain::inner → {OP} (plugins/ops/cycle.py:SWISH)" in said
+    assert (
+        f"call each other in a circle: {OP} → custom_domain::inner → {OP} (plugins/ops/cycle.py:SWISH)"
+        in said
+    )
 
 
 def test_a_function_of_an_opset_that_does_not_fit(project: OperatorProject) -> None:
     project.write(
-        "plugins/ops/swish.py", SWISH.replace('NODES = [("Relu"', 'NODES = [("Gelu"').replace('"", 17', '"", 20')
+        "plugins/ops/swish.py",
+        SWISH.replace('NODES = [("Relu"', 'NODES = [("Gelu"').replace('"", 17', '"", 20'),
     )
     said = refused(project, FUNCTION, targets=("operators:m", "export:m"))
     assert (
@@ -189,7 +235,9 @@ def test_a_function_of_an_opset_that_does_not_fit(project: OperatorProject) -> N
     )
 
 
-def test_a_function_whose_operators_are_the_same_in_both_opsets_fits(project: OperatorProject) -> None:
+def test_a_function_whose_operators_are_the_same_in_both_opsets_fits(
+    project: OperatorProject,
+) -> None:
     project.write("plugins/ops/swish.py", SWISH.replace('"", 17', '"", 20'))
     project.run_all(GRAPHS, [FUNCTION])
 
@@ -197,7 +245,10 @@ def test_a_function_whose_operators_are_the_same_in_both_opsets_fits(project: Op
 def test_a_function_that_does_not_fit_its_node(project: OperatorProject) -> None:
     project.save_graph(alpha=1.0)
     said = refused(project, FUNCTION, targets=("operators:m", "export:m"))
-    assert "does not fit the node swish: the node has the attribute alpha, the function only none" in said
+    assert (
+        "does not fit the node swish: the node has the attribute alpha, the function only none"
+        in said
+    )
 
 
 def test_a_function_that_no_node_needs_is_told(project: OperatorProject) -> None:
@@ -217,27 +268,41 @@ def test_a_function_that_no_node_needs_is_told(project: OperatorProject) -> None
         ("RegisterCustomOps", "RegisterCustomOp", "compiles to exports no RegisterCustomOps, which ONNX Runtime calls"),
     ],
 )  # fmt: skip
-def test_c_that_does_not_become_a_library(project: OperatorProject, old: str, new: str, expected: str) -> None:
+def test_c_that_does_not_become_a_library(
+    project: OperatorProject, old: str, new: str, expected: str
+) -> None:
     text = (project.root / "plugins/ops/clamp_swish.c").read_text()
     project.write("plugins/ops/clamp_swish.c", text.replace(old, new))
     assert expected in refused(project, LIBRARY)
 
 
-def test_a_compiler_that_is_not_there(project: OperatorProject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_is_not_there(
+    project: OperatorProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     said = refused(project, LIBRARY)
-    assert "no compiler for plugins/ops/clamp_swish.c: neither $CC nor cc, gcc, clang is a program here" in said
+    assert (
+        "no compiler for plugins/ops/clamp_swish.c: neither $CC nor cc, gcc, clang is a program here"
+        in said
+    )
 
 
 def test_a_header_that_no_key_would_have(project: OperatorProject) -> None:
     text = (project.root / "plugins/ops/clamp_swish.c").read_text()
     project.write("plugins/ops/clamp_swish.c", text.replace('"ort_custom_op.h"', '"hidden.h"'))
     shutil.move(project.root / "plugins/ops/ort_custom_op.h", project.root / "plugins/hidden.h")
-    entry = {"op": OP, "library": {"sources": ["plugins/ops/clamp_swish.c"], "flags": ["-lm", "-Iplugins"]}}
+    entry = {
+        "op": OP,
+        "library": {"sources": ["plugins/ops/clamp_swish.c"], "flags": ["-lm", "-Iplugins"]},
+    }
     assert "includes plugins/hidden.h by way of a flag or a macro" in refused(project, entry)
-    entry = {"op": OP, "library": {"sources": ["plugins/ops/clamp_swish.c"], "flags": ["plugins/hidden.h"]}}
-    assert "the flag plugins/hidden.h of plugins/ops/clamp_swish.c names a file of the project" in refused(
-        project, entry
+    entry = {
+        "op": OP,
+        "library": {"sources": ["plugins/ops/clamp_swish.c"], "flags": ["plugins/hidden.h"]},
+    }
+    assert (
+        "the flag plugins/hidden.h of plugins/ops/clamp_swish.c names a file of the project"
+        in refused(project, entry)
     )
 
 
@@ -273,17 +338,35 @@ def no_elf(content: bytearray) -> None:
     ("change", "expected"),
     [
         (for_another_machine, "plugins/ops/libswish.so is built for aarch64, and this machine is"),
-        (without_the_symbol, "plugins/ops/libswish.so exports no RegisterCustomOps, which ONNX Runtime calls"),
-        (no_elf, "plugins/ops/libswish.so is not a shared library of Linux (ELF); it is a DLL of Windows"),
+        (
+            without_the_symbol,
+            "plugins/ops/libswish.so exports no RegisterCustomOps, which ONNX Runtime calls",
+        ),
+        (
+            no_elf,
+            "plugins/ops/libswish.so is not a shared library of Linux (ELF); it is a DLL of Windows",
+        ),
     ],
 )
-def test_a_given_library_that_does_not_fit(project: OperatorProject, change: Any, expected: str) -> None:
+def test_a_given_library_that_does_not_fit(
+    project: OperatorProject, change: Any, expected: str
+) -> None:
     assert expected in refused(project, given(project, change))
 
 
 def test_a_given_library_that_lacks_a_symbol_of_another(project: OperatorProject) -> None:
-    project.write("x.c", "extern int nowhere(void);\nvoid *RegisterCustomOps(void) { return nowhere() ? 0 : 0; }\n")
-    command = ["cc", "-shared", "-fPIC", "-o", str(project.root / "x.so"), str(project.root / "x.c")]
+    project.write(
+        "x.c",
+        "extern int nowhere(void);\nvoid *RegisterCustomOps(void) { return nowhere() ? 0 : 0; }\n",
+    )
+    command = [
+        "cc",
+        "-shared",
+        "-fPIC",
+        "-o",
+        str(project.root / "x.so"),
+        str(project.root / "x.c"),
+    ]
     subprocess.run(command, check=True)
     said = refused(project, {"op": OP, "library": {"file": "x.so"}})
     assert "x.so cannot be loaded: undefined symbol: nowhere" in said
@@ -294,8 +377,13 @@ def test_an_operator_that_nothing_implements(project: OperatorProject) -> None:
     said = refused(project, targets=("simplify:m",))
     first, *rungs = said.splitlines()
     assert first == f"nothing implements {OP} for ONNX Runtime (1 node, the first is swish)"
-    assert [line.partition(":")[0] for line in rungs if line[0].isdigit()] == ["1. local function", "2. library"]
-    assert f'     ops: [{{op: "{OP}", library: {{sources: ["plugins/ops/custom_op2.c"]}}}}]' in rungs
+    assert [line.partition(":")[0] for line in rungs if line[0].isdigit()] == [
+        "1. local function",
+        "2. library",
+    ]
+    assert (
+        f'     ops: [{{op: "{OP}", library: {{sources: ["plugins/ops/custom_op2.c"]}}}}]' in rungs
+    )
 
 
 def test_an_operator_without_an_implementation_for_one_backend(project: OperatorProject) -> None:
@@ -306,12 +394,18 @@ def test_an_operator_without_an_implementation_for_one_backend(project: Operator
     ]
     for target in ("validate:m", "engine:m:ort"):
         said = refused(project, op, targets=(target,))
-        assert said == f"nothing implements {OP} for ONNX Runtime; add function or library to its entry in ops"
+        assert (
+            said
+            == f"nothing implements {OP} for ONNX Runtime; add function or library to its entry in ops"
+        )
     assert project.run("engine:m:rtx", [op]).status == "passed"
 
 
 def test_tensorrt_without_an_implementation_says_what_to_add(project: OperatorProject) -> None:
     project.run_all(GRAPHS, [LIBRARY])
     said = refused(project, LIBRARY, targets=("engine:m:rtx",))
-    assert said == f"nothing implements {OP} for TensorRT-RTX; add function or plugin to its entry in ops"
+    assert (
+        said
+        == f"nothing implements {OP} for TensorRT-RTX; add function or plugin to its entry in ops"
+    )
     project.run_all(("engine:m:ort", "verify:m:ort"), [LIBRARY])

@@ -41,7 +41,10 @@ def exported(folder: Path, name: str, **sections: Any) -> dict[str, Origin]:
 def test_both_exporters_tell_line_and_module(tmp_path: Path, options: dict[str, Any]) -> None:
     image = {"x": {"shape": ["batch", 3, 8, 8]}}
     found = exported(tmp_path, "Nest", inputs=image, export=options)
-    makers = {node.op_type: node.output[0] for node in onnx.load(tmp_path / "m/export/model.onnx").graph.node}
+    makers = {
+        node.op_type: node.output[0]
+        for node in onnx.load(tmp_path / "m/export/model.onnx").graph.node
+    }
     assert found[makers["Conv"]] == Origin(line_of("self.inner(x)"), "inner.0")
     assert found[makers["Sigmoid"]] == Origin(line_of("torch.sigmoid(self"), "")
     content = (tmp_path / "m/export/model.onnx").read_bytes()
@@ -51,11 +54,15 @@ def test_both_exporters_tell_line_and_module(tmp_path: Path, options: dict[str, 
 
 def test_a_ready_file_has_no_origins(tmp_path: Path) -> None:
     spec = manifest(source={"onnx": "m.onnx"})
-    assert all("origins" not in action.outputs and not action.advisory for action in plan_model(spec))
+    assert all(
+        "origins" not in action.outputs and not action.advisory for action in plan_model(spec)
+    )
 
 
 def test_advisory_files_are_in_no_key() -> None:
-    spec = manifest(source={"python": f"{NETWORKS}:Affine"}, engines=[{"backend": "onnxruntime", "name": "e"}])
+    spec = manifest(
+        source={"python": f"{NETWORKS}:Affine"}, engines=[{"backend": "onnxruntime", "name": "e"}]
+    )
     action = next(action for action in plan_model(spec) if action.stage == "engine")
     assert action.advisory
     assert declared_parts(action) == declared_parts(replace(action, advisory={}))
@@ -70,12 +77,17 @@ def test_frames_of_the_user_go_before_those_of_libraries(tmp_path: Path) -> None
     assert source_line(traced, tmp_path) == "plugins/net.py:12"
     captured = f'  File "{own}", line 12, in forward\n    y\n  File "{library}", line 7, in forward\n    z\n'
     assert source_line(captured, tmp_path) == "plugins/net.py:12"
-    assert source_line(f"{torch}(134): forward\n{library}(7): forward\n", tmp_path) == "timm/layers.py:7"
+    assert (
+        source_line(f"{torch}(134): forward\n{library}(7): forward\n", tmp_path)
+        == "timm/layers.py:7"
+    )
     assert source_line(f"{torch}(134): forward\n", tmp_path) == ""
     assert source_line("", tmp_path) == ""
 
 
-@pytest.mark.parametrize("content", [None, "", "{", "[]", '{"schema": "buildsys/origins/1"}', '{"schema": "other"}'])
+@pytest.mark.parametrize(
+    "content", [None, "", "{", "[]", '{"schema": "buildsys/origins/1"}', '{"schema": "other"}']
+)
 def test_a_file_that_is_none_tells_nothing(tmp_path: Path, content: str | None) -> None:
     file = tmp_path / "origins.json"
     if content is not None:
@@ -84,9 +96,13 @@ def test_a_file_that_is_none_tells_nothing(tmp_path: Path, content: str | None) 
     assert read_origins(None) == {}
 
 
-def refused_engine(build: Path, model: onnx.ModelProto, backend: str, origins: dict[str, Any]) -> str:
+def refused_engine(
+    build: Path, model: onnx.ModelProto, backend: str, origins: dict[str, Any]
+) -> str:
     """Return what the engine stage says of a graph that its backend refuses."""
-    spec = manifest(source={"python": f"{NETWORKS}:Affine"}, engines=[{"backend": backend, "name": "e"}])
+    spec = manifest(
+        source={"python": f"{NETWORKS}:Affine"}, engines=[{"backend": backend, "name": "e"}]
+    )
     action = next(action for action in plan_model(spec) if action.stage == "engine")
     outputs = {role: build / ref.path for role, ref in action.outputs.items()}
     outputs["result"].parent.mkdir(parents=True)
@@ -122,25 +138,33 @@ def test_every_node_without_a_kernel_is_named_with_its_line_and_rungs(tmp_path: 
         "model m: ONNX Runtime cannot take 2 nodes Asinh, first node 0 'one' (Asinh): ONNX Runtime has no CPU kernel"
         " for it in double; node 3 'three' (Softsign): ONNX Runtime has no CPU kernel for it in double"
     )
-    assert hints == [
-        "Asinh: 2 nodes, the first from plugins/net.py:0, module head",
-        "1. surgery: replace it by a local function of operators that are taken",
-        '     surgery: [{replace: {op: Asinh, function: "plugins/ops/asinh.py:asinh"}, when: after_export}]',
-        "Softsign: 1 node, from plugins/net.py:1, module head",  # of the nearest node before it that is known
-        "1. opset: export to opset 18, from which on it is taken",  # where ONNX defines it by other operators
-        "     export: {opset: 18}",
-        "2. surgery: replace it by a local function of operators that are taken",
-        '     surgery: [{replace: {op: Softsign, function: "plugins/ops/softsign.py:softsign"}, when: after_export}]',
-    ]
+    assert (
+        hints
+        == [
+            "Asinh: 2 nodes, the first from plugins/net.py:0, module head",
+            "1. surgery: replace it by a local function of operators that are taken",
+            '     surgery: [{replace: {op: Asinh, function: "plugins/ops/asinh.py:asinh"}, when: after_export}]',
+            "Softsign: 1 node, from plugins/net.py:1, module head",  # of the nearest node before it that is known
+            "1. opset: export to opset 18, from which on it is taken",  # where ONNX defines it by other operators
+            "     export: {opset: 18}",
+            "2. surgery: replace it by a local function of operators that are taken",
+            '     surgery: [{replace: {op: Softsign, function: "plugins/ops/softsign.py:softsign"}, when: after_export}]',
+        ]
+    )
 
 
 def test_a_later_opset_that_has_the_kernel_is_a_rung(tmp_path: Path) -> None:
     grid = (TensorProto.DOUBLE, ["batch", 2, 2, 2])
     image = (TensorProto.DOUBLE, ["batch", 3, 4, 4])
     node = helper.make_node("GridSample", ["x", "g"], ["y"])
-    model = make_model([node], {"x": image, "g": grid}, {"y": (TensorProto.DOUBLE, ["batch", 3, 2, 2])}, opset=17)
+    model = make_model(
+        [node], {"x": image, "g": grid}, {"y": (TensorProto.DOUBLE, ["batch", 3, 2, 2])}, opset=17
+    )
     text = refused_engine(tmp_path, model, "onnxruntime", places())
-    assert "1. opset: export to opset 20, from which on it is taken\n     export: {opset: 20}\n2. surgery" in text
+    assert (
+        "1. opset: export to opset 20, from which on it is taken\n     export: {opset: 20}\n2. surgery"
+        in text
+    )
     model.opset_import[0].version = 20
     opset_20 = tmp_path / "20.onnx"
     onnx.save(model, opset_20)
@@ -155,17 +179,30 @@ def test_operators_without_any_kernel_but_with_a_body_are_not_refused(tmp_path: 
     port = (TensorProto.FLOAT, ["batch", 4])
     model = make_model(nodes, {"x": port}, {"y": port}, opset=18)
     onnx.save(model, tmp_path / "m.onnx")
-    assert ort_backend.unsupported(request(tmp_path / "m.onnx", tmp_path, engine_options("onnxruntime"))) == []
+    assert (
+        ort_backend.unsupported(
+            request(tmp_path / "m.onnx", tmp_path, engine_options("onnxruntime"))
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize(
     ("operator", "opset", "since"),
-    [("Softsign", 17, [18]), ("Softsign", 18, []), ("Softsign", 22, [None]), ("Mish", 18, []), ("Gelu", 20, [None])],
+    [
+        ("Softsign", 17, [18]),
+        ("Softsign", 18, []),
+        ("Softsign", 22, [None]),
+        ("Mish", 18, []),
+        ("Gelu", 20, [None]),
+    ],
 )
 def test_a_body_that_onnx_gives_an_operator_counts_where_it_is_run(
     tmp_path: Path, operator: str, opset: int, since: list[int | None]
 ) -> None:
-    model = make_model([helper.make_node(operator, ["x"], ["y"])], {"x": PORT}, {"y": PORT}, opset=opset)
+    model = make_model(
+        [helper.make_node(operator, ["x"], ["y"])], {"x": PORT}, {"y": PORT}, opset=opset
+    )
     onnx.save(model, tmp_path / "m.onnx")
     asked = request(tmp_path / "m.onnx", tmp_path, engine_options("onnxruntime"))
     assert [node.since for node in ort_backend.unsupported(asked)] == since
@@ -178,7 +215,9 @@ def test_a_node_that_optimization_removes_is_not_refused(tmp_path: Path) -> None
     then = helper.make_graph([helper.make_node("Relu", ["x"], ["t"])], "then", [], [taken])
     other = helper.make_graph([helper.make_node("Asinh", ["x"], ["e"])], "else", [], [left])
     choice = helper.make_node("If", ["yes"], ["y"], then_branch=then, else_branch=other)
-    onnx.save(make_model([choice], {"x": PORT}, {"y": PORT}, {"yes": np.array(True)}), tmp_path / "m.onnx")
+    onnx.save(
+        make_model([choice], {"x": PORT}, {"y": PORT}, {"yes": np.array(True)}), tmp_path / "m.onnx"
+    )
     asked = request(tmp_path / "m.onnx", tmp_path, engine_options("onnxruntime"))
     assert ort_backend.unsupported(asked) == []
     plain = replace(asked, options={**asked.options, "graph_optimization_level": "disable"})

@@ -36,7 +36,9 @@ def initializers(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
 
 
-@pytest.mark.parametrize(("precision", "tool"), [("int8", "onnxruntime"), ("int8", "builtin"), ("fp8", "builtin")])
+@pytest.mark.parametrize(
+    ("precision", "tool"), [("int8", "onnxruntime"), ("int8", "builtin"), ("fp8", "builtin")]
+)
 def test_a_network_is_calibrated_and_quantized(tmp_path: Path, precision: str, tool: str) -> None:
     chain = Chain(tmp_path, precision=precision, quantize={"tool": tool})
     assert chain.run("calibrate:m").status == "passed"
@@ -51,11 +53,22 @@ def test_a_network_is_calibrated_and_quantized(tmp_path: Path, precision: str, t
     zeros = {name: values for name, values in initializers(model).items() if "zero_point" in name}
     assert len(zeros) == 6
     assert not any(np.asarray(values, np.float32).any() for values in zeros.values())
-    beta = next(a.f for node in model.graph.node if node.name == "/head" for a in node.attribute if a.name == "beta")
+    beta = next(
+        a.f
+        for node in model.graph.node
+        if node.name == "/head"
+        for a in node.attribute
+        if a.name == "beta"
+    )
     assert beta == 0.5
     assert all(values["y"]["relative"] > 1e-4 for values in figures["cases"].values())
     # not in the graph that it was made of; behind a quantizer TensorRT 8.6 cannot read it off the weights
-    kernels = [list(a.ints) for node in model.graph.node for a in node.attribute if a.name == "kernel_shape"]
+    kernels = [
+        list(a.ints)
+        for node in model.graph.node
+        for a in node.attribute
+        if a.name == "kernel_shape"
+    ]
     assert kernels == [[3, 3], [3, 3]]
 
 
@@ -74,7 +87,12 @@ def test_the_same_calibration_gives_the_same_bytes(tmp_path: Path) -> None:
 def test_batches_and_ranges_are_those_of_the_data(tmp_path: Path) -> None:
     values = np.random.default_rng(5).standard_normal((9, 3, 8, 8)).astype(np.float32)
     np.savez(tmp_path / "calib.npz", x=values)
-    calibration = {"data": {"x": {"npz": "calib.npz"}}, "batches": 2, "batch_size": 4, "algorithm": "minmax"}
+    calibration = {
+        "data": {"x": {"npz": "calib.npz"}},
+        "batches": 2,
+        "batch_size": 4,
+        "algorithm": "minmax",
+    }
     chain = Chain(tmp_path, calibration=calibration)
     figures = chain.run("calibrate:m").figures
     with np.load(chain.build / "m/calibrate/batches.npz") as archive:
@@ -108,7 +126,9 @@ def test_images_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
     )
     with np.load(chain.build / "m/calibrate/batches.npz") as archive:
         found = archive["1/x"][0]
-    image = Image.open(folder / "002.png").resize((11, 9), Image.Resampling.BILINEAR).crop((1, 0, 9, 8))
+    image = (
+        Image.open(folder / "002.png").resize((11, 9), Image.Resampling.BILINEAR).crop((1, 0, 9, 8))
+    )
     pixels = np.asarray(image)[:, :, ::-1].astype(np.float32) / np.float32(255)
     expected = (pixels - np.float32([0.5, 0.4, 0.3])) / np.float32(0.2)
     assert np.array_equal(found, expected.transpose(2, 0, 1))
@@ -120,7 +140,12 @@ def test_an_algorithm_that_cuts_outliers_gives_a_smaller_range(tmp_path: Path) -
     np.savez(tmp_path / "calib.npz", x=values)
     limits, uncut = {}, {}
     for algorithm in ("minmax", "entropy", "percentile"):
-        data = {"data": {"x": {"npz": "calib.npz"}}, "batches": 12, "batch_size": 8, "algorithm": algorithm}
+        data = {
+            "data": {"x": {"npz": "calib.npz"}},
+            "batches": 12,
+            "batch_size": 8,
+            "algorithm": algorithm,
+        }
         chain = Chain(tmp_path / algorithm, calibration=data)
         chain.project = tmp_path
         uncut[algorithm] = chain.run("calibrate:m").figures["uncut"]
@@ -128,7 +153,11 @@ def test_an_algorithm_that_cuts_outliers_gives_a_smaller_range(tmp_path: Path) -
     assert limits["minmax"] == 100.0
     assert 2.0 < limits["percentile"] < 5.0
     assert 2.0 < limits["entropy"] < 10.0
-    assert uncut == {"minmax": [], "entropy": ["p", "f", "y"], "percentile": []}  # 480 values of 96 images
+    assert uncut == {
+        "minmax": [],
+        "entropy": ["p", "f", "y"],
+        "percentile": [],
+    }  # 480 values of 96 images
 
 
 def test_excluded_nodes_stay_and_are_told(tmp_path: Path) -> None:
@@ -165,17 +194,26 @@ def test_a_wrong_quantization_fails_with_the_layer_that_loses_most(tmp_path: Pat
 def test_a_range_that_is_cut_too_far_is_told(tmp_path: Path) -> None:
     values = np.random.default_rng(5).standard_normal((64, 3, 8, 8)).astype(np.float32)
     np.savez(tmp_path / "calib.npz", x=values)
-    data = {"data": {"x": {"npz": "calib.npz"}}, "batches": 8, "batch_size": 8, "algorithm": "percentile"}
+    data = {
+        "data": {"x": {"npz": "calib.npz"}},
+        "batches": 8,
+        "batch_size": 8,
+        "algorithm": "percentile",
+    }
     chain = Chain(tmp_path, calibration={**data, "percentile": 60.0})
     chain.run("calibrate:m")
     result = chain.run("convert:m:int8")
     assert result.status == "failed"
-    assert "calibration.algorithm: minmax, which cuts no range, passes (relative error " in result.hint
+    assert (
+        "calibration.algorithm: minmax, which cuts no range, passes (relative error " in result.hint
+    )
     assert result.figures["with_minmax"]["passed"]
 
 
 def test_data_of_another_kind_than_the_golden_inputs_is_told(tmp_path: Path) -> None:
-    chain = Chain(tmp_path, calibration={"data": {"x": {"random": "uniform", "low": 0.0, "high": 0.1}}})
+    chain = Chain(
+        tmp_path, calibration={"data": {"x": {"random": "uniform", "low": 0.0, "high": 0.1}}}
+    )
     chain.run("calibrate:m")
     result = chain.run("convert:m:int8")
     assert result.status == "failed"
@@ -195,12 +233,19 @@ def test_products_of_activations_and_nodes_without_names_are_quantized(
     ports = {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 3, 8, 8])}
     model = make_model(nodes, *ports, {"w": weights(8, 6)})
     data = {"batches": 16, "batch_size": 8}
-    chain = Chain(tmp_path, model, precision=precision, quantize={"outputs": outputs}, calibration=data)
+    chain = Chain(
+        tmp_path, model, precision=precision, quantize={"outputs": outputs}, calibration=data
+    )
     chain.run("calibrate:m")
     result = chain.run(f"convert:m:{precision}")
     assert result.status == "passed", result.reason
-    assert [name for name in result.figures["quantized"] if name.startswith("MatMul")] == ["MatMul_h", "MatMul_y"]
-    axes = {a.i for n in chain.quantized(precision).graph.node for a in n.attribute if a.name == "axis"}
+    assert [name for name in result.figures["quantized"] if name.startswith("MatMul")] == [
+        "MatMul_h",
+        "MatMul_y",
+    ]
+    axes = {
+        a.i for n in chain.quantized(precision).graph.node for a in n.attribute if a.name == "axis"
+    }
     assert axes == {1}  # the columns of w
 
 
@@ -222,26 +267,50 @@ def test_every_operator_that_can_be_named_is_quantized(tmp_path: Path) -> None:
         "wt": weights(3, 4, 2, 2), "w": weights(4, 4, 1, 1, seed=1), "scale": 1 + 0.1 * weights(4, 1, 1, seed=2),
         "k": weights(4, 6, seed=3), "m": weights(6, 5, seed=4),
     }  # fmt: skip
-    model = make_model(nodes, {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 5])}, stored)
+    model = make_model(
+        nodes, {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 5])}, stored
+    )
     every = get_args(QuantizedOperator)
-    expected = ["/up", "/average", "/conv", "/scale", "/residual", "/max", "/global", "/gemm", "/matmul"]
-    for tool, outputs in (("onnxruntime", False), ("onnxruntime", True), ("builtin", False), ("builtin", True)):
+    expected = [
+        "/up",
+        "/average",
+        "/conv",
+        "/scale",
+        "/residual",
+        "/max",
+        "/global",
+        "/gemm",
+        "/matmul",
+    ]
+    for tool, outputs in (
+        ("onnxruntime", False),
+        ("onnxruntime", True),
+        ("builtin", False),
+        ("builtin", True),
+    ):
         quantize = {"tool": tool, "operators": every, "outputs": outputs}
         chain = Chain(
-            tmp_path / f"{tool}-{outputs}", model, quantize=quantize, calibration={"batches": 16, "batch_size": 8}
+            tmp_path / f"{tool}-{outputs}",
+            model,
+            quantize=quantize,
+            calibration={"batches": 16, "batch_size": 8},
         )
         chain.run("calibrate:m")
         result = chain.run("convert:m:int8")
         assert result.status == "passed", (tool, outputs, result.reason)
         # onnxruntime lets pooling follow what it reads
-        left = {"/average", "/global", "/max"} if (tool, outputs) == ("onnxruntime", False) else set()
+        left = (
+            {"/average", "/global", "/max"} if (tool, outputs) == ("onnxruntime", False) else set()
+        )
         kept = {name for name in expected if name not in result.figures["quantized"]}
         assert kept <= left, (tool, outputs)
         assert result.figures["kept_reasons"] == dict.fromkeys(kept, "the tool left it out")
         parse_by_tensorrt_rtx(chain, "int8")
 
 
-def test_without_modelopt_the_command_to_install_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_modelopt_the_command_to_install_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "modelopt", None)  # also where it is installed
     chain = Chain(tmp_path, quantize={"tool": "modelopt"})
     chain.run("calibrate:m")
@@ -249,7 +318,9 @@ def test_without_modelopt_the_command_to_install_it_is_told(tmp_path: Path, monk
         chain.run("convert:m:int8")
     assert str(error.value) == "ModelOpt is not installed; pip install 'buildsys[quantize]'"
     with pytest.raises(StageError, match="ModelOpt is not installed"):
-        Chain(tmp_path / "half", precision="fp16", convert={"tool": "autocast"}).run("convert:m:fp16")
+        Chain(tmp_path / "half", precision="fp16", convert={"tool": "autocast"}).run(
+            "convert:m:fp16"
+        )
 
 
 def wide_net() -> onnx.ModelProto:
@@ -261,15 +332,23 @@ def wide_net() -> onnx.ModelProto:
         helper.make_node("Relu", ["c"], ["d"], name="/relu1"),
         helper.make_node("Conv", ["d", "w2"], ["y"], name="/two", pads=[1, 1, 1, 1]),
     ]
-    stored = {"w0": weights(32, 3, 3, 3), "w1": weights(32, 32, 3, 3, seed=1), "w2": weights(32, 32, 3, 3, seed=2)}
-    return make_model(nodes, {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 32, 8, 8])}, stored)
+    stored = {
+        "w0": weights(32, 3, 3, 3),
+        "w1": weights(32, 32, 3, 3, seed=1),
+        "w2": weights(32, 32, 3, 3, seed=2),
+    }
+    return make_model(
+        nodes, {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 32, 8, 8])}, stored
+    )
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 def test_modelopt_quantizes(tmp_path: Path, precision: str) -> None:
     pytest.importorskip("modelopt")
     data = {"batches": 4, "batch_size": 8, "algorithm": "minmax"}
-    chain = Chain(tmp_path, wide_net(), precision=precision, quantize={"tool": "modelopt"}, calibration=data)
+    chain = Chain(
+        tmp_path, wide_net(), precision=precision, quantize={"tool": "modelopt"}, calibration=data
+    )
     chain.run("calibrate:m")
     result = chain.run(f"convert:m:{precision}")
     assert result.status == "passed", result.reason
@@ -302,7 +381,9 @@ def parse_by_tensorrt_rtx(chain: Chain, precision: str) -> None:
     parser = trt.OnnxParser(network, logger)
     path = chain.build / f"m/convert/{precision}/model.onnx"
     assert parser.parse_from_file(str(path)), parser.get_error(0).desc()
-    assert "QUANTIZE" in {str(network.get_layer(i).type).split(".")[1] for i in range(network.num_layers)}
+    assert "QUANTIZE" in {
+        str(network.get_layer(i).type).split(".")[1] for i in range(network.num_layers)
+    }
 
 
 BadData = Callable[[Path], dict[str, Any]]
@@ -318,7 +399,9 @@ def npz(array: np.ndarray, **more: Any) -> BadData:
 
 def function(body: str) -> BadData:
     def save(folder: Path) -> dict[str, Any]:
-        (folder / "values.py").write_text(f"import numpy as np\n\n\ndef f(shape, dtype, batch, seed):\n    {body}\n")
+        (folder / "values.py").write_text(
+            f"import numpy as np\n\n\ndef f(shape, dtype, batch, seed):\n    {body}\n"
+        )
         return {"python": "values.py:f"}
 
     return save
@@ -340,7 +423,10 @@ BAD_DATA: dict[str, tuple[BadData, str]] = {
         npz(np.zeros((8, 3, 7, 7), np.float32)),
         "calib.npz: x has the shape (8, 3, 7, 7), and calibration batches of the input x are (3, 3, 8, 8)",
     ),
-    "dtype": (npz(GOOD.astype(np.float64)), "calib.npz: x is float64, input x is float32; save it as float32"),
+    "dtype": (
+        npz(GOOD.astype(np.float64)),
+        "calib.npz: x is float64, input x is float32; save it as float32",
+    ),
     "key": (npz(GOOD, key="z"), "calib.npz has no array z; it has x"),
     "few": (
         npz(GOOD[:5]),
@@ -355,12 +441,24 @@ BAD_DATA: dict[str, tuple[BadData, str]] = {
         npz(GOOD),
         "x, an input of the graph, is zero in all calibration batches, so that Conv (node /first) has no scale",
     ),
-    "empty folder": (images(0), "calib has no images for the input x; what counts as one ends in .bmp"),
+    "empty folder": (
+        images(0),
+        "calib has no images for the input x; what counts as one ends in .bmp",
+    ),
     "few images": (images(4), "calib has 4 images for the input x, and 6 are wanted; add images"),
-    "unreadable": (images(6, broken="0000.png"), "calib/0000.png cannot be read as an image: cannot identify"),
+    "unreadable": (
+        images(6, broken="0000.png"),
+        "calib/0000.png cannot be read as an image: cannot identify",
+    ),
     "small crop": (images(6, resize=7), "resized to 8 x 7 it is smaller than the crop of 8 x 8"),
-    "channels": (images(6, mean=(0.1, 0.2)), "mean has 2 values, and images of the input x have 3 channels"),
-    "gray": (images(6, color="gray"), "the input x has the shape (3, 3, 8, 8), which is none for gray images"),
+    "channels": (
+        images(6, mean=(0.1, 0.2)),
+        "mean has 2 values, and images of the input x have 3 channels",
+    ),
+    "gray": (
+        images(6, color="gray"),
+        "the input x has the shape (3, 3, 8, 8), which is none for gray images",
+    ),
     "raises": (
         function("return 1 / 0"),
         "values.py:f failed for input x, calibration batch 0: ZeroDivisionError: division by zero (values.py:5)",
@@ -369,7 +467,10 @@ BAD_DATA: dict[str, tuple[BadData, str]] = {
         function("return np.zeros((1, 2), dtype)"),
         "values.py:f returned the shape (1, 2) for input x, calibration batch 0; wanted (3, 3, 8, 8)",
     ),
-    "returns a type": (function("return np.zeros(shape)"), "returned float64 for input x, calibration batch 0; wanted"),
+    "returns a type": (
+        function("return np.zeros(shape)"),
+        "returned float64 for input x, calibration batch 0; wanted",
+    ),
     "returns nothing": (function("return None"), "values.py:f returned the shape () for input x"),
 }
 
@@ -390,7 +491,9 @@ def test_a_tensor_that_is_not_finite_is_named_with_its_node(tmp_path: Path) -> N
     ]
     ports = {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 3, 8, 8])}
     chain = Chain(tmp_path, make_model(nodes, *ports, {"w": weights(8, 8)}))
-    with pytest.raises(StageError, match=r"l, of Log \(node /log\), is NaN or infinite for the calibration data"):
+    with pytest.raises(
+        StageError, match=r"l, of Log \(node /log\), is NaN or infinite for the calibration data"
+    ):
         chain.run("calibrate:m")
 
 
@@ -398,21 +501,28 @@ def test_a_graph_without_anything_to_quantize_is_told(tmp_path: Path) -> None:
     ports = {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 3, 8, 8])}
     chain = Chain(tmp_path, make_model([helper.make_node("Relu", ["x"], ["y"])], *ports))
     chain.run("calibrate:m")
-    with pytest.raises(StageError, match="there is nothing to quantize: the graph has no Conv, ConvTranspose, Gemm, M"):
+    with pytest.raises(
+        StageError,
+        match="there is nothing to quantize: the graph has no Conv, ConvTranspose, Gemm, M",
+    ):
         chain.run("convert:m:int8")
 
 
 def test_a_pattern_that_fits_nothing_is_told(tmp_path: Path) -> None:
     chain = Chain(tmp_path, quantize={"exclude": ("/haed",)})
     chain.run("calibrate:m")
-    with pytest.raises(StageError, match=r"quantize.exclude: /haed fits the name of no node; did you mean /head or"):
+    with pytest.raises(
+        StageError, match=r"quantize.exclude: /haed fits the name of no node; did you mean /head or"
+    ):
         chain.run("convert:m:int8")
 
 
 def test_tensorrt_has_no_calibrator_for_percentiles(tmp_path: Path) -> None:
     options = {"calibration": {"algorithm": "percentile"}}
     job = Job("engine:m:e", "engine", "m", "e", options, {}, {}, tmp_path)
-    with pytest.raises(StageError, match="engine e: TensorRT's calibrators are entropy and minmax, not percentile"):
+    with pytest.raises(
+        StageError, match="engine e: TensorRT's calibrators are entropy and minmax, not percentile"
+    ):
         engine._calibration(job)
 
 
@@ -432,4 +542,6 @@ def test_fp8_raises_the_opset(tmp_path: Path) -> None:
     figures = chain.run("convert:m:fp8").figures
     assert figures["opset"] == 19
     assert figures["initializers"]["float8e4m3fn"] == 6
-    assert figures["warnings"] == ["the ranges are those of minmax: entropy counts the levels of int8"]
+    assert figures["warnings"] == [
+        "the ranges are those of minmax: entropy counts the levels of int8"
+    ]

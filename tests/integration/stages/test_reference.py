@@ -23,7 +23,9 @@ NETWORKS = "tests/integration/sample_networks.py"
 
 def run(folder: Path, name: str, project: Path = ROOT, **sections: Any) -> StageResult:
     source = {"python": f"{NETWORKS}:{name}", **sections.pop("source", {})}
-    return reference.run(stage_job("reference", manifest(source=source, **sections), folder, project))
+    return reference.run(
+        stage_job("reference", manifest(source=source, **sections), folder, project)
+    )
 
 
 def case_of(folder: Path, case: str = "opt") -> Case:
@@ -48,10 +50,20 @@ def test_every_case_has_its_inputs_and_outputs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["linear", "linear_dynamic-dynamo", "two_heads", "conv_bn_relu", "flatten_head", "token_scorer"]
+    "name",
+    [
+        "linear",
+        "linear_dynamic-dynamo",
+        "two_heads",
+        "conv_bn_relu",
+        "flatten_head",
+        "token_scorer",
+    ],
 )
 def test_outputs_of_shipped_models_are_of_order_one(tmp_path: Path, name: str) -> None:
-    figures = reference.run(stage_job("reference", load_project(ROOT).models[name].data, tmp_path)).figures
+    figures = reference.run(
+        stage_job("reference", load_project(ROOT).models[name].data, tmp_path)
+    ).figures
     for case in figures["cases"].values():
         for output in case["outputs"].values():
             assert 0.1 < output["max_abs"] < 30
@@ -59,7 +71,9 @@ def test_outputs_of_shipped_models_are_of_order_one(tmp_path: Path, name: str) -
 
 def test_the_shipped_linear_layer_gives_the_sums_of_its_weights(tmp_path: Path) -> None:
     reference.run(stage_job("reference", load_project(ROOT).models["linear"].data, tmp_path))
-    assert load_case(tmp_path / "linear/reference/opt.npz").outputs["y"].array.tolist() == [[[[10.0, 14.0, 18.0]]]]
+    assert load_case(tmp_path / "linear/reference/opt.npz").outputs["y"].array.tolist() == [
+        [[[10.0, 14.0, 18.0]]]
+    ]
 
 
 def test_files_are_the_same_each_time(tmp_path: Path) -> None:
@@ -69,7 +83,9 @@ def test_files_are_the_same_each_time(tmp_path: Path) -> None:
     assert files[0] == files[1]
 
 
-def test_a_forward_that_writes_into_its_input_does_not_change_the_golden_input(tmp_path: Path) -> None:
+def test_a_forward_that_writes_into_its_input_does_not_change_the_golden_input(
+    tmp_path: Path,
+) -> None:
     run(tmp_path, "InPlace")
     golden = case_of(tmp_path)
     assert np.array_equal(golden.outputs["output0"].array, 2 * golden.inputs["x"].array)
@@ -84,7 +100,9 @@ def test_keywords_go_to_their_parameters(tmp_path: Path) -> None:
     assert case_of(tmp_path).outputs["output0"].array.tolist() == [5.0] * 3
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "complex64", "float8e4m3fn", "int8", "uint64", "bool"])
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", "float16", "complex64", "float8e4m3fn", "int8", "uint64", "bool"]
+)
 def test_dtypes_come_through_unchanged(tmp_path: Path, dtype: str) -> None:
     run(tmp_path, "Identity", inputs={"x": {"shape": ["batch", 4], "dtype": dtype}})
     golden = case_of(tmp_path)
@@ -93,19 +111,25 @@ def test_dtypes_come_through_unchanged(tmp_path: Path, dtype: str) -> None:
 
 
 def test_outputs_that_are_not_finite_name_output_and_case(tmp_path: Path) -> None:
-    with pytest.raises(StageError, match="output broken has 4 of 4 values that are NaN or infinite in the case min"):
+    with pytest.raises(
+        StageError, match="output broken has 4 of 4 values that are NaN or infinite in the case min"
+    ):
         run(tmp_path, "Infinite")
 
 
 def test_a_forward_that_fails_says_for_which_inputs_and_where(tmp_path: Path) -> None:
     with pytest.raises(StageError) as error:
         run(tmp_path, "Fails")
-    assert str(error.value).startswith("forward of Fails failed on x float32 [1, 4]: RuntimeError: shape '[5, 5]'")
+    assert str(error.value).startswith(
+        "forward of Fails failed on x float32 [1, 4]: RuntimeError: shape '[5, 5]'"
+    )
     assert f"({NETWORKS}:" in str(error.value)
 
 
 def test_an_output_shape_that_holds_in_one_case_only(tmp_path: Path) -> None:
-    with pytest.raises(StageError, match=r"output y has the shape \[3\] .*the manifest declares \[1\]"):
+    with pytest.raises(
+        StageError, match=r"output y has the shape \[3\] .*the manifest declares \[1\]"
+    ):
         run(tmp_path, "Pair", outputs={"x": {}, "y": {"shape": [1]}})
 
 
@@ -121,7 +145,9 @@ def given(project: Path, model: onnx.ModelProto, **inputs: Any) -> StageResult:
 def test_a_ready_file_answers_by_onnx_runtime(tmp_path: Path) -> None:
     figures = given(tmp_path, conv_bn(), x={"shape": ["batch", 3, 8, 8]}).figures
     assert figures["weights"] == "from given.onnx"
-    assert np.allclose(case_of(tmp_path, "max").outputs["y"].array.sum(1), 1.0, atol=1e-5)  # a softmax
+    assert np.allclose(
+        case_of(tmp_path, "max").outputs["y"].array.sum(1), 1.0, atol=1e-5
+    )  # a softmax
 
 
 @pytest.mark.parametrize(
@@ -133,7 +159,11 @@ def test_a_ready_file_answers_by_onnx_runtime(tmp_path: Path) -> None:
     ],
 )
 def test_dtypes_of_ready_files(tmp_path: Path, dtype: str, kind: int, data: Any) -> None:
-    model = make_model([helper.make_node("Identity", ["x"], ["y"])], {"x": (kind, ["batch"])}, {"y": (kind, ["batch"])})
+    model = make_model(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        {"x": (kind, ["batch"])},
+        {"y": (kind, ["batch"])},
+    )
     given(tmp_path, model, x={"shape": ["batch"], "dtype": dtype, "data": data})
     golden = case_of(tmp_path)
     assert golden.outputs["y"].dtype == dtype
@@ -142,7 +172,9 @@ def test_dtypes_of_ready_files(tmp_path: Path, dtype: str, kind: int, data: Any)
 
 def test_bits_go_into_a_ready_file(tmp_path: Path) -> None:
     node = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)
-    model = make_model([node], {"x": (TensorProto.BFLOAT16, ["batch"])}, {"y": (TensorProto.FLOAT, ["batch"])})
+    model = make_model(
+        [node], {"x": (TensorProto.BFLOAT16, ["batch"])}, {"y": (TensorProto.FLOAT, ["batch"])}
+    )
     given(tmp_path, model, x={"shape": ["batch"], "dtype": "bfloat16"})
     golden = case_of(tmp_path)
     assert np.array_equal(golden.outputs["y"].array, golden.inputs["x"].values())
@@ -151,7 +183,10 @@ def test_bits_go_into_a_ready_file(tmp_path: Path) -> None:
 def test_a_ready_file_that_onnx_runtime_refuses(tmp_path: Path) -> None:
     node = helper.make_node("Reshape", ["x", "shape"], ["y"])
     model = make_model(
-        [node], {"x": (TensorProto.FLOAT, ["batch"])}, {"y": (TensorProto.FLOAT, ["a"])}, {"shape": np.array([5])}
+        [node],
+        {"x": (TensorProto.FLOAT, ["batch"])},
+        {"y": (TensorProto.FLOAT, ["a"])},
+        {"shape": np.array([5])},
     )
     with pytest.raises(StageError, match=r"ONNX Runtime cannot run given.onnx: .*[Rr]eshape"):
         given(tmp_path, model, x={"shape": ["batch"]})

@@ -30,14 +30,18 @@ MORE = {  # what is exported in ways of its own; the base, and what takes the pl
     "told": ("flatten_head", "{opset: 17, verbose: true}"),
 }
 MODELS = {
-    **{f"{name}-{exporter}": (name, text) for name in NAMES for exporter, text in EXPORTERS.items()},
+    **{
+        f"{name}-{exporter}": (name, text) for name in NAMES for exporter, text in EXPORTERS.items()
+    },
     **MORE,
 }
 
 
 def make_project(root: Path) -> Path:
     """Write the shipped small models with both exporters into a project of its own."""
-    shutil.copytree(ROOT / "plugins", root / "plugins", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "plugins", root / "plugins", ignore=shutil.ignore_patterns("__pycache__")
+    )
     (root / "configs/models").mkdir(parents=True)
     shutil.copy(ROOT / "configs/engines.yaml", root / "configs")
     for model, (name, export) in MODELS.items():
@@ -59,7 +63,9 @@ def build(root: Path, models: list[str], hash_seed: str) -> dict[str, str]:
         capture_output=True, text=True, env=environment, cwd=root, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found: dict[str, str] = json.loads((root / "build" / "digests.json").read_text(encoding="utf-8"))
+    found: dict[str, str] = json.loads(
+        (root / "build" / "digests.json").read_text(encoding="utf-8")
+    )
     return found
 
 
@@ -83,9 +89,13 @@ def second(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_two_processes_in_two_folders_write_the_same_bytes(
     first: tuple[Path, dict[str, str]], second: dict[str, str], model: str, stage: str
 ) -> None:
-    files = {path: digest for path, digest in first[1].items() if path.startswith(f"{model}/{stage}/")}
+    files = {
+        path: digest for path, digest in first[1].items() if path.startswith(f"{model}/{stage}/")
+    }
     assert f"{model}/{stage}/model.onnx" in files
-    assert files == {path: digest for path, digest in second.items() if path.startswith(f"{model}/{stage}/")}
+    assert files == {
+        path: digest for path, digest in second.items() if path.startswith(f"{model}/{stage}/")
+    }
 
 
 def test_weights_beside_the_graph_are_compared_too(first: tuple[Path, dict[str, str]]) -> None:
@@ -101,10 +111,14 @@ def test_the_files_say_nothing_of_where_they_were_made(first: tuple[Path, dict[s
         if path.endswith(".onnx"):
             model = onnx.load_model_from_string(content)
             assert model.producer_version == "", path
-            assert not [entry.key for node in model.graph.node for entry in node.metadata_props], path
+            assert not [entry.key for node in model.graph.node for entry in node.metadata_props], (
+                path
+            )
 
 
-def test_a_plugin_that_moves_leaves_the_graph_as_it_was(tmp_path: Path, first: tuple[Path, dict[str, str]]) -> None:
+def test_a_plugin_that_moves_leaves_the_graph_as_it_was(
+    tmp_path: Path, first: tuple[Path, dict[str, str]]
+) -> None:
     root = make_project(tmp_path / "p")
     moved = tmp_path / "p/plugins/networks/deeper"
     moved.mkdir(parents=True)
@@ -114,7 +128,9 @@ def test_a_plugin_that_moves_leaves_the_graph_as_it_was(tmp_path: Path, first: t
         manifest = root / f"configs/models/{model}.yaml"
         text = manifest.read_text()
         assert "plugins/models/conv_blocks.py" in text
-        manifest.write_text(text.replace("plugins/models/conv_blocks.py", "plugins/networks/deeper/blocks.py"))
+        manifest.write_text(
+            text.replace("plugins/models/conv_blocks.py", "plugins/networks/deeper/blocks.py")
+        )
     for left in (root / "configs/models").glob("*.yaml"):
         if left.stem not in models:
             left.unlink()
@@ -123,12 +139,16 @@ def test_a_plugin_that_moves_leaves_the_graph_as_it_was(tmp_path: Path, first: t
     assert len(again) == 4
 
 
-def test_the_order_of_keys_in_a_manifest_is_no_content(tmp_path: Path, first: tuple[Path, dict[str, str]]) -> None:
+def test_the_order_of_keys_in_a_manifest_is_no_content(
+    tmp_path: Path, first: tuple[Path, dict[str, str]]
+) -> None:
     root = make_project(tmp_path / "p")
     manifest = root / "configs/models/conv_bn_relu-torchscript.yaml"
     text = manifest.read_text()
     assert "{inputs: 3, outputs: 16, kernel: 3}" in text
-    text = text.replace("{inputs: 3, outputs: 16, kernel: 3}", "{kernel: 3, outputs: 16, inputs: 3}")
+    text = text.replace(
+        "{inputs: 3, outputs: 16, kernel: 3}", "{kernel: 3, outputs: 16, inputs: 3}"
+    )
     sections = re.split(r"^(?=\w)", text, flags=re.MULTILINE)
     manifest.write_text("".join(section.rstrip("\n") + "\n" for section in reversed(sections)))
     again = build(root, ["conv_bn_relu-torchscript"], "7")
@@ -139,7 +159,9 @@ def test_settled_functions_still_compute_the_same(first: tuple[Path, dict[str, s
     root, _ = first
     inputs = {"x": np.random.default_rng(0).standard_normal((2, 3, 64, 64), dtype=np.float32)}
     found = [
-        onnxruntime.InferenceSession(str(root / f"build/{model}/export/model.onnx")).run(None, inputs)[0]
+        onnxruntime.InferenceSession(str(root / f"build/{model}/export/model.onnx")).run(
+            None, inputs
+        )[0]
         for model in ("functions", "flatten_head-torchscript")
     ]
     np.testing.assert_allclose(*found, rtol=1e-5)
@@ -154,7 +176,9 @@ def test_what_people_set_on_a_model_stays() -> None:
     model.doc_string = "for the north gate"
     helper.set_model_props(model, {"classes": "cat,dog"})
     model.graph.node[0].metadata_props.add(key="owner", value="vision")
-    model.graph.node[0].metadata_props.add(key="pkg.torch.onnx.stack_trace", value='File "/home/me/x.py", line 3')
+    model.graph.node[0].metadata_props.add(
+        key="pkg.torch.onnx.stack_trace", value='File "/home/me/x.py", line 3'
+    )
     model.graph.initializer[0].doc_string = "from /home/me/w.pth"
     assert strip_traces(model) == ["doc_string", "pkg.torch.onnx.stack_trace"]
     assert model.doc_string == "for the north gate"
@@ -188,8 +212,14 @@ def test_the_first_differing_field_is_named() -> None:
     assert "at element 3" in found.first
     assert found.second.startswith("42.0 (of 1 of ")
 
-    found = changed(lambda model: model.graph.node[0].attribute.append(helper.make_attribute("group", 7)))
-    assert (found.kind, found.name, found.field) == ("node", node.name or node.output[0], "attribute")
+    found = changed(
+        lambda model: model.graph.node[0].attribute.append(helper.make_attribute("group", 7))
+    )
+    assert (found.kind, found.name, found.field) == (
+        "node",
+        node.name or node.output[0],
+        "attribute",
+    )
     found = changed(lambda model: helper.set_model_props(model, {"when": "today"}))
     assert (found.kind, found.name) == ("metadata", "when")
     found = changed(lambda model: setattr(model, "producer_version", "9"))
@@ -209,7 +239,9 @@ def test_another_order_is_told_as_one() -> None:
     assert changed(turn).field == "order of initializer"
 
 
-def test_a_byte_of_external_data_belongs_to_an_initializer(first: tuple[Path, dict[str, str]]) -> None:
+def test_a_byte_of_external_data_belongs_to_an_initializer(
+    first: tuple[Path, dict[str, str]],
+) -> None:
     model = onnx.load(first[0] / "build/large/export/model.onnx", load_external_data=False)
     outside = [tensor for tensor in model.graph.initializer if tensor.external_data]
     places = {entry.key: entry.value for entry in outside[-1].external_data}

@@ -14,7 +14,14 @@ from small_graphs import INPUTS, conv_bn, make_model, one_node, simplify_job, we
 
 from buildsys.errors import CheckFailed, StageError
 from buildsys.onnx_graphs.interface import interface, interface_changes
-from buildsys.onnx_graphs.onnx_file import file_bytes, load_model, operator_counts, parameter_count, ports, save_model
+from buildsys.onnx_graphs.onnx_file import (
+    file_bytes,
+    load_model,
+    operator_counts,
+    parameter_count,
+    ports,
+    save_model,
+)
 from buildsys.stages.simplify import onnxsim
 from buildsys.stages.simplify import stage as simplify
 
@@ -32,7 +39,9 @@ def test_onnxsim_folds_batch_norm_and_the_result_computes_the_same(tmp_path: Pat
     assert figures["after"]["operators"]["Conv"] == 1
     assert figures["checker"] == "passed"
     assert set(figures["equal"]) == set(job.options["cases"])
-    assert 0 < figures["equal"]["odd"]["y"]["relative"] <= 1e-5  # rounding differs, so they were really computed
+    assert (
+        0 < figures["equal"]["odd"]["y"]["relative"] <= 1e-5
+    )  # rounding differs, so they were really computed
     json.dumps(figures, allow_nan=False)
     model = onnx.load(job.outputs["model"])
     assert not [entry.key for entry in model.metadata_props if "onnxsim" in entry.key]
@@ -57,9 +66,13 @@ def test_onnxslim_by_choice(tmp_path: Path) -> None:
     assert result.figures["removed"]["BatchNormalization"] == 1
 
 
-def test_onnxslim_missing_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onnxslim_missing_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "onnxslim", None)
-    with pytest.raises(StageError, match=r"onnxslim is not installed; pip install 'buildsys\[slim\]'"):
+    with pytest.raises(
+        StageError, match=r"onnxslim is not installed; pip install 'buildsys\[slim\]'"
+    ):
         simplify.run(simplify_job(tmp_path, conv_bn(), simplify={"tool": "onnxslim"}))
 
 
@@ -82,7 +95,9 @@ def test_without_fusion_batch_norm_stays(tmp_path: Path, tool: str) -> None:
 
 def constant_blow_up() -> onnx.ModelProto:
     nodes = [
-        helper.make_node("ConstantOfShape", ["size"], ["zeros"], value=helper.make_tensor("v", FLOAT, [1], [2.0])),
+        helper.make_node(
+            "ConstantOfShape", ["size"], ["zeros"], value=helper.make_tensor("v", FLOAT, [1], [2.0])
+        ),
         helper.make_node("Add", ["x", "zeros"], ["y"]),
     ]
     shape = np.array([64, 64, 8, 8], np.int64)
@@ -96,7 +111,11 @@ def test_the_size_threshold_stops_constants_from_blowing_up(
 ) -> None:
     inputs = {"x": {"shape": [64, 64, 8, 8], "dtype": "float32"}}
     job = simplify_job(
-        tmp_path, constant_blow_up(), inputs=inputs, cases={"opt": {}}, simplify={"tensor_size_threshold": threshold}
+        tmp_path,
+        constant_blow_up(),
+        inputs=inputs,
+        cases={"opt": {}},
+        simplify={"tensor_size_threshold": threshold},
     )
     result = simplify.run(job)
     assert result.status == "passed", result.reason
@@ -106,13 +125,16 @@ def test_the_size_threshold_stops_constants_from_blowing_up(
 
 def test_a_threshold_beyond_onnxsim_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StageError, match="tensor_size_threshold"):
-        simplify.run(simplify_job(tmp_path, conv_bn(), simplify={"tensor_size_threshold": 3_000_000_000}))
+        simplify.run(
+            simplify_job(tmp_path, conv_bn(), simplify={"tensor_size_threshold": 3_000_000_000})
+        )
 
 
 def test_an_invalid_graph_is_one_sentence(tmp_path: Path) -> None:
     job = simplify_job(tmp_path, one_node("NoSuchOperator"))
     with pytest.raises(
-        StageError, match=r"the exported graph is not valid ONNX: No Op registered for NoSuchOperator"
+        StageError,
+        match=r"the exported graph is not valid ONNX: No Op registered for NoSuchOperator",
     ) as caught:
         simplify.run(job)
     assert "\n" not in str(caught.value)
@@ -134,9 +156,16 @@ def test_inputs_that_do_not_fit_are_one_sentence(tmp_path: Path) -> None:
 
 
 def test_random_graphs_are_told_apart_from_wrong_ones(tmp_path: Path) -> None:
-    nodes = [helper.make_node("RandomNormalLike", ["x"], ["noise"]), helper.make_node("Add", ["x", "noise"], ["y"])]
-    model = make_model(nodes, {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 3, 8, 8])})
-    with pytest.raises(CheckFailed, match=r"draws random numbers \(RandomNormalLike\): two runs .* differ in y"):
+    nodes = [
+        helper.make_node("RandomNormalLike", ["x"], ["noise"]),
+        helper.make_node("Add", ["x", "noise"], ["y"]),
+    ]
+    model = make_model(
+        nodes, {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 3, 8, 8])}
+    )
+    with pytest.raises(
+        CheckFailed, match=r"draws random numbers \(RandomNormalLike\): two runs .* differ in y"
+    ):
         simplify.run(simplify_job(tmp_path, model))
 
 
@@ -149,7 +178,9 @@ def _sabotaged(monkeypatch: pytest.MonkeyPatch, change: object) -> None:
     monkeypatch.setitem(simplify._TOOLS, "onnxsim", tool)  # type: ignore[arg-type]
 
 
-def test_a_changed_weight_fails_with_place_and_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_weight_fails_with_place_and_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def change(model: onnx.ModelProto) -> None:
         fc = next(tensor for tensor in model.graph.initializer if tensor.name == "fc")
         fc.CopyFrom(numpy_helper.from_array(weights(5, 4, seed=4) * np.float32(1.001), "fc"))
@@ -185,7 +216,8 @@ def _freeze(model: onnx.ModelProto) -> None:
 def test_a_frozen_batch_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _sabotaged(monkeypatch, _freeze)
     with pytest.raises(
-        CheckFailed, match=r"changed the interface .* input x was \['batch', 3, 8, 8\] and became \[2, 3"
+        CheckFailed,
+        match=r"changed the interface .* input x was \['batch', 3, 8, 8\] and became \[2, 3",
     ):
         simplify.run(simplify_job(tmp_path, conv_bn()))
 
@@ -234,7 +266,9 @@ def test_initializers_that_are_inputs_stay_so(tmp_path: Path) -> None:
 def test_external_data_goes_in_and_comes_out_under_our_name(tmp_path: Path) -> None:
     source = tmp_path / "export" / "model.onnx"
     source.parent.mkdir()
-    onnx.save(conv_bn(), source, save_as_external_data=True, location="model.onnx.data", size_threshold=0)
+    onnx.save(
+        conv_bn(), source, save_as_external_data=True, location="model.onnx.data", size_threshold=0
+    )
     job = simplify_job(tmp_path, source)
     assert simplify.run(job).status == "passed"
 
@@ -242,7 +276,9 @@ def test_external_data_goes_in_and_comes_out_under_our_name(tmp_path: Path) -> N
 def test_a_random_data_file_name_is_replaced(tmp_path: Path) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()
-    onnx.save(conv_bn(), raw / "model.onnx", save_as_external_data=True, location="3f2a", size_threshold=0)
+    onnx.save(
+        conv_bn(), raw / "model.onnx", save_as_external_data=True, location="3f2a", size_threshold=0
+    )
     target = tmp_path / "model.onnx"
     onnxsim._publish(raw / "model.onnx", target)
     assert (tmp_path / "model.onnx.data").exists()
@@ -252,7 +288,8 @@ def test_a_random_data_file_name_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "dtype", ["float16", "bfloat16", "int64", "bool", "float64", "string", "complex64", "float8e5m2"]
+    "dtype",
+    ["float16", "bfloat16", "int64", "bool", "float64", "string", "complex64", "float8e5m2"],
 )
 def test_random_inputs_of_any_type_are_seeded(dtype: str) -> None:
     spec = {"x": {"shape": ["batch", 4], "dtype": dtype}}
@@ -265,7 +302,11 @@ def test_random_inputs_of_any_type_are_seeded(dtype: str) -> None:
 def test_torch_is_not_imported(tmp_path: Path) -> None:
     job = simplify_job(tmp_path, conv_bn())
     write(tmp_path / "export", conv_bn())
-    fields = {f.name: getattr(job, f.name) for f in dataclasses.fields(job) if f.name not in ("progress", "fail")}
+    fields = {
+        f.name: getattr(job, f.name)
+        for f in dataclasses.fields(job)
+        if f.name not in ("progress", "fail")
+    }
     script = f"""
 import sys
 from pathlib import Path, PosixPath
@@ -294,7 +335,9 @@ def test_large_weights_are_written_beside_the_graph(tmp_path: Path) -> None:
     assert len(written) == 1
     assert path.stat().st_size < 1000
     assert file_bytes(path) > 8000
-    assert np.array_equal(numpy_helper.to_array(load_model(path).graph.initializer[0]), weights(2000))
+    assert np.array_equal(
+        numpy_helper.to_array(load_model(path).graph.initializer[0]), weights(2000)
+    )
     save_model(one_weight(2000), path)
     assert list(tmp_path.iterdir()) == [path]
 
@@ -307,5 +350,7 @@ def test_facts_of_a_graph() -> None:
         [{"name": "y", "dtype": "float32", "shape": ["batch", 5]}],
     )
     branch = helper.make_graph([helper.make_node("My", ["x"], ["b"], domain="d")], "b", [], [])
-    model.graph.node.append(helper.make_node("If", ["x"], ["z"], then_branch=branch, else_branch=branch))
+    model.graph.node.append(
+        helper.make_node("If", ["x"], ["z"], then_branch=branch, else_branch=branch)
+    )
     assert operator_counts(model)["d::My"] == 2

@@ -41,7 +41,10 @@ def test_renamed_ends_have_renamed_golden_cases(tmp_path: Path) -> None:
             "surgery step 1 (rename imag → z): the graph has no input or output imag; its input or outputs",
         ),
         ({"xx": "z"}, "the graph has no input or output xx; did you mean x?"),
-        ({"x": "conv"}, "x cannot be named conv: the graph has a tensor of this name; choose another name"),
+        (
+            {"x": "conv"},
+            "x cannot be named conv: the graph has a tensor of this name; choose another name",
+        ),
     ],
 )
 def test_a_rename_that_cannot_be(tmp_path: Path, names: dict[str, str], sentence: str) -> None:
@@ -71,7 +74,10 @@ def static(batch: int = 2) -> onnx.ModelProto:
     return model
 
 
-FREE: dict[str, Any] = {"inputs": {"x": {"shape": [2, 3, 8, 8]}}, "dims": {"batch": {"min": 1, "opt": 2, "max": 5}}}
+FREE: dict[str, Any] = {
+    "inputs": {"x": {"shape": [2, 3, 8, 8]}},
+    "dims": {"batch": {"min": 1, "opt": 2, "max": 5}},
+}
 
 
 def test_a_freed_dimension_is_checked_in_sizes_that_the_graph_never_took(tmp_path: Path) -> None:
@@ -79,8 +85,15 @@ def test_a_freed_dimension_is_checked_in_sizes_that_the_graph_never_took(tmp_pat
     assert surgery.run().status == "passed"
     (x,), (y,) = ports(surgery.graph)
     assert (x["shape"][0], y["shape"]) == ("batch", ["batch", 5])
-    assert [surgery.case(case).inputs["x"].shape[0] for case in ("min", "opt", "max", "odd")] == [1, 2, 5, 3]
-    np.testing.assert_array_equal(surgery.case("opt").inputs["x"].array, surgery.golden("opt").inputs["x"].array)
+    assert [surgery.case(case).inputs["x"].shape[0] for case in ("min", "opt", "max", "odd")] == [
+        1,
+        2,
+        5,
+        3,
+    ]
+    np.testing.assert_array_equal(
+        surgery.case("opt").inputs["x"].array, surgery.golden("opt").inputs["x"].array
+    )
     rows = surgery.case("max").inputs["x"].array
     assert len(np.unique(rows.reshape(5, -1), axis=0)) == 5
     for case in ("min", "max", "odd"):
@@ -92,20 +105,27 @@ def test_a_size_that_is_baked_in_is_found(tmp_path: Path) -> None:
     value = (TensorProto.FLOAT, [2, 3, 8, 8])
     stored = {"shape": np.array([2, 192], np.int64)}
     model = make_model(nodes, {"x": value}, {"y": (TensorProto.FLOAT, [2, 192])}, stored)
-    sentence = Surgery(tmp_path, model, [{"free_dims": {"x": {"0": "batch"}, "y": {"0": "batch"}}}], **FREE).error()
+    sentence = Surgery(
+        tmp_path, model, [{"free_dims": {"x": {"0": "batch"}, "y": {"0": "batch"}}}], **FREE
+    ).error()
     assert "surgery step 1 (free_dims x 0: batch, y 0: batch): " in sentence
     assert "Reshape (node flatten) failed" in sentence
 
 
 def test_items_that_depend_on_each_other_need_a_reference(tmp_path: Path) -> None:
-    nodes = [helper.make_node("ReduceMean", ["x"], ["mean"], axes=[0]), helper.make_node("Sub", ["x", "mean"], ["y"])]
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["mean"], axes=[0]),
+        helper.make_node("Sub", ["x", "mean"], ["y"]),
+    ]
     value = (TensorProto.FLOAT, [2, 3, 8, 8])
     model = make_model(nodes, {"x": value}, {"y": value})
     step: dict[str, Any] = {"free_dims": {"x": {"0": "batch"}}}
     error = Surgery(tmp_path / "a", model, [step], **FREE).error()
     assert "changed y in case" in error
     assert "items along the dimension may depend on each other, or a size is fixed" in error
-    hook(tmp_path / "b", "def truth(inputs):\n    x = inputs['x']\n    return {'y': x - x.mean(0)}\n")
+    hook(
+        tmp_path / "b", "def truth(inputs):\n    x = inputs['x']\n    return {'y': x - x.mean(0)}\n"
+    )
     reference = {"reference": {"python": "plugins/hooks/hook.py:truth"}}
     surgery = Surgery(tmp_path / "b", model, [{**step, **reference}], **FREE)
     assert surgery.run().status == "passed"
@@ -127,7 +147,11 @@ def test_a_part_cut_out_has_the_tensors_there_as_golden_cases(tmp_path: Path) ->
     result = surgery.run()
     assert result.status == "passed", result.reason
     inputs, outputs = ports(surgery.graph)
-    assert [port["shape"] for port in (*inputs, *outputs)] == [["batch", 4, 8, 8], ["batch", 5], ["batch", 4]]
+    assert [port["shape"] for port in (*inputs, *outputs)] == [
+        ["batch", 4, 8, 8],
+        ["batch", 5],
+        ["batch", 4],
+    ]
     assert operators(surgery) == {"Flatten": 1, "Gemm": 1, "GlobalAveragePool": 1}
     assert [tensor.name for tensor in surgery.graph.graph.initializer] == ["fc"]
     assert surgery.case("max").inputs["relu"].shape == (4, 4, 8, 8)
@@ -190,21 +214,30 @@ def test_nodes_are_removed_by_operator_and_name(tmp_path: Path) -> None:
 def test_a_node_before_an_output_gives_it_its_name(tmp_path: Path) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Identity", ["a"], ["y"])]
     value = (TensorProto.FLOAT, ["batch", 3, 8, 8])
-    surgery = Surgery(tmp_path, make_model(nodes, {"x": value}, {"y": value}), [{"remove": ["Identity"]}])
+    surgery = Surgery(
+        tmp_path, make_model(nodes, {"x": value}, {"y": value}), [{"remove": ["Identity"]}]
+    )
     assert surgery.run().status == "passed"
     assert operators(surgery) == {"Relu": 1}
 
 
 def test_a_node_between_input_and_output_stays(tmp_path: Path) -> None:
     value = (TensorProto.FLOAT, ["batch", 3, 8, 8])
-    model = make_model([helper.make_node("Identity", ["x"], ["y"], name="i")], {"x": value}, {"y": value})
-    assert "no Identity can be removed" in Surgery(tmp_path, model, [{"remove": ["Identity"]}]).error()
+    model = make_model(
+        [helper.make_node("Identity", ["x"], ["y"], name="i")], {"x": value}, {"y": value}
+    )
+    assert (
+        "no Identity can be removed" in Surgery(tmp_path, model, [{"remove": ["Identity"]}]).error()
+    )
 
 
 @pytest.mark.parametrize(
     ("step", "sentence"),
     [
-        ({"remove": ["Identty"]}, "surgery step 1 (remove Identty): the graph has no Identty; did you mean Identity?"),
+        (
+            {"remove": ["Identty"]},
+            "surgery step 1 (remove Identty): the graph has no Identty; did you mean Identity?",
+        ),
         (
             {"remove": ["Identity"], "name": "idntity"},
             "no Identity whose name fits idntity can be removed; did you mean",
@@ -231,7 +264,10 @@ def test_numbers_that_changed_are_told_with_place_and_both_values_and_kept(tmp_p
 
 def gelu_graph(opset: int = 20) -> onnx.ModelProto:
     value = (TensorProto.FLOAT, ["batch", 3, 8, 8])
-    nodes = [helper.make_node("Gelu", ["x"], ["a"], name="g"), helper.make_node("Relu", ["a"], ["y"])]
+    nodes = [
+        helper.make_node("Gelu", ["x"], ["a"], name="g"),
+        helper.make_node("Relu", ["a"], ["y"]),
+    ]
     return make_model(nodes, {"x": value}, {"y": value}, opset=opset)
 
 
@@ -272,9 +308,13 @@ GELU = """\
 
 @pytest.mark.parametrize("name", ["gelu", "build"])
 @pytest.mark.parametrize("inline", [True, False])
-def test_an_operator_is_replaced_by_a_local_function(tmp_path: Path, name: str, inline: bool) -> None:
+def test_an_operator_is_replaced_by_a_local_function(
+    tmp_path: Path, name: str, inline: bool
+) -> None:
     hook(tmp_path, GELU)
-    step = {"replace": {"op": "Gelu", "function": f"plugins/hooks/hook.py:{name}", "inline": inline}}
+    step = {
+        "replace": {"op": "Gelu", "function": f"plugins/hooks/hook.py:{name}", "inline": inline}
+    }
     surgery = Surgery(tmp_path, gelu_graph(), [step])
     result = surgery.run()
     assert result.status == "passed", result.reason
@@ -304,14 +344,19 @@ def test_an_input_of_another_type_that_holds_the_values(tmp_path: Path) -> None:
     value = (TensorProto.INT64, ["batch", 3])
     model = make_model([helper.make_node("Abs", ["x"], ["y"])], {"x": value}, {"y": value})
     surgery = Surgery(
-        tmp_path, model, [{"cast": {"x": "int32"}}], inputs={"x": {"shape": ["batch", 3], "dtype": "int64"}}
+        tmp_path,
+        model,
+        [{"cast": {"x": "int32"}}],
+        inputs={"x": {"shape": ["batch", 3], "dtype": "int64"}},
     )
     result = surgery.run()
     assert result.figures["warnings"] == []
     assert ports(surgery.graph)[0][0]["dtype"] == "int32"
     assert operators(surgery) == {"Abs": 1, "Cast": 1}
     assert surgery.case("opt").inputs["x"].dtype == "int32"
-    np.testing.assert_array_equal(surgery.case("opt").outputs["y"].array, surgery.golden("opt").outputs["y"].array)
+    np.testing.assert_array_equal(
+        surgery.case("opt").outputs["y"].array, surgery.golden("opt").outputs["y"].array
+    )
 
 
 def test_an_input_of_a_type_that_does_not_hold_the_values(tmp_path: Path) -> None:
@@ -325,7 +370,10 @@ def test_an_input_of_a_type_that_does_not_hold_the_values(tmp_path: Path) -> Non
 
 
 def test_steps_follow_each_other_and_each_sees_the_names_before_it(tmp_path: Path) -> None:
-    hook(tmp_path, "def change(model):\n    assert model.graph.input[0].name == 'image'\n    return model\n")
+    hook(
+        tmp_path,
+        "def change(model):\n    assert model.graph.input[0].name == 'image'\n    return model\n",
+    )
     steps = [
         {"cut": {"outputs": ["logits"]}},
         {"rename": {"x": "image", "logits": "scores"}},
@@ -351,21 +399,28 @@ def test_a_graph_that_draws_random_numbers_is_no_change_of_the_step(tmp_path: Pa
         helper.make_node("Identity", ["a"], ["y"]),
     ]
     value = (TensorProto.FLOAT, ["batch", 3, 8, 8])
-    surgery = Surgery(tmp_path, make_model(nodes, {"x": value}, {"y": value}), [{"remove": ["Identity"]}])
+    surgery = Surgery(
+        tmp_path, make_model(nodes, {"x": value}, {"y": value}), [{"remove": ["Identity"]}]
+    )
     with pytest.raises(CheckFailed, match="the graph before it draws random numbers"):
         surgery.run()
 
 
-def test_large_weights_lie_beside_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_weights_lie_beside_the_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
-        "buildsys.onnx_graphs.onnx_file.save_model.__kwdefaults__", {"inline_limit": 0, "weights_of": None}
+        "buildsys.onnx_graphs.onnx_file.save_model.__kwdefaults__",
+        {"inline_limit": 0, "weights_of": None},
     )
     monkeypatch.setattr("buildsys.onnx_graphs.onnx_file._EXTERNAL_FROM", 64)
     surgery = Surgery(tmp_path, conv_bn(), [{"remove": ["Identity"]}, {"rename": {"x": "z"}}])
     assert surgery.run().status == "passed"
     assert surgery.job.outputs["model"].with_name("model.onnx.data").stat().st_size > 0
     agree(surgery, "opt")
-    assert [path.name for path in surgery.job.outputs["model"].parent.iterdir() if path.is_dir()] == []
+    assert [
+        path.name for path in surgery.job.outputs["model"].parent.iterdir() if path.is_dir()
+    ] == []
 
 
 def test_a_graph_that_is_not_valid_to_begin_with(tmp_path: Path) -> None:

@@ -48,7 +48,9 @@ GRAPHSURGEON = """\
 """
 
 
-def test_a_hook_gets_a_graphsurgeon_graph_and_what_it_leaves_behind_is_mended(tmp_path: Path) -> None:
+def test_a_hook_gets_a_graphsurgeon_graph_and_what_it_leaves_behind_is_mended(
+    tmp_path: Path,
+) -> None:
     hook(tmp_path, GRAPHSURGEON)
     model = conv_bn()
     surgery = Surgery(tmp_path, model, [{"function": HOOK, "graph": "graphsurgeon"}])
@@ -66,7 +68,9 @@ def test_opsets_of_domains_without_nodes_go(tmp_path: Path) -> None:
     assert [entry.domain for entry in surgery.graph.opset_import] == [""]
 
 
-def test_without_graphsurgeon_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_graphsurgeon_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hook(tmp_path, "def change(graph): return graph\n")
     monkeypatch.setitem(__import__("sys").modules, "onnx_graphsurgeon", None)
     error = Surgery(tmp_path, conv_bn(), [{"function": HOOK, "graph": "graphsurgeon"}]).error()
@@ -111,7 +115,10 @@ def test_a_hook_that_is_wrong(tmp_path: Path, text: str, sentence: str) -> None:
 def test_a_hook_file_that_is_gone(tmp_path: Path) -> None:
     hook(tmp_path, "def change(model): return model\n", "plugins/hooks/hooks.py")
     error = Surgery(tmp_path, conv_bn(), [{"function": HOOK}]).error()
-    assert "plugins/hooks/hook.py does not exist in the project; did you mean plugins/hooks/hooks.py?" in error
+    assert (
+        "plugins/hooks/hook.py does not exist in the project; did you mean plugins/hooks/hooks.py?"
+        in error
+    )
 
 
 SCALED = """\
@@ -143,12 +150,20 @@ def numbers(tmp_path: Path, reference: dict[str, str], function: str = "double")
     hook(tmp_path, SCALED)
     value = (TensorProto.FLOAT, ["batch", 3, 8, 8])
     model = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": value}, {"y": value})
-    step = {"function": f"plugins/hooks/hook.py:{function}", "changes": "numbers", "reference": reference}
+    step = {
+        "function": f"plugins/hooks/hook.py:{function}",
+        "changes": "numbers",
+        "reference": reference,
+    }
     return Surgery(tmp_path, model, [step])
 
 
-@pytest.mark.parametrize("reference", ["absolute", "twice"])  # with the inputs alone, and with the outputs from before
-def test_numbers_that_are_meant_to_change_follow_a_reference(tmp_path: Path, reference: str) -> None:
+@pytest.mark.parametrize(
+    "reference", ["absolute", "twice"]
+)  # with the inputs alone, and with the outputs from before
+def test_numbers_that_are_meant_to_change_follow_a_reference(
+    tmp_path: Path, reference: str
+) -> None:
     surgery = numbers(tmp_path, {"python": f"plugins/hooks/hook.py:{reference}"})
     result = surgery.run()
     assert result.status == "passed", result.reason
@@ -160,7 +175,10 @@ def test_numbers_that_are_meant_to_change_follow_a_reference(tmp_path: Path, ref
 def test_a_reference_in_a_file(tmp_path: Path) -> None:
     surgery = numbers(tmp_path, {"npz": "data/truth.npz"})
     (tmp_path / "data").mkdir()
-    truth = {f"{case}.y": 2 * np.abs(surgery.golden(case).inputs["x"].array) for case in surgery.job.options["cases"]}
+    truth = {
+        f"{case}.y": 2 * np.abs(surgery.golden(case).inputs["x"].array)
+        for case in surgery.job.options["cases"]
+    }
     np.savez(tmp_path / "data/truth.npz", **truth)
     assert surgery.run().status == "passed"
     truth["odd.y"][0, 0, 0, 0] += 1
@@ -170,7 +188,10 @@ def test_a_reference_in_a_file(tmp_path: Path) -> None:
     assert "and the reference" in error
     del truth["odd.y"]
     np.savez(tmp_path / "data/truth.npz", **truth)
-    assert "the reference data/truth.npz has no output y in case odd; an array is named odd.y" in surgery.error()
+    assert (
+        "the reference data/truth.npz has no output y in case odd; an array is named odd.y"
+        in surgery.error()
+    )
     (tmp_path / "data/truth.npz").write_text("no zip")
     assert "the reference data/truth.npz cannot be read as an .npz file" in surgery.error()
 
@@ -178,8 +199,14 @@ def test_a_reference_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("nothing", "the reference plugins/hooks/hook.py:nothing returned nothing; a map of output names to arrays"),
-        ("other", "the reference plugins/hooks/hook.py:other has no output y in case min; it has: z"),
+        (
+            "nothing",
+            "the reference plugins/hooks/hook.py:nothing returned nothing; a map of output names to arrays",
+        ),
+        (
+            "other",
+            "the reference plugins/hooks/hook.py:other has no output y in case min; it has: z",
+        ),
         (
             "raising",
             "the reference plugins/hooks/hook.py:raising failed in case min: KeyError: 'image' (plugins/hooks/",
@@ -230,4 +257,7 @@ def test_a_hook_declares_the_inputs_that_it_makes(tmp_path: Path) -> None:
     step["inputs"]["picture"]["shape"] = ["batch", 3, 8, 8]  # type: ignore[index]
     error = Surgery(tmp_path / "wrong", model, [step])
     hook(tmp_path / "wrong", NORMALIZED)
-    assert "it changed the interface of the graph: input picture was ['batch', 3, 8, 8] and became" in error.error()
+    assert (
+        "it changed the interface of the graph: input picture was ['batch', 3, 8, 8] and became"
+        in error.error()
+    )

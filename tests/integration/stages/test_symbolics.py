@@ -72,7 +72,10 @@ def _restored_registry() -> Iterator[None]:
     """Take torch's registry back to what it was: a test is no process of its own."""
     load_own_symbolics()
     groups = registration.registry._registry
-    before = {name: (dict(g._functions._overrides), dict(g._functions._merged)) for name, g in groups.items()}
+    before = {
+        name: (dict(g._functions._overrides), dict(g._functions._merged))
+        for name, g in groups.items()
+    }
     yield
     for name, group in list(groups.items()):
         if name not in before:
@@ -94,8 +97,13 @@ class Project:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
 
-    def export(self, *symbolics: dict[str, Any], net: str = "Asinh", opset: int = 17, **more: Any) -> StageResult:
-        sections: dict[str, Any] = {"source": {"python": f"nets.py:{net}"}, "export": {"opset": opset, **more}}
+    def export(
+        self, *symbolics: dict[str, Any], net: str = "Asinh", opset: int = 17, **more: Any
+    ) -> StageResult:
+        sections: dict[str, Any] = {
+            "source": {"python": f"nets.py:{net}"},
+            "export": {"opset": opset, **more},
+        }
         resolved = manifest(**sections, symbolics=list(symbolics))
         return export.run(stage_job("export", resolved, self.build, self.root))
 
@@ -165,14 +173,18 @@ def test_an_operator_of_the_networks_own_file(project: Project) -> None:
 
 def test_without_an_opset_the_function_comes_before_torchs_own(project: Project) -> None:
     project.write("p.py", "def f(g, x, approximate):\n    return x\n")
-    figures = project.export(named("nets.py:symbolic"), named(op="aten::gelu"), net="Both", opset=20).figures
+    figures = project.export(
+        named("nets.py:symbolic"), named(op="aten::gelu"), net="Both", opset=20
+    ).figures
     assert (project.operators(), figures["warnings"]) == (["Asinh", "Add"], [])
 
 
 def test_a_function_of_an_older_opset_than_torchs_own_is_not_used(project: Project) -> None:
     project.write("p.py", "def f(g, x, approximate):\n    return x\n")
     gelu = named(op="aten::gelu", opset=9)
-    warnings = project.export(named("nets.py:symbolic"), gelu, net="Both", opset=20).figures["warnings"]
+    warnings = project.export(named("nets.py:symbolic"), gelu, net="Both", opset=20).figures[
+        "warnings"
+    ]
     assert "Gelu" in project.operators()
     assert warnings == [
         "aten::gelu (p.py:f, opset 9) was never used: at opset 20 torch's own symbolic of opset 20 comes first; "
@@ -192,8 +204,13 @@ def test_a_registration_that_the_network_does_not_need_is_a_warning(project: Pro
 def test_shipped_models_that_need_a_rung_or_look_as_if(tmp_path: Path, name: str) -> None:
     resolved = load_project(ROOT).models[name].data
     figures = export.run(stage_job("export", resolved, tmp_path)).figures
-    assert (figures["opset"], figures["exporter"]) == (resolved["export"]["opset"], resolved["export"]["exporter"])
-    assert [port["shape"] for port in figures["outputs"]] == [t["shape"] for t in resolved["outputs"].values()]
+    assert (figures["opset"], figures["exporter"]) == (
+        resolved["export"]["opset"],
+        resolved["export"]["exporter"],
+    )
+    assert [port["shape"] for port in figures["outputs"]] == [
+        t["shape"] for t in resolved["outputs"].values()
+    ]
     assert figures["warnings"] == []
     if name.startswith("asinh"):
         assert figures["operators"] == {"Asinh": 1}
@@ -203,7 +220,10 @@ def test_shipped_models_that_need_a_rung_or_look_as_if(tmp_path: Path, name: str
 
 
 def test_an_operator_that_nobody_taught(project: Project) -> None:
-    assert "the torchscript exporter cannot translate the operator aten::asinh to opset 17" in project.failure()
+    assert (
+        "the torchscript exporter cannot translate the operator aten::asinh to opset 17"
+        in project.failure()
+    )
 
 
 @pytest.mark.parametrize(
@@ -235,7 +255,9 @@ def test_an_operator_that_nobody_taught(project: Project) -> None:
         (GOOD, {"opset": 18}, "an export to opset 17 does not reach aten::asinh (p.py:f, opset 18)"),
     ],
 )  # fmt: skip
-def test_a_symbolic_that_cannot_be(project: Project, plugin: str, entry: dict[str, Any], expected: str) -> None:
+def test_a_symbolic_that_cannot_be(
+    project: Project, plugin: str, entry: dict[str, Any], expected: str
+) -> None:
     project.write("p.py", plugin)
     message = project.failure(named(**{"opset": 9, **entry}))
     assert expected in message
@@ -257,11 +279,26 @@ def test_more_outputs_than_the_operator_has(project: Project) -> None:
 @pytest.mark.parametrize(
     ("plugin", "expected"),
     [
-        ("x = 1\n", "p.py registers no symbolic when it is imported; decorate one with torch.onnx._internal.torchs"),
-        (DECORATED.format(imports=NEW_PATH, opset=18), "an export to opset 17 does not reach aten::asinh (p.py"),
-        (DECORATED.format(imports=NEW_PATH, opset=9).replace("aten::", ""), "p.py registers asinh, which is no oper"),
-        (DECORATED.format(imports=NEW_PATH, opset=9).replace("aten::", "onnx::"), "p.py registers onnx::asinh, which"),
-        (DECORATED.format(imports=NEW_PATH, opset=9).replace("(g, x)", "(g)"), "takes the graph and 0 inputs"),
+        (
+            "x = 1\n",
+            "p.py registers no symbolic when it is imported; decorate one with torch.onnx._internal.torchs",
+        ),
+        (
+            DECORATED.format(imports=NEW_PATH, opset=18),
+            "an export to opset 17 does not reach aten::asinh (p.py",
+        ),
+        (
+            DECORATED.format(imports=NEW_PATH, opset=9).replace("aten::", ""),
+            "p.py registers asinh, which is no oper",
+        ),
+        (
+            DECORATED.format(imports=NEW_PATH, opset=9).replace("aten::", "onnx::"),
+            "p.py registers onnx::asinh, which",
+        ),
+        (
+            DECORATED.format(imports=NEW_PATH, opset=9).replace("(g, x)", "(g)"),
+            "takes the graph and 0 inputs",
+        ),
         (DECORATED.format(imports=NEW_PATH, opset="[9, 9]"), "is registered already by p.py"),
     ],
 )
@@ -274,7 +311,10 @@ def test_two_files_that_register_the_same(project: Project) -> None:
     project.write("p.py", GOOD)
     project.write("q.py", DECORATED.format(imports=NEW_PATH, opset=9))
     message = project.failure(named(opset=9), {"module": "q.py"})
-    assert "aten::asinh (q.py, opset 9) is registered already by p.py:f; keep one of the two" in message
+    assert (
+        "aten::asinh (q.py, opset 9) is registered already by p.py:f; keep one of the two"
+        in message
+    )
 
 
 def test_every_symbolic_of_torch_itself_has_a_number_of_inputs_that_counts_as_right() -> None:

@@ -82,7 +82,9 @@ class Project:
         (self.root / "p.py").write_text(HEAD + plugin)
         entries = list(translations) or [{"op": "translated::halve", "function": "p.py:f"}]
         sections: dict[str, Any] = {"source": {"python": f"nets.py:{net}"}}
-        resolved = manifest(**sections, export={"exporter": "dynamo", "opset": 18}, translations=entries)
+        resolved = manifest(
+            **sections, export={"exporter": "dynamo", "opset": 18}, translations=entries
+        )
         return export.run(stage_job("export", resolved, self.build, self.root))
 
     def nodes(self) -> list[tuple[str, str]]:
@@ -108,7 +110,9 @@ def project(tmp_path: Path) -> Project:
     ],
     ids=["function", "script", "script with an own operator", "Op in a function", "Op"],
 )  # fmt: skip
-def test_what_a_translation_may_be(project: Project, plugin: str, nodes: list[tuple[str, str]]) -> None:
+def test_what_a_translation_may_be(
+    project: Project, plugin: str, nodes: list[tuple[str, str]]
+) -> None:
     figures = project.export(plugin).figures
     assert project.nodes() == nodes
     assert figures["outputs"][0]["shape"] == ["batch", 4]
@@ -116,8 +120,13 @@ def test_what_a_translation_may_be(project: Project, plugin: str, nodes: list[tu
 
 
 def test_an_operator_of_torch_is_translated_by_its_overload(project: Project) -> None:
-    plugin = "def asinh(x):\n    return op.Sinh(x)\ndef add(x, y, alpha=1):\n    return op.Sub(x, y)\n"
-    asinh, add = {"op": "aten::asinh", "function": "p.py:asinh"}, {"op": "aten::add.Tensor", "function": "p.py:add"}
+    plugin = (
+        "def asinh(x):\n    return op.Sinh(x)\ndef add(x, y, alpha=1):\n    return op.Sub(x, y)\n"
+    )
+    asinh, add = (
+        {"op": "aten::asinh", "function": "p.py:asinh"},
+        {"op": "aten::add.Tensor", "function": "p.py:add"},
+    )
     project.export(plugin, asinh, add, net="Asinh")
     assert project.nodes() == [("", "Sinh"), ("", "Sub")]
 
@@ -130,8 +139,12 @@ def test_two_outputs(project: Project) -> None:
 
 
 def test_a_translation_that_the_network_does_not_need_is_a_warning(project: Project) -> None:
-    halve, ends = ({"op": f"translated::{name}", "function": "p.py:f"} for name in ("halve", "ends"))
-    assert project.export(PLAIN, halve, {**ends, "function": "p.py:op.Relu"}).figures["warnings"] == [
+    halve, ends = (
+        {"op": f"translated::{name}", "function": "p.py:f"} for name in ("halve", "ends")
+    )
+    assert project.export(PLAIN, halve, {**ends, "function": "p.py:op.Relu"}).figures[
+        "warnings"
+    ] == [
         "translated::ends (p.py:op.Relu) was never used: the exporter met no such operator in the network"
     ]
 
@@ -158,7 +171,9 @@ def test_a_translation_that_the_network_does_not_need_is_a_warning(project: Proj
         ("raise OSError('gone')\n", {}, "importing p.py failed: OSError: gone (p.py:15)"),
     ],
 )  # fmt: skip
-def test_a_translation_that_cannot_be(project: Project, plugin: str, entry: dict[str, Any], expected: str) -> None:
+def test_a_translation_that_cannot_be(
+    project: Project, plugin: str, entry: dict[str, Any], expected: str
+) -> None:
     with pytest.raises(StageError) as error:
         project.export(plugin, {"op": "translated::halve", "function": "p.py:f", **entry})
     assert expected in str(error.value)

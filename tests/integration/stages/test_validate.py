@@ -33,10 +33,19 @@ def golden(folder: Path, model: onnx.ModelProto, **changed: Tensor) -> dict[str,
     return paths
 
 
-def validate_job(folder: Path, exported: onnx.ModelProto, simplified: onnx.ModelProto, cases: dict[str, Path]) -> Job:
+def validate_job(
+    folder: Path, exported: onnx.ModelProto, simplified: onnx.ModelProto, cases: dict[str, Path]
+) -> Job:
     (folder / "validate").mkdir(exist_ok=True)
-    graphs = {"exported": write(folder / "export", exported), "simplified": write(folder / "simplify", simplified)}
-    roles = {f"{name}.{role}": path for name, source in graphs.items() for role, path in data_role(source).items()}
+    graphs = {
+        "exported": write(folder / "export", exported),
+        "simplified": write(folder / "simplify", simplified),
+    }
+    roles = {
+        f"{name}.{role}": path
+        for name, source in graphs.items()
+        for role, path in data_role(source).items()
+    }
     return Job(
         target="validate:m", stage="validate", model="m", variant="",
         options={"tolerance": TOLERANCE, "cases": CASES, "inputs": INPUTS, "outputs": ["y"]},
@@ -87,34 +96,56 @@ def test_a_wrong_graph_fails_with_place_and_values_and_keeps_the_tensors(tmp_pat
     [
         (np.zeros((3, 6), np.float32), r"has shape \[3, 5\] instead of \[3, 6\]"),
         (np.zeros((3, 5), np.float64), "has type float32 instead of float64"),
-        (np.full((3, 5), np.nan, np.float32), "15 of 15 elements are NaN or infinite in the reference itself"),
+        (
+            np.full((3, 5), np.nan, np.float32),
+            "15 of 15 elements are NaN or infinite in the reference itself",
+        ),
     ],
 )
 def test_shape_type_and_nan_are_failures(tmp_path: Path, array: np.ndarray, words: str) -> None:
     model = conv_bn()
-    result = validate.run(validate_job(tmp_path, model, model, golden(tmp_path, model, y=tensor_of(array))))
+    result = validate.run(
+        validate_job(tmp_path, model, model, golden(tmp_path, model, y=tensor_of(array)))
+    )
     assert result.status == "failed"
-    assert [failure["graph"] for failure in result.figures["failures"]] == ["exported", "simplified"]
+    assert [failure["graph"] for failure in result.figures["failures"]] == [
+        "exported",
+        "simplified",
+    ]
     assert re.search(words, result.reason)
     json.dumps(result.figures, allow_nan=False)
 
 
 def test_outputs_too_many_or_too_few_are_failures(tmp_path: Path) -> None:
     model, two = conv_bn(), conv_bn()
-    two.graph.output.append(helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 5]))
+    two.graph.output.append(
+        helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 5])
+    )
     (tmp_path / "more").mkdir()
     (tmp_path / "less").mkdir()
-    more = validate.run(validate_job(tmp_path / "more", model, two, golden(tmp_path / "more", model)))
-    assert "logits differs in case min of the simplified graph: is an output of the graph that PyTorch" in more.reason
+    more = validate.run(
+        validate_job(tmp_path / "more", model, two, golden(tmp_path / "more", model))
+    )
+    assert (
+        "logits differs in case min of the simplified graph: is an output of the graph that PyTorch"
+        in more.reason
+    )
     less = validate.run(validate_job(tmp_path / "less", two, model, golden(tmp_path / "less", two)))
-    assert "logits differs in case min of the simplified graph: is missing in the graph" in less.reason
-    assert set(load_tensors(tmp_path / "less" / "validate/failed/simplified-min.npz")) == {"in.x", "expected.logits"}
+    assert (
+        "logits differs in case min of the simplified graph: is missing in the graph" in less.reason
+    )
+    assert set(load_tensors(tmp_path / "less" / "validate/failed/simplified-min.npz")) == {
+        "in.x",
+        "expected.logits",
+    }
 
 
 def test_a_graph_that_does_not_run_is_one_sentence(tmp_path: Path) -> None:
     model = conv_bn()
     node = helper.make_node("Asinh", ["x"], ["y"], name="inv")
-    double = make_model([node], {"x": (TensorProto.DOUBLE, ["batch"])}, {"y": (TensorProto.DOUBLE, ["batch"])})
+    double = make_model(
+        [node], {"x": (TensorProto.DOUBLE, ["batch"])}, {"y": (TensorProto.DOUBLE, ["batch"])}
+    )
     with pytest.raises(StageError, match=r"no kernel for Asinh\(9\) with these types \(node inv\)"):
         validate.run(validate_job(tmp_path, double, model, golden(tmp_path, model)))
 
@@ -123,7 +154,17 @@ def test_a_graph_that_does_not_run_is_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "dtype", ["bfloat16", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz", "float16", "uint64", "bool"]
+    "dtype",
+    [
+        "bfloat16",
+        "float8e4m3fn",
+        "float8e4m3fnuz",
+        "float8e5m2",
+        "float8e5m2fnuz",
+        "float16",
+        "uint64",
+        "bool",
+    ],
 )
 def test_tensors_of_any_type_go_through_onnx_runtime(dtype: str) -> None:
     kind = getattr(TensorProto, dtype.upper())
@@ -179,5 +220,7 @@ def test_a_node_that_fails_at_run_time_is_named() -> None:
         {"shape": np.array([3, 3], np.int64)},
     )
     graph = OrtGraph(model.SerializeToString(), session_options(severity=4))
-    with pytest.raises(StageError, match=r"Reshape \(node fold\) failed: The input tensor cannot be reshaped"):
+    with pytest.raises(
+        StageError, match=r"Reshape \(node fold\) failed: The input tensor cannot be reshaped"
+    ):
         graph.run({"x": tensor_of(np.zeros(2, np.float32))})

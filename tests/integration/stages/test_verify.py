@@ -37,7 +37,10 @@ def verified(
     """Build an engine from one graph and verify it against golden outputs that may come from another."""
     spec = resolved(engine_fields, **sections)
     write_golden(build, expected, INPUTS)
-    assert engine.run(stage_job(spec, "engine", build, save_at(build / "model.onnx", built))).status == "passed"
+    assert (
+        engine.run(stage_job(spec, "engine", build, save_at(build / "model.onnx", built))).status
+        == "passed"
+    )
     return verify.run(stage_job(spec, "verify", build))
 
 
@@ -46,7 +49,13 @@ def test_a_right_engine_passes_in_every_case(tmp_path: Path) -> None:
     assert result.status == "passed", result.reason
     assert set(result.figures["cases"]) == {"min", "opt", "max", "odd"}
     assert result.figures["cases"]["odd"]["y"]["passed"] is True
-    assert set(result.figures["cases"]["odd"]["y"]) == {"max_abs", "relative", "cosine", "top1", "passed"}
+    assert set(result.figures["cases"]["odd"]["y"]) == {
+        "max_abs",
+        "relative",
+        "cosine",
+        "top1",
+        "passed",
+    }
     assert result.figures["tolerance"]["rtol"] == 1e-3
     assert result.figures["failures"] == []
     assert result.figures["dims"] == {case: {"batch": batch} for case, batch in CASES.items()}
@@ -59,7 +68,9 @@ def test_integers_may_come_in_another_type_and_must_be_equal(tmp_path: Path) -> 
     cast = helper.make_node("Cast", ["a"], ["y"], name="cast", to=TensorProto.INT32)
     x, y = (TensorProto.FLOAT, ["batch", 3, 8, 8]), (TensorProto.INT32, ["batch", 8, 8])
     model = make_model([node, cast], {"x": x}, {"y": y})
-    expected = {case: {"y": tensor_of(out["y"].array, "int64")} for case, out in golden(model).items()}
+    expected = {
+        case: {"y": tensor_of(out["y"].array, "int64")} for case, out in golden(model).items()
+    }
     assert verified(tmp_path / "a", model, expected).status == "passed"
     expected["opt"]["y"].array[1, 2, 3] += 1
     result = verified(tmp_path / "b", model, expected)
@@ -77,7 +88,9 @@ def test_a_wrong_value_names_output_case_index_and_both_values_and_is_kept(tmp_p
     told = "the engine e of m is wrong in 1 of 4 cases: output 'y', case odd (batch 3): at [2, 1] the engine has 0."
     assert result.reason.startswith(told)
     assert "the reference 10." in result.reason
-    assert result.reason.endswith("; it is right in case min (batch 1), opt (batch 2), max (batch 8)")
+    assert result.reason.endswith(
+        "; it is right in case min (batch 1), opt (batch 2), max (batch 8)"
+    )
     (failure,) = result.figures["failures"]
     assert (failure["case"], failure["dims"]) == ("odd", {"batch": 3})
     assert (failure["output"], failure["index"]) == ("y", [2, 1])
@@ -98,8 +111,12 @@ def first_item_for_all() -> onnx.ModelProto:
         node.input[:] = ["first" if name == "x" else name for name in node.input]
         node.output[:] = ["one" if name == "y" else name for name in node.output]
     bounds = {"zero": [0], "end": [1], "classes": [5]}
-    model.graph.initializer.extend(numpy_helper.from_array(np.array(v, np.int64), k) for k, v in bounds.items())
-    before = helper.make_node("Slice", ["x", "zero", "end", "zero"], ["first"], name="first_of_batch")
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.array(v, np.int64), k) for k, v in bounds.items()
+    )
+    before = helper.make_node(
+        "Slice", ["x", "zero", "end", "zero"], ["first"], name="first_of_batch"
+    )
     after = [
         helper.make_node("Shape", ["x"], ["batch_size"], name="batch", end=1),
         helper.make_node("Concat", ["batch_size", "classes"], ["size"], name="size", axis=0),
@@ -111,7 +128,9 @@ def first_item_for_all() -> onnx.ModelProto:
     return model
 
 
-def test_an_engine_that_is_exact_at_batch_1_and_wrong_at_batch_2_fails_and_says_so(tmp_path: Path) -> None:
+def test_an_engine_that_is_exact_at_batch_1_and_wrong_at_batch_2_fails_and_says_so(
+    tmp_path: Path,
+) -> None:
     result = verified(tmp_path, first_item_for_all(), golden(conv_bn()))
     assert result.status == "failed"
     told = "the engine e of m is wrong in 3 of 4 cases: output 'y', case opt (batch 2): at [1, "
@@ -141,9 +160,17 @@ def test_nan_and_infinity_fail_whatever_the_tolerance(tmp_path: Path, value: flo
 
 
 def test_the_tolerance_goes_by_the_engine(tmp_path: Path) -> None:
-    expected = {case: {"y": tensor_of(t["y"].array * np.float32(1.01))} for case, t in golden(conv_bn()).items()}
+    expected = {
+        case: {"y": tensor_of(t["y"].array * np.float32(1.01))}
+        for case, t in golden(conv_bn()).items()
+    }
     assert verified(tmp_path / "tight", conv_bn(), expected).status == "failed"
-    assert verified(tmp_path / "loose", conv_bn(), expected, {**ORT, "tolerance": {"rtol": 2e-2}}).status == "passed"
+    assert (
+        verified(
+            tmp_path / "loose", conv_bn(), expected, {**ORT, "tolerance": {"rtol": 2e-2}}
+        ).status
+        == "passed"
+    )
 
 
 def test_only_the_asked_cases_are_run(tmp_path: Path) -> None:
@@ -158,16 +185,25 @@ def test_a_missing_output_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_wrong_shape_fails(tmp_path: Path) -> None:
-    expected = {case: {"y": tensor_of(outputs["y"].array[:, :4])} for case, outputs in golden(conv_bn()).items()}
+    expected = {
+        case: {"y": tensor_of(outputs["y"].array[:, :4])}
+        for case, outputs in golden(conv_bn()).items()
+    }
     result = verified(tmp_path, conv_bn(), expected)
     assert result.status == "failed"
     assert "shape" in result.reason
 
 
 def test_another_float_type_is_compared_by_value(tmp_path: Path) -> None:
-    expected = {case: {"y": tensor_of(outputs["y"].array, "float64")} for case, outputs in golden(conv_bn()).items()}
+    expected = {
+        case: {"y": tensor_of(outputs["y"].array, "float64")}
+        for case, outputs in golden(conv_bn()).items()
+    }
     assert verified(tmp_path, conv_bn(), expected).status == "passed"
-    integers = {case: {"y": tensor_of(outputs["y"].array, "int64")} for case, outputs in golden(conv_bn()).items()}
+    integers = {
+        case: {"y": tensor_of(outputs["y"].array, "int64")}
+        for case, outputs in golden(conv_bn()).items()
+    }
     result = verified(tmp_path / "int", conv_bn(), integers)
     assert result.status == "failed"
     assert "type float32 instead of int64" in result.reason
@@ -180,7 +216,9 @@ def test_without_an_engine_the_check_is_unavailable(tmp_path: Path) -> None:
     assert "there is no engine" in result.reason
 
 
-@pytest.mark.skipif(bool(find_driver().gpus), reason="checks what is said on a machine without a GPU")
+@pytest.mark.skipif(
+    bool(find_driver().gpus), reason="checks what is said on a machine without a GPU"
+)
 def test_an_engine_that_cannot_run_here_is_unavailable_not_passed(tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx")
     result = verified(tmp_path, conv_bn(), golden(conv_bn()), {"backend": "tensorrt_rtx"})

@@ -23,7 +23,10 @@ node = helper.make_node
 
 
 def network(
-    nodes: list[onnx.NodeProto], stored: Mapping[str, np.ndarray], x: Any = (FLOAT, ["batch", 512]), y: Any = None
+    nodes: list[onnx.NodeProto],
+    stored: Mapping[str, np.ndarray],
+    x: Any = (FLOAT, ["batch", 512]),
+    y: Any = None,
 ) -> ModelProto:
     return make_model(nodes, {"x": x}, {"y": y or (FLOAT, ["batch", 512])}, stored)
 
@@ -38,7 +41,12 @@ def perceptron() -> ModelProto:
         node("Relu", ["scaled"], ["r"], name="relu"),
         node("Gemm", ["r", "w1"], ["y"], name="second"),
     ]
-    stored = {"w0": weights(512, 512), "w1": weights(512, 512, seed=1), "b": weights(512), "scale": weights(512)}
+    stored = {
+        "w0": weights(512, 512),
+        "w1": weights(512, 512, seed=1),
+        "b": weights(512),
+        "scale": weights(512),
+    }
     return network(nodes, stored)
 
 
@@ -73,11 +81,15 @@ def test_the_result_is_the_same_and_the_weights_are_those_of_the_source(
         monkeypatch.setattr(onnxsim, "set_aside", lambda *_: [])
     assert given[0] is not None  # the first was built from a skeleton
     assert given[1] is None
-    nodes = [[each.SerializeToString(deterministic=True) for each in model.graph.node] for model in found.values()]
+    nodes = [
+        [each.SerializeToString(deterministic=True) for each in model.graph.node]
+        for model in found.values()
+    ]
     assert nodes[0] == nodes[1]
     assert len(nodes[0]) == 4  # the identity and the square are gone
     stored = [
-        {each.name: onnx.numpy_helper.to_array(each) for each in model.graph.initializer} for model in found.values()
+        {each.name: onnx.numpy_helper.to_array(each) for each in model.graph.initializer}
+        for model in found.values()
     ]
     assert stored[0].keys() == stored[1].keys()
     assert all(np.array_equal(stored[0][name], stored[1][name]) for name in stored[0])
@@ -103,17 +115,26 @@ def with_batch_norm() -> ModelProto:
 
 
 def with_matmul_and_bias() -> ModelProto:
-    nodes = [node("MatMul", ["x", "w"], ["m"], name="matmul"), node("Add", ["m", "b"], ["y"], name="add")]
+    nodes = [
+        node("MatMul", ["x", "w"], ["m"], name="matmul"),
+        node("Add", ["m", "b"], ["y"], name="add"),
+    ]
     return network(nodes, {"w": weights(512, 512), "b": weights(512)})
 
 
 def with_equal_weights() -> ModelProto:
-    nodes = [node("Gemm", ["x", "w0"], ["a"], name="first"), node("Gemm", ["a", "w1"], ["y"], name="second")]
+    nodes = [
+        node("Gemm", ["x", "w0"], ["a"], name="first"),
+        node("Gemm", ["a", "w1"], ["y"], name="second"),
+    ]
     return network(nodes, {"w0": weights(512, 512), "w1": weights(512, 512)})
 
 
 def with_a_constant_product() -> ModelProto:
-    nodes = [node("Gemm", ["c", "w"], ["k"], name="folded"), node("Add", ["x", "k"], ["y"], name="add")]
+    nodes = [
+        node("Gemm", ["c", "w"], ["k"], name="folded"),
+        node("Add", ["x", "k"], ["y"], name="add"),
+    ]
     return network(nodes, {"w": weights(512, 512), "c": weights(1, 512)})
 
 
@@ -143,7 +164,10 @@ def with_the_weight_as_output() -> ModelProto:
     nodes = [node("Gemm", ["x", "w"], ["y"], name="gemm")]
     shape = (FLOAT, [512, 512])
     return make_model(
-        nodes, {"x": (FLOAT, ["batch", 512])}, {"y": (FLOAT, ["batch", 512]), "w": shape}, {"w": weights(512, 512)}
+        nodes,
+        {"x": (FLOAT, ["batch", 512])},
+        {"y": (FLOAT, ["batch", 512]), "w": shape},
+        {"w": weights(512, 512)},
     )
 
 
@@ -160,12 +184,17 @@ def test_what_a_rewrite_may_use_stays(tmp_path: Path, make: Any) -> None:
 
 
 def test_little_is_not_worth_it(tmp_path: Path) -> None:
-    nodes = [node("Gemm", ["x", "w"], ["g"], name="gemm"), node("MatMul", ["g", "m"], ["y"], name="matmul")]
+    nodes = [
+        node("Gemm", ["x", "w"], ["g"], name="gemm"),
+        node("MatMul", ["g", "m"], ["y"], name="matmul"),
+    ]
     wide = (FLOAT, ["batch", 2048])
     model = network(nodes, {"w": weights(512, 512), "m": weights(512, 2048)}, y=wide)
     assert aside(tmp_path / "little", model) == []
     nodes[1] = node("Gemm", ["g", "m"], ["y"], name="second")
-    assert aside(tmp_path / "all", network(nodes, {"w": weights(512, 512), "m": weights(512, 2048)}, y=wide)) == [
+    assert aside(
+        tmp_path / "all", network(nodes, {"w": weights(512, 512), "m": weights(512, 2048)}, y=wide)
+    ) == [
         "w",
         "m",
     ]
@@ -188,5 +217,7 @@ def test_weights_that_are_cut_short_are_told(tmp_path: Path) -> None:
     model = load_model(source, external_data=False)
     data = source.with_name("model.onnx.data")
     data.write_bytes(data.read_bytes()[:-5000])
-    with pytest.raises(StageError, match=r"model\.onnx\.data ends before the weights that (w1|b) has there"):
+    with pytest.raises(
+        StageError, match=r"model\.onnx\.data ends before the weights that (w1|b) has there"
+    ):
         save_model(model, tmp_path / "copy.onnx", weights_of=source)

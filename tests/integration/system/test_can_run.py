@@ -23,8 +23,18 @@ from buildsys.system import compatibility
 from buildsys.system.compatibility import Verdict
 from buildsys.workers.result_file import write_result
 
-H200 = {"name": "NVIDIA H200", "compute_capability": "9.0", "driver": "580.95", "cuda_driver": "13.0"}
-RTX4090 = {"name": "NVIDIA GeForce RTX 4090", "compute_capability": "8.9", "driver": "580.95", "cuda_driver": "13.0"}
+H200 = {
+    "name": "NVIDIA H200",
+    "compute_capability": "9.0",
+    "driver": "580.95",
+    "cuda_driver": "13.0",
+}
+RTX4090 = {
+    "name": "NVIDIA GeForce RTX 4090",
+    "compute_capability": "8.9",
+    "driver": "580.95",
+    "cuda_driver": "13.0",
+}
 ROOT = Path(__file__).parents[3]
 ROWS = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/engine_json.md").read_text(), re.MULTILINE)
 DOCUMENTED = {name for row in ROWS for name in re.findall(r"`(\w+)`", row)}
@@ -63,7 +73,9 @@ def edit(engine_file: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def with_gpu(monkeypatch: pytest.MonkeyPatch, gpu: dict[str, str] | None = RTX4090) -> None:
-    monkeypatch.setattr("buildsys.system.engine_environment.read_gpus", lambda visible: [gpu] if gpu else [])
+    monkeypatch.setattr(
+        "buildsys.system.engine_environment.read_gpus", lambda visible: [gpu] if gpu else []
+    )
 
 
 def kinds(verdict: Verdict) -> list[str]:
@@ -84,15 +96,43 @@ def test_a_whole_engine_of_this_machine_can_run(ort_built: Path, tmp_path: Path)
 def test_the_record_holds_everything_and_no_path(ort_built: Path, rtx_built: Path) -> None:
     for built in (ort_built, rtx_built):
         record = json.loads(built.with_name("engine.json").read_text())
-        header = {"schema", "target", "stage", "model", "variant", "status", "reason", "hint", "started", "seconds"}
+        header = {
+            "schema",
+            "target",
+            "stage",
+            "model",
+            "variant",
+            "status",
+            "reason",
+            "hint",
+            "started",
+            "seconds",
+        }
         undocumented = record.keys() - header - {"peak_rss_mib", "toolchain"} - DOCUMENTED
         assert not undocumented, f"docs/engine_json.md has no row for {undocumented}"
-        assert {"onnx_sha256", "engine_sha256", "settings", "profiles", "inputs", "outputs", "layers"} <= record.keys()
-        assert {"precision_shares", "build_seconds", "phases", "built_with", "portability", "files"} <= record.keys()
+        assert {
+            "onnx_sha256",
+            "engine_sha256",
+            "settings",
+            "profiles",
+            "inputs",
+            "outputs",
+            "layers",
+        } <= record.keys()
+        assert {
+            "precision_shares",
+            "build_seconds",
+            "phases",
+            "built_with",
+            "portability",
+            "files",
+        } <= record.keys()
         assert record["files"][built.name]["bytes"] == built.stat().st_size
         assert record["phases"].keys() >= {"prepare", "build", "read_back"}
         for file in built.parent.iterdir():
-            assert str(built.parents[4]).encode() not in file.read_bytes(), f"{file.name} knows where it was built"
+            assert str(built.parents[4]).encode() not in file.read_bytes(), (
+                f"{file.name} knows where it was built"
+            )
     assert json.loads(rtx_built.with_name("engine.json").read_text())["built_with"]["tensorrt_rtx"]
 
 
@@ -103,7 +143,10 @@ def test_a_truncated_engine(request: pytest.FixtureRequest, tmp_path: Path, kind
     file.write_bytes(whole[: len(whole) // 2])
     verdict = can_run(file)
     assert verdict.reasons[0].kind == "truncated"
-    assert verdict.reasons[0].problem == f"{file.name} is truncated: it has {len(whole) // 2} of {len(whole)} bytes"
+    assert (
+        verdict.reasons[0].problem
+        == f"{file.name} is truncated: it has {len(whole) // 2} of {len(whole)} bytes"
+    )
     file.write_bytes(b"")
     assert f"it has 0 of {len(whole)} bytes" in can_run(file).reasons[0].problem
 
@@ -116,7 +159,9 @@ def test_a_corrupt_engine(request: pytest.FixtureRequest, tmp_path: Path, kind: 
     file.write_bytes(content)
     verdict = can_run(file)
     assert verdict.reasons[0].kind == "digest"
-    assert f"{file.name} is not the file that was built: its SHA-256 is " in verdict.reasons[0].problem
+    assert (
+        f"{file.name} is not the file that was built: its SHA-256 is " in verdict.reasons[0].problem
+    )
     assert "digest" not in kinds(compatibility.check(file, digest=False))
     file.write_bytes(bytes(content) + b"more")
     assert "bytes instead of" in compatibility.check(file, digest=False).reasons[0].problem
@@ -135,39 +180,58 @@ def test_an_engine_of_another_version(ort_built: Path, rtx_built: Path, tmp_path
     edit(other, lambda figures: figures["built_with"].update(tensorrt_rtx="1.4.0.76"))
     reason = next(reason for reason in can_run(other).reasons if reason.kind == "version")
     assert "such an engine runs with exactly its own version" in reason.problem
-    assert reason.remedy.startswith("pip install 'tensorrt-rtx==1.4.0.76', or build it with the version that is")
+    assert reason.remedy.startswith(
+        "pip install 'tensorrt-rtx==1.4.0.76', or build it with the version that is"
+    )
 
 
-def test_an_engine_of_another_gpu(rtx_built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_of_another_gpu(
+    rtx_built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with_gpu(monkeypatch)
     assert can_run(rtx_built), str(can_run(rtx_built))
     with_gpu(monkeypatch, H200)
     (reason,) = can_run(rtx_built).reasons
     assert reason.kind == "compute capability"
-    assert reason.problem == ("it was built for compute capability 8.6, 8.9 or 12.0, and NVIDIA H200 here has 9.0")
+    assert reason.problem == (
+        "it was built for compute capability 8.6, 8.9 or 12.0, and NVIDIA H200 here has 9.0"
+    )
     assert reason.remedy == "add '9.0' to its compute_capabilities and build it again"
     current = copied(rtx_built, tmp_path)
     edit(current, lambda figures: figures["portability"].update(compute_capabilities=["current"]))
     edit(current, lambda figures: figures["built_with"].update(compute_capability="8.6"))
     with_gpu(monkeypatch)
-    assert can_run(current).reasons[0].problem.startswith("it was built for compute capability 8.6, and")
+    assert (
+        can_run(current)
+        .reasons[0]
+        .problem.startswith("it was built for compute capability 8.6, and")
+    )
 
 
 def test_several_kinds_of_gpu(rtx_built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("buildsys.system.engine_environment.read_gpus", lambda visible: [RTX4090, H200])
+    monkeypatch.setattr(
+        "buildsys.system.engine_environment.read_gpus", lambda visible: [RTX4090, H200]
+    )
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    assert "CUDA may take another one first: set CUDA_DEVICE_ORDER=PCI_BUS_ID" in can_run(rtx_built).notes[0]
+    assert (
+        "CUDA may take another one first: set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        in can_run(rtx_built).notes[0]
+    )
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     assert can_run(rtx_built).notes == ()
 
 
 def test_without_a_gpu(rtx_built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "buildsys.system.engine_environment.read_gpus", lambda visible: [] if visible == "" else [RTX4090]
+        "buildsys.system.engine_environment.read_gpus",
+        lambda visible: [] if visible == "" else [RTX4090],
     )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (reason,) = can_run(rtx_built).reasons
-    assert reason.problem == "it needs an NVIDIA GPU, and here CUDA_VISIBLE_DEVICES= hides the GPUs of this machine"
+    assert (
+        reason.problem
+        == "it needs an NVIDIA GPU, and here CUDA_VISIBLE_DEVICES= hides the GPUs of this machine"
+    )
     assert reason.remedy == "run it on a GPU of compute capability 8.6, 8.9 or 12.0"
 
 
@@ -213,7 +277,12 @@ def tensorrt_engine(folder: Path, **changes: Any) -> Path:
     ],
 )
 def test_versions_of_tensorrt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: str, portability: dict[str, Any], here: str, runs: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    built: str,
+    portability: dict[str, Any],
+    here: str,
+    runs: bool,
 ) -> None:
     monkeypatch.setattr("buildsys.system.compatibility.rules.library_version", lambda module: here)
     with_gpu(monkeypatch, {**H200, "name": "NVIDIA A100-SXM4-80GB", "compute_capability": "8.0"})
@@ -228,16 +297,23 @@ def test_versions_of_tensorrt(
      ("same_compute_capability", "9.0", False), ("ampere_plus", "9.0", True), ("ampere_plus", "7.5", False)],
 )  # fmt: skip
 def test_gpus_of_tensorrt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hardware: str | None, capability: str, runs: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    hardware: str | None,
+    capability: str,
+    runs: bool,
 ) -> None:
-    monkeypatch.setattr("buildsys.system.compatibility.rules.library_version", lambda module: "10.16.1.11")
+    monkeypatch.setattr(
+        "buildsys.system.compatibility.rules.library_version", lambda module: "10.16.1.11"
+    )
     with_gpu(monkeypatch, {**H200, "name": "Some GPU", "compute_capability": capability})
     asked = {"hardware_compatibility": hardware} if hardware else {}
     verdict = can_run(tensorrt_engine(tmp_path, portability=asked))
     assert kinds(verdict) == ([] if runs else ["compute capability"]), str(verdict)
     if not runs and not hardware:
-        assert "it was built on NVIDIA A100-SXM4-80GB for compute capability 8.0, and Some GPU here has 8.6" in str(
-            verdict
+        assert (
+            "it was built on NVIDIA A100-SXM4-80GB for compute capability 8.0, and Some GPU here has 8.6"
+            in str(verdict)
         )
         assert "with hardware_compatibility: ampere_plus" in str(verdict)
     if runs and capability == "8.0":
@@ -257,7 +333,10 @@ def test_everything_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         expected.remove("library")
     assert kinds(verdict) == expected
     text = str(verdict)
-    assert "swish.so, which the engine needs beside it, is missing; copy the engine's whole folder" in text
+    assert (
+        "swish.so, which the engine needs beside it, is missing; copy the engine's whole folder"
+        in text
+    )
     assert "it was built on Windows AMD64, and this is Linux" in text
     assert len(text.splitlines()) == 2 + len(expected)
 
@@ -272,21 +351,34 @@ def test_a_library_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_library_that_cannot_be_loaded(ort_built: Path, tmp_path: Path) -> None:
-    (tmp_path / "onnxruntime.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')")
+    (tmp_path / "onnxruntime.py").write_text(
+        "raise ImportError('libcudart.so.12: cannot open shared object file')"
+    )
     code = f"from buildsys import can_run\nv = can_run({str(ort_built)!r})\nprint(v)\nassert not v"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": f"{tmp_path}:{ROOT}"}, capture_output=True,
         text=True, check=True,
     )  # fmt: skip
-    assert "ONNX Runtime cannot be used here: it cannot be loaded: libcudart.so.12: cannot open" in done.stdout
+    assert (
+        "ONNX Runtime cannot be used here: it cannot be loaded: libcudart.so.12: cannot open"
+        in done.stdout
+    )
 
 
-def test_a_processor_without_the_instructions(ort_built: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_processor_without_the_instructions(
+    ort_built: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     file = copied(ort_built, tmp_path)
-    edit(file, lambda figures: figures["built_with"].update(instructions=["avx", "avx2", "avx512f"]))
-    monkeypatch.setattr("buildsys.system.compatibility.rules.cpu_instructions", lambda: ["avx", "avx2"])
+    edit(
+        file, lambda figures: figures["built_with"].update(instructions=["avx", "avx2", "avx512f"])
+    )
+    monkeypatch.setattr(
+        "buildsys.system.compatibility.rules.cpu_instructions", lambda: ["avx", "avx2"]
+    )
     (reason,) = can_run(file).reasons
-    assert reason.problem == "its weights are laid out for avx512f, which this processor does not have"
+    assert (
+        reason.problem == "its weights are laid out for avx512f, which this processor does not have"
+    )
     edit(file, lambda figures: figures["settings"].update(graph_optimization_level="extended"))
     assert can_run(file)
 
@@ -298,13 +390,17 @@ def test_a_processor_without_the_instructions(ort_built: Path, monkeypatch: pyte
         ("rtx_built", "what its own bytes say: an engine of TensorRT-RTX 1."),
     ],
 )
-def test_an_engine_without_its_record(request: pytest.FixtureRequest, tmp_path: Path, kind: str, told: str) -> None:
+def test_an_engine_without_its_record(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, told: str
+) -> None:
     built = request.getfixturevalue(kind)
     alone = tmp_path / built.name
     shutil.copy(built, alone)
     verdict = can_run(alone)
     assert verdict.reasons[0].kind == "record"
-    assert verdict.reasons[0].problem.startswith("there is no engine.json beside it, so nothing is known of it but ")
+    assert verdict.reasons[0].problem.startswith(
+        "there is no engine.json beside it, so nothing is known of it but "
+    )
     assert told in verdict.reasons[0].problem
     assert verdict.reasons[0].remedy == "copy the engine's whole folder"
     whole = alone.read_bytes()
@@ -345,7 +441,9 @@ def test_a_record_that_is_none(ort_built: Path, tmp_path: Path, content: str, to
 def test_a_record_of_another_engine(ort_built: Path, rtx_built: Path, tmp_path: Path) -> None:
     file = copied(rtx_built, tmp_path)
     shutil.copy(ort_built.with_name("engine.json"), file.with_name("engine.json"))
-    assert "is an engine of tensorrt_rtx, and engine.json tells of one of onnxruntime" in str(can_run(file))
+    assert "is an engine of tensorrt_rtx, and engine.json tells of one of onnxruntime" in str(
+        can_run(file)
+    )
 
 
 def test_no_file_and_files_that_cannot_be_read(tmp_path: Path, ort_built: Path) -> None:
@@ -358,7 +456,9 @@ def test_no_file_and_files_that_cannot_be_read(tmp_path: Path, ort_built: Path) 
 
 def test_only_the_standard_library_is_imported(ort_built: Path) -> None:
     code = "import sys\nimport buildsys.system.compatibility\nfrom buildsys import can_run\nprint(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert not loaded & {
         "numpy",
@@ -387,14 +487,18 @@ def test_the_module_answers_in_other_interpreters(ort_built: Path, rtx_built: Pa
     done = subprocess.run([*command, str(ort_built)], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.match(r".*engine\.onnx: m:e, ONNX Runtime .*\nit can run here\n", done.stdout)
-    done = subprocess.run([*command, str(rtx_built), "--json"], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [*command, str(rtx_built), "--json"], capture_output=True, text=True, cwd=ROOT
+    )
     told = json.loads(done.stdout)
     assert told["schema"] == "buildsys/doctor/1"
     assert told["runs"] == (done.returncode == 0)
     assert subprocess.run(command, capture_output=True, cwd=ROOT).returncode == 3
 
 
-def test_plugins_that_are_missing_or_others(rtx_built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugins_that_are_missing_or_others(
+    rtx_built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with_gpu(monkeypatch)
     file = copied(rtx_built, tmp_path)
     source = b"class Swish: ..."
@@ -414,14 +518,18 @@ def test_plugins_that_are_missing_or_others(rtx_built: Path, tmp_path: Path, mon
     in_project.write_bytes(source)
     verdict = compatibility.check(file, project=tmp_path / "project")
     assert verdict, str(verdict)
-    assert verdict.notes == ("register before deserializing: DoctorsSwish (plugins/ops/swish_plugin.py)",)
+    assert verdict.notes == (
+        "register before deserializing: DoctorsSwish (plugins/ops/swish_plugin.py)",
+    )
     file.with_name("swish_plugin.py").write_bytes(source + b"changed")
     assert "swish_plugin.py has the SHA-256 " in can_run(file).reasons[0].problem
     file.with_name("swish_plugin.py").write_bytes(source)
     assert can_run(file)
 
 
-def test_a_plugin_that_is_registered_is_found(rtx_built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_that_is_registered_is_found(
+    rtx_built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import tensorrt_rtx
 
     with_gpu(monkeypatch)
@@ -429,7 +537,14 @@ def test_a_plugin_that_is_registered_is_found(rtx_built: Path, tmp_path: Path, m
     known = next(iter(tensorrt_rtx.get_plugin_registry().all_creators), None)
     if known is None:
         pytest.skip("this TensorRT-RTX registers no plugins of its own")
-    names = {"name": known.name, "version": known.plugin_version, "namespace": known.plugin_namespace}
-    edit(file, lambda figures: figures.update(plugins=[{"operator": "x::y", "file": "y.py", **names}]))
+    names = {
+        "name": known.name,
+        "version": known.plugin_version,
+        "namespace": known.plugin_namespace,
+    }
+    edit(
+        file,
+        lambda figures: figures.update(plugins=[{"operator": "x::y", "file": "y.py", **names}]),
+    )
     verdict = can_run(file)
     assert (bool(verdict), verdict.notes) == (True, ())

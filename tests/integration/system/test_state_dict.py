@@ -39,8 +39,16 @@ def test_saving_again_changes_the_file_and_not_the_digest(tmp_path: Path) -> Non
     assert (tmp_path / "a.pth").read_bytes() != (tmp_path / "another-name.pth").read_bytes()
     assert digest_of(tmp_path, dict(state), "plain.pth") == first
     assert digest_of(tmp_path, OrderedDict(reversed(state.items())), "order.pth") == first
-    assert digest_of(tmp_path, {name: tensor.clone() for name, tensor in state.items()}, "copies.pth") == first
-    assert digest_of(tmp_path, {name: nn.Parameter(t, False) for name, t in state.items()}, "parameters.pth") == first
+    assert (
+        digest_of(tmp_path, {name: tensor.clone() for name, tensor in state.items()}, "copies.pth")
+        == first
+    )
+    assert (
+        digest_of(
+            tmp_path, {name: nn.Parameter(t, False) for name, t in state.items()}, "parameters.pth"
+        )
+        == first
+    )
 
 
 def test_every_value_of_every_tensor_counts(tmp_path: Path) -> None:
@@ -75,7 +83,10 @@ def test_of_a_checkpoint_only_what_is_loaded_counts(tmp_path: Path) -> None:
     state = network().state_dict()
     plain = digest_of(tmp_path, state)
     for wrapper in ("state_dict", "model_state_dict", "model"):
-        assert digest_of(tmp_path, {wrapper: state, "epoch": 3, "optimizer": {"lr": torch.rand(9)}}) == plain
+        assert (
+            digest_of(tmp_path, {wrapper: state, "epoch": 3, "optimizer": {"lr": torch.rand(9)}})
+            == plain
+        )
     assert digest_of(tmp_path, {"weights": state}) != plain
 
 
@@ -155,7 +166,10 @@ def _cut(folder: Path) -> Path:
 
 def _packed(folder: Path) -> Path:
     path = _saved(network().state_dict())(folder)
-    with zipfile.ZipFile(path) as old, zipfile.ZipFile(folder / "z.pth", "w", zipfile.ZIP_DEFLATED) as new:
+    with (
+        zipfile.ZipFile(path) as old,
+        zipfile.ZipFile(folder / "z.pth", "w", zipfile.ZIP_DEFLATED) as new,
+    ):
         for info in old.infolist():
             new.writestr(info.filename, old.read(info))
     return folder / "z.pth"
@@ -183,12 +197,16 @@ def _text(folder: Path) -> Path:
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
-def test_what_is_not_understood_is_left_to_the_digest_of_the_file(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+def test_what_is_not_understood_is_left_to_the_digest_of_the_file(
+    tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
     assert tensors_digest(str(make(tmp_path))) is None
     assert not Path("/tmp/buildsys-was-here").exists()
 
 
-@pytest.mark.parametrize("name", ["torch.FloatStorage", "collections.OrderedDict", "torch._utils._rebuild_tensor_v2"])
+@pytest.mark.parametrize(
+    "name", ["torch.FloatStorage", "collections.OrderedDict", "torch._utils._rebuild_tensor_v2"]
+)
 def test_a_pickle_cannot_change_the_stand_ins(tmp_path: Path, name: str) -> None:
     module, _, attribute = name.rpartition(".")
     state = pickle.dumps({"make": 1})[2:-1]

@@ -40,9 +40,13 @@ def test_it_is_built_and_a_wrong_plugin_fails_its_engines_alone(tmp_path: Path) 
         "verify:clipped_signal:ort-cpu",
         "report",
     }
-    assert {target if ":" in target else f"{target}:clipped_signal" for target in expected} | ENGINES <= built.passed
+    assert {
+        target if ":" in target else f"{target}:clipped_signal" for target in expected
+    } | ENGINES <= built.passed
     for engine in ("rtx-fp32", "rtx-fp16"):
-        result = json.loads((tmp_path / f"build/clipped_signal/engine/{engine}/engine.json").read_text())
+        result = json.loads(
+            (tmp_path / f"build/clipped_signal/engine/{engine}/engine.json").read_text()
+        )
         assert result["layers"]["plugin_v3"] == 2  # the local function was taken out
         assert [plugin["operator"] for plugin in result["plugins"]] == ["mydomain::ScaledClip"]
 
@@ -50,9 +54,7 @@ def test_it_is_built_and_a_wrong_plugin_fails_its_engines_alone(tmp_path: Path) 
     failed = project.doit("-c", "build:clipped_signal")
     assert failed.code == 2
     assert failed.ran == ENGINES
-    sentence = (
-        f"{PLUGIN}: plugin ScaledClip: clone() raised AttributeError: 'ScaledClip' object has no attribute 'bounds'"
-    )
+    sentence = f"{PLUGIN}: plugin ScaledClip: clone() raised AttributeError: 'ScaledClip' object has no attribute 'bounds'"
     assert failed.out.count(sentence) == len(ENGINES)
 
     project.edit(PLUGIN, "self.bounds)", "(self.low, self.high))")

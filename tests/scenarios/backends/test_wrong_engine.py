@@ -47,7 +47,11 @@ def report_of(project: ProjectFolder) -> str:
     spec = load_project(project.root).models["baked"].data
     action = next(action for action in plan_model(spec) if action.stage == "report")
     build = project.root / "build"
-    inputs = {role: build / ref.path for role, ref in action.inputs.items() if (build / ref.path).is_file()}
+    inputs = {
+        role: build / ref.path
+        for role, ref in action.inputs.items()
+        if (build / ref.path).is_file()
+    }
     outputs = {role: project.root / "told" / ref.path for role, ref in action.outputs.items()}
     outputs["result"].parent.mkdir(parents=True)
     report.run(
@@ -65,7 +69,9 @@ def test_exact_at_batch_1_and_wrong_at_batch_2(project: ProjectFolder) -> None:
     ran = project.doit("--continue", "verify:baked:ort", "verify:baked:rtx")
     assert ran.code == 1
     (line,) = [line for line in ran.out.splitlines() if line.startswith("failed ")]
-    wrong = "the engine ort of baked is wrong in 3 of 4 cases: output 'y', case opt (batch 2): at [1, "
+    wrong = (
+        "the engine ort of baked is wrong in 3 of 4 cases: output 'y', case opt (batch 2): at [1, "
+    )
     assert wrong in line
     assert line.rstrip().count("it is right in case min (batch 1)") == 1
     assert "details: build/baked/verify/ort.json" in line
@@ -75,7 +81,10 @@ def test_exact_at_batch_1_and_wrong_at_batch_2(project: ProjectFolder) -> None:
     assert {failure["case"]: failure["dims"] for failure in result["failures"]} == {
         "opt": {"batch": 2}, "max": {"batch": 8}, "odd": {"batch": 3}
     }  # fmt: skip
-    assert all(failure["index"][0] > 0 and failure["actual"] != failure["expected"] for failure in result["failures"])
+    assert all(
+        failure["index"][0] > 0 and failure["actual"] != failure["expected"]
+        for failure in result["failures"]
+    )
 
     told = report_of(project)
     verdict = next(line for line in told.splitlines() if line.startswith("**"))
@@ -83,11 +92,22 @@ def test_exact_at_batch_1_and_wrong_at_batch_2(project: ProjectFolder) -> None:
     assert "verify:baked:ort" in verdict
     assert wrong.partition(": at [")[0] in told
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in told.splitlines()]
-    verdicts = {row[1]: row[-1] for row in rows if row[0] == "ort" and len(row) == 8 and row[2] == "`y`"}
+    verdicts = {
+        row[1]: row[-1] for row in rows if row[0] == "ort" and len(row) == 8 and row[2] == "`y`"
+    }
     assert verdicts["min (batch 1)"] == "yes"
-    assert verdicts["opt (batch 2)"] == verdicts["max (batch 8)"] == verdicts["odd (batch 3)"] == "NO"
+    assert (
+        verdicts["opt (batch 2)"] == verdicts["max (batch 8)"] == verdicts["odd (batch 3)"] == "NO"
+    )
 
     golden = {path.stem for path in (project.root / "build/baked/reference").glob("*.npz")}
-    assert golden == {"min", "opt", "max", "odd", "batch=5", "batch=6"}  # the last two for the engine rtx alone
+    assert golden == {
+        "min",
+        "opt",
+        "max",
+        "odd",
+        "batch=5",
+        "batch=6",
+    }  # the last two for the engine rtx alone
     asked = json.loads((project.root / "build/baked/engine/rtx/engine.json").read_text())
     assert [profile["x"]["max"] for profile in asked["profiles"]] == [[1, 4], [6, 4]]

@@ -15,12 +15,16 @@ def findings(ran: Ran) -> dict[str, dict[str, Any]]:
     return {f"{finding['about']} {finding['name']}": finding for finding in told["findings"]}
 
 
-def test_it_tells_what_is_here_and_fails_where_something_required_lacks(project: ProjectFolder) -> None:
+def test_it_tells_what_is_here_and_fails_where_something_required_lacks(
+    project: ProjectFolder,
+) -> None:
     old = Environment(project.root / "envs/old", "numpy")
     project.add_model("lin")
     engines = "{backend: onnxruntime, name: ort}, {backend: onnxruntime, name: old, toolchain: old, required: true}"
     project.edit("configs/models/lin.yaml", "{backend: onnxruntime, name: ort}", engines)
-    (project.root / "configs/project.yaml").write_text("toolchains: {old: {python: envs/old/bin/python}}\n")
+    (project.root / "configs/project.yaml").write_text(
+        "toolchains: {old: {python: envs/old/bin/python}}\n"
+    )
     ran = project.doit("doctor", "--json")
     assert ran.code == 1
     found = findings(ran)
@@ -28,7 +32,9 @@ def test_it_tells_what_is_here_and_fails_where_something_required_lacks(project:
     assert needed["state"] == "broken"
     assert needed["text"] == "is required, and cannot be built here: onnxruntime is not installed"
     assert needed["mend"] == f"{old.python} -m pip install onnxruntime"
-    assert {found[f"library {name}"]["state"] for name in ("torch", "torchvision", "onnx", "onnxsim")} == {"ok"}
+    assert {
+        found[f"library {name}"]["state"] for name in ("torch", "torchvision", "onnx", "onnxsim")
+    } == {"ok"}
     assert found["backend onnxruntime"]["facts"]["engines"] == ["lin:ort"]
     assert found["toolchain old"]["facts"]["engines"] == ["lin:old"]
     assert found["folder build"]["facts"]["writable"]

@@ -32,12 +32,23 @@ def imported(project: ProjectFolder, *arguments: str) -> set[str]:
     """Return the names of all modules that the doit process itself imports."""
     command = [sys.executable, "-X", "importtime", "-m", "doit", *arguments]
     done = subprocess.run(
-        command, cwd=project.root, env=project.environment, capture_output=True, text=True, check=True
+        command,
+        cwd=project.root,
+        env=project.environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    return {
+        line.rpartition("|")[2].strip()
+        for line in done.stderr.splitlines()
+        if line.startswith("import time:")
+    }
 
 
-def test_doit_builds_everything_and_says_where_the_report_is(built_once: tuple[ProjectFolder, Ran]) -> None:
+def test_doit_builds_everything_and_says_where_the_report_is(
+    built_once: tuple[ProjectFolder, Ran],
+) -> None:
     project, built = built_once
     assert built.code == 0, built.out + built.err
     assert built.passed == TARGETS
@@ -68,7 +79,11 @@ def test_a_run_leaves_the_heavy_libraries_to_the_workers(built: ProjectFolder) -
 
 
 def test_touching_files_runs_nothing(built: ProjectFolder) -> None:
-    for path in [*built.root.rglob("*.yaml"), *built.root.rglob("*.py"), *(built.root / "build").rglob("*.*")]:
+    for path in [
+        *built.root.rglob("*.yaml"),
+        *built.root.rglob("*.py"),
+        *(built.root / "build").rglob("*.*"),
+    ]:
         if path.is_file():
             path.touch()
     assert built.doit() == Ran(0, UP_TO_DATE, "")
@@ -130,7 +145,9 @@ def test_list_info_clean_and_forget(built: ProjectFolder) -> None:
     assert built.doit("list", "-s", "export:lin").out.startswith("R ")
 
 
-def test_a_check_that_fails_ends_with_1_and_continue_builds_the_rest(project: ProjectFolder) -> None:
+def test_a_check_that_fails_ends_with_1_and_continue_builds_the_rest(
+    project: ProjectFolder,
+) -> None:
     project.add_model("bad", "SizeDependent")
     project.add_model("good")
     failed = project.doit("--continue", "-n", "2")
@@ -138,7 +155,9 @@ def test_a_check_that_fails_ends_with_1_and_continue_builds_the_rest(project: Pr
     assert "report:good" in failed.passed
     assert "validate:bad" in failed.ran - failed.passed
     assert "report:bad" not in failed.ran
-    told = [line for line in failed.out.splitlines() if line.startswith("failed       validate:bad")]
+    told = [
+        line for line in failed.out.splitlines() if line.startswith("failed       validate:bad")
+    ]
     assert len(told) == 1
     assert "min" in told[0], "the case is named"
     assert "log: build/bad/validate/result.log" in failed.out
@@ -181,7 +200,10 @@ def test_wrong_manifests_are_all_told_at_once_and_nothing_is_built(project: Proj
     assert (wrong.code, wrong.out) == (3, "")
     first, *errors = wrong.err.splitlines()
     assert first.startswith("ERROR: ")
-    assert [error.split(":")[0] for error in errors if error] == ["configs/models/one.yaml", "configs/models/two.yaml"]
+    assert [error.split(":")[0] for error in errors if error] == [
+        "configs/models/one.yaml",
+        "configs/models/two.yaml",
+    ]
     assert not (project.root / "build").exists()
 
 
@@ -213,7 +235,9 @@ def test_the_folders_can_be_moved(built: ProjectFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("processes", "to_all"), [((), True), (("-n", "2"), False)], ids=["as-a-terminal-does", "to-doit-alone"]
+    ("processes", "to_all"),
+    [((), True), (("-n", "2"), False)],
+    ids=["as-a-terminal-does", "to-doit-alone"],
 )
 def test_ctrl_c_ends_promptly_with_130_and_leaves_no_process(
     project: ProjectFolder, processes: tuple[str, ...], to_all: bool
@@ -222,7 +246,9 @@ def test_ctrl_c_ends_promptly_with_130_and_leaves_no_process(
     process = project.start(*processes, "export:lin")
     log = project.root / "build/lin/export/export.log"
     try:
-        wait_until(lambda: log.exists() and "sleeping" in log.read_text(), 60, "the stage has begun")
+        wait_until(
+            lambda: log.exists() and "sleeping" in log.read_text(), 60, "the stage has begun"
+        )
         began = time.monotonic()
         (os.killpg if to_all else os.kill)(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=20)

@@ -10,13 +10,20 @@ from project_folder import ProjectFolder
 
 
 def test_doctor_of_engines(built: ProjectFolder, tmp_path: Path) -> None:
-    for name in ("lin:ort", "engine:lin:ort", "build/lin/engine/ort/engine.onnx", "build/lin/engine/ort"):
+    for name in (
+        "lin:ort",
+        "engine:lin:ort",
+        "build/lin/engine/ort/engine.onnx",
+        "build/lin/engine/ort",
+    ):
         told = built.doit("doctor", name)
         assert (told.code, told.err) == (0, ""), told
         assert told.out.splitlines()[1] == "it can run here"
         assert ": lin:ort, ONNX Runtime " in told.out.splitlines()[0]
 
-    elsewhere = tmp_path / "deployed"  # as it is copied to another machine: nothing in it knows where it was built
+    elsewhere = (
+        tmp_path / "deployed"
+    )  # as it is copied to another machine: nothing in it knows where it was built
     shutil.copytree(built.root / "build/lin/engine/ort", elsewhere)
     for file in elsewhere.iterdir():
         assert file.suffix == ".log" or str(built.root).encode() not in file.read_bytes(), file.name
@@ -47,7 +54,9 @@ def test_doctor_of_an_engine_that_is_not_built(project: ProjectFolder) -> None:
     assert "engine:lin:ort has not been built; doit engine:lin:ort" in told.out
 
 
-def test_an_engine_that_is_not_what_the_manifest_asks_for(built: ProjectFolder, tmp_path: Path) -> None:
+def test_an_engine_that_is_not_what_the_manifest_asks_for(
+    built: ProjectFolder, tmp_path: Path
+) -> None:
     fine = json.loads(built.doit("doctor", "lin:ort", "--json").out)["engines"][0]
     assert (fine["runs"], fine["current"], fine["reasons"]) == (True, True, [])
     before = sorted(path for path in built.root.rglob("*") if ".pyc" not in path.name)
@@ -60,7 +69,9 @@ def test_an_engine_that_is_not_what_the_manifest_asks_for(built: ProjectFolder, 
         assert lines[:2] == [
             "it can run here", "it is not what the manifest asks for now, or has not passed its checks:"
         ]  # fmt: skip
-        asked = "engine:lin:ort is not what the manifest asks for now: upstream: simplify:lin may rerun"
+        asked = (
+            "engine:lin:ort is not what the manifest asks for now: upstream: simplify:lin may rerun"
+        )
         assert lines[2] == f"  - {asked}; doit engine:lin:ort"
     elsewhere = tmp_path / "deployed"  # of a copy nobody knows which project it is of
     shutil.copytree(built.root / "build/lin/engine/ort", elsewhere)
@@ -69,7 +80,9 @@ def test_an_engine_that_is_not_what_the_manifest_asks_for(built: ProjectFolder, 
     assert (copied["runs"], copied["current"], copied["reasons"]) == (True, None, [])
     assert (here["runs"], here["current"]) == (True, False)
     assert [reason["kind"] for reason in here["reasons"]] == ["stale", "check", "check"]
-    assert before == sorted(path for path in built.root.rglob("*") if ".pyc" not in path.name)  # it only looks
+    assert before == sorted(
+        path for path in built.root.rglob("*") if ".pyc" not in path.name
+    )  # it only looks
 
     built.edit("configs/models/lin.yaml", "opset: 18", "opset: 17")
     (built.root / "build/lin/verify/ort.json").unlink()

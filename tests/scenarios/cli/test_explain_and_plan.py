@@ -54,13 +54,17 @@ def record_otherwise(project: ProjectFolder, target: str, label: str, value: str
 
 def everything(root: Path) -> dict[Path, tuple[int, int, int]]:
     stats = {path: path.lstat() for path in root.rglob("*")}
-    return {path: (found.st_mtime_ns, found.st_ctime_ns, found.st_size) for path, found in stats.items()}
+    return {
+        path: (found.st_mtime_ns, found.st_ctime_ns, found.st_size) for path, found in stats.items()
+    }
 
 
 # --- explain ----------------------------------------------------------------------------------------------
 
 
-def test_a_fresh_target_tells_when_it_was_built_how_long_it_took_and_why(built: ProjectFolder) -> None:
+def test_a_fresh_target_tells_when_it_was_built_how_long_it_took_and_why(
+    built: ProjectFolder,
+) -> None:
     explained = built.doit("explain", "export:lin")
     assert (explained.code, explained.err) == (0, "")
     line, count = explained.out.splitlines()
@@ -70,7 +74,9 @@ def test_a_fresh_target_tells_when_it_was_built_how_long_it_took_and_why(built: 
     assert count == "1 fresh"
 
 
-def test_without_a_name_all_targets_are_explained_and_fresh_ones_together(built: ProjectFolder) -> None:
+def test_without_a_name_all_targets_are_explained_and_fresh_ones_together(
+    built: ProjectFolder,
+) -> None:
     first, count = built.doit("explain").out.splitlines()
     assert first.startswith("fresh  lin: all 8 targets, last built ")
     assert count == "8 fresh"
@@ -86,7 +92,10 @@ def test_every_reason_is_told_from_old_to_new(built: ProjectFolder) -> None:
     record_otherwise(built, "engine:lin:ort", "tool:onnxruntime", "1.2.3")
     record_otherwise(built, "verify:lin:ort", "device:cpu.model", "another CPU")
     found = texts(built, "explain")
-    assert found["export:lin"] == ["export.opset: 17 → 18", "plugins/models/small.py changed (line 7)"]
+    assert found["export:lin"] == [
+        "export.opset: 17 → 18",
+        "plugins/models/small.py changed (line 7)",
+    ]
     assert found["reference:lin"] == [
         "plugins/models/small.py changed (line 7)",
         "output edited by hand: lin/reference/min.npz",
@@ -98,7 +107,9 @@ def test_every_reason_is_told_from_old_to_new(built: ProjectFolder) -> None:
     assert found["bench:lin:ort"][0] == "bench.duration: 0.05 → 0.06"
     state = states(built, "explain")
     assert state["simplify:lin"] == "may-rerun"
-    assert {target for target, found in state.items() if found == "stale"} == TARGETS - {"simplify:lin"}
+    assert {target for target, found in state.items() if found == "stale"} == TARGETS - {
+        "simplify:lin"
+    }
 
 
 def test_the_text_has_a_line_per_reason_and_counts_at_the_end(built: ProjectFolder) -> None:
@@ -123,7 +134,11 @@ def test_a_run_and_info_use_the_same_words_and_the_reason_is_kept(built: Project
     assert ran.ran >= {one["target"] for one in planned if one["state"] == "stale"}
     order = [line.split()[1] for line in ran.out.splitlines() if line.startswith("run ")]
     assert [target for target in (one["target"] for one in planned) if target in order] == order
-    assert built.doit("explain", "export:lin").out.splitlines()[0].endswith("; reason then: export.opset: 17 → 18")
+    assert (
+        built.doit("explain", "export:lin")
+        .out.splitlines()[0]
+        .endswith("; reason then: export.opset: 17 → 18")
+    )
     built.edit("configs/models/lin.yaml", "opset: 18", "opset: 17")
     assert texts(built, "explain", "export:lin") == {"export:lin": ["export.opset: 18 → 17"]}
 
@@ -142,7 +157,9 @@ def test_a_failure_is_told(project: ProjectFolder) -> None:
 
 def test_what_was_forgotten_is_told(built: ProjectFolder) -> None:
     built.doit("forget", "bench:lin:ort")
-    assert texts(built, "explain", "bench:lin:ort") == {"bench:lin:ort": ["forgotten by `doit forget`"]}
+    assert texts(built, "explain", "bench:lin:ort") == {
+        "bench:lin:ort": ["forgotten by `doit forget`"]
+    }
 
 
 def test_missing_inputs_are_told(built: ProjectFolder) -> None:
@@ -154,10 +171,14 @@ def test_missing_inputs_are_told(built: ProjectFolder) -> None:
 
 def test_long_values_are_short_in_text_and_whole_in_json(built: ProjectFolder) -> None:
     token = "x" * 5000
-    built.edit("configs/models/lin.yaml", "small.py:Linear", f"small.py:Linear, kwargs: {{token: {token}}}")
+    built.edit(
+        "configs/models/lin.yaml", "small.py:Linear", f"small.py:Linear, kwargs: {{token: {token}}}"
+    )
     assert max(map(len, built.doit("explain", "export:lin").out.splitlines())) < 150
     reasons = answer(built, "explain", "export:lin")["targets"][0]["reasons"]
-    assert [one["new"] for one in reasons if one["subject"] == "source.kwargs.token"] == [json.dumps(token)]
+    assert [one["new"] for one in reasons if one["subject"] == "source.kwargs.token"] == [
+        json.dumps(token)
+    ]
 
 
 def test_the_fields_of_the_answers_are_those_of_the_documentation(built: ProjectFolder) -> None:
@@ -178,7 +199,9 @@ def test_the_fields_of_the_answers_are_those_of_the_documentation(built: Project
     ]  # fmt: skip
     assert (plan["schema"], plan["jobs"], plan["unknown"]) == ("buildsys/plan/1", 2, 0)
     assert 0 < plan["expected_s"] < plan["expected_at_most_s"]
-    assert plan["expected_at_most_s"] / 2 <= plan["expected_parallel_s"] <= plan["expected_at_most_s"]
+    assert (
+        plan["expected_at_most_s"] / 2 <= plan["expected_parallel_s"] <= plan["expected_at_most_s"]
+    )
 
 
 def test_no_worker_is_started_and_nothing_heavy_imported(built: ProjectFolder) -> None:
@@ -212,7 +235,9 @@ def test_what_never_ran_has_no_usual_time(built: ProjectFolder) -> None:
     built.add_model("new")
     built.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
     told = built.doit("plan").out
-    assert ["run", "export:new", "unknown", "never", "built"] in [line.split() for line in told.splitlines()]
+    assert ["run", "export:new", "unknown", "never", "built"] in [
+        line.split() for line in told.splitlines()
+    ]
     assert told.endswith("not known for 8\n")
     alone = built.doit("plan", "export:new").out
     assert alone.endswith("1 target; how long it takes is not known, it has never run\n")
@@ -244,7 +269,12 @@ def test_looking_at_a_project_that_was_never_built_makes_no_folder(project: Proj
 @pytest.mark.parametrize("command", [("explain",), ("plan",), ("explain", "--json")])
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("build:ln", "build:lin"), ("exprt:lin", "export:lin"), ("lin", "build:lin"), ("engin", "engine")],
+    [
+        ("build:ln", "build:lin"),
+        ("exprt:lin", "export:lin"),
+        ("lin", "build:lin"),
+        ("engin", "engine"),
+    ],
 )
 def test_an_unknown_target_is_answered_with_the_nearest(
     built: ProjectFolder, command: tuple[str, ...], name: str, near: str
@@ -258,13 +288,21 @@ def test_an_unknown_target_is_answered_with_the_nearest(
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("explain", "--jsn"), "option --jsn not recognized; `doit help explain` tells the options"),
-        (("plan", "--since"), "option --since requires argument; `doit help plan` tells the options"),
+        (
+            ("explain", "--jsn"),
+            "option --jsn not recognized; `doit help explain` tells the options",
+        ),
+        (
+            ("plan", "--since"),
+            "option --since requires argument; `doit help plan` tells the options",
+        ),
         (("plan", "-n", "two"), "-n takes a number from 1 on, not 'two'"),
         (("plan", "-n", "0"), "-n takes a number from 1 on, not '0'"),
     ],
 )
-def test_wrong_options_are_one_sentence(built: ProjectFolder, arguments: tuple[str, ...], problem: str) -> None:
+def test_wrong_options_are_one_sentence(
+    built: ProjectFolder, arguments: tuple[str, ...], problem: str
+) -> None:
     assert built.doit(*arguments) == Ran(3, "", f"ERROR: {problem}\n")
 
 
@@ -277,12 +315,20 @@ def test_groups_stages_and_patterns_name_targets(built: ProjectFolder) -> None:
     assert states(built, "explain", "build:lin").keys() == TARGETS
     assert states(built, "explain", "engine").keys() == {"engine:lin:ort"}
     assert states(built, "explain", "verify:lin").keys() == {"verify:lin:ort"}
-    assert states(built, "explain", "*:ort").keys() == {"engine:lin:ort", "verify:lin:ort", "bench:lin:ort"}
+    assert states(built, "explain", "*:ort").keys() == {
+        "engine:lin:ort",
+        "verify:lin:ort",
+        "bench:lin:ort",
+    }
 
 
 def test_a_record_cut_short_is_told(built: ProjectFolder) -> None:
-    edit_state(built, "UPDATE records SET outputs = substr(outputs, 1, 9) WHERE target = 'export:lin'")
-    assert texts(built, "explain", "export:lin") == {"export:lin": ["the record of its last build cannot be read"]}
+    edit_state(
+        built, "UPDATE records SET outputs = substr(outputs, 1, 9) WHERE target = 'export:lin'"
+    )
+    assert texts(built, "explain", "export:lin") == {
+        "export:lin": ["the record of its last build cannot be read"]
+    }
 
 
 @pytest.mark.parametrize(
@@ -339,7 +385,10 @@ def in_read_only_folder(project: ProjectFolder, script: str) -> subprocess.Compl
     root = project.root
     mount = f"mount --bind {root} {root} && mount -o remount,ro,bind {root}"
     unshare = ["unshare", "-rm", "sh", "-c"]
-    if not shutil.which("unshare") or subprocess.run([*unshare, mount], capture_output=True).returncode:
+    if (
+        not shutil.which("unshare")
+        or subprocess.run([*unshare, mount], capture_output=True).returncode
+    ):
         pytest.skip("this machine does not let us mount a folder read-only")
     return subprocess.run(
         [*unshare, f"{mount} && cd {root} && {script}"],
@@ -352,7 +401,9 @@ def in_read_only_folder(project: ProjectFolder, script: str) -> subprocess.Compl
 
 def git(root: Path, *arguments: str) -> str:
     identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
-    done = subprocess.run(["git", *identity, *arguments], cwd=root, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["git", *identity, *arguments], cwd=root, capture_output=True, text=True, check=True
+    )
     return done.stdout
 
 
@@ -380,14 +431,20 @@ def leftovers(project: ProjectFolder) -> list[Path]:
     return list(Path(project.environment["TMPDIR"]).iterdir())
 
 
-def test_since_a_revision_targets_are_added_removed_changed_or_behind(versioned: ProjectFolder) -> None:
+def test_since_a_revision_targets_are_added_removed_changed_or_behind(
+    versioned: ProjectFolder,
+) -> None:
     root = versioned.root
     versioned.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
     (root / "configs/models/old.yaml").rename(root / "configs/models/new.yaml")
     versioned.edit("configs/models/new.yaml", "model: old", "model: new")
     status, index = git(root, "status", "--porcelain"), (root / ".git/index").read_bytes()
     plan = answer(versioned, "plan", "--since", "v1")
-    assert (plan["schema"], plan["since"], len(plan["commit"])) == ("buildsys/plan-since/1", "v1", 40)
+    assert (plan["schema"], plan["since"], len(plan["commit"])) == (
+        "buildsys/plan-since/1",
+        "v1",
+        40,
+    )
     state = {one["target"]: one["state"] for one in plan["targets"]}
     assert state["export:lin"] == "changed"
     assert state["simplify:lin"] == "behind"
@@ -398,7 +455,9 @@ def test_since_a_revision_targets_are_added_removed_changed_or_behind(versioned:
     assert {target for target, found in state.items() if found == "removed"} == {
         target.replace("lin", "old") for target in TARGETS
     }
-    told = versioned.doit("plan", "--since", "v1", "export:lin", "simplify:lin", "export:old").out.splitlines()
+    told = versioned.doit(
+        "plan", "--since", "v1", "export:lin", "simplify:lin", "export:old"
+    ).out.splitlines()
     assert told[:5] == [
         "changed  export:lin",
         "           export.opset: 17 → 18",
@@ -408,7 +467,10 @@ def test_since_a_revision_targets_are_added_removed_changed_or_behind(versioned:
     ]
     assert told[5].startswith("since v1 (")
     assert told[5].endswith("): 1 changed, 1 removed, 1 behind")
-    assert ((root / ".git/index").read_bytes(), git(root, "status", "--porcelain")) == (index, status)
+    assert ((root / ".git/index").read_bytes(), git(root, "status", "--porcelain")) == (
+        index,
+        status,
+    )
     assert leftovers(versioned) == []
 
 
@@ -420,7 +482,9 @@ def test_since_a_revision_sources_and_what_they_import_count(versioned: ProjectF
     (root / "plugins/models/parts.py").write_text("width = 3\n")
     versioned.edit("plugins/models/small.py", "import torch\n", "import torch\nimport parts\n")
     found = texts(versioned, "plan", "--since", "v1", "export:lin")
-    assert found == {"export:lin": ["plugins/models/parts.py added", "plugins/models/small.py changed (line 2)"]}
+    assert found == {
+        "export:lin": ["plugins/models/parts.py added", "plugins/models/small.py changed (line 2)"]
+    }
     commit(root, "two")
     (root / "plugins/models/parts.py").write_text("width = 4\n")
     assert texts(versioned, "plan", "--since", "HEAD", "export:lin") == {
@@ -428,17 +492,23 @@ def test_since_a_revision_sources_and_what_they_import_count(versioned: ProjectF
     }
 
 
-def test_since_a_revision_files_that_git_ignores_are_taken_as_they_are(versioned: ProjectFolder) -> None:
+def test_since_a_revision_files_that_git_ignores_are_taken_as_they_are(
+    versioned: ProjectFolder,
+) -> None:
     root = versioned.root
     (root / "data").mkdir()
     for path in ("data/a.pth", "w.pth"):
         (root / path).write_bytes(b"weights")
     for name, path in (("lin", "data/a.pth"), ("old", "w.pth")):
-        versioned.edit(f"configs/models/{name}.yaml", ":Linear}", f":Linear, weights: {{file: {path}}}}}")
+        versioned.edit(
+            f"configs/models/{name}.yaml", ":Linear}", f":Linear, weights: {{file: {path}}}}}"
+        )
     commit(root, "weights")
     assert versioned.doit("plan", "--since", "HEAD").out.endswith("): no target differs\n")
     versioned.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
-    assert texts(versioned, "plan", "--since", "HEAD", "export:lin") == {"export:lin": ["export.opset: 17 → 18"]}
+    assert texts(versioned, "plan", "--since", "HEAD", "export:lin") == {
+        "export:lin": ["export.opset: 17 → 18"]
+    }
 
 
 def test_since_a_revision_weights_and_variables(versioned: ProjectFolder) -> None:
@@ -446,16 +516,22 @@ def test_since_a_revision_weights_and_variables(versioned: ProjectFolder) -> Non
     (root / "my w.bin").write_bytes(b"weights")
     versioned.edit("configs/models/lin.yaml", ":Linear}", ':Linear, weights: {file: "my w.bin"}}')
     versioned.edit(
-        "plugins/models/small.py", "import torch\n", "import os\nimport torch\nWIDTH = os.environ.get('WIDTH')\n"
+        "plugins/models/small.py",
+        "import torch\n",
+        "import os\nimport torch\nWIDTH = os.environ.get('WIDTH')\n",
     )
     commit(root, "weights")
     versioned.environment["WIDTH"] = "7"  # as it is on both sides
     assert versioned.doit("plan", "--since", "HEAD").out.endswith("): no target differs\n")
     (root / "my w.bin").write_bytes(b"other weights")
-    assert texts(versioned, "plan", "--since", "HEAD", "export:lin") == {"export:lin": ["weights my w.bin changed"]}
+    assert texts(versioned, "plan", "--since", "HEAD", "export:lin") == {
+        "export:lin": ["weights my w.bin changed"]
+    }
 
 
-def test_since_a_revision_in_a_subfolder_with_configs_elsewhere(versioned: ProjectFolder, tmp_path: Path) -> None:
+def test_since_a_revision_in_a_subfolder_with_configs_elsewhere(
+    versioned: ProjectFolder, tmp_path: Path
+) -> None:
     whole = tmp_path / "whole"
     shutil.copytree(versioned.root, whole / "deploy/engines", ignore=shutil.ignore_patterns(".git"))
     (whole / "deploy/engines/configs").rename(whole / "manifests")
@@ -467,14 +543,18 @@ def test_since_a_revision_in_a_subfolder_with_configs_elsewhere(versioned: Proje
         assert project.doit("plan", "--since", "HEAD").out.endswith("): no target differs\n")
     manifest = whole / "manifests/models/lin.yaml"
     manifest.write_text(manifest.read_text().replace("opset: 17", "opset: 16"))
-    assert texts(project, "plan", "--since", "HEAD", "export:lin") == {"export:lin": ["export.opset: 17 → 16"]}
+    assert texts(project, "plan", "--since", "HEAD", "export:lin") == {
+        "export:lin": ["export.opset: 17 → 16"]
+    }
     project.environment["BUILDSYS_CONFIGS"] = str(versioned.root / "configs")
     outside = project.doit("plan", "--since", "HEAD")
     assert (outside.code, outside.out) == (3, "")
     assert "lies outside of the git repository" in outside.err
 
 
-def test_since_a_revision_with_configs_behind_a_link(versioned: ProjectFolder, tmp_path: Path) -> None:
+def test_since_a_revision_with_configs_behind_a_link(
+    versioned: ProjectFolder, tmp_path: Path
+) -> None:
     root = versioned.root
     (root / "configs").rename(root / "manifests")
     (root / "configs").symlink_to("manifests")
@@ -509,7 +589,10 @@ def test_since_a_revision_nothing_is_written_behind_a_link_out_of_the_folder(
 def test_a_revision_that_does_not_exist(versioned: ProjectFolder, revision: str) -> None:
     wrong = versioned.doit("plan", f"--since={revision}")
     assert (wrong.code, wrong.out) == (3, "")
-    assert wrong.err == f"ERROR: git knows no revision {revision!r}; `git log` and `git tag` tell what there is\n"
+    assert (
+        wrong.err
+        == f"ERROR: git knows no revision {revision!r}; `git log` and `git tag` tell what there is\n"
+    )
     assert leftovers(versioned) == []
 
 
@@ -521,7 +604,9 @@ def test_a_folder_that_is_no_git_repository(project: ProjectFolder) -> None:
     assert wrong.err == f"ERROR: {project.root} is in no git repository\n"
 
 
-def test_a_repository_without_commits_and_a_machine_without_git(project: ProjectFolder, tmp_path: Path) -> None:
+def test_a_repository_without_commits_and_a_machine_without_git(
+    project: ProjectFolder, tmp_path: Path
+) -> None:
     project.add_model("lin")
     git(project.root, "init", "-q")
     wrong = project.doit("plan", "--since", "HEAD")
@@ -553,5 +638,8 @@ def test_a_revision_whose_manifests_are_wrong(versioned: ProjectFolder) -> None:
 def test_a_git_hook_may_ask(versioned: ProjectFolder) -> None:
     """Git tells its hooks where it works by variables that would lead us astray."""
     versioned.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
-    versioned.environment |= {"GIT_DIR": str(versioned.root / ".git"), "GIT_INDEX_FILE": "/nonexistent/index"}
+    versioned.environment |= {
+        "GIT_DIR": str(versioned.root / ".git"),
+        "GIT_INDEX_FILE": "/nonexistent/index",
+    }
     assert "export:lin" in texts(versioned, "plan", "--since", "v1")

@@ -32,12 +32,21 @@ def fails(ran: Ran, code: int, *sentences: str) -> None:
 
 
 def test_inspect_tells_all_of_a_graph(ready_built: ReadyProject) -> None:
-    build, state = contents(ready_built.root / "build"), (ready_built.root / ".buildsys/state.db").read_bytes()
+    build, state = (
+        contents(ready_built.root / "build"),
+        (ready_built.root / ".buildsys/state.db").read_bytes(),
+    )
     ran = ready_built.doit(f"inspect:{NET}")
     assert ran.code == 0, ran.err
     lines = ran.out.splitlines()
-    assert lines[0].startswith("simplify:a: build/a/simplify/model.onnx, ")  # up to date: nothing to say about that
-    for part in ("opsets      ai.onnx 17", f"x: float32 [batch, {FEATURES}]", "131 k at batch = 2; that is 65.5 k"):
+    assert lines[0].startswith(
+        "simplify:a: build/a/simplify/model.onnx, "
+    )  # up to date: nothing to say about that
+    for part in (
+        "opsets      ai.onnx 17",
+        f"x: float32 [batch, {FEATURES}]",
+        "131 k at batch = 2; that is 65.5 k",
+    ):
         assert part in ran.out
     assert len(lines) < 40
     assert ready_built.doit("inspect", f"{NET}:simplify").out == ran.out
@@ -45,7 +54,9 @@ def test_inspect_tells_all_of_a_graph(ready_built: ReadyProject) -> None:
     assert (found["schema"], found["graph"]["state"]) == ("buildsys/inspect/1", "fresh")
     assert found["operators"] == {"Add": 1, "Identity": 1, "MatMul": 1}
     assert found["macs"]["total"] == 2 * FEATURES**2
-    assert found["tensors"]["v"]["consumers"] == [next(n["label"] for n in found["nodes"] if n["operator"] == "MatMul")]
+    assert found["tensors"]["v"]["consumers"] == [
+        next(n["label"] for n in found["nodes"] if n["operator"] == "MatMul")
+    ]
     assert contents(ready_built.root / "build") == build
     assert (ready_built.root / ".buildsys/state.db").read_bytes() == state
 
@@ -58,13 +69,19 @@ def test_inspect_tells_nodes_tensors_and_engines(ready_built: ReadyProject) -> N
     assert "z: float32 [batch, 256] to y" in node
     tensor = json.loads(ready_built.doit(f"inspect:{NET}:export", "--tensor", "z", "--json").out)
     assert tensor["tensors"]["z"]["sized"] == [2, FEATURES]
-    assert ready_built.doit(f"inspect:{NET}:engine").out.startswith("engine:a:ort: build/a/engine/ort/engine.onnx, ")
+    assert ready_built.doit(f"inspect:{NET}:engine").out.startswith(
+        "engine:a:ort: build/a/engine/ort/engine.onnx, "
+    )
 
 
 def test_inspect_says_first_what_is_not_up_to_date(ready_built: ReadyProject) -> None:
-    ready_built.edit(f"configs/models/{NET}.yaml", "{tool: onnxsim}", "{tool: onnxsim, fuse: false}")
+    ready_built.edit(
+        f"configs/models/{NET}.yaml", "{tool: onnxsim}", "{tool: onnxsim, fuse: false}"
+    )
     first = ready_built.doit(f"inspect:{NET}").out.splitlines()[0]
-    assert first.startswith("simplify:a is not up to date (simplify.fuse: true → false); this is what was built ")
+    assert first.startswith(
+        "simplify:a is not up to date (simplify.fuse: true → false); this is what was built "
+    )
     assert first.endswith("`doit simplify:a` builds it")
     assert json.loads(ready_built.doit(f"inspect:{NET}", "--json").out)["graph"]["state"] == "stale"
 
@@ -74,16 +91,34 @@ def test_mistakes_are_one_line(ready_built: ReadyProject) -> None:
     doit = ready_built.doit
     fails(doit("inspect:othr"), 3, "there is no model 'othr'; nearest: other")
     fails(doit("inspect:a:simplfy"), 3, "there is no stage 'simplfy'; nearest: simplify")
-    fails(doit("inspect:a:validate"), 3, "validate of a writes no graph; graphs of a: export, simplify, engine:ort")
-    fails(doit("inspect:other"), 2, "simplify:other has not been built; `doit simplify:other` builds it")
+    fails(
+        doit("inspect:a:validate"),
+        3,
+        "validate of a writes no graph; graphs of a: export, simplify, engine:ort",
+    )
+    fails(
+        doit("inspect:other"),
+        2,
+        "simplify:other has not been built; `doit simplify:other` builds it",
+    )
     fails(doit("inspect:a", "--node", "MatMl"), 3, "the graph has no node 'MatMl'")
     fails(doit("inspect:a:export", "--tensor", "zz"), 3, "the graph has no tensor 'zz'")
-    fails(doit("inspect:a", "--nodes", "--svg", "x.svg"), 3, "--nodes and --svg are different answers")
+    fails(
+        doit("inspect:a", "--nodes", "--svg", "x.svg"), 3, "--nodes and --svg are different answers"
+    )
     fails(doit("inspect:a", "--depth", "3"), 3, "choose what a picture shows; add --svg FILE")
-    fails(doit("inspect:a", "--svg", "x.svg", "--from", "nowhere"), 3, "the graph has no node or tensor 'nowhere'")
+    fails(
+        doit("inspect:a", "--svg", "x.svg", "--from", "nowhere"),
+        3,
+        "the graph has no node or tensor 'nowhere'",
+    )
     fails(doit("inspect:a", "build:a"), 3, "inspect takes one MODEL or MODEL:STAGE")
     fails(doit("diff", "a", "export"), 3, "diff takes a model and the names of two graphs")
-    fails(doit("diff", "a", "export", "simplify~7"), 3, "there is no simplify~7: of simplify:a one graph is recorded")
+    fails(
+        doit("diff", "a", "export", "simplify~7"),
+        3,
+        "there is no simplify~7: of simplify:a one graph is recorded",
+    )
     fails(doit("netron", "a", "--port", "0"), 3, "--port takes a number from 1 to 65535, not '0'")
     fails(doit("netron", "other"), 2, "simplify:other has not been built")
     (ready_built.root / "build/a/simplify/model.onnx").write_bytes(b"\xff" * 50)
@@ -98,7 +133,10 @@ def test_a_picture_is_written(ready_built: ReadyProject) -> None:
     told = json.loads(ready_built.doit(f"inspect:{NET}:export", "--json", "--svg", "again.svg").out)
     assert (told["nodes"], told["boxes"], told["svg"]) == (3, 3, "again.svg")
     assert (ready_built.root / "again.svg").read_bytes() == picture
-    assert "1 node" in ready_built.doit(f"inspect:{NET}:export", "--svg", "part.svg", "--from", "z").out
+    assert (
+        "1 node"
+        in ready_built.doit(f"inspect:{NET}:export", "--svg", "part.svg", "--from", "z").out
+    )
 
 
 def test_diff_compares_stages_and_builds(ready_built: ReadyProject) -> None:
@@ -109,7 +147,10 @@ def test_diff_compares_stages_and_builds(ready_built: ReadyProject) -> None:
     assert re.search(rf"(left out|constant now) +1 {TIMES} Identity", ran.out)
     told = json.loads(doit("diff", NET, "export", "simplify", "--json").out)
     assert (told["schema"], told["nodes"]) == ("buildsys/diff/1", [3, 2])
-    assert doit("diff", NET, "simplify", "simplify").out == "a: simplify → simplify: 2 → 2 nodes, no difference\n"
+    assert (
+        doit("diff", NET, "simplify", "simplify").out
+        == "a: simplify → simplify: 2 → 2 nodes, no difference\n"
+    )
 
     git(ready_built, "init", "-q")
     git(ready_built, "add", "dodo.py", "configs", "plugins", "networks", "pyproject.toml")
@@ -123,23 +164,37 @@ def test_diff_compares_stages_and_builds(ready_built: ReadyProject) -> None:
     since = json.loads(doit("diff", NET, "simplify@HEAD", "--json").out)
     assert [graph["state"] for graph in since["graphs"]] == ["stored", "fresh"]
     assert len(since["changed"]) == 1
-    assert doit("diff", NET, "simplify~1", "simplify@HEAD").out.splitlines()[-1].endswith("no difference")
+    assert (
+        doit("diff", NET, "simplify~1", "simplify@HEAD")
+        .out.splitlines()[-1]
+        .endswith("no difference")
+    )
     fails(doit("diff", NET, "simplify@nowhere"), 3, "git knows no revision 'nowhere'")
     git(ready_built, "add", "networks")
     git(ready_built, "commit", "-qm", "second")
-    ready_built.edit(f"configs/models/{NET}.yaml", "{tool: onnxsim}", "{tool: onnxsim, fuse: false}")
+    ready_built.edit(
+        f"configs/models/{NET}.yaml", "{tool: onnxsim}", "{tool: onnxsim, fuse: false}"
+    )
     git(ready_built, "commit", "-qam", "third")
-    fails(doit("diff", NET, "simplify@HEAD"), 2, "nothing that is stored was built from simplify:a as it is at HEAD")
+    fails(
+        doit("diff", NET, "simplify@HEAD"),
+        2,
+        "nothing that is stored was built from simplify:a as it is at HEAD",
+    )
     assert "simplify@HEAD~1 was built" in doit("diff", NET, "simplify@HEAD~1").out
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_netron_serves_until_it_is_interrupted(ready_built: ReadyProject, number: signal.Signals) -> None:
+def test_netron_serves_until_it_is_interrupted(
+    ready_built: ReadyProject, number: signal.Signals
+) -> None:
     pytest.importorskip("netron")
     process = ready_built.start("netron", f"{NET}:export")
     try:
         assert process.stdout is not None
-        address = re.match(r"(http://127\.0\.0\.1:\d+) shows it; Ctrl-C ends", process.stdout.readline())
+        address = re.match(
+            r"(http://127\.0\.0\.1:\d+) shows it; Ctrl-C ends", process.stdout.readline()
+        )
         assert address is not None
         with urllib.request.urlopen(f"{address[1]}/data/model.onnx", timeout=30) as served:
             assert served.read() == (ready_built.root / "build/a/export/model.onnx").read_bytes()
@@ -152,7 +207,9 @@ def test_netron_serves_until_it_is_interrupted(ready_built: ReadyProject, number
 
 
 def test_without_netron_it_says_what_to_install(ready_built: ReadyProject) -> None:
-    code = "import sys; sys.modules['netron'] = None; from doit.__main__ import main; sys.exit(main())"
+    code = (
+        "import sys; sys.modules['netron'] = None; from doit.__main__ import main; sys.exit(main())"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, "netron", NET],
         cwd=ready_built.root, env=ready_built.environment, capture_output=True, text=True, check=False,
@@ -163,4 +220,6 @@ def test_without_netron_it_says_what_to_install(ready_built: ReadyProject) -> No
 
 def git(project: ReadyProject, *arguments: str) -> None:
     who = ("-c", "user.name=n", "-c", "user.email=e@e")
-    subprocess.run(["git", "-C", str(project.root), *who, *arguments], check=True, capture_output=True)
+    subprocess.run(
+        ["git", "-C", str(project.root), *who, *arguments], check=True, capture_output=True
+    )

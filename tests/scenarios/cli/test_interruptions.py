@@ -37,7 +37,9 @@ def test_a_signal_ends_a_run_and_the_next_goes_on(
     ready.hold()
     process = ready.start("-n", "2")
     log = ready.root / "build/a/reference/reference.log"
-    wait_until(lambda: ready.is_held and log in workers_in(ready.root), 60, "reference:a is at work")
+    wait_until(
+        lambda: ready.is_held and log in workers_in(ready.root), 60, "reference:a is at work"
+    )
     worker = workers_in(ready.root)[log]
     began = time.monotonic()
     (os.killpg if to_all else os.kill)(process.pid, number)
@@ -66,11 +68,15 @@ def test_a_stage_that_hangs_is_stopped_at_its_limit(ready: ReadyProject) -> None
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(not LONG, reason="a server is waited for for a minute; run with BUILDSYS_LONG_TESTS=1")
+@pytest.mark.skipif(
+    not LONG, reason="a server is waited for for a minute; run with BUILDSYS_LONG_TESTS=1"
+)
 @pytest.mark.parametrize("moment", ["idle", "at work"])
 def test_a_server_that_hangs_is_replaced(ready: ReadyProject, moment: str) -> None:
     assert ready.doit("export:a").code == 0
-    (server,) = [pid for pid, command in processes_marked(ready.mark).items() if _is_server(pid, command)]
+    (server,) = [
+        pid for pid, command in processes_marked(ready.mark).items() if _is_server(pid, command)
+    ]
     if moment == "idle":
         os.kill(server, signal.SIGSTOP)
         ran = ready.doit("-n", "2")
@@ -91,4 +97,7 @@ def test_a_server_that_hangs_is_replaced(ready: ReadyProject, moment: str) -> No
 
 def _is_server(pid: int, command: str) -> bool:
     parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
-    return "buildsys.workers.server.main" in command and "buildsys" not in Path(f"/proc/{parent}/cmdline").read_text()
+    return (
+        "buildsys.workers.server.main" in command
+        and "buildsys" not in Path(f"/proc/{parent}/cmdline").read_text()
+    )

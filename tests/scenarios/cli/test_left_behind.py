@@ -43,7 +43,9 @@ def reports(project: ReadyProject) -> dict[str, bytes]:
 def verdict(project: ReadyProject) -> tuple[str, str]:
     """Return what both reports say on top."""
     found = reports(project)
-    return json.loads(found["report.json"])["verdict"]["status"], found["report.md"].decode().splitlines()[0]
+    return json.loads(found["report.json"])["verdict"]["status"], found[
+        "report.md"
+    ].decode().splitlines()[0]
 
 
 PASSED = ("passed", "# a: build report")
@@ -58,7 +60,10 @@ def check_mended(project: ReadyProject) -> None:
     assert project.doit() == UP_TO_DATE
     assert contents(project.root / "build") == project.clean_contents()
     told = project.doit("doctor", "a:ort")
-    assert (told.code, "it is what the manifest asks for now, and has passed its checks\n" in told.out) == (0, True)
+    assert (
+        told.code,
+        "it is what the manifest asks for now, and has passed its checks\n" in told.out,
+    ) == (0, True)
 
 
 def doctors_kinds(project: ReadyProject, name: str = "a:ort") -> list[str]:
@@ -79,16 +84,27 @@ def test_a_failed_check(ready_built: ReadyProject) -> None:
         assert "report: build/a/report/report.md, on this run\n" in ran.out
         assert verdict(ready_built) == FAILED
         now = reports(ready_built)
-        assert (now["last_passed.md"], now["last_passed.json"]) == (before["report.md"], before["report.json"])
+        assert (now["last_passed.md"], now["last_passed.json"]) == (
+            before["report.md"],
+            before["report.json"],
+        )
     text = now["report.md"].decode()
     rows = dict(re.findall(r"^\| `(\S+)` +\| (\S+)", text, re.MULTILINE))
     assert rows["validate:a"] == "FAILED"
-    assert (rows["engine:a:ort"], rows["verify:a:ort"], rows["bench:a:ort"]) == ("passed", "stale", "stale")
+    assert (rows["engine:a:ort"], rows["verify:a:ort"], rows["bench:a:ort"]) == (
+        "passed",
+        "stale",
+        "stale",
+    )
     assert "p50" not in text  # nothing is told of a benchmark of other inputs
     assert "The report of the last pass is last_passed.md and last_passed.json." in text
     assert json.loads(now["report.json"])["status"] == "failed"
 
-    assert doctors_kinds(ready_built) == doctors_kinds(ready_built, "build/a/engine/ort") == ["check", "check"]
+    assert (
+        doctors_kinds(ready_built)
+        == doctors_kinds(ready_built, "build/a/engine/ort")
+        == ["check", "check"]
+    )
     explained = ready_built.doit("explain", "report:a").out
     assert "last run failed: it tells of a run in which validate:a failed\n" in explained
     assert "edited by hand" not in explained
@@ -117,7 +133,11 @@ def test_an_error_in_the_first_stage(ready_built: ReadyProject) -> None:
 def test_nothing_is_said_where_nothing_is_left(ready: ReadyProject) -> None:
     fail_validation(ready)
     first = ready.doit()
-    assert (first.code, "still of the pass" in first.out, "on this run" in first.out) == (1, False, False)
+    assert (first.code, "still of the pass" in first.out, "on this run" in first.out) == (
+        1,
+        False,
+        False,
+    )
     assert not (ready.root / "build/a/report").exists()
     mend(ready)
     assert ready.doit().code == 0
@@ -132,10 +152,15 @@ def test_models_that_were_not_come_to(ready_built: ReadyProject) -> None:
     fail_validation(ready_built)
     ran = ready_built.doit()
     assert re.search(
-        r"^build/b: verify ort, bench ort, reference, validate are still of the pass of ", ran.out, re.MULTILINE
+        r"^build/b: verify ort, bench ort, reference, validate are still of the pass of ",
+        ran.out,
+        re.MULTILINE,
     )
     told = json.loads((ready_built.root / "build/b/report/report.json").read_text())
-    assert told["verdict"] == {"status": "stale", "text": "STALE: 5 of 8 targets were not brought up to date"}
+    assert told["verdict"] == {
+        "status": "stale",
+        "text": "STALE: 5 of 8 targets were not brought up to date",
+    }
 
 
 def test_another_reporter(ready_built: ReadyProject) -> None:
@@ -151,7 +176,9 @@ def test_a_report_that_cannot_be_replaced_is_told(ready_built: ReadyProject) -> 
     ran = ready_built.doit()
     assert ran.code == 1
     (line,) = [
-        line for line in ran.out.splitlines() if line.startswith("build/a: report, verify ort, bench ort are still of ")
+        line
+        for line in ran.out.splitlines()
+        if line.startswith("build/a: report, verify ort, bench ort are still of ")
     ]
     assert " (and the report does not say so: cannot publish " in line
 
@@ -179,8 +206,12 @@ def test_kills_leave_nothing_that_lies_after_the_next_run(ready_built: ReadyProj
     check_mended(ready_built)
 
 
-@pytest.mark.parametrize("placed", [("last_passed.json",), ("last_passed.json", "last_passed.md", "report.md")])
-def test_a_kill_between_two_files_of_a_report(ready_built: ReadyProject, placed: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "placed", [("last_passed.json",), ("last_passed.json", "last_passed.md", "report.md")]
+)
+def test_a_kill_between_two_files_of_a_report(
+    ready_built: ReadyProject, placed: tuple[str, ...]
+) -> None:
     before = reports(ready_built)
     fail_validation(ready_built)
     assert ready_built.doit().code == 1
@@ -192,7 +223,10 @@ def test_a_kill_between_two_files_of_a_report(ready_built: ReadyProject, placed:
     assert ready_built.doit().code == 1
     now = reports(ready_built)
     assert verdict(ready_built) == FAILED
-    assert (now["last_passed.md"], now["last_passed.json"]) == (before["report.md"], before["report.json"])
+    assert (now["last_passed.md"], now["last_passed.json"]) == (
+        before["report.md"],
+        before["report.json"],
+    )
     mend(ready_built)
     assert ready_built.doit().code == 0
     assert reports(ready_built) == before

@@ -24,7 +24,9 @@ ONE, OTHER = model_name(1), model_name(COUNT - 1)
 
 
 def targets_of(model: str) -> set[str]:
-    variants = {stage: ":ort-cpu" if stage in ("engine", "verify", "bench") else "" for stage in STAGES}
+    variants = {
+        stage: ":ort-cpu" if stage in ("engine", "verify", "bench") else "" for stage in STAGES
+    }
     return {f"{stage}:{model}{variant}" for stage, variant in variants.items()}
 
 
@@ -66,7 +68,9 @@ def test_one_model_is_asked_for_and_the_others_are_left_alone(many: ProjectFolde
     assert many.doit("build:m00002") == Ran(0, "everything is up to date (8 targets)\n", "")
     assert many.doit(f"build:{ONE}").passed == {f"bench:{ONE}:ort-cpu", f"report:{ONE}"}
     assert many.doit("report").passed == {f"bench:{OTHER}:ort-cpu", f"report:{OTHER}"}
-    assert many.doit("export:m00003", "verify:m00004") == Ran(0, "everything is up to date (6 targets)\n", "")
+    assert many.doit("export:m00003", "verify:m00004") == Ran(
+        0, "everything is up to date (6 targets)\n", ""
+    )
 
 
 def test_a_model_that_is_added_is_built_and_nothing_else(many: ProjectFolder) -> None:
@@ -81,7 +85,10 @@ def test_a_model_that_is_removed_and_comes_back_is_fresh(many: ProjectFolder) ->
     manifest(many, ONE).unlink()
     assert many.doit() == Ran(0, f"everything is up to date ({8 * (COUNT - 1)} targets)\n", "")
     gone = many.doit(f"build:{ONE}")
-    assert (gone.code, gone.err.startswith(f"ERROR: there is no target 'build:{ONE}'; nearest: ")) == (3, True)
+    assert (
+        gone.code,
+        gone.err.startswith(f"ERROR: there is no target 'build:{ONE}'; nearest: "),
+    ) == (3, True)
     manifest(many, ONE).write_text(text)
     assert many.doit() == Ran(0, UP_TO_DATE, "")
 
@@ -119,7 +126,9 @@ def test_an_output_edited_by_hand_is_made_again(many: ProjectFolder) -> None:
     assert many.doit() == Ran(0, UP_TO_DATE, "")
 
 
-def test_ignored_always_and_forgotten_targets_are_not_hidden_by_what_is_settled(many: ProjectFolder) -> None:
+def test_ignored_always_and_forgotten_targets_are_not_hidden_by_what_is_settled(
+    many: ProjectFolder,
+) -> None:
     assert many.doit("-a", "-s", f"report:{ONE}").passed == {f"report:{ONE}"}
     many.doit("forget", f"report:{OTHER}")
     many.doit("ignore", f"report:{ONE}")

@@ -32,7 +32,10 @@ def test_the_table_is_remembered(project: ProjectFolder) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["asih"], "there is no operator 'asih' in torch, ONNX or ONNX Runtime here; nearest: aten::asinh"),
+        (
+            ["asih"],
+            "there is no operator 'asih' in torch, ONNX or ONNX Runtime here; nearest: aten::asinh",
+        ),
         (["DeformCov"], "nearest: DeformConv"),
         (["aten::rol"], "nearest: aten::roll"),
         (["qqqqqqqq"], "`doit ops --all` tells all of them"),

@@ -41,17 +41,24 @@ def temporary(project: ProjectFolder, tmp_path: Path) -> Path:
     """The folder for temporary files of the processes of ``project``."""
     folder = tmp_path / "tmp"
     folder.mkdir()
-    project.environment |= {"TMPDIR": str(folder), "BUILDSYS_MACHINE_LOCK": str(tmp_path / "machine")}
+    project.environment |= {
+        "TMPDIR": str(folder),
+        "BUILDSYS_MACHINE_LOCK": str(tmp_path / "machine"),
+    }
     with (project.root / "plugins/models/small.py").open("a") as file:
         file.write(BY_PROCESS)
     return folder
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+    }
 
 
-def test_a_model_is_built_twice_and_nothing_else_is_touched(project: ProjectFolder, temporary: Path) -> None:
+def test_a_model_is_built_twice_and_nothing_else_is_touched(
+    project: ProjectFolder, temporary: Path
+) -> None:
     project.add_model("lin")
     assert project.doit("export:lin").code == 0
     state = project.root / ".buildsys/state.db"
@@ -159,7 +166,9 @@ def test_an_interrupted_comparison_leaves_nothing_behind(
     try:
         logs = "*/a/project/build/lin/export/export.log"
         wait_until(
-            lambda: any("sleeping" in log.read_text() for log in temporary.glob(logs)), 60, "the stage has begun"
+            lambda: any("sleeping" in log.read_text() for log in temporary.glob(logs)),
+            60,
+            "the stage has begun",
         )
         began = time.monotonic()
         (os.killpg if to_all else os.kill)(process.pid, number)
@@ -175,15 +184,21 @@ def test_an_interrupted_comparison_leaves_nothing_behind(
             os.kill(left, signal.SIGKILL)
 
 
-def test_a_new_export_of_the_same_graph_stops_there(project: ProjectFolder, temporary: Path) -> None:
+def test_a_new_export_of_the_same_graph_stops_there(
+    project: ProjectFolder, temporary: Path
+) -> None:
     """Only the report runs again: it tells how long each target took."""
     for exporter in ("torchscript", "dynamo"):
         project.add_model(exporter)
-        project.edit(f"configs/models/{exporter}.yaml", "{opset: 17}", f"{{opset: 18, exporter: {exporter}}}")
+        project.edit(
+            f"configs/models/{exporter}.yaml", "{opset: 17}", f"{{opset: 18, exporter: {exporter}}}"
+        )
     assert project.doit().code == 0
     project.edit("plugins/models/small.py", "import torch\n", "import torch\n\nUNUSED = 1\n")
     again = project.doit()
     assert again.code == 0, again.out + again.err
     assert again.passed == {
-        f"{stage}:{exporter}" for stage in ("export", "reference", "report") for exporter in ("torchscript", "dynamo")
+        f"{stage}:{exporter}"
+        for stage in ("export", "reference", "report")
+        for exporter in ("torchscript", "dynamo")
     }

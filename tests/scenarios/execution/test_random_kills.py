@@ -32,7 +32,9 @@ SEED = int(os.environ.get("BUILDSYS_KILL_SEED") or random.SystemRandom().randran
 RUN_LIMIT_S = 60  # a run that takes longer hangs: the longest takes three seconds
 NETWORKS = {"a": "networks/net.onnx", "b": "networks/other.onnx"}
 TOOLS = ("onnxsim", "none")
-STATES = list(itertools.product((0, 1), TOOLS))  # of a model: the seed of its network, and its simplifier
+STATES = list(
+    itertools.product((0, 1), TOOLS)
+)  # of a model: the seed of its network, and its simplifier
 NEEDS = {
     "export": (),
     "reference": (),
@@ -67,7 +69,9 @@ class Ordeal:
         """Change something that makes work for the next run; return what."""
         model = self.choice.choice("ab")
         seed, tool = self.state[model]
-        what = self.choice.choice(["network", "network", "tool", "delete", "delete all", "edit", "cut"])
+        what = self.choice.choice(
+            ["network", "network", "tool", "delete", "delete all", "edit", "cut"]
+        )
         if what == "network":
             seed = 1 - seed
             self.project.write_network(seed, NETWORKS[model])
@@ -79,7 +83,9 @@ class Ordeal:
         else:
             self._spoil(what)
         self.state[model] = (seed, tool)
-        if self.choice.random() < 0.5:  # else most is restored, and few stages are there to be killed
+        if (
+            self.choice.random() < 0.5
+        ):  # else most is restored, and few stages are there to be killed
             shutil.rmtree(self.project.root / ".buildsys/store", ignore_errors=True)
             what += ", no store"
         return f"{model}: {what}"
@@ -91,7 +97,9 @@ class Ordeal:
         time.sleep(self.choice.uniform(0, self.usual_s))
         found = processes_marked(self.project.mark)
         others = sorted(found.keys() - {process.pid})
-        victim = process.pid if not others or self.choice.random() < 0.4 else self.choice.choice(others)
+        victim = (
+            process.pid if not others or self.choice.random() < 0.4 else self.choice.choice(others)
+        )
         what = "" if process.poll() is not None or victim not in found else _kind(found[victim])
         if what:
             with contextlib.suppress(ProcessLookupError):
@@ -105,7 +113,9 @@ class Ordeal:
         story = f"{what} killed, {ran}"
         assert "Traceback" not in ran.out + ran.err, story
         if ran.code == 2:
-            assert re.search(r"^failed .* (killed by signal 9|ended unexpectedly)", ran.out, re.MULTILINE), story
+            assert re.search(
+                r"^failed .* (killed by signal 9|ended unexpectedly)", ran.out, re.MULTILINE
+            ), story
         else:
             assert ran.code == (-signal.SIGKILL if what == "doit" else 0), story
         wait_until(lambda: not workers_in(self.build), 10, f"a worker goes on: {story}")
@@ -127,7 +137,11 @@ class Ordeal:
         assert not done.ran & kept, f"made again: {done.ran & kept}; {done}"
         for model in self.state:
             assert contents(self.build / model) == self.expected(model)
-        left = [path for path in (self.build / ".tmp").rglob("*") if path.is_file()] if done.ran else []
+        left = (
+            [path for path in (self.build / ".tmp").rglob("*") if path.is_file()]
+            if done.ran
+            else []
+        )
         assert not left, f"left behind: {left}"
 
     def expected(self, model: str) -> Contents:
@@ -135,7 +149,11 @@ class Ordeal:
         return self.clean[self.state[model]]
 
     def _spoil(self, how: str) -> None:
-        outputs = [path for path in sorted(self.build.rglob("*")) if path.suffix in (".onnx", ".npz", ".json", ".md")]
+        outputs = [
+            path
+            for path in sorted(self.build.rglob("*"))
+            if path.suffix in (".onnx", ".npz", ".json", ".md")
+        ]
         outputs = [path for path in outputs if ".tmp" not in path.parts]
         if not outputs:
             return
@@ -144,7 +162,11 @@ class Ordeal:
             path.unlink()
             return
         content = path.read_bytes()
-        content = content[: len(content) // 2] if how == "cut" else content[:-1] + bytes([content[-1] ^ 1])
+        content = (
+            content[: len(content) // 2]
+            if how == "cut"
+            else content[:-1] + bytes([content[-1] ^ 1])
+        )
         path.write_bytes(content)
         self.spoilt.add(hashlib.sha256(content).hexdigest())
 
@@ -152,7 +174,11 @@ class Ordeal:
         """Check that every file in sight is one that some clean build has, unless it was edited by hand."""
         for path in self.build.rglob("*"):
             name = path.relative_to(self.build).as_posix()
-            if not path.is_file() or name.startswith(".tmp/") or path.suffix not in (".onnx", ".npz", ".json"):
+            if (
+                not path.is_file()
+                or name.startswith(".tmp/")
+                or path.suffix not in (".onnx", ".npz", ".json")
+            ):
                 continue
             if hashlib.sha256(path.read_bytes()).hexdigest() not in self.spoilt:
                 inside = name.partition("/")[2]
@@ -214,7 +240,9 @@ def test_nothing_that_is_killed_leaves_anything_half(ordeal: Ordeal) -> None:
     while ordeal.killed.total() < KILLS:
         changed = ordeal.change()
         ran, what = ordeal.run_and_kill()
-        print(f"{time.monotonic() - began:6.1f} s  {changed}; killed: {what or 'nothing'}; exit code {ran.code}")
+        print(
+            f"{time.monotonic() - began:6.1f} s  {changed}; killed: {what or 'nothing'}; exit code {ran.code}"
+        )
         fresh = ordeal.check_after(ran, what)
         if ordeal.choice.random() < 0.6:
             ordeal.finish(fresh)
@@ -230,5 +258,7 @@ def _kind(command: str) -> str:
 def _needed(target: str) -> set[str]:
     """Return the targets behind a target, all the way."""
     stage, model = target.split(":")[:2]
-    direct = {name for name in targets(model) for needed in NEEDS[stage] if name.split(":")[0] == needed}
+    direct = {
+        name for name in targets(model) for needed in NEEDS[stage] if name.split(":")[0] == needed
+    }
     return direct.union(*map(_needed, direct))

@@ -36,7 +36,9 @@ def check_right_and_fresh(project: ReadyProject) -> None:
     assert contents(project.root / "build") == project.clean_contents()
 
 
-def test_1_doit_is_killed_in_the_middle_and_the_manifest_reverted(ready_built: ReadyProject) -> None:
+def test_1_doit_is_killed_in_the_middle_and_the_manifest_reverted(
+    ready_built: ReadyProject,
+) -> None:
     before = contents(ready_built.root / "build")
     ready_built.edit(MANIFEST, "max: 4", "max: 8")
     ready_built.edit(MANIFEST, "tool: onnxsim", "tool: none")
@@ -44,7 +46,11 @@ def test_1_doit_is_killed_in_the_middle_and_the_manifest_reverted(ready_built: R
     process = ready_built.start("-n", "2")
     wait_until(lambda: ready_built.is_held, 60, "reference:a is in the middle of its work")
     engine = "a/engine/ort/engine.onnx"
-    wait_until(lambda: contents(ready_built.root / "build")[engine] != before[engine], 60, "the other thread is done")
+    wait_until(
+        lambda: contents(ready_built.root / "build")[engine] != before[engine],
+        60,
+        "the other thread is done",
+    )
     time.sleep(0.3)
     process.kill()
     killed = finish(process)
@@ -113,7 +119,10 @@ def test_5_an_input_is_edited_while_a_stage_runs(ready_built: ReadyProject) -> N
     ready_built.let_go()
     edited = finish(process)
     assert (edited.code, edited.ran, edited.passed) == (2, {"reference:a"}, set())
-    assert f"{VALUES} changed while reference:a ran; nothing was published; run it again\n" in edited.out
+    assert (
+        f"{VALUES} changed while reference:a ran; nothing was published; run it again\n"
+        in edited.out
+    )
     told = {"a/report/report.json": "report failed", "a/report/last_passed.json": "report passed"}
     assert contents(ready_built.root / "build") == {**before, **told}
 
@@ -137,7 +146,9 @@ def test_5_an_input_is_edited_while_a_stage_runs(ready_built: ReadyProject) -> N
         ("tool: onnxsim", "tool: none", {"simplify:a", *BEHIND_SIMPLIFY}),
     ],
 )
-def test_6_an_option_is_changed(ready_built: ReadyProject, old: str, new: str, expected: set[str]) -> None:
+def test_6_an_option_is_changed(
+    ready_built: ReadyProject, old: str, new: str, expected: set[str]
+) -> None:
     before = contents(ready_built.root / "build")
     ready_built.edit(MANIFEST, old, new)
     again = ready_built.doit()
@@ -176,7 +187,9 @@ def test_7_content_changes_and_times_and_size_stay(ready_built: ReadyProject, ho
         (".", ALL),
     ],
 )
-def test_8_an_output_is_deleted(ready_built: ReadyProject, deleted: str, expected: set[str]) -> None:
+def test_8_an_output_is_deleted(
+    ready_built: ReadyProject, deleted: str, expected: set[str]
+) -> None:
     before = contents(ready_built.root / "build")
     path = ready_built.root / "build" / deleted
     shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -198,9 +211,16 @@ def test_9_three_at_once_build_each_target_once(ready: ReadyProject) -> None:
     assert [one.code for one in ran] == [0, 0, 0]
     assert Counter(target for one in ran for target in one.passed) == Counter(ALL)
     assert (ready.root / "calls").read_text().split() == ["min", "opt", "max", "odd"]
-    told = [line for one in ran[1:] for line in one.out.splitlines() if line.startswith("waits        reference:a  ")]
+    told = [
+        line
+        for one in ran[1:]
+        for line in one.out.splitlines()
+        if line.startswith("waits        reference:a  ")
+    ]
     assert len(told) == 2
-    assert all(f"for process {first.pid} on " in line and "(reference:a, since " in line for line in told)
+    assert all(
+        f"for process {first.pid} on " in line and "(reference:a, since " in line for line in told
+    )
     check_right_and_fresh(ready)
 
 
@@ -210,14 +230,14 @@ def test_10_a_worker_is_killed_under_n_2(ready: ReadyProject, go_on: bool) -> No
     ready.hold()
     process = ready.start("-n", "2", *(["--continue"] if go_on else []))
     log = ready.root / "build/a/reference/reference.log"
-    wait_until(lambda: ready.is_held and log in workers_in(ready.root), 60, "reference:a is at work")
+    wait_until(
+        lambda: ready.is_held and log in workers_in(ready.root), 60, "reference:a is at work"
+    )
     os.kill(workers_in(ready.root)[log], signal.SIGKILL)
     ready.let_go()
     killed = finish(process)
     assert killed.code == 2
-    sentence = (
-        "the worker of reference:a was killed by signal 9 (SIGKILL), most likely by the system for lack of memory"
-    )
+    sentence = "the worker of reference:a was killed by signal 9 (SIGKILL), most likely by the system for lack of memory"
     assert killed.out.count(f"{sentence}; full log: build/a/reference/reference.log\n") == 1
     done_of_a = {"export:a", "simplify:a", "engine:a:ort"}
     if go_on:

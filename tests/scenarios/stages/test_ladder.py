@@ -62,7 +62,10 @@ def test_from_rung_to_rung_until_both_engines_are_built(project: ProjectFolder) 
     write(project, "export: {opset: 17}")
     traced = project.doit("export:deform")
     assert traced.code == 2
-    assert "cannot translate the operator torchvision::deform_conv2d to opset 17 (plugins/mod" in traced.out
+    assert (
+        "cannot translate the operator torchvision::deform_conv2d to opset 17 (plugins/mod"
+        in traced.out
+    )
     write(project, rung(traced, "exporter"))
     captured = project.doit("--continue", "engine:deform:ort", "engine:deform:rtx")
     assert captured.code == 2
@@ -73,4 +76,8 @@ def test_from_rung_to_rung_until_both_engines_are_built(project: ProjectFolder) 
     assert done.code == 0, done.out
     assert {"verify:deform:ort", "engine:deform:rtx"} <= done.passed
     # the list of rungs is no part of the reason for the next run
-    assert re.search(r"^run +engine:deform:rtx  … last run failed: .*namespace correct\?\S*$", done.out, re.MULTILINE)
+    assert re.search(
+        r"^run +engine:deform:rtx  … last run failed: .*namespace correct\?\S*$",
+        done.out,
+        re.MULTILINE,
+    )

@@ -79,12 +79,19 @@ def symbolic(op: str, function: str) -> str:
 
 @pytest.fixture
 def taught(project: ProjectFolder, lasting_servers: Path) -> ProjectFolder:
-    project.environment |= {name: os.environ[name] for name in ("XDG_RUNTIME_DIR", "BUILDSYS_WORKER_IDLE")}
+    project.environment |= {
+        name: os.environ[name] for name in ("XDG_RUNTIME_DIR", "BUILDSYS_WORKER_IDLE")
+    }
     project.environment["BUILDSYS_MACHINE_LOCK"] = str(lasting_servers.parent)
     (project.root / "plugins/nets.py").write_text(NETS)
     (project.root / "plugins/symbolics.py").write_text(SYMBOLICS)
     unused = symbolic("aten::acosh", "asinh")
-    add_model(project, "asinh", "Asinh", f"{ASINH}symbolics: [{symbolic('aten::asinh', 'asinh')}, {unused}]\n")
+    add_model(
+        project,
+        "asinh",
+        "Asinh",
+        f"{ASINH}symbolics: [{symbolic('aten::asinh', 'asinh')}, {unused}]\n",
+    )
     add_model(project, "untaught", "Asinh", ASINH)
     return project
 
@@ -97,7 +104,9 @@ def test_what_one_model_registers_is_not_there_for_another(taught: ProjectFolder
     first = taught.doit("report:asinh")
     assert first.code == 0, first.out + first.err
     report = (taught.root / "build/asinh/report/report.md").read_text()
-    assert "export:asinh: aten::acosh (plugins/symbolics.py:asinh, opset 17) was never used" in report
+    assert (
+        "export:asinh: aten::acosh (plugins/symbolics.py:asinh, opset 17) was never used" in report
+    )
     before = servers()
     second = taught.doit("export:untaught")
     assert second.code == 2
@@ -105,7 +114,9 @@ def test_what_one_model_registers_is_not_there_for_another(taught: ProjectFolder
     assert servers() == before != []
 
 
-def test_a_symbolic_that_drops_inputs_passes_the_export_and_fails_validation(taught: ProjectFolder) -> None:
+def test_a_symbolic_that_drops_inputs_passes_the_export_and_fails_validation(
+    taught: ProjectFolder,
+) -> None:
     for name in ("deform", "tutorial", "short_cut"):
         entry = symbolic("torchvision::deform_conv2d", name)
         add_model(taught, name, "Deform", f"{IMAGE}symbolics: [{entry}]\n")
@@ -113,10 +124,14 @@ def test_a_symbolic_that_drops_inputs_passes_the_export_and_fails_validation(tau
     assert {f"export:{name}" for name in ("deform", "tutorial", "short_cut")} <= ran.passed
     assert "validate:deform" in ran.passed
     reasons = failed(ran.out)
-    assert "nothing implements custom::deform_conv2d for ONNX Runtime" in reasons["validate:tutorial"]
+    assert (
+        "nothing implements custom::deform_conv2d for ONNX Runtime" in reasons["validate:tutorial"]
+    )
     assert "output0 differs in case min of the exported graph" in reasons["validate:short_cut"]
 
 
 def failed(out: str) -> dict[str, str]:
     """Return the reasons of failed targets."""
-    return {match[1]: match[2] for match in re.finditer(r"^failed +(\S+) +(.+)$", out, re.MULTILINE)}
+    return {
+        match[1]: match[2] for match in re.finditer(r"^failed +(\S+) +(.+)$", out, re.MULTILINE)
+    }

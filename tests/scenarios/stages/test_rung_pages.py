@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 from project_folder import REPOSITORY, ProjectFolder
 
-PAGES = sorted(path for path in (REPOSITORY / "docs" / "rungs").glob("*.md") if path.name != "README.md")
+PAGES = sorted(
+    path for path in (REPOSITORY / "docs" / "rungs").glob("*.md") if path.name != "README.md"
+)
 _BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"(?:#|//) file: (?P<path>\S+)\n")
 

@@ -11,7 +11,11 @@ from project_folder import REPOSITORY, ProjectFolder
 MODELS = (
     "clamp_swish", "clamp_swish_library", "clamp_swish_dynamo", "deform_conv", "deform_conv_decomposed",
 )  # fmt: skip
-RTX = {"clamp_swish": "rtx-fp16", "clamp_swish_library": "rtx-fp16", "clamp_swish_dynamo": "rtx-fp16"}
+RTX = {
+    "clamp_swish": "rtx-fp16",
+    "clamp_swish_library": "rtx-fp16",
+    "clamp_swish_dynamo": "rtx-fp16",
+}
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +28,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> ProjectFolder:
     for name in ("engines.yaml", "project.yaml"):
         shutil.copy(REPOSITORY / "configs" / name, made.root / "configs")
     made.edit(
-        "configs/project.yaml", "defaults:\n", "defaults:\n  bench: {duration: 20ms, warmup: 5ms, baselines: []}\n"
+        "configs/project.yaml",
+        "defaults:\n",
+        "defaults:\n  bench: {duration: 20ms, warmup: 5ms, baselines: []}\n",
     )
     return made
 
@@ -44,5 +50,8 @@ def test_a_comment_in_a_function_stops_where_the_bytes_are_the_same(project: Pro
     file.write_text(f"{file.read_text()}\n# a comment\n")
     done = project.doit("build")
     assert done.ran == {
-        f"{stage}:{model}" for model in MODELS if "clamp" in model for stage in ("operators", "report")
+        f"{stage}:{model}"
+        for model in MODELS
+        if "clamp" in model
+        for stage in ("operators", "report")
     }, done.out

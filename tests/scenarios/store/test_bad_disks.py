@@ -19,7 +19,9 @@ ALL = targets("a")
 
 
 def mount(*arguments: object) -> None:
-    done = subprocess.run(["mount", *map(str, arguments)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["mount", *map(str, arguments)], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         pytest.skip(f"cannot mount here: {done.stderr.strip()}")
 
@@ -31,7 +33,9 @@ def small_disk(folder: Path, size: str) -> Iterator[None]:
     try:
         yield
     finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)  # a server may still have its log there
+        subprocess.run(
+            ["umount", "--lazy", folder], check=True
+        )  # a server may still have its log there
 
 
 @contextlib.contextmanager
@@ -128,7 +132,9 @@ def test_a_read_only_state_folder(ready_built: ReadyProject) -> None:
 def test_a_limit_on_the_size_of_files(ready: ReadyProject) -> None:
     network = (ready.root / NETWORK).stat().st_size
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (network - 1000, before[1]))  # the state fits, an artifact does not
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (network - 1000, before[1])
+    )  # the state fits, an artifact does not
     try:
         process = ready.start()
     finally:
@@ -136,7 +142,9 @@ def test_a_limit_on_the_size_of_files(ready: ReadyProject) -> None:
     out, err = process.communicate(timeout=60)
     limited = Ran(process.returncode, out, err)
     assert limited.code == 2, limited
-    assert "File too large" in sentence(limited) or "disk I/O error" in sentence(limited)  # the artifact, or the state
+    assert "File too large" in sentence(limited) or "disk I/O error" in sentence(
+        limited
+    )  # the artifact, or the state
     assert ready.files() <= {"a/export/export.log"}
     assert ready.doit().passed == ALL
     assert contents(ready.root / "build") == ready.clean_contents()

@@ -121,9 +121,13 @@ def test_a_record_does_not_reach_out_of_the_build_folder(ready_built: ReadyProje
     for lie in ("../../precious", str(precious), "a/../../../precious"):
         connection = sqlite3.connect(state(ready_built))
         with connection:
-            for target, text in connection.execute("SELECT target, outputs FROM records").fetchall():
+            for target, text in connection.execute(
+                "SELECT target, outputs FROM records"
+            ).fetchall():
                 outputs = json.dumps({**json.loads(text), lie: ["0" * 64, 16]})
-                connection.execute("UPDATE records SET outputs = ? WHERE target = ?", (outputs, target))
+                connection.execute(
+                    "UPDATE records SET outputs = ? WHERE target = ?", (outputs, target)
+                )
             connection.execute("INSERT INTO owned VALUES (?, 'export:a')", (lie,))
         connection.close()
         ran = ready_built.doit()

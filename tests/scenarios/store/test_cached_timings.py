@@ -12,9 +12,21 @@ from project_folder import ProjectFolder
 from test_bad_disks import read_only, small_disk
 
 from buildsys.store.timing_caches.checkout import Lender
-from buildsys.store.timing_caches.files import content_of, damaged, keep, read_shared, shared_files, write_shared
+from buildsys.store.timing_caches.files import (
+    content_of,
+    damaged,
+    keep,
+    read_shared,
+    shared_files,
+    write_shared,
+)
 
-MADE_FOR = {"library": "tensorrt-8.6.1", "gpu": "NVIDIA H200 9.0", "cuda": "cuda12.4 driver550.54", "settings": "ab"}
+MADE_FOR = {
+    "library": "tensorrt-8.6.1",
+    "gpu": "NVIDIA H200 9.0",
+    "cuda": "cuda12.4 driver550.54",
+    "settings": "ab",
+}
 TENSORRT = """\
 model: pinned
 source: {torchvision: resnet18}
@@ -44,10 +56,14 @@ def test_show_verify_and_collect(project: ProjectFolder, tmp_path: Path) -> None
     folder = project.root / ".buildsys/timing_caches"
     assert "timing caches" not in project.doit("cache").out
     fill(folder)
-    (project.root / "configs/models/pinned.yaml").write_text(TENSORRT.replace("PIN", digest(b"pinned")))
+    (project.root / "configs/models/pinned.yaml").write_text(
+        TENSORRT.replace("PIN", digest(b"pinned"))
+    )
     shown = project.doit("cache")
     assert f"{folder}: " in shown.out
-    assert "of timing caches: 1 shared, 3 kept by digest, 1 set aside (safe to delete)\n" in shown.out
+    assert (
+        "of timing caches: 1 shared, 3 kept by digest, 1 set aside (safe to delete)\n" in shown.out
+    )
     facts = json.loads(project.doit("cache", "--json").out)["timing_caches"]
     assert (facts["shared"], facts["kept"], facts["broken"]) == (1, 3, 1)
 
@@ -67,7 +83,10 @@ def test_show_verify_and_collect(project: ProjectFolder, tmp_path: Path) -> None
     (folder / "by_digest" / digest(b"pinned")).write_bytes(b"damaged")
     verified = project.doit("cache", "verify")
     assert verified.code == 1
-    assert f"{digest(b'pinned')} is of no use: it does not have the content that its name says" in verified.out
+    assert (
+        f"{digest(b'pinned')} is of no use: it does not have the content that its name says"
+        in verified.out
+    )
 
 
 def test_a_folder_that_clones_share(project: ProjectFolder, tmp_path: Path) -> None:
@@ -94,7 +113,9 @@ def test_a_pin_that_is_no_digest_is_an_error_of_the_manifest(project: ProjectFol
 
 def build_on(folder: Path, scratch: Path) -> list[str]:
     """Do what two builds do with their timing caches; return the warnings of the second one."""
-    lender = Lender(folder, MADE_FOR, lambda files, merged: merged.write_bytes(files[-1].read_bytes()) and [])
+    lender = Lender(
+        folder, MADE_FOR, lambda files, merged: merged.write_bytes(files[-1].read_bytes()) and []
+    )
     for data in (b"first" * 1000, b"second" * 1000):
         lender.warnings.clear()
         private = scratch / "private"
@@ -114,7 +135,9 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
         assert list(damaged(folder)) == [], "what lies there is whole"
         (path,) = shared_files(folder)
         assert read_shared(path, MADE_FOR) is not None
-        assert not [path for path in folder.rglob(".*") if path.is_file()], "nothing temporary stays"
+        assert not [path for path in folder.rglob(".*") if path.is_file()], (
+            "nothing temporary stays"
+        )
 
 
 def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:

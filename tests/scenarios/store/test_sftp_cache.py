@@ -35,7 +35,9 @@ def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
         f"AuthorizedKeysFile {tmp_path}/authorized_keys\n"
         f"PidFile {tmp_path}/sshd.pid\nStrictModes no\nUsePAM no\nPermitRootLogin yes\nSubsystem sftp internal-sftp\n"
     )
-    Path("/run/sshd").mkdir(exist_ok=True)  # where sshd separates its privileges, when it is started by root
+    Path("/run/sshd").mkdir(
+        exist_ok=True
+    )  # where sshd separates its privileges, when it is started by root
     process = subprocess.Popen([SSHD, "-D", "-e", "-f", config], stderr=subprocess.DEVNULL)
     try:
         wait_for(port)
@@ -66,7 +68,9 @@ def checkout(root: Path, url: str, home: Path) -> ProjectFolder:
     return project
 
 
-def test_what_one_checkout_built_another_takes_over_sftp(server: tuple[str, Path], tmp_path: Path) -> None:
+def test_what_one_checkout_built_another_takes_over_sftp(
+    server: tuple[str, Path], tmp_path: Path
+) -> None:
     one, two = (checkout(tmp_path / name, *server) for name in ("one", "two"))
     built = one.doit("simplify:lin")
     assert (built.code, built.err) == (0, "")
@@ -77,7 +81,10 @@ def test_what_one_checkout_built_another_takes_over_sftp(server: tuple[str, Path
     for name in ("export", "simplify"):
         path = f"build/lin/{name}/model.onnx"
         assert (one.root / path).read_bytes() == (two.root / path).read_bytes()
-    shared = {path.relative_to(tmp_path / "shared").parts[0] for path in (tmp_path / "shared").rglob("*.*")}
+    shared = {
+        path.relative_to(tmp_path / "shared").parts[0]
+        for path in (tmp_path / "shared").rglob("*.*")
+    }
     assert shared == {"actions"}  # no parts, no lease is left; objects have no suffix
 
 

@@ -52,7 +52,9 @@ def add_engine(project: ReadyProject, toolchain: str, fields: str = "") -> None:
 
 
 def declare(project: ReadyProject, *toolchains: str) -> None:
-    (project.root / PROJECT).write_text("toolchains:\n" + "".join(f"  {line}\n" for line in toolchains))
+    (project.root / PROJECT).write_text(
+        "toolchains:\n" + "".join(f"  {line}\n" for line in toolchains)
+    )
 
 
 def result(project: ReadyProject, name: str) -> dict[str, Any]:
@@ -71,7 +73,9 @@ def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_an_engine_is_built_verified_and_timed_in_its_toolchain(ready: ReadyProject, environment: Environment) -> None:
+def test_an_engine_is_built_verified_and_timed_in_its_toolchain(
+    ready: ReadyProject, environment: Environment
+) -> None:
     environment.relabel("onnxruntime", "1.18.1")
     first = ready.doit("-n", "2")
     assert first.code == 0
@@ -93,7 +97,9 @@ def test_an_engine_is_built_verified_and_timed_in_its_toolchain(ready: ReadyProj
     assert "onnxruntime 1.18.1 → 1.19.0" in second.out
 
 
-def test_where_it_lies_changes_nothing_and_its_variables_do(ready: ReadyProject, environment: Environment) -> None:
+def test_where_it_lies_changes_nothing_and_its_variables_do(
+    ready: ReadyProject, environment: Environment
+) -> None:
     assert ready.doit("build:a").code == 0
     environment.folder.rename(ready.root / "envs/moved")
     ready.environment["BUILDSYS_TOOLCHAIN_OTHER"] = "envs/moved/bin/python"
@@ -108,17 +114,29 @@ def test_where_it_lies_changes_nothing_and_its_variables_do(ready: ReadyProject,
 
 
 def test_what_lacks_is_unavailable_until_it_is_there(ready: ReadyProject) -> None:
-    bare, without = Environment(ready.root / "envs/bare"), Environment(ready.root / "envs/without", "numpy")
+    bare, without = (
+        Environment(ready.root / "envs/bare"),
+        Environment(ready.root / "envs/without", "numpy"),
+    )
     without.write("sitecustomize.py", "print('rubbish at start')\n")
     locked = program(ready.root / "envs/locked/python", "")
     locked.chmod(0o644)
     broken = {
         "missing": (ready.root / "envs/missing/bin/python", "there is no {python}"),
         "locked": (locked, "{python} is not executable"),
-        "word": (program(ready.root / "envs/word/python", "echo no"), "it ended with exit code 0 and printed 'no'"),
-        "old": (old_python(ready.root / "envs/old/python"), "{python} is Python 3.9.18, and 3.10 or newer is needed"),
+        "word": (
+            program(ready.root / "envs/word/python", "echo no"),
+            "it ended with exit code 0 and printed 'no'",
+        ),
+        "old": (
+            old_python(ready.root / "envs/old/python"),
+            "{python} is Python 3.9.18, and 3.10 or newer is needed",
+        ),
         "bare": (bare.python, "the toolchain bare has no numpy"),
-        "without": (without.python, "the library onnxruntime is not installed in the toolchain without"),
+        "without": (
+            without.python,
+            "the library onnxruntime is not installed in the toolchain without",
+        ),
     }
     declare(ready, *(f"{name}: {{python: {python}}}" for name, (python, _) in broken.items()))
     for name in broken:
@@ -132,9 +150,16 @@ def test_what_lacks_is_unavailable_until_it_is_there(ready: ReadyProject) -> Non
         assert found["status"] == "unavailable"
         assert told.format(python=python) in found["reason"]
     assert "BUILDSYS_TOOLCHAIN_MISSING" in result(ready, "engine/missing/engine")["hint"]
-    assert result(ready, "verify/missing")["status"] == result(ready, "bench/missing")["status"] == "unavailable"
+    assert (
+        result(ready, "verify/missing")["status"]
+        == result(ready, "bench/missing")["status"]
+        == "unavailable"
+    )
     assert result(ready, "engine/bare/engine")["hint"] == f"{bare.python} -m pip install numpy"
-    assert result(ready, "engine/without/engine")["hint"] == f"{without.python} -m pip install onnxruntime"
+    assert (
+        result(ready, "engine/without/engine")["hint"]
+        == f"{without.python} -m pip install onnxruntime"
+    )
     bare.install("numpy")
     bare.install("onnxruntime")
     without.install("onnxruntime")
@@ -147,7 +172,9 @@ def test_one_that_hangs_crashes_or_is_required_fails_its_targets_alone(
 ) -> None:
     ready.environment["BUILDSYS_INTERPRETER_LIMIT"] = "2s"
     environment.uninstall("onnxruntime")
-    environment.write("onnxruntime/__init__.py", "import os\n__version__ = '1.0'\nos.kill(os.getpid(), 11)\n")
+    environment.write(
+        "onnxruntime/__init__.py", "import os\n__version__ = '1.0'\nos.kill(os.getpid(), 11)\n"
+    )
     program(ready.root / "envs/slow/python", "echo loading plugins; sleep 100 & wait")
     program(ready.root / "envs/ill/python", "kill -SEGV $$")
     named = {"slow": "envs/slow/python", "ill": "envs/ill/python", "gone": "/nowhere/bin/python"}
@@ -191,7 +218,9 @@ def test_its_server_outlives_a_run_and_is_replaced_when_it_is_killed(
     assert second not in servers(ready)
 
 
-def test_a_server_that_is_killed_at_work_fails_its_target_alone(ready: ReadyProject, environment: Environment) -> None:
+def test_a_server_that_is_killed_at_work_fails_its_target_alone(
+    ready: ReadyProject, environment: Environment
+) -> None:
     environment.uninstall("onnxruntime")
     environment.write("onnxruntime/__init__.py", _WAITING)
     ready.hold()
@@ -201,7 +230,9 @@ def test_a_server_that_is_killed_at_work_fails_its_target_alone(ready: ReadyProj
     os.kill(server, signal.SIGKILL)
     out, err = run.communicate(timeout=60)
     assert run.returncode == 2, out + err
-    assert "the worker server that ran engine:a:other ended unexpectedly" in out or "(SIGKILL)" in out
+    assert (
+        "the worker server that ran engine:a:other ended unexpectedly" in out or "(SIGKILL)" in out
+    )
     assert "done         engine:a:ort" in out
     wait_until(lambda: not servers(ready), 5, "nothing of it is left")
     environment.uninstall("onnxruntime")

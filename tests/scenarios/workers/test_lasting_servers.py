@@ -68,7 +68,16 @@ def run(project: Path, do: str = "echo", **options: Any) -> dict[str, Any]:
 
 
 def run_in(pool: WorkerPool, project: Path, do: str = "echo", **options: Any) -> dict[str, Any]:
-    job = Job(f"x:{do}", STAGES, "m", "", {"do": do, **options}, {}, {"result": project / f"{do}.json"}, project)
+    job = Job(
+        f"x:{do}",
+        STAGES,
+        "m",
+        "",
+        {"do": do, **options},
+        {},
+        {"result": project / f"{do}.json"},
+        project,
+    )
     return pool.run(job, log=project / f"{do}.log", timeout_s=60).figures
 
 
@@ -98,7 +107,9 @@ def orchestrator(project: Path, do: str) -> Iterator[subprocess.Popen[str]]:
     """Start a run in a process of its own."""
     command = [sys.executable, "-c", ORCHESTRATOR, str(project), do]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as process:
         try:
             yield process
         finally:
@@ -112,7 +123,9 @@ def test_the_next_run_finds_the_server(tmp_path: Path) -> None:
     assert server_of(other) != server_of(tmp_path)
 
 
-def test_a_job_of_a_later_run_is_as_in_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_of_a_later_run_is_as_in_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server_of(tmp_path)
     for value in ("one", "two"):
         monkeypatch.setenv("BUILDSYS_MARK", value)
@@ -129,7 +142,9 @@ def test_the_server_stays_out_of_the_project(tmp_path: Path) -> None:
     server = server_of(tmp_path)
     process = Path(f"/proc/{server}")
     assert (process / "cwd").readlink() == Path("/")
-    assert int((process / "stat").read_text().rpartition(")")[2].split()[3]) == server  # a session of its own
+    assert (
+        int((process / "stat").read_text().rpartition(")")[2].split()[3]) == server
+    )  # a session of its own
     expected = {"/dev/null", str(tmp_path / ".buildsys/workers/bare.log")}
     # its last job may just be ending: what that had open is closed in a moment
     wait_until(lambda: open_files(process) == expected, 10, f"it holds {open_files(process)}")
@@ -162,7 +177,9 @@ def test_another_server_does_what_the_first_would_do_differently(
     elif change == "limit":
         monkeypatch.setattr(os, "getpriority", lambda which, who: 7)
     elif change == "code":
-        monkeypatch.setattr("buildsys.workers.client.fingerprint.server_modules", lambda: server_modules()[1:])
+        monkeypatch.setattr(
+            "buildsys.workers.client.fingerprint.server_modules", lambda: server_modules()[1:]
+        )
     else:
         (project / ".buildsys").rename(project / "old")
     assert server_of(project) != first
@@ -179,7 +196,10 @@ def test_nothing_of_this_package_is_in_memory_but_what_is_told_apart(
 
 
 def test_two_runs_share_a_server_and_do_not_disturb_each_other(tmp_path: Path) -> None:
-    with orchestrator(tmp_path, "start_grandchild_and_hang") as one, WorkerPool(tmp_path / ".buildsys") as other:
+    with (
+        orchestrator(tmp_path, "start_grandchild_and_hang") as one,
+        WorkerPool(tmp_path / ".buildsys") as other,
+    ):
         assert one.stdout is not None
         child, grandchild = int(one.stdout.readline()), int(one.stdout.readline())
         server = run_in(other, tmp_path)["parent"]
@@ -194,8 +214,12 @@ def test_two_runs_share_a_server_and_do_not_disturb_each_other(tmp_path: Path) -
     assert lives(server)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_what_runs_ends_with_its_orchestrator_and_the_server_does_not(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name
+)
+def test_what_runs_ends_with_its_orchestrator_and_the_server_does_not(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     with orchestrator(tmp_path, "hang") as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
@@ -208,9 +232,13 @@ def test_what_runs_ends_with_its_orchestrator_and_the_server_does_not(tmp_path: 
 
 def test_closing_waits_until_nothing_runs_any_more(tmp_path: Path) -> None:
     pool, pids = WorkerPool(tmp_path / ".buildsys"), []
-    job = Job("x:hang", STAGES, "m", "", {"do": "hang"}, {}, {"result": tmp_path / "r.json"}, tmp_path)
+    job = Job(
+        "x:hang", STAGES, "m", "", {"do": "hang"}, {}, {"result": tmp_path / "r.json"}, tmp_path
+    )
     with ThreadPoolExecutor(1) as threads:
-        hanging = threads.submit(pool.run, job, log=tmp_path / "log", on_event=lambda event: pids.append(event))
+        hanging = threads.submit(
+            pool.run, job, log=tmp_path / "log", on_event=lambda event: pids.append(event)
+        )
         wait_until(lambda: len(pids) == 2, 10, "the job did not start")
         pool.close()
         assert not lives(pids[0]["pid"])
@@ -254,7 +282,9 @@ def test_a_server_that_ends_as_we_come_is_replaced(tmp_path: Path) -> None:
         assert job.result(timeout=20)["parent"] != first
 
 
-def test_a_server_that_hangs_is_ended_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_hangs_is_ended_and_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server_handle, "_READY_LIMIT_S", 0.5)
     first = server_of(tmp_path)
     wait_until(lambda: running()[first].record.ready, 10, "not ready")
@@ -265,16 +295,22 @@ def test_a_server_that_hangs_is_ended_and_replaced(tmp_path: Path, monkeypatch: 
     assert not lives(first)
 
 
-def test_a_server_without_its_library_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_without_its_library_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "broken_torch.py").write_text("raise ImportError('no libcudart.so')")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(tmp_path))))
     monkeypatch.setattr(pool_module, "profile_of", lambda _: Profile("broken", ("broken_torch",)))
-    with pytest.raises(StageError, match=r"cannot import broken_torch: ImportError: no libcudart\.so"):
+    with pytest.raises(
+        StageError, match=r"cannot import broken_torch: ImportError: no libcudart\.so"
+    ):
         run(tmp_path)
     wait_until(lambda: not running(), 10, "the server was kept")
 
 
-def test_a_server_ends_when_nobody_came(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_ends_when_nobody_came(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(registry.IDLE_VARIABLE, "0.5s")
     began = time.monotonic()
     with WorkerPool(tmp_path / ".buildsys") as pool:
@@ -325,7 +361,10 @@ def test_threads_share_what_is_found(tmp_path: Path) -> None:
     server = server_of(tmp_path)
     with WorkerPool(tmp_path / ".buildsys") as pool:
         found: list[int] = []
-        threads = [threading.Thread(target=lambda: found.append(run_in(pool, tmp_path)["parent"])) for _ in range(4)]
+        threads = [
+            threading.Thread(target=lambda: found.append(run_in(pool, tmp_path)["parent"]))
+            for _ in range(4)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

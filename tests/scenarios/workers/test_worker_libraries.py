@@ -30,19 +30,25 @@ def pool(project: Path) -> Iterator[WorkerPool]:
     """A pool that runs a job in the kind of server that its variant names."""
     with pytest.MonkeyPatch.context() as patch, WorkerPool(project / ".buildsys") as pool:
         patch.setenv("PYTHONPATH", str(ROOT))
-        patch.setattr(pool_module, "profile_of", lambda job: {"torch": TORCH, "light": LIGHT}[job.variant])
+        patch.setattr(
+            pool_module, "profile_of", lambda job: {"torch": TORCH, "light": LIGHT}[job.variant]
+        )
         yield pool
 
 
 def _forked(pool: WorkerPool, project: Path, server: str, do: str) -> dict[str, str]:
-    job = Job(f"x:{do}", STAGES, "m", server, {"do": do}, {}, {"result": project / f"{do}.json"}, project)
+    job = Job(
+        f"x:{do}", STAGES, "m", server, {"do": do}, {}, {"result": project / f"{do}.json"}, project
+    )
     return pool.run(job, log=project / f"{do}.log", timeout_s=120).figures
 
 
 def _fresh(project: Path, do: str) -> dict[str, str]:
     command = [sys.executable, "-m", STAGES, do, str(project)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "ORT_DISABLE_TELEMETRY": "1"}
-    output = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, env=environment).stdout
+    output = subprocess.run(
+        command, check=True, capture_output=True, text=True, cwd=ROOT, env=environment
+    ).stdout
     digests: dict[str, str] = json.loads(output.splitlines()[-1])
     return digests
 
@@ -55,7 +61,9 @@ def test_a_light_worker_computes_the_same_bytes(pool: WorkerPool, project: Path)
     assert _forked(pool, project, "light", "simplify") == _fresh(project, "simplify")
 
 
-def test_the_light_server_has_no_torch_but_a_stage_can_get_it(pool: WorkerPool, project: Path) -> None:
+def test_the_light_server_has_no_torch_but_a_stage_can_get_it(
+    pool: WorkerPool, project: Path
+) -> None:
     loaded = _forked(pool, project, "light", "name_loaded")
     assert loaded == {"torch": "False", "onnxsim": "True", "onnxruntime": "True", "numpy": "True"}
     assert _forked(pool, project, "light", "import_torch") == {"sum": "3.0", "found": "True"}
@@ -72,7 +80,9 @@ def test_a_server_that_forks_has_one_thread(pool: WorkerPool, project: Path, ser
 
 
 @pytest.mark.parametrize("server", ["torch", "light"])
-def test_nothing_but_openblas_starts_threads_in_a_server(pool: WorkerPool, project: Path, server: str) -> None:
+def test_nothing_but_openblas_starts_threads_in_a_server(
+    pool: WorkerPool, project: Path, server: str
+) -> None:
     _forked(pool, project, server, "name_loaded")
     log = (project / ".buildsys" / "workers" / f"{server}.log").read_text()
     threads = int(log.rpartition("ready, ")[2].split()[0])

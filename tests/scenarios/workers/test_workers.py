@@ -40,16 +40,32 @@ class Bench:
 
     def job(self, do: str, **options: Any) -> Job:
         result = self.project / f"{do}.json"
-        return Job(f"export:{do}", STAGES, "m", "v", {"do": do, **options}, {}, {"result": result}, self.project)
+        return Job(
+            f"export:{do}",
+            STAGES,
+            "m",
+            "v",
+            {"do": do, **options},
+            {},
+            {"result": result},
+            self.project,
+        )
 
     def log(self, do: str) -> Path:
         return self.project / "build" / f"{do}.log"
 
     def run(
-        self, do: str, timeout_s: float | None = 60, on_event: Callable[..., None] | None = None, **o: Any
+        self,
+        do: str,
+        timeout_s: float | None = 60,
+        on_event: Callable[..., None] | None = None,
+        **o: Any,
     ) -> JobReply:
         return self.pool.run(
-            self.job(do, **o), log=self.log(do), timeout_s=timeout_s, on_event=on_event or self.events.append
+            self.job(do, **o),
+            log=self.log(do),
+            timeout_s=timeout_s,
+            on_event=on_event or self.events.append,
         )
 
     def error(self, do: str, **options: Any) -> StageError:
@@ -63,7 +79,9 @@ class Bench:
 
 
 @pytest.fixture(params=["own", "lasting"])
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Bench]:
+def bench(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Bench]:
     """The bench with a server of the run, and with one that would outlive it: no difference may be seen."""
     if request.param == "lasting":
         request.getfixturevalue("lasting_servers")
@@ -88,7 +106,12 @@ def test_a_job_is_answered(bench: Bench) -> None:
 
 def test_events_come_in_order(bench: Bench) -> None:
     reply = bench.run("report_progress")
-    assert [event["event"] for event in bench.events] == ["started", "progress", "progress", "finished"]
+    assert [event["event"] for event in bench.events] == [
+        "started",
+        "progress",
+        "progress",
+        "finished",
+    ]
     assert bench.events[0]["pid"] == reply.figures["pid"]
     assert [event["message"] for event in bench.events[1:3]] == ["first", "second"]
     assert bench.events[3]["status"] == "passed"
@@ -103,7 +126,9 @@ def test_large_answers_and_many_events_pass(bench: Bench) -> None:
 def test_raw_samples_are_in_the_file_and_not_in_the_answer(bench: Bench) -> None:
     reply = bench.run("say_much")
     assert set(reply.figures) == {"text"}
-    assert json.loads((bench.project / "say_much.json").read_text())["samples"] == list(range(200_000))
+    assert json.loads((bench.project / "say_much.json").read_text())["samples"] == list(
+        range(200_000)
+    )
 
 
 def test_a_failed_check_is_an_answer(bench: Bench) -> None:
@@ -140,7 +165,9 @@ def test_expected_errors_keep_their_class(
 def test_an_unexpected_error_keeps_its_traceback_in_the_log(bench: Bench) -> None:
     error = bench.error("raise_unexpected")
     assert type(error) is StageError
-    assert error.problem == "export:raise_unexpected failed unexpectedly: ValueError: first line of it"
+    assert (
+        error.problem == "export:raise_unexpected failed unexpectedly: ValueError: first line of it"
+    )
     assert error.hint == "full log: build/raise_unexpected.log"
     log = bench.log("raise_unexpected").read_text()
     assert "KeyError: 'missing'" in log
@@ -157,12 +184,18 @@ def test_a_stage_that_answers_nonsense_fails(bench: Bench, do: str) -> None:
 @pytest.mark.parametrize(
     ("do", "end"),
     [
-        ("kill_itself", "was killed by signal 9 (SIGKILL), most likely by the system for lack of memory"),
+        (
+            "kill_itself",
+            "was killed by signal 9 (SIGKILL), most likely by the system for lack of memory",
+        ),
         ("crash", "crashed with a segmentation fault (SIGSEGV)"),
         ("abort", "aborted (SIGABRT)"),
         ("sys_exit", "ended with exit code 3 before it gave an answer"),
         ("leave_silently", "ended with exit code 0 before it gave an answer"),
-        ("fork_grandchild_and_die", "was killed by signal 9 (SIGKILL), most likely by the system for lack of memory"),
+        (
+            "fork_grandchild_and_die",
+            "was killed by signal 9 (SIGKILL), most likely by the system for lack of memory",
+        ),
     ],
 )
 def test_a_death_fails_its_job_alone_in_one_sentence(bench: Bench, do: str, end: str) -> None:
@@ -189,7 +222,9 @@ def test_running_out_of_memory_is_said_plainly(bench: Bench, do: str) -> None:
 
 
 def test_peak_memory_is_the_job_s_own(bench: Bench) -> None:
-    before, hungry, after = (bench.run(do).peak_rss_mib for do in ("report_progress", "hold_memory", "report_progress"))
+    before, hungry, after = (
+        bench.run(do).peak_rss_mib for do in ("report_progress", "hold_memory", "report_progress")
+    )
     assert hungry > before + 60
     assert after < before + 10
 
@@ -198,7 +233,12 @@ def test_all_output_goes_to_the_log(bench: Bench, capfd: pytest.CaptureFixture[s
     bench.run("print_everywhere")
     lines = bench.log("print_everywhere").read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith("# export:print_everywhere, 20")
-    assert lines[1:] == ["from Python, with ✅", "from C stdio", "from a bare descriptor", "from a subprocess"]
+    assert lines[1:] == [
+        "from Python, with ✅",
+        "from C stdio",
+        "from a bare descriptor",
+        "from a subprocess",
+    ]
     assert capfd.readouterr() == ("", "")
 
 
@@ -219,7 +259,10 @@ def test_a_limit_of_time_is_kept(bench: Bench, do: str, at_most_s: float) -> Non
     began = time.monotonic()
     error = bench.error(do, timeout_s=0.3)
     assert 0.3 <= time.monotonic() - began < at_most_s
-    assert str(error) == f"export:{do} took longer than its limit of 0.3 s and was stopped; full log: build/{do}.log"
+    assert (
+        str(error)
+        == f"export:{do} took longer than its limit of 0.3 s and was stopped; full log: build/{do}.log"
+    )
     assert _ends(bench.events[-2]["pid"])
 
 
@@ -259,7 +302,9 @@ def test_fifty_jobs_in_a_row(bench: Bench) -> None:
     pids = {bench.run("report_progress").figures["pid"] for _ in range(50)}
     assert len(pids) == 50
     server = bench.server_pid()
-    _wait_for(lambda: len(_children(server)) == 1)  # the one that waits for the next job, and no zombie
+    _wait_for(
+        lambda: len(_children(server)) == 1
+    )  # the one that waits for the next job, and no zombie
     assert len(list(Path("/proc/self/fd").iterdir())) < 64
 
 
@@ -316,8 +361,12 @@ def test_a_child_that_was_killed_while_it_waited_is_replaced(bench: Bench) -> No
     _wait_for(lambda: len(_children(server)) == 1 and waiting not in _children(server))
 
 
-def test_a_library_that_does_not_load_is_named(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    (bench.project / "broken_torch.py").write_text("raise ImportError('libcudart.so: cannot open shared object file')")
+def test_a_library_that_does_not_load_is_named(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (bench.project / "broken_torch.py").write_text(
+        "raise ImportError('libcudart.so: cannot open shared object file')"
+    )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(bench.project))))
     monkeypatch.setattr(pool_module, "profile_of", lambda _: Profile("broken", ("broken_torch",)))
     expected = "cannot import broken_torch: ImportError: libcudart.so: cannot open shared object file; full log: "
@@ -326,8 +375,12 @@ def test_a_library_that_does_not_load_is_named(bench: Bench, monkeypatch: pytest
     assert "Traceback" in (bench.project / ".buildsys/workers/broken.log").read_text()
 
 
-def test_a_missing_optional_library_is_no_error(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "profile_of", lambda _: Profile("some", ("json", "no_such_library", "wave")))
+def test_a_missing_optional_library_is_no_error(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        pool_module, "profile_of", lambda _: Profile("some", ("json", "no_such_library", "wave"))
+    )
     assert bench.run("echo").status == "passed"
     log = (bench.project / ".buildsys/workers/some.log").read_text()
     assert "no_such_library is not installed" in log
@@ -335,7 +388,9 @@ def test_a_missing_optional_library_is_no_error(bench: Bench, monkeypatch: pytes
     assert "importing wave" in log
 
 
-def test_a_library_that_crashes_the_server_is_reported(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_crashes_the_server_is_reported(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (bench.project / "crashing.py").write_text("import ctypes\nctypes.string_at(0)")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(bench.project))))
     monkeypatch.setattr(pool_module, "profile_of", lambda _: Profile("broken", ("crashing",)))
@@ -345,7 +400,9 @@ def test_a_library_that_crashes_the_server_is_reported(bench: Bench, monkeypatch
     assert "importing crashing" in (bench.project / ".buildsys/workers/broken.log").read_text()
 
 
-def test_a_server_that_never_gets_ready_is_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_never_gets_ready_is_given_up(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _use_slow_library(bench.project, monkeypatch)
     monkeypatch.setattr(pool_module, "profile_of", lambda _: SLOW)
     monkeypatch.setattr(handle_module, "_START_LIMIT_S", 0.3)
@@ -354,16 +411,23 @@ def test_a_server_that_never_gets_ready_is_given_up(bench: Bench, monkeypatch: p
     )
 
 
-def test_a_server_that_hangs_does_not_hang_its_jobs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_hangs_does_not_hang_its_jobs(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = bench.server_pid()
     monkeypatch.setattr(conversation_module, "_LIMIT_SLACK_S", 0.3)
     stop = lambda event: os.kill(server, signal.SIGSTOP) if event["event"] == "started" else None  # noqa: E731
     error = bench.error("hang", timeout_s=0.3, on_event=stop)
-    assert str(error) == "the worker server that ran export:hang stopped answering; full log: build/hang.log"
+    assert (
+        str(error)
+        == "the worker server that ran export:hang stopped answering; full log: build/hang.log"
+    )
     assert bench.server_pid() != server
 
 
-def test_a_server_that_hangs_does_not_hide_the_end_of_its_child(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_hangs_does_not_hide_the_end_of_its_child(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = bench.server_pid()
     monkeypatch.setattr(conversation_module, "_LIMIT_SLACK_S", 0.3)
 
@@ -373,7 +437,10 @@ def test_a_server_that_hangs_does_not_hide_the_end_of_its_child(bench: Bench, mo
             os.kill(int(event["message"]), signal.SIGKILL)
 
     error = bench.error("hang", timeout_s=None, on_event=stop_and_kill)
-    assert str(error) == "the worker server that ran export:hang stopped answering; full log: build/hang.log"
+    assert (
+        str(error)
+        == "the worker server that ran export:hang stopped answering; full log: build/hang.log"
+    )
 
 
 def test_a_collection_in_a_child_leaves_shared_memory_alone(bench: Bench) -> None:
@@ -399,7 +466,9 @@ def test_closing_fails_running_jobs_at_once(bench: Bench) -> None:
         bench.pool.close()
         error = job.result(timeout=10)
     assert time.monotonic() - began < 2
-    assert str(error) == "export:hang was stopped because the run was ended; full log: build/hang.log"
+    assert (
+        str(error) == "export:hang was stopped because the run was ended; full log: build/hang.log"
+    )
     assert _ends(int(bench.events[-1]["message"]))
     assert "the run was ended" in str(bench.error("echo"))
 
@@ -435,14 +504,20 @@ else:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name
+)
 @pytest.mark.parametrize("mode", ["main", "thread"])
-def test_nothing_outlives_the_orchestrator(tmp_path: Path, number: signal.Signals, mode: str) -> None:
+def test_nothing_outlives_the_orchestrator(
+    tmp_path: Path, number: signal.Signals, mode: str
+) -> None:
     with _orchestrator(tmp_path, "start_grandchild_and_hang", mode) as orchestrator:
         assert orchestrator.stdout is not None
         started, grandchild, _ = (int(orchestrator.stdout.readline()) for _ in range(3))
         server = _parent_of(started)
-        if number == signal.SIGINT:  # as a terminal sends it: to the whole group, so to the server as well
+        if (
+            number == signal.SIGINT
+        ):  # as a terminal sends it: to the whole group, so to the server as well
             os.killpg(orchestrator.pid, number)
         else:
             orchestrator.send_signal(number)

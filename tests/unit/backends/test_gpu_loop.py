@@ -75,7 +75,9 @@ def contender(
 ) -> tuple[GpuContender, Machine]:
     machine = Machine(launch_us, work_us)
     monkeypatch.setattr(gpu.time, "perf_counter_ns", lambda: machine.now)
-    return GpuContender(machine, [machine.slot() for _ in range(in_flight)], blocking=False), machine  # type: ignore[arg-type]
+    return GpuContender(
+        machine, [machine.slot() for _ in range(in_flight)], blocking=False
+    ), machine  # type: ignore[arg-type]
 
 
 def test_a_lone_inference_takes_launch_and_work_and_a_queued_one_its_work_alone(
@@ -84,22 +86,30 @@ def test_a_lone_inference_takes_launch_and_work_and_a_queued_one_its_work_alone(
     timed, machine = contender(monkeypatch)
     samples = timed.block(0.02, 5)
     assert set(samples.wall_ns) == {120 * US}
-    assert set(samples.gpu_ns) == {100 * US}  # the first one, which would also hold its launch, does not count
+    assert set(samples.gpu_ns) == {
+        100 * US
+    }  # the first one, which would also hold its launch, does not count
     assert samples.elapsed_ns == sum(samples.wall_ns)
     assert samples.elapsed_ns >= 10_000 * US
     assert samples.queued_ns >= 10_000 * US
     assert 2 <= machine.most_at_work <= 5
 
 
-def test_work_that_is_shorter_than_its_launch_is_not_hidden_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_that_is_shorter_than_its_launch_is_not_hidden_by_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     timed, _ = contender(monkeypatch, launch_us=50, work_us=10)
     samples = timed.block(0.01, 5)
     assert set(samples.wall_ns) == {60 * US}
-    assert set(samples.gpu_ns) == {50 * US}  # from one to the next: the GPU waits for launches, as it would in service
+    assert set(samples.gpu_ns) == {
+        50 * US
+    }  # from one to the next: the GPU waits for launches, as it would in service
 
 
 @pytest.mark.parametrize("in_flight", [1, 3])
-def test_few_runs_are_made_even_when_time_is_up(monkeypatch: pytest.MonkeyPatch, in_flight: int) -> None:
+def test_few_runs_are_made_even_when_time_is_up(
+    monkeypatch: pytest.MonkeyPatch, in_flight: int
+) -> None:
     timed, _ = contender(monkeypatch, in_flight)
     samples = timed.block(0.0, 7)
     assert len(samples.wall_ns) >= 7
@@ -123,7 +133,8 @@ def test_events_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 bytes"), (1536, "1.5 KiB"), (150_109_880_320, "139.8 GiB"), (1 << 50, "1024 TiB")]
+    ("size", "text"),
+    [(0, "0 bytes"), (1536, "1.5 KiB"), (150_109_880_320, "139.8 GiB"), (1 << 50, "1024 TiB")],
 )
 def test_sizes_are_told_as_people_write_them(size: int, text: str) -> None:
     assert in_units(size) == text

@@ -16,7 +16,9 @@ class Bench:
     def __init__(self, **durations_ms: int) -> None:
         self.now = 0
         self.calls: list[str] = []
-        self.contenders = {name: self._contender(name, duration * MS) for name, duration in durations_ms.items()}
+        self.contenders = {
+            name: self._contender(name, duration * MS) for name, duration in durations_ms.items()
+        }
 
     def clock(self) -> int:
         return self.now
@@ -57,15 +59,39 @@ def test_a_slow_contender_still_gives_the_least_number_of_samples() -> None:
 
 def test_contenders_take_turns_and_the_order_is_reversed_every_round() -> None:
     bench = Bench(a=10, b=10)
-    pace = Pace(duration_s=0.4, warmup_s=0, min_samples=1, block_s=0.1, block_runs=1, settle_s=0.02, settle_runs=1)
+    pace = Pace(
+        duration_s=0.4,
+        warmup_s=0,
+        min_samples=1,
+        block_s=0.1,
+        block_runs=1,
+        settle_s=0.02,
+        settle_runs=1,
+    )
     bench.measure(pace)
     # warm-up a b, then rounds a b, b a, a b, b a: neighbours of the same contender join
-    assert bench.turns() == [("a", 1), ("b", 1), ("a", 12), ("b", 24), ("a", 24), ("b", 24), ("a", 12)]
+    assert bench.turns() == [
+        ("a", 1),
+        ("b", 1),
+        ("a", 12),
+        ("b", 24),
+        ("a", 24),
+        ("b", 24),
+        ("a", 12),
+    ]
 
 
 def test_the_first_calls_of_a_turn_do_not_count() -> None:
     bench = Bench(a=10, b=10)
-    pace = Pace(duration_s=0.1, warmup_s=0.05, min_samples=1, block_s=0.1, block_runs=1, settle_s=0.03, settle_runs=2)
+    pace = Pace(
+        duration_s=0.1,
+        warmup_s=0.05,
+        min_samples=1,
+        block_s=0.1,
+        block_runs=1,
+        settle_s=0.03,
+        settle_runs=2,
+    )
     samples = bench.measure(pace)
     assert {name: len(taken) for name, taken in samples.items()} == {"a": 10, "b": 10}
     assert bench.calls.count("a") == 5 + 3 + 10
@@ -76,7 +102,9 @@ def test_a_contender_whose_work_fails_is_named() -> None:
         raise StageError("the CUDA driver's cuEventSynchronize failed", "end other programs")
 
     contenders = {"engine": LocalCall(lambda: None), "torch_compile": LocalCall(fail)}
-    with pytest.raises(StageError, match="timing torch_compile failed: the CUDA driver's cuEventSynchronize") as raised:
+    with pytest.raises(
+        StageError, match="timing torch_compile failed: the CUDA driver's cuEventSynchronize"
+    ) as raised:
         measure(contenders, Pace(0.01, 0, 1))
     assert raised.value.hint == "end other programs"
 

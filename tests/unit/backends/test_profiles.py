@@ -45,9 +45,18 @@ def test_explicit_profiles_are_taken_as_they_are() -> None:
     ("change", "problem"),
     [
         ({"idz": GOOD["ids"]}, "there is no input 'idz', the inputs are ids, image, scale"),
-        ({"ids": {"min": [8], "opt": [2, 16], "max": [4, 32]}}, "ids: min [8] must have the 2 dimensions of"),
-        ({"ids": {"min": [3, 8], "opt": [2, 16], "max": [4, 32]}}, "ids: axis 0: min 3, opt 2, max 4 are not in asc"),
-        ({"image": {"min": [1, 1, 8], "opt": [1, 3, 8], "max": [4, 3, 8]}}, "image: axis 1 is always 3, not 1 to 3"),
+        (
+            {"ids": {"min": [8], "opt": [2, 16], "max": [4, 32]}},
+            "ids: min [8] must have the 2 dimensions of",
+        ),
+        (
+            {"ids": {"min": [3, 8], "opt": [2, 16], "max": [4, 32]}},
+            "ids: axis 0: min 3, opt 2, max 4 are not in asc",
+        ),
+        (
+            {"image": {"min": [1, 1, 8], "opt": [1, 3, 8], "max": [4, 3, 8]}},
+            "image: axis 1 is always 3, not 1 to 3",
+        ),
         ({"scale": {"min": [1], "opt": [1], "max": [2]}}, "scale: axis 0 is always 1, not 1 to 2"),
     ],
 )
@@ -60,12 +69,22 @@ def test_what_is_wrong_with_a_profile_is_said(change: dict, problem: str) -> Non
 def test_a_dynamic_input_without_a_range_is_an_error() -> None:
     with pytest.raises(StageError, match="profile 0: nothing for image, whose shape is dynamic"):
         resolve_profiles(INPUTS, DIMS, [{"ids": GOOD["ids"]}])
-    with pytest.raises(StageError, match="there is no profile, but the shape of ids, image is dynamic"):
+    with pytest.raises(
+        StageError, match="there is no profile, but the shape of ids, image is dynamic"
+    ):
         resolve_profiles(INPUTS, DIMS, [])
 
 
 def test_all_problems_come_at_once() -> None:
     with pytest.raises(StageError) as caught:
-        resolve_profiles(INPUTS, DIMS, [{"x": GOOD["ids"]}, {**GOOD, "scale": {"min": [], "opt": [1], "max": [1]}}])
-    for part in ("profile 0: there is no input 'x'", "profile 0: nothing for ids, image", "profile 1: scale: min []"):
+        resolve_profiles(
+            INPUTS,
+            DIMS,
+            [{"x": GOOD["ids"]}, {**GOOD, "scale": {"min": [], "opt": [1], "max": [1]}}],
+        )
+    for part in (
+        "profile 0: there is no input 'x'",
+        "profile 0: nothing for ids, image",
+        "profile 1: scale: min []",
+    ):
         assert part in str(caught.value)

@@ -16,7 +16,9 @@ ALL = [use for module in MODULES for use in uses((PACKAGE / module).read_text(),
 def test_only_names_that_the_versions_have_are_used(module: str) -> None:
     found = list(uses((PACKAGE / module).read_text(), module))
     wrong = [
-        f"{use.where}: {use.owner}.{use.name} is not in {', '.join(missing(use))}" for use in found if missing(use)
+        f"{use.where}: {use.owner}.{use.name} is not in {', '.join(missing(use))}"
+        for use in found
+        if missing(use)
     ]
     assert wrong == []
 
@@ -69,11 +71,17 @@ def test_a_planted_object_of_an_unknown_name_is_found() -> None:
     ]
 
 
-@pytest.mark.parametrize("module", sorted(set(MODULES) - {"version_adapter.py", "library.py", "enum_tables.py"}))
+@pytest.mark.parametrize(
+    "module", sorted(set(MODULES) - {"version_adapter.py", "library.py", "enum_tables.py"})
+)
 def test_only_the_adapter_looks_at_versions(module: str) -> None:
     tree = ast.parse((PACKAGE / module).read_text())
     attributes = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-    looked = [text for text in attributes if text.endswith((".generation", "library.version", ".__version__"))]
+    looked = [
+        text
+        for text in attributes
+        if text.endswith((".generation", "library.version", ".__version__"))
+    ]
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     assert looked == []
     assert not names & {*(f"TRT_{number}" for number in (8, 10, 11)), "RTX", "UNTIL_10"}

@@ -46,7 +46,9 @@ OTHER_GPU = (
 
 
 def logged(*errors: str, warnings: tuple[str, ...] = ()) -> Messages:
-    return Messages([sentence_of(text) for text in errors], [sentence_of(text) for text in warnings])
+    return Messages(
+        [sentence_of(text) for text in errors], [sentence_of(text) for text in warnings]
+    )
 
 
 def test_a_message_is_its_sentence() -> None:
@@ -60,9 +62,13 @@ def test_a_message_is_its_sentence() -> None:
 @pytest.mark.parametrize(("errors", "node"), [(TOPK, "/topk"), (LSTM, FOREIGN_NODE)])
 def test_a_workspace_that_is_too_small(errors: tuple[str, ...], node: str) -> None:
     failure = build_failure(logged(*errors), {"workspace": 1024}, "TensorRT")
-    assert failure.problem.startswith(f"no tactic of {node} works within workspace: 1KiB: Could not find any")
+    assert failure.problem.startswith(
+        f"no tactic of {node} works within workspace: 1KiB: Could not find any"
+    )
     assert failure.hint == "give the engine more workspace, or leave it out"
-    assert build_failure(logged(*errors), {"workspace": None}, "TensorRT").problem.startswith("Could not find any")
+    assert build_failure(logged(*errors), {"workspace": None}, "TensorRT").problem.startswith(
+        "Could not find any"
+    )
 
 
 def test_what_the_smallest_tactic_asks_for_is_told_where_it_is_known() -> None:
@@ -72,7 +78,9 @@ def test_what_the_smallest_tactic_asks_for_is_told_where_it_is_known() -> None:
         for size in (536870912, 268435456)
     )  # fmt: skip
     failure = build_failure(logged(*LSTM, warnings=skipped), {"workspace": 1 << 24}, "TensorRT")
-    assert failure.problem.startswith("workspace: 16MiB is too small for any tactic of {ForeignNode")
+    assert failure.problem.startswith(
+        "workspace: 16MiB is too small for any tactic of {ForeignNode"
+    )
     assert failure.problem.endswith("which asks for 256MiB or more")
 
 
@@ -83,20 +91,36 @@ def test_a_gpu_that_is_full() -> None:
         " memory for allocation to succeed.",
     )
     failure = build_failure(logged(errors[0], warnings=errors[1:]), {"workspace": None}, "TensorRT")
-    assert failure.problem.startswith("the GPU is out of memory, 1GiB were asked for: out of memory")
+    assert failure.problem.startswith(
+        "the GPU is out of memory, 1GiB were asked for: out of memory"
+    )
     assert "stop what else uses the GPU" in failure.hint
     failure = load_failure("e.engine", logged(*errors), "TensorRT 8.6.0")
-    assert failure.problem.startswith("e.engine cannot be loaded: the GPU is out of memory, 1GiB were asked for")
+    assert failure.problem.startswith(
+        "e.engine cannot be loaded: the GPU is out of memory, 1GiB were asked for"
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (OTHER_VERSION, "e.engine was built by another version of TensorRT 8.5.3.1, and this is TensorRT 8.6.0"),
+        (
+            OTHER_VERSION,
+            "e.engine was built by another version of TensorRT 8.5.3.1, and this is TensorRT 8.6.0",
+        ),
         (OTHER_GPU, "e.engine was built for a GPU of compute capability 8.6, and this one has 9.0"),
-        (CUT, "e.engine is no engine of TensorRT 8.6.0, or damaged: Serialization assertion plan->header.size"),
-        (FOREIGN, "e.engine is no engine of TensorRT 8.6.0, or damaged: Serialization assertion plan->header.magicTag"),
-        (EMPTY, "e.engine is no engine of TensorRT 8.6.0, or damaged: Cannot deserialize with an empty memory buffer"),
+        (
+            CUT,
+            "e.engine is no engine of TensorRT 8.6.0, or damaged: Serialization assertion plan->header.size",
+        ),
+        (
+            FOREIGN,
+            "e.engine is no engine of TensorRT 8.6.0, or damaged: Serialization assertion plan->header.magicTag",
+        ),
+        (
+            EMPTY,
+            "e.engine is no engine of TensorRT 8.6.0, or damaged: Cannot deserialize with an empty memory buffer",
+        ),
         (SHORT, "e.engine is no engine of TensorRT 8.6.0, or damaged: Assertion blobSize"),
         ("9: something new", "e.engine: TensorRT 8.6.0 cannot load the engine: something new"),
     ],
@@ -109,8 +133,17 @@ def test_an_engine_that_cannot_be_loaded(error: str, said: str) -> None:
 
 def test_what_is_not_explained_is_told_as_it_is() -> None:
     assert build_failure(logged("2: odd"), {"workspace": 1024}, "TensorRT").problem == "odd"
-    assert build_failure(logged(), {"workspace": None}, "TensorRT").problem == "TensorRT built no engine"
+    assert (
+        build_failure(logged(), {"workspace": None}, "TensorRT").problem
+        == "TensorRT built no engine"
+    )
 
 
 def test_sizes_as_people_write_them() -> None:
-    assert [shown_bytes(size) for size in (0, 1023, 1024, 1536, 3 << 30)] == ["0B", "1023B", "1KiB", "1.5KiB", "3GiB"]
+    assert [shown_bytes(size) for size in (0, 1023, 1024, 1536, 3 << 30)] == [
+        "0B",
+        "1023B",
+        "1KiB",
+        "1.5KiB",
+        "3GiB",
+    ]

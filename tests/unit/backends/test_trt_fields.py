@@ -11,7 +11,15 @@ from buildsys.backends.cuda import Driver, Gpu
 from buildsys.backends.tensorrt import gpu_requirements, version_adapter
 from buildsys.backends.tensorrt.builder_config import check_fields, precision_flags, quantization_of
 from buildsys.backends.tensorrt.common_backend import precision_hint
-from buildsys.backends.tensorrt.library import GENERATIONS, RTX, TRT_8, TRT_10, TRT_11, Library, library_of
+from buildsys.backends.tensorrt.library import (
+    GENERATIONS,
+    RTX,
+    TRT_8,
+    TRT_10,
+    TRT_11,
+    Library,
+    library_of,
+)
 from buildsys.errors import StageError, Unavailable
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.tensorrt_typing import unknown_version, with_typing
@@ -32,7 +40,9 @@ def options(generation: str, **fields: Any) -> dict[str, Any]:
         "model": "m", "source": {"onnx": "m.onnx"}, "inputs": {"x": {"shape": [1]}},
         "engines": [{"name": "e", "backend": backend, **fields}],
     }  # fmt: skip
-    engine: dict[str, Any] = ModelSpec.model_validate(spec).model_dump(mode="json", by_alias=True)["engines"][0]
+    engine: dict[str, Any] = ModelSpec.model_validate(spec).model_dump(mode="json", by_alias=True)[
+        "engines"
+    ][0]
     if generation != RTX and "typing" not in fields:
         engine["typing"] = "strong" if generation == TRT_11 else "weak"
     return engine
@@ -91,13 +101,24 @@ def test_a_plain_engine_is_for_all(generation: str) -> None:
         ({"quantization": "explicit", "precision": "int8"}, {TRT_8, TRT_10, TRT_11}),
         ({"layer_precisions": [{"layers": "*", "precision": "fp32"}]}, {TRT_8, TRT_10}),
         ({"layer_precisions": [{"layers": "*", "precision": "bf16"}], "typing": "weak"}, {TRT_10}),
-        ({"refit": True, "version_compatible": True, "exclude_lean_runtime": True}, {TRT_8, TRT_10, TRT_11}),
-        ({"sparsity": True, "direct_io": True, "tf32": False, "workspace": "1GiB"}, {TRT_8, TRT_10, TRT_11}),
-        ({"dla_core": 0, "gpu_fallback": True, "dla_managed_sram": "1MiB"}, {TRT_8, TRT_10, TRT_11}),
+        (
+            {"refit": True, "version_compatible": True, "exclude_lean_runtime": True},
+            {TRT_8, TRT_10, TRT_11},
+        ),
+        (
+            {"sparsity": True, "direct_io": True, "tf32": False, "workspace": "1GiB"},
+            {TRT_8, TRT_10, TRT_11},
+        ),
+        (
+            {"dla_core": 0, "gpu_fallback": True, "dla_managed_sram": "1MiB"},
+            {TRT_8, TRT_10, TRT_11},
+        ),
     ],
     ids=lambda given: str(sorted(given)) if isinstance(given, set) else str(given),
 )
-def test_a_field_is_taken_by_the_versions_that_have_it(fields: dict[str, Any], versions: set[str]) -> None:
+def test_a_field_is_taken_by_the_versions_that_have_it(
+    fields: dict[str, Any], versions: set[str]
+) -> None:
     assert honoured_by(**fields) == versions
 
 
@@ -123,12 +144,17 @@ def test_a_version_without_calibrators_names_those_that_have_them() -> None:
 def test_a_version_before_the_first_is_unavailable() -> None:
     module = ModuleType("tensorrt")
     module.__version__ = "8.5.3.1"  # type: ignore[attr-defined]
-    with pytest.raises(Unavailable, match=r"TensorRT 8\.5\.3 is too old; install TensorRT 8\.6, 10 or 11"):
+    with pytest.raises(
+        Unavailable, match=r"TensorRT 8\.5\.3 is too old; install TensorRT 8\.6, 10 or 11"
+    ):
         library_of(module)
 
 
 def test_a_guarded_function_refuses_another_library() -> None:
-    with pytest.raises(StageError, match=r"TensorRT 11\.4\.0 has no set calibrator; TensorRT 8\.6 or TensorRT 10 has"):
+    with pytest.raises(
+        StageError,
+        match=r"TensorRT 11\.4\.0 has no set calibrator; TensorRT 8\.6 or TensorRT 10 has",
+    ):
         version_adapter.set_calibrator(library(TRT_11), None, None, None)
 
 
@@ -140,15 +166,26 @@ def test_a_guarded_function_refuses_another_library() -> None:
         ({"precision": "bf16"}, ("bf16",)),
         ({"precision": "fp16", "typing": "strong"}, ()),
         (
-            {"layer_precisions": [{"layers": "a", "precision": "int8"}, {"layers": "b", "precision": "fp32"}]},
+            {
+                "layer_precisions": [
+                    {"layers": "a", "precision": "int8"},
+                    {"layers": "b", "precision": "fp32"},
+                ]
+            },
             ("int8", "fp16", "obey"),
         ),
         (
-            {"layer_precisions": [{"layers": "a", "precision": "fp16"}], "precision_constraints": "prefer"},
+            {
+                "layer_precisions": [{"layers": "a", "precision": "fp16"}],
+                "precision_constraints": "prefer",
+            },
             ("fp16", "prefer"),
         ),
         ({"precision": "int8"}, ("int8", "fp16")),
-        ({"precision": "int8", "quantization": "explicit"}, ("int8", "fp16")),  # what has no quantizers may be fp16
+        (
+            {"precision": "int8", "quantization": "explicit"},
+            ("int8", "fp16"),
+        ),  # what has no quantizers may be fp16
         ({"precision": "int8", "typing": "strong"}, ()),
     ],
 )
@@ -173,7 +210,9 @@ def test_who_quantizes(generation: str, fields: dict[str, Any], quantization: st
 
 def test_an_engine_that_its_builder_did_not_quantize_is_told_of_quantizers() -> None:
     implicit = planned(TRT_8, precision="int8")
-    assert precision_hint(implicit).startswith("set quantization: explicit, as a builder ignores calibrated ranges")
+    assert precision_hint(implicit).startswith(
+        "set quantization: explicit, as a builder ignores calibrated ranges"
+    )
     for fields in ({"precision": "fp16"}, {"precision": "int8", "quantization": "explicit"}):
         assert precision_hint(planned(TRT_10, **fields)).startswith("lower precision_share")
     assert precision_hint(planned(TRT_11, precision="int8")).startswith("lower precision_share")
@@ -190,8 +229,12 @@ def test_an_engine_that_its_builder_did_not_quantize_is_told_of_quantizers() -> 
     ],
 )
 def test_the_precisions_of_a_gpu(precision: str, having: list[str], lacking: list[str]) -> None:
-    assert [gpu_requirements.computes_in(precision, each) for each in having] == [True] * len(having)
-    assert [gpu_requirements.computes_in(precision, each) for each in lacking] == [False] * len(lacking)
+    assert [gpu_requirements.computes_in(precision, each) for each in having] == [True] * len(
+        having
+    )
+    assert [gpu_requirements.computes_in(precision, each) for each in lacking] == [False] * len(
+        lacking
+    )
 
 
 def gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: str) -> None:
@@ -211,20 +254,28 @@ def test_a_precision_that_the_gpu_lacks_is_unavailable(monkeypatch: pytest.Monke
 
 
 def test_without_a_gpu_an_engine_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_requirements, "find_driver", lambda: Driver("", (), "no NVIDIA driver is installed"))
+    monkeypatch.setattr(
+        gpu_requirements, "find_driver", lambda: Driver("", (), "no NVIDIA driver is installed")
+    )
     for check, said in (
         (
             gpu_requirements.check_builder,
             "TensorRT builds engines on the GPU that they are for, and here no NVIDIA driver is",
         ),
-        (gpu_requirements.check_runner, "TensorRT engines run on NVIDIA GPUs, and here no NVIDIA driver is installed"),
+        (
+            gpu_requirements.check_runner,
+            "TensorRT engines run on NVIDIA GPUs, and here no NVIDIA driver is installed",
+        ),
     ):
         with pytest.raises(Unavailable, match=said):
             check(library(TRT_10), options(TRT_10))
 
 
 def test_generations_that_lack_the_precision_are_taken_out() -> None:
-    with pytest.raises(StageError, match=r"GPUs of compute capability 7\.5 do not compute in bf16; take them out of"):
+    with pytest.raises(
+        StageError,
+        match=r"GPUs of compute capability 7\.5 do not compute in bf16; take them out of",
+    ):
         gpu_requirements.check_builder(
             library(RTX), options(RTX, precision="bf16", compute_capabilities=["7.5", "8.9"])
         )

@@ -28,7 +28,17 @@ def answer(name: str) -> str:
 def one_layer(*formats: str, kind: str = "CaskConvolution", **fields: Any) -> str:
     ports = [{"Name": "x", "Format/Datatype": text} for text in formats]
     return json.dumps(
-        {"Layers": [{"Name": "l", "LayerType": kind, "Inputs": ports[:1], "Outputs": ports[1:], **fields}]}
+        {
+            "Layers": [
+                {
+                    "Name": "l",
+                    "LayerType": kind,
+                    "Inputs": ports[:1],
+                    "Outputs": ports[1:],
+                    **fields,
+                }
+            ]
+        }
     )
 
 
@@ -57,7 +67,10 @@ def test_a_layer_whose_types_are_not_told_does_not_count() -> None:
 
 def test_a_wider_type_at_the_ends_of_a_part_that_is_compiled_as_a_whole_is_no_type() -> None:
     def layer(kind: str, output: str) -> str:
-        ports = {"Inputs": [{"Format/Datatype": "Row major linear FP32"}], "Outputs": [{"Format/Datatype": output}]}
+        ports = {
+            "Inputs": [{"Format/Datatype": "Row major linear FP32"}],
+            "Outputs": [{"Format/Datatype": output}],
+        }
         return json.dumps({"Layers": [{"Name": "a...b", "LayerType": kind, **ports}]})
 
     half = "Row major linear FP16 format"
@@ -73,8 +86,14 @@ def test_a_wider_type_at_the_ends_of_a_part_that_is_compiled_as_a_whole_is_no_ty
     [
         (("Row major linear FP32", "Row major linear FP32"), "float32"),
         (("Row major linear FP32", "Channel major FP16 format where channel % 8 == 0"), "float16"),
-        (("Two wide channel vectorized row major FP16 format", "Row major linear FP16 format"), "float16"),
-        (("Thirty-two wide channel vectorized row major Int8 format", "Row major linear FP32"), "int8"),
+        (
+            ("Two wide channel vectorized row major FP16 format", "Row major linear FP16 format"),
+            "float16",
+        ),
+        (
+            ("Thirty-two wide channel vectorized row major Int8 format", "Row major linear FP32"),
+            "int8",
+        ),
         (("Row major linear BF16", "Row major linear FP32"), "bfloat16"),
         (("Row major linear FP8", "Row major linear FP16"), "float8e4m3fn"),
         (("Half", "Float"), "float16"),
@@ -87,15 +106,24 @@ def test_the_words_of_formats(formats: tuple[str, str], dtype: str | None) -> No
     assert [layer.dtype for layer in read_layers(one_layer(*formats), "fp16")] == [dtype]
 
 
-@pytest.mark.parametrize("kind", ["Reformat", "NoOp", "Constant", "Shape", "Signal", "Wait", "ShapeHostToDevice"])
+@pytest.mark.parametrize(
+    "kind", ["Reformat", "NoOp", "Constant", "Shape", "Signal", "Wait", "ShapeHostToDevice"]
+)
 def test_what_computes_nothing_does_not_count(kind: str) -> None:
     assert (
-        layer_shares(read_layers(one_layer("Row major linear FP16", "Row major linear FP16", kind=kind), "fp16")) == {}
+        layer_shares(
+            read_layers(
+                one_layer("Row major linear FP16", "Row major linear FP16", kind=kind), "fp16"
+            )
+        )
+        == {}
     )
 
 
 def test_a_reformat_is_known_by_its_origin() -> None:
-    text = one_layer("Row major linear FP16", "Row major linear FP32", kind="kgen", Origin="REFORMAT")
+    text = one_layer(
+        "Row major linear FP16", "Row major linear FP32", kind="kgen", Origin="REFORMAT"
+    )
     assert layer_shares(read_layers(text, "fp16")) == {}
 
 
@@ -109,7 +137,11 @@ def test_shares_of_layers_and_of_time() -> None:
 @pytest.mark.parametrize(
     ("share", "least", "said"),
     [
-        (0.04, 0.1, "only 4.0% of its layers are in int8 (at least 10% are wanted): 96% in float32, 4% in int8"),
+        (
+            0.04,
+            0.1,
+            "only 4.0% of its layers are in int8 (at least 10% are wanted): 96% in float32, 4% in int8",
+        ),
         (0.1, 0.1, ""),
         (0.01, 0.0, ""),
         (0.0, 0.0, "none of its layers is in int8: 100% in float32, 0% in int8"),
@@ -126,7 +158,9 @@ def test_an_answer_without_layers(text: str) -> None:
 
 
 def test_names_alone_have_no_types() -> None:
-    layers = read_layers('{"Layers": ["/conv0 + /relu0", "Reformatting CopyNode"], "Bindings": ["x"]}', "fp16")
+    layers = read_layers(
+        '{"Layers": ["/conv0 + /relu0", "Reformatting CopyNode"], "Bindings": ["x"]}', "fp16"
+    )
     assert [layer.name for layer in layers] == ["/conv0 + /relu0", "Reformatting CopyNode"]
     assert layer_shares(layers) == {}
 
@@ -148,7 +182,9 @@ def test_an_int8_transformer_of_one_part_tells_of_its_convolution_alone() -> Non
 @pytest.mark.parametrize(("precision", "warns"), [("fp16", True), ("fp32", False)])
 def test_an_engine_that_tells_nothing_is_told_of(precision: str, *, warns: bool) -> None:
     facts = precision_facts(read_layers(answer("attention"), precision), {}, precision)
-    assert facts["precision_unknown"].startswith("all of the engine is in parts that do not tell their types")
+    assert facts["precision_unknown"].startswith(
+        "all of the engine is in parts that do not tell their types"
+    )
     assert ("warnings" in facts) is warns
     assert "precision_of" not in facts
 

@@ -20,9 +20,15 @@ def test_each_element_lies_where_the_format_has_it(layout: str, channels: int) -
     assert memory.flags["C_CONTIGUOUS"]
     assert memory.shape == packed_shape(array.shape, layout)
     rounded = -(-channels // multiple) * multiple
-    for batch, channel, row, column in ((0, 0, 0, 0), (1, channels - 1, 2, 4), (1, channels // 2, 1, 3)):
+    for batch, channel, row, column in (
+        (0, 0, 0, 0),
+        (1, channels - 1, 2, 4),
+        (1, channels // 2, 1, 3),
+    ):
         if layout.startswith("chw"):
-            place = (((batch * (rounded // multiple) + channel // multiple) * h + row) * w + column) * multiple
+            place = (
+                ((batch * (rounded // multiple) + channel // multiple) * h + row) * w + column
+            ) * multiple
             place += channel % multiple
         else:
             place = ((batch * h + row) * w + column) * rounded + channel
@@ -47,7 +53,12 @@ def test_linear_is_as_it_is() -> None:
 
 
 def test_what_cannot_be_arranged() -> None:
-    with pytest.raises(StageError, match="tensors in the format dla_hwc4 cannot be passed in or out here"):
+    with pytest.raises(
+        StageError, match="tensors in the format dla_hwc4 cannot be passed in or out here"
+    ):
         packed(np.ones((1, 4, 2, 2)), "dla_hwc4")
-    with pytest.raises(StageError, match=r"a tensor of shape \[4, 2\] has no channels, which the format hwc8 arranges"):
+    with pytest.raises(
+        StageError,
+        match=r"a tensor of shape \[4, 2\] has no channels, which the format hwc8 arranges",
+    ):
         packed_shape((4, 2), "hwc8")

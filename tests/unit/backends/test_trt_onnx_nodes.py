@@ -17,7 +17,9 @@ def varint(value: int) -> bytes:
 
 
 def test_nodes_and_functions(tmp_path: Path) -> None:
-    node = field(1, b"x") + field(2, b"y") + field(3, b"/conv") + field(4, b"Conv") + field(7, b"my")
+    node = (
+        field(1, b"x") + field(2, b"y") + field(3, b"/conv") + field(4, b"Conv") + field(7, b"my")
+    )
     graph = field(1, node) + field(2, b"graph") + field(1, field(4, b"Relu"))
     function = field(1, b"Fn") + field(10, b"dom")
     model = bytes([1 << 3, 8]) + field(7, graph) + field(25, function)

@@ -13,13 +13,18 @@ from buildsys.backends.tensorrt import enum_tables, library
 
 HERE = Path(__file__).parent
 PACKAGE = Path(buildsys.__file__).parent / "backends" / "tensorrt"
-MODULES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if path != PACKAGE / "backend.py")
+MODULES = sorted(
+    str(path.relative_to(PACKAGE))
+    for path in PACKAGE.rglob("*.py")
+    if path != PACKAGE / "backend.py"
+)
 LISTS = {
     library.TRT_8: "tensorrt-8.6.0", library.TRT_10: "tensorrt-10.16.1", library.TRT_11: "tensorrt-11.4.0",
     library.RTX: "tensorrt_rtx-1.7.1",
 }  # fmt: skip
 API: dict[str, dict[str, list[str]]] = {
-    generation: json.loads((HERE / "trt_api" / f"{name}.json").read_text())["api"] for generation, name in LISTS.items()
+    generation: json.loads((HERE / "trt_api" / f"{name}.json").read_text())["api"]
+    for generation, name in LISTS.items()
 }
 # what a variable or attribute of this name holds, wherever it is in the package
 OWNERS = {
@@ -60,7 +65,9 @@ def uses(source: str, module: str) -> Iterator[Use]:
 
 def unclassified(source: str, module: str) -> list[str]:
     """Return attributes that have the name of a member of TensorRT, on expressions that ``OWNERS`` does not know."""
-    members = {name for api in API.values() for owner in OWNERS.values() for name in api.get(owner, ())} - USUAL
+    members = {
+        name for api in API.values() for owner in OWNERS.values() for name in api.get(owner, ())
+    } - USUAL
     found = []
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Attribute) or ast.unparse(node.value) in OURS:

@@ -17,7 +17,10 @@ from buildsys.plan.action import Action
 MANIFEST: dict[str, Any] = {
     "source": {"python": "net.py:make"},
     "inputs": {"x": {"shape": [1, 4]}},
-    "engines": [{"backend": "onnxruntime", "name": "ort"}, {"backend": "tensorrt_rtx", "name": "rtx"}],
+    "engines": [
+        {"backend": "onnxruntime", "name": "ort"},
+        {"backend": "tensorrt_rtx", "name": "rtx"},
+    ],
 }
 
 
@@ -47,7 +50,11 @@ class ScriptedExecutor:
 
     def _is_whole(self, action: Action) -> bool:
         build = self._session.project.build
-        return all((build / output.path).exists() for output in action.outputs.values() if not output.optional)
+        return all(
+            (build / output.path).exists()
+            for output in action.outputs.values()
+            if not output.optional
+        )
 
     def stale_reason(self, target: str) -> str:
         return self.reasons.get(target, "")
@@ -61,7 +68,9 @@ class ScriptedExecutor:
     def examine(self, target: str) -> Facts:
         return Facts(target, fresh=target in self.fresh)
 
-    def replace_by_failure(self, target: str, write: Callable[[], tuple[Mapping[str, bytes], str]]) -> None:
+    def replace_by_failure(
+        self, target: str, write: Callable[[], tuple[Mapping[str, bytes], str]]
+    ) -> None:
         for name, content in write()[0].items():
             path = self._session.project.build / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,12 +88,22 @@ class ScriptedExecutor:
 
 def passed(**changes: Any) -> Any:
     return SimpleNamespace(
-        **{"status": "passed", "seconds": 0.1, "reason": "", "hint": "", "waited": False, "restored": False, **changes}
+        **{
+            "status": "passed",
+            "seconds": 0.1,
+            "reason": "",
+            "hint": "",
+            "waited": False,
+            "restored": False,
+            **changes,
+        }
     )
 
 
 def make_session(root: Path, *models: str) -> tuple[Session, ScriptedExecutor]:
-    resolved = {name: ModelSpec.model_validate({**MANIFEST, "model": name}) for name in models or ("net",)}
+    resolved = {
+        name: ModelSpec.model_validate({**MANIFEST, "model": name}) for name in models or ("net",)
+    }
     project = SimpleNamespace(
         root=root,
         build=root / "build",
@@ -98,7 +117,9 @@ def make_session(root: Path, *models: str) -> tuple[Session, ScriptedExecutor]:
 
 
 def _resolved(spec: ModelSpec) -> Any:
-    return SimpleNamespace(data=spec.model_dump(mode="json", by_alias=True), text=spec.model_dump_json(by_alias=True))
+    return SimpleNamespace(
+        data=spec.model_dump(mode="json", by_alias=True), text=spec.model_dump_json(by_alias=True)
+    )
 
 
 def write_result(session: Session, target: str, **fields: Any) -> None:

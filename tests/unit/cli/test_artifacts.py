@@ -37,13 +37,19 @@ def write(build: Path, files: dict[str, bytes]) -> Path:
     return build
 
 
-def compared(tmp_path: Path, first: dict[str, bytes], second: dict[str, bytes]) -> dict[str, Artifact]:
-    found = compare_builds(write(tmp_path / "a", first), write(tmp_path / "b", second), "net", plan())
+def compared(
+    tmp_path: Path, first: dict[str, bytes], second: dict[str, bytes]
+) -> dict[str, Artifact]:
+    found = compare_builds(
+        write(tmp_path / "a", first), write(tmp_path / "b", second), "net", plan()
+    )
     return {artifact.file: artifact for artifact in found}
 
 
 @given(st.binary(max_size=40), st.binary(max_size=40))
-def test_the_first_differing_byte_is_found(tmp_path_factory: pytest.TempPathFactory, here: bytes, there: bytes) -> None:
+def test_the_first_differing_byte_is_found(
+    tmp_path_factory: pytest.TempPathFactory, here: bytes, there: bytes
+) -> None:
     folder = tmp_path_factory.mktemp("pair", numbered=True)
     (folder / "a").write_bytes(here)
     (folder / "b").write_bytes(there)
@@ -84,7 +90,11 @@ def test_what_should_be_equal(tmp_path: Path, file: str, state: str) -> None:
 
 def test_a_file_that_one_build_lacks(tmp_path: Path) -> None:
     artifact = compared(tmp_path, {"export/model.onnx": b"x"}, {})["export/model.onnx"]
-    assert (artifact.state, artifact.sizes, artifact.broken) == ("in one build only", (1, None), True)
+    assert (artifact.state, artifact.sizes, artifact.broken) == (
+        "in one build only",
+        (1, None),
+        True,
+    )
 
 
 def test_logs_are_no_artifacts(tmp_path: Path) -> None:
@@ -96,8 +106,14 @@ def test_records_tell_whether_more_than_times_differ(tmp_path: Path) -> None:
         figures = {"started": str(seconds), "seconds": seconds, "after": {"nodes": nodes}}
         return {"simplify/graph.json": json.dumps(figures).encode()}
 
-    assert compared(tmp_path, record(1, 5), record(2, 5))["simplify/graph.json"].difference == "only times differ"
-    assert compared(tmp_path, record(1, 5), record(2, 6))["simplify/graph.json"].difference == "after.nodes differs"
+    assert (
+        compared(tmp_path, record(1, 5), record(2, 5))["simplify/graph.json"].difference
+        == "only times differ"
+    )
+    assert (
+        compared(tmp_path, record(1, 5), record(2, 6))["simplify/graph.json"].difference
+        == "after.nodes differs"
+    )
 
 
 def test_only_the_report_reads_records() -> None:

@@ -12,7 +12,13 @@ from python_environments import Environment, program
 
 from buildsys import backends
 from buildsys.cli.doctor import gpus_and_folders, libraries, machine_check
-from buildsys.cli.doctor.backends import INSTALL, Place, ask_toolchain, tell_backends, tell_toolchain
+from buildsys.cli.doctor.backends import (
+    INSTALL,
+    Place,
+    ask_toolchain,
+    tell_backends,
+    tell_toolchain,
+)
 from buildsys.cli.doctor.finding import BROKEN, MISSING, OK
 from buildsys.cli.doctor.gpus_and_folders import Gpus, look_at_folders, look_at_gpus
 from buildsys.cli.doctor.libraries import look_at_extras
@@ -70,15 +76,22 @@ def test_what_a_backend_can_do_here(module: Module, gpus: Gpus, can: str, cannot
 
 
 def test_an_engine_on_cuda_needs_a_provider_and_a_gpu() -> None:
-    plain = place(onnxruntime=Module("onnxruntime", "1.31", facts={"providers": ["CPUExecutionProvider"]}))
+    plain = place(
+        onnxruntime=Module("onnxruntime", "1.31", facts={"providers": ["CPUExecutionProvider"]})
+    )
     assert plain.ability("onnxruntime", H200, cuda=True).mend == "pip install onnxruntime-gpu"
-    cuda = place(onnxruntime=Module("onnxruntime", "1.31", facts={"providers": ["CUDAExecutionProvider"]}))
+    cuda = place(
+        onnxruntime=Module("onnxruntime", "1.31", facts={"providers": ["CUDAExecutionProvider"]})
+    )
     assert "needs an NVIDIA GPU" in cuda.ability("onnxruntime", NO_GPU, cuda=True).problem
     assert not cuda.ability("onnxruntime", H200, cuda=True).problem
 
 
 def test_a_backend_that_is_missing_says_who_needs_it_and_what_installs_it() -> None:
-    findings = {finding.name: finding for finding in tell_backends(place(), NO_GPU, {"tensorrt": ["a:x", "b:y"]})}
+    findings = {
+        finding.name: finding
+        for finding in tell_backends(place(), NO_GPU, {"tensorrt": ["a:x", "b:y"]})
+    }
     assert {finding.state for finding in findings.values()} == {MISSING}
     assert findings["tensorrt"].text == "tensorrt is not installed; needed by 2 engines here"
     assert findings["tensorrt"].mend == "pip install 'buildsys[tensorrt]'"
@@ -95,7 +108,10 @@ def test_a_toolchain_has_what_its_interpreter_has(tmp_path: Path) -> None:
     assert finding.text.endswith("onnxruntime builds and runs on the CPU")
     finding = tell_toolchain(asked, NO_GPU, {"onnxruntime": ["a:x"], "tensorrt": ["a:y"]})
     assert finding.state == MISSING
-    assert "the interpreter crashed with a segmentation fault (SIGSEGV) while it was imported" in finding.text
+    assert (
+        "the interpreter crashed with a segmentation fault (SIGSEGV) while it was imported"
+        in finding.text
+    )
     assert finding.mend == f"{environment.python} -m pip install --force-reinstall tensorrt"
 
 
@@ -125,11 +141,16 @@ def test_a_library_that_hangs_or_is_broken_harms_no_other(tmp_path: Path) -> Non
 
 def test_a_program_that_is_no_python_is_told(tmp_path: Path) -> None:
     found = ask_modules(program(tmp_path / "python", "echo what"), ["numpy"], HERE, 5)
-    assert found["numpy"].problem == "the interpreter ended with exit code 0 while it was imported: what"
+    assert (
+        found["numpy"].problem
+        == "the interpreter ended with exit code 0 while it was imported: what"
+    )
 
 
 def test_gpus_are_told_with_memory_and_mig(monkeypatch: pytest.MonkeyPatch) -> None:
-    h200 = GpuDetails("NVIDIA H200", "9.0", "580.95", "13.0", 150_000_000_000, 149_000_000_000, "off")
+    h200 = GpuDetails(
+        "NVIDIA H200", "9.0", "580.95", "13.0", 150_000_000_000, 149_000_000_000, "off"
+    )
     monkeypatch.setattr(gpus_and_folders, "read_details", lambda visible: [h200])
     gpus, (finding,) = look_at_gpus()
     assert gpus.capabilities == ("9.0",)
@@ -144,7 +165,9 @@ def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(gpus_and_folders, "read_details", none)
     monkeypatch.setattr(gpus_and_folders, "_DRIVER_FILES", ("/",))
-    assert look_at_gpus()[0].missing == "the NVIDIA driver does not answer (NVML answers with error 9)"
+    assert (
+        look_at_gpus()[0].missing == "the NVIDIA driver does not answer (NVML answers with error 9)"
+    )
     monkeypatch.setattr(gpus_and_folders, "read_details", lambda visible: [])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     gpus, (finding,) = look_at_gpus()
@@ -156,7 +179,12 @@ def test_folders_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("BUILDSYS_STORE", raising=False)
     monkeypatch.setenv("BUILDSYS_REMOTE", "sftp://host/cache")
     (tmp_path / "build").write_text("a file")
-    findings = {f.name: f for f in look_at_folders(tmp_path, tmp_path / "configs", tmp_path / "build", tmp_path / ".b")}
+    findings = {
+        f.name: f
+        for f in look_at_folders(
+            tmp_path, tmp_path / "configs", tmp_path / "build", tmp_path / ".b"
+        )
+    }
     assert findings["build"].state == BROKEN
     assert "cannot be written to: is not a folder" in findings["build"].text
     assert findings["state"].state == OK
@@ -169,7 +197,9 @@ def test_extras_are_those_of_the_project_file(monkeypatch: pytest.MonkeyPatch) -
     declared = libraries._declared_extras(Path(libraries.__file__).parents[3] / "pyproject.toml")
     assert {"rtx", "tensorrt", "slim", "remote"} <= declared.keys()
     assert "test" not in declared
-    monkeypatch.setattr(libraries, "_extras", lambda: {"rtx": ["tensorrt-rtx>=1.4"], "odd": ["none-such", "numpy"]})
+    monkeypatch.setattr(
+        libraries, "_extras", lambda: {"rtx": ["tensorrt-rtx>=1.4"], "odd": ["none-such", "numpy"]}
+    )
     findings = {finding.name: finding for finding in look_at_extras()}
     assert findings["odd"].state == MISSING
     assert findings["odd"].text == "none-such is not installed"
@@ -192,29 +222,46 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "model: net\nsource: {torchvision: resnet18}\ninputs: {x: {shape: [1, 3, 32, 32]}}\n"
         "engines: [{backend: tensorrt, name: trt}]\n"
     )
-    monkeypatch.setattr(machine_check, "ask_own", lambda names, within_s: {name: Module(name, "1.0") for name in names})
+    monkeypatch.setattr(
+        machine_check,
+        "ask_own",
+        lambda names, within_s: {name: Module(name, "1.0") for name in names},
+    )
     return tmp_path
 
 
 def test_nothing_is_broken_that_nobody_requires(project: Path) -> None:
-    (project / "configs/project.yaml").write_text("toolchains: {gone: {python: /nowhere/bin/python}}\n")
+    (project / "configs/project.yaml").write_text(
+        "toolchains: {gone: {python: /nowhere/bin/python}}\n"
+    )
     out = StringIO()
     assert examine_machine(project, out, as_json=False) == 0
     lines = out.getvalue().splitlines()
     assert lines[-1].startswith("nothing that this project needs is broken; ")
-    gone = next(number for number, line in enumerate(lines) if line.startswith("missing  toolchain gone"))
-    assert lines[gone + 1].strip().startswith("→ set toolchains.gone.python in configs/project.yaml, or BUILDSYS_TOOL")
+    gone = next(
+        number for number, line in enumerate(lines) if line.startswith("missing  toolchain gone")
+    )
+    assert (
+        lines[gone + 1]
+        .strip()
+        .startswith("→ set toolchains.gone.python in configs/project.yaml, or BUILDSYS_TOOL")
+    )
     assert any(line.startswith("ok       library torch  1.0") for line in lines)
     assert not (project / "build").exists()
 
 
-def test_with_strict_every_engine_is_required(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_strict_every_engine_is_required(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("BUILDSYS_STRICT", "1")
     monkeypatch.setattr(machine_check, "look_at_gpus", lambda: (NO_GPU, []))
     out = StringIO()
     assert examine_machine(project, out, as_json=False) == 1
     text = out.getvalue()
-    assert "broken   engine net:trt  is required, and cannot be built here: tensorrt 1.0 builds on the GPU" in text
+    assert (
+        "broken   engine net:trt  is required, and cannot be built here: tensorrt 1.0 builds on the GPU"
+        in text
+    )
     assert "1 broken" in text
 
 
@@ -222,5 +269,8 @@ def test_wrong_manifests_are_no_hindrance(project: Path) -> None:
     (project / "configs/models/net.yaml").write_text("model: [")
     out = StringIO()
     assert examine_machine(project, out, as_json=False) == 3
-    assert "broken   project manifests  1 error in the manifests, the first: configs/models/net.yaml" in out.getvalue()
+    assert (
+        "broken   project manifests  1 error in the manifests, the first: configs/models/net.yaml"
+        in out.getvalue()
+    )
     assert "library torch" in out.getvalue()

@@ -40,7 +40,11 @@ class Doit:
     def __call__(self, *arguments: str) -> tuple[int, str]:
         """Return the exit code and all that was printed."""
         self.session, self.executor = make_session(self.root, *self.models)
-        self.executor.fresh, self.executor.actions, self.executor.reasons = self.fresh, self.actions, self.reasons
+        self.executor.fresh, self.executor.actions, self.executor.reasons = (
+            self.fresh,
+            self.actions,
+            self.reasons,
+        )
         self.session.project.state.mkdir(exist_ok=True)
         config, create_tasks = offer(self.session)
         out = io.StringIO()  # doit's run keeps the stdout that it found when it was imported
@@ -60,7 +64,9 @@ class Doit:
 
 
 @pytest.fixture
-def doit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Doit]:
+def doit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Doit]:
     monkeypatch.chdir(tmp_path)
     shutil.copy(PYPROJECT, tmp_path)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -110,7 +116,9 @@ def test_a_missing_file_makes_its_target_run_even_if_nobody_else_notices(doit: D
 def test_a_failed_check_ends_with_1_and_tells_once_why_and_where_the_log_is(doit: Doit) -> None:
     doit.build_all()
     doit.fresh.discard("validate:net")
-    doit.actions["validate:net"] = fail(CheckFailed("output y: relative error 0.5", "raise validate.rtol"))
+    doit.actions["validate:net"] = fail(
+        CheckFailed("output y: relative error 0.5", "raise validate.rtol")
+    )
     code, out = doit("build:net")
     assert code == 1
     assert out.count("output y: relative error 0.5; raise validate.rtol") == 1
@@ -120,11 +128,15 @@ def test_a_failed_check_ends_with_1_and_tells_once_why_and_where_the_log_is(doit
 
 
 @pytest.mark.parametrize("processes", [(), ("-n", "2")])
-def test_continue_builds_what_does_not_depend_on_the_failure(doit: Doit, processes: tuple[str, ...]) -> None:
+def test_continue_builds_what_does_not_depend_on_the_failure(
+    doit: Doit, processes: tuple[str, ...]
+) -> None:
     doit.actions["verify:net:ort"] = fail(CheckFailed("output y is off"))
     code, out = doit("--continue", *processes)
     assert code == 1, "a failed check stays 1, though targets behind it did not run"
-    done = {target for target, finished in doit.session.finished.items() if finished.status == "passed"}
+    done = {
+        target for target, finished in doit.session.finished.items() if finished.status == "passed"
+    }
     assert doit.session.actions.keys() - done == {"verify:net:ort", "bench:net:ort", "report:net"}
     assert "needs verify:net:ort" in out
     assert "1 failed, 2 not run in" in out
@@ -143,7 +155,10 @@ def test_an_unexpected_exception_is_one_line_and_a_file(doit: Doit) -> None:
     assert code == 2
     assert "Traceback" not in out
     (log,) = (doit.root / ".buildsys/logs").iterdir()
-    assert f"unexpected ZeroDivisionError: division by zero; traceback: .buildsys/logs/{log.name}\n" in out
+    assert (
+        f"unexpected ZeroDivisionError: division by zero; traceback: .buildsys/logs/{log.name}\n"
+        in out
+    )
     assert "Traceback" in log.read_text()
 
 
@@ -193,7 +208,9 @@ def test_sigterm_ends_with_143(doit: Doit) -> None:
         (("ignore", "bnch"), "bench"),
     ],
 )
-def test_a_misspelt_name_is_answered_with_the_nearest(doit: Doit, arguments: tuple[str, ...], offered: str) -> None:
+def test_a_misspelt_name_is_answered_with_the_nearest(
+    doit: Doit, arguments: tuple[str, ...], offered: str
+) -> None:
     code, out = doit(*arguments)
     assert code == 3
     assert out.startswith(f"ERROR: there is no target '{arguments[-1]}'; nearest: {offered}")
@@ -208,7 +225,9 @@ def test_groups_and_patterns_select_targets(doit: Doit) -> None:
         ("engine:*:ort", {"engine:a:ort", "engine:b:ort"}),
     ):
         doit(name)
-        assert {target for target in doit.session.finished if target.startswith("engine")} == expected
+        assert {
+            target for target in doit.session.finished if target.startswith("engine")
+        } == expected
 
 
 def test_the_path_of_an_output_selects_its_target(doit: Doit) -> None:
@@ -271,10 +290,14 @@ def test_info_tells_why_a_target_is_stale(doit: Doit) -> None:
         (("list", "--all", "--status"), set()),
     ],
 )
-def test_forgetting_reaches_our_records(doit: Doit, arguments: tuple[str, ...], forgotten: set[str] | None) -> None:
+def test_forgetting_reaches_our_records(
+    doit: Doit, arguments: tuple[str, ...], forgotten: set[str] | None
+) -> None:
     code, _ = doit(*arguments)
     assert code == 0
-    assert set(doit.executor.forgotten) == (doit.session.actions.keys() if forgotten is None else forgotten)
+    assert set(doit.executor.forgotten) == (
+        doit.session.actions.keys() if forgotten is None else forgotten
+    )
 
 
 def test_a_failure_forgets_nothing(doit: Doit) -> None:
@@ -318,7 +341,11 @@ def test_a_damaged_record_of_doits_own_is_set_aside_with_one_line(doit: Doit) ->
     (doit.root / ".buildsys/doit.db").write_text("no database")
     code, out = doit("export:net")
     assert code == 0
-    (told,) = [line for line in out.splitlines() if line.startswith("buildsys: warning: doit's own record ")]
+    (told,) = [
+        line
+        for line in out.splitlines()
+        if line.startswith("buildsys: warning: doit's own record ")
+    ]
     assert "is not readable (file is not a database); set aside as doit.db.broken-" in told
     assert "warning" not in doit("export:net")[1]
 

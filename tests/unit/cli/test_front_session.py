@@ -29,7 +29,9 @@ def test_a_name_stands_for_its_targets(tmp_path: Path, name: str, expected: set[
 def test_build_is_everything(tmp_path: Path) -> None:
     session, _ = make_session(tmp_path, "a", "b")
     assert session.members("build") == list(session.actions)
-    assert session.members("build:a") == [target for target, action in session.actions.items() if action.model == "a"]
+    assert session.members("build:a") == [
+        target for target, action in session.actions.items() if action.model == "a"
+    ]
 
 
 def test_a_target_runs_with_force_only_when_it_was_found_fresh(tmp_path: Path) -> None:
@@ -89,7 +91,12 @@ def test_raw_samples_are_not_read_into_this_process(tmp_path: Path) -> None:
     session, _ = make_session(tmp_path)
     path = session.project.build / "net/export/export.json"
     path.parent.mkdir(parents=True)
-    figures = {"samples_ms": [0.5, -1e-3] * 5000, "shape": [1, 3], "words": ["a b"] * 500, "count": 10_000}
+    figures = {
+        "samples_ms": [0.5, -1e-3] * 5000,
+        "shape": [1, 3],
+        "words": ["a b"] * 500,
+        "count": 10_000,
+    }
     path.write_text(as_text(figures))
     assert session.result("export:net") == {**figures, "samples_ms": []}
 

@@ -10,7 +10,8 @@ from buildsys.cli.console.key_figures import key_figure, worst_relative
 
 def outputs(**relative: float) -> dict[str, Any]:
     return {
-        name: {"max_abs": 1.0, "relative": value, "cosine": 1.0, "passed": True} for name, value in relative.items()
+        name: {"max_abs": 1.0, "relative": value, "cosine": 1.0, "passed": True}
+        for name, value in relative.items()
     }
 
 
@@ -18,19 +19,33 @@ RESULTS: dict[str, tuple[dict[str, Any], str]] = {
     "export": ({"opset": 17, "nodes": 122, "bytes": 102_000_000}, "opset 17, 122 nodes, 102 MB"),
     "reference": ({"cases": {"min": {}, "odd": {}}}, "cases min, odd"),
     "simplify": ({"before": {"nodes": 1500}, "after": {"nodes": 122}}, "1,500 → 122 nodes"),
-    "calibrate": ({"tensors": 50, "batches": 8, "algorithm": "entropy"}, "50 ranges, 8 batches, entropy"),
+    "calibrate": (
+        {"tensors": 50, "batches": 8, "algorithm": "entropy"},
+        "50 ranges, 8 batches, entropy",
+    ),
     "convert": ({"bytes_before": 102_000_000, "bytes_after": 51_000_000}, "102 MB → 51.0 MB"),
     "validate": (
-        {"graphs": {"exported": {"opt": outputs(y=6e-7)}, "simplified": {"odd": outputs(y=2e-6, z=1e-9)}}},
+        {
+            "graphs": {
+                "exported": {"opt": outputs(y=6e-7)},
+                "simplified": {"odd": outputs(y=2e-6, z=1e-9)},
+            }
+        },
         "worst relative error 2.0e-06 (simplified odd y)",
     ),
     "engine": ({"engine_bytes": 97_800_000}, "97.8 MB"),
-    "verify": ({"cases": {"min": outputs(y=0.0), "opt": outputs(y=0.5)}}, "worst relative error 5.0e-01 (opt y)"),
+    "verify": (
+        {"cases": {"min": outputs(y=0.0), "opt": outputs(y=0.5)}},
+        "worst relative error 5.0e-01 (opt y)",
+    ),
     "bench": (
         {
             "cases": {
                 "min": {"contenders": {"engine": {"p50_ms": 1.0, "throughput_per_s": 1.0}}},
-                "opt": {"contenders": {"engine": {"p50_ms": 19.84, "throughput_per_s": 50.5}}, "speedup": 1.3},
+                "opt": {
+                    "contenders": {"engine": {"p50_ms": 19.84, "throughput_per_s": 50.5}},
+                    "speedup": 1.3,
+                },
             }
         },
         "opt: p50 19.8 ms, 50.5/s, 1.30× torch",  # noqa: RUF001 - the sign that people see
@@ -52,16 +67,26 @@ def test_a_result_without_its_figures_says_nothing_instead_of_failing(stage: str
 
 
 def test_without_a_baseline_no_speedup_is_told() -> None:
-    cases = {"min": {"contenders": {"engine": {"p50_ms": 2.0, "throughput_per_s": 500.0}}, "speedup": None}}
+    cases = {
+        "min": {
+            "contenders": {"engine": {"p50_ms": 2.0, "throughput_per_s": 500.0}},
+            "speedup": None,
+        }
+    }
     assert key_figure("bench", {"cases": cases}) == "min: p50 2.00 ms, 500/s"
-    assert key_figure("bench", {"cases": cases, "noisy": ["a busy neighbour"]}) == "min: p50 2.00 ms, 500/s, noisy"
+    assert (
+        key_figure("bench", {"cases": cases, "noisy": ["a busy neighbour"]})
+        == "min: p50 2.00 ms, 500/s, noisy"
+    )
 
 
 def test_an_engine_on_a_gpu_tells_both_clocks_and_its_graph() -> None:
     own = {"p50_ms": 0.29, "throughput_per_s": 27_000.0, "gpu": {"p50_ms": 0.267}}
     graph = {"p50_ms": 0.24, "throughput_per_s": 33_000.0, "gpu": {"p50_ms": 0.233}}
     both = {"opt": {"contenders": {"engine": own, "engine_cuda_graph": graph}, "speedup": 4.0}}
-    text = "opt: p50 0.290 ms (GPU 0.267), 27,000/s, 4.00× torch; CUDA graph p50 0.240 ms (GPU 0.233)"  # noqa: RUF001
+    text = (
+        "opt: p50 0.290 ms (GPU 0.267), 27,000/s, 4.00× torch; CUDA graph p50 0.240 ms (GPU 0.233)"  # noqa: RUF001
+    )
     assert key_figure("bench", {"cases": both}) == text
     alone = {"opt": {"contenders": {"engine_cuda_graph": graph}, "speedup": None}}
     assert key_figure("bench", {"cases": alone}) == "opt: p50 0.240 ms (GPU 0.233), 33,000/s"

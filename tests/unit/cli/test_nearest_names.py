@@ -4,7 +4,13 @@ import pytest
 
 from buildsys.cli.name_suggestions import nearest
 
-NAMES = ["build:resnet50", "build:resnet18", "export:resnet50", "engine:resnet50:rtx-fp16", "build:vgg11"]
+NAMES = [
+    "build:resnet50",
+    "build:resnet18",
+    "export:resnet50",
+    "engine:resnet50:rtx-fp16",
+    "build:vgg11",
+]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,9 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-def test_a_table_is_made_once_for_a_set_of_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_is_made_once_for_a_set_of_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = counting(monkeypatch)
     versions = {"torch": "1"}
     monkeypatch.setattr(support_table, "library_versions", lambda: versions)
@@ -33,10 +35,14 @@ def test_a_table_is_made_once_for_a_set_of_versions(tmp_path: Path, monkeypatch:
     assert len(made) == 2
 
 
-def test_a_damaged_table_is_made_again_and_few_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_table_is_made_again_and_few_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = counting(monkeypatch)
     for version in range(7):
-        monkeypatch.setattr(support_table, "library_versions", lambda version=version: {"torch": str(version)})
+        monkeypatch.setattr(
+            support_table, "library_versions", lambda version=version: {"torch": str(version)}
+        )
         support_table.operator_table(tmp_path)
     files = list((tmp_path / "operators").iterdir())
     assert len(files) == 4
@@ -54,9 +60,13 @@ def test_a_table_that_cannot_be_kept_is_told_all_the_same(
     assert "the table is not kept" in capsys.readouterr().err
 
 
-def test_libraries_that_cannot_be_asked_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libraries_that_cannot_be_asked_are_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(support_table, "_MAKER", "buildsys.no_such_module")
-    with pytest.raises(StageError, match=r"the table of operators cannot be made: .*No module named buildsys"):
+    with pytest.raises(
+        StageError, match=r"the table of operators cannot be made: .*No module named buildsys"
+    ):
         support_table.operator_table(tmp_path)
 
 
@@ -67,9 +77,15 @@ def test_cells() -> None:
     assert _captured({**row, "dynamo": None, "writes": [], "by_parts": False}) == "no"
     assert _opsets({"opsets": [1, 7, 9, -10]}) == "from 1, changed in 7, 9, gone from 10"
     assert _opsets({"opsets": []}) == "outside ONNX"
-    kernels = [{"opset": 9, "types": ["float"], "body": False}, {"opset": 22, "types": ["float"], "body": False}]
+    kernels = [
+        {"opset": 9, "types": ["float"], "body": False},
+        {"opset": 22, "types": ["float"], "body": False},
+    ]
     assert _runs(kernels) == "float"
-    assert _runs([*kernels, {"opset": 23, "types": [], "body": True}]) == "9: float; 23: as its function"
+    assert (
+        _runs([*kernels, {"opset": 23, "types": [], "body": True}])
+        == "9: float; 23: as its function"
+    )
     assert _runs([]) == "no"
     assert _runs(None) == "not installed"
 

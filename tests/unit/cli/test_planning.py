@@ -13,7 +13,9 @@ from buildsys.execution.stale_reasons import FRESH, MAY_RERUN, STALE, Explanatio
 WHY = (Reason("config", "export.opset", "17", "18"),)
 
 
-def one(target: str, state: str, expected_s: float | None, *, restorable: bool = False) -> Explanation:
+def one(
+    target: str, state: str, expected_s: float | None, *, restorable: bool = False
+) -> Explanation:
     return Explanation(target, state, () if state == FRESH else WHY, None, expected_s, restorable)
 
 
@@ -55,10 +57,20 @@ def test_what_would_be_restored_takes_no_time(tmp_path: Path) -> None:
 
 
 def test_steps_that_wait_for_each_other_are_not_sped_up_by_jobs(tmp_path: Path) -> None:
-    chain = [one("export:net", STALE, 3.0), one("simplify:net", STALE, 4.0), one("reference:net", STALE, 1.0)]
+    chain = [
+        one("export:net", STALE, 3.0),
+        one("simplify:net", STALE, 4.0),
+        one("reference:net", STALE, 1.0),
+    ]
     found = plan_json(tmp_path, *chain, jobs=4)
-    assert (found["expected_s"], found["expected_at_most_s"], found["expected_parallel_s"]) == (8.0, 8.0, 7.0)
-    assert plan(tmp_path, *chain, jobs=4)[-1].endswith("8.0 s for what will run, at best 7.0 s with -n 4")
+    assert (found["expected_s"], found["expected_at_most_s"], found["expected_parallel_s"]) == (
+        8.0,
+        8.0,
+        7.0,
+    )
+    assert plan(tmp_path, *chain, jobs=4)[-1].endswith(
+        "8.0 s for what will run, at best 7.0 s with -n 4"
+    )
 
 
 def test_nothing_known_is_said(tmp_path: Path) -> None:

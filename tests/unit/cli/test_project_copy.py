@@ -23,7 +23,13 @@ def test_what_is_copied_linked_and_left_out(tmp_path: Path) -> None:
     root, copy = project(tmp_path / "p"), tmp_path / "c"
     copy_project(root, copy, without=(root / "build",))
     found = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
-    assert found == {"dodo.py", "plugins/net.py", "data/small.txt", "data/weights.pth", "elsewhere/deep/dodo.py"}
+    assert found == {
+        "dodo.py",
+        "plugins/net.py",
+        "data/small.txt",
+        "data/weights.pth",
+        "elsewhere/deep/dodo.py",
+    }
     assert (copy / ".git").readlink() == root / ".git"
     assert (copy / "venv").readlink() == root / "venv"
     assert (copy / "data/weights.pth").readlink() == root / "data/weights.pth"
@@ -46,7 +52,9 @@ def test_links_lead_where_they_led(tmp_path: Path) -> None:
     assert (copy / "dangling").is_symlink()
 
 
-def test_a_folder_for_temporary_files_in_the_project_is_not_copied_into_itself(tmp_path: Path) -> None:
+def test_a_folder_for_temporary_files_in_the_project_is_not_copied_into_itself(
+    tmp_path: Path,
+) -> None:
     root = project(tmp_path / "p")
     copy_project(root, root / "tmp/x/c", without=(root / "tmp/x",))
     assert not (root / "tmp/x/c/tmp/x").exists()

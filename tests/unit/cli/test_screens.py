@@ -23,7 +23,13 @@ def line(status: str, **changes: object) -> Line:
 
 @pytest.mark.parametrize(
     ("seconds", "expected"),
-    [(0.04, "0.0 s"), (1.84, "1.8 s"), (59.94, "59.9 s"), (59.96, "1:00 min"), (605.4, "10:05 min")],
+    [
+        (0.04, "0.0 s"),
+        (1.84, "1.8 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1:00 min"),
+        (605.4, "10:05 min"),
+    ],
 )
 def test_durations(seconds: float, expected: str) -> None:
     assert duration(seconds) == expected
@@ -46,7 +52,11 @@ def test_plain_lines() -> None:
     screen.started(line("running", why="export.opset: 17 → 18"))
     screen.ended(line("passed", seconds=1.84))
     screen.ended(line("unavailable", seconds=0.2, reason="no GPU"))
-    screen.ended(line("failed", seconds=3.21, reason="output y is off", log="build/net/engine/ort/engine.log"))
+    screen.ended(
+        line(
+            "failed", seconds=3.21, reason="output y is off", log="build/net/engine/ort/engine.log"
+        )
+    )
     screen.close()
     assert out.getvalue().splitlines() == [
         "run          engine:net:ort  … export.opset: 17 → 18",
@@ -58,7 +68,9 @@ def test_plain_lines() -> None:
 
 
 @pytest.mark.parametrize("columns", [40, 60, 200])
-def test_the_live_display_shortens_messages_and_never_names(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_live_display_shortens_messages_and_never_names(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("LINES", "20")
@@ -82,14 +94,31 @@ def test_no_color_means_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ("\x1b[1;31m" in out.getvalue()) is colored
 
 
-def test_warnings_of_what_ran_stand_under_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_of_what_ran_stand_under_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     session, _ = make_session(tmp_path)
-    write_result(session, "export:net", status="passed", warnings=["symbolics[0] was\nnot used", "long " * 100])
-    write_result(session, "simplify:net", status="passed", warnings=[f"warning {number}" for number in range(9)])
+    write_result(
+        session,
+        "export:net",
+        status="passed",
+        warnings=["symbolics[0] was\nnot used", "long " * 100],
+    )
+    write_result(
+        session,
+        "simplify:net",
+        status="passed",
+        warnings=[f"warning {number}" for number in range(9)],
+    )
     write_result(session, "validate:net", status="passed", warnings=["of an earlier run"])
-    write_result(session, "report:net", status="passed", warnings=["export:net: symbolics[0] was not used"])
-    lines = [Line(target, action.model, action.stage, action.variant) for target, action in session.actions.items()]
+    write_result(
+        session, "report:net", status="passed", warnings=["export:net: symbolics[0] was not used"]
+    )
+    lines = [
+        Line(target, action.model, action.stage, action.variant)
+        for target, action in session.actions.items()
+    ]
     for entry in lines:
         entry.status = "fresh" if entry.stage == "validate" else "passed"
     out = io.StringIO()
@@ -106,14 +135,19 @@ def test_warnings_of_what_ran_stand_under_the_table(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("columns", [50, 80, 160])
-def test_the_closing_table_fits_its_terminal(columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_closing_table_fits_its_terminal(
+    columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.chdir(tmp_path)
     session, _ = make_session(tmp_path)
     write_result(session, "engine:net:rtx", status="unavailable", reason="no GPU can run it " * 8)
     write_result(session, "export:net", status="passed", opset=17, nodes=122, bytes=1000)
     write_result(session, "report:net", status="passed")
-    lines = [Line(target, action.model, action.stage, action.variant) for target, action in session.actions.items()]
+    lines = [
+        Line(target, action.model, action.stage, action.variant)
+        for target, action in session.actions.items()
+    ]
     for entry in lines:
         entry.status, entry.seconds = "passed", 1.0
     lines[4].status, lines[4].log = "failed", "x.log"
@@ -128,7 +162,10 @@ def test_the_closing_table_fits_its_terminal(columns: int, tmp_path: Path, monke
 
 def test_models_in_which_nothing_ran_get_no_table(tmp_path: Path) -> None:
     session, _ = make_session(tmp_path, "a", "b")
-    lines = [Line(target, action.model, action.stage, action.variant) for target, action in session.actions.items()]
+    lines = [
+        Line(target, action.model, action.stage, action.variant)
+        for target, action in session.actions.items()
+    ]
     for entry in lines:
         entry.status = "passed" if entry.model == "a" else "fresh"
     out = io.StringIO()

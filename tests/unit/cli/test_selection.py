@@ -53,7 +53,13 @@ def test_a_target_that_is_named_is_a_task_even_if_it_is_fresh(tmp_path: Path) ->
     found = selected(session, "verify:a:ort", "export")
     assert found.groups == ["export"]
     assert found.targets == ["verify:a:ort"]
-    assert set(found.settled) == {"export:a", "reference:a", "simplify:a", "engine:a:ort", "export:b"}
+    assert set(found.settled) == {
+        "export:a",
+        "reference:a",
+        "simplify:a",
+        "engine:a:ort",
+        "export:b",
+    }
 
 
 def test_a_group_comes_with_all_that_it_needs(tmp_path: Path) -> None:
@@ -75,11 +81,14 @@ def test_only_models_that_are_named_are_planned_and_looked_at(tmp_path: Path) ->
 
 def test_everything_is_a_task_where_doit_needs_it(tmp_path: Path) -> None:
     session, _ = make(tmp_path, "a", "b")
-    assert selected(session, "build:a", with_fresh=True) == Selection(["build:a"], of(session, "a"), [])
+    assert selected(session, "build:a", with_fresh=True) == Selection(
+        ["build:a"], of(session, "a"), []
+    )
 
 
 @pytest.mark.parametrize(
-    "name", ["build:c", "engine:*", "build/a/export/model.onnx", "lst", "export:", "build:", "", ":"]
+    "name",
+    ["build:c", "engine:*", "build/a/export/model.onnx", "lst", "export:", "build:", "", ":"],
 )
 def test_names_that_need_a_look_at_all_tasks_select_nothing(tmp_path: Path, name: str) -> None:
     session, _ = make(tmp_path)

@@ -23,7 +23,9 @@ def test_the_line() -> None:
     assert LeftBehind("net", ("engine:net:ort",), moments).line(FOLDER) == (
         "build/net: engine ort is still of the pass of 2026-11-20 14:03 UTC, not what is asked for now"
     )
-    several = LeftBehind("net", ("engine:net:ort", "report:net"), (*moments, "2026-11-19T10:00:00Z"))
+    several = LeftBehind(
+        "net", ("engine:net:ort", "report:net"), (*moments, "2026-11-19T10:00:00Z")
+    )
     assert several.line(FOLDER).startswith(
         "build/net: engine ort, report are still of the pass of 2026-11-20 14:03 UTC or earlier"
     )
@@ -32,7 +34,9 @@ def test_the_line() -> None:
         "build/net: engine e0, engine e1, engine e2, engine e3, engine e4, engine e5 and 3 more "
     )
     untold = LeftBehind("net", problem="no space is left").line(FOLDER)
-    assert untold == "build/net: what is left there of earlier passes cannot be told: no space is left"
+    assert (
+        untold == "build/net: what is left there of earlier passes cannot be told: no space is left"
+    )
     assert LeftBehind("net", report="net/report/report.md").line(FOLDER) == ""
 
 
@@ -87,10 +91,16 @@ def test_the_closing_part_says_it_whole(
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.chdir(tmp_path)
     session, _ = make_session(tmp_path, "net", "other", *(f"m{number}" for number in range(11)))
-    lines = [Line(name, action.model, action.stage, action.variant) for name, action in session.actions.items()]
+    lines = [
+        Line(name, action.model, action.stage, action.variant)
+        for name, action in session.actions.items()
+    ]
     lines[0].status = "failed"
     moments = ("2026-11-20T14:03:11Z",)
-    left = [LeftBehind(model, (f"engine:{model}:ort",), moments, "r.md") for model in session.project.models]
+    left = [
+        LeftBehind(model, (f"engine:{model}:ort",), moments, "r.md")
+        for model in session.project.models
+    ]
     out = stream()
     tell_end(out, session, lines, 1.0, left)
     text = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())

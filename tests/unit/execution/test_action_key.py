@@ -7,7 +7,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from buildsys.execution.action_key import action_key, changed_parts, content_parts, declared_parts, flatten_options
+from buildsys.execution.action_key import (
+    action_key,
+    changed_parts,
+    content_parts,
+    declared_parts,
+    flatten_options,
+)
 from buildsys.plan.action import Action, FileRef
 
 ACTION = Action(
@@ -20,7 +26,12 @@ ACTION = Action(
     outputs={"result": FileRef("m/export.json")},
 )
 NAMES = st.text(alphabet="ab.[]\\0:", max_size=3)
-LEAVES = st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from(["", "0", "null", "[]", "{}", "a", "1.0"])
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 2)
+    | st.sampled_from(["", "0", "null", "[]", "{}", "a", "1.0"])
+)
 VALUES = st.recursive(
     LEAVES | st.floats(allow_nan=False),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
@@ -119,11 +130,20 @@ def test_the_documentation_of_an_action_is_not_in_its_parts() -> None:
 
 
 def test_a_file_without_a_digest_is_absent() -> None:
-    assert content_parts("input", {"m/a": "d", "m/b": None}) == {"input:m/a": "d", "input:m/b": "absent"}
+    assert content_parts("input", {"m/a": "d", "m/b": None}) == {
+        "input:m/a": "d",
+        "input:m/b": "absent",
+    }
 
 
 def test_changes_are_told_in_the_order_of_interest() -> None:
-    old = {"code:buildsys.x": "a", "config:export.opset": "17", "tool:torch": "2.9", "input:m/a": "absent", "same": "1"}
+    old = {
+        "code:buildsys.x": "a",
+        "config:export.opset": "17",
+        "tool:torch": "2.9",
+        "input:m/a": "absent",
+        "same": "1",
+    }
     new = {"code:buildsys.x": "b", "config:export.opset": "18", "tool:torch": "2.10", "input:m/a": "d", "same": "1",
            "config:extra": "true"}  # fmt: skip
     assert [change.label for change in changed_parts(old, new)] == [

@@ -168,7 +168,9 @@ def test_a_damaged_store_costs_a_rebuild_and_is_told(
     ran = build(root)
     assert ran[0] == EXPORT
     assert published(root)[MODEL] == good
-    assert ("put into quarantine; export:m is built anew" in capsys.readouterr().err) == (damage == "flip")
+    assert ("put into quarantine; export:m is built anew" in capsys.readouterr().err) == (
+        damage == "flip"
+    )
     (root / "build" / MODEL).unlink()
     assert build(root) == []  # what was built anew is in the store again
 
@@ -204,7 +206,9 @@ def test_two_projects_may_share_a_store(root: Path, tmp_path: Path) -> None:
     assert published(other).keys() >= published(root).keys()
 
 
-def test_a_store_that_cannot_be_written_is_told_once(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_store_that_cannot_be_written_is_told_once(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (root / "store").write_text("a file where a folder belongs")
     executor, pool = make_executor(root, store=Store(root / "store"))
     for target in ALL:
@@ -289,7 +293,10 @@ def test_an_outcome_has_what_the_console_needs(root: Path) -> None:
     executor, _ = make_executor(root, on_event=lambda target, event: events.append((target, event)))
     outcome = executor.run(EXPORT)
     assert (outcome.status, outcome.seconds, outcome.waited) == ("passed", 0.25, False)
-    assert outcome.figures == {"nodes": 3, "cases": [{"name": "opt"}]}  # raw samples stay in the file
+    assert outcome.figures == {
+        "nodes": 3,
+        "cases": [{"name": "opt"}],
+    }  # raw samples stay in the file
     assert outcome.log == root / "build/m/export/export.log"
     assert outcome.log.read_text() == "log of export:m\n"
     assert events == [(EXPORT, {"event": "progress", "message": "at work"})]
@@ -349,11 +356,15 @@ def test_forgetting_makes_it_stale_and_forcing_runs_it_anyway(root: Path) -> Non
 
 
 @pytest.mark.parametrize("how", [(), ("raise",)])
-def test_a_failed_check_publishes_its_result_but_no_artefact(root: Path, how: tuple[str, ...]) -> None:
+def test_a_failed_check_publishes_its_result_but_no_artefact(
+    root: Path, how: tuple[str, ...]
+) -> None:
     build(root)
     order(root, EXPORT, "fail", *how)
     executor, _ = make_executor(root, actions(opset=18))
-    with pytest.raises(CheckFailed, match=r"numbers differ; do something; details: build/m/export/export\.json"):
+    with pytest.raises(
+        CheckFailed, match=r"numbers differ; do something; details: build/m/export/export\.json"
+    ):
         executor.run(EXPORT)
     files = published(root)
     assert json.loads(files["m/export/export.json"])["status"] == "failed"
@@ -369,7 +380,10 @@ def test_files_of_a_failure_take_the_place_of_outputs_until_the_next_pass(root: 
     build(root)
     before = published(root)
     executor, pool = make_executor(root)
-    told = {"m/report/report.json": b"{}", "m/report/last_passed.json": before["m/report/report.json"].encode()}
+    told = {
+        "m/report/report.json": b"{}",
+        "m/report/last_passed.json": before["m/report/report.json"].encode(),
+    }
     executor.replace_by_failure(REPORT, lambda: ({}, ""))
     assert (published(root), executor.is_fresh(REPORT)) == (before, True)
     executor.replace_by_failure(REPORT, lambda: (told, "it tells of a failure"))
@@ -382,7 +396,9 @@ def test_files_of_a_failure_take_the_place_of_outputs_until_the_next_pass(root: 
 
 
 @pytest.mark.parametrize(("word", "error"), [("die", WorkerDied), ("break", StageError)])
-def test_a_stage_that_breaks_leaves_the_previous_outputs_alone(root: Path, word: str, error: type[Exception]) -> None:
+def test_a_stage_that_breaks_leaves_the_previous_outputs_alone(
+    root: Path, word: str, error: type[Exception]
+) -> None:
     build(root)
     before = published(root)
     order(root, EXPORT, word)
@@ -406,7 +422,11 @@ def test_an_unavailable_engine_is_an_outcome_and_fresh(root: Path, how: tuple[st
     executor, _ = make_executor(root)
     executor.run(EXPORT)
     outcome = executor.run(ENGINE)
-    assert (outcome.status, outcome.reason, outcome.hint) == ("unavailable", "no GPU", "do something")
+    assert (outcome.status, outcome.reason, outcome.hint) == (
+        "unavailable",
+        "no GPU",
+        "do something",
+    )
     assert executor.is_fresh(ENGINE)
     assert executor.run(BENCH).status == "passed"  # its stage says what an absent engine means
 
@@ -416,7 +436,9 @@ def test_a_required_engine_must_be_available(root: Path, monkeypatch: pytest.Mon
     executor, _ = make_executor(root, actions(required=True))
     executor.run(EXPORT)
     for _ in range(2):
-        with pytest.raises(StageError, match="engine:m:e is required, but unavailable: no GPU; do something"):
+        with pytest.raises(
+            StageError, match="engine:m:e is required, but unavailable: no GPU; do something"
+        ):
             executor.run(ENGINE)
         assert not executor.is_fresh(ENGINE)
     lenient, _ = make_executor(root)

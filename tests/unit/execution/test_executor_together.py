@@ -52,7 +52,9 @@ def test_an_input_edited_while_the_stage_runs_is_a_failure_that_names_it(root: P
 def test_an_optional_input_that_appears_meanwhile_is_noticed(root: Path) -> None:
     executor, pool = make_executor(root)
     executor.run(EXPORT)
-    pool.meanwhile = lambda job: (root / "build/m/export/model.onnx.data").write_text("late") and None
+    pool.meanwhile = lambda job: (
+        (root / "build/m/export/model.onnx.data").write_text("late") and None
+    )
     with pytest.raises(StageError, match=r"model\.onnx\.data changed while engine:m:e ran"):
         executor.run(ENGINE)
 
@@ -87,7 +89,9 @@ def test_two_threads_build_a_target_once(root: Path) -> None:
     executor, pool = make_executor(root)
     order(root, EXPORT, "slow")
     outcomes = []
-    threads = [threading.Thread(target=lambda: outcomes.append(executor.run(EXPORT))) for _ in range(2)]
+    threads = [
+        threading.Thread(target=lambda: outcomes.append(executor.run(EXPORT))) for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -105,7 +109,9 @@ def run_process(root: Path, *arguments: str) -> subprocess.Popen[str]:
 def test_two_processes_build_everything_once(root: Path) -> None:
     order(root, EXPORT, "slow")
     processes = [run_process(root, "17") for _ in range(2)]
-    printed = sorted("".join(process.communicate(timeout=60)[0] for process in processes).splitlines())
+    printed = sorted(
+        "".join(process.communicate(timeout=60)[0] for process in processes).splitlines()
+    )
     assert (root / "runs.txt").read_text().split() == [EXPORT, ENGINE]
     assert printed.count(f"{EXPORT} ran") == 1
     assert printed.count(f"{ENGINE} ran") == 1
@@ -119,7 +125,9 @@ def test_a_kill_between_two_renames_is_judged_stale(root: Path) -> None:
     assert killed.returncode == -9
     assert "opset 18" in published(root)[MODEL]  # in place, while its result file is the old one
     assert stale(root, actions(18))[0] == EXPORT
-    assert stale(root, actions(17))[0] == EXPORT  # reverting the manifest does not make the half believed
+    assert (
+        stale(root, actions(17))[0] == EXPORT
+    )  # reverting the manifest does not make the half believed
     assert build(root, actions(17)) == []  # restored
     assert "opset 17" in published(root)[MODEL]
     assert stale(root, actions(17)) == []
@@ -130,7 +138,9 @@ def test_a_file_that_a_killed_run_left_is_removed_later(root: Path) -> None:
     killed = run_process(root, "18", "kill")
     killed.communicate(timeout=60)
     assert killed.returncode == -9
-    assert set(published(root)) - {name for name in published(root) if ".tmp" in name} == {"m/export/a-profile.txt"}
+    assert set(published(root)) - {name for name in published(root) if ".tmp" in name} == {
+        "m/export/a-profile.txt"
+    }
     order(root, EXPORT)
     build(root, actions(18))
     assert "m/export/a-profile.txt" not in published(root)
@@ -144,7 +154,9 @@ def test_a_target_is_read_only_from_what_is_declared(root: Path) -> None:
     executor.run(ENGINE)
     assert set(jobs[1].inputs) == {"model"}  # the optional input that was not produced is not there
     assert jobs[1].options == {"engine": {}}
-    assert all(path.is_absolute() for job in jobs for path in (*job.inputs.values(), *job.outputs.values()))
+    assert all(
+        path.is_absolute() for job in jobs for path in (*job.inputs.values(), *job.outputs.values())
+    )
 
 
 # --- GPUs --------------------------------------------------------------------------------------------
@@ -179,7 +191,10 @@ def spans(tmp_path: Path, *targets: str) -> list[tuple[float, float]]:
         if before := {name: actions()[name] for name in ALL[: ALL.index(target)]}:
             build(folder, before)
         command = [sys.executable, "-c", TIMED, str(folder), target]
-        path = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+        path = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+        }
         running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=path))
     found = []
     for process in running:

@@ -29,7 +29,9 @@ from buildsys.execution.stale_reasons import (
 
 A, B = "a" * 64, "b" * 64
 TEXTS = st.text(max_size=8) | st.sampled_from([A, B, "absent", "{}", '{"x":1}', "[1]", "{"])
-PARTS = st.dictionaries(st.sampled_from(["config:a", "tool:t", "inputs", "x", "new:y", "source:f.py", ":"]), TEXTS)
+PARTS = st.dictionaries(
+    st.sampled_from(["config:a", "tool:t", "inputs", "x", "new:y", "source:f.py", ":"]), TEXTS
+)
 
 
 def changed(label: str, old: str | None, new: str | None, line: int | None = None) -> list[str]:
@@ -62,7 +64,9 @@ def changed(label: str, old: str | None, new: str | None, line: int | None = Non
         ("environment:TF32", "1", "0", "environment TF32: 1 → 0"),
     ],
 )
-def test_every_kind_of_part_reads_well(label: str, old: str | None, new: str | None, text: str) -> None:
+def test_every_kind_of_part_reads_well(
+    label: str, old: str | None, new: str | None, text: str
+) -> None:
     assert changed(label, old, new) == [text]
 
 
@@ -71,7 +75,9 @@ def test_the_first_changed_line_of_a_file_is_told() -> None:
 
 
 def test_roles_are_compared_one_by_one() -> None:
-    assert changed("inputs", '{"a":"m/1","b":"m/2","c":"m/3"}', '{"a":"m/1","b":"m/9","d":"m/4"}') == [
+    assert changed(
+        "inputs", '{"a":"m/1","b":"m/2","c":"m/3"}', '{"a":"m/1","b":"m/9","d":"m/4"}'
+    ) == [
         "inputs b: m/2 → m/9",
         "inputs c: m/3 → unset",
         "inputs d: unset → m/4",
@@ -79,7 +85,10 @@ def test_roles_are_compared_one_by_one() -> None:
 
 
 def test_of_long_values_the_text_has_the_first_difference_and_the_data_all() -> None:
-    old, new = ("[" + ", ".join(map(str, values)) + "]" for values in (range(500), [*range(400), 7, *range(401, 500)]))
+    old, new = (
+        "[" + ", ".join(map(str, values)) + "]"
+        for values in (range(500), [*range(400), 7, *range(401, 500)])
+    )
     (reason,) = part_reasons({"config:values": old}, {"config:values": new}, {})
     assert len(str(reason)) < 200
     assert "399, 400, 401" in str(reason)
@@ -88,18 +97,25 @@ def test_of_long_values_the_text_has_the_first_difference_and_the_data_all() -> 
 
 
 def test_text_is_one_line_without_control_characters() -> None:
-    assert str(Reason("failed", "no  such \x1b[31mfile\n1. what to do")) == "last run failed: no such \\x1b[31mfile"
+    assert (
+        str(Reason("failed", "no  such \x1b[31mfile\n1. what to do"))
+        == "last run failed: no such \\x1b[31mfile"
+    )
     assert str(Reason("source", "a\nb.py", A, B)) == "a\\nb.py changed"
     assert str(Reason("source", "\udcff.py", A, B)) == "\\udcff.py changed"
 
 
 @given(PARTS, PARTS)
-def test_any_two_keys_are_told_apart_in_one_line_per_reason(old: dict[str, str], new: dict[str, str]) -> None:
+def test_any_two_keys_are_told_apart_in_one_line_per_reason(
+    old: dict[str, str], new: dict[str, str]
+) -> None:
     found = part_reasons(old, new, {})
     if old == new:
         assert found == []
     assert all(str(reason).isprintable() for reason in found)
-    if {label for label in old.keys() | new.keys() if old.get(label) != new.get(label)} - {"inputs"}:
+    if {label for label in old.keys() | new.keys() if old.get(label) != new.get(label)} - {
+        "inputs"
+    }:
         assert found
 
 
@@ -120,9 +136,16 @@ def test_a_fresh_target_has_no_reason() -> None:
         (Facts("t", recorded={}, failure="it broke"), ["last run failed: it broke"]),
         (Facts("t", recorded={}, unavailable="no GPU"), ["required, but unavailable: no GPU"]),
         (Facts("t", unreadable="cannot read x.py"), ["cannot read x.py"]),
-        (Facts("t", recorded={}, parts={}), ["built by a buildsys that made its keys in another way"]),
         (
-            Facts("t", recorded={}, outputs=((OUTPUT_MISSING, "a"), (OUTPUT_EDITED, "b"), (OUTPUT_ADDED, "c"))),
+            Facts("t", recorded={}, parts={}),
+            ["built by a buildsys that made its keys in another way"],
+        ),
+        (
+            Facts(
+                "t",
+                recorded={},
+                outputs=((OUTPUT_MISSING, "a"), (OUTPUT_EDITED, "b"), (OUTPUT_ADDED, "c")),
+            ),
             ["output missing: a", "output edited by hand: b", "output added by somebody else: c"],
         ),
         (
@@ -142,25 +165,39 @@ def test_all_reasons_are_told(facts: Facts, expected: list[str]) -> None:
 
 
 def test_what_takes_from_a_stale_target_may_rerun() -> None:
-    stale, fresh, own = Facts("a"), Facts("b", fresh=True), Facts("c", recorded={"config:x": "1"}, restorable=True)
+    stale, fresh, own = (
+        Facts("a"),
+        Facts("b", fresh=True),
+        Facts("c", recorded={"config:x": "1"}, restorable=True),
+    )
     also = [Facts("d", fresh=True), Facts("e", fresh=True)]
     found = explain([stale, fresh, own, *also], {"b": ("a",), "c": ("b", "a"), "d": ("b",)})
     assert {name: one.state for name, one in found.items()} == {
         "a": STALE, "b": MAY_RERUN, "c": STALE, "d": MAY_RERUN, "e": FRESH,
     }  # fmt: skip
     assert told(found["b"].reasons) == ["upstream: a will rerun"]
-    assert told(found["c"].reasons) == ["x: 1 → unset", "upstream: b may rerun", "upstream: a will rerun"]
+    assert told(found["c"].reasons) == [
+        "x: 1 → unset",
+        "upstream: b may rerun",
+        "upstream: a will rerun",
+    ]
     assert told(found["d"].reasons) == ["upstream: b may rerun"]
     assert found["c"].restorable
 
 
 def test_targets_upstream_share_a_line() -> None:
-    many = [Reason(UPSTREAM, name, None, "will rerun") for name in "abcde"] + [Reason(UPSTREAM, "f", None, "may rerun")]
+    many = [Reason(UPSTREAM, name, None, "will rerun") for name in "abcde"] + [
+        Reason(UPSTREAM, "f", None, "may rerun")
+    ]
     assert told(many) == ["upstream: a, b, c and 2 more will rerun", "upstream: f may rerun"]
 
 
 def test_in_brief_is_the_first_reason_and_a_count() -> None:
-    reasons = [Reason("config", "a", "1", "2"), Reason("tool", "onnx", "1", "2"), Reason(NEVER_BUILT)]
+    reasons = [
+        Reason("config", "a", "1", "2"),
+        Reason("tool", "onnx", "1", "2"),
+        Reason(NEVER_BUILT),
+    ]
     assert in_brief(reasons) == "a: 1 → 2 and 2 more"
     assert in_brief(reasons, 2) == "a: 1 → 2; onnx 1 → 2 and 1 more"
     assert in_brief([]) == ""
@@ -170,21 +207,37 @@ def test_in_brief_is_the_first_reason_and_a_count() -> None:
 
 
 def test_reasons_survive_the_history() -> None:
-    reasons = (Reason("config", "export.opset", "17", "18"), Reason("source", "ä.py", A, B, 12), Reason(NEVER_BUILT))
+    reasons = (
+        Reason("config", "export.opset", "17", "18"),
+        Reason("source", "ä.py", A, B, 12),
+        Reason(NEVER_BUILT),
+    )
     assert decode_reasons(encode_reasons(reasons)) == reasons
 
 
 def test_the_history_is_not_filled_with_values() -> None:
-    text = encode_reasons([Reason("config", f"f{number}", "1" * 10_000, None) for number in range(1000)])
+    text = encode_reasons(
+        [Reason("config", f"f{number}", "1" * 10_000, None) for number in range(1000)]
+    )
     assert len(text) < 10_000
     assert len(decode_reasons(text)) == 30
 
 
-@pytest.mark.parametrize("text", ["", "null", "[", "{}", "[1]", "[[]]", '[["a"]]', '[["a",1,2,3,4]]', None, 7, "[" * 9])
+@pytest.mark.parametrize(
+    "text", ["", "null", "[", "{}", "[1]", "[[]]", '[["a"]]', '[["a",1,2,3,4]]', None, 7, "[" * 9]
+)
 def test_a_history_that_cannot_be_read_has_no_reasons(text: object) -> None:
     assert decode_reasons(text) == ()
 
 
 def test_the_words_are_in_one_place_only() -> None:
-    for kind in ("NEVER_BUILT", "FAILED", "OUTPUT_MISSING", "UPSTREAM", "ASKED_FOR", "UNREADABLE", "OTHER_KEYS"):
+    for kind in (
+        "NEVER_BUILT",
+        "FAILED",
+        "OUTPUT_MISSING",
+        "UPSTREAM",
+        "ASKED_FOR",
+        "UNREADABLE",
+        "OTHER_KEYS",
+    ):
         assert str(Reason(getattr(reasons_module, kind), "x", None, "y")).strip()

@@ -49,7 +49,9 @@ def test_a_fresh_target_tells_when_and_why_it_was_built(root: Path) -> None:
     assert (found.last.status, found.last.seconds, found.expected_s) == ("passed", 0.25, 0.25)
 
 
-def test_a_fresh_target_tells_of_the_run_that_made_its_files_not_of_a_later_one_that_failed(root: Path) -> None:
+def test_a_fresh_target_tells_of_the_run_that_made_its_files_not_of_a_later_one_that_failed(
+    root: Path,
+) -> None:
     build(root)
     (root / f"do-{EXPORT}").write_text("break")
     with pytest.raises(StageError):
@@ -72,12 +74,24 @@ def test_a_target_that_was_fresh_and_run_nevertheless_says_so(root: Path) -> Non
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda root: (root / "blocks.py").write_text("# wider\nwidth = 9\n"), ["blocks.py changed (line 1)"]),
-        (lambda root: (root / "net.py").write_text("import blocks\nx = 1\n"), ["net.py changed (line 2)"]),
+        (
+            lambda root: (root / "blocks.py").write_text("# wider\nwidth = 9\n"),
+            ["blocks.py changed (line 1)"],
+        ),
+        (
+            lambda root: (root / "net.py").write_text("import blocks\nx = 1\n"),
+            ["net.py changed (line 2)"],
+        ),
         (lambda root: (root / "blocks.py").unlink(), ["blocks.py no longer used"]),
-        (lambda root: (root / "net.py").unlink(), ["blocks.py no longer used", "net.py is missing"]),
+        (
+            lambda root: (root / "net.py").unlink(),
+            ["blocks.py no longer used", "net.py is missing"],
+        ),
         (lambda root: (root / "build" / MODEL).unlink(), [f"output missing: {MODEL}"]),
-        (lambda root: (root / "build" / MODEL).write_text("x"), [f"output edited by hand: {MODEL}"]),
+        (
+            lambda root: (root / "build" / MODEL).write_text("x"),
+            [f"output edited by hand: {MODEL}"],
+        ),
         (
             lambda root: (root / "build" / f"{MODEL}.data").write_text("x"),
             [f"output added by somebody else: {MODEL}.data"],
@@ -86,7 +100,9 @@ def test_a_target_that_was_fresh_and_run_nevertheless_says_so(root: Path) -> Non
         (lambda root: make_executor(root)[0].forget(EXPORT), ["forgotten by `doit forget`"]),
     ],
 )
-def test_every_change_is_told(root: Path, change: Callable[[Path], object], expected: list[str]) -> None:
+def test_every_change_is_told(
+    root: Path, change: Callable[[Path], object], expected: list[str]
+) -> None:
     build(root)
     change(root)
     assert reasons(root, EXPORT) == expected
@@ -103,7 +119,9 @@ def test_several_changes_are_all_told(root: Path) -> None:
     ]
 
 
-def test_back_at_an_earlier_manifest_the_files_of_the_later_are_not_called_edited(root: Path) -> None:
+def test_back_at_an_earlier_manifest_the_files_of_the_later_are_not_called_edited(
+    root: Path,
+) -> None:
     build(root)
     build(root, actions(opset=18))
     assert reasons(root, EXPORT) == ["export.opset: 18 → 17"]
@@ -112,7 +130,10 @@ def test_back_at_an_earlier_manifest_the_files_of_the_later_are_not_called_edite
 def test_missing_inputs_are_told(root: Path) -> None:
     build(root)
     shutil.rmtree(root / "build/m/engine")
-    assert reasons(root, ENGINE) == ["output missing: m/engine/e/engine.bin", "output missing: m/engine/e/engine.json"]
+    assert reasons(root, ENGINE) == [
+        "output missing: m/engine/e/engine.bin",
+        "output missing: m/engine/e/engine.json",
+    ]
     assert reasons(root, BENCH) == ["input m/engine/e/engine.bin is missing"]
     assert reasons(root, REPORT) == ["input m/engine/e/engine.json is missing"]
 
@@ -122,7 +143,10 @@ def test_a_failed_check_is_told_and_not_that_its_outputs_are_gone(root: Path) ->
     (root / f"do-{EXPORT}").write_text("fail")
     with pytest.raises(CheckFailed):
         make_executor(root, actions(opset=18))[0].run(EXPORT)
-    assert reasons(root, EXPORT, opset=18) == ["last run failed: numbers differ", "export.opset: 17 → 18"]
+    assert reasons(root, EXPORT, opset=18) == [
+        "last run failed: numbers differ",
+        "export.opset: 17 → 18",
+    ]
     found = facts(root, EXPORT, opset=18).last
     assert found is not None
     assert [str(reason) for reason in found.reasons] == ["export.opset: 17 → 18"]
@@ -173,7 +197,11 @@ def test_the_usual_time_is_the_median_of_the_last_runs_that_passed(root: Path) -
     db = StateDb(root / ".buildsys/state.db")
     db.write([("UPDATE history SET status = 'error'", ())])
     row = "INSERT INTO history (target, key, status, started, seconds, reason) VALUES (?, 'k', ?, '', ?, '')"
-    for status, seconds in [*[("passed", 100.0)] * 3, *[("passed", s) for s in (3, 1, 2, 9, 4)], ("error", 0.0)]:
+    for status, seconds in [
+        *[("passed", 100.0)] * 3,
+        *[("passed", s) for s in (3, 1, 2, 9, 4)],
+        ("error", 0.0),
+    ]:
         db.write([(row, (EXPORT, status, seconds))])
     db.close()
     assert facts(root, EXPORT).expected_s == 3
@@ -186,7 +214,10 @@ def test_what_is_in_a_store_would_be_restored(root: Path) -> None:
     def look() -> Judge:
         stored = {EXPORT}
         return judge_from_outside(
-            root, root / "build", root / ".buildsys", is_stored=lambda action, now: action.target in stored
+            root,
+            root / "build",
+            root / ".buildsys",
+            is_stored=lambda action, now: action.target in stored,
         )
 
     seen = look()

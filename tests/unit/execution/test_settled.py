@@ -15,7 +15,12 @@ from tiny_project import BENCH, ENGINE, EXPORT, REPORT
 import buildsys.execution.key_inputs
 import buildsys.execution.up_to_date_models
 from buildsys.execution.executor import Executor
-from buildsys.execution.up_to_date_models import SEEN_ELSEWHERE, Candidate, surroundings, surroundings_of
+from buildsys.execution.up_to_date_models import (
+    SEEN_ELSEWHERE,
+    Candidate,
+    surroundings,
+    surroundings_of,
+)
 from buildsys.manifest.project import load_project
 from buildsys.plan.action import Action
 from buildsys.plan.model_plan import plan_model
@@ -122,17 +127,24 @@ CHANGES = {
     "output edited": _edit("build/m/report/report.json"),
     "output replaced, its time kept": _replace("build/m/bench/e.json"),
     "output deleted": lambda project: (project.root / "build/m/engine/e/engine.bin").unlink(),
-    "optional output deleted": lambda project: (project.root / "build/m/export/model.onnx.data").unlink(),
+    "optional output deleted": lambda project: (
+        project.root / "build/m/export/model.onnx.data"
+    ).unlink(),
     "source edited": lambda project: (project.root / "net.py").write_text("import blocks\ny = 1\n"),
     "imported module edited": lambda project: (project.root / "blocks.py").write_text("x = 2\n"),
     "imported module deleted": lambda project: (project.root / "blocks.py").unlink(),
     "module shadowed": lambda project: (
-        (project.root / "blocks").mkdir() or (project.root / "blocks/__init__.py").write_text("x = 1\n")
+        (project.root / "blocks").mkdir()
+        or (project.root / "blocks/__init__.py").write_text("x = 1\n")
     ),
     "record forgotten": lambda project: project.executor().forget(ENGINE),
-    "record of other outputs": _record("UPDATE records SET outputs = '{}' WHERE target = 'bench:m:e'"),
+    "record of other outputs": _record(
+        "UPDATE records SET outputs = '{}' WHERE target = 'bench:m:e'"
+    ),
     "record unreadable": _record("UPDATE records SET outputs = 'x' WHERE target = 'bench:m:e'"),
-    "record of another status": _record("UPDATE records SET status = 'unavailable' WHERE target = 'bench:m:e'"),
+    "record of another status": _record(
+        "UPDATE records SET status = 'unavailable' WHERE target = 'bench:m:e'"
+    ),
     "record of another key": _record("UPDATE records SET key = 'x' WHERE target = 'bench:m:e'"),
     "verdict unreadable": _record("UPDATE settled_models SET about = '[1]'"),
     "a file lost on its way to the disk": lambda project: project.executor()._memo.drop("anything"),
@@ -174,8 +186,13 @@ def test_another_manifest_is_seen(project: Project) -> None:
 
 
 def test_a_library_and_a_device_are_seen(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    actions = [replace(action, tools=("torch",), devices=("cpu",)) for action in tiny_project.actions().values()]
-    executor, _ = tiny_project.make_executor(project.root, {action.target: action for action in actions})
+    actions = [
+        replace(action, tools=("torch",), devices=("cpu",))
+        for action in tiny_project.actions().values()
+    ]
+    executor, _ = tiny_project.make_executor(
+        project.root, {action.target: action for action in actions}
+    )
     for target in TARGETS:
         executor.run(target)
     project.wait()
@@ -183,24 +200,32 @@ def test_a_library_and_a_device_are_seen(project: Project, monkeypatch: pytest.M
     assert executor.settled({"m": TEXT})
     for function in ("tool_versions", "device_facts", "environment_facts"):
         with monkeypatch.context() as patch:
-            patch.setattr(buildsys.execution.key_inputs.toolchain, function, lambda *_: {"torch": "0.0"})
+            patch.setattr(
+                buildsys.execution.key_inputs.toolchain, function, lambda *_: {"torch": "0.0"}
+            )
             other, _ = tiny_project.make_executor(project.root)
             assert other.settled({"m": TEXT}) == {}, function
     assert executor.settled({"m": TEXT})
 
 
-def test_our_own_code_and_strictness_are_seen(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_code_and_strictness_are_seen(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     project.settle()
     with monkeypatch.context() as patch:
         patch.setenv("BUILDSYS_STRICT", "1")
         assert project.settled() == []
     with monkeypatch.context() as patch:
-        patch.setattr(buildsys.execution.up_to_date_models, "own_code", lambda: [str(project.root / "net.py")])
+        patch.setattr(
+            buildsys.execution.up_to_date_models, "own_code", lambda: [str(project.root / "net.py")]
+        )
         assert project.settled() == []
     assert project.settled() == sorted(TARGETS)
 
 
-def test_after_a_power_cut_everything_is_looked_at(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_power_cut_everything_is_looked_at(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     project.settle()
     monkeypatch.setattr(buildsys.execution.up_to_date_models, "boot_id", lambda: "another boot")
     assert project.settled() == []
@@ -231,11 +256,15 @@ def test_what_changes_during_the_look_is_not_settled(project: Project) -> None:
 def test_a_state_that_cannot_be_written_costs_only_time(project: Project) -> None:
     executor = project.executor()
     executor._db.write([("DROP TABLE settled_models", ())])
-    assert executor.settle({"m": Candidate(TEXT, list(tiny_project.actions().values()))}).get("m", []) in ([], TARGETS)
+    assert executor.settle({"m": Candidate(TEXT, list(tiny_project.actions().values()))}).get(
+        "m", []
+    ) in ([], TARGETS)
     executor.close()
 
 
-def test_a_project_of_many_models_is_asked_at_once(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_project_of_many_models_is_asked_at_once(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(buildsys.execution.up_to_date_models, "_FEW", 1)
     project.settle()
     executor = project.executor()
@@ -262,4 +291,6 @@ def test_every_part_of_a_key_has_a_place_in_the_verdict(tmp_path: Path) -> None:
     for action in actions:
         parts = executor._surveyor.snapshot(action).parts.items()
         seen = executor._surveyor.snapshot(surroundings_of(surroundings(action))).parts.items()
-        assert {label for label, _ in parts - seen if label.partition(":")[0] not in KINDS_ELSEWHERE} == set()
+        assert {
+            label for label, _ in parts - seen if label.partition(":")[0] not in KINDS_ELSEWHERE
+        } == set()

@@ -83,7 +83,9 @@ def test_a_weights_file_that_is_no_archive_counts_by_its_bytes(tmp_path: Path, d
     assert not any(value.startswith("tensors:") for value in seen)
 
 
-def test_a_sha256_is_in_the_key_only_where_the_file_has_another(tmp_path: Path, db: StateDb) -> None:
+def test_a_sha256_is_in_the_key_only_where_the_file_has_another(
+    tmp_path: Path, db: StateDb
+) -> None:
     from dataclasses import replace
     from hashlib import sha256
 
@@ -91,11 +93,18 @@ def test_a_sha256_is_in_the_key_only_where_the_file_has_another(tmp_path: Path, 
 
     def with_digest(digest: str | None) -> Mapping[str, str]:
         options = {"source": {"weights": {"file": "w.pth", "sha256": digest}}}
-        return parts(tmp_path, db, replace(actions()[EXPORT], options=options, weights={"w.pth": digest}, sources=()))
+        return parts(
+            tmp_path,
+            db,
+            replace(actions()[EXPORT], options=options, weights={"w.pth": digest}, sources=()),
+        )
 
     right, wrong = sha256(b"weights").hexdigest(), "a" * 64
     assert with_digest(None) == with_digest(right)
-    assert with_digest(wrong)["config:source.weights.sha256"] == f"{wrong}, which the file does not have"
+    assert (
+        with_digest(wrong)["config:source.weights.sha256"]
+        == f"{wrong}, which the file does not have"
+    )
 
 
 def _in_toolchain(tmp_path: Path, **changes: object) -> Action:
@@ -104,7 +113,9 @@ def _in_toolchain(tmp_path: Path, **changes: object) -> Action:
     environment.write("plugged-2.0.dist-info/METADATA", "Name: plugged\n")
     environment.write("plugged.py", "")
     (tmp_path / "plugin.py").write_text("import os\nimport plugged\nos.environ.get('A_SETTING')\n")
-    named = ToolchainRef("trt", "env/bin/python", (("A_SETTING", "{prefix}"), ("NVIDIA_TF32_OVERRIDE", "0")))
+    named = ToolchainRef(
+        "trt", "env/bin/python", (("A_SETTING", "{prefix}"), ("NVIDIA_TF32_OVERRIDE", "0"))
+    )
     fields = {"tools": ("tensorrt", "onnx"), "environment": ("gpu",), "sources": ("plugin.py",)}
     action = Action("engine:m:e", "engine", "m", "e", {}, {}, {}, **fields)  # type: ignore[arg-type]
     return replace(action, toolchain=named, **changes)  # type: ignore[arg-type]
@@ -116,11 +127,15 @@ def test_what_runs_in_a_toolchain_depends_on_what_that_has(tmp_path: Path, db: S
         "tool:tensorrt": "8.6.1", "tool:onnx": "absent", "tool:plugged": "2.0",
     }  # fmt: skip
     assert found["env:NVIDIA_TF32_OVERRIDE"] == "0"
-    assert found["env:A_SETTING"].startswith("set, digest")  # read by the user's file, which counts more
+    assert found["env:A_SETTING"].startswith(
+        "set, digest"
+    )  # read by the user's file, which counts more
 
 
 def test_what_runs_beside_a_toolchain_depends_on_both(tmp_path: Path, db: StateDb) -> None:
-    action = _in_toolchain(tmp_path, tools=("python", "numpy"), peer_tools=("python", "numpy", "tensorrt"), sources=())
+    action = _in_toolchain(
+        tmp_path, tools=("python", "numpy"), peer_tools=("python", "numpy", "tensorrt"), sources=()
+    )
     found = parts(tmp_path, db, action)
     own = versions.tool_versions(("python", "numpy"))
     assert {label: value for label, value in found.items() if label.startswith("tool:")} == {

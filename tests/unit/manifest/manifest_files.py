@@ -36,7 +36,8 @@ class ProjectFolder:
     def model(self, extra: str = "", *, name: str = "net") -> Path:
         """Write the usual manifest with further lines; they stand from line 6 on."""
         return self.write(
-            f"configs/models/{name}.yaml", NET.replace("model: net", f"model: {name}") + textwrap.dedent(extra)
+            f"configs/models/{name}.yaml",
+            NET.replace("model: net", f"model: {name}") + textwrap.dedent(extra),
         )
 
     def load(self) -> Project:

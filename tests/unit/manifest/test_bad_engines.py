@@ -13,7 +13,10 @@ NET = "configs/models/net.yaml"
         ("typing: strict", "engines.0.typing: "),
         ("precision: fp17", "engines.0.precision: "),
         ("workspace: 4GiBs", "engines.0.workspace: "),
-        ("workspace: 0", "engines.0.workspace: no memory to work in; give it a size such as 4GiB, or leave it out"),
+        (
+            "workspace: 0",
+            "engines.0.workspace: no memory to work in; give it a size such as 4GiB, or leave it out",
+        ),
         ("builder_optimization_level: 6", "engines.0.builder_optimization_level: "),
         ("tactic_sources: [cublass]", "engines.0.tactic_sources.0: "),
         ("hardware_compatibility: ampere", "engines.0.hardware_compatibility: "),
@@ -23,8 +26,14 @@ NET = "configs/models/net.yaml"
         ("refits: true", "engines.0.refits: unknown field"),
         ("io: {x: {format: nchw}}", "engines.0.io.x.format: "),
         ("io: {z: {format: hwc8}}", "engines.0.io.z: no input or output is named z"),
-        ("io: {xx: {format: hwc8}}", "engines.0.io.xx: no input or output is named xx; did you mean x?"),
-        ("gpu_fallback: true", "engines.0.gpu_fallback: has no effect without dla_core; set dla_core, or remove it"),
+        (
+            "io: {xx: {format: hwc8}}",
+            "engines.0.io.xx: no input or output is named xx; did you mean x?",
+        ),
+        (
+            "gpu_fallback: true",
+            "engines.0.gpu_fallback: has no effect without dla_core; set dla_core, or remove it",
+        ),
         ("dla_managed_sram: 1MiB", "engines.0.dla_managed_sram: has no effect without dla_core"),
         (
             "exclude_lean_runtime: true",
@@ -71,8 +80,14 @@ NET = "configs/models/net.yaml"
             "engines.0.quantization: a builder that calibrates needs calibration data, and the model has no section "
             "calibration; add calibration: {data: {x: {",
         ),
-        ("layer_precisions: [{layers: '', precision: fp32}]", "engines.0.layer_precisions.0.layers: "),
-        ("layer_precisions: [{layers: a, precision: half}]", "engines.0.layer_precisions.0.precision: "),
+        (
+            "layer_precisions: [{layers: '', precision: fp32}]",
+            "engines.0.layer_precisions.0.layers: ",
+        ),
+        (
+            "layer_precisions: [{layers: a, precision: half}]",
+            "engines.0.layer_precisions.0.precision: ",
+        ),
         (
             "typing: weak, weight_streaming: true",
             "engines.0.weight_streaming: only strongly typed engines stream their weights; set typing: strong",
@@ -92,7 +107,10 @@ NET = "configs/models/net.yaml"
             "profiles: [{x: *X, s: {values: {min: [1, 4], opt: [1, 3], max: [2, 8]}}}]",
             "engines.0.profiles.0.s.values: min 4, opt 3, max 8 of value 1 are not in ascending order",
         ),
-        ("profiles: [{x: *X, s: {values: {min: [1, 4], opt: [1, 4]}}}]", "engines.0.profiles.0.s.values.max: "),
+        (
+            "profiles: [{x: *X, s: {values: {min: [1, 4], opt: [1, 4]}}}]",
+            "engines.0.profiles.0.s.values.max: ",
+        ),
     ],
 )
 def test_a_wrong_engine_is_told_with_its_place(project, fields, expected):
@@ -156,6 +174,10 @@ def test_a_right_engine_with_every_field_is_taken(project):
             flags: {debug: true}
         """)  # fmt: skip
     engine = project.load().models["net"].data["engines"][0]
-    assert (engine["workspace"], engine["tactic_shared_memory"], engine["dla_global_dram"]) == (4 << 30, 65536, 1 << 29)
+    assert (engine["workspace"], engine["tactic_shared_memory"], engine["dla_global_dram"]) == (
+        4 << 30,
+        65536,
+        1 << 29,
+    )
     assert engine["profiles"][0]["s"] == {"values": {"min": [1, 4], "opt": [2, 4], "max": [4, 4]}}
     assert engine["io"]["x"] == {"format": "linear", "dtype": "float16"}

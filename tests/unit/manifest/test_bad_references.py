@@ -76,7 +76,10 @@ def test_weights_of_another_digest(project):
         "inputs: {{x: {{shape: [1]}}}}\n"
     )
     project.write(NET, manifest.format("weights/net.pth", right))
-    assert project.load().models["net"].data["source"]["weights"] == {"file": "weights/net.pth", "sha256": right}
+    assert project.load().models["net"].data["source"]["weights"] == {
+        "file": "weights/net.pth",
+        "sha256": right,
+    }
     project.write(NET, manifest.format("weights/net.pth", wrong))
     [error] = project.errors()
     assert error.startswith(f"{NET}:2:")

@@ -100,7 +100,9 @@ def test_a_dimension_that_only_surgery_names_is_used(project):
           - {cut: {inputs: {feat: {shape: [batch, 8, half]}}}}
         """)
     file = project.root / NET
-    file.write_text(file.read_text().replace("max: 4}}", "max: 4}, half: {min: 8, opt: 8, max: 16}}"))
+    file.write_text(
+        file.read_text().replace("max: 4}}", "max: 4}, half: {min: 8, opt: 8, max: 16}}")
+    )
     assert set(project.load().models["net"].data["dims"]) == {"batch", "half"}
     file.write_text(file.read_text().replace("half]", "8]"))
     assert "the shape of no input uses this dimension" in project.errors()[0]

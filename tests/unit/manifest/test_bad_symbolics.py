@@ -60,7 +60,9 @@ def test_an_export_below_opset_9_looks_upwards(errors, project):
 
 def test_the_same_operator_twice(errors, project):
     [error] = errors(f"symbolics: [{GOOD}, {GOOD}]\n")
-    assert error.endswith("symbolics.1.op: aten::asinh is registered twice for opset 9; remove one of the two")
+    assert error.endswith(
+        "symbolics.1.op: aten::asinh is registered twice for opset 9; remove one of the two"
+    )
     project.model(f"symbolics: [{GOOD}, {GOOD.replace('9', '12')}]\n")
     assert len(project.load().models["net"].data["symbolics"]) == 2
     entry = '{op: "aten::a", function: "plugins/s.py:f"}, {op: "aten::a.default", function: "plugins/s.py:f"}'
@@ -86,9 +88,15 @@ def test_a_section_for_the_other_exporter(errors, extra, where, expected):
 def test_an_onnx_source_is_not_exported(project):
     project.write("plugins/s.py", "def f(g, x): ...\n")
     project.write("net.onnx", b"x")
-    project.write(NET, f"model: net\nsource: {{onnx: net.onnx}}\ninputs: {{x: {{shape: [1]}}}}\nsymbolics: [{GOOD}]\n")
+    project.write(
+        NET,
+        f"model: net\nsource: {{onnx: net.onnx}}\ninputs: {{x: {{shape: [1]}}}}\nsymbolics: [{GOOD}]\n",
+    )
     [error] = project.errors()
-    assert error == f"{NET}:4:1: symbolics: ignored for an onnx source, which is not exported; remove it"
+    assert (
+        error
+        == f"{NET}:4:1: symbolics: ignored for an onnx source, which is not exported; remove it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +116,9 @@ def test_a_translation_that_cannot_be(errors, entry, expected):
 
 
 def test_all_mistakes_are_found_at_once(errors):
-    found = errors('symbolics: [{op: asinh, function: "plugins/t.py:f", opset: 99}, {module: plugins/t.py}]\n')
+    found = errors(
+        'symbolics: [{op: asinh, function: "plugins/t.py:f", opset: 99}, {module: plugins/t.py}]\n'
+    )
     assert [error.split(": ")[1] for error in found] == [
         "symbolics.0.op", "symbolics.0.function", "symbolics.0.opset", "symbolics.1.module"
     ]  # fmt: skip

@@ -13,12 +13,30 @@ ENGINE = "engines: [{backend: onnxruntime, name: a, toolchain: %s}]\n"
     ("text", "expected"),
     [
         ("toolchains: [trt86]\n", "1:13: toolchains: found a list; a map is wanted"),
-        ("toolchains: {trt86: /opt/python}\n", '1:21: toolchains.trt86: found "/opt/python"; a map is wanted'),
-        ("toolchains: {trt86: {python: a, evn: {}}}\n", "1:33: toolchains.trt86.evn: unknown field; did you mean env?"),
-        ("toolchains: {trt86: {python: 3}}\n", "1:30: toolchains.trt86.python: found 3; text is wanted"),
-        ('toolchains: {trt86: {python: " "}}\n', '1:30: toolchains.trt86.python: " " is not a path'),
-        ("toolchains: {trt86: {python: a, env: {B: 4}}}\n", "1:42: toolchains.trt86.env.B: found 4; text is wanted"),
-        ("toolchains: {trt86: {python: a, env: {B-C: x}}}\n", "the name of an environment variable such as"),
+        (
+            "toolchains: {trt86: /opt/python}\n",
+            '1:21: toolchains.trt86: found "/opt/python"; a map is wanted',
+        ),
+        (
+            "toolchains: {trt86: {python: a, evn: {}}}\n",
+            "1:33: toolchains.trt86.evn: unknown field; did you mean env?",
+        ),
+        (
+            "toolchains: {trt86: {python: 3}}\n",
+            "1:30: toolchains.trt86.python: found 3; text is wanted",
+        ),
+        (
+            'toolchains: {trt86: {python: " "}}\n',
+            '1:30: toolchains.trt86.python: " " is not a path',
+        ),
+        (
+            "toolchains: {trt86: {python: a, env: {B: 4}}}\n",
+            "1:42: toolchains.trt86.env.B: found 4; text is wanted",
+        ),
+        (
+            "toolchains: {trt86: {python: a, env: {B-C: x}}}\n",
+            "the name of an environment variable such as",
+        ),
         ("toolchains: {a b: {python: a}}\n", "a name of letters, digits"),
         (
             "toolchains: {trt-8: {python: a}, trt.8: {python: a}}\n",
@@ -57,7 +75,9 @@ def test_an_engine_names_one_that_is_there(project, name, expected):
 def test_without_any_it_says_where_they_are_declared(project):
     project.model(ENGINE % "trt86")
     (error,) = project.errors()
-    assert error.endswith('no toolchain is named "trt86"; toolchains are declared in configs/project.yaml')
+    assert error.endswith(
+        'no toolchain is named "trt86"; toolchains are declared in configs/project.yaml'
+    )
 
 
 def test_a_profile_that_no_model_has_is_checked_too(project):
@@ -78,7 +98,9 @@ def test_a_broken_project_file_is_told_once(project):
 def test_a_model_has_those_that_its_engines_name(project):
     project.write(PROJECT, GOOD + "defaults: {engines: [{backend: onnxruntime, name: a}]}\n")
     project.model(
-        "engines: [{use: ort-cpu, toolchain: trt86}, ort-cpu]\n".replace("ort-cpu]", "{use: ort-cpu, name: b}]")
+        "engines: [{use: ort-cpu, toolchain: trt86}, ort-cpu]\n".replace(
+            "ort-cpu]", "{use: ort-cpu, name: b}]"
+        )
     )
     project.model(name="plain")
     models = project.load().models

@@ -58,7 +58,10 @@ def test_a_warm_load_imports_neither_pydantic_nor_yaml_and_is_quick(project):
 
 def test_a_warm_load_gives_the_same_models(project, resolved):
     project.model("matrix: {export.opset: [13, 17]}\ndescription: -1\n".replace("-1", "x"))
-    project.write("configs/models/inf.yaml", NET.replace("net", "inf").replace("32]}", "32], data: {constant: -.inf}}"))
+    project.write(
+        "configs/models/inf.yaml",
+        NET.replace("net", "inf").replace("32]}", "32], data: {constant: -.inf}}"),
+    )
     project.settle()
     cold = project.load()
     resolved.clear()
@@ -126,7 +129,10 @@ def test_a_shared_file_that_appears_or_changes_is_seen(project, resolved, path, 
 
 def test_a_callable_that_goes_is_seen(project, resolved):
     project.write("plugins/net.py", "def make(): ...")
-    project.write("configs/models/net.yaml", NET.replace("torchvision: resnet18", 'python: "plugins/net.py:make"'))
+    project.write(
+        "configs/models/net.yaml",
+        NET.replace("torchvision: resnet18", 'python: "plugins/net.py:make"'),
+    )
     _warm(project, resolved)
     project.write("plugins/net.py", "def other(): ...")
     assert "plugins/net.py defines no make" in project.errors()[0]
@@ -138,7 +144,9 @@ def test_weights_are_hashed_again_only_when_they_change(project, resolved, monke
     weights = project.write("net.pth", b"some weights")
     digest = hashlib.sha256(weights.read_bytes()).hexdigest()
     source = f"torchvision: resnet18, weights: {{file: net.pth, sha256: {digest}}}"
-    manifest = project.write("configs/models/net.yaml", NET.replace("torchvision: resnet18", source))
+    manifest = project.write(
+        "configs/models/net.yaml", NET.replace("torchvision: resnet18", source)
+    )
     _warm(project, resolved)
     hashed = []
     monkeypatch.setattr(hashlib, "sha256", lambda: hashed.append(1) or pytest.fail("hashed again"))
@@ -161,7 +169,9 @@ def test_errors_are_found_again_and_good_files_are_kept(project, resolved):
 
 
 @pytest.mark.parametrize(
-    "damage", [b"", b"garbage", b"00000000\n{}", b"\xff\xfe", None], ids=["empty", "text", "checksum", "bytes", "flip"]
+    "damage",
+    [b"", b"garbage", b"00000000\n{}", b"\xff\xfe", None],
+    ids=["empty", "text", "checksum", "bytes", "flip"],
 )
 def test_a_broken_cache_is_only_slow(project, resolved, damage):
     project.model()

@@ -63,8 +63,13 @@ def test_every_value_lies_in_its_range(dims: dict[str, DimRange]) -> None:
             assert value % step == 0
 
 
-@given(st.dictionaries(st.sampled_from("abc"), spans(), max_size=3), st.sets(st.sampled_from(["min", "opt", "max"])))
-def test_no_shape_is_run_twice_and_none_that_was_asked_for_is_lost(dims: dict[str, DimRange], wanted: set[str]) -> None:
+@given(
+    st.dictionaries(st.sampled_from("abc"), spans(), max_size=3),
+    st.sets(st.sampled_from(["min", "opt", "max"])),
+)
+def test_no_shape_is_run_twice_and_none_that_was_asked_for_is_lost(
+    dims: dict[str, DimRange], wanted: set[str]
+) -> None:
     shapes = list(shape_cases(dims, wanted).values())
     assert len(shapes) == len({tuple(shape.items()) for shape in shapes})
     for case in wanted:

@@ -62,19 +62,51 @@ SCALARS = (
     | st.integers(-3, 100)
     | st.sampled_from([2**63, -(2**63), 0.5, float("inf"), 1e308])
     | st.sampled_from(
-        ["", "net", "e", "batch", "x", "float32", "string", "int4", "../..", "dodo.py", "dodo.py:make", "\0", "a/b"]
+        [
+            "",
+            "net",
+            "e",
+            "batch",
+            "x",
+            "float32",
+            "string",
+            "int4",
+            "../..",
+            "dodo.py",
+            "dodo.py:make",
+            "\0",
+            "a/b",
+        ]
     )
     | st.sampled_from(
-        ["{export.opset}", "{x}", "3s", "torchscript", "dynamo", "normal", "uniform", "_base.yaml", "net.yaml"]
+        [
+            "{export.opset}",
+            "{x}",
+            "3s",
+            "torchscript",
+            "dynamo",
+            "normal",
+            "uniform",
+            "_base.yaml",
+            "net.yaml",
+        ]
     )
 )
 VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=8
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=8,
 )
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    members = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [path, *(place for name, member in members for place in _places(member, (*path, name)))]
 
 
@@ -128,7 +160,11 @@ _FEW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthChe
 
 
 @_FEW
-@given(_damaged(), st.just(ENGINES) | VALUES, st.just({}) | st.fixed_dictionaries({"defaults": VALUES}) | VALUES)
+@given(
+    _damaged(),
+    st.just(ENGINES) | VALUES,
+    st.just({}) | st.fixed_dictionaries({"defaults": VALUES}) | VALUES,
+)
 def test_a_damaged_manifest_gives_errors_or_always_the_same(manifest, engines, defaults):
     with tempfile.TemporaryDirectory() as folder:
         first = _load(Path(folder), manifest, engines, defaults)

@@ -11,9 +11,13 @@ from buildsys.manifest.value_tree import leaves, merge, nearest, plain, plant
 
 
 def test_defaults_lie_under_extends_and_those_under_the_manifest(project):
-    project.write("configs/project.yaml", "defaults: {export: {opset: 11, verbose: true}, bench: {min_samples: 7}}")
     project.write(
-        "configs/models/_base.yaml", "model: base\nexport: {opset: 12, export_params: true}\nbench: {duration: 1s}\n"
+        "configs/project.yaml",
+        "defaults: {export: {opset: 11, verbose: true}, bench: {min_samples: 7}}",
+    )
+    project.write(
+        "configs/models/_base.yaml",
+        "model: base\nexport: {opset: 12, export_params: true}\nbench: {duration: 1s}\n",
     )
     project.model("extends: _base.yaml\nexport: {opset: 13}")
     [model] = project.load().models.values()
@@ -37,7 +41,11 @@ def test_several_bases_and_a_chain(project):
     project.write("configs/common/c.yaml", "simplify: {tool: none}\nexport: {opset: 14}\n")
     project.model("extends: [../common/c.yaml, ../common/b.yaml]")
     data = project.load().models["net"].data
-    assert (data["export"]["opset"], data["simplify"]["tool"], data["bench"]["min_samples"]) == (12, "none", 3)
+    assert (data["export"]["opset"], data["simplify"]["tool"], data["bench"]["min_samples"]) == (
+        12,
+        "none",
+        3,
+    )
 
 
 def test_lists_are_replaced_and_a_source_of_another_kind_too(project):
@@ -55,23 +63,34 @@ def test_lists_are_replaced_and_a_source_of_another_kind_too(project):
         "model: a\nextends: _base.yaml\nsource: {onnx: net.onnx}\nbench: {cases: [max]}\n"
         "inputs: {x: {shape: [4], data: {constant: 1}}}\n",
     )
-    project.write("configs/models/b.yaml", "model: b\nextends: _base.yaml\nsource: {torchvision: vgg11}\n")
+    project.write(
+        "configs/models/b.yaml", "model: b\nextends: _base.yaml\nsource: {torchvision: vgg11}\n"
+    )
     models = project.load().models
     assert models["a"].data["source"] == {"seed": 0, "onnx": "net.onnx"}
     assert models["a"].data["inputs"]["x"]["data"] == {"constant": 1}
     assert models["a"].data["inputs"]["x"]["shape"] == [4]
     assert models["a"].data["bench"]["cases"] == ["max"]
-    assert models["b"].data["source"] == {"seed": 3, "torchvision": "vgg11", "weights": "DEFAULT", "kwargs": {}}
+    assert models["b"].data["source"] == {
+        "seed": 3,
+        "torchvision": "vgg11",
+        "weights": "DEFAULT",
+        "kwargs": {},
+    }
 
 
 def test_shared_dims_that_a_model_does_not_use_are_dropped(project):
     project.write("configs/project.yaml", "defaults: {dims: {batch: {min: 1, opt: 2, max: 3}}}")
-    project.write("configs/models/a.yaml", "model: a\nsource: {torchvision: r}\ninputs: {x: {shape: [1]}}\n")
+    project.write(
+        "configs/models/a.yaml", "model: a\nsource: {torchvision: r}\ninputs: {x: {shape: [1]}}\n"
+    )
     assert project.load().models["a"].data["dims"] == {}
 
 
 def test_a_matrix_makes_a_model_per_combination(project):
-    project.model("matrix: {export.opset: [13, 17], simplify.tool: [onnxsim, none], engines: [[ort-cpu]]}")
+    project.model(
+        "matrix: {export.opset: [13, 17], simplify.tool: [onnxsim, none], engines: [[ort-cpu]]}"
+    )
     models = project.load().models
     assert list(models) == [
         "net-13-onnxsim-ort-cpu",
@@ -90,12 +109,19 @@ def test_placeholders_in_a_name(project):
     assert list(project.load().models) == ["net-op13", "net-op17"]
     project.write("configs/models/net.yaml", text)
     [error] = project.errors()
-    assert error.startswith("configs/models/net.yaml:1:8: model: the name uses {export.opset}, which is not set")
+    assert error.startswith(
+        "configs/models/net.yaml:1:8: model: the name uses {export.opset}, which is not set"
+    )
 
 
 @pytest.mark.parametrize(
     ("values", "name"),
-    [("[a/b c]", "net-a-b-c"), ("[null]", "net-null"), ("[true]", "net-true"), ("[{rtol: 0.5}]", "net-0.5")],
+    [
+        ("[a/b c]", "net-a-b-c"),
+        ("[null]", "net-null"),
+        ("[true]", "net-true"),
+        ("[{rtol: 0.5}]", "net-0.5"),
+    ],
 )
 def test_values_become_parts_of_names(project, values, name):
     axis = "engines.0.tolerance" if "rtol" in values or "null" in values else "description"
@@ -117,7 +143,10 @@ def test_dynamic_axes_become_names_in_shapes(project):
         """,
     )
     data = project.load().models["net"].data
-    assert [data["inputs"][name]["shape"] for name in "xy"] == [["batch", 3, 32, 32], [1, "y_dynamic_axes_1"]]
+    assert [data["inputs"][name]["shape"] for name in "xy"] == [
+        ["batch", 3, 32, 32],
+        [1, "y_dynamic_axes_1"],
+    ]
     assert [data["outputs"][name]["shape"] for name in "zw"] == [["batch", 10], None]
     assert "dynamic_axes" not in data
 
@@ -134,7 +163,11 @@ def test_engine_entries_of_every_form(project):
     )
     model = project.load().models["net"]
     first, second, third = model.data["engines"]
-    assert (first["name"], first["backend"], first["precision"]) == ("ort-cpu", "onnxruntime", "fp32")
+    assert (first["name"], first["backend"], first["precision"]) == (
+        "ort-cpu",
+        "onnxruntime",
+        "fp32",
+    )
     assert (second["name"], second["precision"], second["intra_op_threads"]) == ("small", "fp16", 1)
     assert second["tolerance"] == {"rtol": 0.5, "cosine": 0.5, "atol": None, "top1": None}
     assert (third["name"], third["workspace"]) == ("own", 2 * 2**30)
@@ -147,7 +180,9 @@ def test_a_partial_tolerance_keeps_the_rest_of_its_precision(project):
     assert project.load().models["net"].data["verify"]["fp16"]["cosine"] == 0.999
 
 
-@pytest.mark.parametrize(("dtype", "high"), [("int64", 10), ("bool", 2), ("int4", 8), ("uint4", 10), ("float32", 10)])
+@pytest.mark.parametrize(
+    ("dtype", "high"), [("int64", 10), ("bool", 2), ("int4", 8), ("uint4", 10), ("float32", 10)]
+)
 def test_random_integers_have_a_range_of_their_own(project, dtype, high):
     project.write(
         "configs/models/net.yaml",

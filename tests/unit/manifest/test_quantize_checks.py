@@ -16,12 +16,18 @@ CASES = [
         "engines.0.precision: an int8 engine needs calibration data, and the model has no section calibration; "
         "add calibration: {data: {x: {",
     ),
-    (f"{INT8}\ncalibration: {{}}", "calibration: there is no calibration data for the input x; add data: {x: {"),
+    (
+        f"{INT8}\ncalibration: {{}}",
+        "calibration: there is no calibration data for the input x; add data: {x: {",
+    ),
     (
         f"{INT8}\ncalibration: {{{DATA}, algorithm: entropi}}",
         'calibration.algorithm: "entropi" is not allowed here; did you mean entropy?',
     ),
-    (f"{INT8}\ncalibration: {{{DATA}, batches: 0}}", "calibration.batches: 0 is out of range; at least 1 is wanted"),
+    (
+        f"{INT8}\ncalibration: {{{DATA}, batches: 0}}",
+        "calibration.batches: 0 is out of range; at least 1 is wanted",
+    ),
     (
         f"{INT8}\ncalibration: {{{DATA}, percentile: 99.9}}",
         "calibration.percentile: ignored with algorithm: entropy; remove it, or set algorithm: percentile",
@@ -74,7 +80,10 @@ CASES = [
         "calibration.algorithm: TensorRT's own calibrators are entropy and minmax, and the engine e uses one; "
         "use one of these, or quantization: explicit for the engine",
     ),
-    ("convert: {tool: modelopt}", 'convert.tool: "modelopt" is not allowed here; one of: builtin, autocast'),
+    (
+        "convert: {tool: modelopt}",
+        'convert.tool: "modelopt" is not allowed here; one of: builtin, autocast',
+    ),
 ]
 
 
@@ -87,12 +96,19 @@ def test_a_mistake_is_one_line(project, extra, sentence):
 
 def test_a_batch_size_needs_a_dimension_to_set(project):
     file = project.model(f"{INT8}\ncalibration: {{{DATA}, batch_size: 2}}")
-    file.write_text(file.read_text().replace("[batch, 3", "[1, 3").replace("dims: {batch", "# dims: {batch"))
+    file.write_text(
+        file.read_text().replace("[batch, 3", "[1, 3").replace("dims: {batch", "# dims: {batch")
+    )
     [error] = project.errors()
-    assert "batch_size: the first dimension of the input x is 1, and cannot be set; remove it: a batch" in error
+    assert (
+        "batch_size: the first dimension of the input x is 1, and cannot be set; remove it: a batch"
+        in error
+    )
 
 
-@pytest.mark.parametrize("fields", ["quantization: explicit, typing: weak", "quantization: explicit", "typing: strong"])
+@pytest.mark.parametrize(
+    "fields", ["quantization: explicit, typing: weak", "quantization: explicit", "typing: strong"]
+)
 def test_explicit_quantizers_take_any_algorithm(project, fields):
     project.model(
         f"engines: [{{backend: tensorrt, name: e, precision: int8, {fields}}}]\n"

@@ -104,7 +104,10 @@ def _numbers() -> st.SearchStrategy[object]:
 
 def _texts() -> st.SearchStrategy[str]:
     # JSON escapes are YAML's for all but characters outside the basic plane
-    return st.text(st.characters(min_codepoint=32, max_codepoint=0xD7FF, exclude_categories=("Cs",)), max_size=10)
+    return st.text(
+        st.characters(min_codepoint=32, max_codepoint=0xD7FF, exclude_categories=("Cs",)),
+        max_size=10,
+    )
 
 
 @given(

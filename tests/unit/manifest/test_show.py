@@ -49,7 +49,12 @@ def test_each_line_says_who_set_it(everything):
     by_field = {line.split(":")[0].strip("- "): line for line in lines}
     assert lines[0] == "# net-17, from configs/models/net.yaml"
     assert by_field["opset"].split() == ["opset:", "17", "#", "configs/models/net.yaml:10"]
-    assert by_field["workspace"].split() == ["workspace:", "1073741824", "#", "configs/models/net.yaml:18"]
+    assert by_field["workspace"].split() == [
+        "workspace:",
+        "1073741824",
+        "#",
+        "configs/models/net.yaml:18",
+    ]
     assert by_field["training"].split() == ["training:", "null", "#", "default"]
     assert all("#" in line or line.endswith(":") for line in lines)
 
@@ -63,7 +68,9 @@ def test_a_resolved_text_resolves_to_itself(everything):
 
 def test_a_resolved_onnx_source_resolves_to_itself(project):
     project.write("net.onnx", b"onnx")
-    project.write("configs/models/a.yaml", "model: a\nsource: {onnx: net.onnx}\ninputs: {x: {shape: [1]}}\n")
+    project.write(
+        "configs/models/a.yaml", "model: a\nsource: {onnx: net.onnx}\ninputs: {x: {shape: [1]}}\n"
+    )
     model = project.load().models["a"]
     project.write("configs/models/a.yaml", resolved_text(model))
     assert project.load().models["a"].data == model.data
@@ -82,14 +89,18 @@ def test_every_shipped_manifest_loads_and_resolves_to_itself(project, monkeypatc
             project.write(f"configs/models/{name}.yaml", text)
     again = project.load().models
     assert again
-    assert {name: model.data for name, model in again.items()} == {name: shipped[name].data for name in again}
+    assert {name: model.data for name, model in again.items()} == {
+        name: shipped[name].data for name in again
+    }
 
 
 def test_the_committed_schemas_are_current(tmp_path):
     committed = ROOT / "configs/schema"
     for name, text in schema_texts().items():
         assert (committed / name).read_text() == text, "run: doit schema"
-    assert {path.name for path in committed.iterdir()} == {path.name for path in write_schemas(tmp_path)}
+    assert {path.name for path in committed.iterdir()} == {
+        path.name for path in write_schemas(tmp_path)
+    }
 
 
 def _validator(name: str) -> jsonschema.Draft202012Validator:

@@ -35,11 +35,17 @@ def test_a_callable_sees_modules_beside_it_and_below_the_project(project: Path) 
     assert load_callable("plugins/models/net.py:Net.make", project)() == 12
 
 
-def test_an_edit_of_equal_size_and_time_is_seen_in_the_file_and_in_what_it_imports(project: Path) -> None:
+def test_an_edit_of_equal_size_and_time_is_seen_in_the_file_and_in_what_it_imports(
+    project: Path,
+) -> None:
     """Python's own bytecode cache takes both edits for no edit."""
     for number in ("1", "2"):
         local = write(project, "same_second.py", f"NUMBER = {number}")
-        file = write(project, "net.py", f"from same_second import NUMBER\ndef make(): return {number}, NUMBER\n")
+        file = write(
+            project,
+            "net.py",
+            f"from same_second import NUMBER\ndef make(): return {number}, NUMBER\n",
+        )
         for path in (local, file):
             os.utime(path, (1_700_000_000, 1_700_000_000))
         assert load_callable("net.py:make", project)() == (int(number), int(number))
@@ -66,11 +72,15 @@ def test_a_module_is_known_by_its_name_while_it_runs(project: Path) -> None:
          "'no_such_thing' (net.py:1)"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_one_sentence(project: Path, text: str, reference: str, message: str) -> None:
+def test_what_is_wrong_is_one_sentence(
+    project: Path, text: str, reference: str, message: str
+) -> None:
     write(project, "net.py", text)
     with pytest.raises(StageError) as error:
         load_callable(reference, project)
-    assert str(error.value) == message or str(error.value).replace(" (net.py, line 2)", "") == message
+    assert (
+        str(error.value) == message or str(error.value).replace(" (net.py, line 2)", "") == message
+    )
 
 
 def test_the_line_is_the_innermost_one_of_the_project(project: Path) -> None:

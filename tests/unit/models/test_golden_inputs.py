@@ -13,7 +13,11 @@ from buildsys.onnx_graphs.tensors import Array
 
 
 def values(
-    dtype: str = "float32", data: Any = None, shape: tuple[int, ...] = (2, 3), case: str = "opt", **more: Any
+    dtype: str = "float32",
+    data: Any = None,
+    shape: tuple[int, ...] = (2, 3),
+    case: str = "opt",
+    **more: Any,
 ) -> Array:
     options = {"name": "x", "seed": 0, "project": Path(), **more}
     tensor = golden_input(options.pop("name"), shape, dtype, data, case=case, **options)
@@ -31,7 +35,9 @@ def integers(low: float, high: float) -> dict[str, Any]:
 def test_random_values_are_the_same_on_every_machine() -> None:
     expected = [[-1.6024, 1.1932, -0.4733], [0.1382, -0.5799, -0.1781]]
     assert np.allclose(values(), expected, atol=1e-4), values()
-    assert values("int64", integers(0, 1000)).tolist() == values("int64", integers(0, 1000)).tolist()
+    assert (
+        values("int64", integers(0, 1000)).tolist() == values("int64", integers(0, 1000)).tolist()
+    )
 
 
 def test_random_values_differ_by_input_case_and_seed() -> None:
@@ -52,7 +58,9 @@ def test_normal_and_uniform_follow_their_fields() -> None:
     normal = values(data={**NORMAL, "mean": 5.0, "std": 0.1}, shape=(10_000,))
     assert normal.mean() == pytest.approx(5.0, abs=0.01)
     assert normal.std() == pytest.approx(0.1, abs=0.01)
-    uniform = values(data={**NORMAL, "random": "uniform", "low": -2.0, "high": -1.0}, shape=(10_000,))
+    uniform = values(
+        data={**NORMAL, "random": "uniform", "low": -2.0, "high": -1.0}, shape=(10_000,)
+    )
     assert -2.0 <= uniform.min() < -1.99
     assert -1.01 < uniform.max() <= -1.0
 
@@ -95,7 +103,12 @@ def test_data_that_does_not_suit_the_type(dtype: str, data: Any, message: str) -
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     images = np.arange(24, dtype=np.float32).reshape(4, 6)
-    np.savez(tmp_path / "calibration.npz", x=images, ids=np.arange(6), objects=np.array([{}], dtype=object))
+    np.savez(
+        tmp_path / "calibration.npz",
+        x=images,
+        ids=np.arange(6),
+        objects=np.array([{}], dtype=object),
+    )
     (tmp_path / "broken.npz").write_bytes(b"PK\3\4 no")
     return tmp_path
 
@@ -110,10 +123,34 @@ def test_npz_values_are_cut_from_the_front(archive: Path) -> None:
 @pytest.mark.parametrize(
     ("npz", "key", "shape", "dtype", "message"),
     [
-        ("calibration.npz", "y", (2, 3), "float32", "calibration.npz has no array y; it has x, ids, objects"),
-        ("calibration.npz", "x", (5, 3), "float32", "has the shape (4, 6), input x needs (5, 3) in the case opt"),
-        ("calibration.npz", "x", (2, 3, 1), "float32", "has the shape (4, 6), input x needs (2, 3, 1)"),
-        ("calibration.npz", "x", (2, 3), "float16", "x is float32, input x is float16; save it as float16"),
+        (
+            "calibration.npz",
+            "y",
+            (2, 3),
+            "float32",
+            "calibration.npz has no array y; it has x, ids, objects",
+        ),
+        (
+            "calibration.npz",
+            "x",
+            (5, 3),
+            "float32",
+            "has the shape (4, 6), input x needs (5, 3) in the case opt",
+        ),
+        (
+            "calibration.npz",
+            "x",
+            (2, 3, 1),
+            "float32",
+            "has the shape (4, 6), input x needs (2, 3, 1)",
+        ),
+        (
+            "calibration.npz",
+            "x",
+            (2, 3),
+            "float16",
+            "x is float32, input x is float16; save it as float16",
+        ),
         ("calibration.npz", "objects", (1,), "float32", "cannot be read"),
         ("broken.npz", "x", (2, 3), "float32", "broken.npz cannot be read as an .npz file"),
         ("none.npz", "x", (2, 3), "float32", "none.npz cannot be read as an .npz file"),
@@ -139,12 +176,24 @@ def test_images_are_the_first_of_their_folder(tmp_path: Path) -> None:
     found = values(data=data, shape=(2, 4, 8, 3), project=tmp_path)
     assert found.shape == (2, 4, 8, 3)
     assert found[1, 0, 0].tolist() == [np.float32(10) / np.float32(255), 0, 1]
-    pixels = values("uint8", {**data, "divide": 1.0, "layout": "nchw"}, shape=(1, 3, 4, 8), project=tmp_path)
+    pixels = values(
+        "uint8", {**data, "divide": 1.0, "layout": "nchw"}, shape=(1, 3, 4, 8), project=tmp_path
+    )
     assert pixels[0, :, 0, 0].tolist() == [0, 0, 255]
     for dtype, changed, shape, message in (
         ("float32", {}, (4, 4, 8, 3), "photos has 3 images for the input x, and 4 are wanted"),
-        ("float32", {}, (2, 3), "the input x has the shape (2, 3), which is none for rgb images in layout nhwc"),
-        ("uint8", {}, (1, 4, 8, 3), "the input x is uint8, and divide, mean or std make other values of the pixels"),
+        (
+            "float32",
+            {},
+            (2, 3),
+            "the input x has the shape (2, 3), which is none for rgb images in layout nhwc",
+        ),
+        (
+            "uint8",
+            {},
+            (1, 4, 8, 3),
+            "the input x is uint8, and divide, mean or std make other values of the pixels",
+        ),
     ):
         with pytest.raises(StageError) as error:
             values(dtype, {**data, **changed}, shape=shape, project=tmp_path)
@@ -159,7 +208,10 @@ def test_values_from_a_callable(tmp_path: Path) -> None:
         "def wrong(shape, dtype, case, seed): return np.zeros(shape)\n"
         "def broken(shape, dtype, case, seed): return 1 / 0\n"
     )
-    assert values(data={"python": "golden_data.py:ramp"}, seed=4, project=tmp_path).tolist() == [[7] * 3] * 2
+    assert (
+        values(data={"python": "golden_data.py:ramp"}, seed=4, project=tmp_path).tolist()
+        == [[7] * 3] * 2
+    )
     for name, message in {
         "flat": "golden_data.py:flat returned the shape (3,) for input x, case opt; wanted (2, 3)",
         "wrong": "golden_data.py:wrong returned float64 for input x, case opt; wanted float32",

@@ -8,7 +8,13 @@ from buildsys.onnx_graphs.inspection.plain_graph import Body, Node, Stored, Valu
 
 
 def node(operator: str, inputs: str, outputs: str, name: str = "", **attributes: str) -> Node:
-    return Node(name or f"n_{outputs.split()[0]}", operator, tuple(inputs.split()), tuple(outputs.split()), attributes)
+    return Node(
+        name or f"n_{outputs.split()[0]}",
+        operator,
+        tuple(inputs.split()),
+        tuple(outputs.split()),
+        attributes,
+    )
 
 
 def body(
@@ -23,7 +29,10 @@ def body(
         tuple(inputs.split()),
         tuple(outputs.split()),
         tuple(nodes),
-        {name: Stored(name, "float32", (4,), 16, digest) for name, digest in (stored or {}).items()},
+        {
+            name: Stored(name, "float32", (4,), 16, digest)
+            for name, digest in (stored or {}).items()
+        },
         {name: Value("float32", tuple(shape)) for name, shape in (values or {}).items()},
     )
 

@@ -15,11 +15,18 @@ from buildsys.onnx_graphs.tensors import tensor_of
 
 LIMITS = {"rtol": 1e-4, "cosine": 0.9999, "atol": None, "top1": None}
 FLOATS = st.floats(-1e6, 1e6, width=32)
-ARRAYS = hnp.arrays(np.float32, hnp.array_shapes(min_dims=0, max_dims=3, min_side=1, max_side=5), elements=FLOATS)
+ARRAYS = hnp.arrays(
+    np.float32, hnp.array_shapes(min_dims=0, max_dims=3, min_side=1, max_side=5), elements=FLOATS
+)
 QUICK = settings(max_examples=60, deadline=None)
 
 
-@given(hnp.arrays(st.sampled_from([np.float16, np.float32, np.float64, np.int64, np.bool_, np.complex64]), (2, 3)))
+@given(
+    hnp.arrays(
+        st.sampled_from([np.float16, np.float32, np.float64, np.int64, np.bool_, np.complex64]),
+        (2, 3),
+    )
+)
 @QUICK
 def test_identical_tensors_pass_unless_they_hold_nan(x: np.ndarray) -> None:
     found = compare(x, x.copy(), {"rtol": 0.0, "cosine": 0.9999999})
@@ -109,7 +116,11 @@ def test_each_limit_can_fail_alone() -> None:
     near = b + np.array([[0.02, 0.0, 0.0], [0.0, 0.0, 0.0]])
     open_limits: dict[str, Any] = {"rtol": 1.0, "cosine": -1.0, "atol": None, "top1": None}
     assert compare(near, b, open_limits).passed
-    for limit, value, word in (("rtol", 1e-3, "relative"), ("cosine", 0.9999999, "cosine"), ("atol", 1e-2, "absolute")):
+    for limit, value, word in (
+        ("rtol", 1e-3, "relative"),
+        ("cosine", 0.9999999, "cosine"),
+        ("atol", 1e-2, "absolute"),
+    ):
         found = compare(near, b, {**open_limits, limit: value})
         assert not found.passed
         assert word in found.problem

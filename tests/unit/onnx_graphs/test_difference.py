@@ -20,10 +20,17 @@ def network(graph: Body, **opsets: int) -> Network:
 def batch_norm() -> tuple[Body, Body]:
     norm = "scale bias mean var"
     before = body(
-        [node("Conv", "x w", "c", "conv"), node("BatchNormalization", f"c {norm}", "b", "bn"), node("Relu", "b", "y")],
+        [
+            node("Conv", "x w", "c", "conv"),
+            node("BatchNormalization", f"c {norm}", "b", "bn"),
+            node("Relu", "b", "y"),
+        ],
         stored={"w": "old", **dict.fromkeys(norm.split(), "n")},
     )
-    after = body([node("Conv", "x w2 b2", "b", "conv_2"), node("Relu", "b", "y")], stored={"w2": "new", "b2": "bias"})
+    after = body(
+        [node("Conv", "x w2 b2", "b", "conv_2"), node("Relu", "b", "y")],
+        stored={"w2": "new", "b2": "bias"},
+    )
     return before, after
 
 
@@ -84,10 +91,12 @@ def test_nodes_are_found_again_by_structure_when_all_names_have_changed() -> Non
 
 def test_twins_are_told_apart_by_what_they_hold() -> None:
     first = body(
-        [node("Conv", "x u", "a"), node("Conv", "x v", "b"), node("Add", "a b", "y")], stored={"u": "1", "v": "2"}
+        [node("Conv", "x u", "a"), node("Conv", "x v", "b"), node("Add", "a b", "y")],
+        stored={"u": "1", "v": "2"},
     )
     second = body(
-        [node("Conv", "x v", "p"), node("Conv", "x u", "q"), node("Add", "q p", "y")], stored={"u": "1", "v": "2"}
+        [node("Conv", "x v", "p"), node("Conv", "x u", "q"), node("Add", "q p", "y")],
+        stored={"u": "1", "v": "2"},
     )
     assert matched(first, second) == {"n_y": "n_y", "n_a": "n_q", "n_b": "n_p"}
     assert compare_bodies(first, second)["changed"] == []
@@ -100,13 +109,19 @@ def test_the_node_behind_a_new_one_is_found_from_its_takers() -> None:
 
 
 def test_attributes_inputs_and_shapes_that_changed_are_told() -> None:
-    first = body([node("Softmax", "x", "s", axis="1"), node("Add", "s x", "y")], values={"s": [1, 4]})
-    second = body([node("Softmax", "x", "s", axis="-1"), node("Add", "s s", "y")], values={"s": [1, 8]})
+    first = body(
+        [node("Softmax", "x", "s", axis="1"), node("Add", "s x", "y")], values={"s": [1, 4]}
+    )
+    second = body(
+        [node("Softmax", "x", "s", axis="-1"), node("Add", "s s", "y")], values={"s": [1, 8]}
+    )
     found = compare_bodies(first, second)
     changed = {change["label"]: change for change in found["changed"]}
     assert changed["n_s"]["attributes"] == {"axis": ["1", "-1"]}
     assert changed["n_y"]["inputs"] == [{"port": 1, "from": "x", "to": "s"}]
-    assert found["shapes"] == [{"tensor": "s", "was_called": "s", "from": "float32 [1, 4]", "to": "float32 [1, 8]"}]
+    assert found["shapes"] == [
+        {"tensor": "s", "was_called": "s", "from": "float32 [1, 4]", "to": "float32 [1, 8]"}
+    ]
 
 
 def test_initializers_are_compared_by_name_and_content() -> None:
@@ -139,6 +154,9 @@ def test_equal_graphs_have_no_difference() -> None:
 
 
 def test_an_input_that_has_only_another_name_ties_the_same_nodes() -> None:
-    first, second = body(chain("Neg", "Exp")), body(chain("Neg", "Exp", prefix="u", begin="image"), inputs="image")
+    first, second = (
+        body(chain("Neg", "Exp")),
+        body(chain("Neg", "Exp", prefix="u", begin="image"), inputs="image"),
+    )
     assert len(matched(first, second)) == 2
     assert Stored("s", "float32", (2, 3), 24).elements == 6

@@ -42,7 +42,9 @@ def test_a_name_that_is_not_there_and_ends_without_a_way_are_mistakes() -> None:
 
 
 def test_the_document_is_well_formed_and_says_all() -> None:
-    graph = body([node("Conv", "x w", "a<b"), node("my::Op&", "a<b", "y")], values={"y": [1, "batch"]})
+    graph = body(
+        [node("Conv", "x w", "a<b"), node("my::Op&", "a<b", "y")], values={"y": [1, "batch"]}
+    )
     text, shown = draw(graph, "title & <more>")
     words = [element.text for element in ElementTree.fromstring(text).iter(f"{SVG}text")]
     assert {"title & <more>", "Conv", "my::Op&", "x", "y", "→ [1, batch]"} <= set(words)
@@ -51,7 +53,9 @@ def test_the_document_is_well_formed_and_says_all() -> None:
 
 def test_no_text_is_wider_than_its_box() -> None:
     long = "/a/very/long/name/of/a/module/inside/of/another/module/with_a_name/Conv"
-    graph = body([Node(long, "Conv", ("x",), ("y" * 70,), {"kernel_shape": "[3, 3]"})], outputs="y" * 70)
+    graph = body(
+        [Node(long, "Conv", ("x",), ("y" * 70,), {"kernel_shape": "[3, 3]"})], outputs="y" * 70
+    )
     text, _ = draw(graph, "t")
     for group in ElementTree.fromstring(text).iter(f"{SVG}g"):
         box = group.find(f"{SVG}rect")
@@ -74,9 +78,21 @@ def test_the_same_graph_gives_the_same_bytes_and_few_boxes() -> None:
 def test_bodies_are_drawn_within_their_node() -> None:
     branch = body([node("Sigmoid", "x", "t")], "", "t")
     graph = body(
-        [Node("if", "If", ("c",), ("y",), {}, {"then_branch": branch, "else_branch": body([], "", "x")})], "c x"
+        [
+            Node(
+                "if",
+                "If",
+                ("c",),
+                ("y",),
+                {},
+                {"then_branch": branch, "else_branch": body([], "", "x")},
+            )
+        ],
+        "c x",
     )
-    words = [element.text for element in ElementTree.fromstring(draw(graph, "t")[0]).iter(f"{SVG}text")]
+    words = [
+        element.text for element in ElementTree.fromstring(draw(graph, "t")[0]).iter(f"{SVG}text")
+    ]
     assert {"If", "then_branch", "Sigmoid"} <= set(words)
 
 

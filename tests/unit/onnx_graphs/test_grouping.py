@@ -4,12 +4,24 @@ from itertools import pairwise
 
 from plain_graphs import body, chain, node, residual_blocks
 
-from buildsys.onnx_graphs.inspection.drawing.grouping import PLAIN_LIMIT, Box, Parallel, boxes_of, group, outline
+from buildsys.onnx_graphs.inspection.drawing.grouping import (
+    PLAIN_LIMIT,
+    Box,
+    Parallel,
+    boxes_of,
+    group,
+    outline,
+)
 from buildsys.onnx_graphs.inspection.plain_graph import TIMES, Body, Node
 
 
 def grouped(graph: Body, form: object = None) -> list[Box]:
-    edges = [(graph.producers[name], taker) for taker in graph.nodes for name in taker.reads if name in graph.producers]
+    edges = [
+        (graph.producers[name], taker)
+        for taker in graph.nodes
+        for name in taker.reads
+        if name in graph.producers
+    ]
     told = form if callable(form) else (lambda node: "")
     return [box for column in group(graph.nodes, dict.fromkeys(edges), form=told) for box in column]
 

@@ -28,7 +28,12 @@ def test_boxes_do_not_overlap_and_data_flows_down(seed: int) -> None:
     layout = place(sizes, edges)
     boxes = frames(layout, sizes)
     for first, second in combinations(boxes, 2):
-        apart = first[2] <= second[0] or second[2] <= first[0] or first[3] <= second[1] or second[3] <= first[1]
+        apart = (
+            first[2] <= second[0]
+            or second[2] <= first[0]
+            or first[3] <= second[1]
+            or second[3] <= first[1]
+        )
         assert apart, (first, second)
     for begin, end in edges:
         assert boxes[begin][3] < boxes[end][1]
@@ -49,7 +54,9 @@ def test_no_edge_runs_through_a_box(seed: int) -> None:
             assert y <= to_y + 0.01
             if at % 2 == 0:
                 assert x == to_x
-                assert not any(box[0] < x < box[2] and y < box[3] and box[1] < to_y for box in others)
+                assert not any(
+                    box[0] < x < box[2] and y < box[3] and box[1] < to_y for box in others
+                )
             else:
                 assert not any(box[1] < to_y - 0.01 and y + 0.01 < box[3] for box in others)
 

@@ -9,19 +9,37 @@ from buildsys.onnx_graphs.inspection.macs import count_macs, evaluate, formula
 from buildsys.onnx_graphs.inspection.plain_graph import Body, Node
 
 CASES = [
-    (node("Conv", "x w", "y"), {"x": [2, 6, 8, 8], "w": [4, 3, 3, 3], "y": [2, 4, 8, 8]}, 2 * 4 * 64 * 27),
-    (node("ConvTranspose", "x w", "y"), {"x": [1, 4, 5, 5], "w": [4, 2, 3, 3], "y": [1, 2, 7, 7]}, 100 * 18),
+    (
+        node("Conv", "x w", "y"),
+        {"x": [2, 6, 8, 8], "w": [4, 3, 3, 3], "y": [2, 4, 8, 8]},
+        2 * 4 * 64 * 27,
+    ),
+    (
+        node("ConvTranspose", "x w", "y"),
+        {"x": [1, 4, 5, 5], "w": [4, 2, 3, 3], "y": [1, 2, 7, 7]},
+        100 * 18,
+    ),
     (node("Gemm", "x w", "y", transA="1"), {"x": [7, 3], "w": [7, 5], "y": [3, 5]}, 105),
     (node("MatMul", "x w", "y"), {"x": [2, 3, 7], "w": [7, 5], "y": [2, 3, 5]}, 2 * 3 * 7 * 5),
     (node("MatMul", "x w", "y"), {"x": [7], "w": [7], "y": []}, 7),
-    (node("Einsum", "x w", "y", equation="bij,bjk->bik"), {"x": [2, 3, 4], "w": [2, 4, 5], "y": [2, 3, 5]}, 120),
-    (node("LSTM", "x w r", "y"), {"x": [6, 2, 3], "w": [1, 16, 3], "r": [1, 16, 4], "y": [6, 1, 2, 4]}, 12 * 112),
+    (
+        node("Einsum", "x w", "y", equation="bij,bjk->bik"),
+        {"x": [2, 3, 4], "w": [2, 4, 5], "y": [2, 3, 5]},
+        120,
+    ),
+    (
+        node("LSTM", "x w r", "y"),
+        {"x": [6, 2, 3], "w": [1, 16, 3], "r": [1, 16, 4], "y": [6, 1, 2, 4]},
+        12 * 112,
+    ),
     (node("com.microsoft::FusedConv", "x w", "y"), {"w": [4, 3, 1, 1], "y": [1, 4, 2, 2]}, 48),
     (node("Relu", "x", "y"), {"x": [2, 3], "y": [2, 3]}, 0),
 ]
 
 
-@pytest.mark.parametrize(("one", "shapes", "expected"), CASES, ids=lambda value: getattr(value, "operator", None))
+@pytest.mark.parametrize(
+    ("one", "shapes", "expected"), CASES, ids=lambda value: getattr(value, "operator", None)
+)
 def test_products_are_counted(one: Node, shapes: Mapping[str, list[int]], expected: int) -> None:
     found = count_macs(body([one], values=shapes))
     assert found.total == expected
@@ -31,15 +49,23 @@ def test_products_are_counted(one: Node, shapes: Mapping[str, list[int]], expect
 def test_what_is_not_known_is_not_passed_over() -> None:
     nodes = [node("MatMul", "x w", "a"), node("my.domain::Op", "a", "y")]
     found = count_macs(body(nodes, values={"x": [2, "n"], "a": [2, 4]}))
-    assert (found.total, dict(found.unknown), dict(found.opaque)) == (0, {"MatMul": 1}, {"my.domain::Op": 1})
+    assert (found.total, dict(found.unknown), dict(found.opaque)) == (
+        0,
+        {"MatMul": 1},
+        {"my.domain::Op": 1},
+    )
     assert not found.is_complete
 
 
 def test_of_an_if_the_dearer_branch_counts_and_of_a_loop_one_round() -> None:
     def branch(width: int) -> Body:
-        return body([node("MatMul", "x w", "t")], "", "t", values={"w": [3, width], "t": [2, width]})
+        return body(
+            [node("MatMul", "x w", "t")], "", "t", values={"w": [3, width], "t": [2, width]}
+        )
 
-    nodes = [Node("if", "If", ("c",), ("a",), {}, {"then_branch": branch(4), "else_branch": branch(9)})]
+    nodes = [
+        Node("if", "If", ("c",), ("a",), {}, {"then_branch": branch(4), "else_branch": branch(9)})
+    ]
     assert count_macs(body(nodes, "c x", values={"x": [2, 3]})).total == 2 * 3 * 9
     loop = Node("loop", "Loop", ("n",), ("y",), {}, {"body": branch(4)})
     found = count_macs(body([loop], "n x", values={"x": [2, 3]}))
@@ -49,13 +75,17 @@ def test_of_an_if_the_dearer_branch_counts_and_of_a_loop_one_round() -> None:
 def test_a_formula_is_found_in_one_and_two_dimensions() -> None:
     assert formula(lambda dims: 7 * dims["batch"], {"batch": 4}) == {"batch": 7}
     assert formula(lambda dims: 5, {}) == {"": 5}
-    attention = formula(lambda dims: 3 * dims["b"] * dims["s"] ** 2 + 8 * dims["b"] + 1, {"b": 2, "s": 16})
+    attention = formula(
+        lambda dims: 3 * dims["b"] * dims["s"] ** 2 + 8 * dims["b"] + 1, {"b": 2, "s": 16}
+    )
     assert attention == {"": 1, "b": 8, "b*s^2": 3}
     assert evaluate(attention, {"b": 3, "s": 10}) == 925
     assert evaluate(attention, {"b": 3}) is None
 
 
-@pytest.mark.parametrize("count", [lambda dims: dims["n"] ** 3, lambda dims: dims["n"] // 3, lambda dims: None])
+@pytest.mark.parametrize(
+    "count", [lambda dims: dims["n"] ** 3, lambda dims: dims["n"] // 3, lambda dims: None]
+)
 def test_there_is_no_formula_where_none_fits(count: object) -> None:
     assert callable(count)
     assert formula(count, {"n": 4}) is None

@@ -26,7 +26,9 @@ from buildsys.onnx_graphs.tensors import (
 )
 
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
-_RELAXED = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+_RELAXED = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @given(data=st.data(), shape=SHAPES, dtype=st.sampled_from([*NATIVE_DTYPES, *BIT_DTYPES]))
@@ -45,8 +47,12 @@ def test_any_tensor_survives_a_round_trip(
 
 @given(shape=SHAPES, data=st.data())
 @_RELAXED
-def test_strings_survive_a_round_trip(tmp_path: Path, data: st.DataObject, shape: tuple[int, ...]) -> None:
-    words = st.text(st.characters(exclude_categories=("Cs",)), max_size=5).map(lambda word: word.rstrip("\0"))
+def test_strings_survive_a_round_trip(
+    tmp_path: Path, data: st.DataObject, shape: tuple[int, ...]
+) -> None:
+    words = st.text(st.characters(exclude_categories=("Cs",)), max_size=5).map(
+        lambda word: word.rstrip("\0")
+    )
     size = int(np.prod(shape))
     array = np.empty(size, dtype=object)
     array[:] = data.draw(st.lists(words, min_size=size, max_size=size))
@@ -131,7 +137,11 @@ def test_a_foreign_npz_is_refused(tmp_path: Path) -> None:
 
 
 def test_numpy_alone_reads_a_case(tmp_path: Path) -> None:
-    save_case(tmp_path / "c.npz", {"x": tensor_of(np.ones(2), "bfloat16")}, {"y": tensor_of(np.ones(2), "float8e5m2")})
+    save_case(
+        tmp_path / "c.npz",
+        {"x": tensor_of(np.ones(2), "bfloat16")},
+        {"y": tensor_of(np.ones(2), "float8e5m2")},
+    )
     script = f"""
 import sys
 sys.modules["ml_dtypes"] = None

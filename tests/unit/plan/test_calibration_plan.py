@@ -22,7 +22,9 @@ def plan(*engines: dict[str, Any], **sections: Any) -> dict[str, Action]:
         "dims": {"batch": {"min": 1, "opt": 4, "max": 8}},
         "engines": tuple({"backend": "onnxruntime", "name": f"e{i}", **engine} for i, engine in enumerate(engines)),
     }  # fmt: skip
-    resolved = ModelSpec.model_validate({**manifest, **sections}).model_dump(mode="json", by_alias=True)
+    resolved = ModelSpec.model_validate({**manifest, **sections}).model_dump(
+        mode="json", by_alias=True
+    )
     return {action.target: action for action in plan_model(resolved)}
 
 
@@ -40,7 +42,9 @@ def test_a_model_without_int8_has_the_targets_that_it_had() -> None:
 
 
 def test_one_calibration_serves_int8_and_fp8() -> None:
-    found = plan({"precision": "int8"}, {"precision": "fp8"}, {"precision": "int8"}, calibration=CALIBRATION)
+    found = plan(
+        {"precision": "int8"}, {"precision": "fp8"}, {"precision": "int8"}, calibration=CALIBRATION
+    )
     assert [target for target in found if target.startswith(("calibrate", "convert"))] == [
         "calibrate:m", "convert:m:int8", "convert:m:fp8",
     ]  # fmt: skip
@@ -58,7 +62,9 @@ def test_one_calibration_serves_int8_and_fp8() -> None:
 
 
 def test_modelopt_reads_the_batches_and_counts() -> None:
-    found = plan({"precision": "int8"}, calibration=CALIBRATION, quantize={"tool": "modelopt"})["convert:m:int8"]
+    found = plan({"precision": "int8"}, calibration=CALIBRATION, quantize={"tool": "modelopt"})[
+        "convert:m:int8"
+    ]
     assert found.inputs["batches"].path == "m/calibrate/batches.npz"
     assert "nvidia-modelopt" in found.tools
     cast = plan({"precision": "fp16"}, convert={"tool": "autocast"})["convert:m:fp16"]

@@ -26,7 +26,9 @@ MANIFEST: dict[str, Any] = {
 
 def plan(**changes: Any) -> dict[str, Action]:
     spec = ModelSpec.model_validate({**MANIFEST, **changes})
-    return {action.target: action for action in plan_model(spec.model_dump(mode="json", by_alias=True))}
+    return {
+        action.target: action for action in plan_model(spec.model_dump(mode="json", by_alias=True))
+    }
 
 
 def changed(**changes: Any) -> set[str]:
@@ -37,7 +39,8 @@ def changed(**changes: Any) -> set[str]:
         for target in before.keys() | after.keys()
         if target not in before
         or target not in after
-        or (before[target].options, before[target].sources) != (after[target].options, after[target].sources)
+        or (before[target].options, before[target].sources)
+        != (after[target].options, after[target].sources)
     } - {"report:net"}
 
 
@@ -89,7 +92,9 @@ def test_no_two_targets_write_the_same_file() -> None:
         ),
     ],
 )  # fmt: skip
-def test_a_field_reaches_exactly_the_stages_that_use_it(changes: dict[str, Any], targets: set[str]) -> None:
+def test_a_field_reaches_exactly_the_stages_that_use_it(
+    changes: dict[str, Any], targets: set[str]
+) -> None:
     assert changed(**changes) == targets
 
 
@@ -105,7 +110,9 @@ def test_user_files_are_sources_of_the_stages_that_load_them() -> None:
     assert actions["export:net"].sources == ("plugins/net.py",)
     assert actions["reference:net"].sources == ("plugins/net.py", "data/x.npz")
     assert actions["simplify:net"].sources == ()
-    with_weights = {target for target, action in actions.items() if action.weights == {"weights/net.pth": None}}
+    with_weights = {
+        target for target, action in actions.items() if action.weights == {"weights/net.pth": None}
+    }
     assert with_weights == {"export:net", "reference:net", "bench:net:ort", "bench:net:rtx16"}
 
 
@@ -120,7 +127,12 @@ def test_a_conversion_is_checked_in_the_cases_of_verify() -> None:
     assert convert.after == ("simplify:net", "reference:net")
     assert set(convert.options) == {"precision", "tolerance", "cases"}
     assert convert.options["cases"] == {"min": {"batch": 1}, "max": {"batch": 8}}
-    assert convert.options["tolerance"] == {"rtol": 0.5, "cosine": 0.999, "atol": None, "top1": None}
+    assert convert.options["tolerance"] == {
+        "rtol": 0.5,
+        "cosine": 0.999,
+        "atol": None,
+        "top1": None,
+    }
     assert set(convert.inputs) == {"model", "model.data", "case.min", "case.max"}
     assert "onnxruntime" in convert.tools
 
@@ -140,7 +152,9 @@ def test_a_conversion_is_checked_in_the_cases_of_verify() -> None:
         ),
     ],
 )  # fmt: skip
-def test_a_choice_brings_the_libraries_that_it_uses(changes: dict[str, Any], target: str, tools: set[str]) -> None:
+def test_a_choice_brings_the_libraries_that_it_uses(
+    changes: dict[str, Any], target: str, tools: set[str]
+) -> None:
     assert tools <= set(plan(**changes)[target].tools)
     assert not tools <= set(plan()[target].tools)
 
@@ -158,7 +172,10 @@ def test_an_onnx_source_uses_neither_torch_nor_a_seed_nor_an_exporter() -> None:
 def test_simplification_is_compared_in_the_smallest_and_the_odd_shape_alone() -> None:
     assert plan()["simplify:net"].options["cases"] == {"min": {"batch": 1}, "odd": {"batch": 3}}
     equal = {"batch": {"min": 2, "opt": 2, "max": 8}}
-    assert plan(dims=equal)["simplify:net"].options["cases"] == {"opt": {"batch": 2}, "odd": {"batch": 3}}
+    assert plan(dims=equal)["simplify:net"].options["cases"] == {
+        "opt": {"batch": 2},
+        "odd": {"batch": 3},
+    }
     assert plan(simplify={"tool": "none"})["simplify:net"].options["cases"] == {}
 
 
@@ -170,7 +187,9 @@ def test_simplification_is_compared_in_the_smallest_and_the_odd_shape_alone() ->
         ("translations", "dynamo", {"op": "aten::a", "function": "plugins/s.py:f"}),
     ],
 )
-def test_what_an_exporter_is_taught_belongs_to_the_export_alone(section: str, exporter: str, entry: Any) -> None:
+def test_what_an_exporter_is_taught_belongs_to_the_export_alone(
+    section: str, exporter: str, entry: Any
+) -> None:
     export = {"exporter": exporter, "opset": 18}
     without, actions = plan(export=export), plan(export=export, **{section: [entry]})
     found = {t for t in actions if actions[t] != without[t]} - {"report:net"}

@@ -25,7 +25,9 @@ PACE = {"duration": 3.0, "warmup": 0.2, "min_samples": 10}
 
 def plan(**bench: Any) -> dict[str, Action]:
     spec = ModelSpec.model_validate({**MANIFEST, "bench": bench})
-    return {action.target: action for action in plan_model(spec.model_dump(mode="json", by_alias=True))}
+    return {
+        action.target: action for action in plan_model(spec.model_dump(mode="json", by_alias=True))
+    }
 
 
 def test_an_engine_on_the_cpu_has_the_options_that_it_had() -> None:
@@ -37,14 +39,21 @@ def test_an_engine_on_the_cpu_has_the_options_that_it_had() -> None:
 def test_each_engine_gets_what_it_can_honour() -> None:
     asked = ("torch", "torch_cuda_graph", "torch_compile", "onnxruntime")
     planned = plan(baselines=asked, cuda_graph=True, in_flight=2)
-    on_cpu, by_ort, by_gpu = (planned[f"bench:net:{name}"].options["bench"] for name in ("ort", "cuda", "trt"))
+    on_cpu, by_ort, by_gpu = (
+        planned[f"bench:net:{name}"].options["bench"] for name in ("ort", "cuda", "trt")
+    )
     assert on_cpu["baselines"] == ["torch", "torch_compile", "onnxruntime"]
     assert "precision" not in on_cpu
     assert by_ort["baselines"] == by_gpu["baselines"] == list(asked)
     assert (by_ort["precision"], by_gpu["precision"]) == ("fp16", "fp16")
     assert "gpu" not in on_cpu
     assert "gpu" not in by_ort
-    assert by_gpu["gpu"] == {"cuda_graph": [True], "transfers": "none", "in_flight": 2, "wait": "spin"}
+    assert by_gpu["gpu"] == {
+        "cuda_graph": [True],
+        "transfers": "none",
+        "in_flight": 2,
+        "wait": "spin",
+    }
 
 
 def test_onnxruntime_reads_the_graph_of_the_precision() -> None:
@@ -61,11 +70,15 @@ def test_a_graph_that_only_a_baseline_reads_is_made() -> None:
     spec = {**MANIFEST, "engines": [TRT]}
 
     def targets(**bench: Any) -> set[str]:
-        manifest = ModelSpec.model_validate({**spec, "bench": bench}).model_dump(mode="json", by_alias=True)
+        manifest = ModelSpec.model_validate({**spec, "bench": bench}).model_dump(
+            mode="json", by_alias=True
+        )
         return {action.target for action in plan_model(manifest)}
 
     assert targets(baselines=("onnxruntime",)) - targets() == {"convert:net:fp16"}
-    assert targets(baselines=("onnxruntime",), baseline_precision="bf16") - targets() == {"convert:net:bf16"}
+    assert targets(baselines=("onnxruntime",), baseline_precision="bf16") - targets() == {
+        "convert:net:bf16"
+    }
 
 
 @pytest.mark.parametrize(
@@ -80,9 +93,15 @@ def test_a_graph_that_only_a_baseline_reads_is_made() -> None:
         ("export:net", False, False, False),
     ],
 )
-def test_what_runs_alone_on_what(name: str, measures: bool, exclusive: bool, alone_on_gpu: bool) -> None:
+def test_what_runs_alone_on_what(
+    name: str, measures: bool, exclusive: bool, alone_on_gpu: bool
+) -> None:
     action = plan()[name]
-    assert (action.measures, action.exclusive, action.alone_on_gpu) == (measures, exclusive, alone_on_gpu)
+    assert (action.measures, action.exclusive, action.alone_on_gpu) == (
+        measures,
+        exclusive,
+        alone_on_gpu,
+    )
 
 
 def test_baseline_precision_can_be_chosen() -> None:

@@ -27,7 +27,9 @@ MANIFEST: dict[str, Any] = {
 
 def plan(*ops: dict[str, Any], **changes: Any) -> dict[str, Action]:
     spec = ModelSpec.model_validate({**MANIFEST, **changes, "ops": ops})
-    return {action.target: action for action in plan_model(spec.model_dump(mode="json", by_alias=True))}
+    return {
+        action.target: action for action in plan_model(spec.model_dump(mode="json", by_alias=True))
+    }
 
 
 def entries(actions: dict[str, Action], target: str) -> Any:
@@ -38,7 +40,11 @@ def test_a_model_without_operators_has_nothing_of_them() -> None:
     for action in plan().values():
         assert action.stage != "operators"
         assert "operators" not in action.options
-        assert not [role for role in (*action.inputs, *action.outputs) if "library" in role or "functions" in role]
+        assert not [
+            role
+            for role in (*action.inputs, *action.outputs)
+            if "library" in role or "functions" in role
+        ]
 
 
 @pytest.mark.parametrize(
@@ -52,8 +58,12 @@ def test_a_model_without_operators_has_nothing_of_them() -> None:
         {"library": LIBRARY, "plugin": {"library": "plugins/ops/libswish.so"}},
     ],
 )
-@pytest.mark.parametrize("source", [{}, {"source": {"onnx": "models/net.onnx"}}], ids=["torch", "onnx"])
-def test_every_input_is_written_by_a_target_before(op: dict[str, Any], source: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "source", [{}, {"source": {"onnx": "models/net.onnx"}}], ids=["torch", "onnx"]
+)
+def test_every_input_is_written_by_a_target_before(
+    op: dict[str, Any], source: dict[str, Any]
+) -> None:
     actions = plan({"op": "a::b", **op}, **source)
     seen: set[str] = set()
     for target, action in actions.items():
@@ -71,21 +81,31 @@ def test_a_function_is_in_the_graph_and_nothing_else_knows_of_it() -> None:
 
 
 def test_a_library_is_for_onnx_runtime_and_lies_beside_its_engine() -> None:
-    actions = plan({"op": "a::b", "function": FUNCTION, "library": LIBRARY, "use": {"onnxruntime": "library"}})
+    actions = plan(
+        {"op": "a::b", "function": FUNCTION, "library": LIBRARY, "use": {"onnxruntime": "library"}}
+    )
     for target in ("simplify:net", "validate:net", "convert:net:fp16", "engine:net:ort"):
         assert entries(actions, target) == [{"op": "a::b", "kind": "library", "library": "swish"}]
         assert actions[target].inputs["library.swish"].path == "net/operators/swish.so"
     assert actions["engine:net:ort"].outputs["library.swish"].path == "net/engine/ort/swish.so"
     for target in ("verify:net:ort", "bench:net:ort"):
         assert actions[target].inputs["library.swish"].path == "net/engine/ort/swish.so"
-    for target in ("engine:net:rtx", "verify:net:rtx", "bench:net:half", "export:net", "reference:net"):
+    for target in (
+        "engine:net:rtx",
+        "verify:net:rtx",
+        "bench:net:half",
+        "export:net",
+        "reference:net",
+    ):
         assert entries(actions, target) is None
 
 
 def test_a_python_plugin_is_a_source_of_what_loads_it() -> None:
     actions = plan({"op": "a::b", "library": LIBRARY, "plugin": PLUGIN})
     for target in ("engine:net:rtx", "verify:net:rtx", "bench:net:half"):
-        assert entries(actions, target) == [{"op": "a::b", "kind": "plugin", "python": PLUGIN["python"]}]
+        assert entries(actions, target) == [
+            {"op": "a::b", "kind": "plugin", "python": PLUGIN["python"]}
+        ]
         assert PLUGIN["python"] in actions[target].sources
     assert PLUGIN["python"] not in actions["engine:net:ort"].sources
 
@@ -99,28 +119,47 @@ def test_a_backend_without_an_implementation_is_told_so_alone() -> None:
 
 
 def test_each_backend_may_have_a_function_of_its_own() -> None:
-    actions = plan({"op": "a::b", "function": {"onnxruntime": FUNCTION, "tensorrt_rtx": "plugins/ops/x.py:rtx"}})
-    assert set(actions["operators:net"].outputs) == {"functions", "functions.tensorrt_rtx", "result"}
+    actions = plan(
+        {
+            "op": "a::b",
+            "function": {"onnxruntime": FUNCTION, "tensorrt_rtx": "plugins/ops/x.py:rtx"},
+        }
+    )
+    assert set(actions["operators:net"].outputs) == {
+        "functions",
+        "functions.tensorrt_rtx",
+        "result",
+    }
     assert entries(actions, "engine:net:ort") is None
     assert entries(actions, "engine:net:rtx") == [{"op": "a::b", "kind": "function"}]
-    assert actions["engine:net:rtx"].inputs["functions"].path == "net/operators/functions.tensorrt_rtx.onnx"
+    assert (
+        actions["engine:net:rtx"].inputs["functions"].path
+        == "net/operators/functions.tensorrt_rtx.onnx"
+    )
     assert entries(actions, "verify:net:rtx") is None
 
 
 def test_nothing_is_made_for_a_backend_that_has_no_engine() -> None:
     both = {"onnxruntime": FUNCTION, "tensorrt_rtx": "plugins/ops/x.py:rtx"}
-    actions = plan({"op": "a::b", "function": both}, engines=[{"backend": "onnxruntime", "name": "ort"}])
+    actions = plan(
+        {"op": "a::b", "function": both}, engines=[{"backend": "onnxruntime", "name": "ort"}]
+    )
     assert set(actions["operators:net"].outputs) == {"functions", "result"}
 
 
 def test_one_library_for_two_operators_is_made_once() -> None:
     other = {"sources": ["plugins/other/swish.c"]}
     ops = [
-        {"op": f"a::{name}", "library": library} for name, library in zip("bcd", (LIBRARY, LIBRARY, other), strict=True)
+        {"op": f"a::{name}", "library": library}
+        for name, library in zip("bcd", (LIBRARY, LIBRARY, other), strict=True)
     ]
     actions = plan(*ops)
     assert actions["operators:net"].options["libraries"].keys() == {"swish", "swish-2"}
-    assert [entry["library"] for entry in entries(actions, "validate:net")] == ["swish", "swish", "swish-2"]
+    assert [entry["library"] for entry in entries(actions, "validate:net")] == [
+        "swish",
+        "swish",
+        "swish-2",
+    ]
 
 
 def test_the_compiler_and_its_machine_count_where_they_matter() -> None:

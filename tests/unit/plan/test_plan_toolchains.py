@@ -11,8 +11,12 @@ from buildsys.plan.action import Action, ToolchainRef
 from buildsys.plan.model_plan import plan_model
 from buildsys.plan.tensorrt_typing import VersionOf, unknown_version
 
-TRT86 = ToolchainRef("trt86", "/opt/trt86/bin/python", (("A", "1"), ("LD_LIBRARY_PATH", "/opt/lib")))
-WRITTEN = {"trt86": {"python": "/opt/trt86/bin/python", "env": {"LD_LIBRARY_PATH": "/opt/lib", "A": "1"}}}
+TRT86 = ToolchainRef(
+    "trt86", "/opt/trt86/bin/python", (("A", "1"), ("LD_LIBRARY_PATH", "/opt/lib"))
+)
+WRITTEN = {
+    "trt86": {"python": "/opt/trt86/bin/python", "env": {"LD_LIBRARY_PATH": "/opt/lib", "A": "1"}}
+}
 
 
 def plan(version_of: VersionOf = unknown_version, **engine: Any) -> dict[str, Action]:
@@ -20,7 +24,10 @@ def plan(version_of: VersionOf = unknown_version, **engine: Any) -> dict[str, Ac
         "model": "net",
         "source": {"torchvision": "resnet18"},
         "inputs": {"x": {"shape": [1, 3, 32, 32]}},
-        "engines": [{"backend": "onnxruntime", "name": "ort"}, {"backend": "tensorrt", "name": "trt", **engine}],
+        "engines": [
+            {"backend": "onnxruntime", "name": "ort"},
+            {"backend": "tensorrt", "name": "trt", **engine},
+        ],
     }
     spec = ModelSpec.model_validate(model).model_dump(mode="json", by_alias=True)
     shared = {"toolchains": WRITTEN} if engine.get("toolchain") else {}
@@ -61,7 +68,9 @@ def test_the_report_shows_its_variables_and_not_where_it_lies() -> None:
     assert "toolchains" not in plan()["report:net"].options["manifest"]
 
 
-@pytest.mark.parametrize(("version", "graph"), [("8.6.0", "simplify"), ("10.16.1", "simplify"), ("11.4.0", "convert")])
+@pytest.mark.parametrize(
+    ("version", "graph"), [("8.6.0", "simplify"), ("10.16.1", "simplify"), ("11.4.0", "convert")]
+)
 def test_typing_is_decided_by_the_tensorrt_of_the_toolchain(version: str, graph: str) -> None:
     asked: list[ToolchainRef | None] = []
 

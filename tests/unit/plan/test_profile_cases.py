@@ -21,12 +21,19 @@ FOUR = {"min": 1, "opt": 8, "max": 16, "odd": 3}
 
 def engine(*spans: tuple[int, int, int], name: str = "rtx", **fields: Any) -> dict[str, Any]:
     profiles = [{"x": {"min": (a, 4), "opt": (b, 4), "max": (c, 4)}} for a, b, c in spans]
-    return {"backend": "tensorrt_rtx", "name": name, **({"profiles": profiles} if spans else {}), **fields}
+    return {
+        "backend": "tensorrt_rtx",
+        "name": name,
+        **({"profiles": profiles} if spans else {}),
+        **fields,
+    }
 
 
 def plan(*engines: dict[str, Any], **changes: Any) -> dict[str, Action]:
     spec = ModelSpec.model_validate({**MANIFEST, "engines": list(engines), **changes})
-    return {action.target: action for action in plan_model(spec.model_dump(mode="json", by_alias=True))}
+    return {
+        action.target: action for action in plan_model(spec.model_dump(mode="json", by_alias=True))
+    }
 
 
 def batches(action: Action) -> dict[str, Any]:
@@ -45,7 +52,10 @@ def test_other_sizes_become_cases_named_after_them() -> None:
     further = {"batch=2": 2, "batch=6": 6, "batch=12": 12}
     assert batches(actions["reference:net"]) == {**FOUR, **further}
     assert actions["reference:net"].outputs["case.batch=6"].path == "net/reference/batch=6.npz"
-    assert batches(actions["verify:net:rtx"]) == {**FOUR, **further}  # 3, the odd size of the second, is that of dims
+    assert batches(actions["verify:net:rtx"]) == {
+        **FOUR,
+        **further,
+    }  # 3, the odd size of the second, is that of dims
     assert batches(actions["verify:net:other"]) == FOUR
     assert batches(actions["validate:net"]) == FOUR
     assert actions["verify:net:rtx"].inputs["case.batch=12"].path == "net/reference/batch=12.npz"
@@ -100,7 +110,10 @@ def test_profiles_go_through_surgery() -> None:
     actions = plan({**fixed, "profiles": [narrow]}, dims=dims, inputs=inputs, surgery=steps)
     assert actions["reference:net"].options["cases"]["width=6"] == {"batch": 5, "width": 6}
     after = actions["surgery:net:after_simplify"]
-    assert after.options["cases"]["width=6"] == {"dims": {"batch": 5, "width": 6}, "golden": "width=6"}
+    assert after.options["cases"]["width=6"] == {
+        "dims": {"batch": 5, "width": 6},
+        "golden": "width=6",
+    }
     assert actions["verify:net:rtx"].inputs["case.width=6"] == after.outputs["case.width=6"]
 
 

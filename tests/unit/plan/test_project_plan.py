@@ -16,14 +16,24 @@ def models(*names: str) -> dict[str, Any]:
         "engines": [{"backend": "onnxruntime", "name": "ort"}],
     }
     data = {
-        name: ModelSpec.model_validate({**spec, "model": name}).model_dump(mode="json", by_alias=True) for name in names
+        name: ModelSpec.model_validate({**spec, "model": name}).model_dump(
+            mode="json", by_alias=True
+        )
+        for name in names
     }
     return {name: SimpleNamespace(data=value) for name, value in data.items()}
 
 
 @pytest.mark.parametrize(
     ("target", "model"),
-    [("export:m", "m"), ("engine:m:ort-cpu", "m"), ("build:", ""), ("build", ""), ("a:m:x:y", "m"), ("", "")],
+    [
+        ("export:m", "m"),
+        ("engine:m:ort-cpu", "m"),
+        ("build:", ""),
+        ("build", ""),
+        ("a:m:x:y", "m"),
+        ("", ""),
+    ],
 )
 def test_a_target_names_its_model(target: str, model: str) -> None:
     assert model_of(target) == model
@@ -35,7 +45,9 @@ def test_the_plan_is_one_mapping_of_all_models_in_their_order() -> None:
     assert len(plan) == len(targets)
     assert targets[0] == "export:b"
     assert targets[-1] == "report:a"
-    assert {target: plan[target].target for target in plan} == {target: target for target in targets}
+    assert {target: plan[target].target for target in plan} == {
+        target: target for target in targets
+    }
     assert list(plan.of("a")) == [target for target in targets if model_of(target) == "a"]
 
 

@@ -101,7 +101,11 @@ def test_a_new_file_that_shadows_is_seen(project: Path) -> None:
 
 
 def test_nothing_outside_the_project_is_followed(project: Path) -> None:
-    write(project.parent, secret="", project__net="from .. import secret\nfrom ... import etc\nimport secret")
+    write(
+        project.parent,
+        secret="",
+        project__net="from .. import secret\nfrom ... import etc\nimport secret",
+    )
     assert closure(project, "net.py") == {"net.py"}
 
 
@@ -112,7 +116,10 @@ def test_a_folder_with_a_like_name_beside_the_project_is_outside(project: Path) 
 
 def test_imports_for_type_checkers_do_not_count(project: Path) -> None:
     write(
-        project, a="from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import b\nelse:\n    import c", b="", c=""
+        project,
+        a="from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import b\nelse:\n    import c",
+        b="",
+        c="",
     )
     assert closure(project, "a.py") == {"a.py", "c.py"}
 
@@ -157,17 +164,29 @@ def test_a_file_is_parsed_once_per_content(project: Path, monkeypatch: pytest.Mo
 
 
 def test_with_a_package_only_its_modules_count(project: Path) -> None:
-    write(project, pack__a="import pack.b\nimport other\nfrom .c import x", pack__b="", pack__c="", other="")
+    write(
+        project,
+        pack__a="import pack.b\nimport other\nfrom .c import x",
+        pack__b="",
+        pack__c="",
+        other="",
+    )
     tree = SourceTree(str(project), digest, Memo(), package="pack")
     assert set(tree.closure(["pack/a.py"])) == {"pack/a.py", "pack/b.py", "pack/c.py"}
 
 
 def test_what_no_file_answers_to_is_outside(project: Path) -> None:
     write(
-        project, net="import torch, os, blocks\nfrom timm.layers import Mlp\nfrom . import gone", blocks="import einops"
+        project,
+        net="import torch, os, blocks\nfrom timm.layers import Mlp\nfrom . import gone",
+        blocks="import einops",
     )
     reach = SourceTree(str(project), digest, Memo()).reach(["net.py"])
-    assert reach.outside == [Import(0, "einops", []), Import(0, "timm.layers", ["Mlp"]), Import(0, "torch", [])]
+    assert reach.outside == [
+        Import(0, "einops", []),
+        Import(0, "timm.layers", ["Mlp"]),
+        Import(0, "torch", []),
+    ]
 
 
 def test_a_folder_without_modules_hides_no_library(project: Path) -> None:
@@ -197,12 +216,16 @@ def test_a_module_that_appears_is_seen_by_the_same_listing(project: Path) -> Non
     folders = Folders()
     for folder in (project, project / "deep"):
         os.utime(folder, ns=(10**18, 10**18))  # long settled
-    assert SourceTree(str(project), digest, Memo(), folders=folders).closure(["net.py"]).keys() == {"net.py"}
+    assert SourceTree(str(project), digest, Memo(), folders=folders).closure(["net.py"]).keys() == {
+        "net.py"
+    }
     write(project, blocks="import deep.b", deep__b="")
     found = SourceTree(str(project), digest, Memo(), folders=folders).closure(["net.py"])
     assert found.keys() == {"net.py", "blocks.py", "deep/b.py"}
     (project / "blocks.py").unlink()
-    assert SourceTree(str(project), digest, Memo(), folders=folders).closure(["net.py"]).keys() == {"net.py"}
+    assert SourceTree(str(project), digest, Memo(), folders=folders).closure(["net.py"]).keys() == {
+        "net.py"
+    }
 
 
 def test_an_onnx_file_brings_the_files_of_its_tensors(project: Path) -> None:
@@ -211,13 +234,19 @@ def test_an_onnx_file_brings_the_files_of_its_tensors(project: Path) -> None:
         return bytes([number << 3 | 2, len(content)]) + content
 
     def entry(place: bytes) -> bytes:
-        return field(7, field(5, field(9, b"raw") + field(13, field(1, b"location") + field(2, place))))
+        return field(
+            7, field(5, field(9, b"raw") + field(13, field(1, b"location") + field(2, place)))
+        )
 
-    (project / "net.onnx").write_bytes(b"\x08\x08" + entry(b"a/w.bin") + entry(b"w2.bin") + entry(b"../../secret"))
+    (project / "net.onnx").write_bytes(
+        b"\x08\x08" + entry(b"a/w.bin") + entry(b"w2.bin") + entry(b"../../secret")
+    )
     assert closure(project, "net.onnx") == {"net.onnx", "a/w.bin", "w2.bin"}
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"\x3a\x7f", b"import net", bytes(range(256))])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff" * 40, b"\x3a\x7f", b"import net", bytes(range(256))]
+)
 def test_what_is_no_protobuf_brings_nothing(project: Path, content: bytes) -> None:
     (project / "net.onnx").write_bytes(content)
     assert closure(project, "net.onnx") == {"net.onnx"}

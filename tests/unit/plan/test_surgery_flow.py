@@ -27,7 +27,9 @@ LATER = {"when": "after_simplify"}
 
 def plan(*steps: dict[str, Any], **changes: Any) -> dict[str, Action]:
     spec = ModelSpec.model_validate({**MANIFEST, "surgery": list(steps), **changes})
-    return {action.target: action for action in plan_model(spec.model_dump(mode="json", by_alias=True))}
+    return {
+        action.target: action for action in plan_model(spec.model_dump(mode="json", by_alias=True))
+    }
 
 
 def folders(action: Action) -> set[str]:
@@ -42,7 +44,8 @@ def test_without_steps_nothing_is_different() -> None:
 
 
 @pytest.mark.parametrize(
-    "steps", [[HOOK], [HOOK, {**HOOK, **LATER}], [{"cast": {"x": "int8"}}, {"rename": {"x": "z"}, **LATER}]]
+    "steps",
+    [[HOOK], [HOOK, {**HOOK, **LATER}], [{"cast": {"x": "int8"}}, {"rename": {"x": "z"}, **LATER}]],
 )
 def test_targets_and_files_fit_together(steps: list[dict[str, Any]]) -> None:
     actions, seen = plan(*steps), set[str]()
@@ -60,7 +63,11 @@ def test_a_hook_stands_between_export_and_simplification_and_export_knows_nothin
     assert actions["surgery:net:after_export"].after == ("export:net", "reference:net")
     assert actions["surgery:net:after_export"].sources == ("plugins/hooks/a.py",)
     assert actions["simplify:net"].after == ("surgery:net:after_export",)
-    assert folders(actions["validate:net"]) == {"net/surgery/after_export", "net/simplify", "net/reference"}
+    assert folders(actions["validate:net"]) == {
+        "net/surgery/after_export",
+        "net/simplify",
+        "net/reference",
+    }
     same = {target for target in plain if actions[target] == plain[target]}
     assert same == plain.keys() - {"simplify:net", "validate:net", "report:net"}
 
@@ -75,8 +82,12 @@ def test_a_hook_after_simplification_changes_what_engines_are_built_from() -> No
 def test_each_graph_has_its_own_steps_in_its_key() -> None:
     first, second = {"remove": ["Identity"]}, {"remove": ["Dropout"], **LATER}
     actions = plan(first, second)
-    assert [step["remove"] for step in actions["surgery:net:after_export"].options["steps"]] == [["Identity"]]
-    assert [step["remove"] for step in actions["surgery:net:after_simplify"].options["steps"]] == [["Dropout"]]
+    assert [step["remove"] for step in actions["surgery:net:after_export"].options["steps"]] == [
+        ["Identity"]
+    ]
+    assert [step["remove"] for step in actions["surgery:net:after_simplify"].options["steps"]] == [
+        ["Dropout"]
+    ]
 
 
 def test_golden_cases_follow_a_rename_and_validate_takes_those_of_each_graph() -> None:
@@ -132,8 +143,12 @@ def test_a_cut_has_the_dimensions_of_its_own_inputs() -> None:
     actions = plan(cut, dims=dims)
     assert actions["reference:net"].options["cases"]["max"] == {"batch": 8}
     assert actions["verify:net:ort"].options["cases"]["max"] == {"rows": 16}
-    assert "network" not in actions["bench:net:ort"].options  # PyTorch would be timed with the part that was cut off
-    assert actions["engine:net:rtx"].options["inputs"] == {"feat": {"shape": ["rows", 3], "dtype": "float32"}}
+    assert (
+        "network" not in actions["bench:net:ort"].options
+    )  # PyTorch would be timed with the part that was cut off
+    assert actions["engine:net:rtx"].options["inputs"] == {
+        "feat": {"shape": ["rows", 3], "dtype": "float32"}
+    }
 
 
 def test_files_that_steps_name_are_sources_of_their_own_target() -> None:
@@ -156,13 +171,20 @@ def test_files_that_steps_name_are_sources_of_their_own_target() -> None:
     }  # fmt: skip
     assert "onnx-graphsurgeon" in actions["surgery:net:after_simplify"].tools
     assert "onnx-graphsurgeon" not in actions["surgery:net:after_export"].tools
-    others = [action for action in actions.values() if action.stage not in ("surgery", "export", "reference", "bench")]
+    others = [
+        action
+        for action in actions.values()
+        if action.stage not in ("surgery", "export", "reference", "bench")
+    ]
     assert not [action.target for action in others if action.sources]
 
 
 def test_limits_are_used_where_golden_cases_come_from_the_graph_or_a_reference() -> None:
     assert "tolerance" not in plan(HOOK)["surgery:net:after_export"].options
-    assert plan({"cut": {"outputs": ["a"]}})["surgery:net:after_export"].options["tolerance"]["rtol"] == 1e-4
+    assert (
+        plan({"cut": {"outputs": ["a"]}})["surgery:net:after_export"].options["tolerance"]["rtol"]
+        == 1e-4
+    )
 
 
 def test_a_type_of_8_bits_brings_its_library() -> None:

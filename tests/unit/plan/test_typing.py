@@ -11,7 +11,9 @@ from buildsys.plan.action import Action
 from buildsys.plan.model_plan import plan_model
 
 
-def plan(version: str, calibration: dict[str, Any] | None = None, **fields: Any) -> dict[str, Action]:
+def plan(
+    version: str, calibration: dict[str, Any] | None = None, **fields: Any
+) -> dict[str, Action]:
     spec = {
         "model": "net", "source": {"torchvision": "resnet18"}, "inputs": {"x": {"shape": ["batch", 3]}},
         "dims": {"batch": {"min": 1, "opt": 2, "max": 3}},
@@ -40,8 +42,13 @@ def test_typing_goes_by_the_version(version: str, typing: str, resolved: str) ->
     graph = "simplify:net" if resolved == "weak" else "convert:net:fp16"
     assert engine.after == (graph,)
     assert ("convert:net:fp16" in actions) is (resolved == "strong")
-    assert engine.inputs["model"].path == f"net/{'simplify' if resolved == 'weak' else 'convert/fp16'}/model.onnx"
-    assert {actions[f"{stage}:net:e"].options["engine"]["typing"] for stage in ("verify", "bench")} == {resolved}
+    assert (
+        engine.inputs["model"].path
+        == f"net/{'simplify' if resolved == 'weak' else 'convert/fp16'}/model.onnx"
+    )
+    assert {
+        actions[f"{stage}:net:e"].options["engine"]["typing"] for stage in ("verify", "bench")
+    } == {resolved}
     assert actions["verify:net:e"].options["tolerance"]["rtol"] == 0.02
     assert engine.tools[0] == "tensorrt"
     assert engine.devices == ("gpu",)
@@ -57,13 +64,28 @@ MIXED = {"precision": "fp16", "layer_precisions": [{"layers": "/conv*", "precisi
         ("8.6.0", INT8, "calibrator", None),
         ("10.16.1", {**INT8, "quantization": "implicit"}, "calibrator", None),
         ("8.6.0", {**INT8, "quantization": "explicit"}, "quantizers", "explicit"),
-        ("10.16.1", {**INT8, "quantization": "explicit", "typing": "weak"}, "quantizers", "explicit"),
+        (
+            "10.16.1",
+            {**INT8, "quantization": "explicit", "typing": "weak"},
+            "quantizers",
+            "explicit",
+        ),
         ("10.16.1", {**INT8, "typing": "strong"}, "quantizers", None),
         ("10.16.1", {**INT8, "quantization": "explicit", "typing": "strong"}, "quantizers", None),
         ("11.4.0", INT8, "quantizers", None),
         ("11.4.0", {**INT8, "quantization": "explicit"}, "quantizers", None),
-        ("11.4.0", {**INT8, "quantization": "implicit"}, "quantizers", "implicit"),  # which the engine then refuses
-        ("11.4.0", {**INT8, "quantization": "implicit", "typing": "weak"}, "calibrator", None),  # as it does this
+        (
+            "11.4.0",
+            {**INT8, "quantization": "implicit"},
+            "quantizers",
+            "implicit",
+        ),  # which the engine then refuses
+        (
+            "11.4.0",
+            {**INT8, "quantization": "implicit", "typing": "weak"},
+            "calibrator",
+            None,
+        ),  # as it does this
         ("8.6.0", {"precision": "fp8"}, "quantizers", None),
         ("8.6.0", {"precision": "fp8", "quantization": "explicit"}, "quantizers", None),
         ("8.6.0", {**MIXED, "quantization": "implicit"}, "calibrator", "implicit"),
@@ -83,10 +105,16 @@ def test_ranges_come_from_a_calibrator_or_with_the_graph(
     assert ("calibrate:net" in actions) is bool(built_from)
     for held in (engine.options, engine.outputs):
         assert ("calibration" in held) is (built_from == "calibrator")
-    assert ("batches" in engine.inputs) is ("calibrate:net" in engine.after) is (built_from == "calibrator")
+    assert (
+        ("batches" in engine.inputs)
+        is ("calibrate:net" in engine.after)
+        is (built_from == "calibrator")
+    )
     for stage in ("engine", "verify", "bench"):
         assert actions[f"{stage}:net:e"].options["engine"].get("quantization") == said
-    assert actions["verify:net:e"].options["tolerance"]["rtol"] == {"fp16": 0.02}.get(precision, 0.2)
+    assert actions["verify:net:e"].options["tolerance"]["rtol"] == {"fp16": 0.02}.get(
+        precision, 0.2
+    )
 
 
 @pytest.mark.parametrize("version", ["8.6.0", "10.16.1", "11.4.0"])
@@ -94,7 +122,10 @@ def test_ranges_come_from_a_calibrator_or_with_the_graph(
 def test_no_key_knows_what_goes_without_saying(version: str, fields: dict[str, Any]) -> None:
     sections = {"calibration": {"data": {"x": {"random": "normal"}}}, **fields}
     usual = plan(version, **sections)
-    assert all("quantization" not in engine for engine in usual["report:net"].options["manifest"]["engines"])
+    assert all(
+        "quantization" not in engine
+        for engine in usual["report:net"].options["manifest"]["engines"]
+    )
     strong = usual["engine:net:e"].options["engine"]["typing"] == "strong"
     written = "explicit" if strong else "implicit"
     if fields == INT8 or strong:
@@ -121,4 +152,7 @@ def test_a_network_hook_is_a_source_of_its_engine_alone() -> None:
     actions = plan("8.6.0", network="plugins/hooks/sizes.py:tweak")
     assert actions["engine:net:e"].sources == ("plugins/hooks/sizes.py",)
     assert "python" in actions["engine:net:e"].tools
-    assert "plugins/hooks/sizes.py" not in (*actions["verify:net:e"].sources, *actions["bench:net:e"].sources)
+    assert "plugins/hooks/sizes.py" not in (
+        *actions["verify:net:e"].sources,
+        *actions["bench:net:e"].sources,
+    )

@@ -46,7 +46,9 @@ def test_a_missing_result_is_never_passed(results: Results) -> None:
     assert next(line.status for line in report.summary if line.stage == "validate") == "absent"
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"target": "export:other", "status": "passed"}', "\udcff"])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", '{"target": "export:other", "status": "passed"}', "\udcff"]
+)
 def test_an_unusable_result_fails_the_verdict(results: Results, content: str) -> None:
     results.inputs["export:tiny"].write_bytes(content.encode(errors="surrogateescape"))
     report = report_on(results)
@@ -63,7 +65,9 @@ def test_an_unknown_status_fails_the_verdict(results: Results, status: str | Non
 def test_a_failed_check_comes_first(results: Results) -> None:
     results.without_gpu()
     results.failed("validate:tiny", "output scores in case max is off")
-    assert report_on(results).verdict.text == "FAILED: validate:tiny: output scores in case max is off"
+    assert (
+        report_on(results).verdict.text == "FAILED: validate:tiny: output scores in case max is off"
+    )
 
 
 def test_a_status_that_its_own_figures_contradict_fails_the_verdict(results: Results) -> None:
@@ -71,7 +75,10 @@ def test_a_status_that_its_own_figures_contradict_fails_the_verdict(results: Res
     results.passed("verify:tiny:ort-cpu", cases={"min": {"scores": wrong}})
     report = report_on(results)
     assert report.verdict.status == "failed"
-    assert "verify:tiny:ort-cpu says passed, but output scores in case min did not pass" in report.verdict.text
+    assert (
+        "verify:tiny:ort-cpu says passed, but output scores in case min did not pass"
+        in report.verdict.text
+    )
     assert report.warnings[0] in report.verdict.text
 
 
@@ -82,7 +89,9 @@ def test_a_check_that_compared_nothing_has_not_passed(results: Results) -> None:
     assert "validate:tiny says passed, but it compared nothing" in report.verdict.text
     results.passed("validate:tiny")
     results.passed("convert:tiny:fp16", cases={})
-    assert "convert:tiny:fp16 says passed, but it compared nothing" in report_on(results).verdict.text
+    assert (
+        "convert:tiny:fp16 says passed, but it compared nothing" in report_on(results).verdict.text
+    )
 
 
 def test_the_numbers_of_a_conversion_are_among_the_checks(results: Results) -> None:
@@ -132,16 +141,25 @@ def test_cases_come_in_their_usual_order(results: Results) -> None:
     report = report_on(results)
     validate = next(check for check in report.checks if check.target == "validate:tiny")
     assert [line.case for line in validate.comparisons] == ["min", "opt", "max", "odd"] * 2
-    assert next(line.outcome for line in report.summary if line.stage == "reference") == "cases min, opt, max, odd"
+    assert (
+        next(line.outcome for line in report.summary if line.stage == "reference")
+        == "cases min, opt, max, odd"
+    )
 
 
 @pytest.mark.parametrize("nan", [NAN, "nan", "NaN", None])
 def test_nan_is_the_worst_error(results: Results, nan: Any) -> None:
     figures = {
-        "opt": {"scores": {"relative": 0.5}, "boxes": {"relative": nan, "passed": False}, "masks": {"relative": 0.7}}
+        "opt": {
+            "scores": {"relative": 0.5},
+            "boxes": {"relative": nan, "passed": False},
+            "masks": {"relative": 0.7},
+        }
     }
     results.failed("verify:tiny:ort-cpu", "not equal", cases=figures)
-    outcome = next(line.outcome for line in report_on(results).summary if line.target == "verify:tiny:ort-cpu")
+    outcome = next(
+        line.outcome for line in report_on(results).summary if line.target == "verify:tiny:ort-cpu"
+    )
     assert outcome == "worst relative error not finite (boxes, opt)"
 
 
@@ -161,8 +179,13 @@ def test_layers_are_counted_from_their_kinds_and_devices_are_in_words(results: R
 
 
 def test_a_noisy_benchmark_is_a_warning(results: Results) -> None:
-    results.passed("bench:tiny:ort-cpu", noisy=["other processes used 40% of the processors meanwhile"])
-    assert any(text.startswith("bench:tiny:ort-cpu: other processes used 40%") for text in report_on(results).warnings)
+    results.passed(
+        "bench:tiny:ort-cpu", noisy=["other processes used 40% of the processors meanwhile"]
+    )
+    assert any(
+        text.startswith("bench:tiny:ort-cpu: other processes used 40%")
+        for text in report_on(results).warnings
+    )
 
 
 def test_few_samples_are_pointed_out(results: Results) -> None:
@@ -180,7 +203,10 @@ def test_different_versions_in_one_build_are_both_named(results: Results) -> Non
 
 def test_paths_do_not_depend_on_where_the_build_folder_lies(results: Results) -> None:
     report = report_on(results)
-    assert next(line.log for line in report.summary if line.stage == "simplify") == "simplify/graph.log"
+    assert (
+        next(line.log for line in report.summary if line.stage == "simplify")
+        == "simplify/graph.log"
+    )
     assert str(results.build) not in json.dumps(as_json(report))
 
 
@@ -188,7 +214,9 @@ def test_the_json_has_no_numbers_that_json_does_not_know(results: Results) -> No
     broken = {"max_abs": NAN, "relative": float("inf"), "cosine": -float("inf"), "passed": False}
     results.failed("verify:tiny:ort-cpu", "not equal", cases={"min": {"scores": broken}})
     text = json.dumps(as_json(report_on(results)), allow_nan=False)
-    check = next(check for check in json.loads(text)["checks"] if check["target"] == "verify:tiny:ort-cpu")
+    check = next(
+        check for check in json.loads(text)["checks"] if check["target"] == "verify:tiny:ort-cpu"
+    )
     assert check["comparisons"][0]["relative"] == "inf"
 
 
@@ -229,21 +257,29 @@ def test_provenance_of_an_engine_says_what_it_was_built_with(results: Results) -
 
 def test_defaults_of_onnxruntime_are_those_of_the_manifest() -> None:
     fields = OnnxRuntimeEngine.model_fields.items()
-    defaults = {name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()}
+    defaults = {
+        name: field.get_default(call_default_factory=True)
+        for name, field in fields
+        if not field.is_required()
+    }
     told = {name: value for name, value in defaults.items() if name not in _TOLD}
     assert told == ONNXRUNTIME_DEFAULTS
 
 
 def test_verify_is_told_per_profile(results: Results) -> None:
     def profile(number: int, *cases: str) -> dict[str, Any]:
-        figures = {"scores": {"max_abs": 0.1, "relative": 1e-3, "cosine": 1.0, "top1": 1.0, "passed": True}}
+        figures = {
+            "scores": {"max_abs": 0.1, "relative": 1e-3, "cosine": 1.0, "top1": 1.0, "passed": True}
+        }
         return {"profile": number, "ranges": {}, "cases": dict.fromkeys(cases, figures)}
 
     results.passed(
         "verify:tiny:rtx-fp16", profiles=[profile(0, "min", "opt"), profile(1, "opt", "batch=12")],
         dims={"min": {"batch": 1}, "opt": {"batch": 8}, "batch=12": {"batch": 12}},
     )  # fmt: skip
-    check = next(check for check in report_on(results).checks if check.target == "verify:tiny:rtx-fp16")
+    check = next(
+        check for check in report_on(results).checks if check.target == "verify:tiny:rtx-fp16"
+    )
     assert [(line.subject, line.case, line.dims) for line in check.comparisons] == [
         ("rtx-fp16, profile 0", "min", "batch 1"),
         ("rtx-fp16, profile 0", "opt", "batch 8"),
@@ -256,8 +292,13 @@ def test_verify_is_told_per_profile(results: Results) -> None:
 
 
 def test_a_profile_in_which_nothing_ran_is_never_passed(results: Results) -> None:
-    nothing = [{"profile": 0, "cases": {"min": {"scores": {"passed": True}}}}, {"profile": 1, "cases": {}}]
+    nothing = [
+        {"profile": 0, "cases": {"min": {"scores": {"passed": True}}}},
+        {"profile": 1, "cases": {}},
+    ]
     results.passed("verify:tiny:rtx-fp16", profiles=nothing)
     report = report_on(results)
     assert report.verdict.status != "passed"
-    assert "verify:tiny:rtx-fp16 says passed, but it compared nothing in profile 1" in report.warnings
+    assert (
+        "verify:tiny:rtx-fp16 says passed, but it compared nothing in profile 1" in report.warnings
+    )

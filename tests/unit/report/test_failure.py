@@ -21,12 +21,17 @@ def report_on(results: Results, **short: Shortfall) -> Report:
 def test_figures_of_stale_targets_are_left_out(results: Results) -> None:
     not_run = Shortfall("not run: it needs export:tiny")
     failed = Shortfall("the file is none\nlook at it", failed=True)
-    report = report_on(results, export__tiny=failed, engine__tiny__ort_cpu=not_run, bench__tiny__ort_cpu=not_run)
+    report = report_on(
+        results, export__tiny=failed, engine__tiny__ort_cpu=not_run, bench__tiny__ort_cpu=not_run
+    )
     assert report.verdict.status == "failed"
     assert report.verdict.text.startswith("FAILED: export:tiny: the file is none")
     lines = {line.target: line for line in report.summary}
     assert (lines["export:tiny"].status, lines["export:tiny"].hint) == ("failed", "look at it")
-    assert (lines["bench:tiny:ort-cpu"].status, lines["bench:tiny:ort-cpu"].outcome) == ("stale", "")
+    assert (lines["bench:tiny:ort-cpu"].status, lines["bench:tiny:ort-cpu"].outcome) == (
+        "stale",
+        "",
+    )
     assert lines["simplify:tiny"].status == "passed"
     assert "ort-cpu" not in {timing.engine for timing in report.bench}
     text = render(report)
@@ -37,10 +42,15 @@ def test_figures_of_stale_targets_are_left_out(results: Results) -> None:
 
 def test_a_failed_check_keeps_its_figures(results: Results) -> None:
     path = results.inputs["validate:tiny"]
-    path.write_text(json.dumps({**json.loads(path.read_text()), "status": "failed", "reason": "y differs"}))
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "status": "failed", "reason": "y differs"})
+    )
     report = report_on(results, validate__tiny=Shortfall("y differs; details: …", failed=True))
     (check,) = [check for check in report.checks if check.target == "validate:tiny"]
-    assert (report.verdict.text, len(check.comparisons) > 0) == ("FAILED: validate:tiny: y differs", True)
+    assert (report.verdict.text, len(check.comparisons) > 0) == (
+        "FAILED: validate:tiny: y differs",
+        True,
+    )
 
 
 def test_without_a_failure_it_is_stale(results: Results) -> None:

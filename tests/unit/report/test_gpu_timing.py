@@ -13,7 +13,14 @@ from buildsys.report.result_files import Result
 
 def contender(wall: float, gpu: float, **more: Any) -> dict[str, Any]:
     own = {"p50_ms": gpu, "p99_ms": gpu * 1.01, "throughput_per_s": 8000 / gpu}
-    return {"p50_ms": wall, "p99_ms": wall * 1.1, "throughput_per_s": 8000 / wall, "count": 500, "gpu": own, **more}
+    return {
+        "p50_ms": wall,
+        "p99_ms": wall * 1.1,
+        "throughput_per_s": 8000 / wall,
+        "count": 500,
+        "gpu": own,
+        **more,
+    }
 
 
 @pytest.fixture
@@ -39,10 +46,17 @@ def result() -> Result:
 
 def test_the_engine_comes_first_with_both_clocks_and_its_memory(result: Result) -> None:
     lines = gpu_timing.gpu_timings([result])
-    assert [line.contender for line in lines] == ["engine", "engine_cuda_graph", "torch", "torch_cuda_graph"]
+    assert [line.contender for line in lines] == [
+        "engine",
+        "engine_cuda_graph",
+        "torch",
+        "torch_cuda_graph",
+    ]
     text = "\n".join(gpu_timing.render(lines, gpu_timing.gpu_states([result])))
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in text.splitlines()]
-    assert ["`trt`", "opt", "engine", "0.575", "0.581", "0.672", "0.739"] in [cells[:7] for cells in rows]
+    assert ["`trt`", "opt", "engine", "0.575", "0.581", "0.672", "0.739"] in [
+        cells[:7] for cells in rows
+    ]
     row = next(line for line in text.splitlines() if "engine, CUDA graph" in line)
     assert "0.502" in row
     assert "0.509" in row
@@ -69,5 +83,10 @@ def test_engines_on_a_cpu_have_no_such_table() -> None:
 
 def test_the_speedup_stands_beside_the_engine_and_what_was_left_out_is_told(result: Result) -> None:
     speedups = {line.contender: line.speedup for line in timings([result])}
-    assert speedups == {"engine": 4.1, "engine_cuda_graph": None, "torch": None, "torch_cuda_graph": None}
+    assert speedups == {
+        "engine": 4.1,
+        "engine_cuda_graph": None,
+        "torch": None,
+        "torch_cuda_graph": None,
+    }
     assert "torch.compile was left out: there is no compiler" in bench_notes([result])

@@ -25,35 +25,46 @@ def test_an_error_is_never_rounded_down(value: float | None, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(1.0, "1"), (1 - 1e-15, "1"), (0.99999999, "0.9999999"), (0.53, "0.5300000"), (-0.25, "-0.2500000"), (NAN, "nan")],
+    [
+        (1.0, "1"),
+        (1 - 1e-15, "1"),
+        (0.99999999, "0.9999999"),
+        (0.53, "0.5300000"),
+        (-0.25, "-0.2500000"),
+        (NAN, "nan"),
+    ],
 )
 def test_only_a_cosine_of_one_reads_as_one(value: float, text: str) -> None:
     assert q.cosine(value) == text
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(1.0, "100 %"), (0.99996, "99.9 %"), (0.0, "0.0 %"), (None, "—"), (NAN, "nan")]
+    ("value", "text"),
+    [(1.0, "100 %"), (0.99996, "99.9 %"), (0.0, "0.0 %"), (None, "—"), (NAN, "nan")],
 )
 def test_only_all_of_them_read_as_100_percent(value: float | None, text: str) -> None:
     assert q.share(value) == text
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (102_146_000, "102 MB"), (2.5e9, "2.50 GB")]
+    ("value", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (102_146_000, "102 MB"), (2.5e9, "2.50 GB")],
 )
 def test_sizes_have_decimal_units(value: float, text: str) -> None:
     assert q.size(value) == text
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.0352, "35 ms"), (1.0, "1.00 s"), (59.94, "59.9 s"), (185, "3 min 5 s"), (None, "—")]
+    ("value", "text"),
+    [(0.0352, "35 ms"), (1.0, "1.00 s"), (59.94, "59.9 s"), (185, "3 min 5 s"), (None, "—")],
 )
 def test_durations_are_in_the_unit_that_fits(value: float | None, text: str) -> None:
     assert q.duration(value) == text
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.012345, "0.0123"), (19.34, "19.3"), (1234.5, "1,234"), (0, "0"), (NAN, "nan"), (None, "—")]
+    ("value", "text"),
+    [(0.012345, "0.0123"), (19.34, "19.3"), (1234.5, "1,234"), (0, "0"), (NAN, "nan"), (None, "—")],
 )
 def test_significant_digits(value: float | None, text: str) -> None:
     assert q.significant(value) == text

@@ -21,7 +21,9 @@ def job_for(results: Results, folder: Path, *, markdown: bool = True) -> Job:
     if markdown:
         outputs["markdown"] = folder / "report.md"
     options = {"manifest": results.manifest}
-    return Job("report:tiny", "report", "tiny", "", options, results.inputs, outputs, project=folder)
+    return Job(
+        "report:tiny", "report", "tiny", "", options, results.inputs, outputs, project=folder
+    )
 
 
 def markdown_of(results: Results, folder: Path) -> str:
@@ -32,8 +34,20 @@ def markdown_of(results: Results, folder: Path) -> str:
 def spread(results: Results) -> None:
     """Make every kind of result occur: passed, unavailable, failed with NaN, missing."""
     results.without_gpu()
-    failure = {"graph": "simplified", "case": "max", "output": "scores", "index": [3, 7], "actual": float("nan")}
-    wrong = {"max_abs": float("nan"), "relative": float("nan"), "cosine": float("nan"), "top1": 0.9999, "passed": False}
+    failure = {
+        "graph": "simplified",
+        "case": "max",
+        "output": "scores",
+        "index": [3, 7],
+        "actual": float("nan"),
+    }
+    wrong = {
+        "max_abs": float("nan"),
+        "relative": float("nan"),
+        "cosine": float("nan"),
+        "top1": 0.9999,
+        "passed": False,
+    }
     results.failed(
         "validate:tiny",
         "output scores in case max is not a number",
@@ -87,14 +101,20 @@ def test_the_verdict_is_on_top(results: Results, tmp_path: Path) -> None:
     assert lines[2].startswith("**FAILED: validate:tiny: output scores in case max is not a number")
 
 
-def test_a_failure_names_output_case_index_and_both_values(results: Results, tmp_path: Path) -> None:
+def test_a_failure_names_output_case_index_and_both_values(
+    results: Results, tmp_path: Path
+) -> None:
     spread(results)
     text = markdown_of(results, tmp_path / "report")
     row = next(line for line in text.splitlines() if "not a number \\| here" in line)
-    assert all(part in row for part in ("simplified", "max", "`scores`", "`[3, 7]`", "`nan`", "`0.25`"))
+    assert all(
+        part in row for part in ("simplified", "max", "`scores`", "`[3, 7]`", "`nan`", "`0.25`")
+    )
 
 
-def test_what_did_not_run_is_called_so_with_reason_and_remedy(results: Results, tmp_path: Path) -> None:
+def test_what_did_not_run_is_called_so_with_reason_and_remedy(
+    results: Results, tmp_path: Path
+) -> None:
     results.without_gpu()
     text = markdown_of(results, tmp_path / "report")
     both = "`verify:tiny:rtx-fp16`, `bench:tiny:rtx-fp16` — not run: "
@@ -114,19 +134,26 @@ def test_folding_and_removed_operators_can_be_seen(results: Results, tmp_path: P
 
 @pytest.mark.parametrize("change", ["nothing", "no gpu", "everything"])
 def test_every_table_renders_whole(results: Results, tmp_path: Path, change: str) -> None:
-    {"nothing": lambda: None, "no gpu": results.without_gpu, "everything": lambda: spread(results)}[change]()
+    {"nothing": lambda: None, "no gpu": results.without_gpu, "everything": lambda: spread(results)}[
+        change
+    ]()
     text = markdown_of(results, tmp_path / "report")
     html = MarkdownIt("commonmark").enable("table").render(text)
     tables = [chunk.partition("</table>")[0] for chunk in html.split("<table>")[1:]]
     assert len(tables) == sum(line.startswith("| -") for line in text.splitlines())
     for table in tables:
         columns = table.partition("</thead>")[0].count("<th") - 1  # one is <thead>
-        assert all(row.count("<td") == columns for row in table.partition("<tbody>")[2].split("</tr>")[:-1])
+        assert all(
+            row.count("<td") == columns for row in table.partition("<tbody>")[2].split("</tr>")[:-1]
+        )
     assert "&amp;lt;" not in html
 
 
 def test_many_comparisons_are_cut_to_the_worst_and_say_so(results: Results, tmp_path: Path) -> None:
-    outputs = {f"out{n}": {"max_abs": 1.0, "relative": n * 1e-9, "cosine": 1.0, "passed": True} for n in range(200)}
+    outputs = {
+        f"out{n}": {"max_abs": 1.0, "relative": n * 1e-9, "cosine": 1.0, "passed": True}
+        for n in range(200)
+    }
     results.passed("verify:tiny:ort-cpu", cases={"min": outputs})
     text = markdown_of(results, tmp_path / "report")
     assert "The 64 worst of 200 comparisons" in text
@@ -146,12 +173,18 @@ def test_numbers_in_the_report_have_units(results: Results, tmp_path: Path) -> N
 def test_json_and_markdown_tell_the_same_verdict(results: Results, tmp_path: Path) -> None:
     spread(results)
     figures = run(job_for(results, tmp_path / "report")).figures
-    assert figures["verdict"]["text"] in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert figures["verdict"]["text"] in (tmp_path / "report" / "report.md").read_text(
+        encoding="utf-8"
+    )
 
 
-def test_custom_operators_are_told_with_what_implements_them(results: Results, tmp_path: Path) -> None:
+def test_custom_operators_are_told_with_what_implements_them(
+    results: Results, tmp_path: Path
+) -> None:
     library = {"sources": ["plugins/ops/a.c"], "flags": []}
-    results.manifest["ops"] = [{"op": "a::b", "function": None, "library": library, "plugin": None, "use": {}}]
+    results.manifest["ops"] = [
+        {"op": "a::b", "function": None, "library": library, "plugin": None, "use": {}}
+    ]
     page = markdown_of(results, tmp_path / "report")
     section = page.partition("## Custom operators")[2].partition("\n## ")[0]
     assert "| `a::b`   | checks of the graph | `library plugins/ops/a.c` |" in section
@@ -170,12 +203,27 @@ def test_each_graph_of_the_chain_has_a_line(results: Results) -> None:
         "weights": 27_690,
     }
     unknown = {"formula": None, "operators": {}, "not_counted": {"MatMul": 71}}
-    graphs = {"export:tiny": {**figures, "macs": macs}, "simplify:tiny": {**figures, "macs": unknown}}
+    graphs = {
+        "export:tiny": {**figures, "macs": macs},
+        "simplify:tiny": {**figures, "macs": unknown},
+    }
     report = assemble("tiny", results.manifest, results.inputs, graphs)
     text = render(report)
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    lines = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
     formula = f"4.09 G {TIMES} batch + 5"
-    assert ["export", "ai.onnx 17, my.domain 1", "27,690", "9", "111 kB", "32.7 G", formula] in lines
+    assert [
+        "export",
+        "ai.onnx 17, my.domain 1",
+        "27,690",
+        "9",
+        "111 kB",
+        "32.7 G",
+        formula,
+    ] in lines
     assert ["simplify", "ai.onnx 17, my.domain 1", "27,690", "9", "111 kB", "—", "—"] in lines
     assert "- MACs at batch = 8: " in text
     assert f"The MACs of simplify are not known: `MatMul` {TIMES}71 cannot be counted." in text

@@ -11,11 +11,20 @@ def rendered(text: str) -> str:
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
     lines = table(("name", "size>"), [("a", "1"), ("longer", "1,000")])
-    assert lines == ["| name   |  size |", "| ------ | ----: |", "| a      |     1 |", "| longer | 1,000 |"]
+    assert lines == [
+        "| name   |  size |",
+        "| ------ | ----: |",
+        "| a      |     1 |",
+        "| longer | 1,000 |",
+    ]
 
 
 def test_no_cell_can_break_out_of_its_table() -> None:
-    html = rendered("\n".join(table(("a", "b"), [(escape("x | y <b>*z*</b> `q`"), code("p|q")), ("last", "row")])))
+    html = rendered(
+        "\n".join(
+            table(("a", "b"), [(escape("x | y <b>*z*</b> `q`"), code("p|q")), ("last", "row")])
+        )
+    )
     assert html.count("<td") == 4
     assert "x | y &lt;b&gt;*z*&lt;/b&gt; `q`" in html
     assert "<code>p|q</code>" in html

@@ -7,18 +7,36 @@ import json
 from pathlib import Path
 from typing import Any
 
-TOOLS = {"python": "3.12.7", "torch": "2.14.1", "onnx": "1.23.2", "onnxruntime": "1.31.1", "numpy": "2.4.0"}
+TOOLS = {
+    "python": "3.12.7",
+    "torch": "2.14.1",
+    "onnx": "1.23.2",
+    "onnxruntime": "1.31.1",
+    "numpy": "2.4.0",
+}
 LIMITS = {"rtol": 1e-4, "cosine": 0.9999, "atol": None, "top1": None}
-SETTINGS = {"threads": 2, "device": {"kind": "cpu"}, "inputs": "on the device before the clock starts"}
+SETTINGS = {
+    "threads": 2,
+    "device": {"kind": "cpu"},
+    "inputs": "on the device before the clock starts",
+}
 
 
 def compared(relative: float, **more: Any) -> dict[str, Any]:
-    return {"max_abs": relative * 3, "relative": relative, "cosine": 1 - relative, "top1": 1.0, "passed": True, **more}
+    return {
+        "max_abs": relative * 3,
+        "relative": relative,
+        "cosine": 1 - relative,
+        "top1": 1.0,
+        "passed": True,
+        **more,
+    }
 
 
 def case_figures(*errors: float) -> dict[str, Any]:
     return {
-        case: {"scores": compared(value)} for case, value in zip(("min", "opt", "max", "odd"), errors, strict=False)
+        case: {"scores": compared(value)}
+        for case, value in zip(("min", "opt", "max", "odd"), errors, strict=False)
     }
 
 
@@ -47,13 +65,29 @@ EXPORT_OPERATORS = {
     "GlobalAveragePool": 1,
     "Gemm": 1,
 }
-SIMPLE_OPERATORS = {"Conv": 2, "Relu": 2, "Shape": 1, "Concat": 1, "Reshape": 2, "GlobalAveragePool": 1, "Gemm": 1}
+SIMPLE_OPERATORS = {
+    "Conv": 2,
+    "Relu": 2,
+    "Shape": 1,
+    "Concat": 1,
+    "Reshape": 2,
+    "GlobalAveragePool": 1,
+    "Gemm": 1,
+}
 
 MANIFEST: dict[str, Any] = {
     "model": "tiny",
     "description": "Two convolutions | with batch norm",
-    "source": {"python": "plugins/models/tiny.py:make", "seed": 0, "weights": None, "randomize": True, "kwargs": {}},
-    "inputs": {"image": {"shape": ["batch", 3, 64, 64], "dtype": "float32", "data": None, "keyword": None}},
+    "source": {
+        "python": "plugins/models/tiny.py:make",
+        "seed": 0,
+        "weights": None,
+        "randomize": True,
+        "kwargs": {},
+    },
+    "inputs": {
+        "image": {"shape": ["batch", 3, 64, 64], "dtype": "float32", "data": None, "keyword": None}
+    },
     "outputs": {"scores": {"shape": ["batch", 10], "dtype": None, "key": None}},
     "dims": {"batch": {"min": 1, "opt": 8, "max": 16, "odd": None, "multiple_of": 1}},
     "engines": [
@@ -89,7 +123,10 @@ PASSING: dict[str, dict[str, Any]] = {
         "stripped": [],
     },
     "reference:tiny": {
-        "cases": {case: {"dims": {"batch": n}} for case, n in (("max", 16), ("min", 1), ("odd", 3), ("opt", 8))},
+        "cases": {
+            case: {"dims": {"batch": n}}
+            for case, n in (("max", 16), ("min", 1), ("odd", 3), ("opt", 8))
+        },
         "weights": "drawn from seed 0, batch-norm statistics too",
     },
     "simplify:tiny": {
@@ -129,7 +166,11 @@ PASSING: dict[str, dict[str, Any]] = {
         "messages": [],
         "device": {"kind": "cpu", "name": "AMD EPYC", "cores": 2},
     },
-    "verify:tiny:ort-cpu": {"cases": case_figures(1e-6, 2e-6, 3e-6, 1e-6), "tolerance": LIMITS, "failures": []},
+    "verify:tiny:ort-cpu": {
+        "cases": case_figures(1e-6, 2e-6, 3e-6, 1e-6),
+        "tolerance": LIMITS,
+        "failures": [],
+    },
     "bench:tiny:ort-cpu": {
         "cases": {
             "opt": {
@@ -151,7 +192,11 @@ PASSING: dict[str, dict[str, Any]] = {
         "build_seconds": 4.2,
         "messages": ["Using default for use_trt | see docs"],
         "device": {"kind": "gpu", "missing": "libcuda.so.1 is not installed"},
-        "built_with": {"tensorrt_rtx": "1.7.1.116", "platform": "Linux x86_64", "cuda_runtime": "13"},
+        "built_with": {
+            "tensorrt_rtx": "1.7.1.116",
+            "platform": "Linux x86_64",
+            "cuda_runtime": "13",
+        },
         "precision_shares": {"layers": {"float16": 0.9, "float32": 0.1}},
         "operators": {"demo::swish": "plugin swish_plugin.py", "demo::clip": "library clip.so"},
         "plugins": [
@@ -170,9 +215,20 @@ PASSING: dict[str, dict[str, Any]] = {
         "phases": {"prepare": 0.1, "build": 4.0, "read_back": 0.1},
         "timing_cache": {"digest": "d" * 64, "bytes": 2000, "added_bytes": 1500, "lent": "e" * 64},
     },
-    "verify:tiny:rtx-fp16": {"cases": case_figures(1e-3, 1e-3), "tolerance": LIMITS, "failures": []},
+    "verify:tiny:rtx-fp16": {
+        "cases": case_figures(1e-3, 1e-3),
+        "tolerance": LIMITS,
+        "failures": [],
+    },
     "bench:tiny:rtx-fp16": {
-        "cases": {"opt": {"dims": {"batch": 8}, "batch": 8, "contenders": {"engine": contender(0.2)}, "speedup": None}},
+        "cases": {
+            "opt": {
+                "dims": {"batch": 8},
+                "batch": 8,
+                "contenders": {"engine": contender(0.2)},
+                "speedup": None,
+            }
+        },
         "settings": SETTINGS,
     },
 }
@@ -208,12 +264,21 @@ class Results:
         self.write(target, {"status": "unavailable", "reason": NO_GPU[0], "hint": NO_GPU[1]})
 
     def failed(self, target: str, reason: str, **figures: Any) -> None:
-        self.write(target, {"status": "failed", "reason": reason, **copy.deepcopy(PASSING[target]), **figures})
+        self.write(
+            target,
+            {"status": "failed", "reason": reason, **copy.deepcopy(PASSING[target]), **figures},
+        )
 
     def write(self, target: str, content: dict[str, Any]) -> None:
         stage, model, *variant = target.split(":")
         header = {"schema": "buildsys/result/1", "target": target, "stage": stage, "model": model}
-        times = {"started": "2026-11-03T10:00:00Z", "seconds": 1.5, "toolchain": TOOLS, "reason": "", "hint": ""}
+        times = {
+            "started": "2026-11-03T10:00:00Z",
+            "seconds": 1.5,
+            "toolchain": TOOLS,
+            "reason": "",
+            "hint": "",
+        }
         path = self.inputs[target]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({**header, "variant": "".join(variant), **times, **content}))

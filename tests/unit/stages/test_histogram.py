@@ -39,7 +39,9 @@ def test_outliers_are_cut() -> None:
     values[0] = 100.0
     found = magnitudes(values)
     assert 3.0 < found.entropy() < 6.0
-    assert found.percentile(99.99) == pytest.approx(np.quantile(np.abs(values), 0.9999), abs=2 * found.span / BINS)
+    assert found.percentile(99.99) == pytest.approx(
+        np.quantile(np.abs(values), 0.9999), abs=2 * found.span / BINS
+    )
 
 
 def test_a_uniform_tensor_is_not_cut() -> None:
@@ -49,7 +51,9 @@ def test_a_uniform_tensor_is_not_cut() -> None:
 
 def test_many_exact_zeros_do_not_pull_the_range_in() -> None:
     values = np.maximum(normal(400_000), 0.0)
-    assert magnitudes(values).entropy() == pytest.approx(magnitudes(values[values > 0]).entropy(), rel=0.2)
+    assert magnitudes(values).entropy() == pytest.approx(
+        magnitudes(values[values > 0]).entropy(), rel=0.2
+    )
 
 
 def test_a_tensor_with_few_values_is_not_cut() -> None:

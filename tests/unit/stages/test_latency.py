@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from buildsys.stages.bench.latency import percentile, summarize, variation
 
-latencies = st.lists(st.floats(min_value=0, max_value=1e9, allow_subnormal=False), min_size=1, max_size=200)
+latencies = st.lists(
+    st.floats(min_value=0, max_value=1e9, allow_subnormal=False), min_size=1, max_size=200
+)
 
 
 @given(latencies, st.floats(min_value=0, max_value=100))
@@ -40,7 +42,10 @@ def test_no_samples_have_no_percentile() -> None:
 @given(st.lists(st.floats(min_value=0.01, max_value=1e6), min_size=2, max_size=50))
 def test_variation_equals_numpys(samples: list[float]) -> None:
     assert math.isclose(
-        variation(samples), float(np.std(samples, ddof=1) / np.mean(samples)), rel_tol=1e-6, abs_tol=1e-9
+        variation(samples),
+        float(np.std(samples, ddof=1) / np.mean(samples)),
+        rel_tol=1e-6,
+        abs_tol=1e-9,
     )
 
 

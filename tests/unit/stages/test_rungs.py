@@ -37,18 +37,33 @@ def yaml(rungs: list[Rung]) -> list[str]:
 
 
 def test_a_higher_opset_is_named_only_where_it_has_the_operator() -> None:
-    assert names(translation_rungs(CELU, "torchscript", 11)) == ["opset", "exporter", "registration"]
+    assert names(translation_rungs(CELU, "torchscript", 11)) == [
+        "opset",
+        "exporter",
+        "registration",
+    ]
     assert names(translation_rungs(ASINH, "torchscript", 17)) == ["exporter", "registration"]
     assert names(translation_rungs(OWN, "torchscript", 17)) == ["registration"]
     assert "export: {opset: 12}" in yaml(translation_rungs(CELU, "torchscript", 11))
 
 
 def test_the_other_exporter_keeps_an_opset_that_is_high_enough() -> None:
-    assert yaml(translation_rungs(ASINH, "torchscript", 20))[0] == "export: {exporter: dynamo, opset: 20}"
-    assert yaml(translation_rungs(ASINH, "torchscript", 9))[0] == "export: {exporter: dynamo, opset: 18}"
+    assert (
+        yaml(translation_rungs(ASINH, "torchscript", 20))[0]
+        == "export: {exporter: dynamo, opset: 20}"
+    )
+    assert (
+        yaml(translation_rungs(ASINH, "torchscript", 9))[0]
+        == "export: {exporter: dynamo, opset: 18}"
+    )
     traced = TorchOperator("aten::x", torchscript_from=11)
-    assert yaml(translation_rungs(traced, "dynamo", 20))[0] == "export: {exporter: torchscript, opset: 20}"
-    assert names(translation_rungs(traced, "dynamo", 24)) == ["registration"], "torchscript ends at 23"
+    assert (
+        yaml(translation_rungs(traced, "dynamo", 20))[0]
+        == "export: {exporter: torchscript, opset: 20}"
+    )
+    assert names(translation_rungs(traced, "dynamo", 24)) == ["registration"], (
+        "torchscript ends at 23"
+    )
 
 
 def test_dynamo_registers_translations_and_torchscript_symbolics() -> None:
@@ -60,8 +75,13 @@ def test_dynamo_registers_translations_and_torchscript_symbolics() -> None:
     ]
 
 
-def test_what_is_shipped_is_named_where_the_project_has_the_file_and_takes_the_place_of_writing_one() -> None:
-    assert names(translation_rungs(ASINH, "torchscript", 17, files=FILES)) == ["exporter", "shipped"]
+def test_what_is_shipped_is_named_where_the_project_has_the_file_and_takes_the_place_of_writing_one() -> (
+    None
+):
+    assert names(translation_rungs(ASINH, "torchscript", 17, files=FILES)) == [
+        "exporter",
+        "shipped",
+    ]
     assert names(translation_rungs(ASINH, "torchscript", 17, files={"plugins/other.py"})) == [
         "exporter", "registration",
     ]  # fmt: skip
@@ -82,7 +102,9 @@ def test_what_is_shipped_comes_with_the_opset_that_it_needs() -> None:
     refused = refusal_rungs(OnnxOperator("", "DeformConv"), "tensorrt_rtx", 20, files=FILES)
     assert names(refused) == ["shipped", "surgery"]
     assert refused[0].yaml[0] == "export: {exporter: torchscript, opset: 20}"
-    assert names(refusal_rungs(OnnxOperator("", "DeformConv"), "onnxruntime", 20, files=FILES)) == ["surgery"]
+    assert names(refusal_rungs(OnnxOperator("", "DeformConv"), "onnxruntime", 20, files=FILES)) == [
+        "surgery"
+    ]
 
 
 def test_a_section_that_is_there_gets_one_more_entry() -> None:
@@ -118,25 +140,48 @@ def test_names_of_files_are_words() -> None:
 def test_an_opset_that_lacks_an_operator() -> None:
     assert yaml(opset_rungs("DeformConv", "dynamo", 18, [19, 22])) == ["export: {opset: 19}"]
     assert opset_rungs("DeformConv", "dynamo", 22, [19, 22]) == []
-    assert yaml(opset_rungs("New", "torchscript", 17, [25])) == ["export: {exporter: dynamo, opset: 25}"]
-    assert yaml(written_rungs(18, 17)) == ["export: {opset: 18}", "export: {exporter: torchscript, opset: 17}"]
+    assert yaml(opset_rungs("New", "torchscript", 17, [25])) == [
+        "export: {exporter: dynamo, opset: 25}"
+    ]
+    assert yaml(written_rungs(18, 17)) == [
+        "export: {opset: 18}",
+        "export: {exporter: torchscript, opset: 17}",
+    ]
 
 
 def test_a_hint_is_a_numbered_list_per_operator() -> None:
-    text = hint([("one", [Rung("opset", "do this", ("a: b",)), Rung("plugin", "do that")]), ("two", [])])
-    assert text.splitlines() == ["one", "1. opset: do this", "     a: b", "2. plugin: do that", "two"]
+    text = hint(
+        [("one", [Rung("opset", "do this", ("a: b",)), Rung("plugin", "do that")]), ("two", [])]
+    )
+    assert text.splitlines() == [
+        "one",
+        "1. opset: do this",
+        "     a: b",
+        "2. plugin: do that",
+        "two",
+    ]
 
 
 def all_yaml() -> list[str]:
     found = []
     for declared in ((), ("symbolics", "translations", "ops", "surgery")):
         for exporter in ("torchscript", "dynamo"):
-            for operator in (ASINH, CELU, OWN, TorchOperator("torchvision::deform_conv2d", dynamo_from=19)):
+            for operator in (
+                ASINH,
+                CELU,
+                OWN,
+                TorchOperator("torchvision::deform_conv2d", dynamo_from=19),
+            ):
                 for files in (frozenset[str](), FILES):
-                    rungs = translation_rungs(operator, exporter, 11, files=files, declared=declared)
+                    rungs = translation_rungs(
+                        operator, exporter, 11, files=files, declared=declared
+                    )
                     found += ["\n".join(rung.yaml) for rung in rungs]
         for backend in ("onnxruntime", "tensorrt_rtx"):
-            for onnx in (OnnxOperator("", "DeformConv", taken_from=19), OnnxOperator("mine", "Swish")):
+            for onnx in (
+                OnnxOperator("", "DeformConv", taken_from=19),
+                OnnxOperator("mine", "Swish"),
+            ):
                 rungs = refusal_rungs(onnx, backend, 17, files=FILES, declared=declared)
                 found += ["\n".join(rung.yaml) for rung in rungs]
     found += ["\n".join(rung.yaml) for rung in written_rungs(18, 17)]
@@ -147,11 +192,27 @@ def all_yaml() -> list[str]:
 @pytest.mark.parametrize("text", all_yaml())
 def test_the_yaml_of_every_rung_is_taken_by_the_manifest(text: str) -> None:
     added = safe_load(text)
-    base = {"model": "m", "source": {"python": "plugins/models/m.py:M"}, "inputs": {"x": {"shape": (1, 4)}}}
+    base = {
+        "model": "m",
+        "source": {"python": "plugins/models/m.py:M"},
+        "inputs": {"x": {"shape": (1, 4)}},
+    }
     ModelSpec.model_validate({**base, **added})
 
 
 def test_names_of_rungs_are_those_of_the_page() -> None:
     page = (ROOT / "docs" / "rungs" / "README.md").read_text(encoding="utf-8")
-    listed = {name.strip() for row in re.findall(r"^\| ([a-z, ]+)", page, re.MULTILINE) for name in row.split(",")}
-    assert {"opset", "exporter", "registration", "local function", "surgery", "library", "plugin"} <= listed
+    listed = {
+        name.strip()
+        for row in re.findall(r"^\| ([a-z, ]+)", page, re.MULTILINE)
+        for name in row.split(",")
+    }
+    assert {
+        "opset",
+        "exporter",
+        "registration",
+        "local function",
+        "surgery",
+        "library",
+        "plugin",
+    } <= listed

@@ -20,5 +20,7 @@ from buildsys.stages.verify.stage import without_tf32
         ({"backend": "onnxruntime", "precision": "fp32"}, ""),
     ],
 )
-def test_only_engines_that_multiply_in_tf32_are_told_how_not_to(options: dict[str, Any], advice: str) -> None:
+def test_only_engines_that_multiply_in_tf32_are_told_how_not_to(
+    options: dict[str, Any], advice: str
+) -> None:
     assert without_tf32(options) == advice

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from buildsys.stages.verify.profiles import CaseRun, homeless, idle, runs_of, shown_case, shown_ranges
+from buildsys.stages.verify.profiles import (
+    CaseRun,
+    homeless,
+    idle,
+    runs_of,
+    shown_case,
+    shown_ranges,
+)
 
 SMALL = {"x": {"min": (1, 3), "opt": (2, 3), "max": (4, 3)}}
 LARGE = {"x": {"min": (4, 3), "opt": (8, 3), "max": (16, 3)}}

@@ -27,7 +27,9 @@ def test_it_begins_when_a_stage_works(patient: Background) -> None:
     patient.close()
 
 
-def test_a_stage_that_begins_has_a_head_start(patient: Background, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_begins_has_a_head_start(
+    patient: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_HEAD_START_S", 0.2)
     begun: list[float] = []
     patient.submit(lambda: begun.append(time.monotonic()))

@@ -33,7 +33,16 @@ def kept(store: Store, folder: Path, content: bytes) -> OutputFile:
 
 def record(key: str, target: str = "export:m", **outputs: OutputFile | None) -> Record:
     named = {f"m/export/{name}": file for name, file in outputs.items()}
-    return Record(target, key * 64, {"config:x": "1"}, named, "passed", "2026-01-02T03:04:05Z", 1.0, figures={"n": 1})
+    return Record(
+        target,
+        key * 64,
+        {"config:x": "1"},
+        named,
+        "passed",
+        "2026-01-02T03:04:05Z",
+        1.0,
+        figures={"n": 1},
+    )
 
 
 @pytest.mark.parametrize("size", [0, 1, (4 << 20) - 1, 4 << 20, (4 << 20) + 7])
@@ -116,9 +125,17 @@ def forged(store: Store, **fields: object) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("key", "b" * 64), ("target", "export:other"), ("outputs", {"x": ["../../etc", 1]}), ("outputs", 3), ("new", 1)],
+    [
+        ("key", "b" * 64),
+        ("target", "export:other"),
+        ("outputs", {"x": ["../../etc", 1]}),
+        ("outputs", 3),
+        ("new", 1),
+    ],
 )
-def test_a_record_that_says_something_else_is_not_used(store: Store, field: str, value: object) -> None:
+def test_a_record_that_says_something_else_is_not_used(
+    store: Store, field: str, value: object
+) -> None:
     forged(store, **{field: value})
     with pytest.raises(DamagedError):
         store.read_action("export:m", "a" * 64)
@@ -126,13 +143,18 @@ def test_a_record_that_says_something_else_is_not_used(store: Store, field: str,
 
 def test_a_record_of_a_newer_buildsys_is_left_alone(store: Store) -> None:
     forged(store, schema=99, something="new")
-    with pytest.raises(StageError, match="was written by a newer buildsys; update buildsys here, or use another store"):
+    with pytest.raises(
+        StageError,
+        match="was written by a newer buildsys; update buildsys here, or use another store",
+    ):
         store.read_action("export:m", "a" * 64)
     assert store.action_path("a" * 64).exists()
     assert verify(store, lambda done, total: None) == []
 
 
-def test_blocks_are_shared_only_where_the_file_system_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_shared_only_where_the_file_system_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def share(writer: int, request: int, reader: int) -> None:
         os.write(writer, b"content")  # what the file system does behind our back
 
@@ -162,7 +184,10 @@ def test_a_killed_process_leaves_nothing_half(store: Store, tmp_path: Path) -> N
 
 def filled(store: Store, tmp_path: Path) -> dict[str, OutputFile]:
     """Two exports that share weights, an engine, and one object that nobody names."""
-    files = {name: kept(store, tmp_path, name.encode() * 100) for name in ("weights", "one", "two", "engine", "lost")}
+    files = {
+        name: kept(store, tmp_path, name.encode() * 100)
+        for name in ("weights", "one", "two", "engine", "lost")
+    }
     store.write_action(record("a", model=files["one"], data=files["weights"]))
     store.write_action(record("b", model=files["two"], data=files["weights"]))
     store.write_action(record("c", "engine:m:e", engine=files["engine"]))
@@ -195,10 +220,20 @@ def names(store: Store) -> set[str]:
 
 def test_collecting_keeps_what_is_reached(store: Store, tmp_path: Path) -> None:
     files = filled(store, tmp_path)
-    done = collect(store, unused_for_s=None, max_bytes=None, reached=lambda found: found.key[0] == "b", dry_run=False)
+    done = collect(
+        store,
+        unused_for_s=None,
+        max_bytes=None,
+        reached=lambda found: found.key[0] == "b",
+        dry_run=False,
+    )
     assert names(store) == {"b"}
     assert {path.name for path in store.objects()} == {files["two"].digest, files["weights"].digest}
-    assert (done.actions, done.objects, done.bytes) == (("engine:m:e", "export:m"), 3, 300 + 600 + 400)
+    assert (done.actions, done.objects, done.bytes) == (
+        ("engine:m:e", "export:m"),
+        3,
+        300 + 600 + 400,
+    )
 
 
 def test_a_dry_run_tells_the_same_and_removes_nothing(store: Store, tmp_path: Path) -> None:
@@ -215,16 +250,30 @@ def test_a_dry_run_tells_the_same_and_removes_nothing(store: Store, tmp_path: Pa
 def test_age_counts_from_the_last_use(store: Store, tmp_path: Path) -> None:
     filled(store, tmp_path)
     store.note_use("a" * 64)
-    collect(store, unused_for_s=3600.0, max_bytes=None, reached=lambda found: found.key[0] == "b", dry_run=False)
+    collect(
+        store,
+        unused_for_s=3600.0,
+        max_bytes=None,
+        reached=lambda found: found.key[0] == "b",
+        dry_run=False,
+    )
     assert names(store) == {"a", "b"}
 
 
 def test_size_takes_the_longest_unused_first(store: Store, tmp_path: Path) -> None:
     filled(store, tmp_path)
-    done = collect(store, unused_for_s=None, max_bytes=1700, reached=lambda found: False, dry_run=False)
+    done = collect(
+        store, unused_for_s=None, max_bytes=1700, reached=lambda found: False, dry_run=False
+    )
     assert names(store) == {"b", "c"}
     assert done.kept_bytes == 1600
-    collect(store, unused_for_s=None, max_bytes=0, reached=lambda found: found.key[0] == "b", dry_run=False)
+    collect(
+        store,
+        unused_for_s=None,
+        max_bytes=0,
+        reached=lambda found: found.key[0] == "b",
+        dry_run=False,
+    )
     assert names(store) == {"b"}  # what is reached stays, whatever its size
 
 
@@ -248,7 +297,9 @@ def test_nothing_is_collected_while_somebody_adds(store: Store, tmp_path: Path) 
     assert store.holds(file)
 
 
-def test_a_record_whose_output_leaves_the_store_does_not_reach_outside(store: Store, tmp_path: Path) -> None:
+def test_a_record_whose_output_leaves_the_store_does_not_reach_outside(
+    store: Store, tmp_path: Path
+) -> None:
     outside = tmp_path / "outside"
     outside.write_text("precious")
     store.write_action(replace(record("a"), outputs={"m/x": OutputFile("../../outside", 8)}))

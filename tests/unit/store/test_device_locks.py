@@ -28,7 +28,9 @@ class Elsewhere:
 
     def __init__(self, folder: Path, gpus: str) -> None:
         command = [sys.executable, "-c", HOLD, folder / "another-project", folder / "machine", gpus]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def holds(self) -> bool:
         assert self.process.stdout is not None
@@ -77,12 +79,17 @@ def test_two_processes_do_not_time_on_one_gpu_together(tmp_path: Path, locks: Lo
 def test_two_gpus_are_used_side_by_side(tmp_path: Path, locks: Locks) -> None:
     other = Elsewhere(tmp_path, "GPU-1")
     assert other.holds()
-    with locks.devices(["GPU-2"], "bench:m:trt", unexpected), locks.devices([], "export:m", unexpected):
+    with (
+        locks.devices(["GPU-2"], "bench:m:trt", unexpected),
+        locks.devices([], "export:m", unexpected),
+    ):
         pass
     other.end()
 
 
-def test_a_benchmark_on_the_cpu_does_not_wait_for_those_who_wait_for_a_gpu(tmp_path: Path, locks: Locks) -> None:
+def test_a_benchmark_on_the_cpu_does_not_wait_for_those_who_wait_for_a_gpu(
+    tmp_path: Path, locks: Locks
+) -> None:
     with locks.devices(["GPU-1"], "bench:m:trt", unexpected):
         waiting = Elsewhere(tmp_path, "GPU-1")
         time.sleep(0.5)

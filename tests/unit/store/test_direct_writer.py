@@ -45,7 +45,9 @@ def page(size: int) -> memoryview:
 
 @pytest.mark.parametrize("folder", ["/dev/shm", ""], ids=["in memory", "on disk"])
 @pytest.mark.parametrize("size", [0, 1, 4095, 16384, 16385, 3 * 16384, 3 * 16384 + 4097, 100_000])
-def test_copies_of_every_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, folder: str) -> None:
+def test_copies_of_every_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, folder: str
+) -> None:
     monkeypatch.setattr(object_store, "_CHUNK_BYTES", 16384)
     content = os.urandom(size)
     (tmp_path / "source").write_bytes(content)
@@ -88,7 +90,9 @@ def test_memory_that_no_disk_takes_directly_is_written_all_the_same(target: int)
     assert os.pread(target, 20000, 0) == content[1 : 4096 + 1]
 
 
-def test_a_disk_that_does_not_keep_up_is_not_waited_for(target: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_does_not_keep_up_is_not_waited_for(
+    target: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(direct_writer, "_PATIENCE_S", 0.0)
     monkeypatch.setattr(direct_writer, "_SLOWEST", 1e15)
     writer, content = DirectWriter(target), page(2 * 4096)

@@ -36,7 +36,9 @@ def sha(content: bytes) -> str:
     return blake3(content).hexdigest()
 
 
-@pytest.mark.parametrize("size", [0, 1, (1 << 18) - 1, 1 << 18, (1 << 21) + 3, 8 << 20, (9 << 20) + 1])
+@pytest.mark.parametrize(
+    "size", [0, 1, (1 << 18) - 1, 1 << 18, (1 << 21) + 3, 8 << 20, (9 << 20) + 1]
+)
 def test_the_digest_is_blake3_of_the_content(tmp_path: Path, size: int) -> None:
     content = os.urandom(size)
     (tmp_path / "f").write_bytes(content)
@@ -62,7 +64,9 @@ def test_a_file_just_written_is_read_again(db: StateDb, tmp_path: Path, reads: l
     assert reads == ["f", "f"]
 
 
-def test_a_touched_file_is_read_and_has_the_same_digest(db: StateDb, tmp_path: Path, reads: list[str]) -> None:
+def test_a_touched_file_is_read_and_has_the_same_digest(
+    db: StateDb, tmp_path: Path, reads: list[str]
+) -> None:
     path = settled_file(tmp_path / "f", b"x")
     memo = DigestMemo(db)
     before = memo.digest(path)
@@ -94,7 +98,9 @@ def test_a_replaced_file_of_the_same_size_is_seen(db: StateDb, tmp_path: Path) -
     assert memo.digest(path).digest == sha(b"new")
 
 
-def test_what_another_process_has_read_is_not_read_again(db: StateDb, tmp_path: Path, reads: list[str]) -> None:
+def test_what_another_process_has_read_is_not_read_again(
+    db: StateDb, tmp_path: Path, reads: list[str]
+) -> None:
     path = settled_file(tmp_path / "f", b"x")
     first, second = DigestMemo(db), DigestMemo(StateDb(db.path))
     second.digest(str(tmp_path / "not-there"))
@@ -105,9 +111,14 @@ def test_what_another_process_has_read_is_not_read_again(db: StateDb, tmp_path: 
 
 
 def test_many_large_files_are_read_in_threads(db: StateDb, tmp_path: Path) -> None:
-    contents = {settled_file(tmp_path / f"f{n}", bytes([n]) * (2 << 20)): bytes([n]) * (2 << 20) for n in range(4)}
+    contents = {
+        settled_file(tmp_path / f"f{n}", bytes([n]) * (2 << 20)): bytes([n]) * (2 << 20)
+        for n in range(4)
+    }
     found = DigestMemo(db).digests([*contents, str(tmp_path / "absent")])
-    assert {path: found[path].digest for path in contents} == {path: sha(data) for path, data in contents.items()}
+    assert {path: found[path].digest for path in contents} == {
+        path: sha(data) for path, data in contents.items()
+    }
     assert found[str(tmp_path / "absent")] is None
 
 
@@ -121,7 +132,9 @@ def test_a_folder_is_an_error_that_names_it(db: StateDb, tmp_path: Path) -> None
         DigestMemo(db).digest(str(tmp_path))
 
 
-def test_a_file_that_never_rests_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_never_rests_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"x")
 
@@ -146,7 +159,9 @@ def test_the_whole_memo_is_read_only_for_many_files(
     expected = DigestMemo(db).digests(paths)
     questions: list[str] = []
     read = db.read
-    monkeypatch.setattr(db, "read", lambda query, values=(): questions.append(query) or read(query, values))
+    monkeypatch.setattr(
+        db, "read", lambda query, values=(): questions.append(query) or read(query, values)
+    )
     monkeypatch.setattr("buildsys.store.file_digests.hash_file", None)  # nothing is read again
     one_by_one = DigestMemo(db)
     assert {path: one_by_one.digest(path) for path in paths} == expected

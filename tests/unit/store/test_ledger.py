@@ -2,7 +2,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from buildsys.store.ledger import FAILED, KEEP_HISTORY, KEEP_RECORDS, ImportMemo, Ledger, OutputFile, Record, Run
+from buildsys.store.ledger import (
+    FAILED,
+    KEEP_HISTORY,
+    KEEP_RECORDS,
+    ImportMemo,
+    Ledger,
+    OutputFile,
+    Record,
+    Run,
+)
 from buildsys.store.state_db import StateDb
 
 RECORD = Record(
@@ -56,7 +65,9 @@ def test_forgetting_drops_records_but_not_the_knowledge_of_files(db: StateDb) ->
 def test_a_failure_is_history_and_no_record(db: StateDb) -> None:
     ledger = Ledger(db)
     ledger.record(RECORD)
-    ledger.fail(Run("export:m", "k2", FAILED, "2026", 1.0, "numbers differ"), ["m/export/export.json"])
+    ledger.fail(
+        Run("export:m", "k2", FAILED, "2026", 1.0, "numbers differ"), ["m/export/export.json"]
+    )
     assert ledger.lookup("export:m", "k2") is None
     assert ledger.history("export:m", limit=1)[0].reason == "numbers differ"
     assert ledger.owned("export:m") == {"m/export/export.json"}

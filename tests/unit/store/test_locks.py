@@ -104,7 +104,10 @@ def test_an_exclusive_holder_is_alone(locks: Locks) -> None:
             time.sleep(0.02)
             running.remove(name)
 
-    threads = [in_thread(lambda n=n: stage(f"{'bench' if n % 3 == 0 else 'stage'}{n}", n % 3 == 0)) for n in range(9)]
+    threads = [
+        in_thread(lambda n=n: stage(f"{'bench' if n % 3 == 0 else 'stage'}{n}", n % 3 == 0))
+        for n in range(9)
+    ]
     for thread in threads:
         thread.join()
     assert overlaps == []
@@ -170,11 +173,16 @@ def test_a_deleted_lock_folder_does_not_let_two_in(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "locks").write_text("")
-    with pytest.raises(StageError, match=r"cannot lock .*writable"), Locks(tmp_path / "locks").target("a", unexpected):
+    with (
+        pytest.raises(StageError, match=r"cannot lock .*writable"),
+        Locks(tmp_path / "locks").target("a", unexpected),
+    ):
         pass
 
 
-def test_the_machine_lock_is_shared_by_the_projects_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_machine_lock_is_shared_by_the_projects_of_a_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("BUILDSYS_MACHINE_LOCK", raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     chosen = machine_lock_folder(tmp_path / "project")
@@ -183,7 +191,9 @@ def test_the_machine_lock_is_shared_by_the_projects_of_a_user(tmp_path: Path, mo
     assert machine_lock_folder(tmp_path / "another") == chosen
 
 
-def test_a_foreign_folder_in_tmp_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_foreign_folder_in_tmp_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("BUILDSYS_MACHINE_LOCK", raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     (tmp_path / "elsewhere").mkdir()

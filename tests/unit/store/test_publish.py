@@ -27,7 +27,9 @@ def build(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def publisher(build: Path, db: StateDb, background: Background, warnings_given: list[str]) -> Publisher:
+def publisher(
+    build: Path, db: StateDb, background: Background, warnings_given: list[str]
+) -> Publisher:
     return Publisher(build, DigestMemo(db), background, warnings_given.append)
 
 
@@ -98,15 +100,22 @@ def test_a_large_output_is_read_once(
         write(tree, model_onnx=b"x" * 1000)
         sealed = publisher.seal(tree)
         publisher.place(tree, sealed, last=RESULT)
-    monkeypatch.setattr(digest_module, "hash_file", lambda path: pytest.fail(f"{path} is read again"))
+    monkeypatch.setattr(
+        digest_module, "hash_file", lambda path: pytest.fail(f"{path} is read again")
+    )
     path = str(build / "m/export/model.onnx")
     assert DigestMemo(db).digest(path).digest == sealed["m/export/model.onnx"].digest
 
 
-def test_a_file_written_right_after_publishing_is_noticed(publisher: Publisher, build: Path, db: StateDb) -> None:
+def test_a_file_written_right_after_publishing_is_noticed(
+    publisher: Publisher, build: Path, db: StateDb
+) -> None:
     sealed = publish(publisher, model_onnx=b"one")
     (build / "m/export/model.onnx").write_bytes(b"two")
-    assert DigestMemo(db).digest(str(build / "m/export/model.onnx")).digest != sealed["m/export/model.onnx"].digest
+    assert (
+        DigestMemo(db).digest(str(build / "m/export/model.onnx")).digest
+        != sealed["m/export/model.onnx"].digest
+    )
 
 
 def test_a_full_disk_is_one_clear_error_and_harms_nothing(
@@ -129,20 +138,28 @@ def boots(db: StateDb, path: Path) -> list[tuple[str, ...]]:
 
 
 def test_what_has_reached_the_disk_is_known_after_a_restart_too(
-    publisher: Publisher, build: Path, db: StateDb, background: Background, monkeypatch: pytest.MonkeyPatch
+    publisher: Publisher,
+    build: Path,
+    db: StateDb,
+    background: Background,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     publish(publisher, model_onnx=b"model")
     background.close()
     assert boots(db, build / "m/export/model.onnx") == [("",)]
     monkeypatch.setattr(digest_module, "boot_id", lambda: "the next one")
-    monkeypatch.setattr(digest_module, "hash_file", lambda path: pytest.fail(f"{path} is read again"))
+    monkeypatch.setattr(
+        digest_module, "hash_file", lambda path: pytest.fail(f"{path} is read again")
+    )
     assert DigestMemo(db).digest(str(build / "m/export/model.onnx")) is not None
 
 
 def test_what_a_power_cut_took_is_read_again(
     build: Path, db: StateDb, background: Background, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Publisher, "_bring_to_disk", lambda self, files: None)  # the cut comes first
+    monkeypatch.setattr(
+        Publisher, "_bring_to_disk", lambda self, files: None
+    )  # the cut comes first
     publish(Publisher(build, DigestMemo(db), background), model_onnx=b"model")
     path = build / "m/export/model.onnx"
     times = path.stat()
@@ -150,7 +167,9 @@ def test_what_a_power_cut_took_is_read_again(
         file.write(bytes(5))
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     db.write([("UPDATE file_digests SET ctime_ns = ?", (path.stat().st_ctime_ns,))])
-    assert DigestMemo(db).digest(str(path)).digest == blake3(b"model").hexdigest()  # not before the machine restarts
+    assert (
+        DigestMemo(db).digest(str(path)).digest == blake3(b"model").hexdigest()
+    )  # not before the machine restarts
     monkeypatch.setattr(digest_module, "boot_id", lambda: "the next one")
     assert DigestMemo(db).digest(str(path)).digest == blake3(bytes(5)).hexdigest()
 
@@ -189,7 +208,9 @@ def test_sweeping_takes_only_what_dead_processes_left(publisher: Publisher, buil
     with publisher.staging("export:m") as tree:
         assert len(list((build / ".tmp").iterdir())) == 3
         publisher.sweep()
-        assert sorted(path.name for path in (build / ".tmp").iterdir()) == sorted([tree.parent.name, "just-made"])
+        assert sorted(path.name for path in (build / ".tmp").iterdir()) == sorted(
+            [tree.parent.name, "just-made"]
+        )
 
 
 def test_symbolic_links_are_not_published(publisher: Publisher) -> None:

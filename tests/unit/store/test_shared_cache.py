@@ -47,7 +47,9 @@ def clone(tmp_path: Path) -> Callable[[str], Path]:
 class Checkout:
     """One machine: an executor with what it was told."""
 
-    def __init__(self, root: Path, url: str | Path, mode: str = READ_WRITE, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self, root: Path, url: str | Path, mode: str = READ_WRITE, timeout_s: float = 10.0
+    ) -> None:
         self.told: list[str] = []
         self.events: list[Any] = []
         self.executor: Executor
@@ -80,7 +82,9 @@ def test_what_one_machine_built_another_takes(clone: Callable[[str], Path], shar
     assert restored(found) == [EXPORT, ENGINE]
     assert two.pool.ran == []
     assert one.told == two.told == []
-    assert not [path for path in files(shared) if path.suffix == ".part" or path.parent.name == "building"]
+    assert not [
+        path for path in files(shared) if path.suffix == ".part" or path.parent.name == "building"
+    ]
 
 
 def test_benchmarks_stay_on_their_machine(clone: Callable[[str], Path], shared: Path) -> None:
@@ -96,7 +100,9 @@ def test_a_read_only_cache_is_never_written(clone: Callable[[str], Path], shared
     assert files(shared) == []
 
 
-def test_what_came_from_elsewhere_is_in_the_store_too(clone: Callable[[str], Path], shared: Path) -> None:
+def test_what_came_from_elsewhere_is_in_the_store_too(
+    clone: Callable[[str], Path], shared: Path
+) -> None:
     Checkout(clone("one"), shared).build()
     root = clone("two")
     Checkout(root, shared).build(EXPORT)
@@ -106,7 +112,9 @@ def test_what_came_from_elsewhere_is_in_the_store_too(clone: Callable[[str], Pat
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone", "record", "path", "other key"])
-def test_a_damaged_cache_is_not_believed(clone: Callable[[str], Path], shared: Path, damage: str) -> None:
+def test_a_damaged_cache_is_not_believed(
+    clone: Callable[[str], Path], shared: Path, damage: str
+) -> None:
     one = clone("one")
     Checkout(one, shared).build(EXPORT)
     model = (one / "build/m/export/model.onnx").read_bytes()
@@ -156,13 +164,17 @@ def test_a_dead_cache_is_one_warning(clone: Callable[[str], Path], tmp_path: Pat
 def test_a_slow_cache_costs_its_time_out_once(
     clone: Callable[[str], Path], shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Remote, "_take_place", lambda self: time.sleep(60))  # a server that does not answer
+    monkeypatch.setattr(
+        Remote, "_take_place", lambda self: time.sleep(60)
+    )  # a server that does not answer
     one = Checkout(clone("one"), shared, timeout_s=0.3)
     begun = time.monotonic()
     one.build()
     assert time.monotonic() - begun < 10
     assert one.pool.ran == ALL
-    assert one.told == [f"the shared cache {shared} did not look up export:m within 0.3 s; this run goes on without it"]
+    assert one.told == [
+        f"the shared cache {shared} did not look up export:m within 0.3 s; this run goes on without it"
+    ]
 
 
 def test_a_password_is_not_told(clone: Callable[[str], Path]) -> None:

@@ -22,7 +22,9 @@ from buildsys.store.state_db import StateDb
         ("a\nb\n", "a\nb\n", None),
     ],
 )
-def test_the_first_line_that_differs_is_told(tmp_path: Path, old: str, new: str, line: int | None) -> None:
+def test_the_first_line_that_differs_is_told(
+    tmp_path: Path, old: str, new: str, line: int | None
+) -> None:
     file, db = tmp_path / "a.py", StateDb(tmp_path / "state.db")
     file.write_text(old)
     LineMemo(db).keep("digest", file)
@@ -66,7 +68,13 @@ def test_the_oldest_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     memo = LineMemo(db)
     for number in range(12):
         memo.keep(str(number), file)
-    assert [row[0] for row in db.read("SELECT digest FROM source_lines ORDER BY seq")] == ["7", "8", "9", "10", "11"]
+    assert [row[0] for row in db.read("SELECT digest FROM source_lines ORDER BY seq")] == [
+        "7",
+        "8",
+        "9",
+        "10",
+        "11",
+    ]
 
 
 def test_a_damaged_row_has_no_line(tmp_path: Path) -> None:

@@ -124,6 +124,8 @@ def test_processes_that_start_together_share_it(db: StateDb, tmp_path: Path) -> 
         "db = StateDb(Path(sys.argv[1]))\n"
         "for n in range(50): db.write([('INSERT INTO owned VALUES (?, ?)', (f'{sys.argv[2]}-{n}', 't'))])\n"
     )
-    running = [subprocess.Popen([sys.executable, "-c", code, db.path, str(number)]) for number in range(3)]
+    running = [
+        subprocess.Popen([sys.executable, "-c", code, db.path, str(number)]) for number in range(3)
+    ]
     assert [process.wait() for process in running] == [0, 0, 0]
     assert db.read(COUNT) == [(150,)]

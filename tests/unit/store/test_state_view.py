@@ -80,4 +80,6 @@ def test_what_cannot_be_read_is_told_once_and_left_as_it_is(
     assert view.read(COUNT) == [(0,)]
     assert len(warnings_given) == 1
     assert "nothing is known of earlier builds" in warnings_given[0]
-    assert {name: stamp for name, stamp in stamps(state.parent).items() if not name.endswith("-shm")} == before
+    assert {
+        name: stamp for name, stamp in stamps(state.parent).items() if not name.endswith("-shm")
+    } == before

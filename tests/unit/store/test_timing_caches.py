@@ -16,7 +16,14 @@ import pytest
 
 import buildsys
 from buildsys.errors import StageError
-from buildsys.store.timing_caches.checkout import _REFUSED, Lender, file_stem, lend_pinned, missed, pinned_figures
+from buildsys.store.timing_caches.checkout import (
+    _REFUSED,
+    Lender,
+    file_stem,
+    lend_pinned,
+    missed,
+    pinned_figures,
+)
 from buildsys.store.timing_caches.files import (
     BrokenCacheError,
     broken_files,
@@ -30,7 +37,12 @@ from buildsys.store.timing_caches.files import (
     write_shared,
 )
 
-MADE_FOR = {"library": "tensorrt-8.6.1", "gpu": "NVIDIA H200 9.0", "cuda": "cuda12.4 driver550.54", "settings": "ab"}
+MADE_FOR = {
+    "library": "tensorrt-8.6.1",
+    "gpu": "NVIDIA H200 9.0",
+    "cuda": "cuda12.4 driver550.54",
+    "settings": "ab",
+}
 A_BUILD = """
 import sys, time
 from pathlib import Path
@@ -88,8 +100,12 @@ def test_what_one_build_times_the_next_one_is_lent(folder: Path, tmp_path: Path)
     assert second["added_bytes"] == 10
     assert lender.lend(tmp_path / "look") == content_of(b"conv 1 us\ngemm 2 us\n")
     assert lender.warnings == []
-    assert [path.name for path in kept_files(folder)] == sorted([str(first["digest"]), str(second["digest"])])
-    assert not [path for path in folder.rglob("*") if path.name.startswith(".")], "nothing temporary stays"
+    assert [path.name for path in kept_files(folder)] == sorted(
+        [str(first["digest"]), str(second["digest"])]
+    )
+    assert not [path for path in folder.rglob("*") if path.name.startswith(".")], (
+        "nothing temporary stays"
+    )
 
 
 def test_other_conditions_have_another_file(folder: Path, tmp_path: Path) -> None:
@@ -104,12 +120,15 @@ def test_three_builds_at_once_all_end_up_in_it(folder: Path, tmp_path: Path) -> 
     (tmp_path / "barrier").mkdir()
     here = str(Path(__file__).parent)
     processes = [
-        subprocess.Popen([sys.executable, "-c", A_BUILD, folder, name, tmp_path / "barrier", here]) for name in "abc"
+        subprocess.Popen([sys.executable, "-c", A_BUILD, folder, name, tmp_path / "barrier", here])
+        for name in "abc"
     ]
     assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
     content = read_shared(*shared_files(folder), MADE_FOR)
     assert content is not None
-    assert sorted(content.data.decode().split()) == [f"{name}{number}" for name in "abc" for number in range(5)]
+    assert sorted(content.data.decode().split()) == [
+        f"{name}{number}" for name in "abc" for number in range(5)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -117,9 +136,15 @@ def test_three_builds_at_once_all_end_up_in_it(folder: Path, tmp_path: Path) -> 
     [
         (lambda stored: stored[:-3], "it is cut short: 7 of 10 bytes"),
         (lambda stored: b"", "it does not begin like one"),
-        (lambda stored: stored.partition(b"\n")[2], "it does not begin like one"),  # as TensorRT itself writes it
+        (
+            lambda stored: stored.partition(b"\n")[2],
+            "it does not begin like one",
+        ),  # as TensorRT itself writes it
         (lambda stored: stored[:-3] + b"XX\n", "its content is damaged"),
-        (lambda stored: stored.replace(b"H200", b"H100"), "it is for tensorrt-8.6.1, NVIDIA H100 9.0, cuda12.4"),
+        (
+            lambda stored: stored.replace(b"H200", b"H100"),
+            "it is for tensorrt-8.6.1, NVIDIA H100 9.0, cuda12.4",
+        ),
         (lambda stored: os.urandom(9000), "it does not begin like one"),
     ],
 )
@@ -135,7 +160,9 @@ def test_a_broken_or_foreign_file_is_set_aside_with_a_warning(
     assert "lent" not in figures
     (warning,) = lender.warnings
     assert why in warning
-    assert re.search(r"renamed to .*\.timing_cache\.broken-\d+T\d+, and a new one is begun", warning)
+    assert re.search(
+        r"renamed to .*\.timing_cache\.broken-\d+T\d+, and a new one is begun", warning
+    )
     assert len(broken_files(folder)) == 1
     assert lender.lend(tmp_path / "look") == content_of(b"gemm 2 us\n")
 
@@ -160,7 +187,9 @@ def test_a_builder_that_leaves_nothing_is_not_recorded(folder: Path, tmp_path: P
     assert not folder.exists()
 
 
-@pytest.mark.skipif(os.getuid() == 0 and not Path("/proc/self").exists(), reason="root may write everywhere")
+@pytest.mark.skipif(
+    os.getuid() == 0 and not Path("/proc/self").exists(), reason="root may write everywhere"
+)
 def test_a_folder_that_cannot_be_made_costs_a_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     lender = Lender(tmp_path / "file" / "caches", MADE_FOR, merge_lines)
@@ -203,7 +232,9 @@ def test_a_pinned_cache_is_replayed_exactly(folder: Path, tmp_path: Path) -> Non
     assert missed(figures) == ""
 
 
-def test_misses_of_a_pinned_cache_are_told_with_what_to_pin_instead(folder: Path, tmp_path: Path) -> None:
+def test_misses_of_a_pinned_cache_are_told_with_what_to_pin_instead(
+    folder: Path, tmp_path: Path
+) -> None:
     keep(folder, content_of(b"conv 1 us\n"))
     private = tmp_path / "private"
     lent = lend_pinned(folder, sha256(b"conv 1 us\n").hexdigest(), private, "the engine e")
@@ -213,21 +244,34 @@ def test_misses_of_a_pinned_cache_are_told_with_what_to_pin_instead(folder: Path
     assert (figures["digest"], figures["misses"], figures["added_bytes"]) == (lent.sha256, 1, 10)
     assert figures["grown_digest"] == grown
     told = missed(figures)
-    assert told.startswith(f"the pinned timing cache {lent.sha256[:16]}… lacked timings (it grew by 10 bytes)")
+    assert told.startswith(
+        f"the pinned timing cache {lent.sha256[:16]}… lacked timings (it grew by 10 bytes)"
+    )
     assert told.endswith(f"with all of them it is {grown}")
     assert lend_pinned(folder, grown, private, "the engine e").data == b"conv 1 us\ngemm 2 us\n"
 
 
-def test_a_pinned_cache_that_the_builder_refuses_fails_the_build(folder: Path, tmp_path: Path) -> None:
+def test_a_pinned_cache_that_the_builder_refuses_fails_the_build(
+    folder: Path, tmp_path: Path
+) -> None:
     keep(folder, content_of(b"conv 1 us\n"))
     private = tmp_path / "timing_cache"
     lent = lend_pinned(folder, sha256(b"conv 1 us\n").hexdigest(), private, "the engine e")
-    for why in ("is not used: it was made by another TensorRT or for another GPU", "is broken and starts empty: bytes"):
-        with pytest.raises(StageError, match="is not for this builder: the timing cache timing_cache is "):
-            pinned_figures(folder, private, lent, ["first", f"the timing cache {private.name} {why}"])
+    for why in (
+        "is not used: it was made by another TensorRT or for another GPU",
+        "is broken and starts empty: bytes",
+    ):
+        with pytest.raises(
+            StageError, match="is not for this builder: the timing cache timing_cache is "
+        ):
+            pinned_figures(
+                folder, private, lent, ["first", f"the timing cache {private.name} {why}"]
+            )
 
 
-def test_a_shared_cache_that_the_builder_began_anew_is_not_told_as_lent(folder: Path, tmp_path: Path) -> None:
+def test_a_shared_cache_that_the_builder_began_anew_is_not_told_as_lent(
+    folder: Path, tmp_path: Path
+) -> None:
     lender = Lender(folder, MADE_FOR, merge_lines)
     build(lender, tmp_path / "1", b"of another builder")
     private = tmp_path / "private"
@@ -244,7 +288,9 @@ def test_a_shared_cache_that_the_builder_refuses_is_set_aside(folder: Path, tmp_
     private = tmp_path / "timing_cache"
     lent = lender.lend(private)
     private.write_bytes(b"timings of all layers\n")
-    figures = lender.take_back(private, lent, ["the timing cache timing_cache is broken and starts empty: bad magic"])
+    figures = lender.take_back(
+        private, lent, ["the timing cache timing_cache is broken and starts empty: bad magic"]
+    )
     assert (figures["added_bytes"], "lent" in figures) == (22, False)
     (warning,) = lender.warnings
     assert "is of no use to the builder; it was renamed to " in warning
@@ -254,10 +300,17 @@ def test_a_shared_cache_that_the_builder_refuses_is_set_aside(folder: Path, tmp_
 
 def test_a_pin_is_found_in_a_shared_cache_as_well(folder: Path, tmp_path: Path) -> None:
     write_shared(folder / "from-a-colleague.timing_cache", content_of(b"timings"), MADE_FOR)
-    assert lend_pinned(folder, sha256(b"timings").hexdigest(), tmp_path / "private", "the engine e").data == b"timings"
+    assert (
+        lend_pinned(
+            folder, sha256(b"timings").hexdigest(), tmp_path / "private", "the engine e"
+        ).data
+        == b"timings"
+    )
 
 
-def test_a_pin_that_does_not_exist_says_where_it_was_looked_for(folder: Path, tmp_path: Path) -> None:
+def test_a_pin_that_does_not_exist_says_where_it_was_looked_for(
+    folder: Path, tmp_path: Path
+) -> None:
     pin = "ab" * 32
     with pytest.raises(StageError) as caught:
         lend_pinned(folder, pin, tmp_path / "private", "the engine e")
@@ -268,7 +321,9 @@ def test_a_pin_that_does_not_exist_says_where_it_was_looked_for(folder: Path, tm
     assert "copy it there" in caught.value.hint
     (folder / "by_digest").mkdir(parents=True)
     (folder / "by_digest" / pin).write_bytes(b"something else")
-    with pytest.raises(StageError, match=r"\(of no use: it does not have the content that its name says\)"):
+    with pytest.raises(
+        StageError, match=r"\(of no use: it does not have the content that its name says\)"
+    ):
         lend_pinned(folder, pin, tmp_path / "private", "the engine e")
     assert [path.name.partition(".broken-")[0] for path in broken_files(folder)] == [pin]
 

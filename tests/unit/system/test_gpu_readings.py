@@ -27,7 +27,9 @@ def test_readings_become_spans_and_shares() -> None:
 
 def test_a_gpu_that_tells_nothing_has_no_spans() -> None:
     assert Readings([Reading()]).figures() == {"readings": 1, "throttle": {}}
-    assert Readings(missing="NVML answers with error 3").figures() == {"missing": "NVML answers with error 3"}
+    assert Readings(missing="NVML answers with error 3").figures() == {
+        "missing": "NVML answers with error 3"
+    }
 
 
 def test_a_reason_that_is_not_known_is_told_by_its_number() -> None:

@@ -66,7 +66,9 @@ def test_an_interpreter_says_what_it_is(tmp_path: Path) -> None:
     assert str(environment.libraries) in found.path
     assert found.finds("numpy")
     assert not found.finds("onnx")
-    assert not any(entry.endswith(RELEASE + "/site-packages") and "env" not in entry for entry in found.path)
+    assert not any(
+        entry.endswith(RELEASE + "/site-packages") and "env" not in entry for entry in found.path
+    )
 
 
 def test_of_our_own_path_nothing_leaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +92,9 @@ def test_of_our_own_path_nothing_leaks(tmp_path: Path, monkeypatch: pytest.Monke
         (lambda folder: program(folder / "python", "printf 'nonsense' > /proc/self/fd/$3"), "{} is no working Python"),
     ],
 )  # fmt: skip
-def test_what_is_no_usable_interpreter_is_unavailable(make: Callable[[Path], Path], told: str, tmp_path: Path) -> None:
+def test_what_is_no_usable_interpreter_is_unavailable(
+    make: Callable[[Path], Path], told: str, tmp_path: Path
+) -> None:
     python = make(tmp_path)
     with pytest.raises(Unavailable) as caught:
         inquire(named(python)).require()
@@ -125,13 +129,17 @@ def test_a_program_of_another_machine_cannot_be_started(tmp_path: Path) -> None:
         inquire(named(python)).require()
 
 
-def test_one_that_hangs_fails_after_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_hangs_fails_after_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("BUILDSYS_INTERPRETER_LIMIT", "0.3s")
     python = program(tmp_path / "python", "echo loading; sleep 100 & wait")
     begun = time.monotonic()
     found = inquire(named(python))
     assert time.monotonic() - begun < 10
-    with pytest.raises(StageError, match=r"did not answer within 0\.3 s when it was started") as caught:
+    with pytest.raises(
+        StageError, match=r"did not answer within 0\.3 s when it was started"
+    ) as caught:
         found.require()
     assert not isinstance(caught.value, Unavailable)
     assert "BUILDSYS_INTERPRETER_LIMIT=2min" in caught.value.hint
@@ -139,14 +147,18 @@ def test_one_that_hangs_fails_after_its_limit(tmp_path: Path, monkeypatch: pytes
 
 
 def test_one_that_crashes_fails_with_how(tmp_path: Path) -> None:
-    with pytest.raises(StageError, match=r"crashed with a segmentation fault \(SIGSEGV\)") as caught:
+    with pytest.raises(
+        StageError, match=r"crashed with a segmentation fault \(SIGSEGV\)"
+    ) as caught:
         inquire(named(program(tmp_path / "python", "kill -SEGV $$"))).require()
     assert not isinstance(caught.value, Unavailable)
 
 
 def test_rubbish_at_start_does_no_harm(tmp_path: Path) -> None:
     environment = Environment(tmp_path / "env")
-    environment.write("sitecustomize.py", "import os\nos.write(1, b'\\xff{}\\n' * 9000)\nprint('[1, 2]')\n")
+    environment.write(
+        "sitecustomize.py", "import os\nos.write(1, b'\\xff{}\\n' * 9000)\nprint('[1, 2]')\n"
+    )
     assert inquire(named(environment.python)).require().version == platform.python_version()
 
 
@@ -157,7 +169,9 @@ def test_a_limit_that_is_no_time_is_refused(text: str) -> None:
 
 
 def test_the_limit_has_units() -> None:
-    assert [limit_s({"BUILDSYS_INTERPRETER_LIMIT": text}) for text in ("", "5", "2min", "1.5s")] == [30, 5, 120, 1.5]
+    assert [
+        limit_s({"BUILDSYS_INTERPRETER_LIMIT": text}) for text in ("", "5", "2min", "1.5s")
+    ] == [30, 5, 120, 1.5]
 
 
 def test_it_is_asked_once_as_long_as_its_files_are_the_same(
@@ -206,7 +220,9 @@ def test_versions_are_those_of_the_toolchain(tmp_path: Path) -> None:
     environment.write("tensorrt_cu12-10.16.1.11.dist-info/RECORD", "")
     environment.write("tensorrt-10.16.1.11.dist-info/RECORD", "")
     environment.write("onnxruntime_gpu-1.22.0.dist-info/RECORD", "")
-    versions = tool_versions(["python", "numpy", "tensorrt", "onnxruntime", "onnx"], named(environment.python))
+    versions = tool_versions(
+        ["python", "numpy", "tensorrt", "onnxruntime", "onnx"], named(environment.python)
+    )
     assert versions["tensorrt"] == "10.16.1.11"
     assert versions["onnxruntime"] == "1.22.0 (onnxruntime-gpu)"
     assert versions["onnx"] == "absent"
@@ -218,7 +234,9 @@ def test_versions_are_those_of_the_toolchain(tmp_path: Path) -> None:
     [("tensorrt-8.6.1", "8.6.1"), ("tensorrt_cu13-11.4.0.1", "11.4.0.1 (tensorrt-cu13)"),
      ("tensorrt_bindings-8.6.1", "8.6.1 (tensorrt-bindings)")],
 )  # fmt: skip
-def test_tensorrt_has_several_distributions(distribution: str, version: str, tmp_path: Path) -> None:
+def test_tensorrt_has_several_distributions(
+    distribution: str, version: str, tmp_path: Path
+) -> None:
     environment = Environment(tmp_path / "env")
     environment.write(f"{distribution}.dist-info/RECORD", "")
     assert tool_versions(["tensorrt"], named(environment.python)) == {"tensorrt": version}
@@ -228,11 +246,16 @@ def test_parts_of_different_versions_are_both_told(tmp_path: Path) -> None:
     environment = Environment(tmp_path / "env")
     environment.write("tensorrt-10.1.dist-info/RECORD", "")
     environment.write("tensorrt_cu12-10.2.dist-info/RECORD", "")
-    assert tool_versions(["tensorrt"], named(environment.python))["tensorrt"] == "10.1 + 10.2 (tensorrt-cu12)"
+    assert (
+        tool_versions(["tensorrt"], named(environment.python))["tensorrt"]
+        == "10.1 + 10.2 (tensorrt-cu12)"
+    )
 
 
 @pytest.mark.parametrize("file", ["__init__.py", "_version.py", "version.py"])
-def test_a_module_without_a_distribution_states_its_version(file: str, tmp_path: Path, starts: list[object]) -> None:
+def test_a_module_without_a_distribution_states_its_version(
+    file: str, tmp_path: Path, starts: list[object]
+) -> None:
     environment = Environment(tmp_path / "env")
     environment.write("tensorrt/__init__.py", "")
     environment.write(f"tensorrt/{file}", 'import sys\n__version__ = "8.6.0"\n')
@@ -244,7 +267,9 @@ def test_a_module_that_computes_its_version_is_asked_once(
     tmp_path: Path, starts: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment, memo = Environment(tmp_path / "env"), Texts()
-    environment.write("tensorrt/__init__.py", "__version__ = '.'.join(map(str, (8, 6, 0)))\nprint('hello')\n")
+    environment.write(
+        "tensorrt/__init__.py", "__version__ = '.'.join(map(str, (8, 6, 0)))\nprint('hello')\n"
+    )
     for _ in range(3):
         forget(monkeypatch)
         assert tool_versions(["tensorrt"], named(environment.python), memo) == {"tensorrt": "8.6.0"}
@@ -272,4 +297,9 @@ def test_without_an_interpreter_nothing_is_there(tmp_path: Path) -> None:
 
 def test_our_own_interpreter_can_be_a_toolchain() -> None:
     own = tool_versions(["python", "numpy"])
-    assert tool_versions(["python", "numpy"], named(Path(sys.executable), PYTHONPATH=os.pathsep.join(sys.path))) == own
+    assert (
+        tool_versions(
+            ["python", "numpy"], named(Path(sys.executable), PYTHONPATH=os.pathsep.join(sys.path))
+        )
+        == own
+    )

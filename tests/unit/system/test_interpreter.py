@@ -5,7 +5,11 @@ from pathlib import Path
 import pytest
 from python_environments import program
 
-from buildsys.system.interpreters.toolchain import interpreter_environment, located, override_variable
+from buildsys.system.interpreters.toolchain import (
+    interpreter_environment,
+    located,
+    override_variable,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,15 +30,22 @@ def test_where_an_interpreter_is(written: str, found: str, monkeypatch: pytest.M
 
 def test_a_name_is_looked_up_on_the_path(tmp_path: Path) -> None:
     python = program(tmp_path / "bin/python3.77", "")
-    assert located("a", "python3.77", (), Path("/project"), {"PATH": f"/none:{tmp_path}/bin"}).python == python
+    assert (
+        located("a", "python3.77", (), Path("/project"), {"PATH": f"/none:{tmp_path}/bin"}).python
+        == python
+    )
 
 
 def test_a_variable_names_another_place() -> None:
     assert override_variable("trt-8.6+cu12") == "BUILDSYS_TOOLCHAIN_TRT_8_6_CU12"
     environment = {"BUILDSYS_TOOLCHAIN_TRT86": "envs/other/bin/python"}
-    assert located("trt86", "/opt/python", (), Path("/p"), environment).python == Path("/p/envs/other/bin/python")
+    assert located("trt86", "/opt/python", (), Path("/p"), environment).python == Path(
+        "/p/envs/other/bin/python"
+    )
     unset = {"BUILDSYS_TOOLCHAIN_TRT86": ""}
-    assert located("trt86", "/opt/bin/python", (), Path("/p"), unset).python == Path("/opt/bin/python")
+    assert located("trt86", "/opt/bin/python", (), Path("/p"), unset).python == Path(
+        "/opt/bin/python"
+    )
 
 
 def test_variables_may_name_the_folder_of_the_environment() -> None:

@@ -23,10 +23,17 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def install(site: Path, name: str, *, requires: tuple[str, ...] = (), files: tuple[str, ...] = ()) -> None:
+def install(
+    site: Path, name: str, *, requires: tuple[str, ...] = (), files: tuple[str, ...] = ()
+) -> None:
     folder = site / f"{name}-1.0.dist-info"
     folder.mkdir()
-    lines = ["Metadata-Version: 2.1", f"Name: {name}", "Version: 1.0", *(f"Requires-Dist: {line}" for line in requires)]
+    lines = [
+        "Metadata-Version: 2.1",
+        f"Name: {name}",
+        "Version: 1.0",
+        *(f"Requires-Dist: {line}" for line in requires),
+    ]
     (folder / "METADATA").write_text("\n".join(lines))
     (folder / "RECORD").write_text("".join(f"{file},,\n" for file in files))
     for file in files:
@@ -35,11 +42,15 @@ def install(site: Path, name: str, *, requires: tuple[str, ...] = (), files: tup
 
 
 def found(*modules: str, memo: Memo | None = None) -> list[str]:
-    return distributions.distributions_of(modules, Memo() if memo is None else memo, known=("torch", "numpy"))
+    return distributions.distributions_of(
+        modules, Memo() if memo is None else memo, known=("torch", "numpy")
+    )
 
 
 def test_a_module_is_found_with_what_its_distribution_requires(site: Path) -> None:
-    install(site, "kept_one", requires=("kept.two>=1", "not-there", "kept-three; extra == 'x'", "torch"))
+    install(
+        site, "kept_one", requires=("kept.two>=1", "not-there", "kept-three; extra == 'x'", "torch")
+    )
     install(site, "kept_two", requires=("kept-one",))
     install(site, "kept_three")
     assert found("kept_one") == ["kept-one", "kept-two", "torch"]
@@ -54,7 +65,9 @@ def test_what_a_known_one_requires_is_not_followed() -> None:
     assert found("torch") == ["torch"]
 
 
-def test_an_unknown_module_has_none_and_is_asked_once(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_module_has_none_and_is_asked_once(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     memo = Memo()
     assert found("no_such_module", memo=memo) == []
     monkeypatch.setattr("importlib.metadata.distributions", lambda: pytest.fail("asked again"))
@@ -78,5 +91,9 @@ def test_only_a_module_outside_of_library_folders_has_sources(
         (tmp_path / "lib" / name).write_text("")
     monkeypatch.syspath_prepend(tmp_path / "lib")
     assert distributions.source_root("kept_pack") is None
-    assert distributions.source_root("loose_pack") == distributions.source_root("loose") == str(tmp_path / "lib")
+    assert (
+        distributions.source_root("loose_pack")
+        == distributions.source_root("loose")
+        == str(tmp_path / "lib")
+    )
     assert distributions.source_root("no_such_module") is distributions.source_root("sys") is None

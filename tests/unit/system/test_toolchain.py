@@ -14,7 +14,12 @@ from buildsys.system.gpus import GpuError, read_gpus
 
 @pytest.fixture
 def fresh_caches() -> None:
-    for function in (versions.distribution_version, versions._installed, versions.gpu_facts, versions._first_gpus):
+    for function in (
+        versions.distribution_version,
+        versions._installed,
+        versions.gpu_facts,
+        versions._first_gpus,
+    ):
         function.cache_clear()
 
 
@@ -24,7 +29,9 @@ def install(folder: Path, name: str, version: str) -> None:
 
 def test_versions_are_those_of_the_installed_distributions() -> None:
     names = ["numpy", "torch", "onnx", "doit", "pytest"]
-    assert versions.tool_versions(names) == {name: importlib.metadata.version(name) for name in names}
+    assert versions.tool_versions(names) == {
+        name: importlib.metadata.version(name) for name in names
+    }
 
 
 @pytest.mark.parametrize("name", ["pytest-timeout", "pytest_timeout", "PyTest.Timeout"])
@@ -40,12 +47,16 @@ def test_what_is_not_installed_is_absent() -> None:
 def test_the_first_on_the_path_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path / "a", "some_tool", "1.2+local")
     install(tmp_path / "b", "some_tool", "3")
-    monkeypatch.setattr(sys, "path", [str(tmp_path / "missing"), str(tmp_path / "a"), str(tmp_path / "b")])
+    monkeypatch.setattr(
+        sys, "path", [str(tmp_path / "missing"), str(tmp_path / "a"), str(tmp_path / "b")]
+    )
     assert versions.distribution_version("some-tool") == "1.2+local"
 
 
 @pytest.mark.usefixtures("fresh_caches")
-def test_onnxruntime_has_several_distributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onnxruntime_has_several_distributions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(tmp_path, "onnxruntime_gpu", "1.22.0")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert versions.distribution_version("onnxruntime") == "1.22.0 (onnxruntime-gpu)"
@@ -64,9 +75,14 @@ def test_the_cpu_is_described() -> None:
 
 
 def test_only_instruction_sets_that_matter_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = {"model name": "Some CPU", "flags": "fpu sse sse4_2 avx avx2 avx512f amx_int8 rdtscp arch_capabilities"}
+    lines = {
+        "model name": "Some CPU",
+        "flags": "fpu sse sse4_2 avx avx2 avx512f amx_int8 rdtscp arch_capabilities",
+    }
     monkeypatch.setattr(versions, "_first_processor", lambda: lines)
-    assert versions.cpu_facts.__wrapped__()["cpu.instructions"] == "amx_int8 avx avx2 avx512f sse4_2"
+    assert (
+        versions.cpu_facts.__wrapped__()["cpu.instructions"] == "amx_int8 avx avx2 avx512f sse4_2"
+    )
 
 
 def test_without_proc_the_platform_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,12 +121,20 @@ def test_a_driver_that_does_not_answer_is_no_gpu(monkeypatch: pytest.MonkeyPatch
 )
 @pytest.mark.usefixtures("fresh_caches")
 def test_the_gpu_that_is_locked_is_the_one_that_cuda_takes(
-    monkeypatch: pytest.MonkeyPatch, every: list[str], visible: str | None, order: str | None, expected: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch,
+    every: list[str],
+    visible: str | None,
+    order: str | None,
+    expected: tuple[str, ...],
 ) -> None:
     gpus = [(f"GPU-{number}", name) for number, name in enumerate(every)]
 
     def read(chosen: str | None) -> list[tuple[str, str]]:
-        return gpus if chosen is None else [gpus[int(number)] for number in chosen.split(",") if number]
+        return (
+            gpus
+            if chosen is None
+            else [gpus[int(number)] for number in chosen.split(",") if number]
+        )
 
     monkeypatch.setattr(versions, "_DRIVER_FILES", ("/",))
     monkeypatch.setattr("buildsys.system.gpus.read_uuids", read)
@@ -131,7 +155,9 @@ def test_several_kinds_of_gpu_are_all_named(monkeypatch: pytest.MonkeyPatch) -> 
         for name, capability in (("A", "8.9"), ("A", "8.9"), ("B", "12.0"))
     ]
     monkeypatch.setattr(versions, "_DRIVER_FILES", ("/",))
-    monkeypatch.setattr("buildsys.system.gpus.read_gpus", lambda visible: gpus if visible is None else gpus[:2])
+    monkeypatch.setattr(
+        "buildsys.system.gpus.read_gpus", lambda visible: gpus if visible is None else gpus[:2]
+    )
     everything = {
         "gpu.name": "A + B",
         "gpu.compute_capability": "8.9 + 12.0",
@@ -156,7 +182,9 @@ def test_a_real_gpu_is_described() -> None:
     assert read_gpus("") == []
     assert read_gpus("0") == gpus[:1]
     assert read_gpus("99,0") == []
-    assert all(float(gpu["compute_capability"]) >= 5 and gpu["driver"] and gpu["name"] for gpu in gpus)
+    assert all(
+        float(gpu["compute_capability"]) >= 5 and gpu["driver"] and gpu["name"] for gpu in gpus
+    )
 
 
 def test_variables_that_only_place_or_log_something_do_not_count() -> None:

@@ -11,7 +11,10 @@ from buildsys.system.exit_causes import how_it_ended, shown
 @pytest.mark.parametrize(
     ("code", "sentence"),
     [
-        (-signal.SIGKILL, "was killed by signal 9 (SIGKILL), most likely by the system for lack of memory"),
+        (
+            -signal.SIGKILL,
+            "was killed by signal 9 (SIGKILL), most likely by the system for lack of memory",
+        ),
         (-signal.SIGSEGV, "crashed with a segmentation fault (SIGSEGV)"),
         (-signal.SIGABRT, "aborted (SIGABRT)"),
         (-signal.SIGTERM, "was killed by signal 15 (SIGTERM)"),

@@ -42,34 +42,55 @@ def test_a_checkout_is_found_by_the_server(tmp_path: Path) -> None:
     environment = server_environment(tmp_path, {"PYTHONPATH": "/mine"})
     assert environment["PYTHONPATH"].split(os.pathsep)[-1] == "/mine"
     root = Path(buildsys.__file__).resolve().parent.parent
-    assert (root.name == "site-packages") != (str(root) in environment["PYTHONPATH"].split(os.pathsep))
+    assert (root.name == "site-packages") != (
+        str(root) in environment["PYTHONPATH"].split(os.pathsep)
+    )
 
 
 def test_an_installed_package_is_not_put_before_the_standard_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buildsys, "__file__", str(tmp_path / "site-packages" / "buildsys" / "__init__.py"))
+    monkeypatch.setattr(
+        buildsys, "__file__", str(tmp_path / "site-packages" / "buildsys" / "__init__.py")
+    )
     assert "PYTHONPATH" not in server_environment(tmp_path, {})
 
 
 def test_no_telemetry_unless_asked_for(tmp_path: Path) -> None:
     assert server_environment(tmp_path, {})["ORT_DISABLE_TELEMETRY"] == "1"
-    assert server_environment(tmp_path, {"ORT_DISABLE_TELEMETRY": "0"})["ORT_DISABLE_TELEMETRY"] == "0"
+    assert (
+        server_environment(tmp_path, {"ORT_DISABLE_TELEMETRY": "0"})["ORT_DISABLE_TELEMETRY"] == "0"
+    )
 
 
-def test_relative_entries_lead_where_they_led_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_entries_lead_where_they_led_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    entries = server_environment(tmp_path, {"PYTHONPATH": os.pathsep.join(("plugins", "", "/mine"))})["PYTHONPATH"]
+    entries = server_environment(
+        tmp_path, {"PYTHONPATH": os.pathsep.join(("plugins", "", "/mine"))}
+    )["PYTHONPATH"]
     assert entries.split(os.pathsep)[-2:] == [str(tmp_path / "plugins"), "/mine"]
 
 
 def test_a_job_sees_all_variables_whichever_way_they_come() -> None:
-    environment = {"PATH": "/bin", "TERM": "dumb", "BUILDSYS_STRICT": "1", "OMP_NUM_THREADS": "1", "_": "/bin/doit"}
+    environment = {
+        "PATH": "/bin",
+        "TERM": "dumb",
+        "BUILDSYS_STRICT": "1",
+        "OMP_NUM_THREADS": "1",
+        "_": "/bin/doit",
+    }
     lasting, passing = split_environment(environment)
     assert {**lasting, **passing} == environment
     assert set(lasting) == {"PATH", "OMP_NUM_THREADS"}
 
 
-def test_workers_keep_the_memory_that_they_free_unless_the_user_says_otherwise(tmp_path: Path) -> None:
+def test_workers_keep_the_memory_that_they_free_unless_the_user_says_otherwise(
+    tmp_path: Path,
+) -> None:
     assert server_environment(tmp_path, {})["MALLOC_TRIM_THRESHOLD_"] == "2147483648"
-    assert server_environment(tmp_path, {"MALLOC_TRIM_THRESHOLD_": "1"})["MALLOC_TRIM_THRESHOLD_"] == "1"
+    assert (
+        server_environment(tmp_path, {"MALLOC_TRIM_THRESHOLD_": "1"})["MALLOC_TRIM_THRESHOLD_"]
+        == "1"
+    )

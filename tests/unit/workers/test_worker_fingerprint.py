@@ -28,7 +28,9 @@ def mark(tmp_path: Path, library: Path) -> Callable[..., str]:
 
     def mark(profile: Profile = BARE, python: str = sys.executable, **variables: str) -> str:
         environment = {"PYTHONPATH": str(library), **variables}
-        return fingerprint(profile, python=python, environment=environment, folder=tmp_path / "workers")
+        return fingerprint(
+            profile, python=python, environment=environment, folder=tmp_path / "workers"
+        )
 
     return mark
 
@@ -54,7 +56,9 @@ def test_it_stays_the_same(mark: Callable[..., str], library: Path) -> None:
         lambda library: os.utime(library / "single.py", ns=(1, 1)),
     ],
 )
-def test_what_can_be_imported_counts(mark: Callable[..., str], library: Path, change: Callable[[Path], object]) -> None:
+def test_what_can_be_imported_counts(
+    mark: Callable[..., str], library: Path, change: Callable[[Path], object]
+) -> None:
     first = mark()
     change(library)
     assert mark() != first
@@ -72,7 +76,9 @@ def test_what_a_server_is_started_with_counts(mark: Callable[..., str]) -> None:
     assert len(set(given)) == len(given)
 
 
-def test_another_name_of_the_same_interpreter_is_the_same(mark: Callable[..., str], tmp_path: Path) -> None:
+def test_another_name_of_the_same_interpreter_is_the_same(
+    mark: Callable[..., str], tmp_path: Path
+) -> None:
     for name in ("one", "two"):
         (tmp_path / name).symlink_to(sys.executable)
     (tmp_path / "venv").mkdir()
@@ -81,7 +87,9 @@ def test_another_name_of_the_same_interpreter_is_the_same(mark: Callable[..., st
     assert mark(python=str(tmp_path / "one")) != mark(python=str(tmp_path / "venv" / "one"))
 
 
-def test_what_a_process_inherits_counts(mark: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_process_inherits_counts(
+    mark: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = mark()
     mask = os.umask(0o077)
     try:
@@ -93,7 +101,9 @@ def test_what_a_process_inherits_counts(mark: Callable[..., str], monkeypatch: p
     assert mark() != first
 
 
-def test_the_own_code_counts(mark: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_own_code_counts(
+    mark: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     first = mark()
     (tmp_path / "code.py").write_text("")
     monkeypatch.setattr(module, "server_modules", lambda: [tmp_path / "code.py"])

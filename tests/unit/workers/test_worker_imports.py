@@ -8,13 +8,16 @@ HEAVY = "{'torch', 'numpy', 'onnx', 'onnxruntime', 'tensorrt_rtx', 'pydantic', '
 
 def _loaded_by(statement: str, suspects: str) -> str:
     program = f"import sys\n{statement}\nprint(sorted({suspects} & set(sys.modules)))"
-    return subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def test_the_orchestrator_side_loads_nothing_heavy() -> None:
     assert (
         _loaded_by(
-            "import buildsys.workers.client.pool, buildsys.workers.client.launch, buildsys.workers.client.status", HEAVY
+            "import buildsys.workers.client.pool, buildsys.workers.client.launch, buildsys.workers.client.status",
+            HEAVY,
         )
         == "[]"
     )

@@ -5,9 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.errors import BuildsysError, CheckFailed, ManifestError, StageError, Unavailable, WorkerDied
+from buildsys.errors import (
+    BuildsysError,
+    CheckFailed,
+    ManifestError,
+    StageError,
+    Unavailable,
+    WorkerDied,
+)
 from buildsys.workers.job import Job
-from buildsys.workers.protocol import LineBuffer, encode, error_from_json, error_to_json, job_from_json, job_to_json
+from buildsys.workers.protocol import (
+    LineBuffer,
+    encode,
+    error_from_json,
+    error_to_json,
+    job_from_json,
+    job_to_json,
+)
 
 JOB = Job(
     target="export:m",
@@ -40,7 +54,11 @@ def test_lines_are_joined_whatever_the_pieces(size: int) -> None:
     messages = [{"n": n, "text": "a\nb" * n} for n in range(20)]
     stream = b"".join(map(encode, messages))
     buffer = LineBuffer()
-    received = [message for at in range(0, len(stream), size) for message in buffer.feed(stream[at : at + size])]
+    received = [
+        message
+        for at in range(0, len(stream), size)
+        for message in buffer.feed(stream[at : at + size])
+    ]
     assert received == messages
 
 
@@ -62,7 +80,9 @@ class _Subclass(CheckFailed):
     pass
 
 
-@pytest.mark.parametrize("error", [ManifestError(Path("m.yaml"), ("opset",), "too new"), _Subclass("too new")])
+@pytest.mark.parametrize(
+    "error", [ManifestError(Path("m.yaml"), ("opset",), "too new"), _Subclass("too new")]
+)
 def test_other_errors_become_stage_errors(error: BuildsysError) -> None:
     received = error_from_json(error_to_json(error))
     assert type(received) is StageError

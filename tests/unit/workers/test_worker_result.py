@@ -42,12 +42,18 @@ def test_header_then_figures(job: Job) -> None:
 
 def test_nothing_is_written_when_a_figure_cannot_be(job: Job) -> None:
     with pytest.raises(TypeError):
-        write_result(job, StageResult(figures={"value": {1, 2}}), started=STARTED, seconds=0, peak_rss_mib=0)
+        write_result(
+            job, StageResult(figures={"value": {1, 2}}), started=STARTED, seconds=0, peak_rss_mib=0
+        )
     assert not job.outputs["result"].exists()
 
 
 def test_a_list_of_scalars_is_one_line_and_all_else_is_indented() -> None:
-    figures = {"samples_ms": [0.5, 1.25], "shape": (1, 3), "deep": {"empty": {}, "none": [], "rows": [[1], {"a": "ü"}]}}
+    figures = {
+        "samples_ms": [0.5, 1.25],
+        "shape": (1, 3),
+        "deep": {"empty": {}, "none": [], "rows": [[1], {"a": "ü"}]},
+    }
     text = as_text(figures)
     assert text == (
         '{\n  "samples_ms": [0.5, 1.25],\n  "shape": [1, 3],\n  "deep": {\n    "empty": {},\n    "none": [],\n'
@@ -70,10 +76,19 @@ def test_what_is_not_json_is_refused(figures: dict[str, object]) -> None:
 
 
 def test_what_is_written_is_what_the_standard_library_reads() -> None:
-    figures = {"text": 'quote " and\nline', "flags": [True, None, -1, 1e-300, 10**20], "deep": [[[]], [{}]], "3": "x"}
+    figures = {
+        "text": 'quote " and\nline',
+        "flags": [True, None, -1, 1e-300, 10**20],
+        "deep": [[[]], [{}]],
+        "3": "x",
+    }
     assert json.loads(as_text(figures)) == figures
 
 
 def test_long_lists_stay_in_the_file() -> None:
-    figures = {"raw": [0.0] * 17, "shape": (0,) * 16, "cases": [{"raw": "x" * 100, "deep": [1] * 17}]}
+    figures = {
+        "raw": [0.0] * 17,
+        "shape": (0,) * 16,
+        "cases": [{"raw": "x" * 100, "deep": [1] * 17}],
+    }
     assert without_long_lists(figures) == {"shape": [0] * 16, "cases": [{"raw": "x" * 100}]}

@@ -23,7 +23,12 @@ from buildsys.models.user_code import describe_exception, with_article
 ONLY = SINCE_10
 # the methods that a plugin must have, by the capability that they belong to
 _PLUGIN = ("clone", "get_capability_interface")
-_BUILD = ("get_output_data_types", "get_output_shapes", "supports_format_combination", "configure_plugin")
+_BUILD = (
+    "get_output_data_types",
+    "get_output_shapes",
+    "supports_format_combination",
+    "configure_plugin",
+)
 _RUNTIME = ("get_fields_to_serialize", "attach_to_context", "on_shape_change", "enqueue")
 _WITH_DEFAULT = ("get_workspace_size", "get_valid_tactics", "set_tactic", "destroy")
 _CORE_NAMES = ("plugin_name", "plugin_version", "plugin_namespace")
@@ -62,8 +67,15 @@ class Guard:
 
     def _require(self, part: Any, attributes: Iterable[str], label: str) -> None:
         for name in attributes:
-            if getattr(part, name, None) in (None, -1):  # what the bindings say of one that is not set
-                self.fail(StageError(f"{label}: {type(part).__name__} does not set {name}", "set it in __init__"))
+            if getattr(part, name, None) in (
+                None,
+                -1,
+            ):  # what the bindings say of one that is not set
+                self.fail(
+                    StageError(
+                        f"{label}: {type(part).__name__} does not set {name}", "set it in __init__"
+                    )
+                )
 
     def _wrap(self, owner: type, callbacks: Iterable[str], label: str) -> None:
         """Replace callbacks in the class itself: the bindings look them up there."""
@@ -113,10 +125,16 @@ class Guard:
             kinds = expected[name]
             assert isinstance(kinds, type)
             return f"returned {_described(value)} instead of {with_article(kinds.__name__)}"
-        lists = {"get_output_data_types": trt.DataType, "get_output_shapes": trt.DimsExprs, "get_valid_tactics": int}
+        lists = {
+            "get_output_data_types": trt.DataType,
+            "get_output_shapes": trt.DimsExprs,
+            "get_valid_tactics": int,
+        }
         if name not in lists:
             return ""
-        if not isinstance(value, (list, tuple)) or not all(isinstance(item, lists[name]) for item in value):
+        if not isinstance(value, (list, tuple)) or not all(
+            isinstance(item, lists[name]) for item in value
+        ):
             return f"returned {_described(value)} instead of a list of {lists[name].__name__}"
         if name != "get_valid_tactics" and len(value) != plugin.num_outputs:
             return f"returned {len(value)} of {plugin.num_outputs} outputs"

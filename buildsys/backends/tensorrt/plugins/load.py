@@ -18,7 +18,9 @@ from buildsys.backends.tensorrt.plugins.python import register_file
 from buildsys.backends.tensorrt.plugins.shared import load_library
 from buildsys.system.files import sha256_of
 
-_LOADED: dict[tuple[Library, OperatorUse], Figures] = {}  # of this process: the registry takes each name once
+_LOADED: dict[
+    tuple[Library, OperatorUse], Figures
+] = {}  # of this process: the registry takes each name once
 
 
 def load_plugins(library: Library, operators: Sequence[OperatorUse]) -> list[Figures]:
@@ -32,7 +34,9 @@ def load_plugins(library: Library, operators: Sequence[OperatorUse]) -> list[Fig
     fresh = [use for use in plugins if (library, use) not in _LOADED]
     if fresh:
         version_adapter.check_plugin_machinery(library)
-        faulthandler.enable(sys.__stderr__ or sys.stderr)  # a plugin that crashes tells its line in the log
+        faulthandler.enable(
+            sys.__stderr__ or sys.stderr
+        )  # a plugin that crashes tells its line in the log
     for path in dict.fromkeys(use.path for use in fresh):
         uses = [use for use in fresh if use.path == path]
         for use, creator in zip(uses, _load(library, path, uses), strict=True):
@@ -66,4 +70,8 @@ def _facts(use: OperatorUse, creator: Any) -> Figures:
 
 
 def _shown(use: OperatorUse) -> str:
-    return str(use.path.relative_to(use.project)) if use.path.is_relative_to(use.project) else use.path.name
+    return (
+        str(use.path.relative_to(use.project))
+        if use.path.is_relative_to(use.project)
+        else use.path.name
+    )

@@ -33,7 +33,10 @@ def register_file(path: str, operators: Sequence[str], guard: Guard) -> list[Any
         if registered_creator(guard.library, operator) is not None:
             _, _, name = operator.rpartition("::")
             problem = f"{path}: {guard.library.title} knows another plugin that {operator} would be taken for: {name}"
-            raise StageError(problem, "give the operator another name, or each creator its domain as plugin_namespace")
+            raise StageError(
+                problem,
+                "give the operator another name, or each creator its domain as plugin_namespace",
+            )
     module = load_module(path, guard.project)
     return [_register(module, path, operator, guard) for operator in operators]
 
@@ -44,7 +47,9 @@ def _register(module: ModuleType, path: str, operator: str, guard: Guard) -> Any
     registry = guard.trt.get_plugin_registry()
     known = registered_creator(guard.library, operator)  # the file may do it when it is imported
     if known is None and not registry.register_creator(creator, creator.plugin_namespace):
-        raise StageError(f"{path}: {guard.library.title} does not take the creator {type(creator).__name__}")
+        raise StageError(
+            f"{path}: {guard.library.title} does not take the creator {type(creator).__name__}"
+        )
     _KEPT.append(creator)
     return creator
 
@@ -53,7 +58,8 @@ def registered_creator(library: Library, operator: str) -> Any:
     """Return the creator that the parser would find for ``domain::Name``, None when there is none."""
     domain, _, name = operator.rpartition("::")
     found = (
-        version_adapter.find_creator(library, name, VERSION, namespace) for namespace in ("", domain)
+        version_adapter.find_creator(library, name, VERSION, namespace)
+        for namespace in ("", domain)
     )  # the parser's order
     return next((creator for creator in found if creator is not None), None)
 
@@ -70,8 +76,14 @@ def _find_creator(module: ModuleType, path: str, operator: str, guard: Guard) ->
             return creator
     found = ", ".join(f"{type(creator).__name__} ({creator.name})" for creator in creators)
     near = difflib.get_close_matches(name, [creator.name for creator in creators], n=1)
-    hint = f"did you mean {name} instead of {near[0]}?" if near else f"set name = '{name}' in the creator's __init__"
-    raise StageError(f"{path} has no plugin creator for the operator {operator}, only {found}", hint)
+    hint = (
+        f"did you mean {name} instead of {near[0]}?"
+        if near
+        else f"set name = '{name}' in the creator's __init__"
+    )
+    raise StageError(
+        f"{path} has no plugin creator for the operator {operator}, only {found}", hint
+    )
 
 
 def _check_place(creator: Any, path: str, domain: str) -> None:
@@ -88,9 +100,15 @@ def _check_place(creator: Any, path: str, domain: str) -> None:
 def _creator_classes(module: ModuleType, trt: ModuleType) -> Iterator[type]:
     """Yield the creators that a file defines or imports, without classes that others of them derive from."""
     base = trt.IPluginCreatorV3One
-    found = [item for item in vars(module).values() if isinstance(item, type) and issubclass(item, base)]
+    found = [
+        item for item in vars(module).values() if isinstance(item, type) and issubclass(item, base)
+    ]
     own = [item for item in dict.fromkeys(found) if item is not base]
-    return (item for item in own if not any(issubclass(other, item) and other is not item for other in own))
+    return (
+        item
+        for item in own
+        if not any(issubclass(other, item) and other is not item for other in own)
+    )
 
 
 def _make(owner: type, path: str, guard: Guard) -> Any:

@@ -15,7 +15,10 @@ from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.plugins.python import VERSION, registered_creator
 from buildsys.errors import StageError
 
-_ENTRY_POINTS = ("getCreators", "getPluginCreators")  # what the registry looks for, the first for V3 plugins
+_ENTRY_POINTS = (
+    "getCreators",
+    "getPluginCreators",
+)  # what the registry looks for, the first for V3 plugins
 
 
 def load_library(file: Path, shown: str, operators: Sequence[str], library: Library) -> list[Any]:
@@ -39,7 +42,10 @@ def _check_entry_point(file: Path, shown: str) -> None:
         reason = " ".join(str(error).replace(f"{file}:", "").split())
         raise StageError(f"{shown} cannot be loaded: {reason}", _hint(reason)) from error
     if not any(hasattr(library, name) for name in _ENTRY_POINTS):
-        raise StageError(f"{shown} has neither {' nor '.join(_ENTRY_POINTS)}", "a plugin library exports one of them")
+        raise StageError(
+            f"{shown} has neither {' nor '.join(_ENTRY_POINTS)}",
+            "a plugin library exports one of them",
+        )
 
 
 def _hint(reason: str) -> str:

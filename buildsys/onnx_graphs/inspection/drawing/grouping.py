@@ -158,14 +158,19 @@ def _open_large(units: list[_Unit], alone: set[_Unit], total: int) -> None:
 
 
 def _is_large(item: Item, total: int) -> bool:
-    return isinstance(item, Parallel) and sum(1 for _ in all_nodes([item])) > max(PLAIN_LIMIT / 2, _LARGE_SHARE * total)
+    return isinstance(item, Parallel) and sum(1 for _ in all_nodes([item])) > max(
+        PLAIN_LIMIT / 2, _LARGE_SHARE * total
+    )
 
 
 def _opened(unit: _Unit, at: int) -> list[_Unit]:
     """Replace a unit by what comes before its item ``at``, the branches of that, and what comes behind."""
     item = unit.items[at]
     assert isinstance(item, Parallel)
-    pieces = [_Unit(items, unit.order + place) for place, items in enumerate((unit.items[:at], unit.items[at + 1 :]))]
+    pieces = [
+        _Unit(items, unit.order + place)
+        for place, items in enumerate((unit.items[:at], unit.items[at + 1 :]))
+    ]
     begins, ends = (dict.fromkeys(side) for side in (unit.before, unit.behind))
     for other in begins:
         del other.behind[unit]
@@ -203,7 +208,9 @@ def _blocks(items: Sequence[Item]) -> list[Block]:
     blocks: list[Block] = []
     rest = list(items)
     while rest:
-        meets = isinstance(rest[0], Parallel) and len(rest) > 1 and not isinstance(rest[1], Parallel)
+        meets = (
+            isinstance(rest[0], Parallel) and len(rest) > 1 and not isinstance(rest[1], Parallel)
+        )
         length = 2 if meets else 1
         blocks.append(tuple(rest[:length]))
         del rest[:length]
@@ -212,8 +219,17 @@ def _blocks(items: Sequence[Item]) -> list[Block]:
 
 def _repeats(blocks: list[Block], form: Callable[[Node], str]) -> list[Box]:
     """Return boxes in which the largest stretch that repeats itself is one; before and behind it the same again."""
-    signatures = [f"{outline(block, longest=0)}{[form(node) for node in all_nodes(block)]}" for block in blocks]
-    best = (0, False, 0, 0, 0)  # nodes, begins with branches, earliest, shortest; then begin, length, count
+    signatures = [
+        f"{outline(block, longest=0)}{[form(node) for node in all_nodes(block)]}"
+        for block in blocks
+    ]
+    best = (
+        0,
+        False,
+        0,
+        0,
+        0,
+    )  # nodes, begins with branches, earliest, shortest; then begin, length, count
     chosen: tuple[int, int, int] | None = None
     for length in range(1, len(blocks) // 2 + 1):
         for begin in range(len(blocks) - 2 * length + 1):
@@ -231,7 +247,11 @@ def _repeats(blocks: list[Block], form: Callable[[Node], str]) -> list[Box]:
     end = begin + length * count
     items = tuple(item for block in blocks[begin:end] for item in block)
     pattern_items = tuple(item for block in blocks[begin : begin + length] for item in block)
-    return [*_repeats(blocks[:begin], form), Box(items, count, pattern_items), *_repeats(blocks[end:], form)]
+    return [
+        *_repeats(blocks[:begin], form),
+        Box(items, count, pattern_items),
+        *_repeats(blocks[end:], form),
+    ]
 
 
 def _count_repeats(signatures: Sequence[str], begin: int, length: int) -> int:
@@ -253,11 +273,18 @@ def _runs(boxes: Sequence[Box]) -> list[Box]:
     run: list[Item] = []
 
     def finish() -> None:
-        is_few = len(run) <= 2 and found and found[-1].count == 1 and isinstance(found[-1].items[0], Parallel)
+        is_few = (
+            len(run) <= 2
+            and found
+            and found[-1].count == 1
+            and isinstance(found[-1].items[0], Parallel)
+        )
         if run and is_few:
             found[-1] = Box((*found[-1].items, *run))
         elif run:
-            found.extend(Box(tuple(run[at : at + _LONGEST_RUN])) for at in range(0, len(run), _LONGEST_RUN))
+            found.extend(
+                Box(tuple(run[at : at + _LONGEST_RUN])) for at in range(0, len(run), _LONGEST_RUN)
+            )
         run.clear()
 
     for box in boxes:
@@ -279,7 +306,8 @@ def outline(items: Sequence[Item], longest: int = _LONGEST_OUTLINE) -> str:
         return text
     counts = Counter(node.operator for node in all_nodes(items)).most_common()
     shown = ", ".join(
-        f"{operator} {TIMES}{count}" if count > 1 else operator for operator, count in counts[:_SHOWN_OPERATORS]
+        f"{operator} {TIMES}{count}" if count > 1 else operator
+        for operator, count in counts[:_SHOWN_OPERATORS]
     )
     return shown + (", …" if len(counts) > _SHOWN_OPERATORS else "")
 

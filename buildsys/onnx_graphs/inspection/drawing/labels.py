@@ -6,7 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from buildsys.onnx_graphs.inspection.drawing.grouping import Box, outline
-from buildsys.onnx_graphs.inspection.drawing.text_width import LINE_HEIGHT, SMALL, TITLE, text_width, wrapped
+from buildsys.onnx_graphs.inspection.drawing.text_width import (
+    LINE_HEIGHT,
+    SMALL,
+    TITLE,
+    text_width,
+    wrapped,
+)
 from buildsys.onnx_graphs.inspection.plain_graph import TIMES, Body, Node, shape_text
 
 PADDING = 9.0
@@ -59,7 +65,9 @@ class Card:
         widest = max((text_width(line, TITLE, bold=True) for line in self.title), default=0.0)
         widest = max([widest, *(text_width(line, SMALL) for line in self.lines)])
         inner_width = sum(picture.width + 2 * PADDING for _, picture in self.inner)
-        inner_height = max((picture.height + 2.5 * LINE_HEIGHT for _, picture in self.inner), default=0.0)
+        inner_height = max(
+            (picture.height + 2.5 * LINE_HEIGHT for _, picture in self.inner), default=0.0
+        )
         height = LINE_HEIGHT * (len(self.title) + len(self.lines)) + PADDING * 1.4 + inner_height
         return max(widest + 2 * PADDING, inner_width, 60.0), height
 
@@ -68,7 +76,11 @@ def card_of(box: Box, body: Body, draw_body: Callable[[Body], Picture]) -> Card:
     """Return what a box shows; ``draw_body`` draws what is within a node."""
     node = box.items[0]
     if len(box.items) == 1 and isinstance(node, Node):
-        return _end_card(node, body) if node.operator in (INPUT, OUTPUT) else _node_card(node, body, draw_body)
+        return (
+            _end_card(node, body)
+            if node.operator in (INPUT, OUTPUT)
+            else _node_card(node, body, draw_body)
+        )
     nodes = box.nodes
     repeated = box.count > 1
     text = outline(box.pattern if repeated else box.items)
@@ -82,7 +94,13 @@ def card_of(box: Box, body: Body, draw_body: Callable[[Body], Picture]) -> Card:
     names = [f"{member.operator} {member.label}" for member in nodes[:_SHOWN_NAMES]]
     names += [f"and {len(nodes) - _SHOWN_NAMES} more"] if len(nodes) > _SHOWN_NAMES else []
     kinds = {_kind(member) for member in nodes}
-    return Card(title, lines, kinds.pop() if len(kinds) == 1 else "group", "\n".join(names), stacked=repeated)
+    return Card(
+        title,
+        lines,
+        kinds.pop() if len(kinds) == 1 else "group",
+        "\n".join(names),
+        stacked=repeated,
+    )
 
 
 def _end_card(node: Node, body: Body) -> Card:
@@ -92,24 +110,47 @@ def _end_card(node: Node, body: Body) -> Card:
 
 
 def _node_card(node: Node, body: Body, draw_body: Callable[[Body], Picture]) -> Card:
-    shown = [f"{_SHOWN_ATTRIBUTES[name]} {text}" for name, text in node.attributes.items() if name in _SHOWN_ATTRIBUTES]
-    shown = [text for text in shown if text.partition(" ")[2] not in _USUAL.get(text.partition(" ")[0], ())]
+    shown = [
+        f"{_SHOWN_ATTRIBUTES[name]} {text}"
+        for name, text in node.attributes.items()
+        if name in _SHOWN_ATTRIBUTES
+    ]
+    shown = [
+        text
+        for text in shown
+        if text.partition(" ")[2] not in _USUAL.get(text.partition(" ")[0], ())
+    ]
     weights = [
         f"{TIMES} {shape_text(stored.shape)}"
         for name in node.inputs
         if (stored := body.initializers.get(name)) and len(stored.shape) > 1
     ]
-    lines = [", ".join(shown)] * bool(shown) + weights[:2] + ([node.name] if node.name else []) + _made(node, body)
+    lines = (
+        [", ".join(shown)] * bool(shown)
+        + weights[:2]
+        + ([node.name] if node.name else [])
+        + _made(node, body)
+    )
     lines = [piece for line in lines for piece in wrapped(line, _WRAP + 8)]
     attributes = (f"{name} = {text}" for name, text in node.attributes.items())
-    hint = "\n".join((f"{node.operator} {node.label}", *attributes, *(f"takes {name}" for name in node.inputs if name)))
+    hint = "\n".join(
+        (
+            f"{node.operator} {node.label}",
+            *attributes,
+            *(f"takes {name}" for name in node.inputs if name),
+        )
+    )
     inner = tuple((name, draw_body(part)) for name, part in node.bodies.items() if part.nodes)
     return Card(wrapped(node.operator, _WRAP), lines, _kind(node), hint, inner=inner)
 
 
 def _made(node: Node, body: Body) -> list[str]:
     values = [body.value(name) for name in node.outputs[:2] if name]
-    return [f"→ {shape_text(value.shape)}" for value in values if value is not None and value.shape is not None]
+    return [
+        f"→ {shape_text(value.shape)}"
+        for value in values
+        if value is not None and value.shape is not None
+    ]
 
 
 def _kind(node: Node) -> str:

@@ -45,16 +45,27 @@ class _Cell:
 def place(sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[int, int]]) -> Layout:
     """Return where boxes of given sizes go; edges point from one box to another and make no circle."""
     ranks = _ranks(len(sizes), edges)
-    cells = [_Cell(rank, size[0], box) for box, (rank, size) in enumerate(zip(ranks, sizes, strict=True))]
+    cells = [
+        _Cell(rank, size[0], box) for box, (rank, size) in enumerate(zip(ranks, sizes, strict=True))
+    ]
     chains = [_chain(cells[begin], cells[end]) for begin, end in edges]
     rows = _rows(cells, chains)
     _order(rows)
     _place_columns(rows)
-    heights = [max((sizes[cell.box][1] for cell in row if cell.box is not None), default=0.0) for row in rows]
+    heights = [
+        max((sizes[cell.box][1] for cell in row if cell.box is not None), default=0.0)
+        for row in rows
+    ]
     tops = [sum(heights[:rank]) + ROW_GAP * rank for rank in range(len(rows))]
     left = min((cell.x - cell.width / 2 for row in rows for cell in row), default=0.0)
     corners = [(cell.x - cell.width / 2 - left, tops[cell.rank]) for cell in cells]
-    paths = _paths(cells, chains, sizes, [(top, top + height) for top, height in zip(tops, heights, strict=True)], left)
+    paths = _paths(
+        cells,
+        chains,
+        sizes,
+        [(top, top + height) for top, height in zip(tops, heights, strict=True)],
+        left,
+    )
     right = max((cell.x + cell.width / 2 for row in rows for cell in row), default=0.0)
     return Layout(corners, paths, right - left, (tops[-1] + heights[-1]) if rows else 0.0)
 
@@ -102,7 +113,9 @@ def _chain(begin: _Cell, end: _Cell) -> list[_Cell]:
 
 def _rows(cells: Iterable[_Cell], chains: Iterable[Sequence[_Cell]]) -> list[list[_Cell]]:
     every = [*cells, *(cell for chain in chains for cell in chain[1:-1])]
-    rows: list[list[_Cell]] = [[] for _ in range(max((cell.rank for cell in every), default=-1) + 1)]
+    rows: list[list[_Cell]] = [
+        [] for _ in range(max((cell.rank for cell in every), default=-1) + 1)
+    ]
     for cell in every:
         rows[cell.rank].append(cell)
     return rows
@@ -115,7 +128,9 @@ def _order(rows: list[list[_Cell]]) -> None:
     for sweep in range(_SWEEPS):
         downwards = sweep % 2 == 0
         for row in rows if downwards else reversed(rows):
-            keys = {id(cell): _barycenter(cell, cell.up if downwards else cell.down) for cell in row}
+            keys = {
+                id(cell): _barycenter(cell, cell.up if downwards else cell.down) for cell in row
+            }
             row.sort(key=lambda cell: keys[id(cell)])
             for at, cell in enumerate(row):
                 cell.at = at
@@ -213,7 +228,9 @@ def _paths(
     return paths
 
 
-def _ports(cells: Sequence[_Cell], chains: Sequence[Sequence[_Cell]], *, first: bool) -> dict[int, float]:
+def _ports(
+    cells: Sequence[_Cell], chains: Sequence[Sequence[_Cell]], *, first: bool
+) -> dict[int, float]:
     """Return where each edge leaves (or reaches) its box: side by side, in the order of where they come from."""
     found: dict[int, float] = {}
     for cell in cells:

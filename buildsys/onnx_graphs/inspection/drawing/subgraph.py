@@ -31,7 +31,9 @@ def choose(body: Body, begin: str = "", end: str = "", depth: int | None = None)
     wanted = set(nodes)
     if begin or (depth is not None and not end):
         starts = (
-            _starts(body, begin) if begin else [node for name in body.inputs for node in body.consumers.get(name, ())]
+            _starts(body, begin)
+            if begin
+            else [node for name in body.inputs for node in body.consumers.get(name, ())]
         )
         wanted &= _reached(starts, lambda node: _behind(node, body), depth)
     if end:
@@ -53,7 +55,13 @@ def _starts(body: Body, name: str) -> list[Node]:
 def _ends(body: Body, name: str) -> list[Node]:
     """Return the node of a name, or the node that makes the tensor of this name."""
     node = _node(body, name)
-    return [node] if node else [body.producers[name]] if name in body.producers else [_known(body, name)]
+    return (
+        [node]
+        if node
+        else [body.producers[name]]
+        if name in body.producers
+        else [_known(body, name)]
+    )
 
 
 def _node(body: Body, name: str) -> Node | None:
@@ -83,7 +91,9 @@ def _before(node: Node, body: Body) -> Iterable[Node]:
     return (body.producers[name] for name in node.reads if name in body.producers)
 
 
-def _reached(starts: Iterable[Node], step: Callable[[Node], Iterable[Node]], depth: int | None) -> set[Node]:
+def _reached(
+    starts: Iterable[Node], step: Callable[[Node], Iterable[Node]], depth: int | None
+) -> set[Node]:
     found: dict[Node, int] = {}
     level = list(starts)
     distance = 1
@@ -103,9 +113,15 @@ def neighbours(part: Part) -> Mapping[str, list[str]]:
     for node in part.nodes:
         for name in node.reads:
             maker = body.producers.get(name)
-            if maker not in members and name not in body.initializers and not (maker and maker.operator == _CONSTANT):
+            if (
+                maker not in members
+                and name not in body.initializers
+                and not (maker and maker.operator == _CONSTANT)
+            ):
                 incoming[name] = None
         for name in node.outputs:
-            if name in body.outputs or any(taker not in members for taker in body.consumers.get(name, ())):
+            if name in body.outputs or any(
+                taker not in members for taker in body.consumers.get(name, ())
+            ):
                 outgoing[name] = None
     return {"in": list(incoming), "out": list(outgoing)}

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from html import escape
 
 from buildsys.onnx_graphs.inspection.drawing.grouping import Box, group
-from buildsys.onnx_graphs.inspection.drawing.labels import INPUT, OUTPUT, PADDING, Card, Picture, card_of
+from buildsys.onnx_graphs.inspection.drawing.labels import (
+    INPUT,
+    OUTPUT,
+    PADDING,
+    Card,
+    Picture,
+    card_of,
+)
 from buildsys.onnx_graphs.inspection.drawing.layout import Point, place
 from buildsys.onnx_graphs.inspection.drawing.subgraph import Part, choose, neighbours
 from buildsys.onnx_graphs.inspection.drawing.text_width import LINE_HEIGHT, SMALL, TITLE, text_width
@@ -55,13 +62,23 @@ def _picture(part: Part) -> Picture:
     nodes = [*inputs, *part.nodes, *outputs]
     makers = {name: node for node in nodes for name in node.outputs if name}
     edges = [(makers[name], node) for node in nodes for name in node.reads if name in makers]
-    columns = group(nodes, dict.fromkeys(edges), fixed=(*inputs, *outputs), form=lambda node: _form(node, part.body))
+    columns = group(
+        nodes,
+        dict.fromkeys(edges),
+        fixed=(*inputs, *outputs),
+        form=lambda node: _form(node, part.body),
+    )
     boxes = [box for column in columns for box in column]
     cards = [card_of(box, part.body, lambda body: _picture(choose(body))) for box in boxes]
     layout = place([card.size for card in cards], _box_edges(boxes, edges))
     shapes = [_edge(path) for path in layout.paths]
     shapes += [_drawn(card, corner) for card, corner in zip(cards, layout.corners, strict=True)]
-    return Picture("".join(shapes), layout.width + _BEHIND, layout.height, len(boxes) - len(inputs) - len(outputs))
+    return Picture(
+        "".join(shapes),
+        layout.width + _BEHIND,
+        layout.height,
+        len(boxes) - len(inputs) - len(outputs),
+    )
 
 
 def _form(node: Node, body: Body) -> str:
@@ -90,7 +107,9 @@ def _edge(path: Sequence[Point]) -> str:
             drawn += f" L{_number(to_x)},{_number(to_y)}"
         else:
             middle = _number((y + to_y) / 2)
-            drawn += f" C{_number(x)},{middle} {_number(to_x)},{middle} {_number(to_x)},{_number(to_y)}"
+            drawn += (
+                f" C{_number(x)},{middle} {_number(to_x)},{middle} {_number(to_x)},{_number(to_y)}"
+            )
         x, y = to_x, to_y
     return f'<path d="{drawn}" fill="none" stroke="#777777" stroke-width="1.1" marker-end="url(#tip)"/>\n'
 
