@@ -19,7 +19,6 @@ from buildsys.system import distributions
 from buildsys.system import versions as toolchain
 from buildsys.system.files import sha256_of
 from buildsys.system.interpreters.toolchain import Toolchain, located
-from buildsys.system.torch_checkpoint import tensors_digest
 
 _PACKAGE = "buildsys"
 _CODE_ROOT = str(Path(__file__).resolve().parents[2])
@@ -109,10 +108,8 @@ class Surveyor:
         for name, wanted in action.weights.items():
             path = f"{self._project}/{name}"
             files[f"weights:{name}"] = found = self._memo.digest(path)
-            parts[f"weights:{name}"] = (
-                ABSENT if found is None else self._tensors(path, found.digest)
-            )
-            # a digest that the file has says nothing that its tensors do not; with another one the stage fails
+            parts[f"weights:{name}"] = ABSENT if found is None else found.digest
+            # a sha256 that the file has adds nothing to its digest; with another one the stage fails
             for label in [label for label in parts if label.endswith("source.weights.sha256")]:
                 met = wanted is None or (
                     found is not None and self._sha256(path, found.digest) == wanted
@@ -121,16 +118,6 @@ class Surveyor:
                     del parts[label]
                 else:
                     parts[label] = f"{wanted}, which the file does not have"
-
-    def _tensors(self, path: str, digest: str) -> str:
-        """Return the digest of a file's state dict, that of the file where it is not understood."""
-        known = self._contents.get(name := f"state_dict/1:{digest}")
-        if known is None:
-            known = tensors_digest(path) or digest
-            if _digest(self._memo.digest(path)) != digest:
-                return digest  # written meanwhile: nothing is known of either content
-            self._contents.set(name, known)
-        return known
 
     def _sha256(self, path: str, digest: str) -> str:
         known = self._contents.get(name := f"sha256/1:{digest}")

@@ -12,8 +12,8 @@ from torch import nn
 
 from buildsys.errors import StageError
 from buildsys.system.files import sha256_of
-from buildsys.system.torch_checkpoint import state_dict_of
 
+_WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys of training scripts
 _PARALLEL_PREFIX = "module."  # DataParallel saves every name with it
 _NAMED = 3  # how many names an error shows of each kind
 
@@ -68,7 +68,9 @@ def _load(file: Path, shown: str) -> Any:
 
 
 def _state_dict(loaded: Any, shown: str) -> dict[str, Any]:
-    loaded = state_dict_of(loaded)
+    if isinstance(loaded, Mapping):
+        wrapped = (loaded.get(key) for key in _WRAPPERS)
+        loaded = next((state for state in wrapped if isinstance(state, Mapping)), loaded)
     if not isinstance(loaded, Mapping) or not any(
         isinstance(value, torch.Tensor) for value in loaded.values()
     ):

@@ -58,7 +58,7 @@ CHOICES: dict[str, list[Any]] = {  # a dotted field of the world -> its values
     "block": [0, 1, 2],
     "array": [0, 1],
     "tensor": [0, 1, 2],
-    "saved": [0, 1],  # what lies beside the state dict in its file
+    "saved": [0, 1],  # another entry of the checkpoint: other bytes, the same tensors
 }
 WORLDS = st.fixed_dictionaries({name: st.sampled_from(values) for name, values in CHOICES.items()})
 SET = st.sampled_from(sorted(CHOICES)).flatmap(
@@ -216,7 +216,7 @@ class Model:
         )
         if part.origin == "(file)" and network:
             if part.label.startswith("weights"):
-                return [world["tensor"]] if world["weights"] else []
+                return [world["tensor"], world["saved"]] if world["weights"] else []
             block = [world["block"]] if world["imports"] else []
             data = (
                 [world["array"]]
