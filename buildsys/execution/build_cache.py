@@ -21,7 +21,7 @@ from buildsys.store.ledger import PASSED, UNAVAILABLE, Ledger, OutputFile, Recor
 from buildsys.store.object_store import DamagedError, Store
 
 if TYPE_CHECKING:
-    from buildsys.store.remote import Lease, Remote
+    from buildsys.store.remote import Remote
 
 
 class Cache:
@@ -42,7 +42,6 @@ class Cache:
         self._background = background
         self._remote = remote
         self._notify = notify
-        self._leases: dict[str, Lease] = {}
         self._told: set[str] = set()
 
     def find(self, action: Action, now: Snapshot) -> Record | None:
@@ -80,24 +79,6 @@ class Cache:
         self._background.submit(
             partial(self._keep, record, record.status == PASSED and not action.measures)
         )
-
-    def wait_for_others(
-        self, action: Action, now: Snapshot, on_wait: Callable[[str], None]
-    ) -> bool:
-        """Tell other machines that this key is being built here; True when one of them has just built it.
-
-        Until ``keep`` or ``give_up`` of the same key, they wait.
-        """
-        if self._remote is None or action.measures or not self._remote.writable:
-            return False
-        lease = self._leases[now.key] = self._remote.lease(action.target, now.key)
-        return lease.take(on_wait)
-
-    def give_up(self, key: str) -> None:
-        """Let other machines build a key that was not built here."""
-        lease = self._leases.pop(key, None)
-        if lease is not None:
-            lease.drop()
 
     def _recorded(self, action: Action, now: Snapshot) -> Record | None:
         return self._ledger.lookup(action.target, now.key)
@@ -154,7 +135,6 @@ class Cache:
                 self._store.write_action(record)
                 if share and self._remote is not None:
                     self._remote.push(record, self._store)
-        self.give_up(record.key)
 
     @contextmanager
     def _excused(self, what: str) -> Iterator[None]:

@@ -164,25 +164,18 @@ class Executor:
                 return self._outcome(record, waited=True)
             force = force or self._ledger.is_forgotten(target)
             record = None if force else self._restore(action, now)
-            if record is None and self._cache.wait_for_others(action, now, waiting):
-                record = None if force else self._restore(action, now)
             if record is not None:
-                self._cache.give_up(now.key)
                 return self._outcome(record, restored=True)
-            try:
-                gpus = (
-                    gpu_uuids(action.toolchain.env if action.toolchain else ())
-                    if action.alone_on_gpu
-                    else ()
-                )
-                with self._locks.place(
-                    target, devices=gpus, exclusive=action.exclusive, on_wait=waiting
-                ):
-                    self._sweep_once()
-                    return self._make(action, now, encode_reasons(self._reasons(action, now)))
-            except BaseException:
-                self._cache.give_up(now.key)
-                raise
+            gpus = (
+                gpu_uuids(action.toolchain.env if action.toolchain else ())
+                if action.alone_on_gpu
+                else ()
+            )
+            with self._locks.place(
+                target, devices=gpus, exclusive=action.exclusive, on_wait=waiting
+            ):
+                self._sweep_once()
+                return self._make(action, now, encode_reasons(self._reasons(action, now)))
 
     def stale_reason(self, target: str) -> str:
         """Return in a few words why a target must be made, an empty string when it is fresh."""
@@ -429,9 +422,9 @@ class Executor:
     def _shown(self, path: Path) -> str:
         return str(path.relative_to(self._project) if path.is_relative_to(self._project) else path)
 
-    def _tell_waiting(self, target: str, holder: Holder | str | None) -> None:
+    def _tell_waiting(self, target: str, holder: Holder | None) -> None:
         told = "other targets" if holder is None else str(holder)
-        elsewhere = isinstance(holder, str) or (holder is not None and holder.pid != os.getpid())
+        elsewhere = holder is not None and holder.pid != os.getpid()
         self._on_event(target, {"event": "waiting", "holder": told, "elsewhere": elsewhere})
 
     def _sweep_once(self) -> None:

@@ -6,11 +6,7 @@ for the rest of the run: it costs one warning and that time, never a build.
 
 from __future__ import annotations
 
-import json
-import os
-import socket
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -24,11 +20,6 @@ from buildsys.store.object_store import LocalError, Store
 from buildsys.store.record_file import RecordError, decode_record, encode_record
 
 READ_ONLY, READ_WRITE = "read-only", "read-write"
-LEASE_S = (
-    30.0  # a builder that has not said for this long that it is still at work is taken for dead
-)
-_RENEW_S = 5.0
-_POLL_S = 1.0
 _CHUNK_BYTES = 1 << 20
 _RENAMING = (
     "file",
@@ -103,10 +94,6 @@ class Remote:
             self._within(
                 partial(self._push, record, store, given_up), f"share {record.target}", given_up
             )
-
-    def lease(self, target: str, key: str) -> Lease:
-        """Return what tells other machines that this one builds a key."""
-        return Lease(self, target, key)
 
     @property
     def _shown(self) -> str:
@@ -248,89 +235,6 @@ class _Place(NamedTuple):
                 raise
 
 
-class Lease:
-    """A file in the shared cache that says who builds a key. Its builder writes it anew every few seconds."""
-
-    def __init__(self, remote: Remote, target: str, key: str) -> None:
-        self._remote = remote
-        self._path = f"building/{key}.json"
-        self._target = target
-        self._nonce = uuid.uuid4().hex
-        self._done = threading.Event()
-        self._held = False
-
-    def take(self, on_wait: Callable[[str], None]) -> bool:
-        """Become the builder, or wait for the one that is; return whether there was one.
-
-        Where the shared cache cannot be written, nobody waits.
-        """
-        seen, since, waited, told = b"", time.monotonic(), False, False
-        while self._remote.writable:
-            if self._remote._within(self._create, f"say that {self._target} is being built"):
-                self._held = True
-                threading.Thread(target=self._renew, daemon=True, name="lease").start()
-                return waited
-            content = self._remote._within(self._look, f"see who builds {self._target}")
-            if content is None:  # just dropped, or the remote is off
-                time.sleep(_POLL_S)
-                continue
-            waited = True
-            if not told:
-                on_wait(_holder(content))
-                told = True
-            if content != seen:
-                seen, since = content, time.monotonic()
-            elif time.monotonic() - since > LEASE_S:  # by our own clock: theirs may be wrong
-                self._remote._within(self._remove, f"take over {self._target}")
-                continue
-            time.sleep(_POLL_S)
-        return waited
-
-    def drop(self) -> None:
-        """Let others build it."""
-        self._done.set()
-        if self._held:
-            self._remote._within(self._remove_own, f"say that {self._target} is built")
-
-    def _content(self) -> bytes:
-        said = {"host": socket.gethostname(), "pid": os.getpid(), "target": self._target}
-        return json.dumps({**said, "nonce": self._nonce, "beat": time.time()}).encode()
-
-    def _create(self, place: _Place) -> bool:
-        place.make_folder_of(self._path)
-        try:
-            with place.open(
-                self._path, "wxb" if place.is_one_of("sftp") else "xb"
-            ) as file:  # paramiko's spelling
-                file.write(self._content())
-        except FileExistsError:
-            return False
-        except OSError:  # SFTP knows no more than that it failed
-            if place.system.exists(place.at(self._path)):
-                return False
-            raise
-        return True
-
-    def _renew(self) -> None:
-        while not self._done.wait(_RENEW_S) and self._remote.writable:
-            self._remote._within(self._rewrite, f"say that {self._target} is still being built")
-
-    def _rewrite(self, place: _Place) -> None:
-        with place.open(self._path, "wb") as file:
-            file.write(self._content())
-
-    def _look(self, place: _Place) -> bytes:
-        place.system.invalidate_cache()
-        return place.read(self._path)
-
-    def _remove(self, place: _Place) -> None:
-        place.remove(self._path)
-
-    def _remove_own(self, place: _Place) -> None:
-        if self._nonce.encode() in self._look(place):
-            self._remove(place)
-
-
 def _object(file: OutputFile) -> str:
     return f"objects/{file.digest[:2]}/{file.digest}"
 
@@ -352,13 +256,3 @@ def _options(settings: RemoteSettings) -> dict[str, Any]:
     if protocol in ("sftp", "ssh"):
         return {"timeout": settings.timeout_s, "skip_instance_cache": True}
     return {"skip_instance_cache": True, "use_listings_cache": False}
-
-
-def _holder(content: bytes) -> str:
-    try:
-        said = json.loads(content)
-        return (
-            f"process {said['pid']} on {said['host']} ({said['target']}, through the shared cache)"
-        )
-    except (ValueError, KeyError, TypeError):
-        return "another machine, through the shared cache"

@@ -85,7 +85,7 @@ def test_what_one_checkout_built_another_takes_over_sftp(
         path.relative_to(tmp_path / "shared").parts[0]
         for path in (tmp_path / "shared").rglob("*.*")
     }
-    assert shared == {"actions"}  # no parts, no lease is left; objects have no suffix
+    assert shared == {"actions"}  # no temporary parts are left; objects have no suffix
 
 
 def test_a_server_that_refuses_costs_one_warning(server: tuple[str, Path], tmp_path: Path) -> None:
