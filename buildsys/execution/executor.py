@@ -369,7 +369,6 @@ class Executor:
             )
         record = self._record(action, before, sealed, ran, started)
         self._ledger.record(record, why=why)
-        self._judge.keep_lines(before)
         self._cache.keep(action, record)
         if ran.status == UNAVAILABLE and is_required(action):
             raise StageError(

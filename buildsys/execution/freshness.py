@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,11 +24,9 @@ from buildsys.store.ledger import (
     Record,
     Run,
 )
-from buildsys.store.line_checksums import LineMemo
 from buildsys.store.object_store import Store
 from buildsys.store.state_db import StateDb, warn_on_stderr
 
-_SOURCE = "source:"
 _RECENT_RUNS = 20  # that tell how long a target takes, and why it was last made
 _TYPICAL_RUNS = 5
 _ENDED_WELL = (PASSED, UNAVAILABLE, "restored")
@@ -62,7 +60,6 @@ class Judge:
         self._surveyor = surveyor
         self._memo = memo
         self._ledger = Ledger(db)
-        self._lines = LineMemo(db)
         self._is_stored = is_stored
 
     def fresh_key(self, action: Action, now: Snapshot) -> str | None:
@@ -102,12 +99,6 @@ class Judge:
         except StageError as error:
             return replace(facts, unreadable=str(error))
 
-    def keep_lines(self, now: Snapshot) -> None:
-        """Remember the lines of the user's files behind a key, so that the first changed one can be told later."""
-        for label, digest in now.parts.items():
-            if label.startswith(_SOURCE):
-                self._lines.keep(digest, self._project / label.removeprefix(_SOURCE))
-
     def _stale(self, action: Action, now: Snapshot, runs: list[Run], facts: Facts) -> Facts:
         latest = self._ledger.latest(action.target)
         failed = bool(runs) and runs[0].status not in _ENDED_WELL
@@ -132,7 +123,6 @@ class Judge:
         return replace(
             facts,
             recorded=latest.parts,
-            lines=dict(self._changed_lines(latest.parts, now.parts)),
             outputs=() if published_failure else tuple(self._output_changes(latest.outputs)),
             unavailable=latest.reason
             if latest.status == UNAVAILABLE and is_required(action)
@@ -147,17 +137,6 @@ class Judge:
             if any(run.status in _ENDED_WELL for run in runs)
             else stale_reasons.NEVER_BUILT
         )
-
-    def _changed_lines(
-        self, old: Mapping[str, str], now: Mapping[str, str]
-    ) -> Iterator[tuple[str, int]]:
-        for label, digest in now.items():
-            if label.startswith(_SOURCE) and old.get(label, digest) != digest:
-                line = self._lines.first_change(
-                    old[label], self._project / label.removeprefix(_SOURCE)
-                )
-                if line is not None:
-                    yield label, line
 
     def _output_changes(self, outputs: Outputs) -> Iterator[tuple[str, str]]:
         paths = {name: f"{self._build}/{name}" for name in outputs}

@@ -44,10 +44,9 @@ class Reason(NamedTuple):
     subject: str = ""  # a field, file, library, device fact or target; or a sentence
     old: str | None = None
     new: str | None = None
-    line: int | None = None  # the first line of a file that differs
 
     def __str__(self) -> str:
-        """Return ``export.opset: 17 → 18``, ``plugins/x.py changed (line 12)``, ``onnx 1.21.0 → 1.23.2``."""
+        """Return ``export.opset: 17 → 18``, ``plugins/x.py changed``, ``onnx 1.21.0 → 1.23.2``."""
         text = _WORDS.get(self.kind, _tell_part)(self)
         return (
             text
@@ -76,9 +75,6 @@ class Facts:
     parts: Mapping[str, str] = field(default_factory=dict)  # of its key now
     recorded: Mapping[str, str] | None = None  # of the key of its latest record
     no_record: str = NEVER_BUILT  # why there is none: NEVER_BUILT, FORGOTTEN or LOST_RECORD
-    lines: Mapping[str, int] = field(
-        default_factory=dict
-    )  # label of a changed file -> its first changed line
     outputs: tuple[tuple[str, str], ...] = ()  # (OUTPUT_…, path) for those that are not as recorded
     failure: str | None = None  # of its last run
     failed_as_is: bool = False  # that run had the very key of now
@@ -128,22 +124,16 @@ def own_reasons(facts: Facts) -> list[Reason]:
     reasons = [] if facts.failure is None else [Reason(FAILED, facts.failure)]
     if facts.recorded is None:
         return reasons or [Reason(facts.no_record)]
-    reasons += part_reasons(facts.recorded, facts.parts, facts.lines)
+    reasons += part_reasons(facts.recorded, facts.parts)
     reasons += [Reason(kind, path) for kind, path in facts.outputs]
     if not reasons and facts.unavailable is not None:
         reasons.append(Reason(UNAVAILABLE, facts.unavailable))
     return reasons or [Reason(OTHER_KEYS)]
 
 
-def part_reasons(
-    old: Mapping[str, str], new: Mapping[str, str], lines: Mapping[str, int]
-) -> list[Reason]:
-    """Return what differs between the parts of two keys; ``lines`` has the first changed line of some labels."""
-    return [
-        reason
-        for change in changed_parts(old, new)
-        for reason in _reasons_of(change, lines.get(change.label))
-    ]
+def part_reasons(old: Mapping[str, str], new: Mapping[str, str]) -> list[Reason]:
+    """Return what differs between the parts of two keys."""
+    return [reason for change in changed_parts(old, new) for reason in _reasons_of(change)]
 
 
 def told(reasons: Iterable[Reason]) -> list[str]:
@@ -175,21 +165,21 @@ def encode_reasons(reasons: Sequence[Reason]) -> str:
 def decode_reasons(text: object) -> tuple[Reason, ...]:
     """Return the reasons in a history; what cannot be read is left out."""
     try:
-        return tuple(Reason(*item) for item in json.loads(text) if _is_reason(item))  # type: ignore[arg-type]
+        # older histories have a fifth field, the first changed line
+        return tuple(Reason(*item[:4]) for item in json.loads(text) if _is_reason(item))  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return ()
 
 
 def _is_reason(item: Any) -> bool:
-    if not isinstance(item, list) or len(item) != len(Reason._fields):
+    if not isinstance(item, list) or len(item) not in (4, 5):
         return False
-    kind, subject, *values, line = item
-    told_whole = (
+    kind, subject, old, new = item[:4]
+    return (
         isinstance(kind, str)
         and isinstance(subject, str)
-        and (line is None or isinstance(line, int))
+        and all(value is None or isinstance(value, str) for value in (old, new))
     )
-    return told_whole and all(value is None or isinstance(value, str) for value in values)
 
 
 def _joined(same: Sequence[Reason]) -> Reason:
@@ -207,12 +197,12 @@ def _upstream_reasons(
             yield Reason(UPSTREAM, target, None, "will rerun" if state == STALE else "may rerun")
 
 
-def _reasons_of(change: PartChange, line: int | None) -> Iterator[Reason]:
+def _reasons_of(change: PartChange) -> Iterator[Reason]:
     """Yield a changed part; one that is a map (which file plays which role) entry by entry."""
     kind, colon, name = change.label.partition(":")
     old, new = _map(change.old), _map(change.new)
     if colon or old is None or new is None:
-        yield Reason(kind, name if colon else kind, change.old, change.new, line)
+        yield Reason(kind, name if colon else kind, change.old, change.new)
         return
     for entry in sorted(old.keys() | new.keys()):
         if old.get(entry) != new.get(entry):
@@ -253,7 +243,7 @@ def _content_change(reason: Reason) -> str:
         return "no longer used"
     if reason.old in (None, ABSENT):
         return "added"
-    return "changed" + (f" (line {reason.line})" if reason.line else "")
+    return "changed"
 
 
 def _named(value: str | None, unset: str) -> str:

@@ -31,7 +31,6 @@ CREATE TABLE file_digests (
     boot TEXT
 ) WITHOUT ROWID;
 CREATE TABLE source_imports (digest TEXT PRIMARY KEY, imports TEXT) WITHOUT ROWID;
-CREATE TABLE source_lines (seq INTEGER PRIMARY KEY AUTOINCREMENT, digest TEXT UNIQUE, lines BLOB);
 CREATE TABLE records (
     target TEXT, key TEXT, seq INTEGER, parts TEXT, outputs TEXT, status TEXT, started TEXT, seconds REAL,
     reason TEXT, hint TEXT, figures TEXT, log TEXT, PRIMARY KEY (target, key)

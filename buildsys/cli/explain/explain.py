@@ -54,7 +54,8 @@ def explanation_json(one: Explanation) -> dict[str, Any]:
 
 def reasons_json(reasons: Iterable[Reason]) -> list[dict[str, Any]]:
     """Return reasons as they are told in JSON."""
-    return [{**reason._asdict(), "text": str(reason)} for reason in reasons]
+    # "line" was the first changed line of a file; it stays in the schema, always null
+    return [{**reason._asdict(), "line": None, "text": str(reason)} for reason in reasons]
 
 
 def write_json(out: TextIO, answer: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -19,12 +19,10 @@ from buildsys.execution.key_inputs import Surveyor
 from buildsys.execution.stale_reasons import UNREADABLE, UPSTREAM, Reason, part_reasons, told
 from buildsys.store.file_digests import DigestMemo, FileDigest
 from buildsys.store.ledger import ImportMemo
-from buildsys.store.line_checksums import first_changed_line
 from buildsys.store.read_only_state import StateView
 
 SCHEMA = "buildsys/plan-since/1"
 ADDED, CHANGED, REMOVED, BEHIND = "added", "changed", "removed", "behind"
-_SOURCE = "source:"
 _OF_THE_MACHINE = (
     "input",
     "tool",
@@ -114,7 +112,6 @@ class _Side:
     def __init__(self, session: Session, state: Path) -> None:
         project, db = session.project, StateView(state)
         self._actions = session.actions
-        self._root = project.root
         self._surveyor = Surveyor(project.root, project.build, _RealPathMemo(db), ImportMemo(db))
 
     def parts(self, target: str) -> dict[str, str]:
@@ -130,23 +127,10 @@ class _Side:
             if label.partition(":")[0] not in _OF_THE_MACHINE
         }
 
-    def source(self, label: str) -> Path:
-        return self._root / label.removeprefix(_SOURCE)
-
 
 def _changes(target: str, old: _Side, new: _Side) -> tuple[Reason, ...]:
     try:
         before, now = old.parts(target), new.parts(target)
     except StageError as error:
         return (Reason(UNREADABLE, str(error)),)
-    return tuple(part_reasons(before, now, dict(_changed_lines(before, now, old, new))))
-
-
-def _changed_lines(
-    before: Mapping[str, str], now: Mapping[str, str], old: _Side, new: _Side
-) -> Iterator[tuple[str, int]]:
-    for label, value in now.items():
-        if label.startswith(_SOURCE) and before.get(label, value) != value:
-            line = first_changed_line(old.source(label), new.source(label))
-            if line is not None:
-                yield label, line
+    return tuple(part_reasons(before, now))

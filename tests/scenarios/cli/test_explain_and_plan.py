@@ -94,10 +94,10 @@ def test_every_reason_is_told_from_old_to_new(built: ProjectFolder) -> None:
     found = texts(built, "explain")
     assert found["export:lin"] == [
         "export.opset: 17 → 18",
-        "plugins/models/small.py changed (line 7)",
+        "plugins/models/small.py changed",
     ]
     assert found["reference:lin"] == [
-        "plugins/models/small.py changed (line 7)",
+        "plugins/models/small.py changed",
         "output edited by hand: lin/reference/min.npz",
     ]
     assert found["simplify:lin"] == ["upstream: export:lin will rerun"]
@@ -483,12 +483,12 @@ def test_since_a_revision_sources_and_what_they_import_count(versioned: ProjectF
     versioned.edit("plugins/models/small.py", "import torch\n", "import torch\nimport parts\n")
     found = texts(versioned, "plan", "--since", "v1", "export:lin")
     assert found == {
-        "export:lin": ["plugins/models/parts.py added", "plugins/models/small.py changed (line 2)"]
+        "export:lin": ["plugins/models/parts.py added", "plugins/models/small.py changed"]
     }
     commit(root, "two")
     (root / "plugins/models/parts.py").write_text("width = 4\n")
     assert texts(versioned, "plan", "--since", "HEAD", "export:lin") == {
-        "export:lin": ["plugins/models/parts.py changed (line 1)"]
+        "export:lin": ["plugins/models/parts.py changed"]
     }
 
 
