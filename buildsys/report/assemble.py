@@ -10,12 +10,12 @@ from typing import Any
 
 from buildsys.report.checks import checks_of, contradictions
 from buildsys.report.custom_operators import operator_lines
-from buildsys.report.data import FileLine, Provenance, Report, TensorLine
 from buildsys.report.engine_provenance import engine_provenance
 from buildsys.report.engines import bench_notes, engine_lines, timings
 from buildsys.report.gpu_timing import gpu_states, gpu_timings
 from buildsys.report.graphs import conversion_of, graph_of, surgery_of
 from buildsys.report.result_files import ABSENT, Result, mapping, read_results, texts, whole
+from buildsys.report.results.report import FileLine, Provenance, Report, TensorLine
 from buildsys.report.verdict import target_line, verdict_of
 
 Manifest = Mapping[str, Any]

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from buildsys.report.data import Check, Comparison, Failure
 from buildsys.report.result_files import FAILED, PASSED, Result, mapping, number, whole
+from buildsys.report.results.report import Check, Comparison, Failure
 
 _CASES = ("min", "opt", "max", "odd")
 _LIMITS = ("rtol", "cosine", "atol", "top1")

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from buildsys.manifest.operator_choice import chosen_kind, implementations
-from buildsys.report.data import OperatorLine
 from buildsys.report.result_files import mapping
+from buildsys.report.results.report import OperatorLine
 
 _CHECKED_BY = "onnxruntime"  # simplify, convert and validate run the graphs there
 

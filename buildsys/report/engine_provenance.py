@@ -7,8 +7,8 @@ from functools import cache
 from typing import Any
 
 from buildsys.report import formatting
-from buildsys.report.data import EngineProvenance
 from buildsys.report.result_files import Result, mapping, number, texts
+from buildsys.report.results.report import EngineProvenance
 
 _LIBRARIES = {"onnxruntime": "ONNX Runtime", "tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX"}
 _SHOWN_DIGITS = 16

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from buildsys.report.checks import case_order
-from buildsys.report.data import EngineLine, Timing
 from buildsys.report.gpu_timing import contender_words, in_order, own_contender
 from buildsys.report.result_files import ABSENT, Result, mapping, number, texts, whole
+from buildsys.report.results.report import EngineLine, Timing
 
 _FEW_SAMPLES = 100  # below this, p99 is the largest sample
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.report.assemble import assemble_results
-from buildsys.report.data import Report, Verdict
 from buildsys.report.result_files import ABSENT, FAILED, PASSED, STALE, Result, read_results
+from buildsys.report.results.report import Report, Verdict
 
 
 @dataclass(frozen=True)

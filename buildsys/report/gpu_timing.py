@@ -7,9 +7,9 @@ from typing import Any
 
 from buildsys.report import formatting as q
 from buildsys.report.checks import case_order
-from buildsys.report.data import GpuState, GpuTiming
 from buildsys.report.markdown.elements import code, escape, table
 from buildsys.report.result_files import Result, mapping, number, whole
+from buildsys.report.results.report import GpuState, GpuTiming
 
 ENGINE, ENGINE_CUDA_GRAPH = "engine", "engine_cuda_graph"
 _WORDS = {

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from buildsys.onnx_graphs.inspection.macs import evaluate
-from buildsys.report.data import (
+from buildsys.report.result_files import Result, mapping, number, texts, whole
+from buildsys.report.results.report import (
     Conversion,
     Graph,
     GraphSize,
@@ -15,7 +16,6 @@ from buildsys.report.data import (
     OperatorCount,
     SurgeryStep,
 )
-from buildsys.report.result_files import Result, mapping, number, texts, whole
 
 Counts = Mapping[str, int]
 # Modules that stand for one node each as long as nothing is folded or decomposed.

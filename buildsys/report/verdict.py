@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from buildsys.report import formatting
 from buildsys.report.checks import case_order
-from buildsys.report.data import Comparison, TargetLine, Verdict
 from buildsys.report.gpu_timing import own_contender
 from buildsys.report.result_files import FAILED, PASSED, Result, mapping, number, whole
+from buildsys.report.results.report import Comparison, TargetLine, Verdict
 
 _MOST_NAMES = 4
 _MARK = {

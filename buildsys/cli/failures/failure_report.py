@@ -11,9 +11,9 @@ from pathlib import Path, PurePosixPath
 from buildsys.cli.failures.model_status import Present, look_at
 from buildsys.cli.session import Session
 from buildsys.plan.action import Action
-from buildsys.report.data import Report, as_json
 from buildsys.report.failed_run import Shortfall, report_failure
 from buildsys.report.markdown.document import is_of_a_failure, render
+from buildsys.report.results.report import Report, as_json
 from buildsys.store.ledger import FAILED, utc_now
 from buildsys.workers.job import StageResult
 from buildsys.workers.result_file import result_text

@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from buildsys.report import formatting as q
-from buildsys.report.data import (
+from buildsys.report.markdown import measurements as numbers
+from buildsys.report.markdown.elements import code, escape, sentence, table
+from buildsys.report.results.report import (
     Graph,
     GraphSize,
     GraphStage,
@@ -15,8 +17,6 @@ from buildsys.report.data import (
     SurgeryStep,
     TargetLine,
 )
-from buildsys.report.markdown import measurements as numbers
-from buildsys.report.markdown.elements import code, escape, sentence, table
 from buildsys.report.verdict import status_word
 
 Lines = Iterator[str]

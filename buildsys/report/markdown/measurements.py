@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from buildsys.report import formatting as q
 from buildsys.report import gpu_timing
-from buildsys.report.data import Check, Comparison, EngineLine, Failure, Report, Timing
 from buildsys.report.markdown.elements import code, escape, table
+from buildsys.report.results.report import Check, Comparison, EngineLine, Failure, Report, Timing
 from buildsys.report.verdict import status_word
 
 Lines = Iterator[str]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from buildsys.onnx_graphs.inspection.figures import graph_figures
 from buildsys.onnx_graphs.inspection.load import load_graph
 from buildsys.report.assemble import assemble, opt_sizes
-from buildsys.report.data import as_json
 from buildsys.report.markdown.document import render
+from buildsys.report.results.report import as_json
 from buildsys.workers.job import Job, StageResult
 
 _GRAPH = "graph:"  # + target: the role of the graph that it has written

@@ -9,9 +9,9 @@ from tiny_results import NO_GPU, Results
 
 from buildsys.manifest.schema.engines import OnnxRuntimeEngine
 from buildsys.report.assemble import assemble
-from buildsys.report.data import Report, as_json
 from buildsys.report.engine_provenance import _TOLD, ONNXRUNTIME_DEFAULTS
 from buildsys.report.markdown.document import render
+from buildsys.report.results.report import Report, as_json
 
 NAN = float("nan")
 

@@ -6,9 +6,9 @@ import json
 
 from tiny_results import Results
 
-from buildsys.report.data import Report, as_json
 from buildsys.report.failed_run import Shortfall, report_failure
 from buildsys.report.markdown.document import is_of_a_failure, render
+from buildsys.report.results.report import Report, as_json
 
 NOTICE = "This tells of the run that ended 2026-11-20 14:03 UTC"
 

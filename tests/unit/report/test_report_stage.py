@@ -8,9 +8,9 @@ from markdown_it import MarkdownIt
 from tiny_results import NO_GPU, Results
 
 from buildsys.report.assemble import assemble
-from buildsys.report.data import as_json
 from buildsys.report.formatting import TIMES
 from buildsys.report.markdown.document import render
+from buildsys.report.results.report import as_json
 from buildsys.stages.report.stage import run
 from buildsys.workers.job import Job
 

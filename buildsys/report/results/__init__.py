@@ -1,0 +1,1 @@
+"""Types of the result files, one module per stage, and their reader."""

@@ -1,0 +1,82 @@
+"""The result file of the bench stage."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from buildsys.report.results.header import ResultHeader
+
+
+class Latencies(TypedDict, total=False):
+    """Latencies of one contender by one clock."""
+
+    samples_ms: list[float]
+    count: int
+    mean_ms: float
+    p50_ms: float
+    p90_ms: float
+    p95_ms: float
+    p99_ms: float
+    min_ms: float
+    max_ms: float
+    variation: float  # standard deviation over mean
+    throughput_per_s: float | None  # batch items
+
+
+class ContenderResult(Latencies, total=False):
+    """One contender by the host's clock; ``gpu`` by the GPU's clock."""
+
+    gpu: Latencies
+    device_memory_bytes: int  # of an execution context, without weights
+    memory_taken_bytes: int  # difference in free device memory
+
+
+class Span(TypedDict, total=False):
+    """Smallest, median and largest reading."""
+
+    min: float
+    median: float
+    max: float
+
+
+class GpuReadings(TypedDict, total=False):
+    """The GPU's state during a measurement; ``missing`` is why there is none."""
+
+    missing: str
+    readings: int
+    sm_clock_mhz: Span
+    memory_clock_mhz: Span
+    power_w: Span
+    temperature_c: Span
+    throttle: dict[str, float]  # reason -> share of the readings
+
+
+class BenchCase(TypedDict, total=False):
+    """One shape case."""
+
+    dims: dict[str, int]
+    batch: int
+    contenders: dict[str, ContenderResult]
+    speedup: float | None  # over eager PyTorch
+    gpu: GpuReadings
+
+
+class Load(TypedDict, total=False):
+    """Load of the machine during the benchmark."""
+
+    average_before: Any
+    average_after: Any
+    others_share: float | None
+
+
+class BenchResult(ResultHeader, total=False):
+    """Latencies of an engine and its baselines."""
+
+    cases: dict[str, BenchCase]
+    interleaving: str
+    cpu: str
+    load: Load
+    noisy: list[str]
+    settings: dict[str, Any]
+    left_out: dict[str, str]  # baseline -> reason
+    engine_toolchain: dict[str, str]

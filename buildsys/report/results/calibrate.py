@@ -1,0 +1,33 @@
+"""The result file of the calibrate stage."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from buildsys.report.results.header import ResultHeader
+
+
+class CalibrationData(TypedDict, total=False):
+    """The origin of one input's calibration data."""
+
+    kind: str
+    shape: list[int]
+    samples: int
+    preprocessing: Any
+    files: list[str]
+
+
+class CalibrateResult(ResultHeader, total=False):
+    """The measured ranges and the data behind them."""
+
+    algorithm: str
+    percentile: float
+    batches: int
+    dims: dict[str, int]
+    data: dict[str, CalibrationData]
+    tensors: int
+    always_zero: list[str]
+    uncut: list[str]  # tensors with too few values for the algorithm to cut them
+    ranges_sha256: str
+    batches_bytes: int
+    warnings: list[str]

@@ -1,0 +1,59 @@
+"""The result file of the convert stage, for typed (fp16, bf16) and quantized (int8, fp8) graphs."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from buildsys.onnx_graphs.result_types import OutputComparison
+from buildsys.report.results.header import CheckResult, ComparedCases
+
+
+class FlushedWeights(TypedDict):
+    """Weights that became zero."""
+
+    values: int
+    of: int
+
+
+class Overflow(TypedDict):
+    """The first node whose output left the range of the precision."""
+
+    node: str
+    tensor: str
+
+
+class LayerLoss(TypedDict):
+    """The relative error of a quantized node's output, and of its input."""
+
+    node: str
+    operator: str
+    error: float
+    error_before: float
+
+
+class ConvertResult(CheckResult, total=False):
+    """The converted graph and its comparison with the golden outputs."""
+
+    precision: str
+    tool: str  # of quantized graphs
+    method: str
+    opset: int
+    initializers: dict[str, int]  # dtype -> count
+    casts: int
+    kept_fp32: list[str]
+    kept_reasons: dict[str, str]  # node -> reason
+    bytes_before: int
+    bytes_after: int
+    cases: ComparedCases
+    warnings: list[str]
+    # typed graphs
+    converted: int
+    flushed_to_zero: FlushedWeights
+    overflow: Overflow | None
+    # quantized graphs
+    algorithm: str
+    quantized: list[str]
+    quantizers: int
+    dequantizers: int
+    largest_losses: list[LayerLoss]
+    with_minmax: OutputComparison | None

@@ -1,0 +1,102 @@
+"""The result file of the engine stage: ``engine.json``, documented in docs/engine_json.md."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from buildsys.report.results.header import ResultHeader
+
+
+class BuildEnvironment(TypedDict, total=False):
+    """Libraries and device of a build."""
+
+    onnxruntime: str
+    tensorrt: str
+    tensorrt_rtx: str
+    platform: str
+    cpu: str
+    instructions: list[str]
+    gpu: str
+    compute_capability: str
+    driver: str
+    cuda: str  # newest version of the driver
+    cuda_runtime: str  # of the library
+
+
+class PrecisionShares(TypedDict, total=False):
+    """Type -> share."""
+
+    layers: dict[str, float]
+    time: dict[str, float]
+    weights: dict[str, float]
+
+
+class Plugin(TypedDict, total=False):
+    """A TensorRT plugin of the engine."""
+
+    operator: str
+    name: str
+    version: str
+    namespace: str
+    file: str
+    file_sha256: str
+
+
+class TimingCache(TypedDict, total=False):
+    """The timing cache of a TensorRT build."""
+
+    digest: str
+    bytes: int
+    added_bytes: int
+    lent: str  # digest of the timings that the build began with
+    pinned: bool
+    misses: int
+    grown_digest: str
+
+
+class EngineFile(TypedDict):
+    """A file of the engine's folder."""
+
+    bytes: int
+    sha256: str
+
+
+class BuilderCalibration(TypedDict, total=False):
+    """int8 calibration by TensorRT itself."""
+
+    algorithm: str
+    batches_sha256: str
+    cache_sha256: str
+
+
+class EngineResult(ResultHeader, total=False):
+    """The built engine; backends leave out what they cannot determine."""
+
+    backend: str
+    settings: dict[str, Any]
+    profiles: list[dict[str, dict[str, list[int]]]]  # input -> min, opt, max
+    inputs: list[dict[str, Any]]
+    outputs: list[dict[str, Any]]
+    formats: dict[str, str]
+    layers: int | dict[str, int] | list[Any]  # older versions wrote a count or a list
+    engine_layers: dict[str, int]
+    precision_shares: PrecisionShares
+    precision_unknown: str
+    precision_of: str
+    not_described: str
+    device_memory_bytes: int
+    operators: dict[str, str]  # custom operator -> kind and file
+    plugins: list[Plugin]
+    calibration: BuilderCalibration
+    build_seconds: float
+    phases: dict[str, float]
+    timing_cache: TimingCache
+    built_with: BuildEnvironment
+    portability: dict[str, Any]
+    files: dict[str, EngineFile]
+    engine_sha256: str
+    engine_bytes: int
+    onnx_sha256: str
+    device: dict[str, Any]  # kind, name, …; "missing": reason
+    messages: list[str]
+    warnings: list[str]

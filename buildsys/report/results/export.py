@@ -1,0 +1,26 @@
+"""The result file of the export stage."""
+
+from __future__ import annotations
+
+from buildsys.onnx_graphs.result_types import TensorPort
+from buildsys.report.results.header import ResultHeader
+
+
+class ExportResult(ResultHeader, total=False):
+    """The exported graph and its origin."""
+
+    exporter: str  # torchscript | dynamo | none (a given ONNX file)
+    weights: str  # their origin, in words
+    parameters: int
+    modules: dict[str, int]  # class of torch modules -> count; absent for a given ONNX file
+    opset: int
+    ir_version: int
+    producer: str
+    inputs: list[TensorPort]
+    outputs: list[TensorPort]
+    nodes: int
+    operators: dict[str, int]
+    bytes: int
+    sha256: str
+    warnings: list[str]
+    stripped: list[str]  # names of metadata that would differ from run to run

@@ -1,0 +1,21 @@
+"""The result file of the operators stage."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from buildsys.report.results.header import ResultHeader
+
+LocalFunction = TypedDict("LocalFunction", {"from": str, "nodes": int, "opsets": dict[str, int]})
+OperatorLibrary = TypedDict(
+    "OperatorLibrary",
+    {"from": str | list[str], "flags": list[str], "bytes": int, "sha256": str},  # a file or sources
+    total=False,
+)
+
+
+class OperatorsResult(ResultHeader, total=False):
+    """The local functions and libraries of a model's custom operators."""
+
+    functions: dict[str, dict[str, LocalFunction]]  # output role -> operator
+    libraries: dict[str, OperatorLibrary]

@@ -1,0 +1,177 @@
+"""Tolerant reader of result files.
+
+Result files may be missing, damaged or written by an older version. A file that cannot be used never
+counts as passed. In a usable file, values of the wrong type are dropped, so what the reader returns
+has the types of its definition, but any field can be missing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Generic, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from buildsys.report.results.bench import BenchResult
+from buildsys.report.results.calibrate import CalibrateResult
+from buildsys.report.results.convert import ConvertResult
+from buildsys.report.results.engine import EngineResult
+from buildsys.report.results.export import ExportResult
+from buildsys.report.results.header import ResultHeader
+from buildsys.report.results.operators import OperatorsResult
+from buildsys.report.results.reference import ReferenceResult
+from buildsys.report.results.simplify import SimplifyResult
+from buildsys.report.results.surgery import SurgeryResult
+from buildsys.report.results.validate import ValidateResult
+from buildsys.report.results.verify import VerifyResult
+
+PASSED, FAILED, UNAVAILABLE, ABSENT = "passed", "failed", "unavailable", "absent"
+STALE = "stale"  # passed in an earlier run, but no longer up to date
+RESULT_TYPES: Mapping[str, type[ResultHeader]] = {
+    "bench": BenchResult,
+    "calibrate": CalibrateResult,
+    "convert": ConvertResult,
+    "engine": EngineResult,
+    "export": ExportResult,
+    "operators": OperatorsResult,
+    "reference": ReferenceResult,
+    "simplify": SimplifyResult,
+    "surgery": SurgeryResult,
+    "validate": ValidateResult,
+    "verify": VerifyResult,
+}
+_WRONG_TYPE = object()
+
+Content = TypeVar("Content", bound=ResultHeader)
+
+
+@dataclass(frozen=True)
+class Result(Generic[Content]):
+    """The result file of one target; ``status`` is ``absent`` if there is none."""
+
+    target: str
+    status: str
+    content: Content
+    reason: str = ""
+    hint: str = ""
+    file: str = ""  # relative to the model's folder
+
+    @property
+    def stage(self) -> str:
+        """Return the stage of the target."""
+        return self.target.partition(":")[0]
+
+    @property
+    def variant(self) -> str:
+        """Return the third part of the target: an engine, a precision or a point of surgery."""
+        return self.target.partition(":")[2].partition(":")[2]
+
+    @property
+    def log(self) -> str:
+        """Return the path of the target's log, relative to the model's folder."""
+        return f"{self.file.removesuffix('.json')}.log" if self.file else ""
+
+
+AnyResult = Result[Any]
+
+
+def read_results(inputs: Mapping[str, Path]) -> tuple[AnyResult, ...]:
+    """Return the results of all ``inputs`` (target -> result file), in their order."""
+    folders = [str(path.parent) for path in inputs.values()]
+    folder = os.path.commonpath(folders) if folders else ""
+    return tuple(
+        read_result(target, path, os.path.relpath(path, folder)) for target, path in inputs.items()
+    )
+
+
+def read_result(target: str, path: Path, file: str) -> AnyResult:
+    """Return the result of one target; a damaged file and that of another target count as failed."""
+
+    def unusable(status: str, reason: str) -> AnyResult:
+        return Result(target, status, {}, reason, file=file)
+
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return unusable(ABSENT, "there is no result file")
+    except (OSError, ValueError, RecursionError) as error:
+        return unusable(FAILED, f"the result file cannot be read: {error}")
+    if not isinstance(found, dict) or found.get("target") != target:
+        return unusable(FAILED, "the result file belongs to another target")
+    content = parse(found, RESULT_TYPES.get(target.partition(":")[0], ResultHeader))
+    status, reason = content.get("status", ""), content.get("reason", "")
+    if status not in (PASSED, FAILED, UNAVAILABLE):
+        status, reason = FAILED, f"unknown status {found.get('status')!r}"
+    return Result(target, status, content, reason, content.get("hint", ""), file)
+
+
+def of_type(results: Iterable[AnyResult], kind: type[Content]) -> list[Result[Content]]:
+    """Return the results of one stage, named by the type of its result file."""
+    return [result for result in results if RESULT_TYPES.get(result.stage) is kind]
+
+
+def parse(value: Mapping[str, object], kind: type[Content]) -> Content:
+    """Return the fields of ``value`` that ``kind`` defines, without values of a wrong type."""
+    content: Content = _convert(value, kind)
+    return content
+
+
+def _convert(value: Any, kind: Any) -> Any:
+    """Return ``value`` as ``kind``, or ``_WRONG_TYPE``.
+
+    "nan" and "inf" are numbers, an integral float is an integer, and a single text is a list of one.
+    """
+    if is_typeddict(kind):  # an empty one instead of a wrong type: a missing check must not vanish
+        entries = value if isinstance(value, Mapping) else {}
+        fields = (
+            (name, entries[name], kind) for name, kind in _fields(kind).items() if name in entries
+        )
+        return _without_wrong((name, _convert(entry, kind)) for name, entry, kind in fields)
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        choices = (_convert(value, choice) for choice in arguments)
+        found = next((choice for choice in choices if choice is not _WRONG_TYPE), _WRONG_TYPE)
+        return None if found is _WRONG_TYPE and NoneType in arguments else found
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            return _WRONG_TYPE
+        return _without_wrong((str(name), _convert(v, arguments[1])) for name, v in value.items())
+    if origin is list:
+        if arguments[0] is str and isinstance(value, str):
+            return [value] if value else []
+        if not isinstance(value, (list, tuple)):
+            return _WRONG_TYPE
+        if set(map(type, value)) <= {arguments[0]}:  # a million samples at the speed of C
+            return list(value)
+        found_entries = (_convert(entry, arguments[0]) for entry in value)
+        return [entry for entry in found_entries if entry is not _WRONG_TYPE]
+    return _scalar(value, kind)
+
+
+def _scalar(value: Any, kind: Any) -> Any:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is str:
+        return value if isinstance(value, str) else str(value) if is_number else _WRONG_TYPE
+    if kind in (int, float):
+        try:
+            number = float(value) if is_number or isinstance(value, str) else math.nan
+        except (ValueError, OverflowError):
+            return _WRONG_TYPE
+        if not is_number and not isinstance(value, str):
+            return _WRONG_TYPE
+        return number if kind is float else int(number) if math.isfinite(number) else _WRONG_TYPE
+    return value if kind is Any or isinstance(value, kind) else _WRONG_TYPE
+
+
+def _without_wrong(entries: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: entry for name, entry in entries if entry is not _WRONG_TYPE}
+
+
+@cache
+def _fields(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)

@@ -1,0 +1,33 @@
+"""The result file of the surgery stage."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from buildsys.onnx_graphs.result_types import GraphSummary, TensorPort
+from buildsys.report.results.header import CheckFailure, ComparedCases, ResultHeader
+
+
+class SurgeryStep(TypedDict, total=False):
+    """One step and its check."""
+
+    step: str
+    removed: dict[str, int]  # operator -> nodes
+    added: dict[str, int]
+    nodes: int
+    against: str  # the reference of the comparison, in words
+    basis: float | None  # error of a computed reference against the golden outputs
+    cases: ComparedCases
+    failures: list[CheckFailure]
+
+
+class SurgeryResult(ResultHeader, total=False):
+    """The graph before and after the steps; only a result that passed has ``after`` and the ports."""
+
+    before: GraphSummary
+    after: GraphSummary
+    steps: list[SurgeryStep]
+    inputs: list[TensorPort]
+    outputs: list[TensorPort]
+    warnings: list[str]
+    checker: str

@@ -1,0 +1,23 @@
+"""The result file of the validate stage."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from buildsys.report.results.header import CheckResult, ComparedCases
+
+
+class WorstOutput(TypedDict):
+    """The output with the largest relative error."""
+
+    graph: str
+    case: str
+    output: str
+    relative: float | None
+
+
+class ValidateResult(CheckResult, total=False):
+    """The exported and the simplified graph compared with the golden outputs."""
+
+    graphs: dict[str, ComparedCases]
+    worst: WorstOutput | None

@@ -1,0 +1,25 @@
+"""The result file of the verify stage."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from buildsys.report.results.header import CheckResult, ComparedCases
+
+
+class VerifiedProfile(TypedDict, total=False):
+    """One optimization profile and the cases that ran in it."""
+
+    profile: int
+    ranges: dict[str, dict[str, list[int]]]  # input -> min, opt, max
+    cases: ComparedCases
+
+
+class VerifyResult(CheckResult, total=False):
+    """The engine compared with the golden outputs; ``cases`` has the worst of all profiles."""
+
+    cases: ComparedCases
+    dims: dict[str, dict[str, int]]  # of each case
+    profiles: list[VerifiedProfile]
+    outside_profiles: list[str]  # cases that fit none of the explicit profiles
+    warnings: list[str]

@@ -1,0 +1,71 @@
+"""The types of result files against what stages write, and their tolerant reader."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_results import PASSING
+
+from buildsys.report.results.bench import BenchResult
+from buildsys.report.results.engine import EngineResult
+from buildsys.report.results.export import ExportResult
+from buildsys.report.results.reader import RESULT_TYPES, of_type, parse, read_result
+from buildsys.report.results.verify import VerifyResult
+
+
+@pytest.mark.parametrize("target", PASSING)
+def test_a_result_without_faults_is_read_unchanged(target: str) -> None:
+    content = PASSING[target]
+    assert parse(content, RESULT_TYPES[target.partition(":")[0]]) == content
+
+
+def test_values_of_a_wrong_type_are_dropped() -> None:
+    content = {"nodes": "many", "opset": 17, "operators": {"Conv": 2, "Relu": None}, "inputs": 5}
+    assert parse(content, ExportResult) == {"opset": 17, "operators": {"Conv": 2}}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("nan", "nan"), ("inf", "inf"), (3, "3.0"), (None, "None"), ([], "None"), (True, "None")],
+)
+def test_text_of_a_number_is_a_number(value: Any, expected: str) -> None:
+    cases = {"opt": {"y": {"relative": value, "passed": False}}}
+    read = parse({"cases": cases}, VerifyResult)["cases"]["opt"]["y"]
+    assert str(read["relative"]) == expected
+    assert read["passed"] is False
+
+
+def test_a_damaged_comparison_does_not_vanish() -> None:
+    read = parse({"profiles": [7, {"profile": 1, "cases": {"opt": {"y": []}}}]}, VerifyResult)
+    assert read == {"profiles": [{}, {"profile": 1, "cases": {"opt": {"y": {}}}}]}
+
+
+@pytest.mark.parametrize("layers", [7, {"convolution": 2}, [{"name": "a"}]])
+def test_layers_of_older_versions_are_read(layers: object) -> None:
+    assert parse({"layers": layers}, EngineResult) == {"layers": layers}
+
+
+def test_a_single_message_is_a_list_of_one() -> None:
+    assert parse({"noisy": "a neighbour"}, BenchResult) == {"noisy": ["a neighbour"]}
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"target": "export:other"}', "[" * 100_000])
+def test_a_damaged_file_counts_as_failed(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "export.json"
+    file.write_text(content)
+    result = read_result("export:net", file, "export.json")
+    assert (result.status, result.content, result.log) == ("failed", {}, "export.log")
+
+
+def test_results_are_chosen_by_their_type(tmp_path: Path) -> None:
+    targets = ["engine:net:a", "export:net", "engine:net:b", "unknown:net"]
+    for index, target in enumerate(targets):
+        (tmp_path / f"{index}.json").write_text(json.dumps({"target": target, "status": "passed"}))
+    results = [
+        read_result(target, tmp_path / f"{index}.json", "") for index, target in enumerate(targets)
+    ]
+    assert [result.variant for result in of_type(results, EngineResult)] == ["a", "b"]
+    assert {result.status for result in results} == {"passed"}
