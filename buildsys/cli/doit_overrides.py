@@ -21,12 +21,12 @@ from doit.dependency import DatabaseException, SqliteDB
 from doit.exceptions import InvalidCommand, InvalidDodoFile
 from doit.runner import ERROR as TASK_ERROR
 
-from buildsys.cli import name_suggestions
 from buildsys.cli.console.reporter import Reporter
 from buildsys.cli.doit_database import UnusableRecordError, clear_away
 from buildsys.cli.session import Session
 from buildsys.cli.target_selection import Asked
 from buildsys.plan.project_plan import model_of
+from buildsys.system.suggestions import nearest
 
 INTERRUPTED, BROKEN_PIPE = 130, 141
 
@@ -77,7 +77,7 @@ class _WithoutTraceback:
             )
             if not tasks or unknown is None:
                 raise
-            near = name_suggestions.nearest(unknown, [*tasks, *self.also_known()])
+            near = nearest(unknown, [*tasks, *self.also_known()])
             hint = f"nearest: {', '.join(near)}" if near else "`doit list --all` tells all of them"
             raise InvalidCommand(f"there is no target {unknown!r}; {hint}") from None
         return self.execute(params, args)  # with a new database

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.errors import UsageError
+from buildsys.system.suggestions import nearest
 
 
 def resolve(root: Path, arguments: Sequence[str]) -> str:
@@ -113,13 +114,3 @@ def cache(root: Path, arguments: Sequence[str], options: Mapping[str, Any]) -> t
             "cache takes one of show, verify, gc", "`doit help cache` tells their options"
         )
     return actions[name](root, options)
-
-
-def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """Return the few names that are most like ``name``, best first; those that contain it count as alike."""
-    import difflib
-
-    names = list(dict.fromkeys(known))
-    alike = difflib.get_close_matches(name, names, n=count, cutoff=0.6)
-    within = [other for other in names if name and name in other and other not in alike]
-    return (alike + within)[:count]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from buildsys.cli.name_suggestions import nearest
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
 from buildsys.execution.freshness import judge_from_outside
 from buildsys.execution.stale_reasons import Explanation, explain
 from buildsys.manifest.project import load_project
+from buildsys.system.suggestions import nearest
 
 
 def open_project(root: Path) -> Session:

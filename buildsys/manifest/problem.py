@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from buildsys.manifest.value_tree import Key, Node, Origin, nearest
+from buildsys.manifest.value_tree import Key, Node, Origin
+from buildsys.manifest.value_tree import nearest as nearest_node
+from buildsys.system.suggestions import nearest
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ def problem_at(tree: Node, key: Key, text: str, hint: str = "", *, of_key: bool 
 
     The part of ``key`` that nobody set is added to the key of the nearest value around it.
     """
-    node, missing = nearest(tree, key)
+    node, missing = nearest_node(tree, key)
     origin = Origin(node.origin.file, (*node.origin.key, *missing))
     return Problem(origin, text, hint, of_key)
 
@@ -34,8 +35,7 @@ def problem_at(tree: Node, key: Key, text: str, hint: str = "", *, of_key: bool 
 def suggest(name: str, known: Iterable[str], *, what: str = "known") -> str:
     """Return ``did you mean X?`` for a near miss, else a list of what is known."""
     names = list(dict.fromkeys(known))
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    close = close or [other for other in names if other.lower() == name.lower()]
+    close = nearest(name, names, count=1)
     if close:
         return f"did you mean {close[0]}?"
     shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
@@ -48,7 +48,7 @@ def suggest_file(path: Path) -> str:
         beside = [entry for entry in path.parent.iterdir() if entry.suffix == path.suffix]
     except OSError:
         return ""
-    close = difflib.get_close_matches(path.stem, [entry.stem for entry in beside], n=1, cutoff=0.6)
+    close = nearest(path.stem, [entry.stem for entry in beside], count=1)
     return f"did you mean {close[0]}{path.suffix}?" if close else ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import socket
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from buildsys.models.random_weights import draw_parameters, has_batch_norms, wit
 from buildsys.models.user_code import blame, load_callable
 from buildsys.models.weights import load_weights
 from buildsys.system.files import sha256_of
+from buildsys.system.suggestions import nearest
 
 _DOWNLOAD_TIMEOUT_S = 20.0  # per connection and read, not for the whole file
 
@@ -103,7 +103,7 @@ def _require_known(name: str) -> None:
 
     known = models.list_models()
     if name.lower() not in known:
-        near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+        near = nearest(name.lower(), known, cutoff=0.5)
         hint = (
             f"did you mean {' or '.join(near)}?"
             if near

@@ -8,7 +8,6 @@ edit between two builds easily has, and the build would then use the old code.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 import sys
@@ -28,6 +27,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from buildsys.errors import BuildsysError, StageError
+from buildsys.system.suggestions import nearest
 
 _LIBRARY_FOLDERS = ("site-packages", "dist-packages")
 
@@ -229,7 +229,7 @@ def _relative(filename: str, project: Path) -> str:
 
 def _nearest(name: str, owner: Any) -> str:
     public = [known for known in vars(owner) if not known.startswith("_")]
-    near = difflib.get_close_matches(name, public, n=3, cutoff=0.5)
+    near = nearest(name, public, cutoff=0.5)
     return f"did you mean {' or '.join(near)}?" if near else ""
 
 
@@ -237,7 +237,7 @@ def _similar_files(file: Path, project: Path) -> str:
     siblings = (
         sorted(path.name for path in file.parent.glob("*.py")) if file.parent.is_dir() else []
     )
-    near = difflib.get_close_matches(file.name, siblings, n=2, cutoff=0.5)
+    near = nearest(file.name, siblings, count=2, cutoff=0.5)
     shown = [_relative(str(file.parent / name), project) for name in near]
     return f"did you mean {' or '.join(shown)}?" if shown else ""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,6 +15,7 @@ from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import Messages
 from buildsys.errors import StageError
 from buildsys.models.user_code import blame, check_parameters, load_callable, with_article
+from buildsys.system.suggestions import nearest
 
 _COMPUTED = (
     "float32",
@@ -36,7 +36,7 @@ def set_formats(
     for name, wanted in io.items():
         tensor = tensors.get(name)
         if tensor is None:
-            near = difflib.get_close_matches(name, tensors, n=1)
+            near = nearest(name, tensors, count=1)
             hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(tensors)}"
             raise StageError(f"io.{name}: the graph has no input or output of this name", hint)
         if wanted["format"] is not None:
@@ -62,7 +62,7 @@ def set_layer_precisions(
     names = [layer.name for layer in computed]
     for entry in entries:
         if not any(fnmatchcase(name, entry["layers"]) for name in names):
-            near = difflib.get_close_matches(entry["layers"], names, n=3, cutoff=0.3)
+            near = nearest(entry["layers"], names, cutoff=0.3)
             hint = f"layers are named like {', '.join(near or names[:3])}"
             raise StageError(f"layer_precisions: no layer fits the pattern {entry['layers']}", hint)
     for layer in computed:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from buildsys.cli.doctor.engine_status import KINDS, Reason, shortfalls
-from buildsys.cli.name_suggestions import nearest
 from buildsys.cli.session import Session
 from buildsys.cli.targets import open_project
 from buildsys.errors import StageError, UsageError
@@ -24,6 +23,7 @@ from buildsys.manifest.project import Project, empty_project
 from buildsys.plan.action import Action
 from buildsys.system.exit_causes import how_it_ended
 from buildsys.system.interpreters.toolchain import Toolchain, interpreter_environment, located
+from buildsys.system.suggestions import nearest
 
 SCHEMA = "buildsys/doctor/1"
 _CANNOT = 1

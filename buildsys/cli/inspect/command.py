@@ -17,11 +17,12 @@ from buildsys.cli.inspect.inspect_text import (
     tensor_lines,
 )
 from buildsys.cli.inspect.onnx_process import ask, graph_request
-from buildsys.cli.name_suggestions import known_model, nearest
+from buildsys.cli.name_suggestions import known_model
 from buildsys.cli.session import Session
 from buildsys.cli.targets import open_project
 from buildsys.errors import UsageError
 from buildsys.manifest.shape_cases import shape_cases
+from buildsys.system.suggestions import nearest
 
 SCHEMA = "buildsys/inspect/1"
 PREFIX = "inspect:"

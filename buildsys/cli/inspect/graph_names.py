@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.cli.console.listing import moment
-from buildsys.cli.name_suggestions import nearest
 from buildsys.cli.session import Session
 from buildsys.cli.targets import explanations
 from buildsys.errors import StageError, UsageError
@@ -26,6 +25,7 @@ from buildsys.plan.action import Action
 from buildsys.store.ledger import PASSED, Ledger, OutputFile, Record
 from buildsys.store.object_store import Store
 from buildsys.store.read_only_state import StateView
+from buildsys.system.suggestions import nearest
 
 _ROLES = ("model", "engine")  # of outputs that are graphs
 _BACK = re.compile(r"(?P<stage>[^~@]*)~(?P<steps>\d*)")

@@ -8,11 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from buildsys.cli.name_suggestions import known_model, nearest
+from buildsys.cli.name_suggestions import known_model
 from buildsys.cli.operators.support_table import library_versions, operator_table
 from buildsys.errors import ManifestErrors, UsageError
 from buildsys.manifest.project import STATE_FOLDER, Project, load_project
 from buildsys.report.markdown.elements import table
+from buildsys.system.suggestions import nearest
 
 _REGISTERING = ("symbolics", "translations", "ops")
 _TORCH_COLUMNS = ("operator of torch", "TorchScript", "dynamo", "registered here")

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from buildsys.cli.name_suggestions import known_model, nearest
+from buildsys.cli.name_suggestions import known_model
 from buildsys.cli.repro.artifacts import Artifact, compare_builds
 from buildsys.cli.repro.two_builds import Built, build_twice, child_environment
 from buildsys.cli.repro.verdict import Verdict
@@ -24,6 +24,7 @@ from buildsys.execution.builder_versions import builder_versions
 from buildsys.manifest.project import load_project
 from buildsys.plan.action import Action
 from buildsys.plan.model_plan import plan_model
+from buildsys.system.suggestions import nearest
 
 # whose files are artifacts, in the chain's order
 STAGES = (

@@ -6,7 +6,6 @@ a process that exports once.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +22,7 @@ from buildsys.models.user_code import (
     module_name,
     with_article,
 )
+from buildsys.system.suggestions import nearest
 
 _SHOWN = 3  # how many schemas an error shows
 
@@ -117,7 +117,7 @@ def unused(registrations: Iterable[Registration]) -> list[str]:
 def unknown_operator(op: str, known: Iterable[str]) -> StageError:
     """Return the error of an operator that torch does not have, with the nearest names."""
     names = list(known)
-    near = difflib.get_close_matches(op, names, n=3, cutoff=0.7)
+    near = nearest(op, names, cutoff=0.7)
     namespace, _, name = op.partition("::")
     near = near or [other for other in names if other.endswith(f"::{name}")][:3]
     same = sorted(other for other in names if other.startswith(f"{namespace}::"))[:3]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -15,6 +14,7 @@ from buildsys.onnx_graphs.onnx_file import all_nodes, operator_counts, subgraphs
 from buildsys.onnx_graphs.rounding.fresh_names import FreshNames
 from buildsys.onnx_graphs.rounding.tensor_types import element_types
 from buildsys.stages.quantize.ranges import Ranges
+from buildsys.system.suggestions import nearest
 
 HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # where nearly all of a network's time goes
 _WEIGHTED = {
@@ -140,7 +140,7 @@ def _require_patterns(nodes: Sequence[NodeProto], exclude: Sequence[str]) -> Non
     names = [node.name for node in nodes]
     for pattern in exclude:
         if not any(fits(name, pattern) for name in names):
-            near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.5)
+            near = nearest(pattern, names, cutoff=0.5)
             hint = (
                 f"did you mean {' or '.join(near)}?"
                 if near

@@ -7,7 +7,6 @@ do, is taken as well.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -17,6 +16,7 @@ from buildsys.backends.tensorrt.library import SINCE_10, Library
 from buildsys.backends.tensorrt.plugins.callback_guard import Guard
 from buildsys.errors import StageError
 from buildsys.models.user_code import blame, load_module
+from buildsys.system.suggestions import nearest
 
 ONLY = SINCE_10
 _CREATOR_FIELDS = ("name", "plugin_version", "plugin_namespace")
@@ -75,7 +75,7 @@ def _find_creator(module: ModuleType, path: str, operator: str, guard: Guard) ->
             _check_place(creator, path, domain)
             return creator
     found = ", ".join(f"{type(creator).__name__} ({creator.name})" for creator in creators)
-    near = difflib.get_close_matches(name, [creator.name for creator in creators], n=1)
+    near = nearest(name, [creator.name for creator in creators], count=1)
     hint = (
         f"did you mean {name} instead of {near[0]}?"
         if near

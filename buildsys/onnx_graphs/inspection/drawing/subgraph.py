@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from buildsys.errors import UsageError
 from buildsys.onnx_graphs.inspection.plain_graph import Body, Node
+from buildsys.system.suggestions import nearest
 
 _CONSTANT = "Constant"
 
@@ -78,7 +78,7 @@ def _known(body: Body, name: str) -> Node:
     if name in body.consumers:
         return body.consumers[name][0]
     names = [*(node.label for node in body.nodes), *body.producers, *body.inputs]
-    near = list(dict.fromkeys(difflib.get_close_matches(name, names, n=3)))
+    near = nearest(name, names)
     hint = f"nearest: {', '.join(near)}" if near else "`--nodes` tells all nodes and their tensors"
     raise UsageError(f"the graph has no node or tensor {name!r}", hint)
 

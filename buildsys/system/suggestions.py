@@ -1,0 +1,22 @@
+"""Suggestions for misspelled names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_SHORTEST_PART = 3  # of a name that is suggested because it contains what was typed
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3, cutoff: float = 0.6) -> list[str]:
+    """Return the known names most similar to ``name``, best first.
+
+    Names that differ only in case follow, then (if ``count`` > 1) those that contain ``name``.
+    """
+    import difflib  # only needed for errors
+
+    names = list(dict.fromkeys(known))
+    found = difflib.get_close_matches(name, names, n=count, cutoff=cutoff)
+    found += [other for other in names if other.lower() == name.lower()]
+    if count > 1 and len(name) >= _SHORTEST_PART:
+        found += [other for other in names if name in other]
+    return list(dict.fromkeys(found))[:count]
