@@ -80,7 +80,7 @@ class OperatorProject:
         job = Job(
             target, action.stage, "m", action.variant, action.options, inputs, outputs, self.root
         )
-        result: StageResult = import_module(f"buildsys.stages.{action.stage}").run(job)
+        result: StageResult = import_module(f"buildsys.stages.{action.stage}.stage").run(job)
         return result
 
     def run_all(

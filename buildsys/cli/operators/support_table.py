@@ -15,9 +15,9 @@ from buildsys.errors import StageError
 from buildsys.system.versions import python_version, tool_versions
 
 _LIBRARIES = ("torch", "torchvision", "onnx", "onnxscript", "onnxruntime", "tensorrt_rtx")
-_MAKER = "buildsys.stages.operator_support"
+_MAKER = "buildsys.backends.operator_support"
 _CODE = (
-    "stages/operator_support/*.py",
+    "backends/operator_support/*.py",
     "backends/onnxruntime/kernels.py",
 )  # what reads the registries
 _KEPT = 4  # tables of other sets of versions: somebody tries one of two

@@ -22,7 +22,7 @@ from buildsys.backends.interface import (
 from buildsys.errors import StageError, Unavailable
 from buildsys.stages.engine.timing_cache import Loan, borrow
 from buildsys.stages.operators.implementation import implementation_of
-from buildsys.stages.remedies.refused_graphs import explained
+from buildsys.stages.remedies.refused_graph import explain_refusal
 from buildsys.system.engine_environment import built_with
 from buildsys.system.files import sha256_of
 from buildsys.system.writeback import start_writeback
@@ -111,7 +111,7 @@ def _build_from(
     try:
         built = backend.build(request)
     except GraphRefusedError as refusal:
-        raise explained(refusal, request, job) from refusal
+        raise explain_refusal(refusal, request, job) from refusal
     seconds = time.perf_counter() - start
     files = [*_engine_files(job), *_copied_libraries(job)]
     for file in files:

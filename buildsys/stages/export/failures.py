@@ -6,17 +6,22 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from buildsys.errors import StageError
-from buildsys.models.user_code import describe_exception
-from buildsys.stages.export.untranslated import Untranslated, failing_line, untranslated
-from buildsys.stages.operator_support import onnx_operators
-from buildsys.stages.operator_support.torch_registries import (
+from buildsys.backends.operator_support import onnx_operators
+from buildsys.backends.operator_support.torch_registries import (
     dynamo_translation,
     operator_schemas,
     torchscript_from,
 )
-from buildsys.stages.remedies.remedies import TorchOperator, hint, opset_rungs, translation_rungs
-from buildsys.stages.remedies.shipped_plugins import files_of
+from buildsys.errors import StageError
+from buildsys.models.user_code import describe_exception
+from buildsys.stages.export.untranslated import Untranslated, failing_line, untranslated
+from buildsys.stages.remedies.remedies import (
+    TorchOperator,
+    format_remedies,
+    opset_remedies,
+    translation_remedies,
+)
+from buildsys.stages.remedies.shipped_plugins import shipped_files
 
 _UNSUPPORTED = re.compile(
     r"operator '(?P<op>[^']+)' to ONNX opset version \d+ is not supported"
@@ -74,7 +79,9 @@ def checker_failure(error: Exception, exporter: str) -> StageError:
             return StageError(
                 problem, f"write the file with opset {min(later)} or higher" if later else ""
             )
-        return StageError(problem, hint([("", opset_rungs(operator, exporter, opset, added))]))
+        return StageError(
+            problem, format_remedies([("", opset_remedies(operator, exporter, opset, added))])
+        )
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return StageError(
         f"onnx.checker rejects the file ({exporter}): {lines[0] if lines else type(error).__name__}"
@@ -100,15 +107,15 @@ def _cannot_translate(
         else listed[0].removeprefix(operators[0].name)
     )
     problem = f"the {exporter} exporter cannot translate {what} to opset {opset}{told}"
-    files = files_of(project)
+    files = shipped_files(project)
     groups = [
         (
             one.schema,
-            translation_rungs(_facts(one), exporter, opset, files=files, declared=declared),
+            translation_remedies(_facts(one), exporter, opset, files=files, declared=declared),
         )
         for one in operators
     ]
-    return StageError(problem, hint(groups))
+    return StageError(problem, format_remedies(groups))
 
 
 def _facts(operator: Untranslated) -> TorchOperator:
@@ -131,7 +138,7 @@ def _takers(operator: str) -> str:
     ]
     if kernels is None:
         told = []
-    takes = onnx_operators.rtx_takes(operator)
+    takes = onnx_operators.rtx_supports(operator)
     if takes is not None:
         told.append("TensorRT-RTX takes it" if takes else "TensorRT-RTX does not")
     return f"as {operator}: {', '.join(told)}" if told else f"as {operator}"

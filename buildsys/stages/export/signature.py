@@ -13,7 +13,7 @@ import onnx
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import opsets, ports
-from buildsys.stages.remedies.remedies import hint, written_rungs
+from buildsys.stages.remedies.remedies import format_remedies, higher_opset_remedies
 
 Declared = Mapping[str, Mapping[str, Any]]  # name -> {shape, dtype} of the manifest
 Port = Mapping[str, Any]  # name, dtype and shape in the file
@@ -27,7 +27,7 @@ def check_opset(model: onnx.ModelProto, asked: int, exporter: str) -> None:
     if exporter == "dynamo" and written > asked:
         raise StageError(
             f"the dynamo exporter wrote opset {written} where {asked} was asked: it cannot convert this network down",
-            hint([("", written_rungs(written, asked))]),
+            format_remedies([("", higher_opset_remedies(written, asked))]),
         )
     raise StageError(f"the {exporter} exporter wrote opset {written} where {asked} was asked")
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from buildsys.backends.operator_support.torch_registries import operator_schemas
 from buildsys.stages.export.origins import source_line
-from buildsys.stages.operator_support.torch_registries import operator_schemas
 
 
 @dataclass(frozen=True)

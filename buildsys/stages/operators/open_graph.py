@@ -14,7 +14,7 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import load_model, opsets
 from buildsys.stages.operators.implementation import Implementation
 from buildsys.stages.operators.nodes import nodes_of, operator_of, split_operator
-from buildsys.stages.remedies.remedies import OnnxOperator, hint, refusal_rungs
+from buildsys.stages.remedies.remedies import OnnxOperator, format_remedies, refusal_remedies
 
 
 def open_graph(
@@ -48,7 +48,7 @@ def refuse_unimplemented(model: ModelProto, implementation: Implementation) -> N
     others = len({operator_of(node) for node in lacking}) - 1
     more = f" and {others} more operator{'s' * (others > 1)}" if others else ""
     declared = {"ops"} if implementation.is_declared else set()
-    rungs = refusal_rungs(
+    remedies = refusal_remedies(
         OnnxOperator(*split_operator(op)),
         "onnxruntime",
         opsets(model).get("ai.onnx", 0),
@@ -57,5 +57,5 @@ def refuse_unimplemented(model: ModelProto, implementation: Implementation) -> N
     raise StageError(
         f"nothing implements {op}{more} for ONNX Runtime ({count} node{'s' * (count > 1)}, the first is"
         f" {lacking[0].name or lacking[0].output[0]})",
-        hint([("", rungs)]),
+        format_remedies([("", remedies)]),
     )

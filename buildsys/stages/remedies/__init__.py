@@ -1,1 +1,1 @@
-"""Which rung of the ladder to take when an operator is not translated or not taken: docs/rungs has a page for each."""
+"""Remedies for operators without a translation or an implementation; see docs/remedies."""

@@ -1,4 +1,4 @@
-"""What is shipped in plugins/ for operators that exporters or backends lack; named where the project has the files."""
+"""Registrations and functions shipped in plugins/ for operators with poor support."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-class Shipped(NamedTuple):
-    """Registrations and decompositions that a manifest can name as they are."""
+class ShippedPlugin(NamedTuple):
+    """A ready solution for one operator, as lines of YAML for a manifest."""
 
     operator: str  # of torch, or of the graph
-    exporter: str  # whose registration it is
+    exporter: str
     text: str
     yaml: tuple[str, ...]  # one section per line
-    opset: int  # the lowest that it works with
-    backends: tuple[
-        str, ...
-    ] = ()  # for an operator of the graph: those that refuse it and take this instead
+    opset: int  # the lowest supported one
+    backends: tuple[str, ...] = ()  # for an operator of the graph: the backends it helps
 
     @property
     def files(self) -> frozenset[str]:
-        """Return the plugin files, relative to the project."""
+        """The plugin files, relative to the project."""
         return frozenset(re.findall(r"plugins/\w+/\w+\.py", " ".join(self.yaml)))
 
 
@@ -29,27 +27,29 @@ _ASINH = (
     'symbolics: [{op: "aten::asinh", function: "plugins/symbolics/asinh.py:asinh", opset: 9}]',
 )
 _DEFORM_CONV = (
-    'symbolics: [{op: "torchvision::deform_conv2d", function: "plugins/symbolics/deform_conv2d.py:deform_conv2d",'
-    " opset: 19}]",
-    'ops: [{op: "custom_domain::deformConv2d", function: {onnxruntime: "plugins/ops/deform_conv2d.py:deform_conv",'
+    'symbolics: [{op: "torchvision::deform_conv2d",'
+    ' function: "plugins/symbolics/deform_conv2d.py:deform_conv2d", opset: 19}]',
+    'ops: [{op: "custom_domain::deformConv2d",'
+    ' function: {onnxruntime: "plugins/ops/deform_conv2d.py:deform_conv",'
     ' tensorrt: "plugins/ops/deform_conv2d.py:grid_sample_conv",'
     ' tensorrt_rtx: "plugins/ops/deform_conv2d.py:grid_sample_conv"}}]',
 )
 SHIPPED = (
-    Shipped(
+    ShippedPlugin(
         "aten::asinh", "torchscript", "a symbolic function that writes ONNX's own Asinh", _ASINH, 9
     ),
-    Shipped(
+    ShippedPlugin(
         "torchvision::deform_conv2d",
         "torchscript",
         "DeformConv for ONNX Runtime, GridSample and a 1x1 Conv for TensorRT",
         _DEFORM_CONV,
         19,
     ),
-    Shipped(
+    ShippedPlugin(
         "DeformConv",
         "torchscript",
-        "torchvision's deform_conv2d as GridSample and a 1x1 Conv for TensorRT, through TorchScript",
+        "torchvision's deform_conv2d as GridSample and a 1x1 Conv for TensorRT,"
+        " through TorchScript",
         _DEFORM_CONV,
         19,
         ("tensorrt", "tensorrt_rtx"),
@@ -57,8 +57,8 @@ SHIPPED = (
 )
 
 
-def files_of(project: Path) -> frozenset[str]:
-    """Return those of the shipped plugin files that a project has."""
+def shipped_files(project: Path) -> frozenset[str]:
+    """Return the shipped plugin files present in a project."""
     return frozenset(
-        name for shipped in SHIPPED for name in shipped.files if (project / name).is_file()
+        name for plugin in SHIPPED for name in plugin.files if (project / name).is_file()
     )

@@ -20,7 +20,7 @@ MODULES = (
     "buildsys.stages.engine.stage",
     "buildsys.stages.verify.stage",
     "buildsys.backends",
-    "buildsys.stages.remedies.refused_graphs",
+    "buildsys.stages.remedies.refused_graph",
     "buildsys.stages.operators.implementation",
     "buildsys.stages.bench.engine_server",
 )

@@ -181,7 +181,7 @@ def test_the_same_manifest_gives_the_same_bytes_in_another_process(tmp_path: Pat
     ]
     environment = {
         **os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "7",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/integration")]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/integration"), str(ROOT / "tests/integration/stages")]),
     }  # fmt: skip
     there = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "there")],
@@ -330,9 +330,9 @@ def test_dynamo_must_write_the_opset_that_was_asked(tmp_path: Path) -> None:
     message = failure(tmp_path, "LayerNorm", export=dynamo(17))
     assert message.startswith("the dynamo exporter wrote opset 18 where 17 was asked")
     assert message.splitlines()[1:] == [
-        "1. opset: take opset 18, in which dynamo writes it",
+        "1. opset: request opset 18, the one dynamo wrote",
         "     export: {opset: 18}",
-        "2. exporter: take torchscript, which writes 17 itself",
+        "2. exporter: use torchscript, which writes opset 17 directly",
         "     export: {exporter: torchscript, opset: 17}",
     ]
     assert run(tmp_path, "LayerNorm", export={"opset": 17}).figures["opset"] == 17
@@ -343,12 +343,12 @@ def test_dynamo_must_write_the_opset_that_was_asked(tmp_path: Path) -> None:
     [
         ("Asinh", {}, "the torchscript exporter cannot translate the operator aten::asinh to opset 17 "
          f"({line_of('torch.asinh(x)')})\naten::asinh(Tensor self) -> Tensor\n"
-         "1. exporter: dynamo translates it to opset 18 and later\n     export: {exporter: dynamo, opset: 18}\n"
+         "1. exporter: dynamo translates it from opset 18 on\n     export: {exporter: dynamo, opset: 18}\n"
          "2. shipped: a symbolic function that writes ONNX's own Asinh\n"
          '     symbolics: [{op: "aten::asinh", function: "plugins/symbolics/asinh.py:asinh", opset: 9}]'),
         ("Untranslatable", dynamo(), "the dynamo exporter cannot translate the operator aten::_linalg_eigh to opset 18 "
          f'({line_of("eigvalsh")})\naten::_linalg_eigh(Tensor A, str UPLO="L", bool compute_v=True) -> (Tensor '
-         "eigenvalues, Tensor eigenvectors)\n1. registration: write an onnxscript function for it and register it\n"
+         "eigenvalues, Tensor eigenvectors)\n1. registration: write an onnxscript function and register it\n"
          '     translations: [{op: "aten::_linalg_eigh", function: "plugins/symbolics/linalg_eigh.py:linalg_eigh"}]'),
         ("Affine", {"opset": 99}, "the torchscript exporter failed at opset 99: RuntimeError: Unsupported"),
     ],
@@ -364,7 +364,7 @@ def test_an_operator_that_the_opset_lacks_names_the_first_opset_with_it(tmp_path
     message = failure(tmp_path, "Deformed", inputs=inputs, export=dynamo(18))
     assert message == (
         "the file uses the operator DeformConv, which opset 18 does not have (dynamo)\n"
-        "1. opset: export to opset 19, the first that has DeformConv\n     export: {opset: 19}"
+        "1. opset: export to opset 19, the first with DeformConv\n     export: {opset: 19}"
     )
 
 

@@ -375,14 +375,15 @@ def test_a_given_library_that_lacks_a_symbol_of_another(project: OperatorProject
 def test_an_operator_that_nothing_implements(project: OperatorProject) -> None:
     project.run_all(("export:m",), [])
     said = refused(project, targets=("simplify:m",))
-    first, *rungs = said.splitlines()
+    first, *remedies = said.splitlines()
     assert first == f"nothing implements {OP} for ONNX Runtime (1 node, the first is swish)"
-    assert [line.partition(":")[0] for line in rungs if line[0].isdigit()] == [
+    assert [line.partition(":")[0] for line in remedies if line[0].isdigit()] == [
         "1. local function",
         "2. library",
     ]
     assert (
-        f'     ops: [{{op: "{OP}", library: {{sources: ["plugins/ops/custom_op2.c"]}}}}]' in rungs
+        f'     ops: [{{op: "{OP}", library: {{sources: ["plugins/ops/custom_op2.c"]}}}}]'
+        in remedies
     )
 
 

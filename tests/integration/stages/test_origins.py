@@ -124,7 +124,7 @@ def places(*tensors: str) -> dict[str, Any]:
     return {"schema": "buildsys/origins/1", "lines": lines, "modules": ["head"], "tensors": found}
 
 
-def test_every_node_without_a_kernel_is_named_with_its_line_and_rungs(tmp_path: Path) -> None:
+def test_every_node_without_a_kernel_is_named_with_its_line_and_remedies(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Asinh", ["x"], ["a"], name="one"),
         helper.make_node("Relu", ["a"], ["b"]),
@@ -142,18 +142,18 @@ def test_every_node_without_a_kernel_is_named_with_its_line_and_rungs(tmp_path: 
         hints
         == [
             "Asinh: 2 nodes, the first from plugins/net.py:0, module head",
-            "1. surgery: replace it by a local function of operators that are taken",
+            "1. surgery: replace it by a local function of supported operators",
             '     surgery: [{replace: {op: Asinh, function: "plugins/ops/asinh.py:asinh"}, when: after_export}]',
             "Softsign: 1 node, from plugins/net.py:1, module head",  # of the nearest node before it that is known
-            "1. opset: export to opset 18, from which on it is taken",  # where ONNX defines it by other operators
+            "1. opset: export to opset 18; the backend supports it from there on",  # where ONNX defines it by other operators
             "     export: {opset: 18}",
-            "2. surgery: replace it by a local function of operators that are taken",
+            "2. surgery: replace it by a local function of supported operators",
             '     surgery: [{replace: {op: Softsign, function: "plugins/ops/softsign.py:softsign"}, when: after_export}]',
         ]
     )
 
 
-def test_a_later_opset_that_has_the_kernel_is_a_rung(tmp_path: Path) -> None:
+def test_a_later_opset_that_has_the_kernel_is_a_remedy(tmp_path: Path) -> None:
     grid = (TensorProto.DOUBLE, ["batch", 2, 2, 2])
     image = (TensorProto.DOUBLE, ["batch", 3, 4, 4])
     node = helper.make_node("GridSample", ["x", "g"], ["y"])
@@ -162,7 +162,7 @@ def test_a_later_opset_that_has_the_kernel_is_a_rung(tmp_path: Path) -> None:
     )
     text = refused_engine(tmp_path, model, "onnxruntime", places())
     assert (
-        "1. opset: export to opset 20, from which on it is taken\n     export: {opset: 20}\n2. surgery"
+        "1. opset: export to opset 20; the backend supports it from there on\n     export: {opset: 20}\n2. surgery"
         in text
     )
     model.opset_import[0].version = 20

@@ -21,7 +21,7 @@ from stage_jobs import ROOT
 from buildsys.onnx_graphs.first_difference import Difference, difference_at, differences
 from buildsys.stages.export.strip_metadata import strip_traces
 
-HERE = Path(__file__).parent
+SUPPORT = ROOT / "tests" / "integration"
 NAMES = ("linear", "two_heads", "conv_bn_relu", "flatten_head", "token_scorer")
 EXPORTERS = {"torchscript": "{opset: 17}", "dynamo": "{exporter: dynamo, opset: 18}"}
 MORE = {  # what is exported in ways of its own; the base, and what takes the place of its export section
@@ -56,10 +56,10 @@ def make_project(root: Path) -> Path:
 def build(root: Path, models: list[str], hash_seed: str) -> dict[str, str]:
     """Return the digests of what a process of its own exports and simplifies."""
     environment = {
-        **os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]),
+        **os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join([str(ROOT), str(SUPPORT)]),
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, str(HERE / "export_elsewhere.py"), str(root), str(root / "build"), *models],
+        [sys.executable, str(SUPPORT / "export_elsewhere.py"), str(root), str(root / "build"), *models],
         capture_output=True, text=True, env=environment, cwd=root, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

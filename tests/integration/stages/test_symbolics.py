@@ -201,7 +201,7 @@ def test_a_registration_that_the_network_does_not_need_is_a_warning(project: Pro
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_models_that_need_a_rung_or_look_as_if(tmp_path: Path, name: str) -> None:
+def test_shipped_models_with_symbolics_or_similar_operators(tmp_path: Path, name: str) -> None:
     resolved = load_project(ROOT).models[name].data
     figures = export.run(stage_job("export", resolved, tmp_path)).figures
     assert (figures["opset"], figures["exporter"]) == (

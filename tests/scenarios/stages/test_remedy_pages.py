@@ -1,9 +1,9 @@
-"""The examples of docs/rungs, run as the pages have them.
+"""The examples of docs/remedies, run exactly as printed.
 
-A fenced block whose first line is ``# file: PATH`` (``// file: PATH`` in C) is a file of a new project; a later block
-with the same path replaces it. A ``console`` block is a terminal: each line after ``$ `` is run there, and every line
-that follows, but ``...``, must be among the lines that it prints, in that order; ``...`` within a line stands for
-anything.
+A fenced block with the first line ``# file: PATH`` (``// file: PATH`` in C) is a file of a new
+project; a later block with the same path replaces it. A ``console`` block is a terminal: each line
+after ``$ `` runs there, and all following lines except ``...`` must appear in its output, in that
+order; ``...`` within a line matches anything.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FILE = re.compile(r"(?:#|//) file: (?P<path>\S+)\n")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_example_of_the_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
+def test_the_examples_of_a_page_work(page: Path, tmp_path: Path) -> None:
     project = ProjectFolder(tmp_path / "project")
     project.root.mkdir()
     for name in ("dodo.py", "pyproject.toml"):
@@ -43,7 +43,7 @@ def test_the_example_of_the_page_does_what_it_says(page: Path, tmp_path: Path) -
 
 
 def replay(project: ProjectFolder, terminal: str) -> int:
-    """Run the commands of a console block; return how many there were."""
+    """Run the commands of a console block; return their number."""
     commands = [part.splitlines() for part in re.split(r"^\$ ", terminal, flags=re.MULTILINE)[1:]]
     for command, *expected in commands:
         program, *arguments = shlex.split(command)
@@ -58,7 +58,7 @@ def replay(project: ProjectFolder, terminal: str) -> int:
     return len(commands)
 
 
-def test_a_page_that_promises_too_much_is_caught(tmp_path: Path) -> None:
+def test_a_page_with_wrong_output_fails(tmp_path: Path) -> None:
     project = ProjectFolder(tmp_path / "project")
     project.root.mkdir()
     project.create()
@@ -68,6 +68,6 @@ def test_a_page_that_promises_too_much_is_caught(tmp_path: Path) -> None:
         replay(project, "$ doit list\nbuild:other\n")
 
 
-def test_every_page_is_in_the_table() -> None:
+def test_the_index_lists_every_page() -> None:
     index = (REPOSITORY / "docs" / "rungs" / "README.md").read_text(encoding="utf-8")
     assert set(re.findall(r"\((\w+)\.md\)", index)) == {page.stem for page in PAGES}

@@ -1,4 +1,4 @@
-"""The rungs that an error prints are taken as they stand: the YAML is put into the manifest, and the build goes on."""
+"""Remedies from error messages: their YAML works unchanged in the manifest."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ bench: {{duration: 50ms, warmup: 10ms, baselines: []}}
 """
 
 
-def rung(ran: Ran, name: str) -> str:
-    """Return the YAML that is printed below a rung."""
+def remedy(ran: Ran, name: str) -> str:
+    """Return the YAML printed below a remedy."""
     found = re.search(rf"^ +\d\. {name}: .*\n((?: {{18}}\S.*\n)+)", ran.out, re.MULTILINE)
     assert found, ran.out
     return re.sub(r"^ +", "", found[1], flags=re.MULTILINE)
@@ -58,7 +58,7 @@ def write(project: ProjectFolder, export: str) -> None:
     (project.root / "configs/models/deform.yaml").write_text(MANIFEST.format(export=export.strip()))
 
 
-def test_from_rung_to_rung_until_both_engines_are_built(project: ProjectFolder) -> None:
+def test_one_remedy_after_another_until_both_engines_are_built(project: ProjectFolder) -> None:
     write(project, "export: {opset: 17}")
     traced = project.doit("export:deform")
     assert traced.code == 2
@@ -66,16 +66,16 @@ def test_from_rung_to_rung_until_both_engines_are_built(project: ProjectFolder) 
         "cannot translate the operator torchvision::deform_conv2d to opset 17 (plugins/mod"
         in traced.out
     )
-    write(project, rung(traced, "exporter"))
+    write(project, remedy(traced, "exporter"))
     captured = project.doit("--continue", "engine:deform:ort", "engine:deform:rtx")
     assert captured.code == 2
     assert "engine:deform:ort" in captured.passed
     assert "DeformConv: 1 node, from plugins/models/deform.py:13" in captured.out
-    write(project, rung(captured, "shipped"))
+    write(project, remedy(captured, "shipped"))
     done = project.doit("--continue", "verify:deform:ort", "engine:deform:rtx")
     assert done.code == 0, done.out
     assert {"verify:deform:ort", "engine:deform:rtx"} <= done.passed
-    # the list of rungs is no part of the reason for the next run
+    # the reason of the next run leaves out the list of remedies
     assert re.search(
         r"^run +engine:deform:rtx  … last run failed: .*namespace correct\?\S*$",
         done.out,

@@ -15,9 +15,9 @@ from test_export import NETWORKS
 
 from buildsys.backends.onnxruntime import backend as ort_backend
 from buildsys.backends.onnxruntime import kernels
+from buildsys.backends.operator_support import onnx_operators, torch_registries
 from buildsys.errors import StageError
 from buildsys.stages.export import stage as export
-from buildsys.stages.operator_support import onnx_operators, torch_registries
 
 TYPES = {"float": TensorProto.FLOAT, "double": TensorProto.DOUBLE, "int32": TensorProto.INT32}
 DEFORMED = {"x": {"shape": ["batch", 3, 5, 5]}, "offset": {"shape": ["batch", 18, 3, 3]}}
@@ -109,8 +109,8 @@ def test_the_types_of_onnx_runtime_are_those_that_it_runs(tmp_path: Path, operat
 
 def test_what_tensorrt_takes() -> None:
     pytest.importorskip("tensorrt_rtx")
-    assert onnx_operators.rtx_takes("Conv") is True
-    assert onnx_operators.rtx_takes("DeformConv") is False
+    assert onnx_operators.rtx_supports("Conv") is True
+    assert onnx_operators.rtx_supports("DeformConv") is False
 
 
 def test_kernels_of_an_open_end_are_for_their_version_alone() -> None:

@@ -1,4 +1,4 @@
-"""What ONNX's own schemas, ONNX Runtime and TensorRT-RTX say of an operator of the graph."""
+"""Support for ONNX operators in ONNX itself, ONNX Runtime and TensorRT-RTX."""
 
 from __future__ import annotations
 
@@ -8,66 +8,66 @@ from typing import Any
 
 import onnx.defs
 
-_OWN_DOMAINS = ("", "ai.onnx.ml")  # others are training and previews
+_ONNX_DOMAINS = ("", "ai.onnx.ml")
+_OTHER_ONNX_DOMAINS = ("ai.onnx.training", "ai.onnx.preview.training", "ai.onnx.preview")
 
 
 @lru_cache(maxsize=1)
 def versions() -> Mapping[tuple[str, str], tuple[int, ...]]:
-    """Return (domain, operator) -> the opsets at which it came or changed; a negative one took it out of use."""
+    """Return (domain, operator) -> opsets of its versions; a negative one deprecated it."""
     found: dict[tuple[str, str], set[int]] = {}
     for schema in onnx.defs.get_all_schemas_with_history():
-        if schema.domain in _OWN_DOMAINS:
+        if schema.domain in _ONNX_DOMAINS:
             since = -schema.since_version if schema.deprecated else schema.since_version
             found.setdefault((schema.domain, schema.name), set()).add(since)
-    return {key: tuple(sorted(several, key=abs)) for key, several in sorted(found.items())}
+    return {key: tuple(sorted(opsets, key=abs)) for key, opsets in sorted(found.items())}
 
 
 def has_body(domain: str, operator: str, version: int) -> bool:
-    """Tell whether ONNX defines the operator by others, which a runtime without it can put in its place."""
+    """Return whether ONNX defines the operator by others, for runtimes without a kernel."""
     schema: Any = onnx.defs.get_schema(operator, version, domain)
     bodies = (*schema.function_opset_versions, *schema.context_dependent_function_opset_versions)
     return any(opset <= version for opset in bodies)
 
 
 def ort_support(domain: str, operator: str, since: tuple[int, ...]) -> list[dict[str, Any]] | None:
-    """Return for each version what ONNX Runtime's CPU provider has: the types of its kernels; None without it."""
+    """Return opset, kernel types and body per version in ONNX Runtime's CPU provider.
+
+    None without ONNX Runtime.
+    """
     try:
         from buildsys.backends.onnxruntime import kernels
     except ImportError:
         return None
-    rows = []
-    for version in since:
-        if version > 0:
-            types = kernels.kernel_types(kernels.Operator(domain, operator), version)
-            rows.append(
-                {
-                    "opset": version,
-                    "types": list(types),
-                    "body": has_body(domain, operator, version),
-                }
-            )
-    return rows
+    return [
+        {
+            "opset": version,
+            "types": list(kernels.kernel_types(kernels.Operator(domain, operator), version)),
+            "body": has_body(domain, operator, version),
+        }
+        for version in since
+        if version > 0
+    ]
 
 
 def ort_operators() -> dict[str, list[str]]:
-    """Return ONNX Runtime's operators outside ONNX's own domains, with the types of their kernels."""
+    """Return the kernel types of ONNX Runtime's operators outside ONNX's domains."""
     try:
         from buildsys.backends.onnxruntime import kernels
     except ImportError:
         return {}
-    own = {"", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training", "ai.onnx.preview"}
     return {
         f"{operator.domain}::{operator.name}": sorted(
-            {t for v in since for t in kernels.kernel_types(operator, v)}
+            {t for version in since for t in kernels.kernel_types(operator, version)}
         )
         for operator, since in sorted(kernels.schema_versions().items())
-        if operator.domain not in own
+        if operator.domain not in (*_ONNX_DOMAINS, *_OTHER_ONNX_DOMAINS)
     }
 
 
 @lru_cache(maxsize=1)
-def rtx_parser() -> Any:
-    """Return a parser of TensorRT-RTX with all that must outlive it, None where it cannot be loaded."""
+def _rtx_parser() -> Any:
+    """Return a TensorRT-RTX parser and the objects it depends on; None without TensorRT-RTX."""
     try:
         import tensorrt_rtx as trt
     except (ImportError, OSError, RuntimeError):
@@ -78,7 +78,7 @@ def rtx_parser() -> Any:
     return trt.OnnxParser(network, logger), network, builder, logger
 
 
-def rtx_takes(operator: str) -> bool | None:
-    """Tell whether TensorRT-RTX's parser has an importer of that name; None without TensorRT-RTX."""
-    found = rtx_parser()
+def rtx_supports(operator: str) -> bool | None:
+    """Return whether TensorRT-RTX's parser has an importer; None without TensorRT-RTX."""
+    found = _rtx_parser()
     return None if found is None else bool(found[0].supports_operator(operator))
