@@ -8,10 +8,10 @@ from typing import Any
 import onnx
 import pytest
 from engine_jobs import engine_options, request
+from export_jobs import NETWORKS
 from onnx import TensorProto, helper
 from small_graphs import make_model
 from stage_jobs import manifest, stage_job
-from test_export import NETWORKS
 
 from buildsys.backends.onnxruntime import backend as ort_backend
 from buildsys.backends.onnxruntime import kernels

@@ -10,6 +10,8 @@ from typing import Any
 import onnx
 import pytest
 import torch
+from export_jobs import IMAGE, NETWORKS, dynamo, line_of
+from export_jobs import export_network as run
 from onnx import TensorProto, helper
 from small_graphs import conv_bn, make_model
 from stage_jobs import ROOT, manifest, stage_job
@@ -20,18 +22,10 @@ from buildsys.stages.export import stage as export
 from buildsys.stages.export import torchscript
 from buildsys.workers.job import StageResult
 
-NETWORKS = "tests/integration/sample_networks.py"
-IMAGE = {"x": {"shape": ["batch", 3, 8, 8]}}
 SMALL_MODELS = (
     "linear", "linear_dynamic-torchscript", "linear_dynamic-dynamo", "two_heads", "conv_bn_relu", "flatten_head",
     "token_scorer",
 )  # fmt: skip
-
-
-def run(folder: Path, name: str, **sections: Any) -> StageResult:
-    """Export a network of the samples."""
-    source = {"python": f"{NETWORKS}:{name}", **sections.pop("source", {})}
-    return export.run(stage_job("export", manifest(source=source, **sections), folder))
 
 
 def failure(folder: Path, name: str, **sections: Any) -> str:
@@ -40,18 +34,8 @@ def failure(folder: Path, name: str, **sections: Any) -> str:
     return str(error.value)
 
 
-def line_of(code: str) -> str:
-    """Return where a piece of code stands in the sample networks."""
-    lines = (ROOT / NETWORKS).read_text().splitlines()
-    return f"{NETWORKS}:{next(number for number, line in enumerate(lines, 1) if code in line)}"
-
-
 def model_of(folder: Path) -> onnx.ModelProto:
     return onnx.load(folder / "m/export/model.onnx")
-
-
-def dynamo(opset: int = 18, **options: Any) -> dict[str, Any]:
-    return {"exporter": "dynamo", "opset": opset, **options}
 
 
 # --- what is written ---
@@ -169,7 +153,7 @@ def test_dynamo_leaves_no_trace_of_the_checkout(tmp_path: Path) -> None:
 def test_the_same_manifest_gives_the_same_bytes_in_another_process(tmp_path: Path) -> None:
     script = (
         "import sys, torch; from pathlib import Path; torch.manual_seed(5); "
-        "from test_export import run, IMAGE, dynamo; "
+        "from export_jobs import export_network as run, IMAGE, dynamo; "
         "[print(run(Path(sys.argv[1]) / str(n), 'Small', inputs=IMAGE, source={'randomize': True}, export=options)"
         ".figures['sha256']) for n, options in enumerate(({}, dynamo()))]"
     )
@@ -181,7 +165,7 @@ def test_the_same_manifest_gives_the_same_bytes_in_another_process(tmp_path: Pat
     ]
     environment = {
         **os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "7",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/integration"), str(ROOT / "tests/integration/stages")]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/integration")]),
     }  # fmt: skip
     there = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "there")],

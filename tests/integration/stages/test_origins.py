@@ -11,10 +11,10 @@ import numpy as np
 import onnx
 import pytest
 from engine_jobs import engine_options, request
+from export_jobs import NETWORKS, dynamo, line_of
 from onnx import TensorProto, helper
 from small_graphs import make_model
 from stage_jobs import ROOT, manifest, stage_job
-from test_export import NETWORKS, dynamo, line_of
 
 from buildsys.backends.interface import GraphRefusedError
 from buildsys.backends.onnxruntime import backend as ort_backend

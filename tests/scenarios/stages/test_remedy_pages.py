@@ -17,7 +17,7 @@ import pytest
 from project_folder import REPOSITORY, ProjectFolder
 
 PAGES = sorted(
-    path for path in (REPOSITORY / "docs" / "rungs").glob("*.md") if path.name != "README.md"
+    path for path in (REPOSITORY / "docs" / "remedies").glob("*.md") if path.name != "README.md"
 )
 _BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"(?:#|//) file: (?P<path>\S+)\n")
@@ -69,5 +69,5 @@ def test_a_page_with_wrong_output_fails(tmp_path: Path) -> None:
 
 
 def test_the_index_lists_every_page() -> None:
-    index = (REPOSITORY / "docs" / "rungs" / "README.md").read_text(encoding="utf-8")
+    index = (REPOSITORY / "docs" / "remedies" / "README.md").read_text(encoding="utf-8")
     assert set(re.findall(r"\((\w+)\.md\)", index)) == {page.stem for page in PAGES}
