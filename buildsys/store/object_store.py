@@ -12,16 +12,14 @@ out. No file in here is ever linked into a build folder, where an edit would rea
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from buildsys.errors import StageError
-from buildsys.store.direct_writer import DirectWriter
 from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import OutputFile, Record
 from buildsys.store.record_file import RecordError, decode_record, encode_record
@@ -85,7 +83,7 @@ class Store:
             return True
         with self._temporary() as temporary:
             try:
-                found = copy_file(source, temporary, direct=True)
+                found = copy_file(source, temporary, cache_pages=False)
             except FileNotFoundError:
                 return False
             if found != file.digest:
@@ -240,40 +238,32 @@ def _local_errors() -> Iterator[None]:
         raise LocalError(error) from error
 
 
-def copy_file(source: Path, target: Path, *, direct: bool = False) -> str:
-    """Copy a file, sharing its blocks where the file system can; return the BLAKE3 digest of the copy.
+def copy_file(source: Path, target: Path, *, cache_pages: bool = True) -> str:
+    """Copy a file, sharing its blocks if possible; return the BLAKE3 digest of the copy.
 
-    ``direct`` leaves the copy out of the system's memory, for one that is not read soon.
-    Raises: OSError: one of them cannot be read or written; what was written is removed.
+    Without ``cache_pages`` the kernel may drop the copy from the page cache at once.
+    Raises: OSError: one of them cannot be read or written; a partial copy is removed.
     """
+    from blake3 import blake3  # not on the path of a run without work
+
     with source.open("rb", buffering=0) as reader:
         try:
             with target.open("wb", buffering=0) as writer:
                 try:
                     fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
                 except OSError:  # another file system, or one that cannot share blocks
+                    digest = blake3()
                     size = os.fstat(reader.fileno()).st_size
-                    write = (
-                        DirectWriter(writer.fileno()).write
-                        if direct and size >= _CHUNK_BYTES
-                        else writer.write
-                    )
-                    return _copy(reader.fileno(), write, size)
+                    view = memoryview(bytearray(min(size + 1, _CHUNK_BYTES)))
+                    while count := reader.readinto(view):
+                        digest.update(view[:count])
+                        written = 0
+                        while written < count:
+                            written += writer.write(view[written:count])
+                    if not cache_pages:
+                        os.posix_fadvise(writer.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                    return digest.hexdigest()
             return hash_file(str(target)).digest
         except OSError:
             target.unlink(missing_ok=True)
             raise
-
-
-def _copy(reader: int, write: Callable[[memoryview], int], size: int) -> str:
-    from blake3 import blake3  # not on the path of a run without work
-
-    digest = blake3()
-    # begins on a page, for direct writes; not closed here, as what an error carries may still look into it
-    view = memoryview(mmap.mmap(-1, min(size + 1, _CHUNK_BYTES)))
-    while count := os.readv(reader, [view]):
-        digest.update(view[:count])
-        written = 0
-        while written < count:
-            written += write(view[written:count])
-    return digest.hexdigest()

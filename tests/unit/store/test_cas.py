@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-import buildsys.store.object_store as cas_module
 from buildsys.errors import StageError
+from buildsys.store import object_store
 from buildsys.store.garbage_collection import collect, usage, verify
 from buildsys.store.ledger import OutputFile, Record
 from buildsys.store.object_store import DamagedError, Store, copy_file
@@ -158,10 +158,57 @@ def test_blocks_are_shared_only_where_the_file_system_can(
     def share(writer: int, request: int, reader: int) -> None:
         os.write(writer, b"content")  # what the file system does behind our back
 
-    monkeypatch.setattr(cas_module.fcntl, "ioctl", share)
+    monkeypatch.setattr(object_store.fcntl, "ioctl", share)
     (tmp_path / "source").write_bytes(b"content")
     assert copy_file(tmp_path / "source", tmp_path / "out") == blake3(b"content").hexdigest()
     assert (tmp_path / "out").read_bytes() == b"content"
+
+
+@pytest.mark.parametrize("size", [0, 1, 16384, 16385, 100_000])
+@pytest.mark.parametrize("cache_pages", [False, True])
+def test_copies_of_every_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, cache_pages: bool
+) -> None:
+    monkeypatch.setattr(object_store, "_CHUNK_BYTES", 16384)
+    source, copy, content = tmp_path / "source", tmp_path / "copy", os.urandom(size)
+    source.write_bytes(content)
+    assert copy_file(source, copy, cache_pages=cache_pages) == blake3(content).hexdigest()
+    assert copy.read_bytes() == content
+
+
+def test_a_full_disk_leaves_no_partial_copy(tmp_path: Path) -> None:
+    """A limit on this process stands for a full disk: the same call fails."""
+    code = (
+        "import resource, sys; from pathlib import Path\n"
+        "from buildsys.store.object_store import copy_file\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))\n"
+        "try:\n    copy_file(Path(sys.argv[1]), Path(sys.argv[2]))\n"
+        "except OSError as error:\n    print(error.strerror)\n"
+    )
+    (tmp_path / "source").write_bytes(os.urandom(100_000))
+    words = [sys.executable, "-c", code, tmp_path / "source", tmp_path / "copy"]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr) == ("File too large\n", "")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_an_object_appears_by_a_rename(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(path: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", killed)
+    file = OutputFile(blake3(b"content").hexdigest(), 7)
+    (tmp_path / "source").write_bytes(b"content")
+    for put in (
+        lambda: store.put(tmp_path / "source", file),
+        lambda: store.add(file, [b"con", b"tent"]),
+        lambda: store.write_action(record("a")),
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            put()
+    assert [path for path in store.folder.rglob("*") if path.is_file()] == []
 
 
 def test_a_killed_process_leaves_nothing_half(store: Store, tmp_path: Path) -> None:
