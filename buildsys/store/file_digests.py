@@ -1,7 +1,7 @@
 """Content digests of files, remembered by what stat says so that a large file is read once.
 
-A file that has not reached the disk yet may lose its content in a power cut and keep its times and size. Its digest
-is therefore remembered for this boot of the machine only, until somebody has seen to its way to the disk.
+A power cut may take the content of a recently written file and leave its times and size. A digest therefore
+counts only until the machine restarts.
 """
 
 from __future__ import annotations
@@ -31,16 +31,10 @@ _ATTEMPTS = 3
 _FEW_FILES = 300  # asked for one by one; from then on reading all rows at once is faster
 T = TypeVar("T")
 
-_ON_DISK_NS = 600 * 10**9  # every system writes a file back long before that
-_ON_DISK = ""  # the value of the column boot for a file that a power cut cannot change
-
 _INSERT = "INSERT OR REPLACE INTO file_digests VALUES (?, ?, ?, ?, ?, ?, ?)"
 _COLUMNS = "mtime_ns, ctime_ns, size, inode, digest"
-_SELECT = f"SELECT {_COLUMNS} FROM file_digests WHERE path = ? AND boot IN (?, ?)"  # noqa: S608 - our own column names
-_SELECT_ALL = f"SELECT path, {_COLUMNS} FROM file_digests WHERE boot IN (?, ?)"  # noqa: S608 - as above
-_CONFIRM = """
-UPDATE file_digests SET boot = ? WHERE path = ? AND mtime_ns = ? AND ctime_ns = ? AND size = ? AND inode = ?
-"""
+_SELECT = f"SELECT {_COLUMNS} FROM file_digests WHERE path = ? AND boot = ?"  # noqa: S608 - our own column names
+_SELECT_ALL = f"SELECT path, {_COLUMNS} FROM file_digests WHERE boot = ?"  # noqa: S608 - as above
 
 
 class Stamp(NamedTuple):
@@ -137,11 +131,12 @@ class DigestMemo:
 
     def remember(self, files: Iterable[tuple[str, FileDigest]]) -> None:
         """Store digests that were made elsewhere, of files that nobody else can have written meanwhile."""
-        self._store([(path, found, boot_id()) for path, found in files])
-
-    def confirm(self, files: Iterable[tuple[str, Stamp]]) -> None:
-        """Take note that files have reached the disk in the state of their stamps."""
-        self._db.write([(_CONFIRM, (_ON_DISK, path, *stamp)) for path, stamp in files])
+        statements: list[Statement] = []
+        for path, (digest, stamp) in files:
+            self._known[path] = (*stamp, digest)
+            statements.append((_INSERT, (path, *stamp, digest, boot_id())))
+        if statements:
+            self._db.write(statements)
 
     def drop(self, path: str) -> None:
         """Forget a file, so that it is read when it is next asked for."""
@@ -160,14 +155,14 @@ class DigestMemo:
             if self._asked > _FEW_FILES:
                 with self._guard:
                     if not self._whole:
-                        for path, *row in self._db.read(_SELECT_ALL, (_ON_DISK, boot_id())):
+                        for path, *row in self._db.read(_SELECT_ALL, (boot_id(),)):
                             self._known.setdefault(path, tuple(row))
                         self._whole = True
         return self._known
 
     def _lookup(self, path: str, stamp: Stamp) -> FileDigest | None:
         """Return what another process may have stored since this one loaded the memo."""
-        rows = self._db.read(_SELECT, (path, _ON_DISK, boot_id()))
+        rows = self._db.read(_SELECT, (path, boot_id()))
         if not rows or rows[0][:4] != stamp:
             return None
         self._known[path] = rows[0]
@@ -179,17 +174,8 @@ class DigestMemo:
         jobs = [partial(hash_file, path) for path in paths]
         digests = run_all(jobs, in_threads=sum(sizes) >= THREADS_FROM_BYTES)
         pairs = zip(paths, digests, strict=True)
-        settled = [(path, found) for path, found in pairs if _is_settled(found.stamp, begun_ns)]
-        self._store([(path, found, _boot_of(found.stamp, begun_ns)) for path, found in settled])
+        self.remember((path, found) for path, found in pairs if _is_settled(found.stamp, begun_ns))
         return digests
-
-    def _store(self, files: Sequence[tuple[str, FileDigest, str]]) -> None:
-        statements: list[Statement] = []
-        for path, (digest, stamp), boot in files:
-            self._known[path] = (*stamp, digest)
-            statements.append((_INSERT, (path, *stamp, digest, boot)))
-        if statements:
-            self._db.write(statements)
 
 
 @cache
@@ -234,10 +220,6 @@ def run_all(jobs: Sequence[Callable[[], T]], *, in_threads: bool) -> list[T]:
 
 def _is_settled(stamp: Stamp, read_ns: int) -> bool:
     return max(stamp.mtime_ns, stamp.ctime_ns) + SETTLE_NS < read_ns
-
-
-def _boot_of(stamp: Stamp, read_ns: int) -> str:
-    return _ON_DISK if max(stamp.mtime_ns, stamp.ctime_ns) + _ON_DISK_NS < read_ns else boot_id()
 
 
 def _stamp(found: os.stat_result) -> Stamp:

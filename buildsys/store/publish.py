@@ -1,7 +1,7 @@
 """Outputs appear whole or not at all: written under ``build/.tmp``, digested, then renamed into place.
 
-Their way to the disk is seen to beside the next stages. Until then the digest memo answers for them in this boot of the
-machine only: after a power cut they are read again, and what did not survive it is stale.
+They are flushed in the background, while later stages run. After a power cut they are digested again, and a file that
+did not survive it is stale.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from buildsys.store.file_digests import (
     THREADS_FROM_BYTES,
     DigestMemo,
     FileDigest,
-    Stamp,
     hash_file,
     run_all,
     stamp_file,
@@ -100,7 +99,7 @@ class Publisher:
     ) -> None:
         """Rename sealed files into the build folder; ``last`` (the result file) comes after all others.
 
-        Nobody sees to the way to the disk of what is ``restored``: the store has it as well.
+        Files that are ``restored`` are not flushed: the store has them as well.
         """
         ordered = sorted(sealed, key=lambda name: (name == last, name))
         for name in ordered:
@@ -112,7 +111,7 @@ class Publisher:
         self._memo.remember(settled)
         if not restored:
             self._background.submit(
-                partial(self._bring_to_disk, [(path, stamp) for path, (_, stamp) in settled])
+                partial(self._flush, [str(self._build / name) for name in sealed])
             )
 
     def little_room(self) -> str:
@@ -139,28 +138,18 @@ class Publisher:
             for folder in temporary.iterdir():
                 _sweep_folder(folder)
 
-    def _bring_to_disk(self, files: list[tuple[str, Stamp]]) -> None:
-        """Flush published files, their names last; what cannot be flushed counts as unknown."""
-        flushed: dict[str, list[tuple[str, Stamp]]] = {}
-        for path, stamp in files:
-            if self._flush(path):
-                flushed.setdefault(str(Path(path).parent), []).append((path, stamp))
-        for folder, members in flushed.items():
-            if self._flush(folder):
-                self._memo.confirm(members)
-
-    def _flush(self, path: str) -> bool:
-        try:
-            _fsync(path)
-        except FileNotFoundError:  # replaced or removed meanwhile
-            return False
-        except OSError as error:
-            self._notify(
-                f"cannot bring {path} to the disk: {error.strerror}; it is looked at again by the next run"
-            )
-            self._memo.drop(path)
-            return False
-        return True
+    def _flush(self, paths: Iterable[str]) -> None:
+        """Write published files to disk; the digest of a file that cannot be written is dropped."""
+        for path in paths:
+            try:
+                _fsync(path)
+            except FileNotFoundError:  # replaced or removed meanwhile
+                continue
+            except OSError as error:
+                self._notify(
+                    f"cannot write {path} to disk: {error.strerror}; the next run reads it again"
+                )
+                self._memo.drop(path)
 
     def _make_folder(self, target: str) -> tuple[Path, int]:
         """Return a new folder and its locked lock file: the lock tells ``sweep`` that the owner is alive."""

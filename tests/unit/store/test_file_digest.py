@@ -110,6 +110,23 @@ def test_what_another_process_has_read_is_not_read_again(
     assert reads == ["f"]
 
 
+@pytest.mark.parametrize("age_s", [1, 3600])
+def test_a_digest_from_before_a_restart_is_not_used(
+    db: StateDb, tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch, age_s: int
+) -> None:
+    path = settled_file(tmp_path / "f", b"x")
+    long_ago_ns = time.time_ns() - age_s * 10**9
+    os.utime(path, ns=(long_ago_ns, long_ago_ns))
+    time.sleep(2 * SETTLE_NS / 1e9)
+    DigestMemo(db).digest(path)
+    monkeypatch.setattr(digest_module, "boot_id", lambda: "the next one")
+    assert DigestMemo(db).digests([path])[path].digest == sha(b"x")
+    monkeypatch.setattr(digest_module, "_FEW_FILES", 0)  # all digests are loaded at once
+    monkeypatch.setattr(digest_module, "boot_id", lambda: "the one after that")
+    assert DigestMemo(db).digest(path).digest == sha(b"x")
+    assert reads == ["f", "f", "f"]
+
+
 def test_many_large_files_are_read_in_threads(db: StateDb, tmp_path: Path) -> None:
     contents = {
         settled_file(tmp_path / f"f{n}", bytes([n]) * (2 << 20)): bytes([n]) * (2 << 20)
