@@ -215,8 +215,10 @@ class Executor:
     def close(self) -> None:
         """End all waiting for locks, finish what goes on beside and close the state; not for use afterwards."""
         self._locks.stop()
-        self._background.close()
-        self._db.close()
+        try:
+            self._background.close()
+        finally:
+            self._db.close()
 
     def _reasons(self, action: Action, now: Snapshot) -> list[Reason]:
         return own_reasons(self._judge.examine(action, now)) or [Reason(ASKED_FOR)]
@@ -313,8 +315,7 @@ class Executor:
         begun = time.perf_counter()
         try:
             job, on_event = self._job(action, outputs), partial(self._on_event, action.target)
-            with self._background.beside_stage():
-                reply = self._pool.run(job, log=log, timeout_s=action.timeout_s, on_event=on_event)
+            reply = self._pool.run(job, log=log, timeout_s=action.timeout_s, on_event=on_event)
         except (CheckFailed, Unavailable) as verdict:
             if not outputs[_RESULT].exists():
                 raise

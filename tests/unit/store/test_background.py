@@ -1,60 +1,51 @@
-"""When work that nobody waits for is done."""
+"""Work in the background of a run."""
 
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
-from buildsys.store import background as module
 from buildsys.store.background import Background
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> Background:
-    """One that would wait long for a stage."""
-    monkeypatch.setattr(module, "_LONGEST_WAIT_S", 60.0)
-    return Background()
+def test_work_runs_in_order_in_one_other_thread() -> None:
+    ran: list[tuple[int, str]] = []
+    background = Background()
+    for number in range(5):
+        background.submit(
+            lambda number=number: ran.append((number, threading.current_thread().name))
+        )
+    background.close()
+    assert [number for number, _ in ran] == [0, 1, 2, 3, 4]
+    assert len({name for _, name in ran}) == 1
+    assert threading.current_thread().name not in {name for _, name in ran}
 
 
-def test_it_begins_when_a_stage_works(patient: Background) -> None:
-    done = threading.Event()
-    patient.submit(done.set)
-    assert not done.wait(0.1)
-    with patient.beside_stage():
-        assert done.wait(5)
-    patient.close()
+def test_close_waits_for_the_work() -> None:
+    release, done = threading.Event(), threading.Event()
+    background = Background()
+    background.submit(lambda: release.wait(30) and done.set())
+    threading.Timer(0.05, release.set).start()
+    background.close()
+    assert done.is_set()
 
 
-def test_a_stage_that_begins_has_a_head_start(
-    patient: Background, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_HEAD_START_S", 0.2)
-    begun: list[float] = []
-    patient.submit(lambda: begun.append(time.monotonic()))
-    start = time.monotonic()
-    with patient.beside_stage():
-        while not begun and time.monotonic() < start + 5:
-            time.sleep(0.01)
-    assert begun[0] - start >= 0.2
+def test_work_is_taken_after_a_close() -> None:
+    ran: list[int] = []
+    background = Background()
+    for number in range(2):
+        background.submit(lambda number=number: ran.append(number))
+        background.close()
+    assert ran == [0, 1]
 
 
-def test_without_a_stage_it_begins_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LONGEST_WAIT_S", 0.05)
-    done = threading.Event()
-    beside = Background()
-    beside.submit(done.set)
-    assert done.wait(5)
-    beside.close()
-
-
-def test_the_end_of_a_run_waits_for_nothing_but_the_work(patient: Background) -> None:
-    done: list[int] = []
-    for number in range(3):
-        patient.submit(lambda number=number: done.append(number))
-    patient.close()
-    assert done == [0, 1, 2]
-    patient.submit(lambda: done.append(3))
-    patient.close()
-    assert done == [0, 1, 2, 3]
+def test_an_unexpected_error_is_raised_by_close() -> None:
+    ran: list[int] = []
+    background = Background()
+    background.submit(lambda: {}["missing"])
+    background.submit(lambda: ran.append(1))
+    with pytest.raises(KeyError, match="missing"):
+        background.close()
+    assert ran == [1]
+    background.close()
