@@ -307,7 +307,7 @@ def test_an_outcome_has_what_the_console_needs(root: Path) -> None:
     ("change", "reason"),
     [
         (lambda root: None, ""),
-        (lambda root: (root / "blocks.py").write_text("width = 9\n"), "blocks.py changed (line 1)"),
+        (lambda root: (root / "blocks.py").write_text("width = 9\n"), "blocks.py changed"),
         (lambda root: (root / "build" / MODEL).unlink(), f"output missing: {MODEL}"),
         (lambda root: (root / "build" / MODEL).write_text("x"), f"output edited by hand: {MODEL}"),
         (lambda root: shutil.rmtree(root / ".buildsys"), "never built"),
