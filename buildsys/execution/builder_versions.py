@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from buildsys.system.interpreters.toolchain import located
+from buildsys.system.interpreters.toolchain import locate_toolchain
 from buildsys.system.versions import tool_versions
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def builder_versions(root: Path, state: Path) -> VersionOf:
         view = StateView(state / "state.db", lambda _: None)  # a run says what is wrong with it
         try:
             return tool_versions(
-                ("tensorrt",), located(*toolchain, root, os.environ), ImportMemo(view)
+                ("tensorrt",), locate_toolchain(*toolchain, root, os.environ), ImportMemo(view)
             )["tensorrt"]
         finally:
             view.close()

@@ -46,8 +46,8 @@ from buildsys.store.object_store import Store
 from buildsys.store.publish import Publisher
 from buildsys.store.replacing import replace_by_failure
 from buildsys.store.state_db import StateDb, warn_on_stderr
-from buildsys.system.interpreters.toolchain import located
-from buildsys.system.versions import gpu_uuids
+from buildsys.system.gpus.selection import gpu_uuids
+from buildsys.system.interpreters.toolchain import locate_toolchain
 from buildsys.workers.job import Job
 
 if TYPE_CHECKING:
@@ -336,7 +336,7 @@ class Executor:
             project=self._project,
             advisory=advisory,
             timing_caches=self._timing_caches if action.stage == _BUILDING else None,
-            toolchain=located(*action.toolchain, self._project, os.environ)
+            toolchain=locate_toolchain(*action.toolchain, self._project, os.environ)
             if action.toolchain
             else None,
             threads=0 if action.measures else self._threads,

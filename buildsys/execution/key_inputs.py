@@ -15,10 +15,9 @@ from buildsys.plan.action import Action, ToolchainRef
 from buildsys.plan.dependencies.python_imports import Import
 from buildsys.plan.dependencies.source_tree import Folders, Memo, Reach, SourceTree
 from buildsys.store.file_digests import DigestMemo, FileDigest
-from buildsys.system import distributions
-from buildsys.system import versions as toolchain
+from buildsys.system import devices, distributions, versions
 from buildsys.system.files import sha256_of
-from buildsys.system.interpreters.toolchain import Toolchain, located
+from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
 
 _PACKAGE = "buildsys"
 _CODE_ROOT = str(Path(__file__).resolve().parents[2])
@@ -163,13 +162,13 @@ class Surveyor:
         wanted = runs_in, module
         if wanted not in self._providers:
             elsewhere = self._located(runs_in)
-            path = None if elsewhere is None else toolchain.module_path(elsewhere, self._contents)
+            path = None if elsewhere is None else versions.module_path(elsewhere, self._contents)
             found = distributions.distributions_of(
                 [module], self._contents, known=_KNOWN_LIBRARIES, path=path
             )
-            versions = toolchain.tool_versions(found, elsewhere, self._contents)
             self._providers[wanted] = distributions.Provider(
-                versions, distributions.source_root(module, path)
+                versions.tool_versions(found, elsewhere, self._contents),
+                distributions.source_root(module, path),
             )
         return self._providers[wanted]
 
@@ -182,14 +181,14 @@ class Surveyor:
             action.environment,
         )
         if wanted not in self._facts:
-            tools = toolchain.tool_versions(
+            tools = versions.tool_versions(
                 action.tools, self._located(action.runs_in), self._contents
             )
-            devices = toolchain.device_facts(action.devices)
-            variables = toolchain.environment_facts(action.environment, os.environ)
+            device_facts = devices.device_facts(action.devices)
+            variables = versions.environment_facts(action.environment, os.environ)
             self._facts[wanted] = {
                 **{f"tool:{name}": version for name, version in tools.items()},
-                **{f"device:{name}": value for name, value in devices.items()},
+                **{f"device:{name}": value for name, value in device_facts.items()},
                 **{f"env:{name}": value for name, value in variables.items()},
                 **(self._toolchain_parts(action, action.toolchain) if action.toolchain else {}),
             }
@@ -197,18 +196,18 @@ class Surveyor:
 
     def _toolchain_parts(self, action: Action, named: ToolchainRef) -> dict[str, str]:
         """Return what a toolchain adds; where it works beside our own interpreter, both may have the same names."""
-        versions = toolchain.tool_versions(action.peer_tools, self._located(named), self._contents)
+        tools = versions.tool_versions(action.peer_tools, self._located(named), self._contents)
         beside = f"{named.name}/" if action.peer_tools else ""
         return {
             **{
-                f"tool:{beside if name in action.tools else ''}{name}": found
-                for name, found in versions.items()
+                f"tool:{beside if name in action.tools else ''}{name}": version
+                for name, version in tools.items()
             },
             **{f"env:{beside}{name}": value for name, value in named.env},
         }
 
     def _located(self, named: ToolchainRef | None) -> Toolchain | None:
-        return None if named is None else located(*named, Path(self._project), os.environ)
+        return None if named is None else locate_toolchain(*named, Path(self._project), os.environ)
 
     def _tree(
         self, root: str, files: dict[str, FileDigest | None], *, package: str = ""

@@ -1,40 +1,95 @@
-"""The processor of this machine, and how busy it is with other things than this process."""
+"""The processor: model, instruction sets, cores, load."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 _IDLE_FIELDS = (3, 4)  # idle and iowait in the first line of /proc/stat
+_INSTRUCTION_SETS = re.compile(
+    r"\b(sse4_2|avx|avx2|fma|f16c|avx_vnni|avx512\w*|amx_\w+|asimd\w*|sve\w*|i8mm|bf16|fphp)\b"
+)
+# ONNX Runtime selects weight layouts and kernels by these
+_ENGINE_INSTRUCTIONS = (
+    "avx", "avx2", "fma", "f16c", "avx512f", "avx512vl", "avx512_vnni", "amx_tile", "asimd", "sve",
+)  # fmt: skip
+
+
+def read_cpuinfo() -> dict[str, str]:
+    """Return the fields of the first processor in /proc/cpuinfo; {} without that file."""
+    fields: dict[str, str] = {}
+    try:
+        with Path("/proc/cpuinfo").open(errors="replace") as lines:
+            for line in lines:  # reading on would make the kernel describe every other processor
+                if not line.strip():
+                    break
+                name, _, value = line.partition(":")
+                fields[name.strip()] = value.strip()
+    except OSError:
+        return {}
+    return fields
 
 
 def cpu_model() -> str:
-    """Return the processor's name as its maker writes it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
+    """Return the vendor's name of the processor."""
+    return read_cpuinfo().get("model name") or platform.processor() or platform.machine()
+
+
+def cpu_flags() -> str:
+    """Return the processor's feature flags, separated by spaces."""
+    fields = read_cpuinfo()
+    return fields.get("flags") or fields.get("Features") or ""
+
+
+def engine_instructions() -> list[str]:
+    """Return the instruction sets of this processor that ONNX Runtime engines depend on."""
+    present = set(cpu_flags().split())
+    return [name for name in _ENGINE_INSTRUCTIONS if name in present]
+
+
+@cache
+def cpu_facts() -> Mapping[str, str]:
+    """Return the parts of an action key that describe the processor."""
+    fields = read_cpuinfo()
+    model = fields.get("model name") or fields.get("CPU part") or cpu_model()
+    return {
+        "cpu.model": f"{model} ({platform.machine()})",
+        "cpu.instructions": " ".join(sorted(set(_INSTRUCTION_SETS.findall(cpu_flags())))),
+    }
+
+
+def core_facts() -> Mapping[str, str]:
+    """Return the part of an action key that counts the usable logical processors."""
+    return {"cpu.cores": str(len(usable_processors()))}
+
+
+def usable_processors() -> list[int]:
+    """Return the logical processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
 
 
 def usable_cores() -> int:
-    """Return how many physical cores this process may use: two threads of one core count once."""
-    allowed = (
-        sorted(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else range(os.cpu_count() or 1)
-    )
-    cores = {_siblings(cpu) for cpu in allowed}
-    return max(1, len(cores))
+    """Return the number of usable physical cores; hyperthreads of one core count once."""
+
+    def siblings(processor: int) -> str:
+        try:
+            return Path(_TOPOLOGY.format(processor)).read_text().strip()
+        except OSError:
+            return str(processor)
+
+    return max(1, len(set(map(siblings, usable_processors()))))
 
 
 def load_average() -> list[float]:
-    """Return the machine's load over 1, 5 and 15 minutes, or nothing where it is unknown."""
+    """Return the load over 1, 5 and 15 minutes; [] if unknown."""
     try:
         return [round(value, 2) for value in os.getloadavg()]
     except (OSError, AttributeError):
@@ -42,17 +97,17 @@ def load_average() -> list[float]:
 
 
 class OtherLoad:
-    """How much of the machine other processes use between the start and a later look."""
+    """CPU usage of other processes since this object was created."""
 
     def __init__(self, ours: Sequence[int] = ()) -> None:
-        """Begin to look; ``ours`` are the numbers of processes that work for this one."""
+        """Start measuring; ``ours`` are pids that count as this process."""
         self._ours = tuple(ours)
-        self._start = _times()
+        self._start = _machine_ticks()
         self._own_start = self._own_ticks()
 
     def share(self) -> float | None:
-        """Return the share of all processors' time since the start that others used; None where unknown."""
-        now = _times()
+        """Return the share of all CPU time used by other processes; None if unknown."""
+        now = _machine_ticks()
         if now is None or self._start is None:
             return None
         busy, total = now[0] - self._start[0], now[1] - self._start[1]
@@ -61,18 +116,11 @@ class OtherLoad:
 
     def _own_ticks(self) -> float:
         own = time.process_time() * os.sysconf("SC_CLK_TCK")
-        return own + sum(_ticks_of(pid) for pid in self._ours)
+        return own + sum(map(_process_ticks, self._ours))
 
 
-def _siblings(cpu: int) -> str:
-    try:
-        return Path(_TOPOLOGY.format(cpu)).read_text().strip()
-    except OSError:
-        return str(cpu)
-
-
-def _ticks_of(pid: int) -> int:
-    """Return the processor time of another process in clock ticks; 0 once it has ended."""
+def _process_ticks(pid: int) -> int:
+    """Return the CPU time of another process in clock ticks; 0 after it ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -80,12 +128,11 @@ def _ticks_of(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-def _times() -> tuple[int, int] | None:
-    """Return busy and total time of all processors together, in clock ticks."""
+def _machine_ticks() -> tuple[int, int] | None:
+    """Return the busy and the total time of all processors, in clock ticks."""
     try:
-        fields = [
-            int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
-        ]
+        first_line = Path("/proc/stat").read_text().split("\n", 1)[0]
+        fields = [int(field) for field in first_line.split()[1:9]]
     except (OSError, ValueError):
         return None
     return sum(fields) - sum(fields[index] for index in _IDLE_FIELDS), sum(fields)

@@ -1,4 +1,4 @@
-"""Which installed distributions stand behind the modules that a user's file imports."""
+"""Installed distributions that provide the modules a user's file imports."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from importlib import util
 from importlib.machinery import PathFinder
 from inspect import getmodulename
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
+from buildsys.system.text_cache import TextCache
 from buildsys.system.versions import installed_versions, normalized
 
 if TYPE_CHECKING:
@@ -22,18 +23,8 @@ _EXTRA = re.compile(r";.*\bextra\b")
 _LIBRARY_FOLDERS = ("site-packages", "dist-packages")
 
 
-class Memo(Protocol):
-    """Remembers texts by name."""
-
-    def get(self, digest: str) -> str | None:
-        """Return what was stored under a name."""
-
-    def set(self, digest: str, imports: str) -> None:
-        """Store a text."""
-
-
 class Provider(NamedTuple):
-    """What stands behind a module: distributions with their versions, and its folder outside of all libraries."""
+    """The provider of a module: distributions with versions, or a folder outside all libraries."""
 
     versions: Mapping[str, str]
     root: str | None
@@ -41,38 +32,35 @@ class Provider(NamedTuple):
 
 def distributions_of(
     modules: Iterable[str],
-    memo: Memo,
+    texts: TextCache,
     *,
     known: Collection[str],
     path: tuple[str, ...] | None = None,
 ) -> list[str]:
-    """Return the distributions that bring ``modules`` (top-level names), and those that these require.
+    """Return the distributions of top-level ``modules`` and their requirements.
 
-    What a distribution of ``known`` requires is not followed: stages name what matters of it themselves. ``path`` is
-    that of another interpreter.
+    Requirements of ``known`` distributions are not followed: stages name those they depend on.
+    ``path`` is the module path of another interpreter.
     """
     versions = installed_versions(path)
-    mark = hashlib.sha256(json.dumps(sorted(versions.items())).encode()).hexdigest()
+    state = hashlib.sha256(json.dumps(sorted(versions.items())).encode()).hexdigest()
     found: dict[str, None] = {}
     for module in sorted(set(modules)):
-        name = f"libraries/1:{mark}:{'+'.join(sorted(known))}:{module}"
-        text = memo.get(name)
+        name = f"libraries/1:{state}:{'+'.join(sorted(known))}:{module}"
+        text = texts.get(name)
         if text is None:
-            found_here = _with_requirements(_providers(module, path), known, versions, path)
-            memo.set(name, text := json.dumps(list(found_here)))
+            providers = _providers(module, path)
+            text = json.dumps(list(_with_requirements(providers, known, versions, path)))
+            texts.set(name, text)
         found.update(dict.fromkeys(json.loads(text)))
     return list(found)
 
 
 def source_root(module: str, path: tuple[str, ...] | None = None) -> str | None:
-    """Return the folder that a module outside all library folders is imported from, None where there is none."""
+    """Return the folder of a module that no library folder contains, or None."""
     try:
         spec = util.find_spec(module) if path is None else PathFinder.find_spec(module, list(path))
-    except (
-        ImportError,
-        ValueError,
-        AttributeError,
-    ):  # a finder of somebody else's may raise anything of these
+    except (ImportError, ValueError, AttributeError):  # third-party finders raise any of these
         return None
     if spec is None or spec.origin is None or not spec.has_location:
         return None
@@ -85,15 +73,17 @@ def source_root(module: str, path: tuple[str, ...] | None = None) -> str | None:
 def _providers(module: str, path: tuple[str, ...] | None) -> list[str]:
     if normalized(module) in installed_versions(path):
         return [normalized(module)]
-    from importlib import metadata  # slow: once per environment and module
+    from importlib import metadata  # slow, but needed only once per environment and module
 
     every = metadata.distributions() if path is None else metadata.distributions(path=list(path))
-    bringing = (found for found in every if module in _top_level(found))
-    return sorted({normalized(found.metadata["Name"]) for found in bringing})
+    return sorted({normalized(d.metadata["Name"]) for d in every if module in _top_level(d)})
 
 
 def _top_level(distribution: Distribution) -> set[str]:
-    """Return the modules that a distribution brings; metadata.packages_distributions misses many before Python 3.11."""
+    """Return the top-level modules of a distribution.
+
+    metadata.packages_distributions misses many before Python 3.11.
+    """
     declared = distribution.read_text("top_level.txt")
     if declared:
         return set(declared.split())
@@ -107,6 +97,8 @@ def _with_requirements(
     versions: Collection[str],
     path: tuple[str, ...] | None,
 ) -> Iterator[str]:
+    from importlib import metadata
+
     seen: set[str] = set()
     waiting = list(reversed(names))
     while waiting:
@@ -115,16 +107,12 @@ def _with_requirements(
             continue
         seen.add(name)
         yield name
-        if name not in known:
-            requires = _requires(name, path)
-            matches = (_REQUIREMENT.match(line) for line in requires if not _EXTRA.search(line))
-            waiting += sorted((normalized(match[1]) for match in matches if match), reverse=True)
-
-
-def _requires(name: str, path: tuple[str, ...] | None) -> list[str]:
-    from importlib import metadata
-
-    if path is None:
-        return metadata.requires(name) or []
-    found = next(iter(metadata.distributions(name=name, path=list(path))), None)
-    return (found.requires or []) if found is not None else []
+        if name in known:
+            continue
+        if path is None:
+            requires = metadata.requires(name)
+        else:
+            found = next(iter(metadata.distributions(name=name, path=list(path))), None)
+            requires = found.requires if found is not None else None
+        matches = (_REQUIREMENT.match(line) for line in requires or () if not _EXTRA.search(line))
+        waiting += sorted((normalized(match[1]) for match in matches if match), reverse=True)

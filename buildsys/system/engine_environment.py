@@ -14,7 +14,9 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-from buildsys.system.gpus import GpuError, read_gpus
+from buildsys.system.cpu import cpu_model, engine_instructions
+from buildsys.system.gpus.devices import read_gpus
+from buildsys.system.gpus.nvml import GpuError
 
 LIBRARIES = {
     "onnxruntime": "onnxruntime",
@@ -24,19 +26,6 @@ LIBRARIES = {
 _CUDA_OF_NAME = re.compile(
     r"(?:^|[-_])cu(\d{2})(?:[-_]|$)"
 )  # tensorrt_cu12, tensorrt_rtx_cu13_libs
-# ONNX Runtime lays out weights for these, and chooses its kernels by them
-_INSTRUCTIONS = (
-    "avx",
-    "avx2",
-    "fma",
-    "f16c",
-    "avx512f",
-    "avx512vl",
-    "avx512_vnni",
-    "amx_tile",
-    "asimd",
-    "sve",
-)
 
 
 class MissingLibraryError(Exception):
@@ -51,7 +40,7 @@ def built_with(backend: str, device: Mapping[str, Any]) -> dict[str, Any]:
     module = LIBRARIES.get(backend, backend)
     facts: dict[str, Any] = {module: library_version(module), "platform": platform_name()}
     if device.get("kind") != "gpu":
-        return {**facts, "cpu": _cpu_name(), "instructions": cpu_instructions()}
+        return {**facts, "cpu": cpu_model(), "instructions": engine_instructions()}
     runtime = cuda_of_library(module)
     chosen = {"gpu": device.get("name"), "compute_capability": device.get("compute_capability")}
     gpu = {**first_gpu(), **{name: str(fact) for name, fact in chosen.items() if fact}}
@@ -139,13 +128,6 @@ def platform_name() -> str:
     return f"{platform.system()} {platform.machine()}"
 
 
-def cpu_instructions() -> list[str]:
-    """Return the instruction sets of this processor that engines use, as far as the system tells them."""
-    flags = _cpu_fields()
-    present = set((flags.get("flags") or flags.get("Features") or "").split())
-    return [name for name in _INSTRUCTIONS if name in present]
-
-
 def numbers_of(version: str) -> tuple[int, ...]:
     """Return the numbers of a version: (8, 6, 1, 6) of ``8.6.1.6``; () where it has none."""
     found = re.match(r"\d+(?:\.\d+)*", version)
@@ -157,19 +139,3 @@ def _installed_version(module: str) -> str:
         return metadata.version(module)
     except metadata.PackageNotFoundError:
         return ""
-
-
-def _cpu_name() -> str:
-    return _cpu_fields().get("model name") or platform.processor() or platform.machine()
-
-
-def _cpu_fields() -> dict[str, str]:
-    """Return the fields of the first processor in /proc/cpuinfo; {} where there is no such file."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(errors="replace")
-    except OSError:
-        return {}
-    lines = text.split("\n\n", 1)[0].splitlines()
-    return {
-        name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)
-    }

@@ -1,59 +1,165 @@
-"""A process that is not a child of this one: whether it lives, and its end."""
+"""Processes: one-shot Python children, foreign processes, exit causes, parent death."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import json
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_CRASHES = {
+    signal.SIGSEGV: "crashed with a segmentation fault (SIGSEGV)",
+    signal.SIGBUS: "crashed with a bus error (SIGBUS)",
+    signal.SIGILL: "crashed on an instruction this processor does not support (SIGILL)",
+    signal.SIGFPE: "crashed with an arithmetic error (SIGFPE)",
+    signal.SIGABRT: "aborted (SIGABRT)",
+    signal.SIGXCPU: "exceeded its CPU time limit (SIGXCPU)",
+}
 
 
 @dataclass(frozen=True)
 class Process:
-    """One process, told from a later one with the same number by when it started."""
+    """A process that need not be a child of this one.
+
+    The start time distinguishes it from a later process with the same pid.
+    """
 
     pid: int
-    started: int  # clock ticks since the machine booted
+    started: int  # clock ticks since boot; 0 if it had already ended
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """Return the process that has the number ``pid`` now."""
-        return cls(pid, _started(pid))
+        """Return the process that has this pid now."""
+        return cls(pid, _start_ticks(pid))
 
     @property
-    def lives(self) -> bool:
-        """Whether it has not ended."""
-        return self.started > 0 and _started(self.pid) == self.started
+    def is_running(self) -> bool:
+        """Return True until the process ends; a zombie has ended."""
+        return self.started > 0 and _start_ticks(self.pid) == self.started
 
-    def ends_within(self, limit_s: float) -> bool:
-        """Wait until it has ended; return whether it did in time."""
+    def wait(self, limit_s: float) -> bool:
+        """Wait for the process to end; return False if it is still running after ``limit_s``."""
         deadline = time.monotonic() + limit_s
-        while self.lives:
+        while self.is_running:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.01)
         return True
 
-    def terminate(self) -> None:
-        """Ask it to end."""
-        self._signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End it."""
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self.lives:
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal unless the process has ended or belongs to another user."""
+        if self.is_running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, number)
 
 
-def _started(pid: int) -> int:
-    """Return when a process started, in clock ticks; 0 when it has ended."""
+def _start_ticks(pid: int) -> int:
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):
         return 0
     return 0 if state in "ZX" else int(fields[18])
+
+
+def kill_group(pid: int) -> None:
+    """Kill a process group, if it still exists."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def die_with_parent(parent: int, number: signal.Signals) -> None:
+    """Receive ``number`` when the parent thread ends (Linux), or now if ``parent`` is gone.
+
+    Linux sends it when the *thread* that started this process ends, not its process.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), number)
+
+
+def describe_exit(code: int | None) -> str:
+    """Return the predicate of a sentence such as "the worker of export:m …".
+
+    ``code`` is an exit code, a negative signal number, or None for a process that hung.
+    """
+    if code is None:
+        return "stopped responding"
+    if code >= 0:
+        return f"exited with code {code} without a result"
+    if code == -signal.SIGKILL:
+        return "was killed by signal 9 (SIGKILL), probably because memory ran out"
+    try:
+        number = signal.Signals(-code)
+    except ValueError:
+        return f"was killed by signal {-code}"
+    return _CRASHES.get(number, f"was killed by signal {-code} ({number.name})")
+
+
+@dataclass(frozen=True)
+class ChildResult:
+    """The end of a one-shot child process and its output."""
+
+    code: int | None  # None: it exceeded its time limit and was killed
+    stdout: str
+    stderr: str
+
+    @property
+    def problem(self) -> str:
+        """Return the last line of stderr, else how the process ended; "" if it succeeded."""
+        if self.code == 0:
+            return ""
+        lines = [line for line in self.stderr.splitlines() if line.strip()]
+        return lines[-1].strip() if lines else describe_exit(self.code)
+
+    def json(self) -> Any:
+        """Return the JSON document on stdout.
+
+        Raises: ValueError: stdout is not JSON.
+        """
+        return json.loads(self.stdout)
+
+
+def run_python(
+    arguments: Sequence[str],
+    request: object = None,
+    *,
+    python: str = sys.executable,
+    environment: Mapping[str, str] | None = None,
+    limit_s: float | None = None,
+) -> ChildResult:
+    """Run a one-shot Python process with ``request`` as JSON on its stdin.
+
+    Heavy or crash-prone libraries are loaded there, never in the orchestrator. The process finds
+    this package and starts in the temporary folder, as a project may contain its own ``onnx.py``.
+
+    Raises: OSError: ``python`` cannot be started.
+    """
+    command = [python, *arguments]
+    try:
+        done = subprocess.run(
+            command, input="" if request is None else json.dumps(request), capture_output=True,
+            text=True, errors="replace", check=False, timeout=limit_s,
+            env=package_environment(environment), cwd=tempfile.gettempdir(),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return ChildResult(None, "", "")
+    return ChildResult(done.returncode, done.stdout, done.stderr)
+
+
+def package_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return an environment (default: this process's) that can import this package anywhere."""
+    base = dict(os.environ if environment is None else environment)
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, (root, base.get("PYTHONPATH", ""))))
+    return {**base, "PYTHONPATH": path}

@@ -1,4 +1,4 @@
-"""Facts about what runs the stages: library versions, Python, CPU and GPU. Nothing is imported to find them."""
+"""Versions of Python and of installed libraries, found without importing them."""
 
 from __future__ import annotations
 
@@ -6,25 +6,21 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from buildsys.system import compilers
 
 if TYPE_CHECKING:
-    from buildsys.system.interpreters.identity import Memo
     from buildsys.system.interpreters.toolchain import Toolchain
+    from buildsys.system.text_cache import TextCache
 
 ABSENT = "absent"
 UNUSABLE = "unusable"
-NONE = "none"
-GPU_FACTS = ("name", "compute_capability", "driver", "cuda_driver")
-_OTHER_BUILDS = {
-    "onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")
-}  # the same module under other names
-# the same again, by the CUDA that it is made for, where a package of the plain name may stand above one of these
+# distributions of the same module under other names
+_OTHER_BUILDS = {"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")}
+# the same, one per CUDA version; a package with the plain name may depend on one of these
 _CUDA_BUILDS = {
     "tensorrt": (
         "tensorrt-cu11",
@@ -35,8 +31,7 @@ _CUDA_BUILDS = {
     ),
     "tensorrt-rtx": ("tensorrt-rtx-cu12", "tensorrt-rtx-cu13"),
 }
-_DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")  # dxg: WSL
-# environment variables that change what a library computes, by what looks at them
+# environment variables that change what a library computes, by library
 ENVIRONMENT = {
     "torch": re.compile(
         r"(TORCH|PYTORCH|ATEN|ONEDNN|DNNL|ONNXSCRIPT|TORCHDYNAMO|TORCHLIB)_.+|MKL_(CBWR|ENABLE_INSTRUCTIONS)"
@@ -49,61 +44,43 @@ ENVIRONMENT = {
         r"(OMP|GOMP|KMP|MKL|OPENBLAS|MALLOC|CUDA)_.+|LD_PRELOAD|GLIBC_TUNABLES|PYTHONOPTIMIZE|PYTHONMALLOC"
     ),
 }
-# these say where something lies or what is logged
+# variables for paths and logging, and the choice of a GPU, whose facts are in the key instead
 _NO_RESULT = re.compile(
     r"(_HOME|_DIR|_PATH|_ROOT|_LOGS?|_LOG_.*|_CACHE.*|_STACKTRACES|_VERBOSE)$|^ORT_DISABLE_TELEMETRY$"
-    r"|^CUDA_(VISIBLE_DEVICES|DEVICE_ORDER)$"  # what they choose is in the key: the GPU's facts
-)
-_INSTRUCTION_SETS = re.compile(
-    r"\b(sse4_2|avx|avx2|fma|f16c|avx_vnni|avx512\w*|amx_\w+|asimd\w*|sve\w*|i8mm|bf16|fphp)\b"
+    r"|^CUDA_(VISIBLE_DEVICES|DEVICE_ORDER)$"
 )
 
 
 def tool_versions(
-    names: Iterable[str], toolchain: Toolchain | None = None, memo: Memo | None = None
+    names: Iterable[str], toolchain: Toolchain | None = None, texts: TextCache | None = None
 ) -> dict[str, str]:
-    """Return the installed version of each distribution, ``absent`` for one that is not installed.
+    """Return the installed version of each distribution, or ``absent``.
 
-    ``python`` is the interpreter, without the number of its bug-fix release; ``cc`` and ``c++`` are compilers.
-    Of a ``toolchain`` it is what that interpreter has; ``memo`` remembers what had to be asked of it.
+    ``python`` is the interpreter's major and minor version; ``cc`` and ``c++`` are compilers.
+    With a ``toolchain`` they are those of its interpreter; ``texts`` caches what required starting it.
     """
-    if toolchain is not None:
-        return _versions_elsewhere(names, toolchain, memo)
-    return {name: _version(name) for name in names}
+    if toolchain is None:
+        return {name: _version(name) for name in names}
+    from buildsys.system.interpreters.interpreter import check_interpreter
+    from buildsys.system.interpreters.module_version import imported_version, written_version
 
+    interpreter = check_interpreter(toolchain, texts).interpreter
+    if interpreter is None:
+        python = UNUSABLE if toolchain.python.exists() else ABSENT
+        return {name: python if name == "python" else ABSENT for name in names}
 
-def _versions_elsewhere(
-    names: Iterable[str], toolchain: Toolchain, memo: Memo | None
-) -> dict[str, str]:
-    from buildsys.system.interpreters.identity import inquire  # only for those who have a toolchain
+    def version(name: str) -> str:
+        if name == "python":
+            return interpreter.release
+        module = name.replace("-", "_")
+        return (
+            _listed_version(name, _installed(interpreter.path))
+            or written_version(module, interpreter.path)
+            or imported_version(module, interpreter.path, toolchain, texts)
+            or ABSENT
+        )
 
-    found = inquire(toolchain, memo)
-    identity = found.identity
-    if identity is None:
-        return {
-            name: (UNUSABLE if name == "python" and toolchain.python.exists() else ABSENT)
-            for name in names
-        }
-    return {
-        name: identity.release
-        if name == "python"
-        else _version_elsewhere(name, identity.path, toolchain, memo)
-        for name in names
-    }
-
-
-def _version_elsewhere(
-    name: str, path: tuple[str, ...], toolchain: Toolchain, memo: Memo | None
-) -> str:
-    from buildsys.system.interpreters.module_version import told_version, written_version
-
-    module = name.replace("-", "_")
-    return (
-        _listed_version(name, _installed(path))
-        or written_version(module, path)
-        or told_version(module, path, toolchain, memo)
-        or ABSENT
-    )
+    return {name: version(name) for name in names}
 
 
 def _version(name: str) -> str:
@@ -114,11 +91,11 @@ def _version(name: str) -> str:
 
 @cache
 def distribution_version(name: str) -> str:
-    """Return the version of a distribution (``-``, ``_`` and ``.`` in names are alike), or ``absent``."""
+    """Return the version of a distribution in any spelling, or ``absent``."""
     listed = _listed_version(name, installed_versions())
     if listed:
         return listed
-    from importlib import metadata  # slow, and only this finds eggs, zip files and what finders add
+    from importlib import metadata  # slow; only needed for eggs, zip files and custom finders
 
     try:
         return metadata.version(name)
@@ -126,16 +103,8 @@ def distribution_version(name: str) -> str:
         return ABSENT
 
 
-def module_path(toolchain: Toolchain, memo: Memo | None = None) -> tuple[str, ...]:
-    """Return where a toolchain's interpreter looks for modules; nothing where it cannot be used."""
-    from buildsys.system.interpreters.identity import inquire
-
-    identity = inquire(toolchain, memo).identity
-    return () if identity is None else identity.path
-
-
 def _listed_version(name: str, installed: Mapping[str, str]) -> str:
-    """Return the version of a distribution, or of those that bring the same module; empty where there is none."""
+    """Return the version of a distribution or its other builds; "" if none is installed."""
     plain = normalized(name)
     found = {
         build: installed[build]
@@ -150,18 +119,21 @@ def _listed_version(name: str, installed: Mapping[str, str]) -> str:
     )
 
 
+def module_path(toolchain: Toolchain, texts: TextCache | None = None) -> tuple[str, ...]:
+    """Return the module search path of a toolchain's interpreter; () if it is unusable."""
+    from buildsys.system.interpreters.interpreter import check_interpreter
+
+    interpreter = check_interpreter(toolchain, texts).interpreter
+    return () if interpreter is None else interpreter.path
+
+
 def python_version() -> str:
-    """Return the interpreter's implementation and its release, in which language and bytecode stay the same."""
+    """Return implementation, major and minor version of this interpreter."""
     return f"{platform.python_implementation()} {'.'.join(platform.python_version_tuple()[:2])}"
 
 
-def installed_versions(path: tuple[str, ...] | None = None) -> Mapping[str, str]:
-    """Return normalized name -> version of the distributions on a module path, our own unless given."""
-    return _installed(tuple(sys.path) if path is None else path)
-
-
 def environment_facts(families: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of ``environment`` that belong to one of ``families`` (``ENVIRONMENT``)."""
+    """Return the variables in ``environment`` that affect ``families`` (keys of ENVIRONMENT)."""
     patterns = [ENVIRONMENT[family] for family in families]
     return {
         name: value
@@ -170,115 +142,20 @@ def environment_facts(families: Iterable[str], environment: Mapping[str, str]) -
     }
 
 
-@cache
-def cpu_facts() -> Mapping[str, str]:
-    """Return the CPU's model and the vector instruction sets that engines use."""
-    described = _first_processor()
-    model = (
-        described.get("model name")
-        or described.get("CPU part")
-        or platform.processor()
-        or platform.machine()
-    )
-    flags = described.get("flags") or described.get("Features") or ""
-    return {
-        "cpu.model": f"{model} ({platform.machine()})",
-        "cpu.instructions": " ".join(sorted(set(_INSTRUCTION_SETS.findall(flags)))),
-    }
-
-
-def core_facts() -> Mapping[str, str]:
-    """Return the number of processors that this process may use."""
-    return {"cpu.cores": str(_usable_cores())}
-
-
-@cache
-def gpu_facts() -> Mapping[str, str]:
-    """Return name, compute capability, driver and CUDA driver version of the GPU in use, ``none`` without one.
-
-    CUDA_VISIBLE_DEVICES is honoured. Where several kinds of GPU are visible, all of them are named; where it
-    cannot be told which kind CUDA takes first (it sorts by speed, the driver by place), all that are there, with
-    the variables that decide.
-    """
-    nothing = {f"gpu.{fact}": NONE for fact in GPU_FACTS}
-    if not any(os.path.exists(path) for path in _DRIVER_FILES):  # noqa: PTH110 - before ctypes is worth its import
-        return nothing
-    from buildsys.system.gpus import GpuError, read_gpus
-
-    visible, order = (
-        os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
-    )
-    try:
-        gpus, every = read_gpus(visible), read_gpus(None)
-    except GpuError:
-        return nothing
-    if not gpus:
-        return nothing
-    chosen = {}
-    if len({gpu["name"] for gpu in every}) > 1 and order != "PCI_BUS_ID":
-        gpus, chosen = (
-            every,
-            {"gpu.chosen_by": f"CUDA_VISIBLE_DEVICES={visible} CUDA_DEVICE_ORDER={order}"},
-        )
-    return {
-        **{
-            f"gpu.{fact}": " + ".join(dict.fromkeys(gpu[fact] for gpu in gpus))
-            for fact in GPU_FACTS
-        },
-        **chosen,
-    }
-
-
-def gpu_uuids(variables: Iterable[tuple[str, str]] = ()) -> tuple[str, ...]:
-    """Return the UUIDs of the GPUs that CUDA takes first, here and with further environment variables.
-
-    Where it cannot be told which that is, all that it may be; none without a driver.
-    """
-    if not any(os.path.exists(path) for path in _DRIVER_FILES):  # noqa: PTH110 - before ctypes is worth its import
-        return ()
-    places = ({**os.environ, **changes} for changes in ({}, dict(variables)))
-    chosen = (
-        _first_gpus(place.get("CUDA_VISIBLE_DEVICES"), place.get("CUDA_DEVICE_ORDER"))
-        for place in places
-    )
-    return tuple(dict.fromkeys(uuid for uuids in chosen for uuid in uuids))
-
-
-@cache
-def _first_gpus(visible: str | None, order: str | None) -> tuple[str, ...]:
-    from buildsys.system.gpus import GpuError, read_uuids
-
-    try:
-        gpus, every = read_uuids(visible), read_uuids(None)
-    except GpuError:
-        return ()
-    if len({name for _, name in every}) > 1 and order != "PCI_BUS_ID":  # then CUDA sorts by speed
-        return tuple(uuid for uuid, _ in every)
-    return tuple(uuid for uuid, _ in gpus[:1])
-
-
-def device_facts(devices: Iterable[str]) -> dict[str, str]:
-    """Return the facts of the devices that an action names: ``cpu``, ``cores``, ``gpu``."""
-    known: Mapping[str, Callable[[], Mapping[str, str]]] = {
-        "cpu": cpu_facts,
-        "cores": core_facts,
-        "gpu": gpu_facts,
-    }
-    return {label: value for device in devices for label, value in known[device]().items()}
+def installed_versions(path: tuple[str, ...] | None = None) -> Mapping[str, str]:
+    """Return normalized name -> version of the distributions on ``path`` (default: sys.path)."""
+    return _installed(tuple(sys.path) if path is None else path)
 
 
 @cache
 def _installed(search_path: tuple[str, ...]) -> Mapping[str, str]:
-    """Return normalized name -> version of all distributions, read off the names of their folders.
-
-    Ten times as fast as asking importlib.metadata for each, which parses a page of metadata.
-    """
+    # ten times as fast as importlib.metadata, which parses a page of metadata per distribution
     versions: dict[str, str] = {}
     for folder in search_path:
         try:
-            entries = os.listdir(folder or ".")  # noqa: PTH208 - only the names are wanted
+            entries = os.listdir(folder or ".")  # noqa: PTH208 - only the names matter
         except OSError:
-            continue  # a zip file, or a folder that does not exist: both are usual on sys.path
+            continue  # a zip file or a missing folder: both are common on sys.path
         for entry in entries:
             if entry.endswith(".dist-info"):
                 name, _, version = entry.removesuffix(".dist-info").partition("-")
@@ -287,26 +164,5 @@ def _installed(search_path: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def normalized(name: str) -> str:
-    """Return a distribution's name in the one spelling that all its spellings share."""
+    """Return the normalized spelling of a distribution's name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _first_processor() -> dict[str, str]:
-    """Return the fields of the first processor in /proc/cpuinfo; the others are not even generated."""
-    try:
-        with Path("/proc/cpuinfo").open() as lines:
-            fields: dict[str, str] = {}
-            for line in lines:
-                if not line.strip():
-                    break
-                name, _, value = line.partition(":")
-                fields[name.strip()] = value.strip()
-            return fields
-    except OSError:
-        return {}
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

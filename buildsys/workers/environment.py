@@ -8,7 +8,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 import buildsys
-from buildsys.system.interpreters.toolchain import Toolchain, interpreter_environment
+from buildsys.system.interpreters.toolchain import Toolchain
 
 _INSTALLED = ("site-packages", "dist-packages")
 # A worker ends with its stage, so what it frees need not go back to the system at once. With glibc's own
@@ -70,7 +70,7 @@ def toolchain_environment(
 
     ``path`` is where that interpreter looks for modules.
     """
-    environment = interpreter_environment(toolchain, base)
+    environment = toolchain.environment(base)
     _add_settings(environment)
     _prepend(environment, "PYTHONPATH", _package_folder(folder / "package"))
     libraries = _rtx_library_folder(folder / f"lib-{toolchain.name}", path)

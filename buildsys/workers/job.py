@@ -55,6 +55,10 @@ class Job:
     # end the stage here and now, in a callback of a C++ library that an exception would only bring to harm
     fail: Callable[[BuildsysError], NoReturn] = field(default=_raise, compare=False)
 
+    def display_path(self, path: Path) -> str:
+        """Return ``path`` relative to the project folder where possible."""
+        return str(path.relative_to(self.project) if path.is_relative_to(self.project) else path)
+
 
 @dataclass(frozen=True)
 class StageResult:

@@ -45,7 +45,7 @@ def idle_limit_s(environment: Mapping[str, str]) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h|)", text)
     if found is None:
         raise UsageError(
-            f"{IDLE_VARIABLE}={text} is not a time",
+            f"{IDLE_VARIABLE}={text} is not a duration",
             "write 300, 300s, 5min or 1h; 0 keeps no servers",
         )
     return float(found[1]) * _UNITS_S[found[2]]

@@ -19,11 +19,12 @@ from python_environments import Environment
 
 from buildsys.cli.session import Session
 from buildsys.manifest.project import load_project
-from buildsys.system import versions
+from buildsys.system import cpu, versions
+from buildsys.system.gpus import selection
 from buildsys.workers.client.pool import WorkerPool
 
 _CACHED = (
-    versions.distribution_version, versions._installed, versions.cpu_facts, versions.gpu_facts
+    versions.distribution_version, versions._installed, cpu.cpu_facts, selection.gpu_facts
 )  # fmt: skip
 NET = """\
 import os

@@ -10,9 +10,9 @@ from typing import get_args
 from buildsys.cli.doctor.finding import BROKEN, MISSING, OK, Finding, counted
 from buildsys.cli.doctor.gpus_and_folders import Gpus
 from buildsys.manifest.schema.model import ComputeCapability
-from buildsys.system.interpreters.identity import inquire
-from buildsys.system.interpreters.library_check import Module, ask_modules
-from buildsys.system.interpreters.toolchain import Toolchain, interpreter_environment
+from buildsys.system.interpreters.interpreter import check_interpreter
+from buildsys.system.interpreters.probe import Library, check_libraries
+from buildsys.system.interpreters.toolchain import Toolchain
 
 # backend -> what installs its library here, and into a toolchain (a test compares them with the registry of backends)
 INSTALL = {
@@ -41,14 +41,14 @@ class Place:
     problem: str = ""
     mend: str = ""
     python: str = ""
-    modules: Mapping[str, Module] | None = None
+    modules: Mapping[str, Library] | None = None
 
     def ability(self, backend: str, gpus: Gpus, *, cuda: bool = False) -> Ability:
         """Return what a backend can do here; with ``cuda`` it is to use the GPU."""
         if self.problem:
             return Ability("", self.problem, self.mend)
         module = (self.modules or {})[backend]
-        if not module.loads:
+        if not module.is_usable:
             told = "is not installed" if module.missing else f"does not load: {module.problem}"
             return Ability(
                 "", f"{backend} {told}", self._install(backend, again=not module.missing)
@@ -64,14 +64,14 @@ class Place:
 
 def ask_toolchain(toolchain: Toolchain, within_s: float) -> Place:
     """Return what a toolchain has."""
-    found = inquire(toolchain)
-    if found.identity is None or found.problem:
+    found = check_interpreter(toolchain)
+    if found.interpreter is None or found.problem:
         return Place(toolchain, found.problem, found.hint)
-    environment = interpreter_environment(toolchain, os.environ)
-    modules = ask_modules(toolchain.python, ("numpy", *INSTALL), environment, within_s)
-    python = f"{found.identity.implementation} {found.identity.version}, {toolchain.python}"
+    environment = toolchain.environment(os.environ)
+    modules = check_libraries(toolchain.python, ("numpy", *INSTALL), environment, within_s)
+    python = f"{found.interpreter.implementation} {found.interpreter.version}, {toolchain.python}"
     numpy = modules["numpy"]
-    if not numpy.loads:
+    if not numpy.is_usable:
         told = (
             "has no numpy" if numpy.missing else f"has a numpy that does not load: {numpy.problem}"
         )
@@ -105,11 +105,11 @@ def tell_toolchain(place: Place, gpus: Gpus, users: Mapping[str, Sequence[str]])
     assert place.toolchain is not None
     name, modules = place.toolchain.name, place.modules or {}
     engines = [engine for named in users.values() for engine in named]
-    versions = {module.name: module.version for module in modules.values() if module.loads}
+    versions = {module.name: module.version for module in modules.values() if module.is_usable}
     facts = {"python": str(place.toolchain.python), "versions": versions, "engines": engines}
     if place.problem:
         return Finding("toolchain", name, MISSING, place.problem, place.mend, facts)
-    wanted = list(users) or [backend for backend in INSTALL if modules[backend].loads]
+    wanted = list(users) or [backend for backend in INSTALL if modules[backend].is_usable]
     abilities = {backend: place.ability(backend, gpus) for backend in wanted}
     lacking = [ability for ability in abilities.values() if ability.problem]
     if not wanted:
@@ -135,7 +135,7 @@ def tell_required(engine: str, ability: Ability) -> Finding:
     return Finding("engine", engine, BROKEN, text, ability.mend)
 
 
-def _onnxruntime(module: Module, gpus: Gpus, cuda: bool) -> Ability:
+def _onnxruntime(module: Library, gpus: Gpus, cuda: bool) -> Ability:
     has_cuda = _CUDA in ((module.facts or {}).get("providers") or ())
     if cuda and not has_cuda:
         return Ability("", "this onnxruntime has no CUDA provider", "pip install onnxruntime-gpu")
@@ -149,7 +149,7 @@ def _onnxruntime(module: Module, gpus: Gpus, cuda: bool) -> Ability:
     return Ability(f"builds and runs on the CPU{on_gpu}")
 
 
-def _tensorrt(module: Module, gpus: Gpus, cuda: bool) -> Ability:  # noqa: ARG001 (it has nothing but CUDA)
+def _tensorrt(module: Library, gpus: Gpus, cuda: bool) -> Ability:  # noqa: ARG001 (it has nothing but CUDA)
     if not gpus.capabilities:
         where = "run it on a machine with an NVIDIA GPU"
         return Ability(
@@ -166,7 +166,7 @@ def _tensorrt(module: Module, gpus: Gpus, cuda: bool) -> Ability:  # noqa: ARG00
     return Ability(f"builds and runs here, {gpus.text}")
 
 
-def _tensorrt_rtx(module: Module, gpus: Gpus, cuda: bool) -> Ability:  # noqa: ARG001 (the same)
+def _tensorrt_rtx(module: Library, gpus: Gpus, cuda: bool) -> Ability:  # noqa: ARG001 (the same)
     if not (module.facts or {}).get("builder"):
         return Ability(
             "",

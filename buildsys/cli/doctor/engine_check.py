@@ -21,8 +21,8 @@ from buildsys.cli.targets import open_project
 from buildsys.errors import StageError, UsageError
 from buildsys.manifest.project import Project, empty_project
 from buildsys.plan.action import Action
-from buildsys.system.exit_causes import how_it_ended
-from buildsys.system.interpreters.toolchain import Toolchain, interpreter_environment, located
+from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
+from buildsys.system.processes import describe_exit
 from buildsys.system.suggestions import nearest
 
 SCHEMA = "buildsys/doctor/1"
@@ -106,7 +106,9 @@ class _Asking:
     def _of_action(self, action: Action) -> _Engine:
         project = self._session.project
         toolchain = (
-            located(*action.toolchain, project.root, os.environ) if action.toolchain else None
+            locate_toolchain(*action.toolchain, project.root, os.environ)
+            if action.toolchain
+            else None
         )
         return _Engine(
             action.target, project.build / action.outputs["engine"].path, toolchain, action
@@ -157,7 +159,7 @@ def _ask(engine: _Engine, root: Path) -> dict[str, Any]:
         verdict: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
         told = done.stderr.strip().rpartition("\n")[2]
-        how = how_it_ended(done.returncode) + (f": {told}" if told else "")
+        how = describe_exit(done.returncode) + (f": {told}" if told else "")
         return _refused(
             engine,
             f"the process of {python} that loads its library {how}",
@@ -170,7 +172,7 @@ def _ask(engine: _Engine, root: Path) -> dict[str, Any]:
 
 
 def _environment(toolchain: Toolchain | None) -> dict[str, str]:
-    base = interpreter_environment(toolchain, os.environ) if toolchain else dict(os.environ)
+    base = toolchain.environment(os.environ) if toolchain else dict(os.environ)
     package = str(Path(__file__).resolve().parents[3])
     return {
         **base,

@@ -12,7 +12,7 @@ from pathlib import Path
 import buildsys
 from buildsys.cli.doctor.finding import BROKEN, MISSING, OK, Finding
 from buildsys.cli.repro.two_builds import child_environment
-from buildsys.system.interpreters.library_check import Module, ask_modules
+from buildsys.system.interpreters.probe import Library, check_libraries
 from buildsys.system.versions import installed_versions, normalized
 
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
@@ -42,16 +42,16 @@ def look_at_python() -> Finding:
     return Finding("python", "python", OK, text, facts=facts)
 
 
-def ask_own(names: Sequence[str], within_s: float) -> dict[str, Module]:
+def ask_own(names: Sequence[str], within_s: float) -> dict[str, Library]:
     """Return what became of importing modules in the interpreter of this process, each in a process of its own."""
-    return ask_modules(Path(sys.executable), names, child_environment(), within_s)
+    return check_libraries(Path(sys.executable), names, child_environment(), within_s)
 
 
-def look_at_libraries(asked: Mapping[str, Module]) -> Iterator[Finding]:
+def look_at_libraries(asked: Mapping[str, Library]) -> Iterator[Finding]:
     """Yield whether the libraries that every project needs load."""
     for name in LIBRARIES:
         module = asked[name]
-        if module.loads:
+        if module.is_usable:
             yield Finding("library", name, OK, module.version, facts=dict(module.facts or {}))
         else:
             text = "is not installed" if module.missing else f"does not load: {module.problem}"

@@ -32,8 +32,8 @@ from buildsys.cli.doctor.libraries import (
 from buildsys.errors import ManifestErrors
 from buildsys.manifest.project import Project, empty_project, load_project
 from buildsys.manifest.toolchains import declared_toolchains
-from buildsys.system.interpreters.probe import limit_s
-from buildsys.system.interpreters.toolchain import Toolchain, located
+from buildsys.system.interpreters.probe import probe_limit_s
+from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
 
 _FOUND_BROKEN = 1
 
@@ -71,7 +71,7 @@ class _Asked:
 def examine_machine(root: Path, out: TextIO, *, as_json: bool) -> int:
     """Write what is installed here and what it can do; return 1 where something that the project needs is broken.
 
-    Raises: UsageError: BUILDSYS_INTERPRETER_LIMIT is not a time.
+    Raises: UsageError: BUILDSYS_INTERPRETER_LIMIT is not a duration.
     """
     asked = _read_project(root)
     findings = list(_findings(asked))
@@ -104,7 +104,7 @@ def _read_project(root: Path) -> _Asked:
     engines = tuple(_engines(project))
     declared = declared_toolchains(project.configs)
     toolchains = [
-        located(name, python, env.items(), project.root, os.environ)
+        locate_toolchain(name, python, env.items(), project.root, os.environ)
         for name, (python, env) in declared.items()
     ]
     text = f"{counted(len(project.models), 'model')}, {counted(len(engines), 'engine')} in {project.root}"
@@ -125,7 +125,7 @@ def _engines(project: Project) -> Iterator[_Engine]:
 
 
 def _findings(asked: _Asked) -> Iterator[Finding]:
-    within_s = limit_s(os.environ)
+    within_s = probe_limit_s(os.environ)
     with ThreadPoolExecutor(2) as threads:  # interpreters start while others are asked
         places = threads.map(partial(ask_toolchain, within_s=within_s), asked.toolchains)
         modules = ask_own((*LIBRARIES, *INSTALL), within_s)

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError, with_hint
 from buildsys.manifest.project import load_project
-from buildsys.system.parent_death import die_with_parent
+from buildsys.system.processes import die_with_parent
 
 _INTERRUPTED = 130
 

@@ -23,7 +23,7 @@ from buildsys.backends.measurement.interleaving import Contender
 from buildsys.errors import StageError, Unavailable
 from buildsys.stages.bench.local_engine import LocalEngine
 from buildsys.system.interpreters.toolchain import Toolchain
-from buildsys.system.parent_death import die_with_parent
+from buildsys.system.processes import die_with_parent
 from buildsys.workers.result_file import loaded_versions
 
 Message = Mapping[str, Any]

@@ -19,8 +19,8 @@ from buildsys.backends.measurement.gpu import GpuTiming
 from buildsys.backends.measurement.interleaving import Contender, Samples
 from buildsys.errors import StageError, Unavailable
 from buildsys.stages.bench import engine_server  # so that its code counts for who starts it
-from buildsys.system.exit_causes import how_it_ended
-from buildsys.system.interpreters.toolchain import Toolchain, interpreter_environment
+from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.system.processes import describe_exit
 
 # our own package comes last on the path: what lies beside it may be the libraries of another interpreter
 _PROGRAM = f"import sys; sys.path.append(sys.argv.pop(1)); from {engine_server.__name__} import main; main()"
@@ -149,7 +149,7 @@ class PeerEngine:
             code: int | None = self._process.wait(_END_LIMIT_S)
         except subprocess.TimeoutExpired:
             code = None
-        raise StageError(f"{self._who()} {how_it_ended(code)} while it {doing}", _LOG)
+        raise StageError(f"{self._who()} {describe_exit(code)} while it {doing}", _LOG)
 
     def _who(self) -> str:
         return f"the process that times the engine (toolchain {self._toolchain.name}, {self._toolchain.python})"
@@ -188,7 +188,7 @@ def _start(toolchain: Toolchain, project: Path, folder: Path) -> subprocess.Pope
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=folder,
-            env=interpreter_environment(toolchain, os.environ),
+            env=toolchain.environment(os.environ),
         )
     except OSError as error:
         raise StageError(

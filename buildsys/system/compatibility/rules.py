@@ -12,10 +12,10 @@ from typing import Any
 
 from buildsys.system.compatibility.engine_record import Record
 from buildsys.system.compatibility.verdict import Reason
+from buildsys.system.cpu import engine_instructions
 from buildsys.system.engine_environment import (
     LIBRARIES,
     MissingLibraryError,
-    cpu_instructions,
     cuda_of_library,
     first_gpu,
     kinds_of_gpu,
@@ -244,7 +244,7 @@ def _platform(record: Record) -> Iterator[Reason]:
 def _processor(record: Record) -> Iterator[Reason]:
     if record.map("settings").get("graph_optimization_level", "all") != "all":
         return
-    here = cpu_instructions()
+    here = engine_instructions()
     lacking = [
         name
         for name in record.built_with.get("instructions") or ()

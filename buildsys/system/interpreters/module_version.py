@@ -1,4 +1,4 @@
-"""The version of a module that no distribution stands behind, as where a library was unpacked from an archive."""
+"""Versions of modules without a distribution, such as a library unpacked from an archive."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from buildsys.system.interpreters.identity import Memo
-from buildsys.system.interpreters.toolchain import Toolchain, interpreter_environment
+from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.system.text_cache import TextCache
 
 _SCHEMA = "module/1"
 _FILES = ("_version.py", "version.py", "__init__.py")
@@ -22,8 +22,8 @@ _READ_BYTES = 1 << 16
 
 
 def written_version(module: str, path: Sequence[str]) -> str | None:
-    """Return the version that a package's own files state, None where there is no such package or it states none."""
-    folder = _folder(module, path)
+    """Return the version written in a package's files, or None."""
+    folder = _package_folder(module, path)
     for name in _FILES if folder else ():
         try:
             text = Path(f"{folder}/{name}").read_bytes()[:_READ_BYTES].decode(errors="replace")
@@ -35,48 +35,44 @@ def written_version(module: str, path: Sequence[str]) -> str | None:
     return None
 
 
-def told_version(
-    module: str, path: Sequence[str], toolchain: Toolchain, memo: Memo | None
+def imported_version(
+    module: str, path: Sequence[str], toolchain: Toolchain, texts: TextCache | None
 ) -> str | None:
-    """Return the version that a package tells when it is imported, asked once for each state of its files."""
-    folder = _folder(module, path)
+    """Return the version a package reports when imported, or None if there is no package.
+
+    It is imported once per state of its files. Without a version, the files identify it.
+    """
+    folder = _package_folder(module, path)
     if folder is None:
         return None
-    state = _state(folder)
-    known = memo.get(f"{_SCHEMA}:{state}") if memo is not None else None
+    state = _stat_digest(folder)
+    known = texts.get(f"{_SCHEMA}:{state}") if texts is not None else None
     if known is not None:
         return known
-    version = _told(module, toolchain) or f"of unknown version, files {state[:12]}"
-    if memo is not None:
-        memo.set(f"{_SCHEMA}:{state}", version)
+    # slow to import, rarely needed
+    from buildsys.system.interpreters.probe import LIBRARY_SCRIPT, probe_limit_s, run_probe
+
+    version = ""
+    try:
+        environment, limit_s = toolchain.environment(os.environ), probe_limit_s(os.environ)
+        result = run_probe(toolchain.python, LIBRARY_SCRIPT, (module,), environment, limit_s)
+        version = str((result.fields or {}).get("version") or "")
+    except OSError:
+        pass  # the interpreter cannot be started: its check reports that
+    version = version or f"of unknown version, files {state[:12]}"
+    if texts is not None:
+        texts.set(f"{_SCHEMA}:{state}", version)
     return version
 
 
-def _told(module: str, toolchain: Toolchain) -> str:
-    from buildsys.system.interpreters.probe import ask, limit_s
-    from buildsys.system.interpreters.probe_scripts import (
-        MODULE,
-    )  # slow to import, and seldom needed
-
-    try:
-        environment = interpreter_environment(toolchain, os.environ)
-        answer = ask(toolchain.python, MODULE, (module,), environment, limit_s(os.environ))
-    except OSError:
-        return ""
-    return str((answer.fields or {}).get("version") or "")
-
-
-def _folder(module: str, path: Sequence[str]) -> str | None:
+def _package_folder(module: str, path: Sequence[str]) -> str | None:
     folders = (f"{entry}/{module}" for entry in path)
     return next((f for f in folders if os.path.isfile(f"{f}/__init__.py")), None)  # noqa: PTH113
 
 
-def _state(folder: str) -> str:
+def _stat_digest(folder: str) -> str:
     with os.scandir(folder) as entries:
-        kept = (
-            entry for entry in entries if entry.name != "__pycache__"
-        )  # which asking itself makes
-        found = sorted(
-            (entry.path, entry.stat().st_mtime_ns, entry.stat().st_size) for entry in kept
-        )
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+        # importing the package creates __pycache__
+        kept = [(e.path, e.stat()) for e in entries if e.name != "__pycache__"]
+    stats = sorted((path, found.st_mtime_ns, found.st_size) for path, found in kept)
+    return hashlib.sha256(json.dumps(stats).encode()).hexdigest()

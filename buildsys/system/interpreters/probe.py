@@ -1,4 +1,8 @@
-"""Runs a short text in another interpreter and reads what it answers, whatever else that interpreter does."""
+"""Probes: short scripts run by another interpreter to learn about it and its libraries.
+
+A script writes JSON to a descriptor of its own (``argv[1]``), so nothing printed by
+``sitecustomize`` or a library is mistaken for the result.
+"""
 
 from __future__ import annotations
 
@@ -7,68 +11,110 @@ import json
 import os
 import re
 import selectors
-import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from buildsys.errors import UsageError
+from buildsys.system.processes import describe_exit, kill_group
 
 LIMIT_VARIABLE = "BUILDSYS_INTERPRETER_LIMIT"
 _DEFAULT_LIMIT_S = 30.0
 _UNITS_S = {"": 1.0, "s": 1.0, "min": 60.0}
 _KEPT_OUTPUT = 4000  # characters
-_CRASHES = {
-    signal.SIGSEGV: "crashed with a segmentation fault",
-    signal.SIGABRT: "aborted",
-    signal.SIGBUS: "crashed with a bus error",
-    signal.SIGILL: "crashed on an instruction that this processor lacks",
-    signal.SIGKILL: "was killed",
+_CONCURRENT_IMPORTS = 4
+
+# Any Python since 2.7 must be able to parse these scripts.
+INTERPRETER_SCRIPT = """
+import json, os, platform, sys
+answer = {
+    "implementation": platform.python_implementation(),
+    "version": platform.python_version(),
+    "full_version": sys.version,
+    "prefix": sys.prefix,
+    "standard": os.path.dirname(os.__file__),
+    "path": [entry for entry in sys.path if entry],
+    "pid": os.getpid(),
 }
+os.write(int(sys.argv[1]), json.dumps(answer).encode())
+"""
+
+# argv[2] is the module
+LIBRARY_SCRIPT = """
+import json, os, sys
+name, answer = sys.argv[2], {}
+if name == "onnxsim":
+    sys.modules["torch"] = None  # onnxsim imports it if installed, for seconds, and never needs it here
+sys.path[:] = [entry for entry in sys.path if entry]
+try:
+    module = __import__(name)
+    answer["version"] = str(getattr(module, "__version__", ""))
+    answer["file"] = str(getattr(module, "__file__", ""))
+except ImportError as error:
+    if getattr(error, "name", None) == name:
+        answer["missing"] = True
+    answer["problem"] = "%s: %s" % (type(error).__name__, error)
+except Exception as error:
+    answer["problem"] = "%s: %s" % (type(error).__name__, error)
+if "problem" not in answer and name == "onnxruntime":
+    answer["providers"] = list(module.get_available_providers())
+if "problem" not in answer and name in ("tensorrt", "tensorrt_rtx"):
+    try:
+        answer["builder"] = bool(module.Builder(module.Logger(module.Logger.ERROR)))
+    except Exception as error:
+        answer["builder"] = False
+        answer["builder_problem"] = "%s: %s" % (type(error).__name__, str(error).split("\\n")[0])
+if "problem" not in answer and name == "torch":
+    answer["cuda"] = module.version.cuda
+os.write(int(sys.argv[1]), json.dumps(answer).encode())
+os._exit(0)
+"""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What came back: an answer, or how the program ended without one."""
+class ProbeResult:
+    """The result of a script, or how its process ended without one."""
 
     fields: Mapping[str, Any] | None
-    how: str = ""  # it ended, e.g. "ended with exit code 1"
-    output: str = ""  # the end of what it printed
-    in_time: bool = True
+    ending: str = ""  # without a result, e.g. "exited with code 1 without a result"
+    output: str = ""  # the last characters it printed
+    timed_out: bool = False
     crashed: bool = False
-    pid: int = 0  # of the program that was started
+    pid: int = 0
 
     @property
     def last_line(self) -> str:
-        """The last line that it printed."""
+        """Return the last printed line, shortened and without control characters."""
         lines = [line.strip() for line in self.output.splitlines() if line.strip()]
-        return _readable(lines[-1]) if lines else ""
+        text = "".join(c if c.isprintable() else "�" for c in (lines or [""])[-1])
+        return text if len(text) <= 160 else f"{text[:157]}…"
 
 
-def limit_s(environment: Mapping[str, str]) -> float:
-    """Return how long an interpreter may take to answer.
+def probe_limit_s(environment: Mapping[str, str]) -> float:
+    """Return the time limit of a probe.
 
-    Raises: UsageError: BUILDSYS_INTERPRETER_LIMIT is not a time.
+    Raises: UsageError: BUILDSYS_INTERPRETER_LIMIT is not a duration.
     """
     text = environment.get(LIMIT_VARIABLE, "").strip()
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|)", text)
     if text and (found is None or not float(found[1])):
-        raise UsageError(f"{LIMIT_VARIABLE}={text} is not a time", "write 30, 30s or 2min")
+        raise UsageError(f"{LIMIT_VARIABLE}={text} is not a duration", "write 30, 30s or 2min")
     return float(found[1]) * _UNITS_S[found[2]] if found else _DEFAULT_LIMIT_S
 
 
-def ask(
+def run_probe(
     python: Path,
-    text: str,
+    script: str,
     arguments: Sequence[str],
     environment: Mapping[str, str],
-    within_s: float,
-) -> Answer:
-    """Run ``text`` in an interpreter; it answers by JSON on the descriptor that is its first argument.
+    limit_s: float,
+) -> ProbeResult:
+    """Run a script in an interpreter, and kill everything it started.
 
     Raises: OSError: the program cannot be started.
     """
@@ -76,36 +122,39 @@ def ask(
     with tempfile.TemporaryFile() as output, os.fdopen(reader, "rb") as answer:
         try:
             process = subprocess.Popen(
-                [str(python), "-c", text, str(writer), *arguments],
+                [str(python), "-c", script, str(writer), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                cwd="/",  # a project may hold a json.py of its own
+                cwd="/",  # a project may contain its own json.py
                 env=dict(environment),
                 pass_fds=[writer],
-                start_new_session=True,  # what it starts ends with it
+                start_new_session=True,
             )
         finally:
             os.close(writer)
         try:
-            said = _read(answer.fileno(), within_s)
-            code = _end(process, within_s) if said is not None else None
+            text = _read_all(answer.fileno(), limit_s)
+            code = None if text is None else process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            code = None
         finally:
-            _kill(process)
+            kill_group(process.pid)
+            process.wait()
         output.seek(0)
         printed = output.read()[-_KEPT_OUTPUT:].decode(errors="replace")
-    if said is None or code is None:
-        return Answer(None, f"did not answer within {within_s:g} s", printed, in_time=False)
+    if text is None or code is None:
+        return ProbeResult(None, f"did not respond within {limit_s:g} s", printed, timed_out=True)
     with contextlib.suppress(ValueError):
-        fields = json.loads(said)
+        fields = json.loads(text)
         if isinstance(fields, dict):
-            return Answer(fields, output=printed, pid=process.pid)
-    return Answer(None, _ending(code), printed, crashed=code < 0)
+            return ProbeResult(fields, output=printed, pid=process.pid)
+    return ProbeResult(None, describe_exit(code), printed, crashed=code < 0)
 
 
-def _read(descriptor: int, within_s: float) -> bytes | None:
-    """Return all that is written until the other end closes; None when that takes too long."""
-    deadline, pieces = time.monotonic() + within_s, list[bytes]()
+def _read_all(descriptor: int, limit_s: float) -> bytes | None:
+    """Read until the other end closes; None if that exceeds the limit."""
+    deadline, pieces = time.monotonic() + limit_s, list[bytes]()
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         while selector.select(max(0.0, deadline - time.monotonic())):
@@ -116,28 +165,42 @@ def _read(descriptor: int, within_s: float) -> bytes | None:
     return None
 
 
-def _end(process: subprocess.Popen[bytes], within_s: float) -> int | None:
-    try:
-        return process.wait(within_s)
-    except subprocess.TimeoutExpired:
-        return None
+@dataclass(frozen=True)
+class Library:
+    """A library in an interpreter, as found by importing it there."""
+
+    name: str
+    version: str = ""
+    missing: bool = False
+    problem: str = ""  # why an installed library cannot be imported
+    facts: Mapping[str, Any] | None = None  # e.g. the execution providers of onnxruntime
+
+    @property
+    def is_usable(self) -> bool:
+        """Return True if the library can be imported."""
+        return not self.missing and not self.problem
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def check_libraries(
+    python: Path, names: Iterable[str], environment: Mapping[str, str], limit_s: float
+) -> dict[str, Library]:
+    """Import each library in a process of its own: one may crash or hang without harming others."""
 
+    def check(name: str) -> Library:
+        try:
+            result = run_probe(python, LIBRARY_SCRIPT, (name,), environment, limit_s)
+        except OSError as error:
+            return Library(name, problem=f"{python} cannot be started: {error.strerror}")
+        if result.fields is None:
+            abrupt = result.timed_out or result.crashed or not result.last_line
+            printed = "" if abrupt else f": {result.last_line}"
+            return Library(name, problem=f"the interpreter {result.ending} on import{printed}")
+        facts = dict(result.fields)
+        version, missing = str(facts.pop("version", "")), bool(facts.pop("missing", False))
+        problem = "" if missing else str(facts.pop("problem", ""))
+        facts.pop("problem", None)
+        return Library(name, version, missing, problem, facts)
 
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    with contextlib.suppress(ValueError):
-        number = signal.Signals(-code)
-        return f"{_CRASHES.get(number, 'was killed')} ({number.name})"
-    return f"was killed by signal {-code}"
-
-
-def _readable(line: str) -> str:
-    text = "".join(character if character.isprintable() else "�" for character in line)
-    return text if len(text) <= 160 else f"{text[:157]}…"
+    distinct = list(dict.fromkeys(names))
+    with ThreadPoolExecutor(_CONCURRENT_IMPORTS) as threads:
+        return dict(zip(distinct, threads.map(check, distinct), strict=True))

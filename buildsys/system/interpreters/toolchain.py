@@ -1,4 +1,4 @@
-"""A toolchain: another Python interpreter with its own libraries. Standard library only: it is read there as well."""
+"""Toolchains: Python interpreters with their own libraries. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OVERRIDE_PREFIX = "BUILDSYS_TOOLCHAIN_"
-# what of our own interpreter would change which modules another one finds
-_OF_AN_INTERPRETER = (
+# variables of our interpreter that would change the modules another one finds
+_INTERPRETER_VARIABLES = (
     "PYTHONEXECUTABLE",
     "PYTHONHOME",
     "PYTHONPATH",
@@ -20,52 +20,52 @@ _OF_AN_INTERPRETER = (
     "VIRTUAL_ENV_PROMPT",
     "__PYVENV_LAUNCHER__",
 )
-_PREFIX = "{prefix}"  # in a variable's value: the folder of the interpreter's environment
+_PREFIX = "{prefix}"  # in a variable's value: the root folder of the interpreter's environment
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """An interpreter that runs engines; ``python`` is absolute unless no such program was found."""
+    """A Python interpreter that builds and runs engines."""
 
     name: str
-    python: Path
-    env: Mapping[str, str]  # variables on top of the environment, as they are set there
+    python: Path  # absolute, unless no such program was found on PATH
+    env: Mapping[str, str]  # added to the environment of its processes
 
     @property
     def pip(self) -> str:
-        """The command line that installs something into it, up to its name."""
+        """Return the command that installs a package, without the package's name."""
         return f"{self.python} -m pip install"
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """Return ``base`` for this interpreter, without the variables of ours."""
+        kept = {name: value for name, value in base.items() if name not in _INTERPRETER_VARIABLES}
+        return {**kept, **self.env}
 
 
 def override_variable(name: str) -> str:
-    """Return the environment variable that names another interpreter for a toolchain."""
+    """Return the environment variable that overrides a toolchain's interpreter."""
     return OVERRIDE_PREFIX + re.sub(r"[^A-Za-z0-9]", "_", name).upper()
 
 
-def located(
+def locate_toolchain(
     name: str,
     python: str,
     env: Iterable[tuple[str, str]],
     project: Path,
     environment: Mapping[str, str],
 ) -> Toolchain:
-    """Return a toolchain as it is on this machine; ``python`` and ``env`` are written as in project.yaml.
+    """Return a toolchain on this machine from its entry in project.yaml.
 
-    ``python`` is absolute, relative to the project where it has a slash, else looked up on PATH; ``~`` is expanded.
+    With a slash ``python`` is absolute or relative to the project, otherwise a program on PATH;
+    ``~`` is expanded.
     """
-    written = environment.get(override_variable(name)) or python
-    path = Path(os.path.expanduser(written))  # noqa: PTH111 - Path.expanduser raises for an unknown user
-    if "/" in written:
+    entry = environment.get(override_variable(name)) or python
+    path = Path(os.path.expanduser(entry))  # noqa: PTH111 - Path.expanduser raises for an unknown user
+    if "/" in entry:
         path = Path(os.path.abspath(project / path))  # noqa: PTH100 - a link leads into another environment
     else:
-        import shutil  # only for those who look on PATH
+        import shutil  # slow to import, rarely needed
 
-        path = Path(shutil.which(written, path=environment.get("PATH")) or written)
+        path = Path(shutil.which(entry, path=environment.get("PATH")) or entry)
     prefix = str(path.parent.parent)
     return Toolchain(name, path, {key: value.replace(_PREFIX, prefix) for key, value in env})
-
-
-def interpreter_environment(toolchain: Toolchain, base: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a toolchain's processes start with: of ``base`` nothing that is our interpreter's."""
-    kept = {name: value for name, value in base.items() if name not in _OF_AN_INTERPRETER}
-    return {**kept, **toolchain.env}

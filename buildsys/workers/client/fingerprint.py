@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import buildsys
-from buildsys.system.interpreters.identity import Identity
+from buildsys.system.interpreters.interpreter import Interpreter
 from buildsys.workers.server_kinds import Profile
 
 _SCHEMA = "buildsys/server/1"
@@ -51,7 +51,7 @@ def fingerprint(
     python: str,
     environment: Mapping[str, str],
     folder: Path,
-    identity: Identity | None = None,
+    identity: Interpreter | None = None,
 ) -> str:
     """Return a sha256 over all that a server of this kind, started now by this process, would depend on.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from buildsys.system.interpreters.identity import Identity
+from buildsys.system.interpreters.interpreter import Interpreter
 from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.system.processes import Process
 from buildsys.workers import registry
@@ -36,7 +36,7 @@ def start_server(
     """Return a server for jobs of a kind: one that runs already where that is as good as a new one.
 
     ``folder`` takes its log. With ``elsewhere`` it runs in that interpreter instead of ``python``.
-    Raises: OSError: the interpreter cannot be started. UsageError: BUILDSYS_WORKER_IDLE is not a time.
+    Raises: OSError: the interpreter cannot be started. UsageError: BUILDSYS_WORKER_IDLE is not a duration.
     """
     folder.mkdir(parents=True, exist_ok=True)
     identity = None
@@ -62,7 +62,7 @@ class Elsewhere(NamedTuple):
     """A toolchain and what its interpreter is."""
 
     toolchain: Toolchain
-    identity: Identity
+    identity: Interpreter
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class _Start:
     log: Path
     lasting: Mapping[str, str]  # environment variables for as long as it lives
     passing: Mapping[str, str]  # those of each job
-    identity: Identity | None  # of an interpreter that is not this process's
+    identity: Interpreter | None  # of an interpreter that is not this process's
 
     def own(self) -> OwnServer:
         """Start a server that ends with this process."""

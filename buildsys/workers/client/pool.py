@@ -150,9 +150,9 @@ class WorkerPool:
             dead.close()
         elsewhere = None
         if toolchain is not None:
-            from buildsys.system.interpreters.identity import inquire
+            from buildsys.system.interpreters.interpreter import check_interpreter
 
-            elsewhere = Elsewhere(toolchain, inquire(toolchain).require())
+            elsewhere = Elsewhere(toolchain, check_interpreter(toolchain).require())
         try:
             return start_server(
                 profile, python=self._python, folder=self._folder, elsewhere=elsewhere

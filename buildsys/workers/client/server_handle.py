@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from buildsys.errors import WorkerDied
-from buildsys.system.exit_causes import how_it_ended, shown
-from buildsys.system.processes import Process
+from buildsys.system.processes import Process, describe_exit
 from buildsys.workers.client.job_channels import Conversation, OnEvent
 from buildsys.workers.job import Job
 from buildsys.workers.protocol import Message, encode, error_from_json, job_to_json
@@ -68,7 +67,7 @@ class ServerHandle:
         Raises: StageError: whatever the stage raised. WorkerDied: there is no answer and will be none.
         """
         request: Message = {"job": job_to_json(job), "log": str(log), "timeout_s": timeout_s}
-        request |= {"preload": late_preload(job), "server_log": shown(self.log, job.project)}
+        request |= {"preload": late_preload(job), "server_log": job.display_path(self.log)}
         request |= {"environment": dict(self._environment)}
         conversation = self._send(encode(request))
         if conversation is None:
@@ -81,12 +80,12 @@ class ServerHandle:
         if answer is None:
             raise self._server_died(job, log, conversation.pid)
         if answer["event"] == "exit":
-            sentence = f"the worker of {job.target} {how_it_ended(answer['code'])}"
+            sentence = f"the worker of {job.target} {describe_exit(answer['code'])}"
             if answer["timed_out"]:
                 sentence = (
                     f"{job.target} took longer than its limit of {timeout_s:g} s and was stopped"
                 )
-            raise WorkerDied(sentence, f"full log: {shown(log, job.project)}")
+            raise WorkerDied(sentence, f"full log: {job.display_path(log)}")
         if answer["event"] in ("error", "refused"):
             raise error_from_json(answer["error"])
         return answer
@@ -100,7 +99,7 @@ class ServerHandle:
         raise NotImplementedError
 
     def _end_of_server(self) -> str:
-        """Return how the server ended; one that only stopped answering is ended now."""
+        """Return how the server ended; one that only stopped responding is ended now."""
         raise NotImplementedError
 
     def _send(self, request: bytes) -> Conversation | None:
@@ -126,9 +125,9 @@ class ServerHandle:
         if pid is not None:
             return WorkerDied(
                 f"the worker server that ran {job.target} {how}",
-                f"full log: {shown(log, job.project)}",
+                f"full log: {job.display_path(log)}",
             )
-        hint = f"full log: {shown(self.log, job.project)}"
+        hint = f"full log: {job.display_path(self.log)}"
         return NotTakenError(
             f"the worker server for {job.target} {how}, before it could take the job", hint
         )
@@ -166,7 +165,7 @@ class OwnServer(ServerHandle):
             self._control.close()
 
     def _end_of_server(self) -> str:
-        return how_it_ended(_wait_or_kill(self._process))
+        return describe_exit(_wait_or_kill(self._process))
 
 
 class SharedServer(ServerHandle):
@@ -220,14 +219,12 @@ class SharedServer(ServerHandle):
 
     def _end_of_server(self) -> str:
         if self._started is not None:
-            return how_it_ended(_wait_or_kill(self._started))
-        if self._server.ends_within(_CLOSE_LIMIT_S):
+            return describe_exit(_wait_or_kill(self._started))
+        if self._server.wait(_CLOSE_LIMIT_S):
             return "ended unexpectedly"
-        self._server.kill()
-        self._server.ends_within(
-            _CLOSE_LIMIT_S
-        )  # until then the next to connect would meet it again
-        return how_it_ended(None)
+        self._server.send_signal(signal.SIGKILL)
+        self._server.wait(_CLOSE_LIMIT_S)  # until then the next to connect would meet it again
+        return describe_exit(None)
 
 
 def _wait_or_kill(process: subprocess.Popen[bytes]) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ def list_servers(environment: Mapping[str, str]) -> list[RunningServer]:
     with lock:
         for path in sorted(folder.glob("*.sock")):
             record = read_record(path)
-            if record is None or not record.process.lives:
+            if record is None or not record.process.is_running:
                 remove(path)
             else:
                 found.append(_described(path, record))
@@ -57,13 +58,11 @@ def stop_servers(environment: Mapping[str, str]) -> list[RunningServer]:
     """End all servers of this user, with what runs in them; return them."""
     running = list_servers(environment)
     for server in running:
-        server.record.process.terminate()
+        server.record.process.send_signal(signal.SIGTERM)
     for server in running:
-        if not server.record.process.ends_within(
-            _STOP_LIMIT_S
-        ):  # in the middle of loading a library
-            server.record.process.kill()
-            server.record.process.ends_within(_STOP_LIMIT_S)
+        if not server.record.process.wait(_STOP_LIMIT_S):  # in the middle of loading a library
+            server.record.process.send_signal(signal.SIGKILL)
+            server.record.process.wait(_STOP_LIMIT_S)
     return running
 
 

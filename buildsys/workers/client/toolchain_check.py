@@ -7,8 +7,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from buildsys.errors import StageError, Unavailable
-from buildsys.system.exit_causes import shown
-from buildsys.system.interpreters.identity import inquire
+from buildsys.system.interpreters.interpreter import check_interpreter
 from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.workers.job import Job, StageResult
 from buildsys.workers.result_file import write_result
@@ -19,7 +18,7 @@ def refusal(job: Job, toolchain: Toolchain, log: Path) -> Unavailable | None:
 
     Raises: StageError: the interpreter hangs or crashes, which may be otherwise the next time.
     """
-    found = inquire(toolchain)
+    found = check_interpreter(toolchain)
     try:
         identity = found.require()
         if not identity.finds("numpy"):
@@ -40,7 +39,7 @@ def refusal(job: Job, toolchain: Toolchain, log: Path) -> Unavailable | None:
         return reason
     except StageError as error:
         _write_log(job, log, error, found.output)
-        error.hint = f"{error.hint}; full log: {shown(log, job.project)}"
+        error.hint = f"{error.hint}; full log: {job.display_path(log)}"
         raise
     return None
 

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable
-from buildsys.system.exit_causes import shown
 from buildsys.workers.job import Job, StageResult
 from buildsys.workers.protocol import Message, encode, error_to_json
 from buildsys.workers.result_file import without_long_lists, write_result
@@ -136,7 +135,7 @@ def _as_expected(error: Exception, job: Job, log: Path) -> BuildsysError:
     line = next(
         iter(traceback.format_exception_only(type(error), error)[-1].strip().splitlines()), ""
     )
-    hint = f"full log: {shown(log, job.project)}"
+    hint = f"full log: {job.display_path(log)}"
     if isinstance(error, MemoryError) or any(sign in str(error) for sign in _OUT_OF_MEMORY):
         return StageError(f"{job.target} ran out of memory ({line})", hint)
     return StageError(f"{job.target} failed unexpectedly: {line}", hint)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from buildsys.system.parent_death import die_with_parent
+from buildsys.system.processes import die_with_parent
 from buildsys.workers.protocol import LineBuffer, Message, encode, job_from_json
 from buildsys.workers.server.child import run_child
 

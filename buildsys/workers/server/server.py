@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from buildsys.errors import StageError
-from buildsys.system.parent_death import die_with_parent
+from buildsys.system.processes import die_with_parent
 from buildsys.workers.protocol import LineBuffer, Message, encode, error_to_json
 from buildsys.workers.registry import idle_limit_s
 from buildsys.workers.server.forker import Forker, flush, signal_group

@@ -28,7 +28,7 @@ from buildsys.execution import key_inputs
 from buildsys.manifest.schema.base import Stage
 from buildsys.plan.action import Action
 from buildsys.system import versions
-from buildsys.system.interpreters.identity import Identity
+from buildsys.system.interpreters.interpreter import Interpreter
 
 PAGE = (Path(__file__).parents[3] / "docs" / "keys.md").read_text()
 NET = "configs/models/net.yaml"
@@ -151,7 +151,7 @@ def rewrite_manifest(bench: Bench, patch: Patch) -> None:
 
 def another_cpu(bench: Bench, patch: Patch) -> None:
     patch.setattr(
-        versions, "_first_processor", lambda: {"model name": "Another CPU", "flags": "avx"}
+        "buildsys.system.cpu.read_cpuinfo", lambda: {"model name": "Another CPU", "flags": "avx"}
     )
 
 
@@ -162,8 +162,8 @@ def another_compiler(bench: Bench, patch: Patch) -> None:
 
 
 def fewer_cores(bench: Bench, patch: Patch) -> None:
-    allowed = os.sched_getaffinity(0)
-    patch.setattr(versions, "_usable_cores", lambda: len(allowed) + 1)
+    one_more = [*os.sched_getaffinity(0), 4096]
+    patch.setattr("buildsys.system.cpu.usable_processors", lambda: one_more)
 
 
 def another_gpu(bench: Bench, patch: Patch) -> None:
@@ -173,8 +173,8 @@ def another_gpu(bench: Bench, patch: Patch) -> None:
         "driver": "580.1",
         "cuda_driver": "13.0",
     }
-    patch.setattr(versions, "_DRIVER_FILES", ("/",))
-    patch.setattr("buildsys.system.gpus.read_gpus", lambda visible: [gpu])
+    patch.setattr("buildsys.system.gpus.selection._DRIVER_FILES", ("/",))
+    patch.setattr("buildsys.system.gpus.devices.read_gpus", lambda visible: [gpu])
 
 
 def other_variables(bench: Bench, patch: Patch) -> None:
@@ -276,7 +276,7 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "other libraries": library("doit", "pydantic", "protobuf", "rich"),
     "toolchain library": lambda bench, patch: bench.project.lent.relabel("onnxruntime", "99.9"),
     "toolchain numpy": lambda bench, patch: bench.project.lent.relabel("numpy", "99.9"),
-    "toolchain python": lambda bench, patch: patch.setattr(Identity, "release", "CPython 3.99"),
+    "toolchain python": lambda bench, patch: patch.setattr(Interpreter, "release", "CPython 3.99"),
     "toolchain variable": in_file("configs/project.yaml", 'SETTING: "1"', 'SETTING: "2"'),
     "toolchain name": another_name,
     "toolchain place": in_file("configs/project.yaml", "envs/lent/", "envs/moved/"),

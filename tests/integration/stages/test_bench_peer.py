@@ -131,7 +131,7 @@ def test_what_libraries_print_is_no_answer(
     [
         (
             "exit 3",
-            r"toolchain other, .*/python\) ended with exit code 3 before it gave an answer while it loaded",
+            r"toolchain other, .*/python\) exited with code 3 without a result while it loaded",
         ),
         (
             "kill -SEGV $$",

@@ -90,7 +90,7 @@ def test_a_server_that_hangs_is_replaced(ready: ReadyProject, moment: str) -> No
     os.kill(server, signal.SIGSTOP)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "the worker server that ran reference:a stopped answering" in out, out + err
+    assert "the worker server that ran reference:a stopped responding" in out, out + err
     ready.let_go()
     check_goes_on(ready, {"export:a"})
 

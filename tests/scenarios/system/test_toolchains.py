@@ -126,11 +126,11 @@ def test_what_lacks_is_unavailable_until_it_is_there(ready: ReadyProject) -> Non
         "locked": (locked, "{python} is not executable"),
         "word": (
             program(ready.root / "envs/word/python", "echo no"),
-            "it ended with exit code 0 and printed 'no'",
+            "it exited with code 0 without a result and printed 'no'",
         ),
         "old": (
             old_python(ready.root / "envs/old/python"),
-            "{python} is Python 3.9.18, and 3.10 or newer is needed",
+            "{python} is Python 3.9.18, but 3.10 or newer is needed",
         ),
         "bare": (bare.python, "the toolchain bare has no numpy"),
         "without": (
@@ -188,10 +188,10 @@ def test_one_that_hangs_crashes_or_is_required_fails_its_targets_alone(
     ran = ready.doit("--continue", "engine:a")
     assert ran.code == 2
     assert ran.passed >= {"engine:a:ort"}
-    assert "did not answer within 2 s when it was started" in ran.out
+    assert "did not respond within 2 s at startup" in ran.out
     assert "full log: build/a/engine/slow/engine.log" in ran.out
     assert "loading plugins" in (ready.root / "build/a/engine/slow/engine.log").read_text()
-    assert "crashed with a segmentation fault (SIGSEGV) when it was started" in ran.out
+    assert "crashed with a segmentation fault (SIGSEGV) at startup" in ran.out
     assert "the worker of engine:a:other crashed with a segmentation fault (SIGSEGV)" in ran.out
     assert "full log: build/a/engine/other/engine.log" in ran.out
     gone = "is required, but unavailable: the toolchain gone cannot be used: there is no /nowhere/bin/python"

@@ -91,7 +91,7 @@ def running() -> dict[int, status.RunningServer]:
 
 
 def lives(pid: int) -> bool:
-    return Process.of(pid).lives
+    return Process.of(pid).is_running
 
 
 def parent_of(pid: int) -> int:
@@ -353,7 +353,7 @@ def test_where_no_folder_is_safe_the_server_ends_with_the_run(
 
 def test_a_time_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(registry.IDLE_VARIABLE, "soon")
-    with pytest.raises(UsageError, match="BUILDSYS_WORKER_IDLE=soon is not a time"):
+    with pytest.raises(UsageError, match="BUILDSYS_WORKER_IDLE=soon is not a duration"):
         run(tmp_path)
 
 

@@ -186,15 +186,15 @@ def test_a_stage_that_answers_nonsense_fails(bench: Bench, do: str) -> None:
     [
         (
             "kill_itself",
-            "was killed by signal 9 (SIGKILL), most likely by the system for lack of memory",
+            "was killed by signal 9 (SIGKILL), probably because memory ran out",
         ),
         ("crash", "crashed with a segmentation fault (SIGSEGV)"),
         ("abort", "aborted (SIGABRT)"),
-        ("sys_exit", "ended with exit code 3 before it gave an answer"),
-        ("leave_silently", "ended with exit code 0 before it gave an answer"),
+        ("sys_exit", "exited with code 3 without a result"),
+        ("leave_silently", "exited with code 0 without a result"),
         (
             "fork_grandchild_and_die",
-            "was killed by signal 9 (SIGKILL), most likely by the system for lack of memory",
+            "was killed by signal 9 (SIGKILL), probably because memory ran out",
         ),
     ],
 )
@@ -407,7 +407,7 @@ def test_a_server_that_never_gets_ready_is_given_up(
     monkeypatch.setattr(pool_module, "profile_of", lambda _: SLOW)
     monkeypatch.setattr(handle_module, "_START_LIMIT_S", 0.3)
     assert str(bench.error("echo")).startswith(
-        "the worker server for export:echo stopped answering, before it could take the job"
+        "the worker server for export:echo stopped responding, before it could take the job"
     )
 
 
@@ -420,7 +420,7 @@ def test_a_server_that_hangs_does_not_hang_its_jobs(
     error = bench.error("hang", timeout_s=0.3, on_event=stop)
     assert (
         str(error)
-        == "the worker server that ran export:hang stopped answering; full log: build/hang.log"
+        == "the worker server that ran export:hang stopped responding; full log: build/hang.log"
     )
     assert bench.server_pid() != server
 
@@ -439,7 +439,7 @@ def test_a_server_that_hangs_does_not_hide_the_end_of_its_child(
     error = bench.error("hang", timeout_s=None, on_event=stop_and_kill)
     assert (
         str(error)
-        == "the worker server that ran export:hang stopped answering; full log: build/hang.log"
+        == "the worker server that ran export:hang stopped responding; full log: build/hang.log"
     )
 
 

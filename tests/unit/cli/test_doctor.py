@@ -23,9 +23,9 @@ from buildsys.cli.doctor.finding import BROKEN, MISSING, OK
 from buildsys.cli.doctor.gpus_and_folders import Gpus, look_at_folders, look_at_gpus
 from buildsys.cli.doctor.libraries import look_at_extras
 from buildsys.cli.doctor.machine_check import examine_machine
-from buildsys.system.gpus import GpuError
 from buildsys.system.gpus.details import GpuDetails
-from buildsys.system.interpreters.library_check import Module, ask_modules
+from buildsys.system.gpus.nvml import GpuError
+from buildsys.system.interpreters.probe import Library, check_libraries
 from buildsys.system.interpreters.toolchain import Toolchain
 
 NO_GPU = Gpus(missing="there is no NVIDIA driver on this machine")
@@ -34,8 +34,8 @@ ADA = Gpus(("8.9",))
 HERE = {"PATH": os.environ["PATH"]}
 
 
-def place(**modules: Module) -> Place:
-    known = {name: Module(name, missing=True) for name in INSTALL}
+def place(**modules: Library) -> Place:
+    known = {name: Library(name, missing=True) for name in INSTALL}
     return Place(None, modules={**known, **modules})
 
 
@@ -47,29 +47,29 @@ def test_what_installs_a_backend_is_what_the_backends_say() -> None:
 @pytest.mark.parametrize(
     ("module", "gpus", "can", "cannot"),
     [
-        (Module("onnxruntime", "1.31", facts={"providers": ["CPUExecutionProvider"]}), H200,
+        (Library("onnxruntime", "1.31", facts={"providers": ["CPUExecutionProvider"]}), H200,
          "builds and runs on the CPU", ""),
-        (Module("onnxruntime", "1.31", facts={"providers": ["CUDAExecutionProvider"]}), H200,
+        (Library("onnxruntime", "1.31", facts={"providers": ["CUDAExecutionProvider"]}), H200,
          "builds and runs on the CPU, and on the GPU", ""),
-        (Module("tensorrt", "10.16", facts={"builder": True}), H200,
+        (Library("tensorrt", "10.16", facts={"builder": True}), H200,
          "builds and runs here, compute capability 9.0", ""),
-        (Module("tensorrt", "10.16", facts={"builder": False, "builder_problem": "CUDA error 35"}), H200, "",
+        (Library("tensorrt", "10.16", facts={"builder": False, "builder_problem": "CUDA error 35"}), H200, "",
          "tensorrt 10.16 loads, but cannot be used: CUDA error 35"),
-        (Module("tensorrt", "10.16", facts={"builder": False}), NO_GPU, "",
+        (Library("tensorrt", "10.16", facts={"builder": False}), NO_GPU, "",
          "tensorrt 10.16 builds on the GPU that its engines are for, and there is no NVIDIA driver on this machine"),
-        (Module("tensorrt_rtx", "1.7", facts={"builder": True}), ADA,
+        (Library("tensorrt_rtx", "1.7", facts={"builder": True}), ADA,
          "builds and runs here, compute capability 8.9", ""),
-        (Module("tensorrt_rtx", "1.7", facts={"builder": True}), H200,
+        (Library("tensorrt_rtx", "1.7", facts={"builder": True}), H200,
          "builds here, for compute capabilities 7.5, 8.0, 8.6, 8.9, 12.0, 12.1; runs on such a GPU, and the GPU here"
          " has 9.0", ""),
-        (Module("tensorrt_rtx", "1.7", facts={"builder": True}), NO_GPU,
+        (Library("tensorrt_rtx", "1.7", facts={"builder": True}), NO_GPU,
          "builds here, for compute capabilities 7.5, 8.0, 8.6, 8.9, 12.0, 12.1; runs on such a GPU, and there is no"
          " NVIDIA driver on this machine", ""),
-        (Module("tensorrt_rtx", problem="ImportError: libnvrtc.so.13"), ADA, "",
+        (Library("tensorrt_rtx", problem="ImportError: libnvrtc.so.13"), ADA, "",
          "tensorrt_rtx does not load: ImportError: libnvrtc.so.13"),
     ],
 )  # fmt: skip
-def test_what_a_backend_can_do_here(module: Module, gpus: Gpus, can: str, cannot: str) -> None:
+def test_what_a_backend_can_do_here(module: Library, gpus: Gpus, can: str, cannot: str) -> None:
     ability = place(**{module.name: module}).ability(module.name, gpus)
     assert (ability.text, ability.problem) == (can, cannot)
     assert bool(ability.mend) == bool(cannot)
@@ -77,11 +77,11 @@ def test_what_a_backend_can_do_here(module: Module, gpus: Gpus, can: str, cannot
 
 def test_an_engine_on_cuda_needs_a_provider_and_a_gpu() -> None:
     plain = place(
-        onnxruntime=Module("onnxruntime", "1.31", facts={"providers": ["CPUExecutionProvider"]})
+        onnxruntime=Library("onnxruntime", "1.31", facts={"providers": ["CPUExecutionProvider"]})
     )
     assert plain.ability("onnxruntime", H200, cuda=True).mend == "pip install onnxruntime-gpu"
     cuda = place(
-        onnxruntime=Module("onnxruntime", "1.31", facts={"providers": ["CUDAExecutionProvider"]})
+        onnxruntime=Library("onnxruntime", "1.31", facts={"providers": ["CUDAExecutionProvider"]})
     )
     assert "needs an NVIDIA GPU" in cuda.ability("onnxruntime", NO_GPU, cuda=True).problem
     assert not cuda.ability("onnxruntime", H200, cuda=True).problem
@@ -108,10 +108,7 @@ def test_a_toolchain_has_what_its_interpreter_has(tmp_path: Path) -> None:
     assert finding.text.endswith("onnxruntime builds and runs on the CPU")
     finding = tell_toolchain(asked, NO_GPU, {"onnxruntime": ["a:x"], "tensorrt": ["a:y"]})
     assert finding.state == MISSING
-    assert (
-        "the interpreter crashed with a segmentation fault (SIGSEGV) while it was imported"
-        in finding.text
-    )
+    assert "the interpreter crashed with a segmentation fault (SIGSEGV) on import" in finding.text
     assert finding.mend == f"{environment.python} -m pip install --force-reinstall tensorrt"
 
 
@@ -130,20 +127,20 @@ def test_a_library_that_hangs_or_is_broken_harms_no_other(tmp_path: Path) -> Non
     environment.write("hanging.py", "import time\nprint('hello', flush=True)\ntime.sleep(100)\n")
     environment.write("lacking.py", "import none_such\n")
     environment.write("loud.py", "__version__ = '1.2'\nprint('{}' * 9999)\n")
-    hanging = ask_modules(environment.python, ["hanging"], HERE, 0.4)["hanging"]
-    assert hanging.problem == "the interpreter did not answer within 0.4 s while it was imported"
-    found = ask_modules(environment.python, ["lacking", "loud", "absent", "numpy"], HERE, 60)
+    hanging = check_libraries(environment.python, ["hanging"], HERE, 0.4)["hanging"]
+    assert hanging.problem == "the interpreter did not respond within 0.4 s on import"
+    found = check_libraries(environment.python, ["lacking", "loud", "absent", "numpy"], HERE, 60)
     assert found["lacking"].problem == "ModuleNotFoundError: No module named 'none_such'"
     assert found["absent"].missing
     assert found["loud"].version == "1.2"
-    assert found["numpy"].loads
+    assert found["numpy"].is_usable
 
 
 def test_a_program_that_is_no_python_is_told(tmp_path: Path) -> None:
-    found = ask_modules(program(tmp_path / "python", "echo what"), ["numpy"], HERE, 5)
+    found = check_libraries(program(tmp_path / "python", "echo what"), ["numpy"], HERE, 5)
     assert (
         found["numpy"].problem
-        == "the interpreter ended with exit code 0 while it was imported: what"
+        == "the interpreter exited with code 0 without a result on import: what"
     )
 
 
@@ -209,7 +206,7 @@ def test_extras_are_those_of_the_project_file(monkeypatch: pytest.MonkeyPatch) -
 def test_our_own_libraries_are_asked_in_processes_of_their_own() -> None:
     before = set(sys.modules)
     found = libraries.ask_own(("numpy", "none_such_library"), 60)
-    assert found["numpy"].loads
+    assert found["numpy"].is_usable
     assert found["none_such_library"].missing
     assert {name for name in set(sys.modules) - before if name.startswith("numpy")} == set()
 
@@ -225,7 +222,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(
         machine_check,
         "ask_own",
-        lambda names, within_s: {name: Module(name, "1.0") for name in names},
+        lambda names, within_s: {name: Library(name, "1.0") for name in names},
     )
     return tmp_path
 

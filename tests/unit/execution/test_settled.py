@@ -198,11 +198,13 @@ def test_a_library_and_a_device_are_seen(project: Project, monkeypatch: pytest.M
     project.wait()
     assert executor.settle({"m": Candidate(TEXT, actions)}) == {"m": TARGETS}
     assert executor.settled({"m": TEXT})
-    for function in ("tool_versions", "device_facts", "environment_facts"):
+    for function in (
+        "versions.tool_versions",
+        "devices.device_facts",
+        "versions.environment_facts",
+    ):
         with monkeypatch.context() as patch:
-            patch.setattr(
-                buildsys.execution.key_inputs.toolchain, function, lambda *_: {"torch": "0.0"}
-            )
+            patch.setattr(f"buildsys.system.{function}", lambda *_: {"torch": "0.0"})
             other, _ = tiny_project.make_executor(project.root)
             assert other.settled({"m": TEXT}) == {}, function
     assert executor.settled({"m": TEXT})

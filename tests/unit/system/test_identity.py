@@ -13,16 +13,16 @@ import pytest
 from python_environments import RELEASE, Environment, old_python, program
 
 from buildsys.errors import StageError, Unavailable, UsageError
-from buildsys.system import versions as toolchain
-from buildsys.system.interpreters import identity as module
-from buildsys.system.interpreters.identity import inquire
-from buildsys.system.interpreters.probe import limit_s
+from buildsys.system import versions
+from buildsys.system.interpreters import interpreter as module
+from buildsys.system.interpreters.interpreter import check_interpreter
+from buildsys.system.interpreters.probe import probe_limit_s
 from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.system.versions import module_path, tool_versions
 
 
 class Texts(dict[str, str]):
-    """A memo; ``kept`` counts what was stored."""
+    """A texts; ``kept`` counts what was stored."""
 
     def set(self, digest: str, imports: str) -> None:
         self[digest] = imports
@@ -31,7 +31,7 @@ class Texts(dict[str, str]):
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_known", {})
-    toolchain._installed.cache_clear()
+    versions._installed.cache_clear()
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Be another process, as far as what was asked goes."""
     monkeypatch.setattr(module, "_known", {})
-    toolchain._installed.cache_clear()
+    versions._installed.cache_clear()
 
 
 def named(python: Path, **env: str) -> Toolchain:
@@ -60,7 +60,7 @@ def named(python: Path, **env: str) -> Toolchain:
 
 def test_an_interpreter_says_what_it_is(tmp_path: Path) -> None:
     environment = Environment(tmp_path / "env", "numpy")
-    found = inquire(named(environment.python)).require()
+    found = check_interpreter(named(environment.python)).require()
     assert found.release == f"CPython {'.'.join(platform.python_version_tuple()[:2])}"
     assert found.version == platform.python_version()
     assert str(environment.libraries) in found.path
@@ -75,8 +75,12 @@ def test_of_our_own_path_nothing_leaks(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "ours"))
     monkeypatch.setenv("PYTHONHOME", "/nowhere")
     environment = Environment(tmp_path / "env")
-    assert str(tmp_path / "ours") not in inquire(named(environment.python)).require().path
-    path = inquire(named(environment.python, PYTHONPATH=str(tmp_path / "its"))).require().path
+    assert str(tmp_path / "ours") not in check_interpreter(named(environment.python)).require().path
+    path = (
+        check_interpreter(named(environment.python, PYTHONPATH=str(tmp_path / "its")))
+        .require()
+        .path
+    )
     assert str(tmp_path / "its") in path
 
 
@@ -86,10 +90,10 @@ def test_of_our_own_path_nothing_leaks(tmp_path: Path, monkeypatch: pytest.Monke
         (lambda folder: folder / "bin/python", "there is no {}"),
         (lambda folder: Path("python3.77"), "there is no program python3.77 on PATH"),
         (lambda folder: folder, "{} is a folder, not a Python interpreter"),
-        (lambda folder: old_python(folder / "python"), "{} is Python 3.9.18, and 3.10 or newer is needed"),
+        (lambda folder: old_python(folder / "python"), "{} is Python 3.9.18, but 3.10 or newer is needed"),
         (lambda folder: program(folder / "python", "echo hello; exit 3"),
-         "{} is no working Python: it ended with exit code 3 and printed 'hello'"),
-        (lambda folder: program(folder / "python", "printf 'nonsense' > /proc/self/fd/$3"), "{} is no working Python"),
+         "{} is not a working Python: it exited with code 3 without a result and printed 'hello'"),
+        (lambda folder: program(folder / "python", "printf 'nonsense' > /proc/self/fd/$3"), "{} is not a working Python"),
     ],
 )  # fmt: skip
 def test_what_is_no_usable_interpreter_is_unavailable(
@@ -97,7 +101,7 @@ def test_what_is_no_usable_interpreter_is_unavailable(
 ) -> None:
     python = make(tmp_path)
     with pytest.raises(Unavailable) as caught:
-        inquire(named(python)).require()
+        check_interpreter(named(python)).require()
     assert f"the toolchain trt86 cannot be used: {told.format(python)}" in caught.value.problem
     assert "toolchains.trt86.python" in caught.value.hint
     assert "BUILDSYS_TOOLCHAIN_TRT86" in caught.value.hint
@@ -107,7 +111,7 @@ def test_a_file_that_is_not_executable_says_how_to_make_it_so(tmp_path: Path) ->
     python = program(tmp_path / "python", "")
     python.chmod(stat.S_IRUSR)
     with pytest.raises(Unavailable) as caught:
-        inquire(named(python)).require()
+        check_interpreter(named(python)).require()
     assert caught.value.problem.endswith(f"{python} is not executable")
     assert caught.value.hint == f"chmod +x {python}"
 
@@ -115,9 +119,11 @@ def test_a_file_that_is_not_executable_says_how_to_make_it_so(tmp_path: Path) ->
 def test_a_script_must_become_the_interpreter(tmp_path: Path) -> None:
     environment = Environment(tmp_path / "env")
     become = program(tmp_path / "become", f'A=1 exec {environment.python} "$@"')
-    assert str(environment.libraries) in inquire(named(become)).require().path
+    assert str(environment.libraries) in check_interpreter(named(become)).require().path
     with pytest.raises(Unavailable, match="starts Python as a second process") as caught:
-        inquire(named(program(tmp_path / "start", f'{environment.python} "$@"\nexit $?'))).require()
+        check_interpreter(
+            named(program(tmp_path / "start", f'{environment.python} "$@"\nexit $?'))
+        ).require()
     assert "write `exec` before the interpreter" in caught.value.hint
 
 
@@ -126,7 +132,7 @@ def test_a_program_of_another_machine_cannot_be_started(tmp_path: Path) -> None:
     python.write_bytes(b"\x7fELF\x02\x01\x01" + bytes(60))
     python.chmod(0o755)
     with pytest.raises(Unavailable, match="cannot be started: exec format error"):
-        inquire(named(python)).require()
+        check_interpreter(named(python)).require()
 
 
 def test_one_that_hangs_fails_after_its_limit(
@@ -135,11 +141,9 @@ def test_one_that_hangs_fails_after_its_limit(
     monkeypatch.setenv("BUILDSYS_INTERPRETER_LIMIT", "0.3s")
     python = program(tmp_path / "python", "echo loading; sleep 100 & wait")
     begun = time.monotonic()
-    found = inquire(named(python))
+    found = check_interpreter(named(python))
     assert time.monotonic() - begun < 10
-    with pytest.raises(
-        StageError, match=r"did not answer within 0\.3 s when it was started"
-    ) as caught:
+    with pytest.raises(StageError, match=r"did not respond within 0\.3 s at startup") as caught:
         found.require()
     assert not isinstance(caught.value, Unavailable)
     assert "BUILDSYS_INTERPRETER_LIMIT=2min" in caught.value.hint
@@ -150,7 +154,7 @@ def test_one_that_crashes_fails_with_how(tmp_path: Path) -> None:
     with pytest.raises(
         StageError, match=r"crashed with a segmentation fault \(SIGSEGV\)"
     ) as caught:
-        inquire(named(program(tmp_path / "python", "kill -SEGV $$"))).require()
+        check_interpreter(named(program(tmp_path / "python", "kill -SEGV $$"))).require()
     assert not isinstance(caught.value, Unavailable)
 
 
@@ -159,33 +163,35 @@ def test_rubbish_at_start_does_no_harm(tmp_path: Path) -> None:
     environment.write(
         "sitecustomize.py", "import os\nos.write(1, b'\\xff{}\\n' * 9000)\nprint('[1, 2]')\n"
     )
-    assert inquire(named(environment.python)).require().version == platform.python_version()
+    assert (
+        check_interpreter(named(environment.python)).require().version == platform.python_version()
+    )
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-3", "5h"])
 def test_a_limit_that_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a time"):
-        limit_s({"BUILDSYS_INTERPRETER_LIMIT": text})
+    with pytest.raises(UsageError, match="is not a duration"):
+        probe_limit_s({"BUILDSYS_INTERPRETER_LIMIT": text})
 
 
 def test_the_limit_has_units() -> None:
     assert [
-        limit_s({"BUILDSYS_INTERPRETER_LIMIT": text}) for text in ("", "5", "2min", "1.5s")
+        probe_limit_s({"BUILDSYS_INTERPRETER_LIMIT": text}) for text in ("", "5", "2min", "1.5s")
     ] == [30, 5, 120, 1.5]
 
 
 def test_it_is_asked_once_as_long_as_its_files_are_the_same(
     tmp_path: Path, starts: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment, memo = Environment(tmp_path / "env", "numpy"), Texts()
+    environment, texts = Environment(tmp_path / "env", "numpy"), Texts()
     for _ in range(2):
         forget(monkeypatch)
-        assert tool_versions(["python", "numpy"], named(environment.python), memo)["numpy"]
+        assert tool_versions(["python", "numpy"], named(environment.python), texts)["numpy"]
     assert len(starts) == 1
     forget(monkeypatch)
     (tmp_path / "more").mkdir()
     environment.write("more.pth", str(tmp_path / "more"))
-    assert str(tmp_path / "more") in module_path(named(environment.python), memo)
+    assert str(tmp_path / "more") in module_path(named(environment.python), texts)
     assert len(starts) == 2
 
 
@@ -206,13 +212,13 @@ def _another(environment: Environment) -> None:
 def test_what_decides_its_path_is_seen(
     change: Callable[[Environment], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment, memo = Environment(tmp_path / "env"), Texts()
-    inquire(named(environment.python), memo)
+    environment, texts = Environment(tmp_path / "env"), Texts()
+    check_interpreter(named(environment.python), texts)
     change(environment)
     forget(monkeypatch)
-    monkeypatch.setattr(module, "_asked", lambda *_: pytest.fail("it was asked again"))
+    monkeypatch.setattr(module, "_probe", lambda *_: pytest.fail("it was asked again"))
     with pytest.raises(pytest.fail.Exception):
-        inquire(named(environment.python), memo)
+        check_interpreter(named(environment.python), texts)
 
 
 def test_versions_are_those_of_the_toolchain(tmp_path: Path) -> None:
@@ -266,17 +272,19 @@ def test_a_module_without_a_distribution_states_its_version(
 def test_a_module_that_computes_its_version_is_asked_once(
     tmp_path: Path, starts: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment, memo = Environment(tmp_path / "env"), Texts()
+    environment, texts = Environment(tmp_path / "env"), Texts()
     environment.write(
         "tensorrt/__init__.py", "__version__ = '.'.join(map(str, (8, 6, 0)))\nprint('hello')\n"
     )
     for _ in range(3):
         forget(monkeypatch)
-        assert tool_versions(["tensorrt"], named(environment.python), memo) == {"tensorrt": "8.6.0"}
+        assert tool_versions(["tensorrt"], named(environment.python), texts) == {
+            "tensorrt": "8.6.0"
+        }
     assert len(starts) == 2
     environment.write("tensorrt/__init__.py", "__version__ = '.'.join(map(str, (8, 6, 1, 6)))\n")
     forget(monkeypatch)
-    assert tool_versions(["tensorrt"], named(environment.python), memo) == {"tensorrt": "8.6.1.6"}
+    assert tool_versions(["tensorrt"], named(environment.python), texts) == {"tensorrt": "8.6.1.6"}
 
 
 def test_a_module_that_cannot_say_is_known_by_its_files(tmp_path: Path) -> None:

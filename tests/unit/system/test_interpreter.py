@@ -5,11 +5,7 @@ from pathlib import Path
 import pytest
 from python_environments import program
 
-from buildsys.system.interpreters.toolchain import (
-    interpreter_environment,
-    located,
-    override_variable,
-)
+from buildsys.system.interpreters.toolchain import locate_toolchain, override_variable
 
 
 @pytest.mark.parametrize(
@@ -25,13 +21,15 @@ from buildsys.system.interpreters.toolchain import (
 )
 def test_where_an_interpreter_is(written: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    assert located("trt86", written, (), Path("/project"), {}).python == Path(found)
+    assert locate_toolchain("trt86", written, (), Path("/project"), {}).python == Path(found)
 
 
 def test_a_name_is_looked_up_on_the_path(tmp_path: Path) -> None:
     python = program(tmp_path / "bin/python3.77", "")
     assert (
-        located("a", "python3.77", (), Path("/project"), {"PATH": f"/none:{tmp_path}/bin"}).python
+        locate_toolchain(
+            "a", "python3.77", (), Path("/project"), {"PATH": f"/none:{tmp_path}/bin"}
+        ).python
         == python
     )
 
@@ -39,24 +37,26 @@ def test_a_name_is_looked_up_on_the_path(tmp_path: Path) -> None:
 def test_a_variable_names_another_place() -> None:
     assert override_variable("trt-8.6+cu12") == "BUILDSYS_TOOLCHAIN_TRT_8_6_CU12"
     environment = {"BUILDSYS_TOOLCHAIN_TRT86": "envs/other/bin/python"}
-    assert located("trt86", "/opt/python", (), Path("/p"), environment).python == Path(
+    assert locate_toolchain("trt86", "/opt/python", (), Path("/p"), environment).python == Path(
         "/p/envs/other/bin/python"
     )
     unset = {"BUILDSYS_TOOLCHAIN_TRT86": ""}
-    assert located("trt86", "/opt/bin/python", (), Path("/p"), unset).python == Path(
+    assert locate_toolchain("trt86", "/opt/bin/python", (), Path("/p"), unset).python == Path(
         "/opt/bin/python"
     )
 
 
 def test_variables_may_name_the_folder_of_the_environment() -> None:
     env = (("LD_LIBRARY_PATH", "{prefix}/lib:{prefix}/lib64"), ("A", "{other}"))
-    toolchain = located("trt86", "/opt/trt86/bin/python", env, Path("/p"), {})
+    toolchain = locate_toolchain("trt86", "/opt/trt86/bin/python", env, Path("/p"), {})
     assert toolchain.env == {"LD_LIBRARY_PATH": "/opt/trt86/lib:/opt/trt86/lib64", "A": "{other}"}
 
 
 def test_what_belongs_to_our_interpreter_stays_here() -> None:
-    toolchain = located("a", "/opt/bin/python", (("OMP_NUM_THREADS", "2"),), Path("/p"), {})
+    toolchain = locate_toolchain(
+        "a", "/opt/bin/python", (("OMP_NUM_THREADS", "2"),), Path("/p"), {}
+    )
     ours = {"PYTHONPATH": "/ours", "VIRTUAL_ENV": "/ours", "PATH": "/bin", "OMP_NUM_THREADS": "8"}
-    assert interpreter_environment(toolchain, ours) == {"PATH": "/bin", "OMP_NUM_THREADS": "2"}
-    its = located("a", "/opt/bin/python", (("PYTHONPATH", "/its"),), Path("/p"), {})
-    assert interpreter_environment(its, ours)["PYTHONPATH"] == "/its"
+    assert toolchain.environment(ours) == {"PATH": "/bin", "OMP_NUM_THREADS": "2"}
+    its = locate_toolchain("a", "/opt/bin/python", (("PYTHONPATH", "/its"),), Path("/p"), {})
+    assert its.environment(ours)["PYTHONPATH"] == "/its"

@@ -9,7 +9,7 @@ import pytest
 from buildsys.system import distributions, versions
 
 
-class Memo(dict[str, str]):
+class Texts(dict[str, str]):
     def set(self, digest: str, imports: str) -> None:
         self[digest] = imports
 
@@ -41,9 +41,9 @@ def install(
         (site / file).write_text("")
 
 
-def found(*modules: str, memo: Memo | None = None) -> list[str]:
+def found(*modules: str, texts: Texts | None = None) -> list[str]:
     return distributions.distributions_of(
-        modules, Memo() if memo is None else memo, known=("torch", "numpy")
+        modules, Texts() if texts is None else texts, known=("torch", "numpy")
     )
 
 
@@ -68,18 +68,18 @@ def test_what_a_known_one_requires_is_not_followed() -> None:
 def test_an_unknown_module_has_none_and_is_asked_once(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memo = Memo()
-    assert found("no_such_module", memo=memo) == []
+    texts = Texts()
+    assert found("no_such_module", texts=texts) == []
     monkeypatch.setattr("importlib.metadata.distributions", lambda: pytest.fail("asked again"))
-    assert found("no_such_module", memo=memo) == []
+    assert found("no_such_module", texts=texts) == []
 
 
 def test_another_environment_is_asked_anew(site: Path) -> None:
-    memo = Memo()
-    assert found("kept_late", memo=memo) == []
+    texts = Texts()
+    assert found("kept_late", texts=texts) == []
     install(site, "kept_late")
     versions._installed.cache_clear()
-    assert found("kept_late", memo=memo) == ["kept-late"]
+    assert found("kept_late", texts=texts) == ["kept-late"]
 
 
 def test_only_a_module_outside_of_library_folders_has_sources(

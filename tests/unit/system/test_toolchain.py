@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.system import versions
-from buildsys.system.gpus import GpuError, read_gpus
+from buildsys.system import cpu, devices, versions
+from buildsys.system.gpus import selection
+from buildsys.system.gpus.devices import read_gpus
+from buildsys.system.gpus.nvml import GpuError
 
 
 @pytest.fixture
@@ -17,8 +19,8 @@ def fresh_caches() -> None:
     for function in (
         versions.distribution_version,
         versions._installed,
-        versions.gpu_facts,
-        versions._first_gpus,
+        selection.gpu_facts,
+        selection._first_gpus,
     ):
         function.cache_clear()
 
@@ -68,7 +70,7 @@ def test_python_is_named_with_its_version() -> None:
 
 
 def test_the_cpu_is_described() -> None:
-    facts = versions.device_facts(["cpu", "cores"])
+    facts = devices.device_facts(["cpu", "cores"])
     assert set(facts) == {"cpu.model", "cpu.instructions", "cpu.cores"}
     assert platform.machine() in facts["cpu.model"]
     assert int(facts["cpu.cores"]) >= 1
@@ -79,22 +81,21 @@ def test_only_instruction_sets_that_matter_are_named(monkeypatch: pytest.MonkeyP
         "model name": "Some CPU",
         "flags": "fpu sse sse4_2 avx avx2 avx512f amx_int8 rdtscp arch_capabilities",
     }
-    monkeypatch.setattr(versions, "_first_processor", lambda: lines)
-    assert (
-        versions.cpu_facts.__wrapped__()["cpu.instructions"] == "amx_int8 avx avx2 avx512f sse4_2"
-    )
+    monkeypatch.setattr(cpu, "read_cpuinfo", lambda: lines)
+    assert cpu.cpu_facts.__wrapped__()["cpu.instructions"] == "amx_int8 avx avx2 avx512f sse4_2"
 
 
 def test_without_proc_the_platform_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "_first_processor", dict)
-    assert platform.machine() in versions.cpu_facts.__wrapped__()["cpu.model"]
+    monkeypatch.setattr(cpu, "read_cpuinfo", dict)
+    assert platform.machine() in cpu.cpu_facts.__wrapped__()["cpu.model"]
 
 
 @pytest.mark.usefixtures("fresh_caches")
 def test_no_driver_means_no_gpu_and_no_ctypes(monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
-        "import sys; from buildsys.system import versions as toolchain; toolchain._DRIVER_FILES = ('/nowhere',)\n"
-        "print(set(toolchain.device_facts(['gpu']).values()), 'ctypes' in sys.modules)"
+        "import sys; from buildsys.system import devices; from buildsys.system.gpus import selection\n"
+        "selection._DRIVER_FILES = ('/nowhere',)\n"
+        "print(set(devices.device_facts(['gpu']).values()), 'ctypes' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "{'none'} False\n"
@@ -102,12 +103,12 @@ def test_no_driver_means_no_gpu_and_no_ctypes(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("fresh_caches")
 def test_a_driver_that_does_not_answer_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "_DRIVER_FILES", ("/",))
+    monkeypatch.setattr(selection, "_DRIVER_FILES", ("/",))
     monkeypatch.setattr("buildsys.system.gpus.nvml._LIBRARY", "libno-such-driver.so.1")
     with pytest.raises(GpuError):
         read_gpus(None)
-    assert set(versions.gpu_facts().values()) == {"none"}
-    assert versions.gpu_uuids() == ()
+    assert set(selection.gpu_facts().values()) == {"none"}
+    assert selection.gpu_uuids() == ()
 
 
 @pytest.mark.parametrize(
@@ -136,16 +137,16 @@ def test_the_gpu_that_is_locked_is_the_one_that_cuda_takes(
             else [gpus[int(number)] for number in chosen.split(",") if number]
         )
 
-    monkeypatch.setattr(versions, "_DRIVER_FILES", ("/",))
-    monkeypatch.setattr("buildsys.system.gpus.read_uuids", read)
+    monkeypatch.setattr(selection, "_DRIVER_FILES", ("/",))
+    monkeypatch.setattr("buildsys.system.gpus.devices.read_uuids", read)
     for name, value in {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order}.items():
         if value is None:
             monkeypatch.delenv(name, raising=False)
         else:
             monkeypatch.setenv(name, value)
-    assert versions.gpu_uuids() == versions.gpu_uuids([("OTHER", "0")]) == expected
+    assert selection.gpu_uuids() == selection.gpu_uuids([("OTHER", "0")]) == expected
     elsewhere = [("CUDA_VISIBLE_DEVICES", "0"), ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")]
-    assert set(versions.gpu_uuids(elsewhere)) == {*expected, "GPU-0"}
+    assert set(selection.gpu_uuids(elsewhere)) == {*expected, "GPU-0"}
 
 
 @pytest.mark.usefixtures("fresh_caches")
@@ -154,9 +155,10 @@ def test_several_kinds_of_gpu_are_all_named(monkeypatch: pytest.MonkeyPatch) -> 
         {"name": name, "compute_capability": capability, "driver": "580.1", "cuda_driver": "13.0"}
         for name, capability in (("A", "8.9"), ("A", "8.9"), ("B", "12.0"))
     ]
-    monkeypatch.setattr(versions, "_DRIVER_FILES", ("/",))
+    monkeypatch.setattr(selection, "_DRIVER_FILES", ("/",))
     monkeypatch.setattr(
-        "buildsys.system.gpus.read_gpus", lambda visible: gpus if visible is None else gpus[:2]
+        "buildsys.system.gpus.devices.read_gpus",
+        lambda visible: gpus if visible is None else gpus[:2],
     )
     everything = {
         "gpu.name": "A + B",
@@ -168,10 +170,10 @@ def test_several_kinds_of_gpu_are_all_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     # CUDA counts the fastest GPU first, so its 0 may be the driver's 2
     chosen_by = {"gpu.chosen_by": "CUDA_VISIBLE_DEVICES=0,1 CUDA_DEVICE_ORDER=None"}
-    assert versions.gpu_facts() == {**everything, **chosen_by}
-    versions.gpu_facts.cache_clear()
+    assert selection.gpu_facts() == {**everything, **chosen_by}
+    selection.gpu_facts.cache_clear()
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    assert versions.gpu_facts() == {**everything, "gpu.name": "A", "gpu.compute_capability": "8.9"}
+    assert selection.gpu_facts() == {**everything, "gpu.name": "A", "gpu.compute_capability": "8.9"}
 
 
 @pytest.mark.gpu

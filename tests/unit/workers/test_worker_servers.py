@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from dataclasses import replace
@@ -27,17 +28,17 @@ def test_times(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["soon", "-1", "5m", "1e9", "10 minutes"])
 def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a time; write 300, 300s, 5min or 1h"):
+    with pytest.raises(UsageError, match="is not a duration; write 300, 300s, 5min or 1h"):
         idle_limit_s({registry.IDLE_VARIABLE: text})
 
 
 def test_a_process_is_not_taken_for_another_of_its_number() -> None:
-    assert Process.of(os.getpid()).lives
-    assert not Process(os.getpid(), 1).lives
-    assert not Process.of(0).lives
-    assert Process(os.getpid(), 1).ends_within(0)
-    assert not Process.of(os.getpid()).ends_within(0)
-    Process(os.getpid(), 1).kill()  # hits nobody
+    assert Process.of(os.getpid()).is_running
+    assert not Process(os.getpid(), 1).is_running
+    assert not Process.of(0).is_running
+    assert Process(os.getpid(), 1).wait(0)
+    assert not Process.of(os.getpid()).wait(0)
+    Process(os.getpid(), 1).send_signal(signal.SIGKILL)  # hits nobody
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:

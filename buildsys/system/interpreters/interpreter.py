@@ -1,0 +1,213 @@
+"""The Python interpreter of a toolchain: its version and module path, or why it is unusable.
+
+It is started once: the result is cached by the stat of the interpreter, ``pyvenv.cfg``, the folders
+on its module path and their ``.pth`` files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from buildsys.errors import StageError, Unavailable
+from buildsys.system.interpreters.toolchain import Toolchain, override_variable
+from buildsys.system.text_cache import TextCache
+
+if TYPE_CHECKING:
+    from buildsys.system.interpreters.probe import ProbeResult
+
+OLDEST = (3, 10)
+_SCHEMA = "interpreter/1"
+
+Stamp: TypeAlias = "list[int] | None"
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python interpreter."""
+
+    implementation: str  # "CPython"
+    version: str  # "3.10.13"
+    full_version: str
+    prefix: str
+    standard: str  # the folder of its standard library
+    path: tuple[str, ...]  # sys.path
+
+    @property
+    def release(self) -> str:
+        """Return implementation, major and minor version: language and bytecode depend on these."""
+        return f"{self.implementation} {'.'.join(self.version.split('.')[:2])}"
+
+    def finds(self, module: str) -> bool:
+        """Return True if a module is on its path; nothing is imported."""
+        return PathFinder.find_spec(module, list(self.path)) is not None
+
+
+@dataclass(frozen=True)
+class InterpreterCheck:
+    """The interpreter of a toolchain, with the problem that makes it unusable."""
+
+    interpreter: Interpreter | None
+    problem: str = ""
+    hint: str = ""
+    permanent: bool = True  # until a file changes; otherwise the next attempt may succeed
+    output: str = ""  # printed instead of a result
+
+    def require(self) -> Interpreter:
+        """Return a usable interpreter.
+
+        Raises: Unavailable: it cannot run stages. StageError: it failed this time.
+        """
+        if self.interpreter is not None and not self.problem:
+            return self.interpreter
+        raise (Unavailable if self.permanent else StageError)(self.problem, self.hint)
+
+
+@dataclass(frozen=True)
+class _Known:
+    check: InterpreterCheck
+    stamps: Mapping[str, Stamp]  # of the files that the check depends on
+
+
+_known: dict[str, _Known] = {}
+_probing = threading.Lock()
+
+
+def check_interpreter(toolchain: Toolchain, texts: TextCache | None = None) -> InterpreterCheck:
+    """Check a toolchain's interpreter; start it only if neither this process nor ``texts`` knows it.
+
+    Raises: UsageError: BUILDSYS_INTERPRETER_LIMIT is not a duration.
+    """
+    problem = _check_file(toolchain)
+    if problem is not None:
+        return problem
+    environment = toolchain.environment(os.environ)
+    name = _cache_name(toolchain, environment)
+    with _probing:  # threads that need the same interpreter wait for one probe
+        known = _known.get(name)
+        if known is None or known.stamps != _stamps(known.stamps):
+            known = _known[name] = _load(name, texts) or _probe(toolchain, environment)
+        if texts is not None and known.check.interpreter is not None:
+            text = json.dumps([asdict(known.check.interpreter), known.stamps])
+            if texts.get(name) != text:
+                texts.set(name, text)
+    interpreter = known.check.interpreter
+    if interpreter is None or tuple(map(int, interpreter.version.split(".")[:2])) >= OLDEST:
+        return known.check
+    needed = ".".join(map(str, OLDEST))
+    reason = f"{toolchain.python} is Python {interpreter.version}, but {needed} or newer is needed"
+    return replace(_unusable(toolchain, reason), interpreter=interpreter)
+
+
+def _check_file(toolchain: Toolchain) -> InterpreterCheck | None:
+    python = toolchain.python
+    if not python.is_absolute():
+        return _unusable(toolchain, f"there is no program {python} on PATH")
+    if not python.exists():
+        return _unusable(toolchain, f"there is no {python}")
+    if python.is_dir():
+        return _unusable(toolchain, f"{python} is a folder, not a Python interpreter")
+    if not os.access(python, os.X_OK):
+        return _unusable(toolchain, f"{python} is not executable", f"chmod +x {python}")
+    return None
+
+
+def _load(name: str, texts: TextCache | None) -> _Known | None:
+    text = texts.get(name) if texts is not None else None
+    if text is None:
+        return None
+    fields, stamps = json.loads(text)
+    if stamps != _stamps(stamps):
+        return None
+    interpreter = Interpreter(**{**fields, "path": tuple(fields["path"])})
+    return _Known(InterpreterCheck(interpreter), stamps)
+
+
+def _probe(toolchain: Toolchain, environment: Mapping[str, str]) -> _Known:
+    # slow to import; a run with nothing to do finds the result in the cache
+    from buildsys.system.interpreters.probe import INTERPRETER_SCRIPT, probe_limit_s, run_probe
+
+    python, limit_s = toolchain.python, probe_limit_s(os.environ)
+    try:
+        result = run_probe(python, INTERPRETER_SCRIPT, (), environment, limit_s)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        return _Known(_unusable(toolchain, f"{python} cannot be started: {reason}"), {})
+    if result.fields is None:
+        return _Known(_explain_failure(toolchain, result), {})
+    fields = dict(result.fields)
+    if fields.pop("pid", result.pid) != result.pid:
+        # exit code, signals and descriptors would be those of a shell
+        hint = f'write `exec` before the interpreter in {python}: exec …/python "$@"'
+        problem = f"{python} starts Python as a second process"
+        return _Known(_unusable(toolchain, problem, hint), {})
+    interpreter = Interpreter(**{**fields, "path": tuple(fields["path"])})
+    return _Known(InterpreterCheck(interpreter), _stamps(_path_files(interpreter)))
+
+
+def _explain_failure(toolchain: Toolchain, result: ProbeResult) -> InterpreterCheck:
+    python = toolchain.python
+    if not result.timed_out and not result.crashed:
+        printed = f" and printed {result.last_line!r}" if result.last_line else ""
+        problem = f"{python} is not a working Python: it {result.ending}{printed}"
+        return replace(_unusable(toolchain, problem), output=result.output)
+    from buildsys.system.interpreters.probe import LIMIT_VARIABLE
+
+    hint = f"try `{python} -c 'import sys'`"
+    if result.timed_out:
+        hint += f"; {LIMIT_VARIABLE}=2min allows more time"
+    check = _unusable(toolchain, f"{python} {result.ending} at startup", hint)
+    return replace(check, permanent=False, output=result.output)
+
+
+def _unusable(toolchain: Toolchain, problem: str, hint: str = "") -> InterpreterCheck:
+    name = toolchain.name
+    hint = hint or (
+        f"set toolchains.{name}.python in configs/project.yaml, or {override_variable(name)} on this machine"
+    )
+    return InterpreterCheck(None, f"the toolchain {name} cannot be used: {problem}", hint)
+
+
+def _cache_name(toolchain: Toolchain, environment: Mapping[str, str]) -> str:
+    """Return a name made of everything that decides which interpreter starts, and how."""
+    python = toolchain.python
+    configs = (python.parent / "pyvenv.cfg", python.parent.parent / "pyvenv.cfg")
+    files = _stamps(map(str, (python, python.resolve(), *configs)))
+    variables = sorted(
+        (key, value)
+        for key, value in environment.items()
+        if key.startswith("PYTHON") or key == "HOME"
+    )
+    parts = [list(files.items()), variables, sorted(toolchain.env.items())]
+    return f"{_SCHEMA}:{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
+
+
+def _path_files(interpreter: Interpreter) -> list[str]:
+    """Return the folders of its module path, and the .pth files that extend the path."""
+    files = []
+    for entry in interpreter.path:
+        files.append(entry)
+        with suppress(OSError):  # an archive or a missing folder
+            names = os.listdir(entry)  # noqa: PTH208 - no path is needed
+            files += sorted(f"{entry}/{name}" for name in names if name.endswith(".pth"))
+    return files
+
+
+def _stamps(files: Iterable[str]) -> dict[str, Stamp]:
+    return {file: _stamp(file) for file in files}
+
+
+def _stamp(path: str) -> Stamp:
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return [found.st_mtime_ns, found.st_size, found.st_ino]
