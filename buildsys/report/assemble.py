@@ -1,25 +1,56 @@
-"""From a model's results and its manifest to the report."""
+"""Assemble the report from a model's manifest and results."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from buildsys.manifest.operator_choice import chosen_kind, implementations
+from buildsys.report.benchmarks import bench_notes, gpu_states, gpu_timings, timings
 from buildsys.report.checks import checks_of, contradictions
-from buildsys.report.custom_operators import operator_lines
-from buildsys.report.engine_provenance import engine_provenance
-from buildsys.report.engines import bench_notes, engine_lines, timings
-from buildsys.report.gpu_timing import gpu_states, gpu_timings
-from buildsys.report.graphs import conversion_of, graph_of, surgery_of
-from buildsys.report.result_files import ABSENT, Result, mapping, read_results, texts, whole
-from buildsys.report.results.report import FileLine, Provenance, Report, TensorLine
+from buildsys.report.engines import engine_lines, engine_provenance
+from buildsys.report.graphs import conversion_line, graph_history, surgery_lines
+from buildsys.report.results.convert import ConvertResult
+from buildsys.report.results.engine import EngineResult
+from buildsys.report.results.export import ExportResult
+from buildsys.report.results.reader import (
+    ABSENT,
+    FAILED,
+    PASSED,
+    STALE,
+    AnyResult,
+    Result,
+    of_type,
+    read_results,
+)
+from buildsys.report.results.reference import ReferenceResult
+from buildsys.report.results.report import (
+    BuildVerdict,
+    FileLine,
+    OperatorLine,
+    Provenance,
+    Report,
+    TensorLine,
+)
+from buildsys.report.results.simplify import SimplifyResult
+from buildsys.report.results.surgery import SurgeryResult
 from buildsys.report.verdict import target_line, verdict_of
 
 Manifest = Mapping[str, Any]
 _WARNINGS = ("warnings", "messages", "noisy")
+_GRAPH_RUNTIME = "onnxruntime"  # simplify, convert and validate run graphs in it
+
+
+@dataclass(frozen=True)
+class TargetProblem:
+    """The reason why a target is not up to date."""
+
+    reason: str
+    failed: bool = False  # else it did not run
 
 
 def assemble(
@@ -28,47 +59,80 @@ def assemble(
     inputs: Mapping[str, Path],
     graphs: Mapping[str, Mapping[str, Any]],
 ) -> Report:
-    """Return the report on ``model`` from its resolved manifest and its result files (target -> path).
+    """Return the report on ``model`` from its resolved manifest and its result files.
 
-    ``graphs`` has the figures of the graph that a target has written (``inspection.figures``), in their order.
+    ``inputs`` maps targets to result files, ``graphs`` targets to the facts of the graphs that they
+    wrote (``inspection.graph_facts``), in the order of the stages.
     """
-    return assemble_results(model, manifest, read_results(inputs), graphs)
+    return _assemble(model, manifest, read_results(inputs), graphs)
 
 
-def assemble_results(
+def assemble_after_failure(
     model: str,
     manifest: Manifest,
-    results: Sequence[Result],
+    inputs: Mapping[str, Path],
+    problems: Mapping[str, TargetProblem],
+    notice: str,
+) -> Report:
+    """Return the report on an unsuccessful run, without results of targets that are not up to date."""
+    results = []
+    for result in read_results(inputs):
+        problem = problems.get(result.target)
+        # a failed check has published its numbers
+        if problem and not (problem.failed and result.status == FAILED):
+            previous = STALE if result.status == PASSED else ABSENT
+            reason, _, hint = problem.reason.partition("\n")
+            status = FAILED if problem.failed else previous
+            result = Result(result.target, status, {}, reason, hint, result.file)
+        results.append(result)
+    report = _assemble(model, manifest, results, {})
+    verdict = report.verdict
+    if verdict.status != FAILED:
+        count = f"{len(problems)} of {len(results) + 1} targets"
+        verdict = BuildVerdict(STALE, f"STALE: {count} are not up to date")
+        for target, problem in problems.items():
+            if problem.failed:  # only the report target itself can be left
+                verdict = BuildVerdict(FAILED, f"FAILED: {target}: {problem.reason}")
+                break
+    return replace(report, verdict=verdict, notice=notice)
+
+
+def opt_sizes(manifest: Manifest) -> dict[str, int]:
+    """Return the opt sizes of the dynamic dimensions."""
+    return {name: span["opt"] for name, span in _section(manifest, "dims").items() if "opt" in span}
+
+
+def _assemble(
+    model: str,
+    manifest: Manifest,
+    results: Sequence[AnyResult],
     graphs: Mapping[str, Mapping[str, Any]],
 ) -> Report:
-    """Return the report on results that have been read."""
-    export, reference, simplify = (
-        _first(results, stage, model) for stage in ("export", "reference", "simplify")
-    )
-    converted = [result for result in results if result.stage == "convert"]
-    changed = [result for result in results if result.stage == "surgery"]
+    export = next((result.content for result in of_type(results, ExportResult)), ExportResult())
+    simplify = next((r.content for r in of_type(results, SimplifyResult)), SimplifyResult())
+    reference = next((r.content for r in of_type(results, ReferenceResult)), ReferenceResult())
+    surgery = of_type(results, SurgeryResult)
     checks = checks_of(results)
-    odd = tuple(contradictions(checks))
+    doubts = tuple(contradictions(checks))
     compared = {check.target: check.comparisons for check in checks}
+    dims = _section(manifest, "dims").items()
+    # the last surgery that changed the ports, else the export
+    ports = next((r.content for r in reversed(surgery) if "inputs" in r.content), export)
     return Report(
         model=model,
         description=str(manifest.get("description") or ""),
         source=_source(manifest),
-        weights=str(
-            export.figures.get("weights") or reference.figures.get("weights") or _weights(manifest)
-        ),
-        verdict=verdict_of(results, odd),
+        weights=export.get("weights") or reference.get("weights") or _weights(manifest),
+        verdict=verdict_of(results, doubts),
         summary=tuple(target_line(result, compared.get(result.target, ())) for result in results),
-        tensors=tuple(
-            _tensors(
-                next((result for result in reversed(changed) if "inputs" in result.figures), export)
-            )
+        tensors=tuple(_tensors(ports)),
+        dims={name: _range(span) for name, span in dims},
+        graph=graph_history(
+            export, simplify, graphs, opt_sizes(manifest), has_surgery=bool(surgery)
         ),
-        dims={name: _range(mapping(span)) for name, span in mapping(manifest.get("dims")).items()},
-        graph=graph_of(export, simplify, graphs, opt_sizes(manifest), changed=bool(changed)),
-        surgery=tuple(step for result in changed for step in surgery_of(result)),
-        custom_operators=tuple(operator_lines(manifest)),
-        conversions=tuple(conversion_of(result) for result in converted),
+        surgery=tuple(line for result in surgery for line in surgery_lines(result)),
+        custom_operators=tuple(_operator_lines(manifest)),
+        conversions=tuple(map(conversion_line, of_type(results, ConvertResult))),
         checks=checks,
         engines=engine_lines(results, manifest),
         engine_provenance=engine_provenance(results, manifest),
@@ -76,24 +140,31 @@ def assemble_results(
         gpu_timings=gpu_timings(results),
         gpu_states=gpu_states(results),
         bench_notes=bench_notes(results),
-        warnings=(*odd, *_warnings(results)),
+        warnings=(
+            *doubts,
+            *(
+                f"{result.target}: {message}"
+                for result in results
+                for field in _WARNINGS
+                for message in result.content.get(field, [])
+            ),
+        ),
         provenance=_provenance(manifest, results),
     )
 
 
-def _first(results: Sequence[Result], stage: str, model: str) -> Result:
-    found = (result for result in results if result.stage == stage)
-    return next(found, Result(f"{stage}:{model}", stage, "", ABSENT))
+def _section(manifest: Manifest, name: str) -> Mapping[str, Any]:
+    return manifest.get(name) or {}
 
 
 def _source(manifest: Manifest) -> str:
-    source = mapping(manifest.get("source"))
+    source = _section(manifest, "source")
     kinds = (kind for kind in ("torchvision", "python", "onnx") if kind in source)
     return " ".join(f"{kind} {source[kind]}" for kind in kinds)
 
 
 def _weights(manifest: Manifest) -> str:
-    source = mapping(manifest.get("source"))
+    source = _section(manifest, "source")
     weights = source.get("weights")
     if isinstance(weights, Mapping):
         return f"from {weights.get('file')}"
@@ -102,79 +173,73 @@ def _weights(manifest: Manifest) -> str:
     return f"not loaded; seed {source.get('seed', 0)}"
 
 
-def opt_sizes(manifest: Manifest) -> dict[str, int]:
-    """Return the sizes of dynamic dimensions that engines are built for."""
-    dims = mapping(manifest.get("dims")).items()
-    return {
-        name: size for name, span in dims if (size := whole(mapping(span).get("opt"))) is not None
-    }
-
-
 def _range(span: Mapping[str, Any]) -> str:
-    text = f"{span.get('min')} to {span.get('max')}, built for {span.get('opt')}"
+    text = f"{span.get('min')} to {span.get('max')}, optimized for {span.get('opt')}"
     return text if span.get("multiple_of", 1) == 1 else f"{text}, in steps of {span['multiple_of']}"
 
 
-def _tensors(export: Result) -> Iterator[TensorLine]:
-    for role in ("input", "output"):
-        declared = export.figures.get(f"{role}s")
-        for tensor in map(mapping, declared if isinstance(declared, list) else []):
-            shape = tensor.get("shape") or ()
-            yield TensorLine(
-                role,
-                str(tensor.get("name")),
-                str(tensor.get("dtype")),
-                tuple("?" if d is None else str(d) for d in shape),
-            )
+def _tensors(ports: ExportResult | SurgeryResult) -> Iterator[TensorLine]:
+    for role, tensors in (("input", ports.get("inputs", [])), ("output", ports.get("outputs", []))):
+        for tensor in tensors:
+            shape = tuple("?" if size is None else str(size) for size in tensor.get("shape") or ())
+            yield TensorLine(role, str(tensor.get("name")), str(tensor.get("dtype")), shape)
 
 
-def _warnings(results: Sequence[Result]) -> Iterator[str]:
-    for result in results:
-        for message in (text for key in _WARNINGS for text in texts(result.figures.get(key))):
-            yield f"{result.target}: {message}"
+def _operator_lines(manifest: Manifest) -> Iterator[OperatorLine]:
+    for entry in manifest.get("ops") or ():
+        places = {"checks of the graph": _GRAPH_RUNTIME}
+        for engine in manifest.get("engines") or ():
+            places[f"engine {engine['name']}"] = engine["backend"]
+        for place, backend in places.items():
+            kind, text = chosen_kind(entry, backend), ""
+            if kind is not None:
+                given = implementations(entry, backend)[kind]
+                text = f"{kind} {given if isinstance(given, str) else _operator_files(given)}"
+            yield OperatorLine(entry["op"], place, text)
 
 
-def _provenance(manifest: Manifest, results: Sequence[Result]) -> Provenance:
+def _operator_files(given: Mapping[str, Any]) -> str:
+    if "sources" in given:
+        return ", ".join(given["sources"])
+    return str(next((given[name] for name in ("file", "python", "library") if name in given), ""))
+
+
+def _provenance(manifest: Manifest, results: Sequence[AnyResult]) -> Provenance:
     canonical = json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    started = (result.content.get("started", "") for result in results)
     return Provenance(
         manifest=manifest,
         manifest_sha256=hashlib.sha256(canonical.encode()).hexdigest(),
         versions=_versions(results),
-        devices=tuple(sorted({device for result in results for device in _device(result)})),
+        devices=tuple(sorted({f"CPU: {r.content['cpu']}" for r in results if "cpu" in r.content})),
         files=tuple(_files(results)),
-        started=min((result.started for result in results if result.started), default=""),
+        started=min(filter(None, started), default=""),
     )
 
 
-def _versions(results: Sequence[Result]) -> dict[str, str]:
-    """Return library -> version; where stages saw different ones, every one of them is named.
-
-    Those of a toolchain carry its name.
-    """
+def _versions(results: Sequence[AnyResult]) -> dict[str, str]:
+    """Return library -> all versions that stages ran with; those of a toolchain carry its name."""
     seen: dict[str, dict[str, None]] = {}
     for result in results:
-        toolchain = result.toolchain.get("name")
-        for name, version in result.toolchain.items():
+        versions = result.content.get("toolchain", {})
+        toolchain = versions.get("name")
+        for name, version in versions.items():
             if name != "name":
                 seen.setdefault(f"{name} ({toolchain})" if toolchain else name, {})[version] = None
     return {name: " and ".join(versions) for name, versions in sorted(seen.items())}
 
 
-def _device(result: Result) -> Iterator[str]:
-    if cpu := result.figures.get("cpu"):
-        yield f"CPU: {cpu}"
+def _files(results: Sequence[AnyResult]) -> Iterator[FileLine]:
+    def line(result: AnyResult, name: str, sha256: str, size: int | None) -> FileLine:
+        return FileLine(f"{result.file.rpartition('/')[0]}/{name}", sha256, size)
 
-
-def _files(results: Sequence[Result]) -> Iterator[FileLine]:
     for result in results:
-        folder = result.file.rpartition("/")[0]
-        if result.stage == "export" and result.figures.get("sha256"):
-            yield FileLine(
-                f"{folder}/model.onnx",
-                str(result.figures["sha256"]),
-                whole(result.figures.get("bytes")),
-            )
-        if result.stage == "engine" and result.figures.get("engine_sha256"):
-            suffix = "onnx" if result.figures.get("backend") == "onnxruntime" else "engine"
-            size = whole(result.figures.get("engine_bytes"))
-            yield FileLine(f"{folder}/engine.{suffix}", str(result.figures["engine_sha256"]), size)
+        content = result.content
+        if result.stage == "export" and content.get("sha256"):
+            yield line(result, "model.onnx", content["sha256"], content.get("bytes"))
+    for built in of_type(results, EngineResult):
+        engine = built.content
+        if engine.get("engine_sha256"):
+            suffix = "onnx" if engine.get("backend") == "onnxruntime" else "engine"
+            size = engine.get("engine_bytes")
+            yield line(built, f"engine.{suffix}", engine["engine_sha256"], size)

@@ -1,4 +1,4 @@
-"""The numerical comparisons of simplify, convert, validate and verify as one kind of table."""
+"""Numerical comparisons of all stages as one kind of table."""
 
 from __future__ import annotations
 
@@ -6,32 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from buildsys.report.result_files import FAILED, PASSED, Result, mapping, number, whole
-from buildsys.report.results.report import Check, Comparison, Failure
+from buildsys.onnx_graphs.result_types import OutputComparison
+from buildsys.report.results.convert import ConvertResult
+from buildsys.report.results.header import CheckFailure, ComparedCases
+from buildsys.report.results.reader import FAILED, PASSED, AnyResult, Result
+from buildsys.report.results.report import Check, ComparisonLine, FailureLine
+from buildsys.report.results.simplify import SimplifyResult
+from buildsys.report.results.surgery import SurgeryResult
+from buildsys.report.results.validate import ValidateResult
+from buildsys.report.results.verify import VerifyResult
 
 _CASES = ("min", "opt", "max", "odd")
 _LIMITS = ("rtol", "cosine", "atol", "top1")
-_SEVERAL = 2
-
-
-def checks_of(results: Iterable[Result]) -> tuple[Check, ...]:
-    """Return one check per target that compares numbers, in the order of the chain."""
-    return tuple(_READERS[result.stage](result) for result in results if result.stage in _READERS)
-
-
-def contradictions(checks: Iterable[Check]) -> Iterator[str]:
-    """Yield a sentence for every check whose status says more than its figures do."""
-    for check in checks:
-        if check.status != PASSED:
-            continue
-        wrong = [line for line in check.comparisons if line.passed is False]
-        if wrong:
-            line = wrong[0]
-            yield f"{check.target} says passed, but output {line.output} in case {line.case} did not pass"
-        elif not check.comparisons and not check.target.startswith("simplify:"):
-            yield f"{check.target} says passed, but it compared nothing"
-        for profile in check.idle:
-            yield f"{check.target} says passed, but it compared nothing in {profile}"
 
 
 def case_order(case: str) -> tuple[int, str]:
@@ -39,62 +25,75 @@ def case_order(case: str) -> tuple[int, str]:
     return (_CASES.index(case) if case in _CASES else len(_CASES), case)
 
 
-def _simplify(result: Result) -> Check:
-    rows = _rows("simplified against exported", mapping(result.figures.get("equal")))
-    return _check(result, "exported graph against simplified graph", rows)
+def dims_text(dims: Mapping[str, int]) -> str:
+    """Return sizes as ``batch 8, length 128``."""
+    return ", ".join(f"{name} {size}" for name, size in dims.items())
 
 
-def _surgery(result: Result) -> Check:
-    steps = result.figures.get("steps")
-    rows = [
-        row
-        for figures in map(mapping, steps if isinstance(steps, list) else [])
-        for row in _rows(str(figures.get("step")), mapping(figures.get("cases")))
+def checks_of(results: Iterable[AnyResult]) -> tuple[Check, ...]:
+    """Return one check per target that compares numbers, in the order of the results."""
+    return tuple(_READERS[result.stage](result) for result in results if result.stage in _READERS)
+
+
+def contradictions(checks: Iterable[Check]) -> Iterator[str]:
+    """Yield a sentence for every check that passed against its own numbers."""
+    for check in checks:
+        if check.status != PASSED:
+            continue
+        wrong = next((line for line in check.comparisons if line.passed is False), None)
+        if wrong:
+            output = f"output {wrong.output} in case {wrong.case}"
+            yield f"{check.target} has passed, although {output} is not within the limits"
+        elif not check.comparisons and not check.target.startswith("simplify:"):
+            yield f"{check.target} has passed without comparing anything"
+        for profile in check.idle:
+            yield f"{check.target} has passed without comparing anything in {profile}"
+
+
+def _simplify(result: Result[SimplifyResult]) -> Check:
+    lines = _lines("simplified against exported", result.content.get("equal", {}))
+    return _check(result, "exported graph against simplified graph", lines)
+
+
+def _surgery(result: Result[SurgeryResult]) -> Check:
+    lines = [
+        line
+        for step in result.content.get("steps", [])
+        for line in _lines(step.get("step", ""), step.get("cases", {}))
     ]
-    return _check(
-        result, "the graph before each step, or its reference, against the graph after it", rows
-    )
+    subject = "graph before each step, or its reference, against the graph after it"
+    return _check(result, subject, lines)
 
 
-def _convert(result: Result) -> Check:
-    rows = _rows(result.variant, mapping(result.figures.get("cases")))
-    return _check(
-        result, f"golden outputs against the {result.variant} graph with its rounding", rows
-    )
+def _convert(result: Result[ConvertResult]) -> Check:
+    lines = _lines(result.variant, result.content.get("cases", {}))
+    return _check(result, f"golden outputs against the rounded {result.variant} graph", lines)
 
 
-def _validate(result: Result) -> Check:
-    graphs = mapping(result.figures.get("graphs"))
-    rows = [row for graph, cases in graphs.items() for row in _rows(str(graph), mapping(cases))]
-    return _check(result, "PyTorch against ONNX Runtime", rows)
+def _validate(result: Result[ValidateResult]) -> Check:
+    graphs = result.content.get("graphs", {}).items()
+    lines = [line for graph, cases in graphs for line in _lines(graph, cases)]
+    return _check(result, "PyTorch against ONNX Runtime", lines)
 
 
-def _verify(result: Result) -> Check:
-    subject, dims = (
-        f"golden outputs against engine {result.variant}",
-        mapping(result.figures.get("dims")),
-    )
-    profiles = result.figures.get("profiles")
-    found = [mapping(entry) for entry in profiles] if isinstance(profiles, list) else []
-    if len(found) < _SEVERAL:
+def _verify(result: Result[VerifyResult]) -> Check:
+    subject = f"golden outputs against engine {result.variant}"
+    dims, profiles = result.content.get("dims", {}), result.content.get("profiles", [])
+    if len(profiles) <= 1:
         return _check(
-            result, subject, _rows(result.variant, mapping(result.figures.get("cases")), dims)
+            result, subject, _lines(result.variant, result.content.get("cases", {}), dims)
         )
-    by_profile = {
-        f"profile {whole(entry.get('profile'))}": mapping(entry.get("cases")) for entry in found
-    }
-    rows = [
-        row
+    by_profile = {f"profile {entry.get('profile')}": entry.get("cases", {}) for entry in profiles}
+    lines = [
+        line
         for name, cases in by_profile.items()
-        for row in _rows(f"{result.variant}, {name}", cases, dims)
+        for line in _lines(f"{result.variant}, {name}", cases, dims)
     ]
-    return replace(
-        _check(result, subject, rows),
-        idle=tuple(name for name, cases in by_profile.items() if not cases),
-    )
+    idle = tuple(name for name, cases in by_profile.items() if not cases)
+    return replace(_check(result, subject, lines), idle=idle)
 
 
-_READERS = {
+_READERS: Mapping[str, Any] = {
     "surgery": _surgery,
     "simplify": _simplify,
     "convert": _convert,
@@ -103,72 +102,59 @@ _READERS = {
 }
 
 
-def _check(result: Result, subject: str, rows: Iterable[Comparison]) -> Check:
-    tolerance = mapping(result.figures.get("tolerance"))
-    limits = {name: value for name in _LIMITS if (value := number(tolerance.get(name))) is not None}
+def _check(result: AnyResult, subject: str, lines: Iterable[ComparisonLine]) -> Check:
+    tolerance = result.content.get("tolerance", {})
     return Check(
         target=result.target,
         subject=subject,
         status=result.status,
-        limits=limits,
-        comparisons=tuple(rows) if result.status in (PASSED, FAILED) else (),
-        failures=tuple(_failures(result)),
+        limits={name: tolerance[name] for name in _LIMITS if tolerance.get(name) is not None},
+        comparisons=tuple(lines) if result.status in (PASSED, FAILED) else (),
+        failures=tuple(_failure(result, entry) for entry in result.content.get("failures", [])),
     )
 
 
-def _rows(
-    subject: str, cases: Mapping[str, Any], dims: Mapping[str, Any] | None = None
-) -> list[Comparison]:
+def _lines(
+    subject: str, cases: ComparedCases, dims: Mapping[str, Mapping[str, int]] | None = None
+) -> list[ComparisonLine]:
     sizes = dims or {}
     return [
-        replace(
-            _comparison(subject, case, str(output), mapping(figures)),
-            dims=_sizes(mapping(sizes.get(case))),
-        )
+        _line(subject, case, dims_text(sizes.get(case, {})), output, comparison)
         for case in sorted(cases, key=case_order)
-        for output, figures in mapping(cases[case]).items()
+        for output, comparison in cases[case].items()
     ]
 
 
-def _sizes(dims: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {size}" for name, size in dims.items())
-
-
-def _comparison(subject: str, case: str, output: str, figures: Mapping[str, Any]) -> Comparison:
-    passed = figures.get("passed")
-    not_finite = (
-        float("nan") if passed is False and "relative" in figures else None
-    )  # JSON has null for it
-    max_abs, relative = (number(figures.get(key)) for key in ("max_abs", "relative"))
-    return Comparison(
+def _line(
+    subject: str, case: str, dims: str, output: str, comparison: OutputComparison
+) -> ComparisonLine:
+    # JSON has null for NaN and infinity
+    unknown = comparison.get("passed") is False and "relative" in comparison
+    not_finite = float("nan") if unknown else None
+    max_abs, relative = comparison.get("max_abs"), comparison.get("relative")
+    return ComparisonLine(
         subject=subject,
         case=case,
         output=output,
         max_abs=not_finite if max_abs is None else max_abs,
         relative=not_finite if relative is None else relative,
-        cosine=number(figures.get("cosine")),
-        top1=number(figures.get("top1")),
-        passed=passed if isinstance(passed, bool) else None,
+        cosine=comparison.get("cosine"),
+        top1=comparison.get("top1"),
+        passed=comparison.get("passed"),
+        dims=dims,
     )
 
 
-def _failures(result: Result) -> Iterator[Failure]:
-    found = result.figures.get("failures")
-    for entry in found if isinstance(found, list) else []:
-        failure = mapping(entry)
-        profile = f", profile {failure['profile']}" if "profile" in failure else ""
-        case, sizes = _text(failure.get("case")), _sizes(mapping(failure.get("dims")))
-        yield Failure(
-            subject=str(failure.get("graph") or result.variant or result.stage) + profile,
-            case=case + (f" ({sizes})" if sizes and "=" not in case else ""),
-            **{
-                key: _text(failure.get(key))
-                for key in ("output", "index", "actual", "expected", "problem")
-            },
-        )
-
-
-def _text(value: object) -> str:
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(str(part) for part in value) + "]"
-    return "" if value is None else str(value)
+def _failure(result: AnyResult, entry: CheckFailure) -> FailureLine:
+    profile = f", profile {entry['profile']}" if "profile" in entry else ""
+    case, sizes = entry.get("case", ""), dims_text(entry.get("dims", {}))
+    index, actual, expected = entry.get("index"), entry.get("actual"), entry.get("expected")
+    return FailureLine(
+        subject=(entry.get("graph") or result.variant or result.stage) + profile,
+        case=case + (f" ({sizes})" if sizes and "=" not in case else ""),
+        output=entry.get("output", ""),
+        index="" if index is None else f"[{', '.join(map(str, index))}]",
+        actual="" if actual is None else str(actual),
+        expected="" if expected is None else str(expected),
+        problem=entry.get("problem", ""),
+    )

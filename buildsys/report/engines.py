@@ -1,160 +1,192 @@
-"""The engines of a model and what their benchmarks measured."""
+"""The engines of a model, with the origin of each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
-from buildsys.report.checks import case_order
-from buildsys.report.gpu_timing import contender_words, in_order, own_contender
-from buildsys.report.result_files import ABSENT, Result, mapping, number, texts, whole
-from buildsys.report.results.report import EngineLine, Timing
+from buildsys.report import formatting
+from buildsys.report.results.engine import BuildEnvironment, EngineResult, Plugin, TimingCache
+from buildsys.report.results.reader import ABSENT, AnyResult, Result, of_type
+from buildsys.report.results.report import EngineLine, EngineProvenance
 
-_FEW_SAMPLES = 100  # below this, p99 is the largest sample
+_LIBRARIES = {"onnxruntime": "ONNX Runtime", "tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX"}
+_SHOWN_DIGITS = 16
+# fields with a place of their own in the report, or without influence on the engine
+NOT_SETTINGS = ("name", "backend", "precision", "required", "tolerance", "profiles", "toolchain")
+# TensorRT's come from the manifest's schema; this copy spares most reports the import of pydantic
+ONNXRUNTIME_DEFAULTS: Mapping[str, Any] = {
+    "provider": "cpu", "intra_op_threads": 0, "inter_op_threads": 1, "graph_optimization_level": "all",
+    "execution_mode": "sequential", "spinning": True, "session_config": {},
+}  # fmt: skip
 
 
-def engine_lines(results: Iterable[Result], manifest: Mapping[str, Any]) -> tuple[EngineLine, ...]:
-    """Return one line per engine target; built, verified and timed each from its own result."""
-    by_target = {(result.stage, result.variant): result for result in results}
-    asked = {engine["name"]: engine for engine in manifest.get("engines", ())}
+def engine_lines(
+    results: Sequence[AnyResult], manifest: Mapping[str, Any]
+) -> tuple[EngineLine, ...]:
+    """Return one line per engine; built, verified and timed come from three results."""
+    status = {(result.stage, result.variant): result.status for result in results}
+    specs = {engine["name"]: engine for engine in manifest.get("engines", ())}
+
+    def line(result: Result[EngineResult]) -> EngineLine:
+        content, name = result.content, result.variant
+        spec = specs.get(name, {})
+        return EngineLine(
+            name=name,
+            backend=content.get("backend") or str(spec.get("backend") or ""),
+            precision=str(spec.get("precision") or ""),
+            built=result.status,
+            verified=status.get(("verify", name), ABSENT),
+            timed=status.get(("bench", name), ABSENT),
+            size_bytes=content.get("engine_bytes"),
+            build_seconds=content.get("build_seconds"),
+            layers=_layer_count(content.get("layers")),
+            device=_device(content.get("device", {})),
+            sha256=content.get("engine_sha256", ""),
+            messages=tuple(content.get("messages", [])),
+            toolchain=_toolchain(content.get("toolchain", {})),
+        )
+
+    return tuple(map(line, of_type(results, EngineResult)))
+
+
+def engine_provenance(
+    results: Iterable[AnyResult], manifest: Mapping[str, Any]
+) -> tuple[EngineProvenance, ...]:
+    """Return the origin of every engine that was built."""
+    specs = {engine["name"]: engine for engine in manifest.get("engines", ())}
     return tuple(
-        _engine_line(result, by_target, asked.get(name, {}))
-        for (stage, name), result in by_target.items()
-        if stage == "engine"
+        EngineProvenance(result.variant, _origin(result.content, specs.get(result.variant, {})))
+        for result in of_type(results, EngineResult)
+        if result.content.get("engine_sha256")
     )
 
 
-def timings(results: Iterable[Result]) -> tuple[Timing, ...]:
-    """Return the measured latencies of all benchmarks, the engine first and its baselines below it."""
-    return tuple(
-        timing for result in results if result.stage == "bench" for timing in _timings(result)
-    )
-
-
-def bench_notes(results: Iterable[Result]) -> tuple[str, ...]:
-    """Return how the benchmarks were measured, and what weakens their figures; each sentence once."""
-    notes: dict[str, None] = {}
-    for result in results:
-        if result.stage == "bench" and result.figures:
-            notes.update(dict.fromkeys(_notes(result)))
-    return tuple(notes)
-
-
-def _engine_line(
-    result: Result, by_target: Mapping[tuple[str, str], Result], asked: Mapping[str, Any]
-) -> EngineLine:
-    figures, name = result.figures, result.variant
-    return EngineLine(
-        name=name,
-        backend=str(figures.get("backend") or asked.get("backend") or ""),
-        precision=str(asked.get("precision") or ""),
-        built=result.status,
-        verified=_status(by_target, "verify", name),
-        timed=_status(by_target, "bench", name),
-        size_bytes=whole(figures.get("engine_bytes")),
-        build_seconds=number(figures.get("build_seconds")),
-        layers=_layers(figures.get("layers")),
-        device=_device(figures.get("device")),
-        sha256=str(figures.get("engine_sha256") or ""),
-        messages=texts(figures.get("messages")),
-        toolchain=_toolchain(result),
-    )
-
-
-def _toolchain(result: Result) -> str:
-    name = result.toolchain.get("name")
-    versions = ", ".join(
-        f"{library} {version}" for library, version in result.toolchain.items() if library != "name"
-    )
-    return (f"{name} ({versions})" if versions else name) if name else ""
-
-
-def _status(by_target: Mapping[tuple[str, str], Result], stage: str, name: str) -> str:
-    result = by_target.get((stage, name))
-    return result.status if result else ABSENT
-
-
-def _layers(value: object) -> int | None:
-    """Return the number of layers from their count, their list, or counts by kind."""
-    if isinstance(value, Mapping):
-        return sum(whole(count) or 0 for count in value.values())
-    return len(value) if isinstance(value, (list, tuple)) else whole(value)
-
-
-def _device(value: object) -> str:
-    facts = mapping(value)
-    if facts.get("missing"):
-        return f"here {facts['missing']}"
-    further = (
-        f"{key.replace('_', ' ')} {entry}"
-        for key, entry in facts.items()
-        if key not in ("kind", "name")
-    )
-    return ", ".join((str(facts.get("name", "")), *further)) if facts else ""
-
-
-def _timings(result: Result) -> Iterator[Timing]:
-    cases = mapping(result.figures.get("cases"))
-    for case in sorted(cases, key=case_order):
-        figures = mapping(cases[case])
-        contenders = mapping(figures.get("contenders"))
-        for contender in in_order(contenders):
-            yield _timing(result.variant, case, contender, figures, mapping(contenders[contender]))
-
-
-def _timing(
-    engine: str, case: str, contender: str, figures: Mapping[str, Any], own: Mapping[str, Any]
-) -> Timing:
-    dims, main = mapping(figures.get("dims")), own_contender(mapping(figures.get("contenders")))
-    percentiles = (
-        "p50_ms",
-        "p90_ms",
-        "p95_ms",
-        "p99_ms",
-        "mean_ms",
-        "min_ms",
-        "max_ms",
-        "throughput_per_s",
-    )
-    return Timing(
-        engine=engine,
-        contender=contender,
-        case=case,
-        dims=", ".join(f"{name} {value}" for name, value in dims.items()) or "fixed",
-        batch=whole(figures.get("batch")),
-        samples=whole(own.get("count")),
-        speedup=number(figures.get("speedup")) if contender == main else None,
-        **{key: number(own.get(key)) for key in percentiles},
-    )
-
-
-def _notes(result: Result) -> Iterator[str]:
-    yield from (
-        f"{label}: {_plain(value)}" for label, value in _measured_how(result.figures) if value
-    )
-    few = {
-        timing.samples
-        for timing in _timings(result)
-        if timing.samples and timing.samples < _FEW_SAMPLES
+def _origin(engine: EngineResult, spec: Mapping[str, Any]) -> dict[str, str]:
+    shares = engine.get("precision_shares", {})
+    phases = engine.get("phases", {}).items()
+    lines = {
+        "built with": _built_with(engine.get("built_with", {})),
+        "settings that are not the defaults": _settings(spec),
+        "precision of the layers": _shares(shares.get("layers", {})),
+        "precision of the time": _shares(shares.get("time", {})),
+        "plugins and operator libraries": ", ".join(_operators(engine)),
+        "optimization profiles": "; ".join(_profiles(engine.get("profiles", []))),
+        "device memory": formatting.size(engine.get("device_memory_bytes")),
+        "build": ", ".join(
+            f"{name.replace('_', ' ')} {formatting.duration(seconds)}" for name, seconds in phases
+        ),
+        "timing cache": _timing_cache(engine.get("timing_cache", {})),
     }
-    if few:
-        yield f"{result.target}: as few as {min(few)} samples; a p99 of fewer than {_FEW_SAMPLES} is their maximum"
+    return {title: text for title, text in lines.items() if text not in ("", formatting.NOTHING)}
 
 
-def _measured_how(figures: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    yield "Interleaving", figures.get("interleaving")
-    yield "CPU", figures.get("cpu")
-    for name, reason in mapping(figures.get("left_out")).items():
-        yield f"{contender_words(name)} was left out", reason
-    yield (
-        "Settings",
-        {key: value for key, value in mapping(figures.get("settings")).items() if key != "device"},
+def _layer_count(layers: int | dict[str, int] | list[Any] | None) -> int | None:
+    if isinstance(layers, dict):
+        return sum(layers.values())
+    return len(layers) if isinstance(layers, list) else layers
+
+
+def _device(device: Mapping[str, Any]) -> str:
+    if device.get("missing"):
+        return f"not on this machine: {device['missing']}"
+    details = {name: fact for name, fact in device.items() if name not in ("kind", "name")}
+    facts = (f"{name.replace('_', ' ')} {fact}" for name, fact in details.items())
+    return ", ".join((str(device.get("name", "")), *facts)) if device else ""
+
+
+def _toolchain(versions: Mapping[str, str]) -> str:
+    name = versions.get("name")
+    libraries = ", ".join(f"{library} {v}" for library, v in versions.items() if library != "name")
+    return (f"{name} ({libraries})" if libraries else name) if name else ""
+
+
+def _built_with(facts: BuildEnvironment) -> str:
+    parts = [f"{title} {facts[name]}" for name, title in _LIBRARIES.items() if facts.get(name)]  # type: ignore[literal-required]
+    capability = facts.get("compute_capability")
+    if facts.get("gpu"):
+        parts.append(facts["gpu"] + (f" (compute capability {capability})" if capability else ""))
+    elif facts.get("cpu"):
+        parts.append(facts["cpu"])
+    if facts.get("driver"):
+        parts.append(f"driver {facts['driver']}")
+    if facts.get("cuda"):
+        parts.append(f"CUDA {facts['cuda']}")
+    return ", ".join([*parts, *filter(None, [facts.get("platform")])])
+
+
+def _settings(spec: Mapping[str, Any]) -> str:
+    defaults = _defaults(str(spec.get("backend"))) if spec else {}
+    return ", ".join(
+        f"{name} {_plain(value)}"
+        for name, value in spec.items()
+        if name not in NOT_SETTINGS and value != defaults.get(name, "")
     )
+
+
+@cache
+def _defaults(backend: str) -> Mapping[str, Any]:
+    if backend == "onnxruntime":
+        return ONNXRUNTIME_DEFAULTS
+    from buildsys.manifest.schema import tensorrt as specs
+
+    spec = specs.TensorRtRtxEngine if backend == "tensorrt_rtx" else specs.TensorRtEngine
+    found = {
+        name: field.get_default(call_default_factory=True)
+        for name, field in spec.model_fields.items()
+        if not field.is_required()
+    }
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in found.items()
+    }
+
+
+def _shares(shares: Mapping[str, float]) -> str:
+    ordered = sorted(((share, name) for name, share in shares.items()), reverse=True)
+    return ", ".join(f"{100 * share:.1f} % {name}" for share, name in ordered)
+
+
+def _operators(engine: EngineResult) -> Iterator[str]:
+    plugins = engine.get("plugins", [])
+    yield from map(_plugin, plugins)
+    listed = {plugin.get("operator") for plugin in plugins}
+    for operator, implementation in engine.get("operators", {}).items():
+        if operator not in listed:
+            yield f"{operator} by {implementation}"
+
+
+def _plugin(plugin: Plugin) -> str:
+    digest = plugin.get("file_sha256", "")
+    shown = f", sha256 {digest[:_SHOWN_DIGITS]}…" if digest else ""
+    name = f"{plugin.get('operator')} by plugin {plugin.get('name')} {plugin.get('version')}"
+    return f"{name} ({plugin.get('file')}{shown})"
+
+
+def _profiles(profiles: list[dict[str, dict[str, list[int]]]]) -> Iterator[str]:
+    for index, profile in enumerate(profiles):
+        inputs = ", ".join(f"{name} {_shape_range(shapes)}" for name, shapes in profile.items())
+        yield f"{index}: {inputs}"
+
+
+def _shape_range(shapes: Mapping[str, list[int]]) -> str:
+    low, opt, high = (_plain(shapes.get(point, [])) for point in ("min", "opt", "max"))
+    return low if low == high else f"{low} to {high}, optimized for {opt}"
+
+
+def _timing_cache(cache: TimingCache) -> str:
+    if not cache.get("digest"):
+        return ""
+    start = "with shared timings" if cache.get("lent") else "empty"
+    start = "pinned" if cache.get("pinned") else f"started {start}"
+    misses = f", {cache['misses']} misses" if cache.get("misses") else ""
+    added = formatting.size(cache.get("added_bytes"))
+    return f"{cache['digest'][:_SHOWN_DIGITS]}…, {start}, {added} added{misses}"
 
 
 def _plain(value: object) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_plain(entry)}" for key, entry in value.items())
+        return "{" + ", ".join(f"{key}: {_plain(entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, (list, tuple)):
-        return " ".join(map(_plain, value)) or "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+        return "[" + ", ".join(map(_plain, value)) + "]"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,21 +1,19 @@
-"""Quantities as people read them: rounded so that nothing looks better than it is, always with a unit."""
+"""Quantities for people, with units, and never rounded to look better than they are."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 NOTHING = "—"
 TIMES = "\N{MULTIPLICATION SIGN}"
-_DOUBLE_NOISE = 1e-12  # a vector's cosine with itself, computed in doubles, misses 1 by less
+_DOUBLE_NOISE = 1e-12  # more than the rounding error of a vector's cosine with itself
 _PREFIXES = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 _FROM = 10**4
 _SIZES = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """Return ``value`` with that many significant digits and no exponent: 0.0123, 1.23, 1230."""
+    """Return ``value`` with significant digits and without exponent: 0.0123, 1.23, 1230."""
     if value is None:
         return NOTHING
     if not math.isfinite(value):
@@ -37,7 +35,7 @@ def size(size_bytes: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration in the unit that fits: 35 ms, 4.20 s, 3 min 5 s."""
+    """Return a duration in a suitable unit: 35 ms, 4.20 s, 3 min 5 s."""
     if seconds is None:
         return NOTHING
     if seconds >= 60:
@@ -50,21 +48,9 @@ def count(value: int | None) -> str:
     return NOTHING if value is None else f"{value:,}"
 
 
-def operator_parts(figures: Mapping[str, Any]) -> str:
-    """Return ``2 functions, 1 library`` of a result of the stage operators."""
-    functions = sum(len(made) for made in (figures.get("functions") or {}).values())
-    libraries = len(figures.get("libraries") or {})
-    parts = [f"{functions} local function{'s' * (functions != 1)}"] if functions else []
-    parts += [f"{libraries} librar{'ies' if libraries != 1 else 'y'}"] if libraries else []
-    return ", ".join(parts) or "nothing to make"
-
-
-def calibration(figures: Mapping[str, Any]) -> str:
-    """Return how many ranges were measured, on what and how: ``50 ranges, 8 batches, entropy``."""
-    batches = figures.get("batches")
-    if not isinstance(batches, int):
-        return ""
-    return f"{count(figures.get('tensors'))} ranges, {batches} batch{'es' * (batches != 1)}, {figures.get('algorithm')}"
+def plural(number: int, singular: str, plural: str = "") -> str:
+    """Return a number with its noun: 1 step, 2 steps."""
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"
 
 
 def large(value: float | None) -> str:
@@ -95,7 +81,7 @@ def error(value: float | None) -> str:
 
 
 def cosine(value: float | None) -> str:
-    """Return a cosine similarity, cut and not rounded: only what is 1 but for the last bits reads as 1."""
+    """Return a cosine similarity, truncated: only 1 itself reads as 1."""
     if value is None:
         return NOTHING
     if not math.isfinite(value):
@@ -104,7 +90,7 @@ def cosine(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """Return a share in percent, cut and not rounded: only all of them read as 100 %."""
+    """Return a share in percent, truncated: only 1 reads as 100 %."""
     if value is None:
         return NOTHING
     if not math.isfinite(value):
@@ -113,7 +99,7 @@ def share(value: float | None) -> str:
 
 
 def speedup(value: float | None) -> str:
-    """Return a speed-up factor; below 1 it says so."""
+    """Return a speed-up factor, marked if it is below 1."""
     if value is None:
         return NOTHING
     return f"{value:.2f}{TIMES}" + (" (slower)" if value < 0.995 else "")

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from buildsys.cli.console.key_figures import key_figure
 from buildsys.cli.console.target_line import ENDED, Line, duration
 from buildsys.cli.session import Session
+from buildsys.report.key_figures import key_figure
 
 if TYPE_CHECKING:  # it takes the report along, which a run that passes need not load
     from buildsys.cli.failures.stale_outputs import LeftBehind

@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 from buildsys.cli.failures.model_status import Present, look_at
 from buildsys.cli.session import Session
 from buildsys.plan.action import Action
-from buildsys.report.failed_run import Shortfall, report_failure
-from buildsys.report.markdown.document import is_of_a_failure, render
+from buildsys.report.assemble import TargetProblem, assemble_after_failure
+from buildsys.report.markdown.document import is_failure_report, render
 from buildsys.report.results.report import Report, as_json
 from buildsys.store.ledger import FAILED, utc_now
 from buildsys.workers.job import StageResult
@@ -42,7 +42,7 @@ def put_in_place(session: Session, model: str) -> Present:
     return seen[0]
 
 
-def _reason(short: Mapping[str, Shortfall]) -> str:
+def _reason(short: Mapping[str, TargetProblem]) -> str:
     failed = [name for name, why in short.items() if why.failed]
     if not failed:
         return "it tells of a run that did not come to it"
@@ -50,7 +50,7 @@ def _reason(short: Mapping[str, Shortfall]) -> str:
     return f"it tells of a run in which {failed[0]}{more} failed"
 
 
-def _files(session: Session, model: str, short: Mapping[str, Shortfall]) -> dict[str, bytes]:
+def _files(session: Session, model: str, short: Mapping[str, TargetProblem]) -> dict[str, bytes]:
     action, build = session.actions[report_target(model)], session.project.build
     if not short or not (build / action.outputs["result"].path).is_file():
         return {}
@@ -61,7 +61,7 @@ def _files(session: Session, model: str, short: Mapping[str, Shortfall]) -> dict
 
 
 def _report(
-    session: Session, action: Action, short: Mapping[str, Shortfall], *, kept: Sequence[str]
+    session: Session, action: Action, short: Mapping[str, TargetProblem], *, kept: Sequence[str]
 ) -> Report:
     targets = session.actions.of(action.model).values()
     inputs = {
@@ -75,7 +75,7 @@ def _report(
         "not what the manifest asks for now, and nothing of them is told here"
     )
     notice += f". The report of the last pass is {' and '.join(reversed(kept))}" if kept else ""
-    return report_failure(action.model, action.options["manifest"], inputs, short, notice)
+    return assemble_after_failure(action.model, action.options["manifest"], inputs, short, notice)
 
 
 def _json(action: Action, report: Report) -> str:
@@ -110,7 +110,7 @@ def _content(path: Path) -> bytes | None:
 
 def _tells_of_a_failure(suffix: str, content: bytes) -> bool:
     if suffix != ".json":
-        return is_of_a_failure(content.decode(errors="replace"))
+        return is_failure_report(content.decode(errors="replace"))
     try:
         found = json.loads(content)
     except ValueError:

@@ -8,15 +8,15 @@ from typing import Any
 
 from buildsys.cli.session import Session
 from buildsys.execution.stale_reasons import FRESH, UPSTREAM, Explanation, Facts, explain
-from buildsys.report.failed_run import Shortfall
-from buildsys.report.result_files import FAILED, PASSED
+from buildsys.report.assemble import TargetProblem
+from buildsys.report.results.reader import FAILED, PASSED
 
 
 @dataclass(frozen=True)
 class Present:
     """The targets of one model at one moment."""
 
-    short: Mapping[str, Shortfall]  # those that are not up to date
+    short: Mapping[str, TargetProblem]  # those that are not up to date
     left: Mapping[
         str, str
     ]  # those among them whose outputs of an earlier pass lie there -> when it began, ISO
@@ -34,9 +34,9 @@ def look_at(session: Session, model: str) -> Present:
         if (told := _failure(session, facts[name], explained[name])) is not None
     }
     short = {
-        name: Shortfall(failed[name], failed=True)
+        name: TargetProblem(failed[name], failed=True)
         if name in failed
-        else Shortfall(_why_not(session, name, failed))
+        else TargetProblem(_why_not(session, name, failed))
         for name in actions
         if name in failed or explained[name].state != FRESH
     }
@@ -57,7 +57,7 @@ def _why_not(session: Session, target: str, failed: Mapping[str, str]) -> str:
     return f"not run: it needs {', '.join(needed)}" if needed else "not run: the run ended before"
 
 
-def _left(session: Session, short: Mapping[str, Shortfall]) -> Iterator[tuple[str, str]]:
+def _left(session: Session, short: Mapping[str, TargetProblem]) -> Iterator[tuple[str, str]]:
     for target in short:
         result: Mapping[str, Any] = session.result(target)
         if result.get("status") == PASSED:

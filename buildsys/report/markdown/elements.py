@@ -1,4 +1,4 @@
-"""Markdown pieces that read as well in a terminal as rendered: padded tables, escaped text."""
+"""Markdown elements for terminals and renderers: padded tables, escaped text."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 from unicodedata import east_asian_width
 
 _SPECIAL = re.compile(r"([\\`*<|\[\]]|(?<![^\W_])_|_(?![^\W_]))")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _LONGEST = 400
 
 
 def escape(text: str) -> str:
-    """Return ``text`` as one line in which nothing is taken for markup; very long text is cut."""
-    line = " ".join(text.split())
+    """Return ``text`` as one line without markup; very long text is cut."""
+    line = _one_line(text)
     if len(line) > _LONGEST:
         line = line[:_LONGEST].rstrip() + " …"
     return _SPECIAL.sub(r"\\\1", line)
@@ -25,16 +26,17 @@ def sentence(text: str) -> str:
 
 def code(text: str) -> str:
     """Return ``text`` as a code span; empty text stays empty."""
-    line = " ".join(text.split())
+    line = _one_line(text)
     if not line:
         return ""
-    fence = "``" if "`" in line else "`"
+    longest = max((len(run) for run in re.findall("`+", line)), default=0)
+    fence = "`" * (longest + 1)
     pad = " " if line.startswith("`") or line.endswith("`") else ""
     return f"{fence}{pad}{line}{pad}{fence}"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table; a column whose title ends in ``>`` is aligned to the right."""
+    """Return the lines of a table; columns with titles ending in ``>`` are aligned to the right."""
     right = [column.endswith(">") for column in columns]
     # a bar ends a cell even inside a code span; one that is escaped already stays as it is
     cells = [[re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in row] for row in rows]
@@ -44,20 +46,24 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
         "-" * (width - 1) + (":" if at_right else "-")
         for width, at_right in zip(widths, right, strict=True)
     ]
-    return [_row(row, widths, right) for row in (titles, rule, *cells)]
+
+    def padded(row: Sequence[str]) -> str:
+        parts = []
+        for cell, width, at_right in zip(row, widths, right, strict=True):
+            fill = " " * (width - _width(cell))
+            parts.append(fill + cell if at_right else cell + fill)
+        return f"| {' | '.join(parts)} |"
+
+    return [padded(row) for row in (titles, rule, *cells)]
 
 
-def _row(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
-    padded = (
-        _pad(cell, width, at_right)
-        for cell, width, at_right in zip(cells, widths, right, strict=True)
-    )
-    return "| " + " | ".join(padded) + " |"
+def section(title: str) -> tuple[str, str, str]:
+    """Return the lines of a heading such as ``## Title``."""
+    return ("", title, "")
 
 
-def _pad(cell: str, width: int, right: bool) -> str:
-    fill = " " * (width - _width(cell))
-    return fill + cell if right else cell + fill
+def _one_line(text: str) -> str:
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", " ".join(text.split()))
 
 
 def _width(text: str) -> int:

@@ -1,14 +1,14 @@
-"""The tables of the Markdown report that hold measured numbers."""
+"""The Markdown sections with measured numbers: precision, accuracy, engines, benchmarks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from buildsys.report import formatting as q
-from buildsys.report import gpu_timing
-from buildsys.report.markdown.elements import code, escape, table
-from buildsys.report.results.report import Check, Comparison, EngineLine, Failure, Report, Timing
-from buildsys.report.verdict import status_word
+from buildsys.report.benchmarks import contender_title
+from buildsys.report.markdown.elements import code, escape, section, table
+from buildsys.report.results.report import Check, ComparisonLine, FailureLine, GpuState, Report
+from buildsys.report.verdict import status_text
 
 Lines = Iterator[str]
 _MOST_ROWS = 64
@@ -23,199 +23,199 @@ _LIMIT_TEXT = {
 
 
 def conversions(report: Report) -> Lines:
-    """Yield what each conversion did to the graph."""
+    """Yield the changes by each conversion."""
     if not report.conversions:
         return
-    yield from ("", "## Precision", "")
-    rows = [
-        (
-            made.precision,
-            status_word(made.status),
-            ", ".join(f"{dtype} {q.count(n)}" for dtype, n in made.initializers.items())
-            or q.NOTHING,
-            q.count(made.casts),
-            f"{q.size(made.bytes_before)} → {q.size(made.bytes_after)}",
-        )
-        for made in report.conversions
-    ]
+    yield from section("## Precision")
+    rows = []
+    for made in report.conversions:
+        counts = ", ".join(f"{dtype} {q.count(n)}" for dtype, n in made.initializers.items())
+        sizes = f"{q.size(made.bytes_before)} → {q.size(made.bytes_after)}"
+        status = status_text(made.status)
+        rows.append((made.precision, status, counts or q.NOTHING, q.count(made.casts), sizes))
     yield from table(("precision", "status", "initializers", "casts>", "size>"), rows)
     for made in report.conversions:
         if made.kept_fp32:
-            names = ", ".join(code(name) for name in made.kept_fp32[:_MOST_NAMES])
-            more = (
-                f" and {len(made.kept_fp32) - _MOST_NAMES} more"
-                if len(made.kept_fp32) > _MOST_NAMES
-                else ""
-            )
+            names = ", ".join(map(code, made.kept_fp32[:_MOST_NAMES]))
+            further = len(made.kept_fp32) - _MOST_NAMES
+            more = f" and {further} more" if further > 0 else ""
             yield from ("", f"Kept in fp32 in the {made.precision} graph: {names}{more}.")
 
 
 def checks(report: Report) -> Lines:
-    """Yield every comparison of numbers, and first of all the values that failed."""
-    yield from ("", "## Numbers", "")
-    yield "- Relative error: the largest difference over the largest reference value."
-    yield "- Top-1: the share of equal arg-max on the last axis."
+    """Yield every numerical comparison, below the values that failed."""
+    yield from section("## Accuracy")
+    yield "- Relative error: largest difference over largest reference value."
+    yield "- Top-1: share of equal arg-max on the last axis."
     for check in report.checks:
-        yield from ("", f"### {check.target}: {escape(check.subject)}", "")
-        yield f"Status: {status_word(check.status)}.{_limits(check.limits)}"
+        yield from section(f"### {check.target}: {escape(check.subject)}")
+        limits = [
+            text.format(f"{check.limits[name]:g}")
+            for name, text in _LIMIT_TEXT.items()
+            if name in check.limits
+        ]
+        shown = f" Limits: {', '.join(limits)}." if limits else ""
+        yield f"Status: {status_text(check.status)}.{shown}"
         yield from _failures(check.failures)
         yield from _comparisons(check)
 
 
 def engines(report: Report) -> Lines:
-    """Yield the engines; built, verified and timed are told apart."""
-    yield from ("", "## Engines", "")
+    """Yield the engines, with separate columns for built, verified and timed."""
+    yield from section("## Engines")
     if not report.engines:
-        yield "The manifest asks for no engines."
+        yield "The manifest has no engines."
         return
     columns = (
-        "engine",
-        "backend",
-        "precision",
-        "built",
-        "size>",
-        "build time>",
-        "layers>",
-        "verified",
+        "engine", "backend", "precision", "built", "size>", "build time>", "layers>", "verified",
         "timed",
-    )
-    yield from table(columns, [_engine(line) for line in report.engines])
-    yield from _devices(report.engines)
+    )  # fmt: skip
+    rows = [
+        (
+            code(line.name),
+            line.backend,
+            line.precision,
+            "yes" if line.built == "passed" else status_text(line.built),
+            q.size(line.size_bytes),
+            q.duration(line.build_seconds),
+            q.count(line.layers),
+            status_text(line.verified),
+            status_text(line.timed),
+        )
+        for line in report.engines
+    ]
+    yield from table(columns, rows)
+    devices = [
+        f"- {code(line.name)}: {escape(line.device)}" for line in report.engines if line.device
+    ]
+    yield from ("", *devices) if devices else ()
     for made in report.engine_provenance:
-        yield from ("", f"### Engine {code(made.engine)}", "")
+        yield from section(f"### Engine {code(made.engine)}")
         yield from (f"- {name}: {escape(text)}" for name, text in made.lines.items())
 
 
 def bench(report: Report) -> Lines:
-    """Yield latencies and throughput, each engine above the baselines it was interleaved with."""
-    yield from ("", "## Benchmarks", "")
+    """Yield latencies and throughput, each engine above its baselines."""
+    yield from section("## Benchmarks")
     if not report.bench:
-        yield "Nothing was measured."
+        yield "No benchmark was run."
         return
     columns = (
-        "engine", "case", "shape", "contender", "p50 (ms)>", "p90 (ms)>", "p95 (ms)>", "p99 (ms)>", "mean (ms)>",
-        "samples>", "throughput (/s)>", "speed-up>",
+        "engine", "case", "shape", "contender", "p50 (ms)>", "p90 (ms)>", "p95 (ms)>", "p99 (ms)>",
+        "mean (ms)>", "samples>", "throughput (/s)>", "speed-up>",
     )  # fmt: skip
-    yield from table(columns, [_timing(line) for line in report.bench])
+    rows = [
+        (
+            code(line.engine),
+            line.case,
+            line.dims,
+            contender_title(line.contender),
+            *map(q.significant, (line.p50_ms, line.p90_ms, line.p95_ms, line.p99_ms, line.mean_ms)),
+            q.count(line.samples),
+            q.significant(line.throughput_per_s),
+            q.speedup(line.speedup),
+        )
+        for line in report.bench
+    ]
+    yield from table(columns, rows)
     yield ""
-    yield "- Speed-up: p50 of the baseline over p50 of the engine, measured interleaved in one run."
+    yield "- Speed-up: p50 of eager PyTorch over p50 of the engine, both interleaved in one run."
     yield "- Throughput: batch items per second."
     yield from (f"- {escape(note)}" for note in report.bench_notes)
-    yield from gpu_timing.render(report.gpu_timings, report.gpu_states)
+    yield from _on_gpu(report)
 
 
-def _limits(limits: Mapping[str, float]) -> str:
-    given = [
-        _LIMIT_TEXT[name].format(f"{limits[name]:g}") for name in _LIMIT_TEXT if name in limits
-    ]
-    return f" Limits: {', '.join(given)}." if given else ""
+def _on_gpu(report: Report) -> Lines:
+    if not report.gpu_timings:
+        return
+    columns = (
+        "engine", "case", "contender", "GPU p50 (ms)>", "GPU p99 (ms)>", "wall p50 (ms)>",
+        "wall p99 (ms)>", "throughput (/s)>", "queued (/s)>", "context memory>", "memory taken>",
+    )  # fmt: skip
+    rows = []
+    for line in report.gpu_timings:
+        times = (line.gpu_p50_ms, line.gpu_p99_ms, line.wall_p50_ms, line.wall_p99_ms)
+        rates = (line.throughput_per_s, line.queued_throughput_per_s)
+        memory = (line.device_memory_bytes, line.memory_taken_bytes)
+        contender = contender_title(line.contender)
+        numbers = (*map(q.significant, (*times, *rates)), *map(q.size, memory))
+        rows.append((code(line.engine), line.case, contender, *numbers))
+    yield from section("### On the GPU")
+    yield from table(columns, rows)
+    yield ""
+    yield (
+        "- GPU: time between two events on the stream, with inferences queued one after another."
+        " Wall: time by the host's clock, from launch to completion."
+    )
+    yield "- Queued: batch items per second if the GPU never waits for a result to be fetched."
+    if report.gpu_states:
+        state_columns = (
+            "engine", "case", "SM clock>", "memory clock>", "power>", "temperature>", "readings>",
+            "throttled",
+        )  # fmt: skip
+        yield from ("", "Smallest, median and largest reading during the measurement:", "")
+        yield from table(state_columns, map(_gpu_state, report.gpu_states))
 
 
-def _failures(failures: Sequence[Failure]) -> Lines:
+def _gpu_state(state: GpuState) -> tuple[str, ...]:
+    spans = (state.sm_clock_mhz, state.memory_clock_mhz, state.power_w, state.temperature_c)
+    shown = tuple(span or q.NOTHING for span in spans)
+    return (code(state.engine), state.case, *shown, q.count(state.readings), escape(state.throttle))
+
+
+def _failures(failures: Sequence[FailureLine]) -> Lines:
     if not failures:
         return
     rows = [
         (
-            escape(f.subject),
-            escape(f.case),
-            code(f.output),
-            code(f.index),
-            code(f.actual),
-            code(f.expected),
-            escape(f.problem),
+            escape(line.subject),
+            escape(line.case),
+            code(line.output),
+            code(line.index),
+            code(line.actual),
+            code(line.expected),
+            escape(line.problem),
         )
-        for f in failures[:_MOST_FAILURES]
+        for line in failures[:_MOST_FAILURES]
     ]
-    yield from (
-        "",
-        *table(
-            ("graph or engine", "case", "output", "index", "actual>", "expected>", "problem"), rows
-        ),
-    )
+    columns = ("graph or engine", "case", "output", "index", "actual>", "expected>", "problem")
+    yield from ("", *table(columns, rows))
     if len(failures) > _MOST_FAILURES:
-        yield from ("", f"… and {len(failures) - _MOST_FAILURES} more failures in `report.json`.")
+        further = len(failures) - _MOST_FAILURES
+        yield from ("", f"… and {further} more failures in `report.json`.")
 
 
 def _comparisons(check: Check) -> Lines:
-    if not check.comparisons:
+    found = check.comparisons
+    if not found:
         yield from ("", "Nothing was compared.")
         return
-    shown = _chosen(check.comparisons)
+
+    def badness(line: ComparisonLine) -> tuple[bool, bool, float]:
+        relative = line.relative or 0.0
+        return line.passed is False, relative != relative, relative
+
+    worst = sorted(found, key=badness, reverse=True)[:_MOST_ROWS]
+    shown = [line for line in found if line in worst] if len(found) > _MOST_ROWS else found
     columns = (
-        "graph or engine",
-        "case",
-        "output",
-        "max abs error>",
-        "relative error>",
-        "cosine>",
-        "top-1>",
+        "graph or engine", "case", "output", "max abs error>", "relative error>", "cosine>", "top-1>",
         "within limits",
-    )
-    yield from ("", *table(columns, [_comparison(line) for line in shown]))
-    if len(shown) < len(check.comparisons):
-        yield from (
-            "",
-            f"The {len(shown)} worst of {len(check.comparisons)} comparisons; all are in `report.json`.",
-        )
+    )  # fmt: skip
+    yield from ("", *table(columns, map(_comparison, shown)))
+    if len(shown) < len(found):
+        text = f"The {len(shown)} worst of {len(found)} comparisons; all are in `report.json`."
+        yield from ("", text)
 
 
-def _chosen(lines: Sequence[Comparison]) -> Sequence[Comparison]:
-    """Return all comparisons, or the worst ones where there are too many to read; NaN is the worst."""
-    if len(lines) <= _MOST_ROWS:
-        return lines
-    worst = sorted(lines, key=lambda line: (line.passed is not False, -_badness(line)))[:_MOST_ROWS]
-    return [line for line in lines if line in worst]
-
-
-def _badness(line: Comparison) -> float:
-    if line.relative is None:
-        return 0.0
-    return float("inf") if line.relative != line.relative else line.relative
-
-
-def _comparison(line: Comparison) -> tuple[str, ...]:
-    within = {True: "yes", False: "NO", None: q.NOTHING}[line.passed]
-    errors = (
+def _comparison(line: ComparisonLine) -> tuple[str, ...]:
+    case = f"{line.case} ({escape(line.dims)})" if line.dims and "=" not in line.case else line.case
+    return (
+        escape(line.subject),
+        case,
+        code(line.output),
         q.error(line.max_abs),
         q.error(line.relative),
         q.cosine(line.cosine),
         q.share(line.top1),
-    )
-    case = f"{line.case} ({escape(line.dims)})" if line.dims and "=" not in line.case else line.case
-    return escape(line.subject), case, code(line.output), *errors, within
-
-
-def _engine(line: EngineLine) -> tuple[str, ...]:
-    statuses = {key: status_word(value) for key, value in (("v", line.verified), ("t", line.timed))}
-    return (
-        code(line.name),
-        line.backend,
-        line.precision,
-        "yes" if line.built == "passed" else status_word(line.built),
-        q.size(line.size_bytes),
-        q.duration(line.build_seconds),
-        q.count(line.layers),
-        statuses["v"],
-        statuses["t"],
-    )
-
-
-def _devices(lines: Sequence[EngineLine]) -> Lines:
-    known = [line for line in lines if line.device]
-    if known:
-        yield ""
-    yield from (f"- {code(line.name)}: {escape(line.device)}" for line in known)
-
-
-def _timing(line: Timing) -> tuple[str, ...]:
-    figures = (line.p50_ms, line.p90_ms, line.p95_ms, line.p99_ms, line.mean_ms)
-    return (
-        code(line.engine),
-        line.case,
-        line.dims,
-        gpu_timing.contender_words(line.contender),
-        *(q.significant(figure) for figure in figures),
-        q.count(line.samples),
-        q.significant(line.throughput_per_s),
-        q.speedup(line.speedup),
+        {True: "yes", False: "NO", None: q.NOTHING}[line.passed],
     )

@@ -1,4 +1,7 @@
-"""The report as data: everything that its Markdown and its JSON say, and nothing that they word differently."""
+"""The result file of the report stage: everything in the report, without its wording.
+
+Both renderings, Markdown and JSON, contain exactly this. None stands for a value that is not known.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The one line on top: ``passed`` (all ran), ``partial`` (some could not run here) or ``failed``."""
+class BuildVerdict:
+    """The first line: ``passed``, ``partial`` (some targets did not run), ``failed`` or ``stale``."""
 
     status: str
     text: str
@@ -19,7 +22,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class TargetLine:
-    """One target: what became of it, in one line."""
+    """The status of one target."""
 
     target: str
     stage: str
@@ -35,7 +38,7 @@ class TargetLine:
 
 @dataclass(frozen=True)
 class TensorLine:
-    """One input or output of the exported graph."""
+    """An input or output of the graph that engines are built from."""
 
     role: str  # input | output
     name: str
@@ -45,7 +48,7 @@ class TensorLine:
 
 @dataclass(frozen=True)
 class GraphSize:
-    """One ONNX file of the chain."""
+    """The size of one ONNX file."""
 
     nodes: int | None
     size_bytes: int | None
@@ -53,7 +56,7 @@ class GraphSize:
 
 @dataclass(frozen=True)
 class OperatorCount:
-    """Nodes of one operator before and after simplification; None where that graph is not known."""
+    """Nodes of one operator before and after simplification."""
 
     operator: str
     exported: int | None
@@ -62,7 +65,7 @@ class OperatorCount:
 
 @dataclass(frozen=True)
 class ModuleCount:
-    """Modules of the PyTorch model against the nodes that they would become one by one."""
+    """PyTorch modules and the nodes that implement them one to one."""
 
     modules: tuple[str, ...]
     count: int
@@ -73,22 +76,22 @@ class ModuleCount:
 
 @dataclass(frozen=True)
 class GraphStage:
-    """The graph as one stage wrote it; None where a figure is not known."""
+    """The graph that one stage wrote."""
 
     stage: str  # export, simplify, convert:fp16
     opsets: Mapping[str, int]
     weights: int | None  # elements of initializers that are weights
     initializers: int | None
     initializer_bytes: int | None
-    macs: int | None  # at the sizes that engines are built for
-    formula: Mapping[str, int]  # of the same, by dynamic dimensions
+    macs: int | None  # at the opt sizes
+    formula: Mapping[str, int]  # product of dynamic dimensions -> factor
     operator_macs: Mapping[str, int | None]
     not_counted: Mapping[str, int]  # operator -> nodes
 
 
 @dataclass(frozen=True)
-class Graph:
-    """The graph on its way from PyTorch to the engines."""
+class GraphHistory:
+    """The graph from PyTorch to the engines."""
 
     exporter: str
     opset: int | None
@@ -105,8 +108,8 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class SurgeryStep:
-    """One step that changed a graph, and how its numbers were checked."""
+class SurgeryLine:
+    """One surgery step and its check."""
 
     when: str
     step: str
@@ -115,14 +118,12 @@ class SurgeryStep:
     added: Mapping[str, int]
     against: str
     relative: float | None  # the worst of all outputs and cases
-    basis: (
-        float | None
-    )  # that of the graph before against the network, where golden outputs were taken from it
+    basis: float | None  # error of a computed reference against the golden outputs
 
 
 @dataclass(frozen=True)
-class Conversion:
-    """One precision that the graph was converted to."""
+class ConversionLine:
+    """The graph in one precision."""
 
     precision: str
     status: str
@@ -135,11 +136,10 @@ class Conversion:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """One output of one case, compared with its reference."""
+class ComparisonLine:
+    """One output of one case compared with its reference."""
 
-    # "exported", "simplified against exported", a step, a precision, or the name of an engine with its profile
-    subject: str
+    subject: str  # a graph, a surgery step, a precision, or an engine with its profile
     case: str
     output: str
     max_abs: float | None
@@ -147,12 +147,12 @@ class Comparison:
     cosine: float | None
     top1: float | None
     passed: bool | None
-    dims: str = ""  # sizes of the case, where they are known
+    dims: str = ""  # sizes of the case
 
 
 @dataclass(frozen=True)
-class Failure:
-    """A value that was not as the reference has it."""
+class FailureLine:
+    """The worst element of a comparison that failed."""
 
     subject: str
     case: str
@@ -165,20 +165,20 @@ class Failure:
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison target with its limits and all that it compared."""
+    """The comparisons of one target, with its limits."""
 
     target: str
     subject: str
     status: str
     limits: Mapping[str, float]
-    comparisons: tuple[Comparison, ...]
-    failures: tuple[Failure, ...]
-    idle: tuple[str, ...] = ()  # optimization profiles in which nothing was compared
+    comparisons: tuple[ComparisonLine, ...]
+    failures: tuple[FailureLine, ...]
+    idle: tuple[str, ...] = ()  # optimization profiles without a comparison
 
 
 @dataclass(frozen=True)
 class OperatorLine:
-    """What implements a custom operator at one place; an empty text: nothing does."""
+    """The implementation of a custom operator in one place; empty if there is none."""
 
     operator: str
     place: str
@@ -187,7 +187,7 @@ class OperatorLine:
 
 @dataclass(frozen=True)
 class EngineLine:
-    """One engine: built, verified and timed are three statuses, and each stands for itself."""
+    """One engine; its three statuses come from three targets."""
 
     name: str
     backend: str
@@ -201,19 +201,19 @@ class EngineLine:
     device: str
     sha256: str
     messages: tuple[str, ...]
-    toolchain: str = ""  # its name and the versions of what it has
+    toolchain: str = ""  # its name and library versions
 
 
 @dataclass(frozen=True)
 class EngineProvenance:
-    """What one engine was built with: what a line is about -> its text, in the order of the report."""
+    """The origin of one engine: title -> text, in the order of the report."""
 
     engine: str
     lines: Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Timing:
+class TimingLine:
     """Latencies of one contender in one case."""
 
     engine: str
@@ -234,7 +234,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class GpuTiming:
+class GpuTimingLine:
     """One contender in one case by the clocks of GPU and host."""
 
     engine: str
@@ -246,13 +246,13 @@ class GpuTiming:
     wall_p99_ms: float | None
     throughput_per_s: float | None
     queued_throughput_per_s: float | None
-    device_memory_bytes: int | None  # what a context needs beside the weights
-    memory_taken_bytes: int | None  # by what was free before and after
+    device_memory_bytes: int | None  # of an execution context, without weights
+    memory_taken_bytes: int | None  # difference in free device memory
 
 
 @dataclass(frozen=True)
 class GpuState:
-    """The GPU while one case was timed: least, middle and greatest reading, as text with a unit."""
+    """The GPU during one case: smallest, median and largest reading, with units."""
 
     engine: str
     case: str
@@ -266,7 +266,7 @@ class GpuState:
 
 @dataclass(frozen=True)
 class FileLine:
-    """A file of the chain with its digest."""
+    """A file with its digest."""
 
     file: str
     sha256: str
@@ -275,7 +275,7 @@ class FileLine:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What it takes to make the same again, and to see that it is the same."""
+    """Everything needed to reproduce the build and compare the files."""
 
     manifest: Mapping[str, Any]
     manifest_sha256: str
@@ -287,34 +287,34 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Report:
-    """All that is known about one model's build."""
+    """The report on the build of one model."""
 
     model: str
     description: str
     source: str
     weights: str
-    verdict: Verdict
+    verdict: BuildVerdict
     summary: tuple[TargetLine, ...]
     tensors: tuple[TensorLine, ...]
     dims: Mapping[str, str]
-    graph: Graph
-    surgery: tuple[SurgeryStep, ...]
+    graph: GraphHistory
+    surgery: tuple[SurgeryLine, ...]
     custom_operators: tuple[OperatorLine, ...]
-    conversions: tuple[Conversion, ...]
+    conversions: tuple[ConversionLine, ...]
     checks: tuple[Check, ...]
     engines: tuple[EngineLine, ...]
     engine_provenance: tuple[EngineProvenance, ...]
-    bench: tuple[Timing, ...]
-    gpu_timings: tuple[GpuTiming, ...]
+    bench: tuple[TimingLine, ...]
+    gpu_timings: tuple[GpuTimingLine, ...]
     gpu_states: tuple[GpuState, ...]
     bench_notes: tuple[str, ...]
     warnings: tuple[str, ...]
     provenance: Provenance
-    notice: str = ""  # why this is not the report of a pass
+    notice: str = ""  # explains a report on a run that failed
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Return the report as JSON values. NaN and infinities become strings: JSON has no numbers for them."""
+    """Return the report as JSON values; NaN and infinities become text."""
     plain: dict[str, Any] = _plain(dataclasses.asdict(report))
     del plain["model"]  # part of every result's header
     if not report.notice:

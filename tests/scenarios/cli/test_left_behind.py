@@ -49,7 +49,7 @@ def verdict(project: ReadyProject) -> tuple[str, str]:
 
 
 PASSED = ("passed", "# a: build report")
-FAILED = ("failed", "# a: the build did not get through")
+FAILED = ("failed", "# a: build failed")
 
 
 def check_mended(project: ReadyProject) -> None:

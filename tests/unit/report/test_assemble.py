@@ -9,7 +9,7 @@ from tiny_results import NO_GPU, Results
 
 from buildsys.manifest.schema.engines import OnnxRuntimeEngine
 from buildsys.report.assemble import assemble
-from buildsys.report.engine_provenance import _TOLD, ONNXRUNTIME_DEFAULTS
+from buildsys.report.engines import NOT_SETTINGS, ONNXRUNTIME_DEFAULTS
 from buildsys.report.markdown.document import render
 from buildsys.report.results.report import Report, as_json
 
@@ -22,15 +22,15 @@ def report_on(results: Results) -> Report:
 
 def test_the_verdict_is_passed_only_when_everything_ran(results: Results) -> None:
     assert report_on(results).verdict.status == "passed"
-    assert "all 11 targets ran and passed" in report_on(results).verdict.text
+    assert "all 11 targets passed" in report_on(results).verdict.text
 
 
-def test_what_could_not_run_makes_the_verdict_partial(results: Results) -> None:
+def test_targets_that_did_not_run_make_the_verdict_partial(results: Results) -> None:
     results.without_gpu()
     report = report_on(results)
     assert report.verdict.status == "partial"
     assert report.verdict.text.startswith(
-        "PARTIAL: 9 of 11 targets ran and passed; 2 did not run here: verify:tiny:rtx-fp16"
+        "PARTIAL: 9 of 11 targets passed; 2 did not run: verify:tiny:rtx-fp16"
     )
     line = next(line for line in report.summary if line.target == "verify:tiny:rtx-fp16")
     assert (line.status, line.outcome, line.reason, line.hint) == ("unavailable", "", *NO_GPU)
@@ -70,13 +70,13 @@ def test_a_failed_check_comes_first(results: Results) -> None:
     )
 
 
-def test_a_status_that_its_own_figures_contradict_fails_the_verdict(results: Results) -> None:
+def test_a_status_against_its_own_numbers_fails_the_verdict(results: Results) -> None:
     wrong = {"max_abs": NAN, "relative": NAN, "cosine": NAN, "top1": None, "passed": False}
     results.passed("verify:tiny:ort-cpu", cases={"min": {"scores": wrong}})
     report = report_on(results)
     assert report.verdict.status == "failed"
     assert (
-        "verify:tiny:ort-cpu says passed, but output scores in case min did not pass"
+        "verify:tiny:ort-cpu has passed, although output scores in case min is not within the limits"
         in report.verdict.text
     )
     assert report.warnings[0] in report.verdict.text
@@ -86,23 +86,23 @@ def test_a_check_that_compared_nothing_has_not_passed(results: Results) -> None:
     results.passed("validate:tiny", graphs={})
     report = report_on(results)
     assert report.verdict.status == "failed"
-    assert "validate:tiny says passed, but it compared nothing" in report.verdict.text
+    assert "validate:tiny has passed without comparing anything" in report.verdict.text
     results.passed("validate:tiny")
     results.passed("convert:tiny:fp16", cases={})
     assert (
-        "convert:tiny:fp16 says passed, but it compared nothing" in report_on(results).verdict.text
+        "convert:tiny:fp16 has passed without comparing anything" in report_on(results).verdict.text
     )
 
 
 def test_the_numbers_of_a_conversion_are_among_the_checks(results: Results) -> None:
     report = report_on(results)
     check = next(check for check in report.checks if check.target == "convert:tiny:fp16")
-    assert check.subject == "golden outputs against the fp16 graph with its rounding"
+    assert check.subject == "golden outputs against the rounded fp16 graph"
     assert [(line.subject, line.case, line.relative) for line in check.comparisons] == [
         ("fp16", "min", 2e-3), ("fp16", "opt", 3e-3), ("fp16", "max", 2.5e-3), ("fp16", "odd", 2e-3),
     ]  # fmt: skip
     line = next(line for line in report.summary if line.target == "convert:tiny:fp16")
-    assert line.outcome.endswith("worst relative error 3.0e-03 (scores, opt)")
+    assert line.outcome.endswith("worst relative error 3.0e-03 (opt scores)")
 
 
 def test_folded_batch_norms_are_counted(results: Results) -> None:
@@ -114,7 +114,7 @@ def test_folded_batch_norms_are_counted(results: Results) -> None:
     assert (line.count, line.exported, line.simplified) == (2, 0, 0)
 
 
-def test_batch_norms_that_only_simplification_folds_are_told_apart(results: Results) -> None:
+def test_batch_norms_folded_by_simplification_are_counted(results: Results) -> None:
     operators = {"Conv": 2, "BatchNormalization": 2}
     results.passed("export:tiny", operators=operators)
     assert report_on(results).graph.folded == (
@@ -122,7 +122,7 @@ def test_batch_norms_that_only_simplification_folds_are_told_apart(results: Resu
     )
 
 
-def test_nothing_is_said_of_folding_where_modules_were_not_counted(results: Results) -> None:
+def test_without_module_counts_no_folding_is_reported(results: Results) -> None:
     results.passed("export:tiny", modules=None)
     graph = report_on(results).graph
     assert (graph.folded, graph.modules) == ((), ())
@@ -160,7 +160,7 @@ def test_nan_is_the_worst_error(results: Results, nan: Any) -> None:
     outcome = next(
         line.outcome for line in report_on(results).summary if line.target == "verify:tiny:ort-cpu"
     )
-    assert outcome == "worst relative error not finite (boxes, opt)"
+    assert outcome == "worst relative error not finite (opt boxes)"
 
 
 def test_the_engine_comes_before_its_baseline(results: Results) -> None:
@@ -169,12 +169,12 @@ def test_the_engine_comes_before_its_baseline(results: Results) -> None:
     assert (second.contender, second.p50_ms, second.speedup) == ("torch", 4.2, None)
 
 
-def test_layers_are_counted_from_their_kinds_and_devices_are_in_words(results: Results) -> None:
+def test_layers_are_summed_over_kinds_and_devices_are_in_words(results: Results) -> None:
     missing = {"kind": "gpu", "missing": "libcuda.so.1 is not installed"}
     results.passed("engine:tiny:rtx-fp16", layers={"convolution": 2, "shuffle": 3}, device=missing)
     results.passed("engine:tiny:ort-cpu", device={"kind": "cpu", "name": "AMD EPYC", "cores": 2})
     ort, rtx = report_on(results).engines
-    assert (rtx.layers, rtx.device) == (5, "here libcuda.so.1 is not installed")
+    assert (rtx.layers, rtx.device) == (5, "not on this machine: libcuda.so.1 is not installed")
     assert (ort.layers, ort.device) == (7, "AMD EPYC, cores 2")
 
 
@@ -192,7 +192,7 @@ def test_few_samples_are_pointed_out(results: Results) -> None:
     figures = {"dims": {}, "batch": 1, "contenders": {"engine": {"count": 12, "p50_ms": 3.0}}}
     results.passed("bench:tiny:ort-cpu", cases={"opt": figures})
     report = report_on(results)
-    assert any("bench:tiny:ort-cpu: as few as 12 samples" in note for note in report.bench_notes)
+    assert any("bench:tiny:ort-cpu: only 12 samples" in note for note in report.bench_notes)
     assert report.bench[0].dims == "fixed"
 
 
@@ -201,7 +201,7 @@ def test_different_versions_in_one_build_are_both_named(results: Results) -> Non
     assert report_on(results).provenance.versions["torch"] == "2.11.0 and 2.14.1"
 
 
-def test_paths_do_not_depend_on_where_the_build_folder_lies(results: Results) -> None:
+def test_paths_are_relative_to_the_build_folder(results: Results) -> None:
     report = report_on(results)
     assert (
         next(line.log for line in report.summary if line.stage == "simplify")
@@ -210,7 +210,7 @@ def test_paths_do_not_depend_on_where_the_build_folder_lies(results: Results) ->
     assert str(results.build) not in json.dumps(as_json(report))
 
 
-def test_the_json_has_no_numbers_that_json_does_not_know(results: Results) -> None:
+def test_nan_and_infinity_are_text_in_json(results: Results) -> None:
     broken = {"max_abs": NAN, "relative": float("inf"), "cosine": -float("inf"), "passed": False}
     results.failed("verify:tiny:ort-cpu", "not equal", cases={"min": {"scores": broken}})
     text = json.dumps(as_json(report_on(results)), allow_nan=False)
@@ -225,7 +225,7 @@ def test_a_model_with_no_results_at_all_still_gives_a_report(results: Results) -
     assert report.verdict.status == "partial"
 
 
-def test_results_without_figures_still_give_a_report(results: Results) -> None:
+def test_results_without_content_still_give_a_report(results: Results) -> None:
     for target in results.inputs:
         results.write(target, {"status": "passed"})
     report = report_on(results)
@@ -246,9 +246,9 @@ def test_provenance_of_an_engine_says_what_it_was_built_with(results: Results) -
             f"demo::swish by plugin Swish 1 (plugins/swish_plugin.py, sha256 {'f' * 16}…), "
             "demo::clip by library clip.so"
         ),
-        "optimization profiles": "0: image [1, 3] to [16, 3], built for [8, 3]; 1: image [1, 3]",
+        "optimization profiles": "0: image [1, 3] to [16, 3], optimized for [8, 3]; 1: image [1, 3]",
         "build": "prepare 100 ms, build 4.00 s, read back 100 ms",
-        "timing cache": f"{'d' * 16}…, began with shared timings, 1.50 kB added",
+        "timing cache": f"{'d' * 16}…, started with shared timings, 1.50 kB added",
     }
     text = render(report_on(results))
     assert "### Engine `rtx-fp16`" in text
@@ -262,11 +262,11 @@ def test_defaults_of_onnxruntime_are_those_of_the_manifest() -> None:
         for name, field in fields
         if not field.is_required()
     }
-    told = {name: value for name, value in defaults.items() if name not in _TOLD}
-    assert told == ONNXRUNTIME_DEFAULTS
+    settings = {name: value for name, value in defaults.items() if name not in NOT_SETTINGS}
+    assert settings == ONNXRUNTIME_DEFAULTS
 
 
-def test_verify_is_told_per_profile(results: Results) -> None:
+def test_verify_is_reported_per_profile(results: Results) -> None:
     def profile(number: int, *cases: str) -> dict[str, Any]:
         figures = {
             "scores": {"max_abs": 0.1, "relative": 1e-3, "cosine": 1.0, "top1": 1.0, "passed": True}
@@ -291,7 +291,7 @@ def test_verify_is_told_per_profile(results: Results) -> None:
     assert re.search(r"\| rtx-fp16, profile 1 +\| batch=12 +\|", text)
 
 
-def test_a_profile_in_which_nothing_ran_is_never_passed(results: Results) -> None:
+def test_a_profile_without_comparisons_is_never_passed(results: Results) -> None:
     nothing = [
         {"profile": 0, "cases": {"min": {"scores": {"passed": True}}}},
         {"profile": 1, "cases": {}},
@@ -300,5 +300,5 @@ def test_a_profile_in_which_nothing_ran_is_never_passed(results: Results) -> Non
     report = report_on(results)
     assert report.verdict.status != "passed"
     assert (
-        "verify:tiny:rtx-fp16 says passed, but it compared nothing in profile 1" in report.warnings
+        "verify:tiny:rtx-fp16 has passed without comparing anything in profile 1" in report.warnings
     )

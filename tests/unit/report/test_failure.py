@@ -1,4 +1,4 @@
-"""The report on a run that did not get through."""
+"""The report on an unsuccessful run."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import json
 
 from tiny_results import Results
 
-from buildsys.report.failed_run import Shortfall, report_failure
-from buildsys.report.markdown.document import is_of_a_failure, render
+from buildsys.report.assemble import TargetProblem, assemble_after_failure
+from buildsys.report.markdown.document import is_failure_report, render
 from buildsys.report.results.report import Report, as_json
 
-NOTICE = "This tells of the run that ended 2026-11-20 14:03 UTC"
+NOTICE = "Report on the run that ended 2026-11-20 14:03 UTC"
 
 
-def report_on(results: Results, **short: Shortfall) -> Report:
+def report_on(results: Results, **short: TargetProblem) -> Report:
     found = {name.replace("__", ":").replace("_", "-"): one for name, one in short.items()}
-    return report_failure("tiny", results.manifest, results.inputs, found, NOTICE)
+    return assemble_after_failure("tiny", results.manifest, results.inputs, found, NOTICE)
 
 
-def test_figures_of_stale_targets_are_left_out(results: Results) -> None:
-    not_run = Shortfall("not run: it needs export:tiny")
-    failed = Shortfall("the file is none\nlook at it", failed=True)
+def test_results_of_stale_targets_are_left_out(results: Results) -> None:
+    not_run = TargetProblem("not run: it needs export:tiny")
+    failed = TargetProblem("the file is none\nlook at it", failed=True)
     report = report_on(
         results, export__tiny=failed, engine__tiny__ort_cpu=not_run, bench__tiny__ort_cpu=not_run
     )
@@ -35,17 +35,17 @@ def test_figures_of_stale_targets_are_left_out(results: Results) -> None:
     assert lines["simplify:tiny"].status == "passed"
     assert "ort-cpu" not in {timing.engine for timing in report.bench}
     text = render(report)
-    assert is_of_a_failure(text)
-    assert text.splitlines()[:5:4] == ["# tiny: the build did not get through", f"{NOTICE}."]
+    assert is_failure_report(text)
+    assert text.splitlines()[:5:4] == ["# tiny: build failed", f"{NOTICE}."]
     assert as_json(report)["notice"] == NOTICE
 
 
-def test_a_failed_check_keeps_its_figures(results: Results) -> None:
+def test_a_failed_check_keeps_its_numbers(results: Results) -> None:
     path = results.inputs["validate:tiny"]
     path.write_text(
         json.dumps({**json.loads(path.read_text()), "status": "failed", "reason": "y differs"})
     )
-    report = report_on(results, validate__tiny=Shortfall("y differs; details: …", failed=True))
+    report = report_on(results, validate__tiny=TargetProblem("y differs; details: …", failed=True))
     (check,) = [check for check in report.checks if check.target == "validate:tiny"]
     assert (report.verdict.text, len(check.comparisons) > 0) == (
         "FAILED: validate:tiny: y differs",
@@ -54,14 +54,16 @@ def test_a_failed_check_keeps_its_figures(results: Results) -> None:
 
 
 def test_without_a_failure_it_is_stale(results: Results) -> None:
-    report = report_on(results, verify__tiny__ort_cpu=Shortfall("not run: the run ended before"))
+    report = report_on(
+        results, verify__tiny__ort_cpu=TargetProblem("not run: the run ended before")
+    )
     assert (report.verdict.status, report.verdict.text) == (
-        "stale", "STALE: 1 of 12 targets were not brought up to date"
+        "stale", "STALE: 1 of 12 targets are not up to date"
     )  # fmt: skip
 
 
 def test_a_report_that_could_not_be_written_itself(results: Results) -> None:
-    report = report_on(results, report__tiny=Shortfall("the worker crashed", failed=True))
+    report = report_on(results, report__tiny=TargetProblem("the worker crashed", failed=True))
     assert report.verdict.text == "FAILED: report:tiny: the worker crashed"
 
 
@@ -69,5 +71,5 @@ def test_other_reports_are_of_no_failure(results: Results) -> None:
     from buildsys.report.assemble import assemble
 
     report = assemble("tiny", results.manifest, results.inputs, {})
-    assert not is_of_a_failure(render(report))
+    assert not is_failure_report(render(report))
     assert "notice" not in as_json(report)

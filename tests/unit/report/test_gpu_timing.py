@@ -1,14 +1,17 @@
-"""The report on engines that were timed on a GPU: figures that an H200 gave."""
+"""The report on engines timed on a GPU, with numbers from an H200."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from buildsys.report import gpu_timing
-from buildsys.report.engines import bench_notes, timings
-from buildsys.report.result_files import Result
+from buildsys.report.assemble import assemble
+from buildsys.report.benchmarks import bench_notes, gpu_states, gpu_timings, timings
+from buildsys.report.markdown.measurements import bench
+from buildsys.report.results.bench import BenchResult
+from buildsys.report.results.reader import Result, parse
 
 
 def contender(wall: float, gpu: float, **more: Any) -> dict[str, Any]:
@@ -24,7 +27,7 @@ def contender(wall: float, gpu: float, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def result() -> Result:
+def result() -> Result[BenchResult]:
     memory = {"device_memory_bytes": 64_273_920, "memory_taken_bytes": 159_383_552}
     gpu = {
         "readings": 37,
@@ -40,24 +43,35 @@ def result() -> Result:
         "torch_cuda_graph": contender(1.056, 1.047),
     }
     case = {"dims": {"batch": 8}, "batch": 8, "contenders": contenders, "speedup": 4.1, "gpu": gpu}
-    figures = {"cases": {"opt": case}, "left_out": {"torch_compile": "there is no compiler"}}
-    return Result("bench:m:trt", "bench", "trt", "passed", figures=figures)
+    content = {"cases": {"opt": case}, "left_out": {"torch_compile": "there is no compiler"}}
+    return Result("bench:m:trt", "passed", parse(content, BenchResult))
 
 
-def test_the_engine_comes_first_with_both_clocks_and_its_memory(result: Result) -> None:
-    lines = gpu_timing.gpu_timings([result])
+def markdown(result: Result[BenchResult]) -> str:
+    report = replace(
+        assemble("m", {}, {}, {}),
+        bench=timings([result]),
+        gpu_timings=gpu_timings([result]),
+        gpu_states=gpu_states([result]),
+    )
+    return "\n".join(bench(report))
+
+
+def test_the_engine_is_first_with_both_clocks_and_its_memory(result: Result[BenchResult]) -> None:
+    lines = gpu_timings([result])
     assert [line.contender for line in lines] == [
         "engine",
         "engine_cuda_graph",
         "torch",
         "torch_cuda_graph",
     ]
-    text = "\n".join(gpu_timing.render(lines, gpu_timing.gpu_states([result])))
+    text = markdown(result)
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in text.splitlines()]
     assert ["`trt`", "opt", "engine", "0.575", "0.581", "0.672", "0.739"] in [
         cells[:7] for cells in rows
     ]
-    row = next(line for line in text.splitlines() if "engine, CUDA graph" in line)
+    table = text.partition("### On the GPU")[2]
+    row = next(line for line in table.splitlines() if "engine, CUDA graph" in line)
     assert "0.502" in row
     assert "0.509" in row
     assert "64.3 MB" in text
@@ -67,21 +81,23 @@ def test_the_engine_comes_first_with_both_clocks_and_its_memory(result: Result) 
     assert "power cap 25%" in text
 
 
-def test_a_gpu_that_could_not_be_read_says_why(result: Result) -> None:
-    result.figures["cases"]["opt"]["gpu"] = {"missing": "NVML answers with error 3"}
-    (state,) = gpu_timing.gpu_states([result])
+def test_a_gpu_that_could_not_be_read_says_why(result: Result[BenchResult]) -> None:
+    result.content["cases"]["opt"]["gpu"] = {"missing": "NVML answers with error 3"}
+    (state,) = gpu_states([result])
     assert state.throttle == "not known: NVML answers with error 3"
-    assert "—" in "\n".join(gpu_timing.render(gpu_timing.gpu_timings([result]), [state]))
+    assert "—" in markdown(result)
 
 
-def test_engines_on_a_cpu_have_no_such_table() -> None:
-    plain = {"cases": {"opt": {"contenders": {"engine": {"p50_ms": 1.0}}}}}
-    result = Result("bench:m:ort", "bench", "ort", "passed", figures=plain)
-    assert gpu_timing.gpu_timings([result]) == ()
-    assert list(gpu_timing.render((), ())) == []
+def test_engines_on_a_cpu_have_no_gpu_table() -> None:
+    cases: BenchResult = {"cases": {"opt": {"contenders": {"engine": {"p50_ms": 1.0}}}}}
+    result = Result("bench:m:ort", "passed", cases)
+    assert gpu_timings([result]) == ()
+    assert "On the GPU" not in markdown(result)
 
 
-def test_the_speedup_stands_beside_the_engine_and_what_was_left_out_is_told(result: Result) -> None:
+def test_only_the_engine_has_a_speedup_and_missing_baselines_have_a_reason(
+    result: Result[BenchResult],
+) -> None:
     speedups = {line.contender: line.speedup for line in timings([result])}
     assert speedups == {
         "engine": 4.1,
@@ -89,4 +105,4 @@ def test_the_speedup_stands_beside_the_engine_and_what_was_left_out_is_told(resu
         "torch": None,
         "torch_cuda_graph": None,
     }
-    assert "torch.compile was left out: there is no compiler" in bench_notes([result])
+    assert "torch.compile was not timed: there is no compiler" in bench_notes([result])

@@ -70,7 +70,7 @@ def test_markdown_is_written_only_where_it_is_asked_for(results: Results, tmp_pa
     assert not (tmp_path / "report" / "report.md").exists()
 
 
-def test_figures_leave_the_common_header_alone(results: Results, tmp_path: Path) -> None:
+def test_the_stage_does_not_override_the_header(results: Results, tmp_path: Path) -> None:
     header = {
         "schema",
         "target",
@@ -112,9 +112,7 @@ def test_a_failure_names_output_case_index_and_both_values(
     )
 
 
-def test_what_did_not_run_is_called_so_with_reason_and_remedy(
-    results: Results, tmp_path: Path
-) -> None:
+def test_targets_that_did_not_run_have_reason_and_remedy(results: Results, tmp_path: Path) -> None:
     results.without_gpu()
     text = markdown_of(results, tmp_path / "report")
     both = "`verify:tiny:rtx-fp16`, `bench:tiny:rtx-fp16` — not run: "
@@ -124,7 +122,7 @@ def test_what_did_not_run_is_called_so_with_reason_and_remedy(
     assert "passed" not in engine
 
 
-def test_folding_and_removed_operators_can_be_seen(results: Results, tmp_path: Path) -> None:
+def test_folded_and_removed_operators_are_listed(results: Results, tmp_path: Path) -> None:
     text = markdown_of(results, tmp_path / "report")
     assert "2 of 2 batch norms were folded by the exporter: BatchNormalization 2 → 0" in text
     assert "- Simplification: 13 → 10 nodes (removed 2 Slice, 1 Shape)." in text
@@ -133,7 +131,7 @@ def test_folding_and_removed_operators_can_be_seen(results: Results, tmp_path: P
 
 
 @pytest.mark.parametrize("change", ["nothing", "no gpu", "everything"])
-def test_every_table_renders_whole(results: Results, tmp_path: Path, change: str) -> None:
+def test_every_row_has_all_columns(results: Results, tmp_path: Path, change: str) -> None:
     {"nothing": lambda: None, "no gpu": results.without_gpu, "everything": lambda: spread(results)}[
         change
     ]()
@@ -149,7 +147,7 @@ def test_every_table_renders_whole(results: Results, tmp_path: Path, change: str
     assert "&amp;lt;" not in html
 
 
-def test_many_comparisons_are_cut_to_the_worst_and_say_so(results: Results, tmp_path: Path) -> None:
+def test_only_the_worst_of_many_comparisons_are_shown(results: Results, tmp_path: Path) -> None:
     outputs = {
         f"out{n}": {"max_abs": 1.0, "relative": n * 1e-9, "cosine": 1.0, "passed": True}
         for n in range(200)
@@ -170,7 +168,7 @@ def test_numbers_in_the_report_have_units(results: Results, tmp_path: Path) -> N
         assert part in text
 
 
-def test_json_and_markdown_tell_the_same_verdict(results: Results, tmp_path: Path) -> None:
+def test_json_and_markdown_have_the_same_verdict(results: Results, tmp_path: Path) -> None:
     spread(results)
     figures = run(job_for(results, tmp_path / "report")).figures
     assert figures["verdict"]["text"] in (tmp_path / "report" / "report.md").read_text(
@@ -178,7 +176,7 @@ def test_json_and_markdown_tell_the_same_verdict(results: Results, tmp_path: Pat
     )
 
 
-def test_custom_operators_are_told_with_what_implements_them(
+def test_custom_operators_are_listed_with_their_implementation(
     results: Results, tmp_path: Path
 ) -> None:
     library = {"sources": ["plugins/ops/a.c"], "flags": []}
@@ -188,7 +186,7 @@ def test_custom_operators_are_told_with_what_implements_them(
     page = markdown_of(results, tmp_path / "report")
     section = page.partition("## Custom operators")[2].partition("\n## ")[0]
     assert "| `a::b`   | checks of the graph | `library plugins/ops/a.c` |" in section
-    assert "nothing implements it" in section  # for TensorRT
+    assert "not implemented" in section  # for TensorRT
 
 
 def test_each_graph_of_the_chain_has_a_line(results: Results) -> None:
@@ -226,7 +224,18 @@ def test_each_graph_of_the_chain_has_a_line(results: Results) -> None:
     ] in lines
     assert ["simplify", "ai.onnx 17, my.domain 1", "27,690", "9", "111 kB", "—", "—"] in lines
     assert "- MACs at batch = 8: " in text
-    assert f"The MACs of simplify are not known: `MatMul` {TIMES}71 cannot be counted." in text
+    assert (
+        f"The MACs of simplify are unknown, because `MatMul` {TIMES}71 cannot be counted." in text
+    )
     told = as_json(report)["graph"]
     assert told["macs_at"] == {"batch": 8}
     assert [stage["macs"] for stage in told["stages"]] == [8 * 4_089_184_256 + 5, None]
+
+
+def test_a_comparison_without_verdict_is_not_within_limits(
+    results: Results, tmp_path: Path
+) -> None:
+    results.passed("verify:tiny:ort-cpu", cases={"min": {"scores": {"relative": 0.5}}})
+    accuracy = markdown_of(results, tmp_path / "report").partition("## Accuracy")[2]
+    row = next(line for line in accuracy.splitlines() if "5.0e-01" in line)
+    assert row.split("|")[-2].strip() == "—"

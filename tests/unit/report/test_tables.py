@@ -42,9 +42,16 @@ def test_names_with_underscores_stay_legible() -> None:
 
 
 def test_code_spans_hold_backticks() -> None:
+    name = "a``<img onerror=x>``"
+    assert "<img" not in rendered(code(name))
     assert rendered(code("a `b`")) == "<p><code>a `b`</code></p>\n"
     assert code("") == ""
 
 
 def test_a_sentence_ends_with_one_full_stop() -> None:
     assert sentence("It failed.") == sentence("It failed") == "It failed."
+
+
+def test_control_characters_are_replaced() -> None:
+    assert escape("a\x1b[31mb\x07") == "a\N{REPLACEMENT CHARACTER}\\[31mb\N{REPLACEMENT CHARACTER}"
+    assert code("a\x1bb") == "`a\N{REPLACEMENT CHARACTER}b`"

@@ -1,0 +1,158 @@
+"""Benchmarks as tables: latencies, the GPU's clocks and state, and notes on the measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from buildsys.report.checks import case_order, dims_text
+from buildsys.report.results.bench import BenchCase, BenchResult, ContenderResult, GpuReadings, Span
+from buildsys.report.results.reader import AnyResult, Result, of_type
+from buildsys.report.results.report import GpuState, GpuTimingLine, TimingLine
+
+ENGINE, ENGINE_CUDA_GRAPH = "engine", "engine_cuda_graph"
+_FEW_SAMPLES = 100  # below this, p99 is the largest sample
+_TITLES = {
+    ENGINE_CUDA_GRAPH: "engine, CUDA graph",
+    "torch_cuda_graph": "torch, CUDA graph",
+    "torch_compile": "torch.compile",
+    "onnxruntime": "ONNX Runtime",
+}
+
+
+def contender_title(name: str) -> str:
+    """Return the name of a contender for people."""
+    return _TITLES.get(name, name)
+
+
+def engine_contender(contenders: Mapping[str, Any]) -> str:
+    """Return the contender of the engine itself, without CUDA graph if both were timed."""
+    only_graph = ENGINE not in contenders and ENGINE_CUDA_GRAPH in contenders
+    return ENGINE_CUDA_GRAPH if only_graph else ENGINE
+
+
+def timings(results: Iterable[AnyResult]) -> tuple[TimingLine, ...]:
+    """Return the latencies of all benchmarks, each engine above its baselines."""
+    return tuple(
+        TimingLine(
+            engine=result.variant,
+            contender=name,
+            case=case,
+            dims=dims_text(figures.get("dims", {})) or "fixed",
+            batch=figures.get("batch"),
+            samples=own.get("count"),
+            p50_ms=own.get("p50_ms"),
+            p90_ms=own.get("p90_ms"),
+            p95_ms=own.get("p95_ms"),
+            p99_ms=own.get("p99_ms"),
+            mean_ms=own.get("mean_ms"),
+            min_ms=own.get("min_ms"),
+            max_ms=own.get("max_ms"),
+            throughput_per_s=own.get("throughput_per_s"),
+            speedup=figures.get("speedup")
+            if name == engine_contender(figures.get("contenders", {}))
+            else None,
+        )
+        for result, case, figures, name, own in _contenders(results)
+    )
+
+
+def gpu_timings(results: Iterable[AnyResult]) -> tuple[GpuTimingLine, ...]:
+    """Return a line per contender with times by the GPU's clock."""
+    return tuple(
+        GpuTimingLine(
+            engine=result.variant,
+            case=case,
+            contender=name,
+            gpu_p50_ms=gpu.get("p50_ms"),
+            gpu_p99_ms=gpu.get("p99_ms"),
+            wall_p50_ms=own.get("p50_ms"),
+            wall_p99_ms=own.get("p99_ms"),
+            throughput_per_s=own.get("throughput_per_s"),
+            queued_throughput_per_s=gpu.get("throughput_per_s"),
+            device_memory_bytes=own.get("device_memory_bytes"),
+            memory_taken_bytes=own.get("memory_taken_bytes"),
+        )
+        for result, case, _, name, own in _contenders(results)
+        if (gpu := own.get("gpu"))
+    )
+
+
+def gpu_states(results: Iterable[AnyResult]) -> tuple[GpuState, ...]:
+    """Return a line per case with readings of the GPU."""
+    return tuple(
+        GpuState(
+            engine=result.variant,
+            case=case,
+            readings=gpu.get("readings"),
+            sm_clock_mhz=_span(gpu.get("sm_clock_mhz", {}), "MHz"),
+            memory_clock_mhz=_span(gpu.get("memory_clock_mhz", {}), "MHz"),
+            power_w=_span(gpu.get("power_w", {}), "W"),
+            temperature_c=_span(gpu.get("temperature_c", {}), "°C"),
+            throttle=_throttle(gpu),
+        )
+        for result, case, figures in _cases(results)
+        if (gpu := figures.get("gpu"))
+    )
+
+
+def bench_notes(results: Iterable[AnyResult]) -> tuple[str, ...]:
+    """Return the conditions of the benchmarks and doubts about them, each sentence once."""
+    found = of_type(results, BenchResult)
+    return tuple(dict.fromkeys(note for result in found for note in _notes(result)))
+
+
+def _cases(results: Iterable[AnyResult]) -> Iterator[tuple[Result[BenchResult], str, BenchCase]]:
+    for result in of_type(results, BenchResult):
+        cases = result.content.get("cases", {})
+        for case in sorted(cases, key=case_order):
+            yield result, case, cases[case]
+
+
+def _contenders(
+    results: Iterable[AnyResult],
+) -> Iterator[tuple[Result[BenchResult], str, BenchCase, str, ContenderResult]]:
+    for result, case, figures in _cases(results):
+        contenders = figures.get("contenders", {})
+        for name in sorted(contenders, key=lambda n: (n not in (ENGINE, ENGINE_CUDA_GRAPH), n)):
+            yield result, case, figures, name, contenders[name]
+
+
+def _span(span: Span, unit: str) -> str:
+    values = [span.get("min"), span.get("median"), span.get("max")]
+    text = " / ".join(f"{value:.0f}" for value in values if value is not None)
+    return f"{text} {unit}" if span else ""
+
+
+def _throttle(gpu: GpuReadings) -> str:
+    if gpu.get("missing"):
+        return f"not known: {gpu['missing']}"
+    shares = gpu.get("throttle", {}).items()
+    return ", ".join(f"{reason} {share:.0%}" for reason, share in shares) or "no"
+
+
+def _notes(result: Result[BenchResult]) -> Iterator[str]:
+    content = result.content
+    if "interleaving" in content:
+        yield f"Interleaving: {content['interleaving']}"
+    if "cpu" in content:
+        yield f"CPU: {content['cpu']}"
+    for name, reason in content.get("left_out", {}).items():
+        yield f"{contender_title(name)} was not timed: {reason}"
+    settings = {name: v for name, v in content.get("settings", {}).items() if name != "device"}
+    if settings:
+        yield f"Settings: {_plain(settings)}"
+    counts = [line.samples for line in timings([result]) if line.samples]
+    if counts and min(counts) < _FEW_SAMPLES:
+        yield (
+            f"{result.target}: only {min(counts)} samples; with fewer than {_FEW_SAMPLES}, p99 is the"
+            " largest sample"
+        )
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_plain(entry)}" for key, entry in value.items())
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(_plain, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,110 @@
+"""The most important figure of each stage, for the console and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from buildsys.report import formatting as q
+from buildsys.report.benchmarks import ENGINE_CUDA_GRAPH, engine_contender
+from buildsys.report.checks import case_order
+from buildsys.report.results.bench import BenchCase, BenchResult, ContenderResult
+from buildsys.report.results.calibrate import CalibrateResult
+from buildsys.report.results.export import ExportResult
+from buildsys.report.results.header import ComparedCases
+from buildsys.report.results.operators import OperatorsResult
+from buildsys.report.results.reader import RESULT_TYPES, parse
+from buildsys.report.results.reference import ReferenceResult
+from buildsys.report.results.simplify import SimplifyResult
+from buildsys.report.results.surgery import SurgeryResult
+
+
+def key_figure(stage: str, result: Mapping[str, Any]) -> str:
+    """Return the key figure of a result file, or "" if a field that it needs is missing."""
+    if stage not in _KEY_FIGURES:
+        return ""
+    try:
+        return _KEY_FIGURES[stage](parse(result, RESULT_TYPES[stage]))
+    except KeyError:
+        return ""
+
+
+def worst_relative(found: Iterable[tuple[str, ComparedCases]]) -> str:
+    """Return the largest relative error with its place; NaN is worse than any number."""
+    errors = [
+        (float("nan") if error is None else error, " ".join(filter(None, (graph, case, output))))
+        for graph, cases in found
+        for case, outputs in cases.items()
+        for output, comparison in outputs.items()
+        if (error := comparison.get("relative")) is not None or comparison.get("passed") is False
+    ]
+    if not errors:
+        return ""
+    error, place = max(errors, key=lambda entry: (entry[0] != entry[0], entry[0]))
+    return f"worst relative error {q.error(error)} ({place})"
+
+
+def _operators(result: OperatorsResult) -> str:
+    functions = sum(len(made) for made in result.get("functions", {}).values())
+    libraries = len(result.get("libraries", {}))
+    parts = [q.plural(functions, "local function")] if functions else []
+    parts += [q.plural(libraries, "library", "libraries")] if libraries else []
+    return ", ".join(parts) or "nothing to make"
+
+
+def _export(result: ExportResult) -> str:
+    return f"opset {result['opset']}, {q.nodes(result['nodes'])}, {q.size(result['bytes'])}"
+
+
+def _reference(result: ReferenceResult) -> str:
+    cases = sorted(result["cases"], key=case_order)
+    return f"{'case' if len(cases) == 1 else 'cases'} {', '.join(cases)}"
+
+
+def _simplify(result: SimplifyResult | SurgeryResult) -> str:
+    return f"{q.count(result['before']['nodes'])} → {q.nodes(result['after']['nodes'])}"
+
+
+def _surgery(result: SurgeryResult) -> str:
+    return f"{q.plural(len(result['steps']), 'step')}, {_simplify(result)}"
+
+
+def _calibrate(result: CalibrateResult) -> str:
+    batches = q.plural(result["batches"], "batch", "batches")
+    return f"{q.count(result.get('tensors'))} ranges, {batches}, {result['algorithm']}"
+
+
+def _bench(result: BenchResult) -> str:
+    cases = result["cases"]
+    name = "opt" if "opt" in cases else next(iter(cases), "opt")
+    return f"{name}: {_latency(cases[name])}{', noisy' if result.get('noisy') else ''}"
+
+
+def _latency(case: BenchCase) -> str:
+    def p50(contender: ContenderResult) -> str:
+        gpu = contender.get("gpu")
+        by_gpu = f" (GPU {q.significant(gpu['p50_ms'])})" if gpu else ""
+        return f"p50 {q.significant(contender['p50_ms'])} ms{by_gpu}"
+
+    contenders = case["contenders"]
+    own = contenders[engine_contender(contenders)]
+    text = f"{p50(own)}, {q.significant(own['throughput_per_s'])}/s"
+    speedup = case.get("speedup")
+    text += f", {q.speedup(speedup)} torch" if speedup is not None else ""
+    graph = contenders.get(ENGINE_CUDA_GRAPH)
+    return text if graph is None or graph is own else f"{text}; CUDA graph {p50(graph)}"
+
+
+_KEY_FIGURES: Mapping[str, Callable[[Any], str]] = {
+    "operators": _operators,
+    "export": _export,
+    "reference": _reference,
+    "surgery": _surgery,
+    "simplify": _simplify,
+    "calibrate": _calibrate,
+    "convert": lambda result: f"{q.size(result['bytes_before'])} → {q.size(result['bytes_after'])}",
+    "validate": lambda result: worst_relative(result["graphs"].items()),
+    "engine": lambda result: q.size(result["engine_bytes"]),
+    "verify": lambda result: worst_relative([("", result["cases"])]),
+    "bench": _bench,
+}
