@@ -12,7 +12,7 @@ from buildsys.system.versions import tool_versions
 
 if TYPE_CHECKING:
     from buildsys.plan.action import ToolchainRef
-    from buildsys.plan.tensorrt_typing import VersionOf
+    from buildsys.plan.engine_typing import VersionOf
 
 
 def builder_versions(root: Path, state: Path) -> VersionOf:

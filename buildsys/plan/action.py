@@ -1,4 +1,4 @@
-"""One node of the build graph: what a target reads, what it writes and all that its result depends on."""
+"""One node of the build graph with everything its result depends on."""
 
 from __future__ import annotations
 
@@ -9,65 +9,53 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class FileRef:
-    """A file by its path relative to the build folder (inputs, outputs) or to the project (sources)."""
+    """A file, relative to the build folder (inputs, outputs) or to the project (sources)."""
 
     path: str
     optional: bool = False
 
 
 class ToolchainRef(NamedTuple):
-    """A toolchain as the project writes it: where it lies on this machine is found when it is needed."""
+    """A toolchain as the project names it; its interpreter is located when needed."""
 
     name: str
-    python: str  # decides nothing by itself: the versions of what it has are in the key
+    python: str  # not in the key: the versions of what it has installed are
     env: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A target of the graph, complete: two actions with the same key parts give the same result.
+    """A complete target: two actions with equal key parts give the same result.
 
-    ``options`` holds the resolved manifest fields that the stage uses and nothing else. It is both what
-    the worker receives and what the action key digests, so a stage cannot depend on a field that is
-    not in its key.
+    ``options`` holds exactly the resolved manifest fields that the stage uses. The worker receives
+    them and the action key digests them, so no stage can depend on a field outside its key.
     """
 
-    target: str  # "engine:resnet50:rtx-fp16"; the only name that doit, the ledger and the user see
+    target: str  # "engine:resnet50:rtx-fp16", the name in doit, the ledger and the console
     stage: str  # "engine"
     model: str
-    variant: str  # engine or precision name, "" for stages that a model has once
+    variant: str  # engine, precision or surgery point; "" for stages with one target per model
     options: Mapping[str, Any]  # JSON values only
     inputs: Mapping[str, FileRef]  # role -> output of another action
     outputs: Mapping[str, FileRef]  # role -> file; always has "result", the stage's JSON
-    sources: tuple[
-        str, ...
-    ] = ()  # user files, relative to the project; digested with what they import
-    weights: Mapping[str, str | None] = field(
-        default_factory=dict
-    )  # files of state dicts -> sha256 they must have
+    # user files, relative to the project; digested together with everything they import
+    sources: tuple[str, ...] = ()
+    weights: Mapping[str, str | None] = field(default_factory=dict)  # file -> required sha256
     after: tuple[str, ...] = ()  # targets whose outputs are inputs
-    order: tuple[str, ...] = ()  # targets that must have passed before, without being an input
-    code: tuple[
-        str, ...
-    ] = ()  # buildsys modules whose source (with what they import) is in the key
+    order: tuple[str, ...] = ()  # targets that must pass first without being an input
+    code: tuple[str, ...] = ()  # buildsys modules in the key, together with what they import
     tools: tuple[str, ...] = ()  # distributions whose versions are in the key
-    toolchain: ToolchainRef | None = (
-        None  # where the engine is built and run; ``tools`` are those that it has
-    )
-    # of a stage that uses a toolchain beside our own interpreter: ``tools`` are ours, and these its
+    toolchain: ToolchainRef | None = None  # ``tools`` are looked up there, unless peer_tools is set
+    # distributions of the toolchain, if the stage itself runs in our interpreter; ``tools`` are ours
     peer_tools: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()  # device facts in the key: "cpu", "cores", "gpu"
     environment: tuple[str, ...] = ()  # families of environment variables in the key
-    # role -> output of another action that may reach the words of an error and nothing else: not in the key
+    # role -> file that can only affect the text of an error; not in the key
     advisory: Mapping[str, FileRef] = field(default_factory=dict, compare=False)
-    required: bool = field(
-        default=False, compare=False
-    )  # being unavailable fails it; not part of its result
-    measures: bool = (
-        False  # its figures are this machine's, now: not shared with others (benchmarks)
-    )
-    exclusive: bool = False  # runs alone on the machine (what times a processor)
-    alone_on_gpu: bool = False  # runs while nothing else of this kind uses its GPU
+    required: bool = field(default=False, compare=False)  # fail if unavailable; not in the key
+    measures: bool = False  # a benchmark: its result is never shared with other machines
+    exclusive: bool = False  # runs alone on the machine, as it times a processor
+    alone_on_gpu: bool = False  # no other action of this kind uses the GPU meanwhile
     timeout_s: float | None = None
     doc: str = field(default="", compare=False)
 

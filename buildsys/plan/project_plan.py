@@ -1,4 +1,4 @@
-"""The targets of a whole project, each model planned when it is first asked for."""
+"""Targets of a whole project, and the table of stages."""
 
 from __future__ import annotations
 
@@ -6,15 +6,53 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from buildsys.plan.action import Action
-from buildsys.plan.model_plan import plan_model
-from buildsys.plan.tensorrt_typing import VersionOf, unknown_version
+from buildsys.plan.engine_typing import VersionOf, unknown_version
+from buildsys.plan.graph_points import Spec
+from buildsys.plan.model_plan import ModelPlan
+from buildsys.plan.stages.bench import plan_bench
+from buildsys.plan.stages.calibrate import plan_calibrate
+from buildsys.plan.stages.convert import plan_convert
+from buildsys.plan.stages.engine import plan_engine
+from buildsys.plan.stages.export import plan_export
+from buildsys.plan.stages.operators import plan_operators
+from buildsys.plan.stages.reference import plan_reference
+from buildsys.plan.stages.report import plan_report
+from buildsys.plan.stages.simplify import plan_simplify
+from buildsys.plan.stages.surgery import plan_surgery_after_export, plan_surgery_after_simplify
+from buildsys.plan.stages.validate import plan_validate
+from buildsys.plan.stages.verify import plan_verify
 
 if TYPE_CHECKING:
     from buildsys.manifest.project import ResolvedModel
 
+MODEL_STAGES = (
+    plan_operators,
+    plan_export,
+    plan_reference,
+    plan_surgery_after_export,
+    plan_simplify,
+    plan_surgery_after_simplify,
+    plan_calibrate,
+    plan_convert,
+    plan_validate,
+)
+ENGINE_STAGES = (plan_engine, plan_verify, plan_bench)  # then plan_report, of all the others
+
+
+def plan_model(spec: Spec, version_of: VersionOf = unknown_version) -> tuple[Action, ...]:
+    """Return the actions of one model, each after those whose outputs it reads.
+
+    ``version_of`` returns the TensorRT version that builds an engine, as it decides which graph
+    the engine is built from.
+    """
+    model = ModelPlan(spec, version_of)
+    actions = [action for plan in MODEL_STAGES for action in plan(model)]
+    actions += [plan(model, engine) for engine in model.engines for plan in ENGINE_STAGES]
+    return (*actions, plan_report(model, actions))
+
 
 class ProjectPlan(Mapping[str, Action]):
-    """Target -> action, in the order of the models and of each model's stages."""
+    """Target -> action in the order of models and stages; a model is planned on first use."""
 
     def __init__(
         self, models: Mapping[str, ResolvedModel], version_of: VersionOf = unknown_version
@@ -24,16 +62,13 @@ class ProjectPlan(Mapping[str, Action]):
         self._planned: dict[str, dict[str, Action]] = {}
 
     def of(self, model: str) -> Mapping[str, Action]:
-        """Return one model's part of the plan, nothing for a model that does not exist."""
+        """Return the plan of one model, empty for an unknown one."""
         planned = self._planned.get(model)
         if planned is None:
             if model not in self._models:
                 return {}
-            planned = {
-                action.target: action
-                for action in plan_model(self._models[model].data, self._version_of)
-            }
-            self._planned[model] = planned
+            actions = plan_model(self._models[model].data, self._version_of)
+            planned = self._planned[model] = {action.target: action for action in actions}
         return planned
 
     def __getitem__(self, target: str) -> Action:

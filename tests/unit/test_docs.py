@@ -15,7 +15,7 @@ from buildsys.execution import stale_reasons
 from buildsys.manifest.project import load_project
 from buildsys.manifest.schema import model as schema
 from buildsys.manifest.schema.model import Spec
-from buildsys.plan.model_plan import plan_model
+from buildsys.plan.project_plan import plan_model
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -23,7 +23,7 @@ from buildsys.errors import UsageError
 from buildsys.execution.builder_versions import builder_versions
 from buildsys.manifest.project import load_project
 from buildsys.plan.action import Action
-from buildsys.plan.model_plan import plan_model
+from buildsys.plan.project_plan import plan_model
 from buildsys.system.suggestions import nearest
 
 # whose files are artifacts, in the chain's order

@@ -26,7 +26,7 @@ from small_graphs import conv_bn, make_model, one_node, weights, write
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.onnx_graphs.tensors import Tensor, load_tensors, save_tensors, tensor_of
 from buildsys.plan.action import Action
-from buildsys.plan.model_plan import plan_model
+from buildsys.plan.project_plan import plan_model
 from buildsys.stages.calibrate import stage as calibrate
 from buildsys.stages.convert import stage as convert
 from buildsys.workers.job import Job

@@ -19,7 +19,7 @@ from buildsys.models.random_weights import (
     without_default_values,
 )
 from buildsys.models.torch_model import example_inputs, make_network
-from buildsys.plan.model_plan import plan_model
+from buildsys.plan.project_plan import plan_model
 
 IMAGE = {"x": {"shape": ["batch", 3, 32, 32]}}
 

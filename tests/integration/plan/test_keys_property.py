@@ -28,7 +28,7 @@ from test_keys_table import PARTS
 from buildsys.execution.executor import Executor
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action
-from buildsys.plan.model_plan import plan_model
+from buildsys.plan.project_plan import plan_model
 from buildsys.store.object_store import Store
 from buildsys.workers.client.pool import JobReply
 from buildsys.workers.job import Job

@@ -7,7 +7,7 @@ import json
 from project_folder import ProjectFolder
 
 from buildsys.manifest.project import load_project
-from buildsys.plan.model_plan import plan_model
+from buildsys.plan.project_plan import plan_model
 from buildsys.stages.report import stage as report
 from buildsys.workers.job import Job
 

@@ -22,7 +22,7 @@ from buildsys.backends.tensorrt.library import (
 )
 from buildsys.errors import StageError, Unavailable
 from buildsys.manifest.schema.model import ModelSpec
-from buildsys.plan.tensorrt_typing import unknown_version, with_typing
+from buildsys.plan.engine_typing import unknown_version, with_typing
 
 VERSIONS = {TRT_8: (8, 6, 0), TRT_10: (10, 16, 1), TRT_11: (11, 4, 0), RTX: (1, 7, 1)}
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from buildsys.cli.repro.artifacts import Artifact, compare_builds, first_difference
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action
-from buildsys.plan.model_plan import plan_model
+from buildsys.plan.project_plan import plan_model
 
 MANIFEST = {
     "model": "net",

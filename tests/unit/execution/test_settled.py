@@ -23,7 +23,7 @@ from buildsys.execution.up_to_date_models import (
 )
 from buildsys.manifest.project import load_project
 from buildsys.plan.action import Action
-from buildsys.plan.model_plan import plan_model
+from buildsys.plan.project_plan import plan_model
 from buildsys.store.file_digests import SETTLE_NS
 from buildsys.store.object_store import Store
 

@@ -1,0 +1,155 @@
+"""Graphs between stages, with their inputs, shape cases and golden tensors.
+
+There are three: the exported graph, the graph after the surgery steps on it, and the graph after
+the steps on the simplified one. Without surgery they have the same inputs, cases and golden
+tensors. Everything here follows from the manifest alone, since planning precedes all runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from buildsys.manifest.shape_cases import Dims, case_values, distinct_cases, representatives
+from buildsys.manifest.surgery_interface import (
+    AFTER_EXPORT,
+    AFTER_SIMPLIFY,
+    Inputs,
+    Step,
+    exported_interface,
+    fixed_dims,
+    interface_after,
+    kind_of,
+    names_in_shapes,
+    steps_of,
+)
+from buildsys.plan.action import FileRef
+from buildsys.plan.profile_cases import name_of, profile_cases
+
+Spec = Mapping[str, Any]  # a resolved and checked manifest, as plain JSON values
+ALL_CASES = ("min", "opt", "max", "odd")
+_NEW_INTERFACE = ("rename", "free_dims", "cut", "cast")  # kinds of steps
+
+
+class Graph(NamedTuple):
+    """An ONNX graph in the build folder and the target that writes it."""
+
+    folder: str
+    target: str
+
+    def files(self) -> dict[str, FileRef]:
+        """Return the graph's files by role."""
+        return onnx_files(self.folder)
+
+
+@dataclass(frozen=True)
+class GraphPoint:
+    """A graph read by later stages."""
+
+    when: str  # of its surgery steps; "" for the exported graph
+    steps: Sequence[Step]
+    source: Graph  # before the steps
+    graph: Graph  # after the steps
+    inputs: Inputs  # shapes and dtypes
+    dims: Mapping[str, Any]  # ranges of the dynamic dimensions
+    values: Mapping[str, Dims]  # of every case, including cases with equal values
+    golden_folder: str
+    golden_target: str  # writes the golden tensors
+
+    def cases(self, wanted: Iterable[str] = ALL_CASES) -> dict[str, Dims]:
+        """Return the ``wanted`` shape cases, each distinct shape once."""
+        return distinct_cases(self.values, wanted)
+
+    def golden_cases(self) -> dict[str, Dims]:
+        """Return all cases with golden tensors: those of ``dims`` and of explicit profiles."""
+        return distinct_cases(self.values, self.values)
+
+    def origins(self) -> dict[str, str]:
+        """Return the origin of each case of later graphs."""
+        return representatives(self.values)
+
+    def golden(self, cases: Iterable[str], prefix: str = "") -> dict[str, FileRef]:
+        """Return the golden tensors of ``cases`` by role."""
+        return {f"{prefix}case.{c}": FileRef(f"{self.golden_folder}/{c}.npz") for c in cases}
+
+
+class GraphPoints(NamedTuple):
+    """The graphs of one model."""
+
+    values: Mapping[str, Dims]  # of all dimensions in every case
+    exported: GraphPoint
+    unsimplified: GraphPoint  # input of simplify
+    final: GraphPoint  # converted and built into engines
+
+
+def graph_points(spec: Spec) -> GraphPoints:
+    """Return the graphs of a model."""
+    name, interface = spec["model"], exported_interface(spec)
+    export, simplify = (Graph(f"{name}/{s}", f"{s}:{name}") for s in ("export", "simplify"))
+    chain = [("", export), (AFTER_EXPORT, export), (AFTER_SIMPLIFY, simplify)]
+    steps, inputs = [steps_of(spec, when) if when else [] for when, _ in chain], []
+    for taken in steps:
+        interface = interface_after(interface, taken)
+        inputs.append(interface.inputs)
+    dims = [spec["dims"]] * 3
+    if any(steps):
+        dims = [_only(spec["dims"], names_in_shapes(found)) for found in inputs]
+    values = _all_values(spec, inputs[-1], dims[-1])
+    points, golden = [], (f"{name}/reference", f"reference:{name}")
+    for (when, source), taken, found, spans in zip(chain, steps, inputs, dims, strict=True):
+        graph = Graph(f"{name}/surgery/{when}", f"surgery:{name}:{when}") if taken else source
+        if changes_golden(taken):
+            golden = graph
+        own = {case: _only(sizes, spans) for case, sizes in values.items()}
+        points.append(GraphPoint(when, taken, source, graph, found, spans, own, *golden))
+    return GraphPoints(values, *points)
+
+
+def changes_golden(steps: Iterable[Step]) -> bool:
+    """Return True if ``steps`` change names, shapes, types or values of golden tensors."""
+    return any(
+        kind_of(step) in _NEW_INTERFACE
+        or step.get("changes") == "numbers"
+        or step.get("inputs") is not None
+        or step.get("outputs") is not None
+        for step in steps
+    )
+
+
+def profile_values(
+    spec: Spec, engines: Iterable[Mapping[str, Any]], inputs: Inputs, dims: Mapping[str, Any]
+) -> dict[str, Dims]:
+    """Return the cases of the engines' explicit profiles by name."""
+    profiles = [profile for engine in engines for profile in engine.get("profiles") or ()]
+    if not profiles:
+        return {}
+    default = case_values(dims)["opt"]  # for dimensions that the profile does not set
+    cases = []
+    for profile in profiles:
+        every = profile_cases(profile, inputs, spec["dims"])
+        cases += [{**default, **every[point]} for point in spec["verify"]["cases"]]
+    return {name_of(case): case for case in cases}
+
+
+def onnx_files(folder: str) -> dict[str, FileRef]:
+    """Return the files of the graph in ``folder`` by role."""
+    return {
+        "model": FileRef(f"{folder}/model.onnx"),
+        "model.data": FileRef(f"{folder}/model.onnx.data", optional=True),
+    }
+
+
+def _all_values(spec: Spec, inputs: Inputs, dims: Mapping[str, Any]) -> dict[str, Dims]:
+    """Return all dimensions in the four cases and those of explicit profiles."""
+    fixed = {dim: dict.fromkeys(ALL_CASES, value) for dim, value in fixed_dims(spec).items()}
+    values = case_values({**spec["dims"], **fixed})
+    known = [_only(case, dims) for case in values.values()]
+    for name, case in profile_values(spec, spec["engines"], inputs, dims).items():
+        if case not in known:
+            values[name] = {**values["opt"], **case}
+    return values
+
+
+def _only(found: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: value for name, value in found.items() if name in names}

@@ -1,0 +1,1 @@
+"""Plan of each stage: its actions and all their dependencies."""

@@ -1,0 +1,80 @@
+"""Plan of the bench stage: one engine timed against its baselines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from buildsys.plan.action import Action, FileRef
+from buildsys.plan.model_plan import (
+    FULL_PRECISION,
+    ONNXRUNTIME,
+    TORCH_BASELINES,
+    EnginePlan,
+    ModelPlan,
+)
+
+_PACE = ("duration", "warmup", "min_samples")
+_GPU_CLOCK = ("cuda_graph", "transfers", "in_flight", "wait")  # only for the GPU's own clock
+
+
+def plan_bench(model: ModelPlan, engine: EnginePlan) -> Action:
+    """Plan the benchmark of ``engine``."""
+    name, final, section = model.name, model.final, model.spec["bench"]
+    cases, operators, graph = final.cases(section["cases"]), engine.loaded_operators, None
+    bench: dict[str, Any] = {field: section[field] for field in _PACE}
+    bench["baselines"] = engine.baselines
+    if engine.baselines and (engine.on_gpu or engine.baseline_precision != FULL_PRECISION):
+        bench["precision"] = engine.baseline_precision
+    if engine.on_gpu and engine.backend != ONNXRUNTIME:
+        bench["gpu"] = {field: section[field] for field in _GPU_CLOCK}
+    options = {"engine": engine.options, "bench": bench, "cases": cases, **operators.options}
+    inputs = {**engine.files, **final.golden(cases)}
+    after = [f"engine:{name}:{engine.name}", final.golden_target]
+    tools = ["python", "numpy"]  # the timed calls are made in Python
+    environment = [*engine.environment]
+    torch = any(baseline in TORCH_BASELINES for baseline in engine.baselines)
+    if torch:
+        options["network"] = {**model.network_options, "outputs": {}}  # outputs are not checked
+        tools += model.network_tools
+        tools += ["triton"] if "torch_compile" in engine.baselines else []
+        environment.append("torch")
+        if final.golden_folder != model.exported.golden_folder:  # the network's inputs differ
+            origins = model.exported.origins()
+            for case in cases:
+                file = FileRef(f"{model.exported.golden_folder}/{origins[case]}.npz")
+                inputs[f"network.case.{case}"] = file
+            after.append(model.exported.golden_target)
+    if graph := engine.baseline_graph:
+        inputs |= graph.files()
+        after.append(graph.target)
+        tools.append(ONNXRUNTIME)
+        environment.append("onnxruntime")
+    peer_tools: tuple[str, ...] = ()
+    if engine.toolchain:
+        peer_tools = (*engine.toolchain_tools, *engine.run_tools)
+    else:
+        tools += engine.run_tools
+    return Action(
+        target=f"bench:{name}:{engine.name}",
+        stage="bench",
+        model=name,
+        variant=engine.name,
+        options=options,
+        inputs={**inputs, **operators.inputs},
+        outputs={"result": FileRef(f"{name}/bench/{engine.name}.json")},
+        sources=(*(model.network_sources if torch else ()), *operators.sources),
+        weights=model.weights if torch else {},
+        after=tuple(after),
+        order=(f"verify:{name}:{engine.name}",),  # figures of a wrong engine are worthless
+        code=("buildsys.stages.bench.stage", engine.backend_code),
+        tools=tuple(tools),
+        toolchain=engine.toolchain,
+        peer_tools=peer_tools,
+        devices=tuple(dict.fromkeys(("cpu", "cores", *engine.devices))),
+        environment=tuple(dict.fromkeys((*environment, "speed"))),
+        measures=True,
+        exclusive=not engine.on_gpu,
+        alone_on_gpu=engine.on_gpu,
+        timeout_s=model.timeout("bench"),
+        doc=f"benchmark the engine {engine.name} of {name}",
+    )

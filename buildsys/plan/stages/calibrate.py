@@ -1,0 +1,61 @@
+"""Plan of the calibrate stage: ranges of tensors for int8 and fp8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from buildsys.plan.action import Action, FileRef
+from buildsys.plan.input_data import data_files, image_tools
+from buildsys.plan.model_plan import ModelPlan
+
+
+def plan_calibrate(model: ModelPlan) -> Iterator[Action]:
+    """Plan the calibration, if an engine needs it."""
+    if not model.needs_calibration:
+        return
+    spec, name, final, section = model.spec, model.name, model.final, model.spec["calibration"]
+    fields = ["algorithm", "batches", "seed"]
+    fields += ["percentile"] if section["algorithm"] == "percentile" else []
+    data = {
+        tensor: section["data"][tensor]
+        if tensor in section["data"]
+        else spec["inputs"].get(tensor, {}).get("data")
+        for tensor in final.inputs
+    }
+    dims = {dim: span["opt"] for dim, span in final.dims.items()}
+    if section["batch_size"] is not None:
+        first = [tensor["shape"][0] for tensor in final.inputs.values() if tensor["shape"]]
+        dims |= {dim: section["batch_size"] for dim in first if isinstance(dim, str)}
+    runs_python = any("python" in (entry or ()) for entry in data.values())
+    operators = model.operators.use()
+    yield Action(
+        target=f"calibrate:{name}",
+        stage="calibrate",
+        model=name,
+        variant="",
+        options={
+            "calibration": {**{field: section[field] for field in fields}, "data": data},
+            "inputs": final.inputs,
+            "dims": dims,
+            "exclude": spec["quantize"]["exclude"],
+            **operators.options,
+        },
+        inputs={**final.graph.files(), **operators.inputs},
+        outputs={
+            **model.calibrated("batches", "ranges"),
+            "result": FileRef(f"{name}/calibrate/calibrate.json"),
+        },
+        sources=data_files(data.values()),
+        after=(final.graph.target, *operators.after),
+        code=("buildsys.stages.calibrate.stage",),
+        tools=(
+            "onnx",
+            "onnxruntime",
+            "numpy",
+            *image_tools(data.values()),
+            *(("python",) if runs_python else ()),
+        ),
+        environment=("onnxruntime",),
+        timeout_s=model.timeout("calibrate"),
+        doc=f"measure the ranges of the tensors of {name}",
+    )

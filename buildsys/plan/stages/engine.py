@@ -1,0 +1,61 @@
+"""Plan of the engine stage: one engine from the simplified or a converted graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from buildsys.plan.action import Action, FileRef
+from buildsys.plan.model_plan import ONNXRUNTIME, EnginePlan, ModelPlan
+
+
+def plan_engine(model: ModelPlan, engine: EnginePlan) -> Action:
+    """Plan the build of ``engine``."""
+    spec, name, final = model.spec, model.name, model.final
+    folder = f"{name}/engine/{engine.name}"
+    operators = model.operators.use(engine.backend)
+    options: dict[str, Any] = {"engine": engine.options}
+    batches, cache, after = {}, {}, []
+    if engine.calibrates:
+        options["calibration"] = {"algorithm": spec["calibration"]["algorithm"]}
+        batches, after = model.calibrated("batches"), [f"calibrate:{name}"]
+        cache = {"calibration": FileRef(f"{folder}/calibration.cache", optional=True)}
+    tools = [engine.backend]
+    if engine.backend == ONNXRUNTIME:
+        tools.append("onnx")  # reads the figures of an ONNX Runtime engine
+    else:  # ONNX Runtime takes its shapes from the graph
+        spans = {d: {p: span[p] for p in ("min", "opt", "max")} for d, span in final.dims.items()}
+        options["dims"] = spans if engine.spec["profiles"] is None else {}
+        options["inputs"] = final.inputs
+    hook = engine.spec.get("network")  # changes the network before it is built
+    tools += [*(["python"] if hook else []), *operators.tools, *engine.toolchain_tools]
+    sources = [*operators.sources, *([hook.rpartition(":")[0]] if hook else [])]
+    return Action(
+        target=f"engine:{name}:{engine.name}",
+        stage="engine",
+        model=name,
+        variant=engine.name,
+        options={**options, **operators.options},
+        inputs={**engine.graph.files(), **batches, **operators.inputs},
+        outputs={
+            **model.operators.copied_libraries(engine.spec),
+            **engine.files,
+            **cache,
+            "result": FileRef(f"{folder}/engine.json"),
+        },
+        sources=tuple(dict.fromkeys(sources)),
+        after=(engine.graph.target, *after, *operators.after),
+        code=("buildsys.stages.engine.stage", engine.backend_code),
+        tools=tuple(dict.fromkeys(tools)),
+        toolchain=engine.toolchain,
+        devices=(
+            *engine.devices,
+            # 0 threads: as many as there are cores
+            *(("cores",) if engine.spec.get("intra_op_threads") == 0 else ()),
+        ),
+        environment=engine.environment,
+        advisory=model.origins,
+        required=engine.spec["required"],
+        alone_on_gpu=engine.on_gpu,  # builders time tactics
+        timeout_s=model.timeout("engine"),
+        doc=f"build the engine {engine.name} of {name}",
+    )

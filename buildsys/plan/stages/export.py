@@ -1,0 +1,54 @@
+"""Plan of the export stage: the network as an ONNX graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from buildsys.plan.action import Action, FileRef
+from buildsys.plan.graph_points import onnx_files
+from buildsys.plan.model_plan import ModelPlan
+
+_REGISTRATIONS = ("symbolics", "translations")  # sections that add operators to an exporter
+
+
+def plan_export(model: ModelPlan) -> Iterator[Action]:
+    """Plan the export of a network, or the copy of an ONNX file."""
+    spec, name = model.spec, model.name
+    functions = model.operators.graph_functions
+    exporter: tuple[str, ...] = ()
+    registered: list[str] = []
+    if model.is_onnx:  # the file is copied: its seed, example and exporter decide nothing
+        options = {
+            "source": {"onnx": spec["source"]["onnx"]},
+            "inputs": model.exported.inputs,
+            "outputs": spec["outputs"],
+            "export": {"external_data": spec["export"]["external_data"]},
+        }
+    else:
+        sections = {section: spec[section] for section in _REGISTRATIONS if spec[section]}
+        options = {**model.network_options, "export": spec["export"], **sections}
+        for entry in (entry for entries in sections.values() for entry in entries):
+            registered.append(entry.get("module") or entry["function"].rpartition(":")[0])
+        if spec["export"]["exporter"] == "dynamo":
+            exporter = ("onnxscript", "onnx-ir", "sympy")  # sympy names computed sizes
+    yield Action(
+        target=f"export:{name}",
+        stage="export",
+        model=name,
+        variant="",
+        options=options,
+        inputs=functions,
+        outputs={
+            **onnx_files(f"{name}/export"),
+            **model.origins,
+            "result": FileRef(f"{name}/export/export.json"),
+        },
+        sources=(*model.network_sources, *dict.fromkeys(registered)),
+        weights=model.weights,
+        after=(model.operators.target,) if functions else (),
+        code=("buildsys.stages.export.stage",),
+        tools=("onnx", *model.network_tools, *exporter),
+        environment=() if model.is_onnx else ("torch",),
+        timeout_s=model.timeout("export"),
+        doc=f"export {name} to ONNX",
+    )

@@ -1,0 +1,46 @@
+"""Plan of the operators stage: local functions and libraries of custom operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from buildsys.plan.action import Action, FileRef
+from buildsys.plan.model_plan import ModelPlan
+from buildsys.system.c_includes import language_of, linker_of
+
+
+def plan_operators(model: ModelPlan) -> Iterator[Action]:
+    """Plan the functions and libraries of a model with ``ops``."""
+    if not model.spec["ops"]:
+        return
+    operators, name = model.operators, model.name
+    functions, libraries = operators.functions, operators.libraries
+    compiled = [library for library in libraries.values() if "sources" in library]
+    compilers = {linker_of(library["sources"]) for library in compiled}
+    compilers |= {language_of(file) for library in compiled for file in library["sources"]}
+    native = any(
+        flag.endswith("=native") for library in compiled for flag in library.get("flags", ())
+    )
+    sources = [f.rpartition(":")[0] for found in functions.values() for f in found.values()]
+    for library in libraries.values():
+        sources += library["sources"] if "sources" in library else [library["file"]]
+    options = {"functions": functions, "libraries": {n: dict(e) for n, e in libraries.items()}}
+    roles = [*functions, *(f"library.{library}" for library in libraries)]
+    yield Action(
+        target=operators.target,
+        stage="operators",
+        model=name,
+        variant="",
+        options={section: value for section, value in options.items() if value},
+        inputs={},
+        outputs={
+            **{role: operators.file(role) for role in roles},
+            "result": FileRef(f"{name}/operators/operators.json"),
+        },
+        sources=tuple(dict.fromkeys(sources)),
+        code=("buildsys.stages.operators.stage",),
+        tools=(*(("python", "onnx") if "functions" in functions else ()), *sorted(compilers)),
+        devices=("cpu",) if native else (),
+        timeout_s=model.timeout("operators"),
+        doc=f"functions and libraries of the custom operators of {name}",
+    )

@@ -1,0 +1,46 @@
+"""Plan of the simplify stage: the same graph with fewer nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from buildsys.plan.action import Action, FileRef
+from buildsys.plan.custom_operators import NO_OPERATORS
+from buildsys.plan.graph_points import onnx_files
+from buildsys.plan.model_plan import ModelPlan
+
+
+def plan_simplify(model: ModelPlan) -> Iterator[Action]:
+    """Plan the simplification and its comparison in ONNX Runtime."""
+    name, point, section = model.name, model.unsimplified, model.spec["simplify"]
+    tool = section["tool"]
+    compares = tool != "none"
+    operators = model.operators.use() if compares else NO_OPERATORS
+    tools: tuple[str, ...] = ("onnx",)
+    if compares:
+        shapes = ("sympy",) if tool == "onnxslim" else ()
+        tools += (tool, *shapes, "onnxruntime", "numpy", *model.small_float_tools)
+    yield Action(
+        target=f"simplify:{name}",
+        stage="simplify",
+        model=name,
+        variant="",
+        options={
+            "simplify": section,
+            # two cases are enough, as validate runs both graphs in all of them
+            "cases": point.cases(("min", "odd")) if compares else {},
+            "inputs": point.inputs,
+            **operators.options,
+        },
+        inputs={**point.graph.files(), **operators.inputs},
+        outputs={
+            **onnx_files(f"{name}/simplify"),
+            "result": FileRef(f"{name}/simplify/graph.json"),
+        },
+        after=(point.graph.target, *operators.after),
+        code=("buildsys.stages.simplify.stage",),
+        tools=tools,
+        environment=(tool, "onnxruntime") if compares else (),
+        timeout_s=model.timeout("simplify"),
+        doc=f"simplify the graph of {name}",
+    )

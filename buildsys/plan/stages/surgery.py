@@ -1,0 +1,83 @@
+"""Plan of the surgery stage: changes to the exported or simplified graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from buildsys.plan.action import Action, FileRef
+from buildsys.plan.graph_points import GraphPoint, changes_golden
+from buildsys.plan.input_data import data_files, image_tools
+from buildsys.plan.model_plan import ModelPlan
+
+_TOLERANCE = ("rtol", "cosine", "atol", "top1")
+
+
+def plan_surgery_after_export(model: ModelPlan) -> Iterator[Action]:
+    """Plan the steps on the exported graph, if there are any."""
+    return _plan(model, model.exported, model.unsimplified)
+
+
+def plan_surgery_after_simplify(model: ModelPlan) -> Iterator[Action]:
+    """Plan the steps on the simplified graph, if there are any."""
+    return _plan(model, model.unsimplified, model.final)
+
+
+def _plan(model: ModelPlan, before: GraphPoint, point: GraphPoint) -> Iterator[Action]:
+    spec, name, steps, when = model.spec, model.name, point.steps, point.when
+    if not steps:
+        return
+    origins, golden_changes = before.origins(), changes_golden(steps)
+    cases: dict[str, dict[str, Any]] = {
+        case: {"dims": model.case_values[case], "golden": origins[case]}
+        for case in point.golden_cases()
+    }
+    options: dict[str, Any] = {
+        "steps": [{f: value for f, value in step.items() if f != "when"} for step in steps],
+        "inputs": before.inputs,
+        "cases": cases,
+    }
+    if golden_changes:
+        options["tolerance"] = {field: spec["validate"][field] for field in _TOLERANCE}
+    if any(step.get("inputs") for step in steps):
+        options["seed"] = spec["source"]["seed"]
+    files: list[str] = []
+    data = []
+    for step in steps:
+        reference, replacement = step.get("reference") or {}, step.get("replace") or {}
+        callables = [step.get("function"), replacement.get("function"), reference.get("python")]
+        files += [function.rpartition(":")[0] for function in callables if function]
+        declared = [tensor["data"] for tensor in (step.get("inputs") or {}).values()]
+        files += data_files((reference, *declared))
+        data += declared
+    graphsurgeon = any(step.get("graph") == "graphsurgeon" for step in steps)
+    operators, folder = model.operators.use(), point.graph.folder
+    read = before.golden(dict.fromkeys(case["golden"] for case in cases.values()))
+    yield Action(
+        target=point.graph.target,
+        stage="surgery",
+        model=name,
+        variant=when,
+        options={**options, **operators.options},
+        inputs={**point.source.files(), **read, **operators.inputs},
+        outputs={
+            **point.graph.files(),
+            **(point.golden(cases) if golden_changes else {}),
+            "result": FileRef(f"{folder}/surgery.json"),
+        },
+        sources=tuple(dict.fromkeys(files)),
+        after=(point.source.target, before.golden_target, *operators.after),
+        code=("buildsys.stages.surgery.stage",),
+        tools=(
+            *(("python",) if files else ()),
+            "onnx",
+            "onnxruntime",
+            "numpy",
+            *(("onnx-graphsurgeon",) if graphsurgeon else ()),
+            *image_tools(data),
+            *model.small_float_tools,
+        ),
+        environment=("onnxruntime",),
+        timeout_s=model.timeout("surgery"),
+        doc=f"change the graph of {name} {when.replace('_', ' ')}",
+    )

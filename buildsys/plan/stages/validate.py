@@ -1,0 +1,47 @@
+"""Plan of the validate stage: graphs against golden outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from buildsys.plan.action import Action, FileRef
+from buildsys.plan.model_plan import ModelPlan
+
+_TOLERANCE = ("rtol", "cosine", "atol", "top1")
+
+
+def plan_validate(model: ModelPlan) -> Iterator[Action]:
+    """Plan the check of the exported and the simplified graph."""
+    name, section = model.name, model.spec["validate"]
+    first, final = model.unsimplified, model.final
+    options: dict[str, Any] = {
+        "tolerance": {field: section[field] for field in _TOLERANCE},
+        "cases": first.cases(section["cases"]),
+    }
+    golden, after = first.golden(options["cases"]), [first.graph.target, first.golden_target]
+    if final.golden_folder != first.golden_folder:
+        options["simplified_cases"] = final.cases(section["cases"])
+        golden |= final.golden(options["simplified_cases"], prefix="simplified.")
+        after.append(final.golden_target)
+    operators = model.operators.use()
+    yield Action(
+        target=f"validate:{name}",
+        stage="validate",
+        model=name,
+        variant="",
+        options={**options, **operators.options},
+        inputs={
+            **{f"exported.{role}": file for role, file in first.graph.files().items()},
+            **{f"simplified.{role}": file for role, file in final.graph.files().items()},
+            **golden,
+            **operators.inputs,
+        },
+        outputs={"result": FileRef(f"{name}/validate/result.json")},
+        after=(*dict.fromkeys((*after, final.graph.target)), *operators.after),
+        code=("buildsys.stages.validate.stage",),
+        tools=("onnxruntime", "numpy", *model.small_float_tools, *operators.tools),
+        environment=("onnxruntime",),
+        timeout_s=model.timeout("validate"),
+        doc=f"check {name} in ONNX Runtime against PyTorch",
+    )

@@ -1,0 +1,36 @@
+"""Plan of the verify stage: one engine against the golden outputs."""
+
+from __future__ import annotations
+
+from buildsys.plan.action import Action, FileRef
+from buildsys.plan.model_plan import EnginePlan, ModelPlan
+
+
+def plan_verify(model: ModelPlan, engine: EnginePlan) -> Action:
+    """Plan the check of ``engine``."""
+    name, final, operators = model.name, model.final, engine.loaded_operators
+    tools = ["numpy", *engine.run_tools, *operators.plugin_tools, *engine.toolchain_tools]
+    return Action(
+        target=f"verify:{name}:{engine.name}",
+        stage="verify",
+        model=name,
+        variant=engine.name,
+        options={
+            "engine": engine.options,
+            "tolerance": engine.spec["tolerance"] or model.spec["verify"][engine.precision],
+            "cases": engine.cases,
+            **operators.options,
+        },
+        inputs={**engine.files, **final.golden(engine.cases), **operators.inputs},
+        outputs={"result": FileRef(f"{name}/verify/{engine.name}.json")},
+        sources=operators.sources,
+        after=(f"engine:{name}:{engine.name}", final.golden_target),
+        code=("buildsys.stages.verify.stage", engine.backend_code),
+        tools=tuple(dict.fromkeys(tools)),
+        toolchain=engine.toolchain,
+        devices=engine.devices,
+        environment=engine.environment,
+        alone_on_gpu=engine.on_gpu,  # it would disturb whoever times there
+        timeout_s=model.timeout("verify"),
+        doc=f"check the engine {engine.name} of {name} against the golden outputs",
+    )
