@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 
 from buildsys.execution.key_inputs import Surveyor, own_code
 from buildsys.plan.action import Action, ToolchainRef
-from buildsys.store.file_digests import SETTLE_NS, boot_id
+from buildsys.store.file_digests import boot_id
 from buildsys.store.state_db import Row, StateDb, Statement
+from buildsys.system.files import SETTLE_NS, stamp
 
 _FEW = 100  # models that are asked for by name; from then on everything is read
 
@@ -189,7 +190,7 @@ class _Look:
     def state(self, about: str, files: Iterable[str]) -> _State:
         """Return the state of what a model's actions use and of its files."""
         _, code_ns = self._world
-        stats = [_stat(self._build + name) for name in files]
+        stats = [stamp(self._build + name) for name in files]
         newest_ns = max((max(found[0], found[1]) for found in stats if found), default=0)
         used = [self._surroundings(line) for line in about.split("\n")]
         return _State(_digest((self.valid_in, used, stats)), max(newest_ns, code_ns))
@@ -202,7 +203,7 @@ class _Look:
     @cached_property
     def _world(self) -> _State:
         """What is the same for all models: our own code, and what else changes a verdict."""
-        code = {path: _stat(path) for path in sorted(own_code())}
+        code = {path: stamp(path) for path in sorted(own_code())}
         newest_ns = max(max(found[0], found[1]) for found in code.values() if found)
         strict = os.environ.get("BUILDSYS_STRICT", "0")
         return _State(_digest((code, strict)), newest_ns)
@@ -236,14 +237,6 @@ def surroundings_of(line: str) -> Action:
 
 def _token(text: str, state: _State, records: Iterable[Row]) -> str:
     return _digest((text, state.digest, sorted(records, key=repr)))
-
-
-def _stat(path: str) -> tuple[int, int, int, int] | None:
-    try:
-        found = os.stat(path)  # noqa: PTH116 - thirty times per model
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
 
 def _about(actions: Iterable[Action]) -> str:

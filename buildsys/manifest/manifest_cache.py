@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from buildsys.manifest.file_state import FileState, file_state
+from buildsys.system.files import Stamp, replace_file, stamp
 
 SCHEMA = "buildsys/manifests/2"
 
@@ -35,16 +35,14 @@ class Cache:
     """Entries by file, with the state that each path they depend on was in."""
 
     entries: dict[str, Entry] = field(default_factory=dict)
-    states: dict[str, FileState | None] = field(default_factory=dict)
-    digests: dict[str, tuple[FileState, str]] = field(default_factory=dict)
+    states: dict[str, Stamp | None] = field(default_factory=dict)
+    digests: dict[str, tuple[Stamp, str]] = field(default_factory=dict)
 
     def valid(self, root: Path) -> dict[str, Entry]:
         """Return the entries whose paths are all in the state that they had."""
         start = f"{root}{os.sep}"  # joined as text: there may be thousands
         same = {
-            path
-            for path, state in self.states.items()
-            if file_state(_absolute(start, path)) == state
+            path for path, state in self.states.items() if stamp(_absolute(start, path)) == state
         }
         return {
             file: entry for file, entry in self.entries.items() if same.issuperset(entry.depends)
@@ -69,8 +67,7 @@ def read_cache(file: Path, configs: str) -> Cache:
             },
             states={path: _state(state) for path, state in stored["states"].items()},
             digests={
-                path: (_some_state(state), digest)
-                for path, (state, digest) in stored["digests"].items()
+                path: (Stamp(*state), digest) for path, (state, digest) in stored["digests"].items()
             },
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -96,31 +93,16 @@ def write_cache(file: Path, configs: str, cache: Cache) -> None:
     body = "\n".join([json.dumps(stored, separators=(",", ":")), *texts]).encode()
     # the next load resolves again if this one cannot be kept
     with contextlib.suppress(OSError):
-        _replace(file, b"%08x\n" % zlib.crc32(body) + body)
+        replace_file(file, b"%08x\n" % zlib.crc32(body) + body)
 
 
 def merged_states(
-    *layers: Mapping[str, FileState | None], paths: Iterable[str]
-) -> dict[str, FileState | None]:
+    *layers: Mapping[str, Stamp | None], paths: Iterable[str]
+) -> dict[str, Stamp | None]:
     """Return the state of each of ``paths`` from the first layer that has it."""
     return {
         path: next(layer[path] for layer in layers if path in layer) for path in sorted(set(paths))
     }
-
-
-def _replace(file: Path, content: bytes) -> None:
-    import tempfile  # 4 ms that a load from the cache need not pay
-
-    file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=".manifests.", dir=file.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as temporary:
-            temporary.write(content)
-        Path(name).replace(file)
-    except OSError:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise
 
 
 def _writer(configs: str) -> list[Any]:
@@ -136,7 +118,7 @@ def _writer(configs: str) -> list[Any]:
     found = importlib.util.find_spec("pydantic")  # locates without importing
     version = Path(found.origin).with_name("version.py") if found and found.origin else here
     paths: list[Path | str] = [*code, here.parent / "errors.py", version]
-    states = [file_state(path) for path in paths]
+    states = [stamp(path) for path in paths]
     return [SCHEMA, configs, list(sys.version_info[:3]), [list(state or ()) for state in states]]
 
 
@@ -144,10 +126,5 @@ def _absolute(start: str, path: str) -> str:
     return path if path.startswith(os.sep) else start + path
 
 
-def _state(stored: list[int] | None) -> FileState | None:
-    return None if stored is None else _some_state(stored)
-
-
-def _some_state(stored: list[int]) -> FileState:
-    modified, changed, size, inode = stored
-    return modified, changed, size, inode
+def _state(stored: list[int] | None) -> Stamp | None:
+    return None if stored is None else Stamp(*stored)

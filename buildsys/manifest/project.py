@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from buildsys.errors import ManifestError, ManifestErrors
-from buildsys.manifest.file_state import FileState, is_settled, now_ns
 from buildsys.manifest.manifest_cache import Cache, Entry, merged_states, read_cache, write_cache
+from buildsys.system.files import Stamp
 
 if TYPE_CHECKING:
     from buildsys.manifest.resolve import Resolver
@@ -88,7 +89,7 @@ class _Load:
         self._project = project
         self._remember = remember
         self._links_into = links_into
-        self._started_ns = now_ns()
+        self._started_ns = time.time_ns()
         self.errors: list[ManifestError] = []
 
     def models(self) -> dict[str, ResolvedModel]:
@@ -148,7 +149,7 @@ class _Load:
                 return all(
                     path not in seen or seen[path] == cache.states[path] for path in entry.depends
                 )
-            return all(is_settled(seen[path], self._started_ns) for path in entry.depends)
+            return all(self._is_settled(seen[path]) for path in entry.depends)
 
         kept = {
             name: entry
@@ -164,8 +165,8 @@ class _Load:
             {path: known for path, known in digests.items() if self._is_settled(known[0])},
         )
 
-    def _is_settled(self, state: FileState) -> bool:
-        return is_settled(state, self._started_ns)
+    def _is_settled(self, found: Stamp | None) -> bool:
+        return found is None or found.is_settled(self._started_ns)
 
     def _by_name(self, entries: Mapping[str, Entry]) -> dict[str, ResolvedModel]:
         models: dict[str, ResolvedModel] = {}

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.errors import ManifestError
-from buildsys.manifest.file_state import FileState, file_state
 from buildsys.manifest.problem import Problem
 from buildsys.manifest.value_tree import Node, plant
 from buildsys.manifest.yaml_reader import MAX_BYTES, Positions, read_positions, read_yaml
+from buildsys.system.files import Stamp, stamp
 
 
 class Workspace:
@@ -28,10 +28,8 @@ class Workspace:
         self.root = root
         self.links_into = links_into or root  # files of the project may be links to there
         self.configs = configs
-        self.states: dict[str, FileState | None] = {}
-        self.digests: dict[
-            str, tuple[FileState, str]
-        ] = {}  # sha256 of weights; kept from load to load
+        self.states: dict[str, Stamp | None] = {}
+        self.digests: dict[str, tuple[Stamp, str]] = {}  # sha256 of weights; kept from load to load
         self._documents: dict[Path, Node | ManifestError] = {}
         self._contents: dict[Path, bytes] = {}
         self._positions: dict[Path, Positions] = {}
@@ -50,12 +48,12 @@ class Workspace:
         """Return a path as errors name it: relative to the project where it lies in it."""
         return path.relative_to(self.root) if path.is_relative_to(self.root) else path
 
-    def state(self, path: Path) -> FileState | None:
+    def state(self, path: Path) -> Stamp | None:
         """Note and return the state of a path, None where nothing is."""
         name = str(self.shown(path))
         self._noted.add(name)
         if name not in self.states:
-            self.states[name] = file_state(path)
+            self.states[name] = stamp(path)
         return self.states[name]
 
     def exists(self, path: Path) -> bool:

@@ -24,7 +24,7 @@ from onnx import (
 from onnx.external_data_helper import ExternalDataInfo
 
 from buildsys.errors import StageError
-from buildsys.system.writeback import start_writeback
+from buildsys.system.files import start_writeback
 
 DATA_SUFFIX = ".data"  # external data lies beside model.onnx as model.onnx.data
 ONE_MESSAGE_LIMIT = (

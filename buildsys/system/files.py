@@ -1,18 +1,96 @@
-"""Content digests of files."""
+"""Files: digests, stamps and atomic replacement."""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import threading
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
+# File times advance in steps of up to 10 ms: two writes within a step leave the same times.
+SETTLE_NS = 30_000_000
 _BLOCK_BYTES = 1 << 20
+_WORTH_FLUSHING_BYTES = 16 << 20
+
+
+class Stamp(NamedTuple):
+    """The result of a stat; an unchanged stamp means unchanged content."""
+
+    mtime_ns: int
+    ctime_ns: int
+    size: int
+    inode: int
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> Stamp:
+        """Return the stamp in the result of a stat."""
+        inode = found.st_ino & 0x7FFF_FFFF_FFFF_FFFF  # SQLite integers are signed
+        return cls(found.st_mtime_ns, found.st_ctime_ns, found.st_size, inode)
+
+    def is_settled(self, since_ns: int) -> bool:
+        """Return whether any write after ``since_ns`` would change the stamp."""
+        return self.ctime_ns + SETTLE_NS < since_ns
+
+
+def stamp(path: Path | str) -> Stamp | None:
+    """Return the stamp of a file or folder, None if it cannot be accessed."""
+    try:
+        return Stamp.of(os.stat(path))  # noqa: PTH116 - a Path costs three times as much
+    except (OSError, ValueError):  # ValueError: a NUL in the path
+        return None
 
 
 def sha256_of(*files: Path) -> str:
-    """Return the sha256 of a file's content in hex, or of several files one after the other."""
+    """Return the SHA-256 of a file, or of several files one after the other."""
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:
             while block := stream.read(_BLOCK_BYTES):
                 digest.update(block)
     return digest.hexdigest()
+
+
+def replace_file(path: Path, content: bytes, *, durable: bool = False) -> None:
+    """Write a file atomically: readers see the previous or the new content.
+
+    A ``durable`` file also survives a power cut.
+    Raises: OSError: it cannot be written; the previous file stays.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
+    try:
+        temporary.write_bytes(content)
+        if durable:
+            fsync(temporary)
+        temporary.replace(path)
+        if durable:
+            fsync(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def start_writeback(path: Path) -> None:
+    """Flush a large new file in the background, so that a rename need not wait for it.
+
+    ext4 writes a file out when it replaces another one (0.1 s for 180 MB).
+    """
+    if path.stat().st_size >= _WORTH_FLUSHING_BYTES:
+
+        def flush() -> None:
+            with suppress(OSError):  # renamed meanwhile, or reported by the fsync after publishing
+                fsync(path)
+
+        threading.Thread(target=flush, daemon=True).start()
+
+
+def fsync(path: Path | str) -> None:
+    """Write a file or the names in a folder to disk. Raises: OSError."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

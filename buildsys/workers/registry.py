@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import re
@@ -16,12 +15,13 @@ import socket
 import stat
 import struct
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from buildsys.errors import UsageError
+from buildsys.system import file_locks
+from buildsys.system.files import replace_file
 from buildsys.system.processes import Process
 from buildsys.workers.protocol import encode
 
@@ -100,20 +100,8 @@ def address(folder: Path, fingerprint: str) -> Path:
 @contextlib.contextmanager
 def locked(folder: Path, limit_s: float = _LOCK_LIMIT_S) -> Iterator[None]:
     """Hold the lock of the folder. Raises: BlockingIOError: somebody else has held it for all of ``limit_s``."""
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + limit_s
-    try:
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise
-            time.sleep(0.005)
+    with file_locks.locked(folder / "lock", timeout_s=limit_s, mode=0o600):
         yield
-    finally:
-        os.close(handle)
 
 
 def connect(path: Path) -> socket.socket | None:
@@ -156,10 +144,7 @@ def read_record(path: Path) -> Record | None:
 
 def write_record(path: Path, record: Record) -> None:
     """Write the record of the server that listens at ``path``, whole or not at all."""
-    file = record_path(path)
-    fresh = file.with_suffix(f".{os.getpid()}")
-    fresh.write_text(json.dumps(dataclasses.asdict(record)), encoding="utf-8")
-    fresh.replace(file)
+    replace_file(record_path(path), json.dumps(dataclasses.asdict(record)).encode())
 
 
 def remove(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from buildsys.backends.tensorrt.enum_tables import DTYPES
 from buildsys.backends.tensorrt.library import Library
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array
+from buildsys.system.files import replace_file
 
 _KEY = re.compile(r"(\d+)/(.+)")
 Batch = Mapping[str, Array]
@@ -110,9 +110,7 @@ class Feed:
 
     def keep(self, found: bytes) -> None:
         """Write what was found, whole or not at all."""
-        fresh = self.given.cache.with_name(f".{self.given.cache.name}.{os.getpid()}")
-        fresh.write_bytes(found)
-        fresh.replace(self.given.cache)
+        replace_file(self.given.cache, found)
 
     def close(self) -> None:
         """Give the device memory back."""

@@ -5,7 +5,6 @@ A cache is of one version of TensorRT and one GPU. One that is broken or foreign
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import Messages, log_of
 from buildsys.backends.tensorrt.parse import new_builder
 from buildsys.errors import StageError
-from buildsys.system.files import sha256_of
+from buildsys.system.files import replace_file, sha256_of
 
 _MYELIN = ("Myelin error", "The timing cache will not be used")
 
@@ -48,7 +47,7 @@ def keep_timing_cache(library: Library, config: Any, file: Path | None) -> Figur
         return {}
     content = bytes(timing_cache.serialize())
     if len(content) != before:  # the order of its entries differs from time to time
-        _write(file, content)
+        replace_file(file, content)
     return {
         "timing_cache": {
             "sha256": sha256_of(file),
@@ -88,7 +87,7 @@ def merge_timing_caches(library: Library, files: Sequence[Path], merged: Path) -
                 "; ".join(dict.fromkeys(warnings)),
             )
             raise StageError(f"none of the timing caches {names} can be used: {reasons}")
-        _write(merged, bytes(total.serialize()))
+        replace_file(merged, bytes(total.serialize()))
     return warnings
 
 
@@ -132,9 +131,3 @@ def _entries_bytes(config: Any, timing_cache: Any) -> int:
     whole = len(bytes(timing_cache.serialize()))
     timing_cache = config.create_timing_cache(b"")
     return whole - len(bytes(timing_cache.serialize()))
-
-
-def _write(file: Path, content: bytes) -> None:
-    fresh = file.with_name(f".{file.name}.{os.getpid()}")
-    fresh.write_bytes(content)
-    fresh.replace(file)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from buildsys.backends.tensorrt.library import (
 )
 from buildsys.backends.tensorrt.log import Phases
 from buildsys.errors import StageError
+from buildsys.system.files import replace_file
 
 _PARSERS_LIBRARY = "libtensorrt_rtx.so"
 Call = TypeVar("Call", bound=Callable[..., Any])
@@ -174,10 +174,7 @@ def _runtime_cache(library: Library, engine: Any, file: Path) -> Iterator[Any]: 
         kernels = runtime_config.create_runtime_cache()  # of another version: it is made anew
     runtime_config.set_runtime_cache(kernels)
     yield runtime_config
-    file.parent.mkdir(parents=True, exist_ok=True)
-    fresh = file.with_name(f".{file.name}.{os.getpid()}")
-    fresh.write_bytes(kernels.serialize())
-    fresh.replace(file)
+    replace_file(file, bytes(kernels.serialize()))
 
 
 def check_plugin_machinery(library: Library) -> None:

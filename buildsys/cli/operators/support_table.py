@@ -12,6 +12,7 @@ from typing import Any
 
 from buildsys.cli.repro.two_builds import child_environment
 from buildsys.errors import StageError
+from buildsys.system.files import replace_file
 from buildsys.system.versions import python_version, tool_versions
 
 _LIBRARIES = ("torch", "torchvision", "onnx", "onnxscript", "onnxruntime", "tensorrt_rtx")
@@ -77,12 +78,7 @@ def _make_table() -> dict[str, Any]:
 
 
 def _keep(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", dir=file.parent, suffix=".new", delete=False, encoding="utf-8"
-    ) as stream:
-        stream.write(text)
-    Path(stream.name).replace(file)
+    replace_file(file, text.encode())
     others = sorted(file.parent.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     for old in others[_KEPT:]:
         old.unlink(missing_ok=True)

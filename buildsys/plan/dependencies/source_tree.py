@@ -9,13 +9,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from buildsys.plan.dependencies.onnx_external_data import external_files
 from buildsys.plan.dependencies.python_imports import Import, Needs, find_needs
 from buildsys.system import c_includes
 from buildsys.system.image_files import SUFFIXES as IMAGE_SUFFIXES
 from buildsys.system.image_files import image_files
+from buildsys.system.text_cache import TextCache
 
 Digest = Callable[
     [str], "str | None"
@@ -24,16 +25,6 @@ _SUFFIXES = (".py", *EXTENSION_SUFFIXES)  # a module may be compiled
 _SETTLE_NS = (
     30_000_000  # a folder that was changed this shortly before it was listed may change unseen
 )
-
-
-class Memo(Protocol):
-    """Remembers what is known of a file's content under a name that the content decides."""
-
-    def get(self, digest: str) -> str | None:
-        """Return what was stored under a name."""
-
-    def set(self, digest: str, imports: str) -> None:
-        """Store what is known."""
 
 
 class Reach(NamedTuple):
@@ -83,7 +74,7 @@ class SourceTree:
         self,
         root: str,
         digest: Digest,
-        memo: Memo,
+        memo: TextCache,
         *,
         package: str = "",
         folders: Folders | None = None,

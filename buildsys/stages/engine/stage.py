@@ -24,8 +24,7 @@ from buildsys.stages.engine.timing_cache import Loan, borrow
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.remedies.refused_graph import explain_refusal
 from buildsys.system.engine_environment import built_with
-from buildsys.system.files import sha256_of
-from buildsys.system.writeback import start_writeback
+from buildsys.system.files import sha256_of, start_writeback
 from buildsys.workers.job import Job, StageResult
 
 _PORTABILITY = (

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.machinery import PathFinder
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from buildsys.errors import StageError, Unavailable
+from buildsys.system.files import stamp
 from buildsys.system.interpreters.toolchain import Toolchain, override_variable
 from buildsys.system.text_cache import TextCache
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 OLDEST = (3, 10)
 _SCHEMA = "interpreter/1"
-
-Stamp: TypeAlias = "list[int] | None"
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class InterpreterCheck:
 @dataclass(frozen=True)
 class _Known:
     check: InterpreterCheck
-    stamps: Mapping[str, Stamp]  # of the files that the check depends on
+    stamps: Mapping[str, list[int] | None]  # of the files that the check depends on
 
 
 _known: dict[str, _Known] = {}
@@ -201,13 +199,6 @@ def _path_files(interpreter: Interpreter) -> list[str]:
     return files
 
 
-def _stamps(files: Iterable[str]) -> dict[str, Stamp]:
-    return {file: _stamp(file) for file in files}
-
-
-def _stamp(path: str) -> Stamp:
-    try:
-        found = Path(path).stat()
-    except OSError:
-        return None
-    return [found.st_mtime_ns, found.st_size, found.st_ino]
+def _stamps(files: Iterable[str]) -> dict[str, list[int] | None]:
+    # lists, as JSON has no tuples
+    return {file: list(found) if (found := stamp(file)) else None for file in files}

@@ -14,9 +14,10 @@ import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import buildsys
+from buildsys.system.files import Stamp, stamp
 from buildsys.system.interpreters.interpreter import Interpreter
 from buildsys.workers.server_kinds import Profile
 
@@ -42,7 +43,6 @@ def _standard(library: str) -> frozenset[str]:
 
 
 _STANDARD = _standard(str(Path(os.__file__).parent))
-Stamp: TypeAlias = "tuple[int, int, int] | None"
 
 
 def fingerprint(
@@ -65,11 +65,11 @@ def fingerprint(
         "schema": _SCHEMA,
         "profile": [profile.name, profile.preload, profile.without],
         # a virtual environment has the same one under several names
-        "python": [str(Path(python).parent), os.path.realpath(python), version, _stamp(python)],
+        "python": [str(Path(python).parent), os.path.realpath(python), version, stamp(python)],
         "folder": [str(folder), _mark(folder)],
         "code": _own_code(),
         "modules": {entry: list(_modules(entry, standard)) for entry in entries},
-        "libraries": _stamp(_LIBRARY_CACHE),
+        "libraries": stamp(_LIBRARY_CACHE),
         "environment": sorted(environment.items()),
         "process": _process(),
     }
@@ -101,27 +101,27 @@ def _module_folders(environment: Mapping[str, str], folder: Path, path: Sequence
     )
 
 
-def _modules(entry: str, standard: frozenset[str]) -> Iterator[tuple[str, Stamp]]:
+def _modules(entry: str, standard: frozenset[str]) -> Iterator[tuple[str, Stamp | None]]:
     """Yield what can be imported from a folder; a package by its ``__init__.py``, a release by its list of files."""
     if entry in standard:
-        yield entry, _stamp(entry)
+        yield entry, stamp(entry)
         return
     try:
         with os.scandir(entry) as found:
             names = sorted(item.name for item in found)
     except OSError:  # an archive, or nothing at all
-        yield entry, _stamp(entry)
+        yield entry, stamp(entry)
         return
     for name in names:
         path = f"{entry}/{name}"
         if name.endswith((".py", ".so", ".pth")):
-            yield name, _stamp(path)
+            yield name, stamp(path)
         elif name.endswith(".dist-info"):
-            yield name, _stamp(f"{path}/RECORD")
+            yield name, stamp(f"{path}/RECORD")
         elif "." not in name and name != "__pycache__":
-            stamp = _stamp(f"{path}/__init__.py")
-            if stamp is not None:
-                yield name, stamp
+            module = stamp(f"{path}/__init__.py")
+            if module is not None:
+                yield name, module
 
 
 def _process() -> dict[str, Any]:
@@ -143,14 +143,6 @@ def _process() -> dict[str, Any]:
         "spaces": [str(Path("/proc/self/ns", name).readlink()) for name in spaces],
         "root": [str(Path("/proc/self/root").readlink()), _identity(Path("/"))],
     }
-
-
-def _stamp(path: str) -> Stamp:
-    try:
-        found = Path(path).stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _mark(folder: Path) -> str:

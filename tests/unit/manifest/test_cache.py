@@ -12,7 +12,7 @@ import pytest
 from manifest_files import NET, same_state
 
 from buildsys.manifest import project as loading
-from buildsys.manifest.file_state import is_settled
+from buildsys.system.files import Stamp
 
 LAZY = """
 import sys, time
@@ -96,9 +96,9 @@ def test_what_was_written_just_now_is_not_trusted(project, resolved):
 
 def test_a_settled_state_is_older_than_a_tick():
     now = time.time_ns()
-    assert is_settled((0, now - 100_000_000, 0, 0), now)
-    assert not is_settled((0, now - 1_000_000, 0, 0), now)
-    assert not is_settled((0, now + 1_000_000_000, 0, 0), now)
+    assert Stamp(0, now - 100_000_000, 0, 0).is_settled(now)
+    assert not Stamp(0, now - 1_000_000, 0, 0).is_settled(now)
+    assert not Stamp(0, now + 1_000_000_000, 0, 0).is_settled(now)
 
 
 def test_a_change_that_keeps_size_and_time_is_seen(project, resolved):

@@ -100,7 +100,7 @@ def test_every_image_of_a_folder_is_a_source(tmp_path: Path, name: str) -> None:
     (folder / "first.png").write_bytes(b"1")
     known: dict[str, str] = {}
 
-    class Memo:
+    class Texts:
         def get(self, digest: str) -> str | None:
             return known.get(digest)
 
@@ -108,7 +108,7 @@ def test_every_image_of_a_folder_is_a_source(tmp_path: Path, name: str) -> None:
             known[digest] = imports
 
     def reached() -> dict[str, str | None]:
-        tree = SourceTree(str(tmp_path), lambda path: Path(path).read_text(), Memo())
+        tree = SourceTree(str(tmp_path), lambda path: Path(path).read_text(), Texts())
         return tree.closure(["data/"])
 
     assert reached() == {"data/first.png": "1"}

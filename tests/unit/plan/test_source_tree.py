@@ -11,7 +11,7 @@ from buildsys.plan.dependencies.python_imports import Import, find_needs
 from buildsys.plan.dependencies.source_tree import Folders, SourceTree
 
 
-class Memo(dict[str, str]):
+class Texts(dict[str, str]):
     def set(self, digest: str, imports: str) -> None:
         self[digest] = imports
 
@@ -38,7 +38,7 @@ def write(project: Path, **files: str) -> None:
 
 
 def closure(project: Path, *sources: str) -> set[str]:
-    return set(SourceTree(str(project), digest, Memo()).closure(sources))
+    return set(SourceTree(str(project), digest, Texts()).closure(sources))
 
 
 def test_a_file_without_local_imports_is_alone(project: Path) -> None:
@@ -138,29 +138,29 @@ def test_a_bad_escape_is_not_our_warning(project: Path) -> None:
 def test_other_files_are_digested_whole(project: Path) -> None:
     (project / "w.pth").write_bytes(b"import net")
     write(project, net="")
-    tree = SourceTree(str(project), digest, Memo())
+    tree = SourceTree(str(project), digest, Texts())
     assert tree.closure(["w.pth"]) == {"w.pth": hashlib.sha256(b"import net").hexdigest()}
 
 
 def test_a_missing_source_is_absent(project: Path) -> None:
-    assert SourceTree(str(project), digest, Memo()).closure(["no.py"]) == {"no.py": None}
+    assert SourceTree(str(project), digest, Texts()).closure(["no.py"]) == {"no.py": None}
 
 
 def test_a_change_in_an_imported_file_changes_its_digest_only(project: Path) -> None:
     write(project, net="import blocks", blocks="x = 1")
-    before = SourceTree(str(project), digest, Memo()).closure(["net.py"])
+    before = SourceTree(str(project), digest, Texts()).closure(["net.py"])
     write(project, blocks="x = 2")
-    after = SourceTree(str(project), digest, Memo()).closure(["net.py"])
+    after = SourceTree(str(project), digest, Texts()).closure(["net.py"])
     assert {name for name in before if before[name] != after[name]} == {"blocks.py"}
 
 
 def test_a_file_is_parsed_once_per_content(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(project, net="import blocks", blocks="")
-    memo = Memo()
-    first = SourceTree(str(project), digest, memo).closure(["net.py"])
+    texts = Texts()
+    first = SourceTree(str(project), digest, texts).closure(["net.py"])
     monkeypatch.setattr("ast.parse", lambda code: pytest.fail("parsed again"))
     os.utime(project / "net.py")
-    assert SourceTree(str(project), digest, memo).closure(["net.py"]) == first
+    assert SourceTree(str(project), digest, texts).closure(["net.py"]) == first
 
 
 def test_with_a_package_only_its_modules_count(project: Path) -> None:
@@ -171,7 +171,7 @@ def test_with_a_package_only_its_modules_count(project: Path) -> None:
         pack__c="",
         other="",
     )
-    tree = SourceTree(str(project), digest, Memo(), package="pack")
+    tree = SourceTree(str(project), digest, Texts(), package="pack")
     assert set(tree.closure(["pack/a.py"])) == {"pack/a.py", "pack/b.py", "pack/c.py"}
 
 
@@ -181,7 +181,7 @@ def test_what_no_file_answers_to_is_outside(project: Path) -> None:
         net="import torch, os, blocks\nfrom timm.layers import Mlp\nfrom . import gone",
         blocks="import einops",
     )
-    reach = SourceTree(str(project), digest, Memo()).reach(["net.py"])
+    reach = SourceTree(str(project), digest, Texts()).reach(["net.py"])
     assert reach.outside == [
         Import(0, "einops", []),
         Import(0, "timm.layers", ["Mlp"]),
@@ -192,7 +192,7 @@ def test_what_no_file_answers_to_is_outside(project: Path) -> None:
 def test_a_folder_without_modules_hides_no_library(project: Path) -> None:
     write(project, net="import data, pack", pack__sub__x="")
     (project / "data").mkdir()
-    outside = SourceTree(str(project), digest, Memo()).reach(["net.py"]).outside
+    outside = SourceTree(str(project), digest, Texts()).reach(["net.py"]).outside
     assert [item.module for item in outside] == ["data", "pack"]
 
 
@@ -202,7 +202,7 @@ def test_environment_variables_that_are_read_are_named(project: Path) -> None:
         "d = 'D' in os.environ\ne = os.getenv('E')\nf = os.environ[a]\ng = {}.get('G')\nh = environ.pop('H')\n"
     )
     write(project, net=f"import blocks\n{text}", blocks="import os\nos.environ['Z']")
-    assert SourceTree(str(project), digest, Memo()).reach(["net.py"]).variables == [*"ABCDEHZ"]
+    assert SourceTree(str(project), digest, Texts()).reach(["net.py"]).variables == [*"ABCDEHZ"]
 
 
 def test_a_compiled_module_counts(project: Path) -> None:
@@ -216,16 +216,16 @@ def test_a_module_that_appears_is_seen_by_the_same_listing(project: Path) -> Non
     folders = Folders()
     for folder in (project, project / "deep"):
         os.utime(folder, ns=(10**18, 10**18))  # long settled
-    assert SourceTree(str(project), digest, Memo(), folders=folders).closure(["net.py"]).keys() == {
-        "net.py"
-    }
+    assert SourceTree(str(project), digest, Texts(), folders=folders).closure(
+        ["net.py"]
+    ).keys() == {"net.py"}
     write(project, blocks="import deep.b", deep__b="")
-    found = SourceTree(str(project), digest, Memo(), folders=folders).closure(["net.py"])
+    found = SourceTree(str(project), digest, Texts(), folders=folders).closure(["net.py"])
     assert found.keys() == {"net.py", "blocks.py", "deep/b.py"}
     (project / "blocks.py").unlink()
-    assert SourceTree(str(project), digest, Memo(), folders=folders).closure(["net.py"]).keys() == {
-        "net.py"
-    }
+    assert SourceTree(str(project), digest, Texts(), folders=folders).closure(
+        ["net.py"]
+    ).keys() == {"net.py"}
 
 
 def test_an_onnx_file_brings_the_files_of_its_tensors(project: Path) -> None:

@@ -1,0 +1,117 @@
+"""Stamps, atomic replacement and locks of files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from buildsys.system import files
+from buildsys.system.file_locks import locked, open_lock, try_lock
+from buildsys.system.files import replace_file, stamp
+
+
+def test_a_stamp_changes_with_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    assert stamp(file) is None
+    file.write_bytes(b"one")
+    before = stamp(file)
+    assert before == stamp(str(file))
+    times = file.stat()
+    (tmp_path / "g").write_bytes(b"two")
+    os.utime(tmp_path / "g", ns=(times.st_atime_ns, times.st_mtime_ns))
+    (tmp_path / "g").replace(file)
+    assert stamp(file) != before
+    assert stamp("\0") is None
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_file_is_replaced_atomically(tmp_path: Path, durable: bool) -> None:
+    file = tmp_path / "folder" / "f"
+    replace_file(file, b"one", durable=durable)
+    with file.open("rb") as reader:
+        replace_file(file, b"two", durable=durable)
+        assert reader.read() == b"one"
+    assert file.read_bytes() == b"two"
+    assert [path.name for path in file.parent.iterdir()] == ["f"]
+
+
+@pytest.mark.parametrize("step", ["write_bytes", "replace"])
+def test_a_failed_replacement_leaves_the_previous_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    file = tmp_path / "f"
+    file.write_bytes(b"one")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, step, full)
+    with pytest.raises(OSError, match="No space left"):
+        replace_file(file, b"two")
+    assert file.read_bytes() == b"one"
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def test_a_durable_file_is_flushed_before_its_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    replace = Path.replace
+    monkeypatch.setattr(files, "fsync", lambda path: steps.append(f"fsync {Path(path).suffix}"))
+    monkeypatch.setattr(
+        Path, "replace", lambda self, to: steps.append("rename") or replace(self, to)
+    )
+    replace_file(tmp_path / "f", b"x", durable=True)
+    assert len(steps) == 3
+    assert steps[0] != "fsync "
+    assert steps[1:] == ["rename", "fsync "]
+
+
+def test_a_lock_has_one_holder(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    with locked(file):
+        with (
+            pytest.raises(BlockingIOError, match="another process has held lock for 0 s"),
+            locked(file, timeout_s=0),
+        ):
+            pass
+        with pytest.raises(BlockingIOError), locked(file, shared=True, timeout_s=0.02):
+            pass
+    with locked(file, shared=True), locked(file, shared=True, timeout_s=0):
+        handle = open_lock(file)
+        assert not try_lock(handle)
+        assert try_lock(handle, shared=True)
+        os.close(handle)
+
+
+def test_a_waiting_process_gets_the_lock(tmp_path: Path) -> None:
+    file, order = tmp_path / "lock", []
+    waiting = threading.Event()
+
+    def wait() -> None:
+        waiting.set()
+        with locked(file, timeout_s=30):
+            order.append("second")
+
+    with locked(file):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        assert waiting.wait(30)
+        order.append("first")
+    thread.join(30)
+    assert order == ["first", "second"]
+
+
+def test_a_killed_process_releases_its_lock(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from buildsys.system.file_locks import locked\n"
+        "with locked(Path(sys.argv[1])):\n    os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path / "lock"], check=False)
+    with locked(tmp_path / "lock", timeout_s=0):
+        pass
