@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from buildsys.errors import StageError
-from buildsys.stages.operators.elf_check import check_library
+from buildsys.stages.operators.library_check import check_library
 from buildsys.system.c_includes import included_files, language_of, linker_of
 from buildsys.system.compilers import LANGUAGES, compiler_command, compiler_environment
 

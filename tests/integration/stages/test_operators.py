@@ -344,7 +344,7 @@ def no_elf(content: bytearray) -> None:
         ),
         (
             no_elf,
-            "plugins/ops/libswish.so is not a shared library of Linux (ELF); it is a DLL of Windows",
+            "plugins/ops/libswish.so is not a shared library for Linux (ELF); it is a Windows DLL",
         ),
     ],
 )
@@ -354,22 +354,31 @@ def test_a_given_library_that_does_not_fit(
     assert expected in refused(project, given(project, change))
 
 
-def test_a_given_library_that_lacks_a_symbol_of_another(project: OperatorProject) -> None:
-    project.write(
-        "x.c",
-        "extern int nowhere(void);\nvoid *RegisterCustomOps(void) { return nowhere() ? 0 : 0; }\n",
-    )
-    command = [
-        "cc",
-        "-shared",
-        "-fPIC",
-        "-o",
-        str(project.root / "x.so"),
-        str(project.root / "x.c"),
-    ]
-    subprocess.run(command, check=True)
-    said = refused(project, {"op": OP, "library": {"file": "x.so"}})
-    assert "x.so cannot be loaded: undefined symbol: nowhere" in said
+@pytest.mark.parametrize(
+    ("name", "source", "expected"),
+    [
+        (
+            "x.c",
+            "extern int nowhere(void);\nvoid *RegisterCustomOps(void) { return nowhere() ? 0 : 0; }\n",
+            "x.so cannot be loaded: undefined symbol: nowhere",
+        ),
+        (
+            "x.c",
+            "#include <stdlib.h>\nvoid RegisterCustomOps(void) {}\n"
+            "__attribute__((constructor)) static void start(void) { abort(); }\n",
+            "x.so cannot be loaded: the process aborted (SIGABRT)",
+        ),
+        ("x.cc", "void RegisterCustomOps() {}\n", 'declare it extern "C" RegisterCustomOps'),
+    ],
+    ids=["undefined symbol", "crash", "mangled symbol"],
+)
+def test_a_given_library_that_does_not_load(
+    project: OperatorProject, name: str, source: str, expected: str
+) -> None:
+    project.write(name, source)
+    command = ["cc", "-shared", "-fPIC", "-o", "x.so", name]
+    subprocess.run(command, check=True, cwd=project.root)
+    assert expected in refused(project, {"op": OP, "library": {"file": "x.so"}})
 
 
 def test_an_operator_that_nothing_implements(project: OperatorProject) -> None:
