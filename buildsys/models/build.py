@@ -15,7 +15,7 @@ from torch import nn
 
 from buildsys.errors import StageError
 from buildsys.models.random_weights import draw_parameters, has_batch_norms, without_default_values
-from buildsys.models.user_code import blame, load_callable
+from buildsys.models.user_code import load_callable, reraise_as_stage_error
 from buildsys.models.weights import load_weights
 from buildsys.system.files import sha256_of
 from buildsys.system.suggestions import nearest
@@ -72,7 +72,7 @@ def _from_python(source: Mapping[str, Any], project: Path) -> Made:
             f"{reference} is a module, not a callable that returns one",
             "name its class or a function",
         )
-    with blame(f"{reference} failed", project):
+    with reraise_as_stage_error(f"{reference} failed", project):
         module = make(**source["kwargs"])
     if not isinstance(module, nn.Module):
         raise StageError(f"{reference} returned {type(module).__name__}, not a torch.nn.Module")
@@ -93,7 +93,7 @@ def _build_torchvision(name: str, kwargs: Mapping[str, Any], project: Path) -> n
     from torchvision import models
 
     _require_known(name)
-    with blame(f"torchvision.models.get_model({name!r}) failed", project):
+    with reraise_as_stage_error(f"torchvision.models.get_model({name!r}) failed", project):
         module: nn.Module = models.get_model(name, **kwargs)
     return module
 

@@ -13,7 +13,7 @@ import numpy as np
 from buildsys.errors import StageError
 from buildsys.manifest.value_ranges import INTEGER_RANGES, default_high
 from buildsys.models.images import find_images, read_images
-from buildsys.models.user_code import blame, load_callable
+from buildsys.models.user_code import load_callable, reraise_as_stage_error
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, Array, Tensor, tensor_of
 
 Data = Mapping[str, Any]  # one input's ``data`` of the manifest
@@ -161,7 +161,7 @@ def values_from_callable(
     Raises: StageError: it raised, or its values do not suit the input.
     """
     make = load_callable(reference, project)
-    with blame(f"{reference} failed for {where}", project):
+    with reraise_as_stage_error(f"{reference} failed for {where}", project):
         array = np.asarray(make(shape, dtype, which, seed))
     if array.shape != shape:
         raise StageError(

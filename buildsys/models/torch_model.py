@@ -22,7 +22,7 @@ from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.build import make_module
 from buildsys.models.random_weights import measuring_batch_norms
 from buildsys.models.torch_dtypes import dtype_name, to_torch
-from buildsys.models.user_code import blame, with_article
+from buildsys.models.user_code import reraise_as_stage_error, with_article
 from buildsys.onnx_graphs.tensors import tensor_of
 
 Tensors = Mapping[str, torch.Tensor]
@@ -60,7 +60,7 @@ class Network:
         Raises: StageError: forward raised; says for which inputs and where.
         """
         positional, named = self.arguments(inputs)
-        with blame(
+        with reraise_as_stage_error(
             f"forward of {type(self.module).__name__} failed on {describe_inputs(inputs)}",
             self.project,
         ):

@@ -99,7 +99,7 @@ def check_parameters(
 
 
 @contextmanager
-def blame(what: str, project: Path) -> Iterator[None]:
+def reraise_as_stage_error(what: str, project: Path) -> Iterator[None]:
     """Turn an exception of the user's code into one sentence with its file and line."""
     try:
         yield
@@ -140,7 +140,7 @@ def load_module(shown: str, project: Path) -> ModuleType:
     spec = spec_from_file_location(name, file, loader=_UncachedLoader(name, str(file)))
     if spec is None or spec.loader is None:
         raise StageError(f"{shown} is not a Python file")
-    with blame(f"importing {shown} failed", project):
+    with reraise_as_stage_error(f"importing {shown} failed", project):
         return _execute(spec)
 
 

@@ -14,7 +14,12 @@ from buildsys.backends.tensorrt.inspector import DTYPE_OF_PRECISION
 from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import Messages
 from buildsys.errors import StageError
-from buildsys.models.user_code import blame, check_parameters, load_callable, with_article
+from buildsys.models.user_code import (
+    check_parameters,
+    load_callable,
+    reraise_as_stage_error,
+    with_article,
+)
 from buildsys.system.suggestions import nearest
 
 _COMPUTED = (
@@ -83,7 +88,7 @@ def call_hook(reference: str, project: Path, network: Any, config: Any, messages
     hook = load_callable(reference, project)
     takes = "a network hook takes two, the network and the configuration"
     check_parameters(hook, reference, 2, takes, "def tweak(network, config): …")
-    with blame(f"{reference} failed", project):
+    with reraise_as_stage_error(f"{reference} failed", project):
         returned = hook(network, config)
     if returned is not None:
         what = with_article(type(returned).__name__)

@@ -27,7 +27,7 @@ from buildsys.onnx_graphs.onnx_file import (
 from buildsys.stages.export.origins import node_origins, write_origins
 from buildsys.stages.export.signature import check_opset, check_signature
 from buildsys.stages.export.strip_metadata import strip_traces
-from buildsys.stages.operators.function_placement import put_in
+from buildsys.stages.operators.function_placement import add_functions
 from buildsys.system.files import sha256_of
 from buildsys.workers.job import Job, StageResult
 
@@ -56,7 +56,7 @@ def run(job: Job) -> StageResult:
     else:
         model, weights, origin = _exported_model(job, warnings)
     if "functions" in job.inputs:
-        warnings += put_in(model, load_model(job.inputs["functions"]))
+        warnings += add_functions(model, load_model(job.inputs["functions"]))
     figures = {"parameters": parameter_count(model), **origin, **_model_figures(model)}
     if "origins" in job.outputs:
         write_origins(node_origins(model, job.project), job.outputs["origins"])

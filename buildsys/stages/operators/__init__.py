@@ -1,1 +1,1 @@
-"""Custom operators: local functions, libraries, and graphs as a backend reads them."""
+"""Custom operators: the stage, and graphs prepared for one backend."""

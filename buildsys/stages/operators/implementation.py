@@ -1,15 +1,14 @@
-"""How one backend implements the custom operators of a graph: with the graph's functions, its own, or other files.
+"""One backend's implementation of a graph's custom operators.
 
-A job's option ``operators`` has an entry per operator that the backend does not take as the graph's own function. A
-function beside a library or a plugin is taken out of what the backend reads: which of the two wins is decided by the
-manifest, not by the runtime (a function wins over a plugin in TensorRT, a library over a function in ONNX Runtime).
+The option ``operators`` of a job has an entry per operator that the backend does not run as the
+graph's local function. Such a function is removed from the backend's copy of the graph: the
+manifest decides which implementation runs, not the runtime (a function wins over a plugin in
+TensorRT, a library over a function in ONNX Runtime).
 """
 
 from __future__ import annotations
 
 import shutil
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from buildsys.backends.interface import OperatorUse
 from buildsys.errors import StageError
 from buildsys.workers.job import Job
 
+# onnx is imported lazily: only graphs with custom operators need it
 if TYPE_CHECKING:
     from onnx import ModelProto
 
@@ -30,16 +30,16 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Implementation:
-    """What implements the operators for one backend, beside the functions that the graph has."""
+    """A backend's implementations, in addition to the graph's functions."""
 
     backend: str
     uses: tuple[OperatorUse, ...] = ()
-    missing: frozenset[str] = frozenset()  # operators with nothing for this backend
-    functions: Path | None = None  # the file of those that it takes in place of the graph's
+    missing: frozenset[str] = frozenset()  # operators without an implementation for this backend
+    functions: Path | None = None  # file of functions that replace the graph's
 
     @property
     def is_declared(self) -> bool:
-        """Whether the manifest is known to say anything of custom operators."""
+        """Return whether the manifest declares custom operators for this backend."""
         return bool(self.uses or self.missing or self.functions)
 
     @property
@@ -48,21 +48,21 @@ class Implementation:
         return list(dict.fromkeys(use.path for use in self.uses if use.path.suffix != ".py"))
 
     def apply(self, model: ModelProto) -> bool:
-        """Change a model's functions to what the backend is to read; return whether that changes anything."""
+        """Adapt a model's functions to the backend; return whether anything changed."""
         if not self.is_declared:
             return False
-        from buildsys.onnx_graphs.onnx_file import load_model  # onnx, which only such graphs need
-        from buildsys.stages.operators.function_placement import put_in, take_out
+        from buildsys.onnx_graphs.onnx_file import load_model
+        from buildsys.stages.operators.function_placement import add_functions, remove_functions
 
-        changed = take_out(model, {*(use.op for use in self.uses), *self.missing})
+        changed = remove_functions(model, {*(use.op for use in self.uses), *self.missing})
         if self.functions is not None:
-            put_in(model, load_model(self.functions))
+            add_functions(model, load_model(self.functions))
         return changed or self.functions is not None
 
     def graph(self, path: Path, folder: Path) -> Path:
-        """Return the file that the backend is to read: ``path`` itself, or a changed copy in ``folder``.
+        """Return the file for the backend: ``path`` itself, or a changed copy in ``folder``.
 
-        Raises: StageError: the graph has an operator that nothing implements for the backend.
+        Raises: StageError: the graph has an operator without an implementation.
         """
         if not self.is_declared:
             return path
@@ -81,44 +81,41 @@ class Implementation:
         return copy
 
     def require(self, model: ModelProto) -> None:
-        """Raise StageError where the graph has an operator that nothing implements for the backend."""
+        """Raise StageError if the graph has an operator without an implementation."""
         name, other = _NAMES[self.backend]
-        for op in sorted(self.missing & _operators(model).keys()):
+        for op in sorted(self.missing & _operators(model)):
             raise StageError(
                 f"nothing implements {op} for {name}",
                 f"add function or {other} to its entry in ops",
             )
 
     def is_complete_for(self, path: Path) -> bool:
-        """Tell whether all operators of a graph that are declared have an implementation for the backend."""
+        """Return whether all declared operators of a graph have an implementation."""
         if not self.missing:
             return True
         from buildsys.onnx_graphs.onnx_file import load_model
 
-        return not self.missing & _operators(load_model(path, external_data=False)).keys()
+        return not self.missing & _operators(load_model(path, external_data=False))
 
 
 def implementation_of(job: Job, backend: str = "onnxruntime") -> Implementation:
-    """Return what a job says of a backend's operators."""
-    entries = job.options.get("operators", ())
-    return Implementation(
-        backend,
-        uses=tuple(_use(job, entry) for entry in entries if entry["kind"] in ("library", "plugin")),
-        missing=frozenset(entry["op"] for entry in entries if entry["kind"] is None),
-        functions=job.inputs.get("functions"),
-    )
+    """Return a backend's implementation from a job's options and inputs."""
+    uses, missing = [], []
+    for entry in job.options.get("operators", ()):
+        if entry["kind"] is None:
+            missing.append(entry["op"])
+        elif entry["kind"] in ("library", "plugin"):
+            is_library = "library" in entry
+            path = (
+                job.inputs[f"library.{entry['library']}"]
+                if is_library
+                else job.project / entry["python"]
+            )
+            uses.append(OperatorUse(entry["op"], entry["kind"], path, job.project, job.fail))
+    return Implementation(backend, tuple(uses), frozenset(missing), job.inputs.get("functions"))
 
 
-def _use(job: Job, entry: Mapping[str, str]) -> OperatorUse:
-    path = (
-        job.inputs[f"library.{entry['library']}"]
-        if "library" in entry
-        else job.project / entry["python"]
-    )
-    return OperatorUse(entry["op"], entry["kind"], path, job.project, job.fail)
-
-
-def _operators(model: ModelProto) -> Counter[str]:
+def _operators(model: ModelProto) -> set[str]:
     from buildsys.stages.operators.nodes import nodes_of, operator_of
 
-    return Counter(operator_of(node) for node in nodes_of(model))
+    return {operator_of(node) for node in nodes_of(model)}

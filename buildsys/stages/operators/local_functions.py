@@ -1,4 +1,4 @@
-"""The local functions that a manifest names, as FunctionProtos that are right by themselves."""
+"""Local functions named by a manifest, as valid FunctionProtos."""
 
 from __future__ import annotations
 
@@ -10,26 +10,36 @@ import onnx
 from onnx import FunctionProto, ModelProto, checker
 
 from buildsys.errors import StageError
-from buildsys.models.user_code import blame, load_object, with_article
+from buildsys.models.user_code import load_object, reraise_as_stage_error, with_article
 from buildsys.onnx_graphs.onnx_file import first_line
 from buildsys.stages.operators.nodes import nodes_of, operator_of, split_operator
 
 _IR_VERSION = 10
-_WANTED = "a FunctionProto, an onnxscript function or a list of them is wanted"
+_EXPECTED = "expected a FunctionProto, an onnxscript function or a list of them"
 
 
 def function_model(references: Mapping[str, str], project: Path) -> ModelProto:
-    """Return a model that holds the functions of ``references`` (operator -> ``FILE.py:NAME``), and nothing else.
+    """Return a model with only the functions of ``references``: operator -> ``FILE.py:NAME``.
 
-    Its metadata say where each comes from. Equal functions give equal bytes, whatever their doc strings say.
-    Raises: StageError: a function cannot be made, is not valid, has the name of another one, or calls itself.
+    Its metadata hold their origins. Equal functions give equal bytes, whatever their doc strings.
+    Raises: StageError: a function fails, is invalid, calls itself, or differs from its namesake.
     """
     model = ModelProto(ir_version=_IR_VERSION)
+    functions: dict[str, FunctionProto] = {}
     origins: dict[str, str] = {}
     for op, reference in references.items():
-        for function in _functions_of(op, reference, project):
-            _add(model, function, reference, origins)
-    _refuse_cycles(model, origins)
+        for function in _load_functions(op, reference, project):
+            name = operator_of(function)
+            if name not in functions:
+                _check(function, reference)
+                functions[name], origins[name] = function, reference
+            elif functions[name] != function:
+                raise StageError(
+                    f"{origins[name]} and {reference} define {name} differently",
+                    "rename one of the functions",
+                )
+    _refuse_cycles(functions, origins)
+    model.functions.extend(functions.values())
     for op, reference in origins.items():
         model.metadata_props.add(key=op, value=reference)
     return model
@@ -40,20 +50,27 @@ def origins_of(model: ModelProto) -> dict[str, str]:
     return {entry.key: entry.value for entry in model.metadata_props}
 
 
-def _functions_of(op: str, reference: str, project: Path) -> Iterator[FunctionProto]:
+def _load_functions(op: str, reference: str, project: Path) -> list[FunctionProto]:
     found = load_object(reference, project)
     if not _is_function(found) and isinstance(found, Callable):  # type: ignore[arg-type]
-        with blame(f"{reference} failed", project):
+        with reraise_as_stage_error(f"{reference} failed", project):
             found = found()
     members = list(found) if isinstance(found, (list, tuple)) else [found]
     wrong = next((member for member in members if not _is_function(member)), None)
     if wrong is not None or not members:
         what = with_article(type(wrong).__name__) if members else "an empty list"
-        raise StageError(f"{reference} gives {what} for {op}; {_WANTED}")
-    with blame(f"{reference} failed", project):
+        raise StageError(f"{reference} gives {what} for {op}; {_EXPECTED}")
+    with reraise_as_stage_error(f"{reference} failed", project):
         protos = [proto for member in members for proto in _protos(member)]
-    _name_after(op, protos, reference)
-    yield from (_settled(proto) for proto in protos)
+    names = [operator_of(proto) for proto in protos]
+    if op not in names:
+        if any(operator_of(node) == names[0] for proto in protos for node in nodes_of(proto)):
+            raise StageError(
+                f"{reference} gives {', '.join(names)}, none of which is {op}",
+                "name the operator's function after it",
+            )
+        protos[0].domain, protos[0].name = split_operator(op)
+    return [_normalized(proto) for proto in protos]
 
 
 def _is_function(value: Any) -> bool:
@@ -61,7 +78,7 @@ def _is_function(value: Any) -> bool:
 
 
 def _protos(member: Any) -> Iterator[FunctionProto]:
-    """Yield the function, and for one of onnxscript also those that it calls."""
+    """Yield the function; for an onnxscript function also those it calls."""
     if isinstance(member, FunctionProto):
         yield member
         return
@@ -70,79 +87,46 @@ def _protos(member: Any) -> Iterator[FunctionProto]:
         yield called.to_function_proto()
 
 
-def _name_after(op: str, protos: list[FunctionProto], reference: str) -> None:
-    """Give the function of ``op`` the operator's name; where there are several, the first, or the one that has it."""
-    if any(operator_of(proto) == op for proto in protos):
-        return
-    old = (protos[0].domain, protos[0].name)
-    called = any((node.domain, node.op_type) == old for proto in protos for node in nodes_of(proto))
-    if called:
-        raise StageError(
-            f"{reference} gives {', '.join(map(operator_of, protos))}, none of which is {op}",
-            "name the function of the operator after it",
-        )
-    protos[0].domain, protos[0].name = split_operator(op)
-
-
-def _settled(proto: FunctionProto) -> FunctionProto:
-    """Return a copy without what does not belong to its meaning: doc strings, traces, an order by chance."""
+def _normalized(proto: FunctionProto) -> FunctionProto:
+    """Return a copy without doc strings and traces, its imports sorted."""
     result = FunctionProto()
     result.CopyFrom(proto)
-    result.ClearField("doc_string")
-    del result.metadata_props[:]
-    for node in nodes_of(result):
-        node.ClearField("doc_string")
-        del node.metadata_props[:]
+    items: list[Any] = [result, *nodes_of(result)]
+    for item in items:
+        item.ClearField("doc_string")
+        del item.metadata_props[:]
     imports = sorted((entry.domain, entry.version) for entry in result.opset_import)
     del result.opset_import[:]
-    result.opset_import.extend(
-        onnx.helper.make_opsetid(domain, version) for domain, version in imports
-    )
+    result.opset_import.extend(onnx.helper.make_opsetid(*entry) for entry in imports)
     return result
 
 
-def _add(
-    model: ModelProto, function: FunctionProto, reference: str, origins: dict[str, str]
-) -> None:
-    op = operator_of(function)
-    known = next((other for other in model.functions if operator_of(other) == op), None)
-    if known == function:
-        return
-    if known is not None:
-        raise StageError(f"{origins[op]} and {reference} both define {op}, and differ")
-    _check(function, op, reference)
-    model.functions.append(function)
-    origins[op] = reference
-
-
-def _check(function: FunctionProto, op: str, reference: str) -> None:
+def _check(function: FunctionProto, reference: str) -> None:
     context = checker.C.CheckerContext()
     context.ir_version = _IR_VERSION
     context.opset_imports = {entry.domain: entry.version for entry in function.opset_import}
     try:
         checker.check_function(function, context, checker.C.LexicalScopeContext())
     except checker.ValidationError as error:
+        op = operator_of(function)
         raise StageError(
-            f"the local function {op} ({reference}) is not valid: {first_line(error)}"
+            f"the local function {op} ({reference}) is invalid: {first_line(error)}"
         ) from error
 
 
-def _refuse_cycles(model: ModelProto, origins: Mapping[str, str]) -> None:
+def _refuse_cycles(functions: Mapping[str, FunctionProto], origins: Mapping[str, str]) -> None:
     calls = {
-        operator_of(function): [operator_of(node) for node in nodes_of(function)]
-        for function in model.functions
+        op: [operator_of(node) for node in nodes_of(function)] for op, function in functions.items()
     }
     done: set[str] = set()
 
-    def visit(op: str, above: tuple[str, ...]) -> None:
-        if op in above:
-            path = " → ".join((*above[above.index(op) :], op))
-            raise StageError(
-                f"the local functions call each other in a circle: {path} ({origins[op]})"
-            )
+    def visit(op: str, callers: tuple[str, ...]) -> None:
+        if op in callers:
+            path = " → ".join((*callers[callers.index(op) :], op))
+            raise StageError(f"local functions call each other in a cycle: {path} ({origins[op]})")
         for called in calls[op] if op not in done else ():
             if called in calls:
-                visit(called, (*above, op))
+                visit(called, (*callers, op))
         done.add(op)
 
     for op in calls:

@@ -1,4 +1,4 @@
-"""Operators by the name that manifests use, and all nodes of a graph or a function."""
+"""Operators by their names in manifests, and all nodes of a graph or function."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def split_operator(op: str) -> tuple[str, str]:
 
 
 def nodes_of(item: ModelProto | FunctionProto) -> Iterator[NodeProto]:
-    """Yield every node: of the graph or the function, of their subgraphs, of a model's local functions."""
+    """Yield all nodes, including those of subgraphs and of a model's local functions."""
     if isinstance(item, ModelProto):
         yield from all_nodes(item.graph)
         for function in item.functions:

@@ -1,4 +1,4 @@
-"""Run a graph in ONNX Runtime with its custom operators implemented."""
+"""Graphs with custom operators, opened in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from buildsys.stages.remedies.remedies import OnnxOperator, format_remedies, ref
 def open_graph(
     path: Path, implementation: Implementation, options: ort.SessionOptions, scratch: Path
 ) -> OrtGraph:
-    """Load the graph of ``path``; a changed copy is kept in a folder of its own in ``scratch`` while it is loaded.
+    """Load the graph of ``path``; a changed copy is in ``scratch`` only while it loads.
 
-    Raises: StageError: ONNX Runtime refuses it; an operator that nothing implements is named with what to add.
+    Raises: StageError: ONNX Runtime refuses it, e.g. for an operator without an implementation.
     """
     with TemporaryDirectory(dir=scratch) as folder:
         file = implementation.graph(path, Path(folder))
@@ -34,28 +34,26 @@ def open_graph(
 
 
 def refuse_unimplemented(model: ModelProto, implementation: Implementation) -> None:
-    """Raise StageError where a graph has operators of no domain of ONNX Runtime's that nothing implements."""
-    given = {use.op for use in implementation.uses} | {
-        operator_of(function) for function in model.functions
-    }
-    domains = {domain for domain, _ in known_operators()}
-    found = [node for node in nodes_of(model) if node.domain not in ("ai.onnx", *domains)]
-    lacking = [node for node in found if operator_of(node) not in given]
-    if not lacking:
+    """Raise StageError if the graph has custom operators without an implementation."""
+    implemented = {use.op for use in implementation.uses}
+    implemented |= {operator_of(function) for function in model.functions}
+    domains = {"ai.onnx", *(domain for domain, _ in known_operators())}
+    missing = [
+        node
+        for node in nodes_of(model)
+        if node.domain not in domains and operator_of(node) not in implemented
+    ]
+    if not missing:
         return
-    op = operator_of(lacking[0])
-    count = sum(operator_of(node) == op for node in lacking)
-    others = len({operator_of(node) for node in lacking}) - 1
+    op = operator_of(missing[0])
+    count = sum(operator_of(node) == op for node in missing)
+    others = len({operator_of(node) for node in missing}) - 1
     more = f" and {others} more operator{'s' * (others > 1)}" if others else ""
     declared = {"ops"} if implementation.is_declared else set()
-    remedies = refusal_remedies(
-        OnnxOperator(*split_operator(op)),
-        "onnxruntime",
-        opsets(model).get("ai.onnx", 0),
-        declared=declared,
-    )
+    operator, opset = OnnxOperator(*split_operator(op)), opsets(model).get("ai.onnx", 0)
+    remedies = refusal_remedies(operator, "onnxruntime", opset, declared=declared)
     raise StageError(
-        f"nothing implements {op}{more} for ONNX Runtime ({count} node{'s' * (count > 1)}, the first is"
-        f" {lacking[0].name or lacking[0].output[0]})",
+        f"nothing implements {op}{more} for ONNX Runtime ({count} node{'s' * (count > 1)},"
+        f" the first is {missing[0].name or missing[0].output[0]})",
         format_remedies([("", remedies)]),
     )

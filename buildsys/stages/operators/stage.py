@@ -1,10 +1,9 @@
-"""Stage operators: the local functions and libraries of a model's custom operators."""
+"""Operators stage: local functions and libraries of a model's custom operators."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from buildsys.stages.operators.compile import make_library
+from buildsys.report.results.operators import LocalFunction, OperatorLibrary, OperatorsResult
+from buildsys.stages.operators.libraries import make_library
 from buildsys.system.files import sha256_of
 from buildsys.workers.job import Job, StageResult
 
@@ -12,25 +11,24 @@ from buildsys.workers.job import Job, StageResult
 def run(job: Job) -> StageResult:
     """Write ``functions`` (and ``functions.BACKEND``) and one ``library.NAME`` per library.
 
-    Raises: StageError: a function cannot be made or is not valid, a source does not compile, a library does not fit.
+    Raises: StageError: a function is invalid, a source does not compile, a library does not load.
     """
     functions = {
-        role: _functions(job, role, references)
+        role: _write_functions(job, role, references)
         for role, references in job.options.get("functions", {}).items()
     }
-    libraries = {}
+    libraries: dict[str, OperatorLibrary] = {}
     for name, entry in job.options.get("libraries", {}).items():
         target = job.outputs[f"library.{name}"]
         job.progress(f"making the library {name}")
-        libraries[name] = {**make_library(entry, target, job.project), "sha256": sha256_of(target)}
-    return StageResult(figures={"functions": functions, "libraries": libraries})
+        library = make_library(entry, target, job.project)
+        libraries[name] = {**library, "sha256": sha256_of(target)}
+    return StageResult(figures=OperatorsResult(functions=functions, libraries=libraries))
 
 
-def _functions(job: Job, role: str, references: dict[str, str]) -> dict[str, Any]:
-    from buildsys.stages.operators.local_functions import (  # needs onnx, which libraries do not
-        function_model,
-        origins_of,
-    )
+def _write_functions(job: Job, role: str, references: dict[str, str]) -> dict[str, LocalFunction]:
+    # libraries do not need onnx
+    from buildsys.stages.operators.local_functions import function_model, origins_of
     from buildsys.stages.operators.nodes import nodes_of, operator_of
 
     job.progress("making the local functions")

@@ -105,13 +105,13 @@ def _implemented_file(job: Job, folder: Path) -> Path:
     if "operators" not in job.options and "graph_functions" not in job.inputs:
         return source
     from buildsys.onnx_graphs.onnx_file import load_model, save_model
-    from buildsys.stages.operators.function_placement import put_in
+    from buildsys.stages.operators.function_placement import add_functions
 
     model = load_model(source)
     implementation = implementation_of(job)
     implementation.require(model)
     if "graph_functions" in job.inputs:
-        put_in(model, load_model(job.inputs["graph_functions"]))
+        add_functions(model, load_model(job.inputs["graph_functions"]))
     implementation.apply(model)
     save_model(model, folder / "model.onnx")
     return folder / "model.onnx"

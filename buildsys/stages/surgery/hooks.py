@@ -10,7 +10,12 @@ from typing import Any
 from onnx import ModelProto
 
 from buildsys.errors import StageError
-from buildsys.models.user_code import blame, check_parameters, load_callable, with_article
+from buildsys.models.user_code import (
+    check_parameters,
+    load_callable,
+    reraise_as_stage_error,
+    with_article,
+)
 
 _KINDS = {"onnx": "an onnx.ModelProto", "graphsurgeon": "an onnx-graphsurgeon graph"}
 
@@ -25,7 +30,7 @@ def call_hook(model: ModelProto, step: Mapping[str, Any], project: Path) -> Mode
     hook = load_callable(reference, project)
     check_parameters(hook, reference, 1, "a surgery hook takes one, the graph", "def f(graph): …")
     ir_version = model.ir_version
-    with blame(f"{reference} failed", project):
+    with reraise_as_stage_error(f"{reference} failed", project):
         given = surgeon.import_onnx(model) if surgeon else model
         returned = hook(given)
         if surgeon and isinstance(returned, surgeon.Graph):

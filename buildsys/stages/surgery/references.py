@@ -13,7 +13,7 @@ from buildsys.errors import StageError
 from buildsys.manifest.problem import suggest
 from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.golden_inputs import golden_input
-from buildsys.models.user_code import blame, load_callable, with_article
+from buildsys.models.user_code import load_callable, reraise_as_stage_error, with_article
 from buildsys.onnx_graphs.tensors import Array, Case, Tensor, tensor_of
 from buildsys.stages.surgery.free_dims import joined_inputs
 from buildsys.stages.surgery.state import Carried, Point, Setting, Step
@@ -85,7 +85,7 @@ def _arrays(
     arguments: list[dict[str, Array]] = [{key: tensor.values() for key, tensor in inputs.items()}]
     if _takes_two(call):  # the outputs from before, for those that only change these
         arguments.append({key: tensor.values() for key, tensor in before.outputs.items()})
-    with blame(f"the reference {name} failed in case {case}", setting.project):
+    with reraise_as_stage_error(f"the reference {name} failed in case {case}", setting.project):
         found = call(*arguments)
     if not isinstance(found, Mapping):
         kind = "nothing" if found is None else with_article(type(found).__name__)

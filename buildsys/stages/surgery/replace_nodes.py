@@ -13,7 +13,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper
 
 from buildsys.errors import StageError
 from buildsys.manifest.problem import suggest
-from buildsys.models.user_code import blame, load_callable, with_article
+from buildsys.models.user_code import load_callable, reraise_as_stage_error, with_article
 from buildsys.onnx_graphs.onnx_file import (
     all_nodes,
     operator_counts,
@@ -112,7 +112,7 @@ def _check_other_outputs(graph: GraphProto, node: NodeProto) -> None:
 
 def _load_function(reference: str, project: Path) -> FunctionProto:
     found = load_callable(reference, project)
-    with blame(f"{reference} failed", project):
+    with reraise_as_stage_error(f"{reference} failed", project):
         made = found.to_function_proto() if hasattr(found, "to_function_proto") else found()
     if not isinstance(made, FunctionProto):
         kind = "nothing" if made is None else with_article(type(made).__name__)

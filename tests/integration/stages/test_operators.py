@@ -1,4 +1,4 @@
-"""Custom operators through the stages: functions and libraries, which of them is used, and all that can be wrong."""
+"""Custom operators through the stages: functions, libraries, their choice and their errors."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ FUNCTIONS = {
     "missing": ("def swsh():\n    pass\n", "plugins/ops/swish.py has no swish; did you mean swsh?"),
     "returns a number": (
         "def swish():\n    return 3\n",
-        f"gives an int for {OP}; a FunctionProto, an onnxscript function",
+        f"gives an int for {OP}; expected a FunctionProto, an onnxscript function",
     ),
     "is a number": ("swish = 3\n", f"plugins/ops/swish.py:swish gives an int for {OP}"),
     "returns nothing": ("def swish():\n    return []\n", f"gives an empty list for {OP}"),
@@ -181,21 +181,21 @@ FUNCTIONS = {
     ),
     "unknown operator": (
         SWISH.replace('("Relu"', '("Rleu"'),
-        f"the local function {OP} (plugins/ops/swish.py:swish) is not valid: No Op registered for Rleu",
+        f"the local function {OP} (plugins/ops/swish.py:swish) is invalid: No Op registered for Rleu",
     ),
     "unknown tensor": (
         SWISH.replace('("Mul", ["z"', '("Mul", ["nothing"'),
-        "is not valid: Nodes in a function must be topologically sorted",
+        "is invalid: Nodes in a function must be topologically sorted",
     ),
     "two of one name": (
         SWISH + TWO,
-        f"and plugins/ops/swish.py:swish both define {OP}, and differ",
+        f"and plugins/ops/swish.py:swish define {OP} differently",
     ),
 }
 
 
 @pytest.mark.parametrize(("source", "expected"), FUNCTIONS.values(), ids=FUNCTIONS)
-def test_a_function_that_cannot_be(project: OperatorProject, source: str, expected: str) -> None:
+def test_an_invalid_function(project: OperatorProject, source: str, expected: str) -> None:
     project.write("plugins/ops/swish.py", source)
     assert expected in refused(project, FUNCTION)
 
@@ -214,11 +214,11 @@ SWISH = [call("customOp2", "inner"), call("inner", "customOp2")]
 """
 
 
-def test_functions_that_call_each_other_in_a_circle(project: OperatorProject) -> None:
+def test_functions_that_call_each_other(project: OperatorProject) -> None:
     project.write("plugins/ops/cycle.py", CYCLE)
     said = refused(project, {"op": OP, "function": "plugins/ops/cycle.py:SWISH"})
     assert (
-        f"call each other in a circle: {OP} → custom_domain::inner → {OP} (plugins/ops/cycle.py:SWISH)"
+        f"local functions call each other in a cycle: {OP} → custom_domain::inner → {OP} (plugins/ops/cycle.py:SWISH)"
         in said
     )
 
@@ -251,11 +251,11 @@ def test_a_function_that_does_not_fit_its_node(project: OperatorProject) -> None
     )
 
 
-def test_a_function_that_no_node_needs_is_told(project: OperatorProject) -> None:
+def test_an_unused_function_is_a_warning(project: OperatorProject) -> None:
     other = {"op": "custom_domain::other", "function": "plugins/ops/swish.py:swish"}
     result = project.run_all(("operators:m", "export:m"), [FUNCTION, other])
     assert result.figures["warnings"] == [
-        "no node of the graph is custom_domain::other: its local function (plugins/ops/swish.py:swish) does nothing"
+        "the local function plugins/ops/swish.py:swish is unused: no node of the graph is custom_domain::other"
     ]
 
 
@@ -265,10 +265,10 @@ def test_a_function_that_no_node_needs_is_told(project: OperatorProject) -> None
         ("float *y = to;", "float *y = too;", "plugins/ops/clamp_swish.c does not compile: 'too' undeclared"),
         ("expf(-z)", "no_such_function(-z)", "undefined reference to `no_such_function'"),
         ('"ort_custom_op.h"', '"none.h"', "none.h: No such file or directory (plugins/ops/clamp_swish.c:2:10)"),
-        ("RegisterCustomOps", "RegisterCustomOp", "compiles to exports no RegisterCustomOps, which ONNX Runtime calls"),
+        ("RegisterCustomOps", "RegisterCustomOp", "exports no RegisterCustomOps, which ONNX Runtime calls"),
     ],
 )  # fmt: skip
-def test_c_that_does_not_become_a_library(
+def test_c_that_does_not_compile(
     project: OperatorProject, old: str, new: str, expected: str
 ) -> None:
     text = (project.root / "plugins/ops/clamp_swish.c").read_text()
@@ -276,18 +276,16 @@ def test_c_that_does_not_become_a_library(
     assert expected in refused(project, LIBRARY)
 
 
-def test_a_compiler_that_is_not_there(
-    project: OperatorProject, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_compiler(project: OperatorProject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     said = refused(project, LIBRARY)
     assert (
-        "no compiler for plugins/ops/clamp_swish.c: neither $CC nor cc, gcc, clang is a program here"
+        "no compiler for plugins/ops/clamp_swish.c: neither $CC nor cc, gcc, clang is installed"
         in said
     )
 
 
-def test_a_header_that_no_key_would_have(project: OperatorProject) -> None:
+def test_an_untracked_header_is_refused(project: OperatorProject) -> None:
     text = (project.root / "plugins/ops/clamp_swish.c").read_text()
     project.write("plugins/ops/clamp_swish.c", text.replace('"ort_custom_op.h"', '"hidden.h"'))
     shutil.move(project.root / "plugins/ops/ort_custom_op.h", project.root / "plugins/hidden.h")
@@ -295,7 +293,7 @@ def test_a_header_that_no_key_would_have(project: OperatorProject) -> None:
         "op": OP,
         "library": {"sources": ["plugins/ops/clamp_swish.c"], "flags": ["-lm", "-Iplugins"]},
     }
-    assert "includes plugins/hidden.h by way of a flag or a macro" in refused(project, entry)
+    assert "includes plugins/hidden.h through a flag or a macro" in refused(project, entry)
     entry = {
         "op": OP,
         "library": {"sources": ["plugins/ops/clamp_swish.c"], "flags": ["plugins/hidden.h"]},
@@ -316,7 +314,7 @@ def given(project: OperatorProject, change: Any = None) -> dict[str, Any]:
     return {"op": OP, "library": {"file": "plugins/ops/libswish.so"}}
 
 
-def test_a_given_library_is_taken_along(project: OperatorProject) -> None:
+def test_a_given_library_is_copied(project: OperatorProject) -> None:
     op = given(project)
     project.run_all((*GRAPHS, "engine:m:ort", "verify:m:ort"), [op])
     assert project.built("engine/ort/libswish.so").is_file()
@@ -381,7 +379,7 @@ def test_a_given_library_that_does_not_load(
     assert expected in refused(project, {"op": OP, "library": {"file": "x.so"}})
 
 
-def test_an_operator_that_nothing_implements(project: OperatorProject) -> None:
+def test_an_unimplemented_operator(project: OperatorProject) -> None:
     project.run_all(("export:m",), [])
     said = refused(project, targets=("simplify:m",))
     first, *remedies = said.splitlines()
@@ -411,7 +409,7 @@ def test_an_operator_without_an_implementation_for_one_backend(project: Operator
     assert project.run("engine:m:rtx", [op]).status == "passed"
 
 
-def test_tensorrt_without_an_implementation_says_what_to_add(project: OperatorProject) -> None:
+def test_tensorrt_without_an_implementation_names_the_remedy(project: OperatorProject) -> None:
     project.run_all(GRAPHS, [LIBRARY])
     said = refused(project, LIBRARY, targets=("engine:m:rtx",))
     assert (

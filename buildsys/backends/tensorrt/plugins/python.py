@@ -15,7 +15,7 @@ from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.library import SINCE_10, Library
 from buildsys.backends.tensorrt.plugins.callback_guard import Guard
 from buildsys.errors import StageError
-from buildsys.models.user_code import blame, load_module
+from buildsys.models.user_code import load_module, reraise_as_stage_error
 from buildsys.system.suggestions import nearest
 
 ONLY = SINCE_10
@@ -112,7 +112,9 @@ def _creator_classes(module: ModuleType, trt: ModuleType) -> Iterator[type]:
 
 
 def _make(owner: type, path: str, guard: Guard) -> Any:
-    with blame(f"{path}: making the creator {owner.__name__} failed", guard.project):
+    with reraise_as_stage_error(
+        f"{path}: making the creator {owner.__name__} failed", guard.project
+    ):
         creator = owner()
         missing = [name for name in _CREATOR_FIELDS if getattr(creator, name, None) is None]
         if not len(creator.field_names):  # not set: the parser would read through a null pointer

@@ -1,0 +1,117 @@
+"""Operator libraries, compiled from the sources in a manifest or copied."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from buildsys.errors import StageError
+from buildsys.report.results.operators import OperatorLibrary
+from buildsys.stages.operators.library_check import check_library
+from buildsys.system.c_includes import included_files, language_of, linker_of
+from buildsys.system.compilers import LANGUAGES, compiler_command, compiler_environment
+
+REGISTER = "RegisterCustomOps"  # ONNX Runtime's entry point of a library of custom operators
+_ERROR = re.compile(
+    r"^(?P<where>[^:\s]+:\d+(?::\d+)?): (?:fatal )?error: (?P<text>.*)$", re.MULTILINE
+)
+_LINK_ERROR = re.compile(
+    r"(undefined reference to .*|cannot find .*|multiple definition of [^;]*|undefined symbol: .*)"
+)
+_TIMEOUT_S = 600
+# an undefined symbol fails the link instead of the load of an engine
+_LINK_FLAGS = ("-shared", "-Wl,-z,defs")
+
+
+def make_library(entry: Mapping[str, Any], target: Path, project: Path) -> OperatorLibrary:
+    """Write the library of ``entry`` and return its figures.
+
+    ``entry`` has ``sources`` and ``flags``, or ``file`` and ``symbol``.
+    Raises: StageError: it does not compile (all messages go to the log), or it does not load here.
+    """
+    if "file" in entry:
+        shown = entry["file"]
+        check_library(project / shown, shown, entry["symbol"])
+        shutil.copyfile(project / shown, target)
+        return {"from": shown, "bytes": target.stat().st_size}
+    sources, flags = entry["sources"], entry["flags"]
+    _refuse_untracked_flags(flags, sources[0], project)
+    compile_flags = [flag for flag in flags if not flag.startswith(("-l", "-L", "-Wl,"))]
+    with TemporaryDirectory(dir=target.parent) as folder:
+        objects = []
+        for index, source in enumerate(sources):
+            file = Path(folder) / f"{index}.o"
+            dependencies = file.with_suffix(".d")
+            options = ["-O2", "-fPIC", f"-ffile-prefix-map={project}=.", *compile_flags]
+            output = ["-o", str(file), "-MMD", "-MF", str(dependencies)]
+            _run(language_of(source), [*options, "-c", source, *output], source, project)
+            _refuse_untracked_headers(source, dependencies, project)
+            objects.append(str(file))
+        command = [*_LINK_FLAGS, *objects, "-o", str(target), *flags]
+        _run(linker_of(sources), command, sources[0], project)
+    check_library(target, f"the library compiled from {sources[0]}", REGISTER)
+    return {"from": list(sources), "flags": list(flags), "bytes": target.stat().st_size}
+
+
+def _run(language: str, arguments: Sequence[str], source: str, project: Path) -> None:
+    command = compiler_command(language)
+    if not command:
+        variable, programs = LANGUAGES[language]
+        raise StageError(
+            f"no compiler for {source}: neither ${variable} nor {', '.join(programs)} is installed",
+            f"install one, set ${variable}, or use a built library as library: {{file: …}}",
+        )
+    done = subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, errors="replace", cwd=project,
+        timeout=_TIMEOUT_S, env=compiler_environment(), check=False,
+    )  # fmt: skip
+    output = done.stdout + done.stderr
+    sys.stderr.write(f"{shlex.join([*command, *arguments])}\n{output}")  # to the target's log
+    if done.returncode:
+        raise StageError(
+            f"{source} does not compile: {_first_error(output)}",
+            "the log has the compiler's complete output",
+        )
+
+
+def _first_error(output: str) -> str:
+    if found := _ERROR.search(output):
+        return f"{found['text']} ({found['where']})"
+    if found := _LINK_ERROR.search(output):
+        return found[1]
+    return next(filter(None, map(str.strip, output.splitlines())), "no message from the compiler")
+
+
+def _refuse_untracked_headers(source: str, dependencies: Path, project: Path) -> None:
+    """Refuse headers of the project outside the action key: included by a flag or a macro."""
+    tracked = {path.resolve() for path in included_files(project / source)}
+    rule = dependencies.read_text(errors="replace").partition(":")[2].replace("\\\n", " ")
+    for name in filter(None, re.split(r"(?<!\\)\s+", rule)):
+        file = (project / name.replace("\\ ", " ")).resolve()
+        if file.is_relative_to(project.resolve()) and file not in tracked:
+            raise StageError(
+                f"{source} includes {file.relative_to(project.resolve())} through a flag or a macro,"
+                " so a change to it would go unnoticed",
+                'include it by its path relative to the including file: #include "…"',
+            )
+
+
+def _refuse_untracked_flags(flags: Sequence[str], shown: str, project: Path) -> None:
+    root = project.resolve()
+    for flag in flags:
+        name = flag.removeprefix("-L").rpartition("=")[2].rpartition(",")[2]
+        path = (project / name).resolve()
+        is_inside = path.is_relative_to(root) and path != root and path.exists()
+        if name and not flag.startswith(("-I", "-i")) and is_inside:
+            raise StageError(
+                f"the flag {flag} of {shown} names a file of the project,"
+                " so a change to it would go unnoticed",
+                "add its sources to library.sources",
+            )
