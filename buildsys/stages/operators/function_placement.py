@@ -15,7 +15,7 @@ _ONNX = ("", "ai.onnx")
 
 
 def add_functions(model: ModelProto, functions: ModelProto) -> list[str]:
-    """Add the functions of ``functions``, replacing those of the same name; return warnings.
+    """Add or replace functions; return warnings.
 
     Raises: StageError: a function's opset does not fit the model's, or a call does not fit it.
     """
@@ -43,7 +43,7 @@ def add_functions(model: ModelProto, functions: ModelProto) -> list[str]:
 
 
 def remove_functions(model: ModelProto, operators: Collection[str]) -> bool:
-    """Remove functions and those only they call; return whether there were any."""
+    """Remove functions and their private helpers; return False if there were none."""
     removable = {operator_of(function) for function in model.functions} & set(operators)
     if not removable:
         return False
@@ -79,7 +79,7 @@ def _domain(name: str) -> str:
 
 
 def _check_opset(function: FunctionProto, origin: str, own: int, models: int) -> None:
-    """Refuse operators that differ between the opsets; the ONNX checker's message has neither."""
+    """Refuse operators with different versions in the two opsets."""
     for node in nodes_of(function):
         if node.domain not in _ONNX:
             continue

@@ -39,7 +39,7 @@ class Implementation:
 
     @property
     def is_declared(self) -> bool:
-        """Return whether the manifest declares custom operators for this backend."""
+        """True if the manifest declares custom operators for this backend."""
         return bool(self.uses or self.missing or self.functions)
 
     @property
@@ -48,7 +48,7 @@ class Implementation:
         return list(dict.fromkeys(use.path for use in self.uses if use.path.suffix != ".py"))
 
     def apply(self, model: ModelProto) -> bool:
-        """Adapt a model's functions to the backend; return whether anything changed."""
+        """Adapt a model to the backend; return False if nothing changed."""
         if not self.is_declared:
             return False
         from buildsys.onnx_graphs.onnx_file import load_model
@@ -60,7 +60,7 @@ class Implementation:
         return changed or self.functions is not None
 
     def graph(self, path: Path, folder: Path) -> Path:
-        """Return the file for the backend: ``path`` itself, or a changed copy in ``folder``.
+        """Return ``path``, or a copy in ``folder`` adapted to the backend.
 
         Raises: StageError: the graph has an operator without an implementation.
         """
@@ -90,7 +90,7 @@ class Implementation:
             )
 
     def is_complete_for(self, path: Path) -> bool:
-        """Return whether all declared operators of a graph have an implementation."""
+        """Check for an implementation of all declared operators in a graph."""
         if not self.missing:
             return True
         from buildsys.onnx_graphs.onnx_file import load_model

@@ -86,18 +86,19 @@ def _first_error(output: str) -> str:
         return f"{found['text']} ({found['where']})"
     if found := _LINK_ERROR.search(output):
         return found[1]
-    return next(filter(None, map(str.strip, output.splitlines())), "no message from the compiler")
+    return next(filter(None, map(str.strip, output.splitlines())), "the compiler gave no message")
 
 
 def _refuse_untracked_headers(source: str, dependencies: Path, project: Path) -> None:
-    """Refuse headers of the project outside the action key: included by a flag or a macro."""
+    """Refuse headers included through a flag or a macro: no key covers them."""
+    root = project.resolve()
     tracked = {path.resolve() for path in included_files(project / source)}
     rule = dependencies.read_text(errors="replace").partition(":")[2].replace("\\\n", " ")
     for name in filter(None, re.split(r"(?<!\\)\s+", rule)):
         file = (project / name.replace("\\ ", " ")).resolve()
-        if file.is_relative_to(project.resolve()) and file not in tracked:
+        if file.is_relative_to(root) and file not in tracked:
             raise StageError(
-                f"{source} includes {file.relative_to(project.resolve())} through a flag or a macro,"
+                f"{source} includes {file.relative_to(root)} through a flag or a macro,"
                 " so a change to it would go unnoticed",
                 'include it by its path relative to the including file: #include "…"',
             )

@@ -1,4 +1,4 @@
-"""Check of an operator library: its ELF header, then a test load in a child process."""
+"""Check of operator libraries by ELF header and test load."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from buildsys.errors import StageError
-from buildsys.system.exit_causes import how_it_ended
+from buildsys.system.processes import describe_exit
 
 _MACHINES = {
     3: "i686", 21: "ppc64le", 22: "s390x", 40: "armv7l", 62: "x86_64", 183: "aarch64",
@@ -32,7 +32,7 @@ os._exit(0 if hasattr(library, symbol) else {_MISSING_SYMBOL})
 
 
 def check_library(path: Path, shown: str, symbol: str) -> None:
-    """Check that a library is for this machine and, given a symbol, that it loads and exports it.
+    """Check the machine of a library; given a symbol, load it as well.
 
     Raises: StageError: one of these does not hold.
     """
@@ -61,7 +61,7 @@ def check_library(path: Path, shown: str, symbol: str) -> None:
 
 
 def _check_loads(path: Path, shown: str, symbol: str, *, is_mangled: bool) -> None:
-    """Load the library in a child process, so that a crash ends only the child."""
+    """Load the library in a child process, safe from crashes."""
     command = [sys.executable, "-c", _LOAD, str(path.absolute()), symbol]
     try:
         done = subprocess.run(
@@ -81,7 +81,7 @@ def _check_loads(path: Path, shown: str, symbol: str, *, is_mangled: bool) -> No
         )
     if done.returncode < 0:
         raise StageError(
-            f"{shown} cannot be loaded: the process {how_it_ended(done.returncode)}",
+            f"{shown} cannot be loaded: the process {describe_exit(done.returncode)}",
             "check its initialization code",
         )
     if done.returncode:

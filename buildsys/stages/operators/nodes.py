@@ -1,4 +1,4 @@
-"""Operators by their names in manifests, and all nodes of a graph or function."""
+"""Operator names and node iteration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def split_operator(op: str) -> tuple[str, str]:
 
 
 def nodes_of(item: ModelProto | FunctionProto) -> Iterator[NodeProto]:
-    """Yield all nodes, including those of subgraphs and of a model's local functions."""
+    """Yield all nodes, also of subgraphs and local functions."""
     if isinstance(item, ModelProto):
         yield from all_nodes(item.graph)
         for function in item.functions:

@@ -20,7 +20,7 @@ from buildsys.stages.remedies.remedies import OnnxOperator, format_remedies, ref
 def open_graph(
     path: Path, implementation: Implementation, options: ort.SessionOptions, scratch: Path
 ) -> OrtGraph:
-    """Load the graph of ``path``; a changed copy is in ``scratch`` only while it loads.
+    """Load a graph into ONNX Runtime, adapted in ``scratch`` if necessary.
 
     Raises: StageError: ONNX Runtime refuses it, e.g. for an operator without an implementation.
     """
