@@ -1,4 +1,4 @@
-"""The backends by the name that manifests use. A backend's library is imported when it is asked for."""
+"""Registry of backends by their names in manifests; a backend's library is imported on first use."""
 
 from __future__ import annotations
 
@@ -11,65 +11,51 @@ from buildsys.system.interpreters.toolchain import Toolchain
 
 
 class _Entry(NamedTuple):
-    module: str
-    library: str
-    install: str
-    package: str  # what to install into a toolchain, which has no buildsys
-
-    def how_to_install(self, toolchain: Toolchain | None) -> str:
-        return self.install if toolchain is None else f"{toolchain.pip} {self.package}"
+    libraries: dict[str, str]  # module -> its name in messages
+    install: str  # installs them into our own interpreter
+    packages: str  # to install into a toolchain, where buildsys is not a package
 
 
+_CUDA = {"cuda.bindings.driver": "cuda-bindings"}
 _REGISTRY = {
-    "onnxruntime": _Entry(
-        "buildsys.backends.onnxruntime.backend",
-        "onnxruntime",
-        "pip install onnxruntime",
-        "onnxruntime",
-    ),
+    "onnxruntime": _Entry({"onnxruntime": "onnxruntime"}, "pip install onnxruntime", "onnxruntime"),
     "tensorrt": _Entry(
-        "buildsys.backends.tensorrt.backend",
-        "tensorrt",
+        {"tensorrt": "tensorrt", **_CUDA},
         "pip install 'buildsys[tensorrt]'",
-        "tensorrt",
+        "tensorrt cuda-bindings",
     ),
     "tensorrt_rtx": _Entry(
-        "buildsys.backends.tensorrt_rtx.backend",
-        "tensorrt_rtx",
+        {"tensorrt_rtx": "tensorrt_rtx", **_CUDA},
         "pip install 'buildsys[rtx]'",
-        "tensorrt-rtx",
+        "tensorrt-rtx cuda-bindings",
     ),
 }
 
 
 def load_backend(name: str, toolchain: Toolchain | None = None) -> Backend:
-    """Import and return a backend; ``toolchain`` is the one that this interpreter belongs to.
+    """Import and return a backend; this interpreter is that of ``toolchain``, if given.
 
-    Raises: Unavailable: its library is not installed or cannot be loaded here.
+    Raises: Unavailable: one of its libraries is not installed or cannot be loaded.
     """
     entry = _REGISTRY.get(name)
     if entry is None:
-        raise StageError(
-            f"there is no backend {name!r}", f"the backends are {', '.join(_REGISTRY)}"
-        )
+        raise StageError(f"there is no backend {name!r}", f"use one of {', '.join(_REGISTRY)}")
     where = f" in the toolchain {toolchain.name}" if toolchain is not None else ""
-    install = entry.how_to_install(toolchain)
-    try:
-        import_module(entry.library)
-    except ModuleNotFoundError as error:
-        if error.name == entry.library:
-            raise Unavailable(
-                f"the library {entry.library} is not installed{where}", install
-            ) from error
-        raise Unavailable(
-            f"the library {entry.library}{where} lacks the module {error.name}", install
-        ) from error
-    except (
-        ImportError,
-        OSError,
-        RuntimeError,
-    ) as error:  # a shared library is missing or does not fit
-        raise Unavailable(
-            f"the library {entry.library}{where} cannot be loaded: {error}", install
-        ) from error
-    return cast(Backend, import_module(entry.module))
+    install = entry.install if toolchain is None else f"{toolchain.pip} {entry.packages}"
+    for module, library in entry.libraries.items():
+        try:
+            import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name and f"{module}.".startswith(f"{error.name}."):
+                text = f"the library {library} is not installed{where}"
+            else:
+                text = f"the library {library}{where} needs the module {error.name}, which is not installed"
+            raise Unavailable(text, install) from error
+        except (
+            ImportError,
+            OSError,
+            RuntimeError,
+        ) as error:  # a shared library is missing or does not fit
+            text = f"the library {library}{where} cannot be loaded: {error}"
+            raise Unavailable(text, install) from error
+    return cast(Backend, import_module(f"buildsys.backends.{name}.backend"))

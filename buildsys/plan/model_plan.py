@@ -130,7 +130,8 @@ class EnginePlan:
         runtime = ("onnxruntime",) if self.backend == ONNXRUNTIME else ()
         self.environment = (*runtime, *(("gpu",) if self.on_gpu else ()))
         self.toolchain = toolchain_of(model.spec, spec)
-        self.toolchain_tools = ("python", "numpy") if self.toolchain else ()
+        cuda = ("cuda-bindings",) if self.on_gpu else ()
+        self.toolchain_tools = ("python", "numpy", *cuda) if self.toolchain else ()
         self.backend_code = f"buildsys.backends.{self.backend}.backend"
 
     @cached_property

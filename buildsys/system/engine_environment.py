@@ -16,7 +16,7 @@ from typing import Any
 
 from buildsys.system.cpu import cpu_model, engine_instructions
 from buildsys.system.gpus.devices import read_gpus
-from buildsys.system.gpus.nvml import GpuError
+from buildsys.system.gpus.devices import GpuError
 
 LIBRARIES = {
     "onnxruntime": "onnxruntime",

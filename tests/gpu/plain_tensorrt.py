@@ -20,7 +20,7 @@ import tensorrt as trt
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from buildsys.backends.cuda import Device, Graph, capture
+from buildsys.backends.cuda.device import CudaGraph, Device
 from buildsys.backends.measurement.gpu import GpuTiming
 from buildsys.onnx_graphs.tensors import load_case
 from buildsys.stages.bench.local_engine import LocalEngine
@@ -120,8 +120,8 @@ class Bare:
             self.context.execute_async_v3(self.device.stream)
             self.device.synchronize()
             stream = self.device.main_stream
-            self.graph: Graph = self.device.hold(
-                capture(stream, lambda: self.context.execute_async_v3(stream.handle))
+            self.graph: CudaGraph = self.device.capture(
+                stream, lambda: self.context.execute_async_v3(stream.handle)
             )
 
     def launches(self) -> dict[str, Callable[[], object]]:

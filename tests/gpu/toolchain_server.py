@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.backends import load_backend
-from buildsys.backends.cuda import Device
+from buildsys.backends.cuda.device import Device
 from buildsys.backends.interface import BuildRequest, Calibration
 from buildsys.errors import BuildsysError
 from buildsys.onnx_graphs.tensors import load_tensors, save_tensors

@@ -1,18 +1,29 @@
-"""The GPUs of this machine as CUDA sees them.
+"""The GPUs of this machine as the CUDA driver sees them.
+
+``cuda.bindings`` is imported only when GPUs are looked for: engines that run on a CPU do without it.
 
 Source: CUDA Driver API reference, "Initialization", "Version Management", "Device Management".
 """
 
 from __future__ import annotations
 
-import ctypes
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
-from buildsys.backends.cuda.calls import NO_DEVICE, call, error_text, library, status_of
+from buildsys.errors import StageError
 
-_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
+INSTALL_BINDINGS = f"{sys.executable} -m pip install cuda-bindings"
 _NO_GPU = "the NVIDIA driver finds no GPU"
+
+
+@dataclass(eq=False)
+class CudaError(StageError):
+    """A call of the CUDA driver failed."""
+
+    status: int = 0
 
 
 @dataclass(frozen=True)
@@ -27,61 +38,82 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Driver:
-    """The CUDA driver of this machine and its GPUs; ``missing`` says why there are none."""
+    """The CUDA driver of this machine and its GPUs; ``missing`` explains why there are none."""
 
-    cuda_version: str  # newest CUDA that the driver can run, "" without a driver
+    cuda_version: str  # newest CUDA that the driver supports, "" without a driver
     gpus: tuple[Gpu, ...]
     missing: str = ""
+    remedy: str = ""  # replaces the caller's hint if something can be installed
 
 
 @lru_cache(maxsize=1)
 def find_driver() -> Driver:
-    """Return what this machine has. A machine without a GPU is an answer, not an error."""
+    """Return the driver and its GPUs; a machine without them is not an error."""
     try:
-        library()
-    except OSError:
+        from cuda.bindings import driver as cuda
+    except ImportError as error:
+        return Driver("", (), f"cuda-bindings cannot be imported ({error})", INSTALL_BINDINGS)
+    try:
+        (status,) = cuda.cuInit(0)
+    except RuntimeError:  # the bindings do not find the driver's library
         return Driver("", (), "no NVIDIA driver is installed")
-    status = status_of("cuInit", 0)
+    if status == cuda.CUresult.CUDA_ERROR_NO_DEVICE:
+        return Driver("", (), _NO_GPU)
     if status:
-        return Driver(
-            "",
-            (),
-            _NO_GPU if status == NO_DEVICE else f"the NVIDIA driver fails ({error_text(status)})",
+        return Driver("", (), f"the NVIDIA driver fails ({describe_error(status)})")
+    version = call(cuda.cuDriverGetVersion)
+    gpus = []
+    for index in range(call(cuda.cuDeviceGetCount)):
+        device = call(cuda.cuDeviceGet, index)
+        attributes = cuda.CUdevice_attribute
+        major, minor = (
+            call(cuda.cuDeviceGetAttribute, attribute, device)
+            for attribute in (
+                attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+            )
         )
-    version, count = ctypes.c_int(), ctypes.c_int()
-    call("cuDriverGetVersion", ctypes.byref(version))
-    call("cuDeviceGetCount", ctypes.byref(count))
-    gpus = tuple(_gpu(index) for index in range(count.value))
-    return Driver(
-        f"{version.value // 1000}.{version.value % 1000 // 10}", gpus, "" if gpus else _NO_GPU
-    )
-
-
-def device_handle(index: int) -> ctypes.c_int:
-    """Return CUDA's handle of the GPU with this number."""
-    device = ctypes.c_int()
-    call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(index))
-    return device
+        name = _text(call(cuda.cuDeviceGetName, 256, device))
+        gpus.append(Gpu(index, name, f"{major}.{minor}", call(cuda.cuDeviceTotalMem, device)))
+    cuda_version = f"{version // 1000}.{version % 1000 // 10}"
+    return Driver(cuda_version, tuple(gpus), "" if gpus else _NO_GPU)
 
 
 def pci_bus_id(index: int) -> str:
-    """Return where a GPU sits, as ``0000:65:00.0``: other libraries of the driver know it by this."""
-    place = ctypes.create_string_buffer(32)
-    call("cuDeviceGetPCIBusId", place, ctypes.c_int(len(place)), device_handle(index))
-    return place.value.decode(errors="replace")
+    """Return a GPU's PCI address, e.g. ``0000:65:00.0``, as NVML knows it."""
+    from cuda.bindings import driver as cuda
+
+    return _text(call(cuda.cuDeviceGetPCIBusId, 32, call(cuda.cuDeviceGet, index)))
 
 
-def _gpu(index: int) -> Gpu:
-    device = device_handle(index)
-    name = ctypes.create_string_buffer(256)
-    memory = ctypes.c_size_t()
-    call("cuDeviceGetName", name, ctypes.c_int(len(name)), device)
-    call("cuDeviceTotalMem_v2", ctypes.byref(memory), device)
-    capability = f"{_attribute(device, _CAPABILITY_MAJOR)}.{_attribute(device, _CAPABILITY_MINOR)}"
-    return Gpu(index, name.value.decode(errors="replace"), capability, memory.value)
+def call(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
+    """Call a function of ``cuda.bindings.driver``; return its result without the status.
+
+    Raises: CudaError: the call failed; names the function and CUDA's error.
+    """
+    try:
+        status, *results = function(*arguments)
+    except RuntimeError as error:  # the driver is older than the bindings and has no such function
+        raise CudaError(
+            f"the CUDA driver has no {function.__name__}: {error}",
+            f"install cuda-bindings of the driver's version of CUDA: {INSTALL_BINDINGS}==VERSION",
+        ) from error
+    if status:
+        text = f"the CUDA driver's {function.__name__} failed: {describe_error(status)}"
+        raise CudaError(text, status=int(status))
+    return results[0] if len(results) == 1 else tuple(results)
 
 
-def _attribute(device: ctypes.c_int, attribute: int) -> int:
-    value = ctypes.c_int()
-    call("cuDeviceGetAttribute", ctypes.byref(value), ctypes.c_int(attribute), device)
-    return value.value
+def describe_error(status: Any) -> str:
+    """Return CUDA's name, text and number of an error."""
+    from cuda.bindings import driver as cuda
+
+    failed, text = cuda.cuGetErrorString(status)
+    name = getattr(status, "name", "unknown to cuda-bindings")
+    return (
+        f"{name}, error {int(status)}" if failed else f"{name}, error {int(status)}: {_text(text)}"
+    )
+
+
+def _text(characters: bytes) -> str:
+    return characters.partition(b"\0")[0].decode(errors="replace")

@@ -15,11 +15,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from buildsys.backends.cuda import Device, Event, Stream
 from buildsys.backends.measurement.interleaving import Contender, Samples
 from buildsys.onnx_graphs.tensors import Tensor
+
+if TYPE_CHECKING:
+    from buildsys.backends.cuda.device import Device, Event, Stream
 
 ENGINE = "engine"  # contenders: the engine, launched kernel by kernel …
 ENGINE_CUDA_GRAPH = "engine_cuda_graph"  # … and as one captured graph

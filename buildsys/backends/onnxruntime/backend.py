@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnxruntime as ort
 
-from buildsys.backends.cuda import find_driver
+from buildsys.backends.cuda.gpus import find_driver
 from buildsys.backends.interface import (
     BuildRequest,
     Figures,
@@ -99,7 +99,7 @@ def prepare(options: Options) -> None:
     if not driver.gpus:
         raise Unavailable(
             f"the CUDA provider needs an NVIDIA GPU, and here {driver.missing}",
-            "run it on a machine with a GPU",
+            driver.remedy or "run it on a machine with a GPU",
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from buildsys.backends.cuda import Device
+from buildsys.backends.cuda.device import Device
 from buildsys.backends.interface import Calibration
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.enum_tables import DTYPES

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from buildsys.backends.cuda import Buffer, Device
+from buildsys.backends.cuda.device import Buffer, Device
 from buildsys.backends.tensorrt.library import Library
 from buildsys.errors import StageError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from buildsys.backends.cuda import Gpu, find_driver
+from buildsys.backends.cuda.gpus import Gpu, find_driver
 from buildsys.backends.interface import Figures, Options
 from buildsys.backends.tensorrt.enum_tables import CAPABILITIES, either
 from buildsys.backends.tensorrt.library import Library

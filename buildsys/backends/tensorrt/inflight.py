@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeVar
 
-from buildsys.backends.cuda import Device, Graph, HostBuffer, Resource, Stream, capture
+from buildsys.backends.cuda.device import CudaGraph, Device, HostBuffer, Resource, Stream
 from buildsys.backends.measurement.gpu import (
     ENGINE,
     ENGINE_CUDA_GRAPH,
@@ -97,10 +97,10 @@ class Flights:
             compute = self._graph(session).launch if graph else None
             return Slot(stream, self._launch(session, stream, compute))
 
-    def _graph(self, session: TensorRtSession) -> Graph:
+    def _graph(self, session: TensorRtSession) -> CudaGraph:
         with session.log.collected() as messages:
             try:
-                graph = session.gpu.hold(capture(session.gpu.main_stream, session.enqueue))
+                graph = session.gpu.capture(session.gpu.main_stream, session.enqueue)
                 return self._held(session.gpu, graph)
             except StageError as failure:
                 reason = messages.sentence(failure.problem)

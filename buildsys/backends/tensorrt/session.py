@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from buildsys.backends.cuda import Buffer, Device
+from buildsys.backends.cuda.device import Buffer, Device
 from buildsys.backends.interface import Figures, Run
 from buildsys.backends.measurement.gpu import GpuTiming
 from buildsys.backends.measurement.interleaving import Contender

@@ -17,8 +17,8 @@ from buildsys.system.interpreters.toolchain import Toolchain
 # backend -> what installs its library here, and into a toolchain (a test compares them with the registry of backends)
 INSTALL = {
     "onnxruntime": ("pip install onnxruntime", "onnxruntime"),
-    "tensorrt": ("pip install 'buildsys[tensorrt]'", "tensorrt"),
-    "tensorrt_rtx": ("pip install 'buildsys[rtx]'", "tensorrt-rtx"),
+    "tensorrt": ("pip install 'buildsys[tensorrt]'", "tensorrt cuda-bindings"),
+    "tensorrt_rtx": ("pip install 'buildsys[rtx]'", "tensorrt-rtx cuda-bindings"),
 }
 _CUDA = "CUDAExecutionProvider"
 _RTX_CAPABILITIES = tuple(name for name in get_args(ComputeCapability) if name != "current")

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from buildsys.backends import load_backend
-from buildsys.backends.cuda import Device, find_driver, pci_bus_id
+from buildsys.backends.cuda.gpus import find_driver, pci_bus_id
 from buildsys.backends.interface import Figures, OperatorUse, Options, Session
 from buildsys.backends.measurement.gpu import ENGINE, GpuSession, GpuTiming
 from buildsys.backends.measurement.interleaving import Contender, LocalCall
 from buildsys.onnx_graphs.tensors import load_case
 from buildsys.system.interpreters.toolchain import Toolchain
+
+if TYPE_CHECKING:
+    from buildsys.backends.cuda.device import Device
 
 
 class TimedEngine(Protocol):
@@ -58,8 +61,11 @@ class LocalEngine:
         self.device = self._backend.device(options)
         self.versions: Mapping[str, str] = {}
         self.processes: tuple[int, ...] = ()
-        on_gpu = self.device["kind"] == "gpu" and bool(find_driver().gpus)
-        self._gpu = Device(0) if on_gpu else None
+        self._gpu: Device | None = None
+        if self.device["kind"] == "gpu" and find_driver().gpus:
+            from buildsys.backends.cuda.device import Device  # needs cuda-bindings
+
+            self._gpu = Device(0)
         self._taken_bytes = 0  # of the GPU, by what was free before and after
         try:
             with self._noting_memory():

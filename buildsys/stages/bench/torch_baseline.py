@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from buildsys.backends.cuda import Device, Stream
+from buildsys.backends.cuda.device import Device, Stream
 from buildsys.backends.interface import uses_tf32
 from buildsys.backends.measurement.gpu import GpuContender, GpuTiming, Slot
 from buildsys.backends.measurement.interleaving import Contender, LocalCall

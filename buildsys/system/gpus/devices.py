@@ -1,92 +1,158 @@
-"""Which GPUs there are, and which of them CUDA would show.
+"""The GPUs of this machine and the ones CUDA shows.
 
-Source: NVML API reference, "System Queries", "Device Queries".
+nvidia-ml-py takes 60 ms to import, so it is imported only where a driver is installed.
+
+Source: NVML API reference, "System Queries", "Device Queries", "Multi Instance GPU Management".
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from typing import Any
 
-from buildsys.system.gpus.nvml import Handle, check, session, text
+from buildsys.errors import BuildsysError
+
+_LIBRARY = "libnvidia-ml.so.1"
+
+
+class GpuError(BuildsysError):
+    """The NVIDIA driver is missing or does not answer."""
+
+
+@dataclass(frozen=True)
+class GpuDetails:
+    """One GPU that CUDA shows; None and "" stand for unknown."""
+
+    name: str
+    compute_capability: str
+    driver: str
+    cuda_driver: str
+    memory_bytes: int | None
+    free_bytes: int | None
+    mig: str  # "on", "off", or "" if the GPU does not support MIG
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return asdict(self)
+
+
+@contextmanager
+def nvml_session(*, fallback: bool = False) -> Iterator[Any]:
+    """Initialize NVML and yield the module ``pynvml``.
+
+    ``fallback`` accepts an interpreter without nvidia-ml-py; the few functions of ``nvml_fallback`` must then do.
+    Raises: GpuError: the driver is missing or an NVML call fails.
+    """
+    try:
+        ctypes.CDLL(_LIBRARY)
+    except OSError as error:
+        raise GpuError(f"{_LIBRARY}: {error}") from error
+    try:
+        nvml: Any = import_module("pynvml")
+    except ModuleNotFoundError as error:
+        if not fallback:
+            raise GpuError("nvidia-ml-py is missing: pip install nvidia-ml-py") from error
+        nvml = import_module("buildsys.system.gpus.devices_fallback")
+    try:
+        nvml.nvmlInit()
+        try:
+            yield nvml
+        finally:
+            nvml.nvmlShutdown()
+    except nvml.NVMLError as error:
+        raise GpuError(f"the NVIDIA driver does not answer: {error}") from error
 
 
 def read_gpus(visible: str | None) -> list[dict[str, str]]:
-    """Return name, compute_capability, driver and cuda_driver of each GPU that CUDA would show.
+    """Return name, compute_capability, driver and cuda_driver of each GPU that CUDA shows.
 
     ``visible`` is CUDA_VISIBLE_DEVICES: None for all, else indices (in PCI order) or UUID prefixes, up to
     the first that does not exist.
 
-    Raises: GpuError: no driver, or one that does not work.
+    Raises: GpuError: the driver is missing or does not answer.
     """
-    with session() as nvml:
-        return [facts for _, facts in described_gpus(nvml, visible)]
-
-
-def described_gpus(nvml: ctypes.CDLL, visible: str | None) -> list[tuple[Handle, dict[str, str]]]:
-    """Return each GPU that CUDA would show with what ``read_gpus`` tells of it."""
-    driver = {"driver": text(nvml.nvmlSystemGetDriverVersion), "cuda_driver": _cuda_version(nvml)}
-    return [(handle, {**_describe(nvml, handle), **driver}) for handle in _visible(nvml, visible)]
+    with nvml_session(fallback=True) as nvml:
+        return [_describe(nvml, device) for device in _visible_devices(nvml, visible)]
 
 
 def read_uuids(visible: str | None) -> list[tuple[str, str]]:
-    """Return UUID and name of each GPU that CUDA would show; ``visible`` is as for ``read_gpus``.
+    """Return UUID and name of each GPU that CUDA shows; ``visible`` is as for ``read_gpus``.
 
-    Raises: GpuError: no driver, or one that does not work.
+    Raises: GpuError: the driver is missing or does not answer.
     """
-    with session() as nvml:
-        handles = _visible(nvml, visible)
+    with nvml_session(fallback=True) as nvml:
         return [
-            (text(nvml.nvmlDeviceGetUUID, handle), text(nvml.nvmlDeviceGetName, handle))
-            for handle in handles
+            (nvml.nvmlDeviceGetUUID(device), nvml.nvmlDeviceGetName(device))
+            for device in _visible_devices(nvml, visible)
         ]
 
 
-def _visible(nvml: ctypes.CDLL, visible: str | None) -> list[Handle]:
-    count = ctypes.c_uint()
-    check(nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)))
-    handles = [_by_index(nvml, index) for index in range(count.value)]
-    if visible is None:
-        return handles
-    chosen = []
-    for name in (part.strip() for part in visible.split(",")):
-        found = _find(nvml, handles, name)
-        if found is None:
-            break  # as CUDA does: what comes after an unknown name is not visible either
-        chosen.append(found)
-    return chosen
+def read_details(visible: str | None) -> list[GpuDetails]:
+    """Return the GPUs that CUDA shows with memory and MIG mode; ``visible`` is as for ``read_gpus``.
+
+    Raises: GpuError: the driver is missing or does not answer.
+    """
+    found = []
+    with nvml_session() as nvml:
+        for device in _visible_devices(nvml, visible):
+            memory = reported(
+                nvml, nvml.nvmlDeviceGetMemoryInfo, device
+            )  # not by every MIG instance
+            mig = reported(nvml, nvml.nvmlDeviceGetMigMode, device)
+            found.append(
+                GpuDetails(
+                    **_describe(nvml, device),
+                    memory_bytes=memory and memory.total,
+                    free_bytes=memory and memory.free,
+                    mig="" if mig is None else "on" if mig[0] else "off",
+                )
+            )
+    return found
 
 
-def _find(nvml: ctypes.CDLL, handles: list[Handle], name: str) -> Handle | None:
-    if name.isdigit():
-        return handles[int(name)] if int(name) < len(handles) else None
-    if name.startswith("MIG-"):
-        handle = Handle()
-        status = nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
-        return None if status else handle
-    if not name.startswith("GPU-"):
+def reported(nvml: Any, query: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of an NVML query, None if the GPU does not support it."""
+    try:
+        return query(*arguments)
+    except nvml.NVMLError:
         return None
-    return next(
-        (handle for handle in handles if text(nvml.nvmlDeviceGetUUID, handle).startswith(name)),
-        None,
-    )
 
 
-def _by_index(nvml: ctypes.CDLL, index: int) -> Handle:
-    handle = Handle()
-    check(nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)))
-    return handle
-
-
-def _describe(nvml: ctypes.CDLL, handle: Handle) -> dict[str, str]:
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    check(nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor)))
+def _describe(nvml: Any, device: Any) -> dict[str, str]:
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(device)
+    cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
     return {
-        "name": text(nvml.nvmlDeviceGetName, handle),
-        "compute_capability": f"{major.value}.{minor.value}",
+        "name": nvml.nvmlDeviceGetName(device),
+        "compute_capability": f"{major}.{minor}",
+        "driver": nvml.nvmlSystemGetDriverVersion(),
+        "cuda_driver": f"{cuda // 1000}.{cuda % 1000 // 10}",
     }
 
 
-def _cuda_version(nvml: ctypes.CDLL) -> str:
-    version = ctypes.c_int()
-    check(nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(version)))
-    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+def _visible_devices(nvml: Any, visible: str | None) -> list[Any]:
+    devices = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    if visible is None:
+        return devices
+    chosen = []
+    for name in (part.strip() for part in visible.split(",")):
+        device = _find_device(nvml, devices, name)
+        if device is None:
+            break  # CUDA ignores everything after an unknown name as well
+        chosen.append(device)
+    return chosen
+
+
+def _find_device(nvml: Any, devices: list[Any], name: str) -> Any:
+    if name.isdigit():
+        return devices[int(name)] if int(name) < len(devices) else None
+    if name.startswith("MIG-"):
+        return reported(nvml, nvml.nvmlDeviceGetHandleByUUID, name)
+    if not name.startswith("GPU-"):
+        return None
+    return next(
+        (device for device in devices if nvml.nvmlDeviceGetUUID(device).startswith(name)), None
+    )

@@ -1,4 +1,4 @@
-"""Clocks, power, temperature and throttling of a GPU while something runs on it.
+"""Clocks, power, temperature and throttling of a GPU under load.
 
 Source: NVML API reference, "Device Queries" (nvmlDeviceGetClockInfo, nvmlDeviceGetPowerUsage,
 nvmlDeviceGetTemperature), "NvmlClocksEventReasons".
@@ -6,19 +6,17 @@ nvmlDeviceGetTemperature), "NvmlClocksEventReasons".
 
 from __future__ import annotations
 
-import ctypes
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from buildsys.system.gpus.nvml import GpuError, Handle, check, session
+from buildsys.system.gpus.devices import GpuError, nvml_session, reported
 
-_SM, _MEMORY = 1, 2  # nvmlClockType_t
-_GPU_TEMPERATURE = 0  # nvmlTemperatureSensors_t
-THROTTLE_REASONS = {  # bit -> what holds the clocks down, in plain words
+THROTTLE_REASONS = {  # bit -> reason for reduced clocks
     0x1: "idle",
     0x2: "application clocks setting",
     0x4: "power cap",
@@ -29,12 +27,12 @@ THROTTLE_REASONS = {  # bit -> what holds the clocks down, in plain words
     0x80: "external power brake",
     0x100: "display clock setting",
 }
-_HARMLESS = 0x1 | 0x2  # nothing to do, and what somebody has set on purpose
+_HARMLESS = 0x1 | 0x2  # an idle GPU, and clocks that a user has set
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One look at a GPU. None: this GPU does not tell."""
+    """One reading of a GPU; None for a quantity it does not report."""
 
     sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None
@@ -45,50 +43,52 @@ class Reading:
 
 @dataclass
 class Readings:
-    """What was read so far; ``missing`` says why there is nothing."""
+    """All readings so far; ``missing`` explains an empty list."""
 
     taken: list[Reading] = field(default_factory=list)
     missing: str = ""
 
     def figures(self) -> dict[str, Any]:
-        """Return least, middle and greatest value of each quantity, and the share of readings per throttle reason."""
+        """Return min, median and max of each quantity, and the share of readings per throttle reason."""
         if not self.taken:
             return {"missing": self.missing or "nothing was read"}
         quantities = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
-        spans = {
-            name: _span([getattr(reading, name) for reading in self.taken]) for name in quantities
-        }
-        shares = throttle_shares([reading.throttle_bits for reading in self.taken])
+        spans = {name: _span([getattr(each, name) for each in self.taken]) for name in quantities}
         return {
             "readings": len(self.taken),
             **{name: span for name, span in spans.items() if span},
-            "throttle": shares,
+            "throttle": throttle_shares([reading.throttle_bits for reading in self.taken]),
         }
 
 
 def throttle_shares(bits: Iterable[int | None]) -> dict[str, float]:
-    """Return the share of readings in which each reason held the clocks down; idle and chosen clocks are none."""
-    known = [reading for reading in bits if reading is not None]
-    counts: dict[str, int] = {}
-    for reading in known:
-        for name in _reasons(reading & ~_HARMLESS):
-            counts[name] = counts.get(name, 0) + 1
-    return {name: round(count / len(known), 4) for name, count in counts.items()}
+    """Return the share of readings per throttle reason, except for idle and user-chosen clocks."""
+    known = [reading & ~_HARMLESS for reading in bits if reading is not None]
+    counts = Counter(
+        THROTTLE_REASONS.get(1 << place, f"reason {1 << place:#x}")
+        for reading in known
+        for place in range(reading.bit_length())
+        if reading >> place & 1
+    )
+    return {reason: round(count / len(known), 4) for reason, count in counts.items()}
 
 
 def throttled(case: str, figures: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence where the figures of a case say that the clocks were held down."""
+    """Yield a sentence if the GPU was throttled while a case was measured."""
     shares = figures.get("throttle") or {}
     if shares:
-        told = ", ".join(
+        reasons = ", ".join(
             f"{reason} in {share:.0%} of the readings" for reason, share in shares.items()
         )
-        yield f"case {case}: the GPU was throttled: {told}"
+        yield f"case {case}: the GPU was throttled: {reasons}"
 
 
 @contextmanager
 def sampled(pci_bus_id: str, every_s: float = 0.2) -> Iterator[Readings]:
-    """Read a GPU ``every_s`` in a thread until the block ends, and at its end; one that cannot be read is no error."""
+    """Read a GPU ``every_s`` in a thread until the block ends, and once more at its end.
+
+    A GPU that cannot be read is not an error: the readings say why they are missing.
+    """
     readings, stop = Readings(), threading.Event()
     thread = threading.Thread(
         target=_sample, args=(pci_bus_id, every_s, readings, stop), daemon=True
@@ -103,41 +103,26 @@ def sampled(pci_bus_id: str, every_s: float = 0.2) -> Iterator[Readings]:
 
 def _sample(pci_bus_id: str, every_s: float, readings: Readings, stop: threading.Event) -> None:
     try:
-        with session() as nvml:
-            handle = Handle()
-            check(nvml.nvmlDeviceGetHandleByPciBusId_v2(pci_bus_id.encode(), ctypes.byref(handle)))
-            while True:
-                last = stop.wait(every_s)
-                readings.taken.append(_read(nvml, handle))
-                if last:
-                    return
+        with nvml_session() as nvml:
+            device = nvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id)
+            is_last = False
+            while not is_last:
+                is_last = stop.wait(every_s)
+                readings.taken.append(_read(nvml, device))
     except GpuError as error:
         readings.missing = str(error)
 
 
-def _read(nvml: ctypes.CDLL, handle: Handle) -> Reading:
-    power = _number(nvml.nvmlDeviceGetPowerUsage, handle)
+def _read(nvml: Any, device: Any) -> Reading:
+    power_mw = reported(nvml, nvml.nvmlDeviceGetPowerUsage, device)
+    clock, temperature = nvml.nvmlDeviceGetClockInfo, nvml.nvmlDeviceGetTemperature
     return Reading(
-        sm_clock_mhz=_number(nvml.nvmlDeviceGetClockInfo, handle, _SM),
-        memory_clock_mhz=_number(nvml.nvmlDeviceGetClockInfo, handle, _MEMORY),
-        power_w=None if power is None else power / 1000,
-        temperature_c=_number(nvml.nvmlDeviceGetTemperature, handle, _GPU_TEMPERATURE),
-        throttle_bits=_number(
-            nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle, kind=ctypes.c_ulonglong
-        ),
+        sm_clock_mhz=reported(nvml, clock, device, nvml.NVML_CLOCK_SM),
+        memory_clock_mhz=reported(nvml, clock, device, nvml.NVML_CLOCK_MEM),
+        power_w=None if power_mw is None else power_mw / 1000,
+        temperature_c=reported(nvml, temperature, device, nvml.NVML_TEMPERATURE_GPU),
+        throttle_bits=reported(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, device),
     )
-
-
-def _number(query: Any, handle: Handle, *which: int, kind: Any = ctypes.c_uint) -> int | None:
-    value = kind()
-    status = query(handle, *which, ctypes.byref(value))
-    return None if status else int(value.value)
-
-
-def _reasons(bits: int) -> Iterator[str]:
-    for bit in (1 << place for place in range(bits.bit_length())):
-        if bits & bit:
-            yield THROTTLE_REASONS.get(bit, f"reason {bit:#x}")
 
 
 def _span(values: Sequence[float | None]) -> dict[str, float]:

@@ -22,7 +22,7 @@ def gpu_facts() -> Mapping[str, str]:
     if not has_driver():
         return nothing
     from buildsys.system.gpus.devices import read_gpus
-    from buildsys.system.gpus.nvml import GpuError
+    from buildsys.system.gpus.devices import GpuError
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     order = os.environ.get("CUDA_DEVICE_ORDER")
@@ -60,7 +60,7 @@ def has_driver() -> bool:
 @cache
 def _first_gpus(visible: str | None, order: str | None) -> tuple[str, ...]:
     from buildsys.system.gpus.devices import read_uuids
-    from buildsys.system.gpus.nvml import GpuError
+    from buildsys.system.gpus.devices import GpuError
 
     try:
         gpus, every = read_uuids(visible), read_uuids(None)

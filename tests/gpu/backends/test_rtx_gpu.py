@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from buildsys.backends.cuda import Device, find_driver
+from buildsys.backends.cuda.device import Device
+from buildsys.backends.cuda.gpus import find_driver
 from buildsys.errors import StageError, Unavailable
 
 ROOT = Path(__file__).parents[3]

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from buildsys.backends.cuda import Device, capture, find_driver, pci_bus_id
+from buildsys.backends.cuda.device import Device
+from buildsys.backends.cuda.gpus import find_driver, pci_bus_id
 from buildsys.backends.measurement.gpu import GpuContender, Slot
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor, save_case
@@ -98,8 +99,8 @@ def test_a_captured_graph_does_the_work_again(device: Device) -> None:
 
     source.fill(np.array([1], np.int32))
     target.fill(np.array([0], np.int32))
-    graph = device.hold(capture(device.main_stream, work))
-    assert graph.nodes == 2
+    graph = device.capture(device.main_stream, work)
+    assert graph.node_count == 2
     assert target.array().view(np.int32)[0] == 0  # nothing has run yet
     for value in (7, 8):
         source.fill(np.array([value], np.int32))
@@ -113,7 +114,7 @@ def test_what_cannot_be_captured_says_so_and_leaves_the_stream_usable(device: De
         device.main_stream.synchronize()
 
     with pytest.raises(StageError, match="CUDA_ERROR_STREAM_CAPTURE"):
-        capture(device.main_stream, work)
+        device.capture(device.main_stream, work)
     device.synchronize()
     buffer = device.allocate(8)
     buffer.upload(np.zeros(8, np.uint8))
@@ -122,7 +123,7 @@ def test_what_cannot_be_captured_says_so_and_leaves_the_stream_usable(device: De
 def test_gpu_out_of_memory_says_how_much_was_asked_and_how_much_is_free(device: Device) -> None:
     with pytest.raises(
         StageError,
-        match=r"out of memory: 1024 TiB were asked for, and [\d.]+ GiB of its [\d.]+ GiB",
+        match=r"out of memory: 1024 TiB were requested, and [\d.]+ GiB of its [\d.]+ GiB",
     ):
         device.allocate(1 << 50)
     free, total = device.memory()
@@ -152,7 +153,7 @@ def products(device: Device, size: int, count: int = 1) -> tuple[Any, Slot]:
             for _ in range(count):
                 matrix @ matrix
 
-    from buildsys.backends.cuda import Stream
+    from buildsys.backends.cuda.device import Stream
 
     return stream, Slot(Stream(stream.cuda_stream), launch)
 

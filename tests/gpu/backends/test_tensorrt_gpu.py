@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from toolchain import ROOT, Refused, Toolchain, missing
 
-from buildsys.backends.cuda import find_driver
+from buildsys.backends.cuda.gpus import find_driver
 
 sys.path.insert(0, str(ROOT / "tests" / "integration"))
 from engine_jobs import DIMS, INPUTS, resolved, write_golden

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from toolchain import ROOT, missing
 
-from buildsys.backends.cuda import find_driver
+from buildsys.backends.cuda.gpus import find_driver
 
 sys.path.insert(0, str(ROOT / "tests" / "scenarios"))
 from project_folder import ProjectFolder

@@ -13,7 +13,7 @@ import pytest
 from model_project import BATCHES, MODELS, PRECISIONS, ModelProject, make_project
 from toolchain import missing
 
-from buildsys.backends.cuda import find_driver
+from buildsys.backends.cuda.gpus import find_driver
 
 pytestmark = [
     pytest.mark.gpu,

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from small_graphs import conv_bn, make_model, one_node, weights, write
 
 from buildsys.backends import load_backend
-from buildsys.backends.cuda import find_driver
+from buildsys.backends.cuda.gpus import find_driver
 from buildsys.backends.tensorrt import build as building
 from buildsys.backends.tensorrt import builder_config, enum_tables, library
 from buildsys.backends.tensorrt.log import log_of

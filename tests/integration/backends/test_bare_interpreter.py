@@ -1,4 +1,4 @@
-"""What runs in a toolchain needs the standard library, numpy and its engine's library: interpreters without more."""
+"""Code that runs in a toolchain works with the standard library, numpy and its engine's libraries."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 
 
 def loaded(folder: Path, packages: tuple[str, ...], modules: tuple[str, ...]) -> set[str]:
-    """Return what is loaded once those modules are, in an interpreter with those packages and this one."""
+    """Return what is loaded once those modules are, in an interpreter with those packages and buildsys."""
     environment = Environment(folder / "env", *packages)
-    lent = folder / "lent"
-    lent.mkdir()
-    (lent / "buildsys").symlink_to(PACKAGE)
+    linked = folder / "linked"
+    linked.mkdir()
+    (linked / "buildsys").symlink_to(PACKAGE)
     done = subprocess.run(
         [str(environment.python), "-W", "error", "-c", _LOAD, *modules],
-        env={"PYTHONPATH": str(lent), "PATH": "/usr/bin:/bin"},
+        env={"PYTHONPATH": str(linked), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
         cwd=folder,
@@ -64,19 +64,19 @@ def test_the_backend_of_onnxruntime_needs_no_onnx(tmp_path: Path) -> None:
     assert "onnxruntime" in found
 
 
-def test_the_backend_of_tensorrt_rtx_needs_its_library_alone(tmp_path: Path) -> None:
+def test_the_backend_of_tensorrt_rtx_needs_its_library_and_cuda_bindings(tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx")
-    packages = ("numpy", "tensorrt_rtx", "tensorrt_rtx_bindings", "tensorrt_rtx_libs")
+    packages = ("numpy", "cuda", "tensorrt_rtx", "tensorrt_rtx_bindings", "tensorrt_rtx_libs")
     assert "tensorrt_rtx" in loaded(
         tmp_path, packages, (*MODULES, "buildsys.backends.tensorrt_rtx.backend")
     )
 
 
-def test_what_is_shared_by_the_tensorrts_needs_none_of_them(tmp_path: Path) -> None:
+def test_the_common_tensorrt_modules_need_no_tensorrt(tmp_path: Path) -> None:
     modules = tuple(
         f"buildsys.backends.tensorrt.{file.stem}"
         for file in (PACKAGE / "backends/tensorrt").glob("[a-z]*.py")
         if file.stem != "backend"
     )
     assert len(modules) > 5
-    assert not loaded(tmp_path, ("numpy",), modules) & {"tensorrt", "tensorrt_rtx", "onnx"}
+    assert not loaded(tmp_path, ("numpy", "cuda"), modules) & {"tensorrt", "tensorrt_rtx", "onnx"}

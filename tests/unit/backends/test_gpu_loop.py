@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from buildsys.backends.cuda.memory import in_units, out_of_memory
+from buildsys.backends.cuda.device import format_size, out_of_memory
 from buildsys.backends.measurement import gpu
 from buildsys.backends.measurement.gpu import GpuContender, Slot
 
@@ -137,11 +137,11 @@ def test_events_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     [(0, "0 bytes"), (1536, "1.5 KiB"), (150_109_880_320, "139.8 GiB"), (1 << 50, "1024 TiB")],
 )
 def test_sizes_are_told_as_people_write_them(size: int, text: str) -> None:
-    assert in_units(size) == text
+    assert format_size(size) == text
 
 
 def test_gpu_out_of_memory_is_a_sentence_with_both_amounts() -> None:
-    error = out_of_memory(20 << 30, lambda: (3 << 29, 16 << 30))
-    told = "20 GiB were asked for, and 1.5 GiB of its 16 GiB are free (CUDA_ERROR_OUT_OF_MEMORY)"
+    error = out_of_memory(20 << 30, 3 << 29, 16 << 30)
+    told = "20 GiB were requested, and 1.5 GiB of its 16 GiB are free (CUDA_ERROR_OUT_OF_MEMORY)"
     assert error.problem == f"the GPU is out of memory: {told}"
     assert "nvidia-smi" in error.hint

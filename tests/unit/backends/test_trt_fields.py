@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from buildsys.backends.cuda import Driver, Gpu
+from buildsys.backends.cuda.gpus import Driver, Gpu
 from buildsys.backends.tensorrt import gpu_requirements, version_adapter
 from buildsys.backends.tensorrt.builder_config import check_fields, precision_flags, quantization_of
 from buildsys.backends.tensorrt.common_backend import precision_hint

@@ -23,8 +23,8 @@ from buildsys.cli.doctor.finding import BROKEN, MISSING, OK
 from buildsys.cli.doctor.gpus_and_folders import Gpus, look_at_folders, look_at_gpus
 from buildsys.cli.doctor.libraries import look_at_extras
 from buildsys.cli.doctor.machine_check import examine_machine
-from buildsys.system.gpus.details import GpuDetails
-from buildsys.system.gpus.nvml import GpuError
+from buildsys.system.gpus.devices import GpuDetails
+from buildsys.system.gpus.devices import GpuError
 from buildsys.system.interpreters.probe import Library, check_libraries
 from buildsys.system.interpreters.toolchain import Toolchain
 
@@ -40,7 +40,7 @@ def place(**modules: Library) -> Place:
 
 
 def test_what_installs_a_backend_is_what_the_backends_say() -> None:
-    registry = {name: (entry.install, entry.package) for name, entry in backends._REGISTRY.items()}
+    registry = {name: (entry.install, entry.packages) for name, entry in backends._REGISTRY.items()}
     assert registry == INSTALL
 
 
@@ -109,7 +109,7 @@ def test_a_toolchain_has_what_its_interpreter_has(tmp_path: Path) -> None:
     finding = tell_toolchain(asked, NO_GPU, {"onnxruntime": ["a:x"], "tensorrt": ["a:y"]})
     assert finding.state == MISSING
     assert "the interpreter crashed with a segmentation fault (SIGSEGV) on import" in finding.text
-    assert finding.mend == f"{environment.python} -m pip install --force-reinstall tensorrt"
+    assert finding.mend == f"{environment.python} -m pip install --force-reinstall tensorrt cuda-bindings"
 
 
 def test_a_toolchain_that_lacks_something_says_what_installs_it(tmp_path: Path) -> None:

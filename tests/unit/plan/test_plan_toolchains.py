@@ -39,13 +39,13 @@ def test_engine_and_verify_run_in_it_and_bench_beside_it() -> None:
     for stage in ("engine", "verify"):
         action = actions[f"{stage}:net:trt"]
         assert action.runs_in == action.toolchain == TRT86
-        assert {"python", "numpy", "tensorrt"} <= set(action.tools)
+        assert {"python", "numpy", "cuda-bindings", "tensorrt"} <= set(action.tools)
         assert not action.peer_tools
         assert action.options["engine"]["toolchain"] == "trt86"
     bench = actions["bench:net:trt"]
     assert bench.toolchain == TRT86
     assert bench.runs_in is None
-    assert set(bench.peer_tools) == {"python", "numpy", "tensorrt"}
+    assert set(bench.peer_tools) == {"python", "numpy", "cuda-bindings", "tensorrt"}
     assert "torch" in bench.tools
     assert "tensorrt" not in bench.tools
 

@@ -11,7 +11,7 @@ import pytest
 from buildsys.system import cpu, devices, versions
 from buildsys.system.gpus import selection
 from buildsys.system.gpus.devices import read_gpus
-from buildsys.system.gpus.nvml import GpuError
+from buildsys.system.gpus.devices import GpuError
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_no_driver_means_no_gpu_and_no_ctypes(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.usefixtures("fresh_caches")
 def test_a_driver_that_does_not_answer_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "_DRIVER_FILES", ("/",))
-    monkeypatch.setattr("buildsys.system.gpus.nvml._LIBRARY", "libno-such-driver.so.1")
+    monkeypatch.setattr("buildsys.system.gpus.devices._LIBRARY", "libno-such-driver.so.1")
     with pytest.raises(GpuError):
         read_gpus(None)
     assert set(selection.gpu_facts().values()) == {"none"}

@@ -1,0 +1,139 @@
+"""The CUDA and NVML names used in the source exist in the installed libraries."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cuda.bindings import driver
+
+import buildsys
+from buildsys.backends.cuda import gpus
+from buildsys.backends.cuda.gpus import CudaError, call
+from buildsys.system.gpus import nvml_fallback
+
+PACKAGE = Path(buildsys.__file__).parent
+CUDA_SOURCES = sorted((PACKAGE / "backends/cuda").glob("*.py"))
+NVML_SOURCES = sorted((PACKAGE / "system/gpus").glob("*.py"))
+
+
+def attributes(sources: list[Path], owner: str) -> Iterator[tuple[str, str]]:
+    """Yield the place and the dotted name of every attribute of ``owner`` in the sources."""
+    for source in sources:
+        tree = ast.parse(source.read_text())
+        inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and id(node) not in inner:
+                name = ast.unparse(node)
+                if name.startswith(f"{owner}."):
+                    yield f"{source.name}:{node.lineno}", name.removeprefix(f"{owner}.")
+
+
+def test_every_cuda_name_exists() -> None:
+    names = dict(attributes(CUDA_SOURCES, "cuda"))
+    for place, name in names.items():
+        found: object = driver
+        for part in name.removesuffix(".name").split("."):
+            assert hasattr(found, part), f"{place}: cuda.bindings.driver has no {name}"
+            found = getattr(found, part)
+    assert {"cuMemAlloc", "cuGraphInstantiate", "CUresult.CUDA_ERROR_OUT_OF_MEMORY"} <= {
+        *names.values()
+    }
+    assert len(set(names.values())) > 35
+
+
+def test_every_cuda_function_gets_as_many_arguments_as_it_takes() -> None:
+    counted = 0
+    for source in CUDA_SOURCES:
+        for node in ast.walk(ast.parse(source.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            function, *arguments = [ast.unparse(each) for each in (node.func, *node.args)]
+            if function in ("call", "_release") and arguments[0].startswith("cuda.cu"):
+                function, *arguments = arguments
+            if function.startswith("cuda.cu"):
+                parameters = inspect.signature(getattr(driver, function[5:])).parameters.values()
+                required = sum(each.default is each.empty for each in parameters)
+                place = f"{source.name}:{node.lineno}: {function}"
+                assert required <= len(arguments) <= len(parameters), place
+                counted += 1
+    assert counted > 35
+
+
+def test_every_nvml_name_exists() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    names = dict(attributes(NVML_SOURCES, "nvml"))
+    assert {name for name in names.values() if not hasattr(pynvml, name)} == set()
+    assert "nvmlDeviceGetCurrentClocksThrottleReasons" in names.values()
+
+
+def test_the_nvml_fallback_has_the_signatures_of_pynvml() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    functions = {
+        name: each for name, each in vars(nvml_fallback).items() if name.startswith("nvml")
+    }
+    for name, function in functions.items():
+        theirs = inspect.signature(getattr(pynvml, name)).parameters
+        assert len(inspect.signature(function).parameters) == len(theirs), name
+    assert len(functions) == 10
+
+
+def test_the_nvml_fallback_has_what_read_gpus_and_read_uuids_need() -> None:
+    tree = ast.parse((PACKAGE / "system/gpus/devices.py").read_text())
+    needed = {
+        ast.unparse(node).removeprefix("nvml.")
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef) and function.name != "read_details"
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "nvml"
+    }
+    assert needed - set(vars(nvml_fallback)) == set()
+    assert "NVMLError" in needed
+
+
+def failing_call(*arguments: object) -> tuple[object, None]:
+    return driver.CUresult.CUDA_ERROR_INVALID_VALUE, None
+
+
+def test_a_failed_call_names_function_and_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        driver, "cuGetErrorString", lambda status: (driver.CUresult(0), b"invalid argument")
+    )
+    with pytest.raises(CudaError) as raised:
+        call(failing_call, 1)
+    expected = "failing_call failed: CUDA_ERROR_INVALID_VALUE, error 1: invalid argument"
+    assert str(raised.value) == f"the CUDA driver's {expected}"
+    assert raised.value.status == driver.CUresult.CUDA_ERROR_INVALID_VALUE
+
+
+def test_a_function_missing_from_an_old_driver_names_the_remedy() -> None:
+    def missing_function() -> tuple[object, ...]:
+        raise RuntimeError('Function "cuEventElapsedTime_v2" not found')
+
+    with pytest.raises(CudaError, match=r"has no missing_function: .*pip install cuda-bindings=="):
+        call(missing_function)
+
+
+def test_results_are_returned_without_the_status() -> None:
+    success = driver.CUresult.CUDA_SUCCESS
+    assert call(lambda: (success,)) == ()
+    assert call(lambda: (success, 7)) == 7
+    assert call(lambda: (success, 7, 8)) == (7, 8)
+
+
+@pytest.mark.skipif(bool(gpus.find_driver().gpus), reason="needs a machine without a GPU")
+def test_a_machine_without_a_driver_is_not_an_error() -> None:
+    driver_found = gpus.find_driver()
+    assert driver_found.gpus == ()
+    assert driver_found.missing
+    assert not driver_found.remedy
+
+
+def test_missing_bindings_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "cuda.bindings", None)
+    found = gpus.find_driver.__wrapped__()
+    assert found.missing.startswith("cuda-bindings cannot be imported")
+    assert found.remedy.endswith("-m pip install cuda-bindings")
