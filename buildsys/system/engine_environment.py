@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.system.cpu import cpu_model, engine_instructions
-from buildsys.system.gpus.devices import read_gpus
-from buildsys.system.gpus.devices import GpuError
+from buildsys.system.gpus.devices import GpuError, read_gpus
 
 LIBRARIES = {
     "onnxruntime": "onnxruntime",

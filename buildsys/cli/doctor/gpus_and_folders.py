@@ -14,8 +14,7 @@ from buildsys.cli.doctor.finding import BROKEN, MISSING, OK, Finding
 from buildsys.execution.build_cache import store_folder
 from buildsys.manifest.shared_cache import shared_cache
 from buildsys.report.formatting import size
-from buildsys.system.gpus.devices import read_details
-from buildsys.system.gpus.devices import GpuError
+from buildsys.system.gpus.devices import GpuError, read_details
 
 _LITTLE_ROOM_BYTES = 2 << 30
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")  # dxg: WSL

@@ -21,8 +21,7 @@ def gpu_facts() -> Mapping[str, str]:
     nothing = {f"gpu.{fact}": NONE for fact in GPU_FACTS}
     if not has_driver():
         return nothing
-    from buildsys.system.gpus.devices import read_gpus
-    from buildsys.system.gpus.devices import GpuError
+    from buildsys.system.gpus.devices import GpuError, read_gpus
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     order = os.environ.get("CUDA_DEVICE_ORDER")
@@ -59,8 +58,7 @@ def has_driver() -> bool:
 
 @cache
 def _first_gpus(visible: str | None, order: str | None) -> tuple[str, ...]:
-    from buildsys.system.gpus.devices import read_uuids
-    from buildsys.system.gpus.devices import GpuError
+    from buildsys.system.gpus.devices import GpuError, read_uuids
 
     try:
         gpus, every = read_uuids(visible), read_uuids(None)

@@ -23,8 +23,7 @@ from buildsys.cli.doctor.finding import BROKEN, MISSING, OK
 from buildsys.cli.doctor.gpus_and_folders import Gpus, look_at_folders, look_at_gpus
 from buildsys.cli.doctor.libraries import look_at_extras
 from buildsys.cli.doctor.machine_check import examine_machine
-from buildsys.system.gpus.devices import GpuDetails
-from buildsys.system.gpus.devices import GpuError
+from buildsys.system.gpus.devices import GpuDetails, GpuError
 from buildsys.system.interpreters.probe import Library, check_libraries
 from buildsys.system.interpreters.toolchain import Toolchain
 
@@ -109,7 +108,10 @@ def test_a_toolchain_has_what_its_interpreter_has(tmp_path: Path) -> None:
     finding = tell_toolchain(asked, NO_GPU, {"onnxruntime": ["a:x"], "tensorrt": ["a:y"]})
     assert finding.state == MISSING
     assert "the interpreter crashed with a segmentation fault (SIGSEGV) on import" in finding.text
-    assert finding.mend == f"{environment.python} -m pip install --force-reinstall tensorrt cuda-bindings"
+    assert (
+        finding.mend
+        == f"{environment.python} -m pip install --force-reinstall tensorrt cuda-bindings"
+    )
 
 
 def test_a_toolchain_that_lacks_something_says_what_installs_it(tmp_path: Path) -> None:

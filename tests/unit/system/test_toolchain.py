@@ -10,8 +10,7 @@ import pytest
 
 from buildsys.system import cpu, devices, versions
 from buildsys.system.gpus import selection
-from buildsys.system.gpus.devices import read_gpus
-from buildsys.system.gpus.devices import GpuError
+from buildsys.system.gpus.devices import GpuError, read_gpus
 
 
 @pytest.fixture
