@@ -94,7 +94,7 @@ class Session:
         """The executor of this project; nothing is started before a stage runs."""
         from buildsys.execution.build_cache import store_folder
         from buildsys.execution.executor import Executor
-        from buildsys.manifest.timing_caches import timing_caches_folder
+        from buildsys.manifest.project_settings import timing_caches_folder
         from buildsys.store.object_store import Store
 
         project = self.project
@@ -283,7 +283,7 @@ class Session:
 
 
 def _shared_cache(project: Project) -> Remote | None:
-    from buildsys.manifest.shared_cache import shared_cache
+    from buildsys.manifest.project_settings import shared_cache
 
     settings = shared_cache(project.root, project.configs)
     if settings is None:

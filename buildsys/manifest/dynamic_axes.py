@@ -1,103 +1,78 @@
-"""The classical ``dynamic_axes`` of torch.onnx.export, turned into the names in ``shape`` that mean the same."""
+"""The ``dynamic_axes`` of torch.onnx.export, translated into named sizes of shapes."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from buildsys.manifest.problem import Problem, show_value, suggest
-from buildsys.manifest.value_tree import Node
+from buildsys.manifest.problem import Problem, expected, show_value, suggest
+from buildsys.manifest.value_tree import ValueNode
 
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
 
 
-def name_dynamic_axes(tree: Node) -> tuple[Node, list[Problem]]:
-    """Return the tree with its ``dynamic_axes`` moved into the shapes of inputs and outputs.
+def name_dynamic_axes(tree: ValueNode) -> tuple[ValueNode, list[Problem]]:
+    """Return the tree with ``dynamic_axes`` moved into the shapes of inputs and outputs.
 
-    A bare list of axes, ``{input0: [0]}``, gets the names that torch would make: input0_dynamic_axes_1, ….
+    A list of axes, ``{input0: [0]}``, gets the names torch would make: input0_dynamic_axes_1, ….
     """
     axes = tree.get("dynamic_axes")
     if axes is None:
         return tree, []
     tree = tree.without("dynamic_axes")
     if not isinstance(axes.value, dict):
-        return tree, [
-            Problem(axes.origin, f"found {show_value(axes.value)}; a map of tensor names is wanted")
-        ]
+        return tree, [Problem(axes.origin, expected("a map of tensor names", axes.value))]
     problems: list[Problem] = []
     for tensor, named in axes.items():
-        section = next(
-            (part for part in ("inputs", "outputs") if _member(tree, part, tensor)), None
-        )
+        parts = {part: node for part in ("inputs", "outputs") if (node := tree.get(part))}
+        section = next((part for part, node in parts.items() if node.get(tensor)), None)
         if section is None:
-            parts = [part for part in (tree.get("inputs"), tree.get("outputs")) if part is not None]
-            known = [name for part in parts for name, _ in part.items()]
-            text = f"no input or output is named {tensor}"
-            problems.append(Problem(named.origin, text, suggest(tensor, known), of_key=True))
-        else:
-            tree = _name_axes(tree, section, tensor, named, problems)
+            known = [name for part in parts.values() for name, _ in part.items()]
+            text, hint = f'unknown input or output "{tensor}"', suggest(tensor, known)
+            problems.append(Problem(named.origin, text, hint, of_key=True))
+            continue
+        member = parts[section].value[tensor]
+        shape = member.get("shape")
+        if shape is None or not isinstance(shape.value, list):
+            continue  # an output gets its axes from the graph; an input without shape is an error
+        sizes = ValueNode(_named_sizes(tensor, named, shape.value, problems), shape.origin)
+        member = member.with_member("shape", sizes)
+        tree = tree.with_member(section, parts[section].with_member(tensor, member))
     return tree, problems
 
 
-def _member(tree: Node, section: str, tensor: str) -> Node | None:
-    part = tree.get(section)
-    return part.get(tensor) if part is not None else None
-
-
-def _name_axes(tree: Node, section: str, tensor: str, named: Node, problems: list[Problem]) -> Node:
-    part, member = tree.get(section), _member(tree, section, tensor)
-    assert part is not None and member is not None
-    pairs = _pairs(tensor, named, problems)
-    shape = member.get("shape")
-    if shape is None or not isinstance(shape.value, list):
-        return tree  # an output without a shape takes its axes from the graph; an input without one is an error anyway
-    sizes = list(shape.value)
-    for axis, name in pairs:
-        if not -len(sizes) <= axis < len(sizes):
-            text = (
-                f"axis {axis} is outside the shape of {tensor}, which has {len(sizes)} dimensions"
-            )
-            problems.append(Problem(name.origin, text, of_key=isinstance(named.value, dict)))
-        elif isinstance(sizes[axis].value, str) and isinstance(named.value, list):
-            continue  # dynamic already, under a better name
-        elif isinstance(sizes[axis].value, str) and sizes[axis].value != name.value:
-            text = (
-                f"axis {axis} of {tensor} is {name.value} here and {sizes[axis].value} in its shape"
-            )
-            problems.append(Problem(name.origin, text))
-        else:
-            sizes[axis] = name
-    member = member.with_member("shape", Node(sizes, shape.origin))
-    return tree.with_member(section, part.with_member(tensor, member))
-
-
-def _pairs(tensor: str, named: Node, problems: list[Problem]) -> list[tuple[int, Node]]:
-    """Return (axis, node of its name) for the map form and the list form."""
-    if isinstance(named.value, dict):
-        entries: list[tuple[Any, Node]] = list(named.value.items())
+def _named_sizes(
+    tensor: str, named: ValueNode, shape: list[ValueNode], problems: list[Problem]
+) -> list[ValueNode]:
+    """Return a shape with names at the dynamic axes."""
+    sizes, is_map = list(shape), isinstance(named.value, dict)
+    if is_map:
+        entries: list[tuple[Any, ValueNode]] = list(named.value.items())
     elif isinstance(named.value, list):
         stem = re.sub(r"\W", "_", tensor)
         entries = [
-            (node.value, Node(f"{stem}_dynamic_axes_{number}", node.origin))
+            (node.value, ValueNode(f"{stem}_dynamic_axes_{number}", node.origin))
             for number, node in enumerate(named.value, start=1)
         ]
     else:
-        text = f"found {show_value(named.value)}; a map such as {{0: batch}} or a list of axes is wanted"
-        problems.append(Problem(named.origin, text))
-        return []
-    pairs = []
-    for axis, node in entries:
+        what = "a map such as {0: batch} or a list of axes"
+        problems.append(Problem(named.origin, expected(what, named.value)))
+        return sizes
+    for axis, name in entries:
         if isinstance(axis, bool) or not _INTEGER.fullmatch(str(axis)):
-            problems.append(
-                Problem(node.origin, f"the axis {show_value(axis)} is not a whole number")
+            text = f"expected an integer as axis, found {show_value(axis)}"
+            problems.append(Problem(name.origin, text))
+        elif not isinstance(name.value, str):
+            problems.append(Problem(name.origin, expected("the name of a dimension", name.value)))
+        elif not -len(sizes) <= int(axis) < len(sizes):
+            text = f'axis {axis} is outside the shape of "{tensor}" ({len(sizes)} dimensions)'
+            problems.append(Problem(name.origin, text, "count axes from 0", of_key=is_map))
+        elif not isinstance(sizes[int(axis)].value, str):
+            sizes[int(axis)] = name
+        elif is_map and sizes[int(axis)].value != name.value:
+            in_shape = sizes[int(axis)].value
+            text = (
+                f'axis {axis} of "{tensor}" is named {name.value} here and {in_shape} in its shape'
             )
-        elif not isinstance(node.value, str):
-            problems.append(
-                Problem(
-                    node.origin,
-                    f"found {show_value(node.value)}; the name of a dimension is wanted",
-                )
-            )
-        else:
-            pairs.append((int(axis), node))
-    return pairs
+            problems.append(Problem(name.origin, text, "use one name"))
+    return sizes

@@ -10,7 +10,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from buildsys.manifest.schema.model import Engine, ModelSpec, ProjectSpec
+from buildsys.manifest.schema.engines import Engine
+from buildsys.manifest.schema.model import ModelSpec
+from buildsys.manifest.schema.project import ProjectSpec
 
 Schema = dict[str, Any]
 

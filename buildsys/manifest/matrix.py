@@ -1,29 +1,32 @@
-"""``matrix:`` — one model per combination of values, each with a name of its own."""
+"""``matrix:``, which makes one named model per combination of values."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
-from buildsys.manifest.problem import Problem, show_value
-from buildsys.manifest.value_tree import Key, Node, leaves, merge, nearest, plain, replace_at
+from buildsys.manifest.layers import merge
+from buildsys.manifest.problem import Problem, expected, show_value
+from buildsys.manifest.value_tree import FieldPath, ValueNode, leaves, nearest, plain, replace_at
 
 MAX_MODELS = 1000
 
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.+-]+")
-_OUTSIDE = ("model", "extends", "matrix")
+_FIXED = ("model", "extends", "matrix")
 
-Axis = tuple[Key, list[Node]]
+Axis = tuple[FieldPath, list[ValueNode]]
+Choice = tuple[FieldPath, ValueNode]
 
 
-def expand_matrix(tree: Node) -> tuple[list[Node], list[Problem]]:
+def expand_matrix(tree: ValueNode) -> tuple[list[ValueNode], list[Problem]]:
     """Return one tree per combination; without a matrix, the tree itself.
 
-    The last axis varies fastest. A name with placeholders such as ``net-op{export.opset}`` gets the values
-    put in, any other name gets ``-VALUE`` appended per axis.
+    The last axis varies fastest. Placeholders in the name, such as ``net-op{export.opset}``, are
+    replaced by values; to any other name, ``-VALUE`` is appended per axis.
     """
     matrix = tree.get("matrix")
     if matrix is None:
@@ -33,67 +36,67 @@ def expand_matrix(tree: Node) -> tuple[list[Node], list[Problem]]:
     axes, problems = _axes(matrix)
     if problems:
         return [tree], problems
-    combinations = list(itertools.product(*(values for _, values in axes)))
     trees = []
-    for values in combinations:
-        named, found = _combine(
-            tree, [(key, value) for (key, _), value in zip(axes, values, strict=True)]
-        )
+    for values in itertools.product(*(values for _, values in axes)):
+        choices = [(path, value) for (path, _), value in zip(axes, values, strict=True)]
+        variant, found = _combine(tree, choices)
         problems += found
-        trees.append(named)
-    return trees, problems or _same_names(matrix, trees)
+        trees.append(variant)
+    names = [node.value for variant in trees if (node := variant.get("model"))]
+    names = [name for name in names if isinstance(name, str)]
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None and not problems:
+        text = f"two combinations are both named {show_value(duplicate)}"
+        hint = "put placeholders such as {export.opset} into the name"
+        problems.append(Problem(matrix.origin, text, hint))
+    return trees, problems
 
 
-def _axes(matrix: Node) -> tuple[list[Axis], list[Problem]]:
+def _axes(matrix: ValueNode) -> tuple[list[Axis], list[Problem]]:
     if not isinstance(matrix.value, dict):
-        text = f"found {show_value(matrix.value)}; a map of field paths to lists is wanted"
-        return [], [Problem(matrix.origin, text)]
+        return [], [Problem(matrix.origin, expected("a map of field paths to lists", matrix.value))]
     axes: list[Axis] = []
     problems = []
-    for path, values in matrix.items():
-        key: Key = tuple(path.split("."))
-        if key[0] in _OUTSIDE:
-            problems.append(Problem(values.origin, f"a matrix cannot vary {key[0]}", of_key=True))
+    for name, values in matrix.items():
+        path: FieldPath = tuple(name.split("."))
+        if path[0] in _FIXED:
+            text = f"a matrix cannot vary {path[0]}"
+            problems.append(Problem(values.origin, text, "remove it", of_key=True))
         elif not isinstance(values.value, list) or not values.value:
-            problems.append(
-                Problem(
-                    values.origin, f"found {show_value(values.value)}; a list of values is wanted"
-                )
-            )
+            problems.append(Problem(values.origin, expected("a list of values", values.value)))
         else:
-            axes.append((key, values.value))
+            axes.append((path, values.value))
     count = math.prod(len(values) for _, values in axes)
     if count > MAX_MODELS:
-        problems.append(
-            Problem(matrix.origin, f"the matrix has {count} combinations, more than {MAX_MODELS}")
-        )
+        text = f"the matrix has {count} combinations, more than {MAX_MODELS}"
+        problems.append(Problem(matrix.origin, text, "split it into several manifests"))
     return axes, problems
 
 
-def _combine(tree: Node, values: list[tuple[Key, Node]]) -> tuple[Node, list[Problem]]:
+def _combine(tree: ValueNode, choices: Sequence[Choice]) -> tuple[ValueNode, list[Problem]]:
     problems = []
-    for key, value in values:
-        existing, missing = nearest(tree, _indexed(tree, key))
+    for path, value in choices:
+        existing, missing = nearest(tree, _indexed(tree, path))
         try:
-            tree = replace_at(tree, key, value if missing else merge(existing, value, key))
+            tree = replace_at(tree, path, value if missing else merge(existing, value, path))
         except LookupError as error:
-            text = f"no field {'.'.join(map(str, key))} to vary"
-            problems.append(Problem(value.origin, text, f"{error.args[0]} is missing"))
-    named, found = _rename(tree, values)
+            text = f"unknown field {'.'.join(map(str, path))}"
+            problems.append(Problem(value.origin, text, f"{error.args[0]} does not exist"))
+    named, found = _rename(tree, choices)
     return named, problems + found
 
 
-def _indexed(tree: Node, key: Key) -> Key:
-    """Return ``key`` with digits as list indices wherever the tree has a list."""
+def _indexed(tree: ValueNode, path: FieldPath) -> FieldPath:
+    """Return ``path`` with digits as indexes wherever the tree has a list."""
     indexed: list[str | int] = []
-    for step in key:
+    for step in path:
         node, missing = nearest(tree, tuple(indexed))
         in_list = not missing and isinstance(node.value, list) and str(step).isdecimal()
         indexed.append(int(step) if in_list else step)
     return tuple(indexed)
 
 
-def _rename(tree: Node, values: list[tuple[Key, Node]]) -> tuple[Node, list[Problem]]:
+def _rename(tree: ValueNode, choices: Sequence[Choice]) -> tuple[ValueNode, list[Problem]]:
     model = tree.get("model")
     if model is None or not isinstance(model.value, str):
         return tree, []
@@ -102,18 +105,17 @@ def _rename(tree: Node, values: list[tuple[Key, Node]]) -> tuple[Node, list[Prob
     def fill(match: re.Match[str]) -> str:
         node, missing = nearest(tree, _indexed(tree, tuple(match[1].split("."))))
         if missing:
-            problems.append(
-                Problem(model.origin, f"the name uses {{{match[1]}}}, which is not set")
-            )
+            text = f"the name uses {{{match[1]}}}, which is not set"
+            problems.append(Problem(model.origin, text, "set the field, or use another one"))
         return "" if missing else _label(node)
 
     name: str = _PLACEHOLDER.sub(fill, model.value)
     if name == model.value:
-        name = "-".join([name, *(_label(value) for _, value in values)])
-    return tree.with_member("model", Node(name, model.origin)), problems
+        name = "-".join([name, *(_label(value) for _, value in choices)])
+    return tree.with_member("model", ValueNode(name, model.origin)), problems
 
 
-def _label(node: Node) -> str:
+def _label(node: ValueNode) -> str:
     """Return a value as a part of a model's name."""
     words = [_word(leaf.value) for _, leaf in leaves(node)]
     return _NOT_IN_NAMES.sub("-", "-".join(words))
@@ -125,16 +127,3 @@ def _word(value: Any) -> str:
     if value is None or isinstance(value, (bool, dict)):
         return show_value(value).rpartition(" ")[2] if value != {} else "empty"
     return str(value) or "empty"
-
-
-def _same_names(matrix: Node, trees: list[Node]) -> list[Problem]:
-    names = [
-        node.value
-        for tree in trees
-        if (node := tree.get("model")) is not None and isinstance(node.value, str)
-    ]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is None:
-        return []
-    hint = "put placeholders such as {export.opset} into the name"
-    return [Problem(matrix.origin, f"two combinations are both named {show_value(twice)}", hint)]

@@ -1,4 +1,4 @@
-"""What is wrong with a manifest, before its line and column are looked up; and the nearest known name."""
+"""Problems found in manifests, and suggestions of the nearest known name."""
 
 from __future__ import annotations
 
@@ -7,33 +7,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from buildsys.manifest.value_tree import Key, Node, Origin
+from buildsys.manifest.value_tree import FieldPath, ValueNode, ValueOrigin
 from buildsys.manifest.value_tree import nearest as nearest_node
 from buildsys.system.suggestions import nearest
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One sentence about one place; ``of_key`` says that the key is wrong and not its value."""
+    """One sentence about one field; line and column are looked up later.
 
-    origin: Origin
+    ``of_key``: the error points at the field's name and not at its value.
+    """
+
+    origin: ValueOrigin
     text: str
     hint: str = ""
     of_key: bool = False
 
 
-def problem_at(tree: Node, key: Key, text: str, hint: str = "", *, of_key: bool = False) -> Problem:
-    """Return a problem of the value at ``key`` of a tree, placed in the file that set it.
+def problem_at(
+    tree: ValueNode, path: FieldPath, text: str, hint: str = "", *, of_key: bool = False
+) -> Problem:
+    """Return a problem at ``path`` of a tree, located in the file that set the value.
 
-    The part of ``key`` that nobody set is added to the key of the nearest value around it.
+    A field that no file set is located in its nearest parent.
     """
-    node, missing = nearest_node(tree, key)
-    origin = Origin(node.origin.file, (*node.origin.key, *missing))
-    return Problem(origin, text, hint, of_key)
+    node, missing = nearest_node(tree, path)
+    return Problem(ValueOrigin(node.origin.file, (*node.origin.path, *missing)), text, hint, of_key)
 
 
 def suggest(name: str, known: Iterable[str], *, what: str = "known") -> str:
-    """Return ``did you mean X?`` for a near miss, else a list of what is known."""
+    """Return ``did you mean X?`` for a near miss, else a list of known names."""
     names = list(dict.fromkeys(known))
     close = nearest(name, names, count=1)
     if close:
@@ -43,17 +47,22 @@ def suggest(name: str, known: Iterable[str], *, what: str = "known") -> str:
 
 
 def suggest_file(path: Path) -> str:
-    """Return ``did you mean X?`` for a file of a like name in the folder of ``path``, else an empty string."""
+    """Return ``did you mean X?`` for a similarly named file in the same folder, else ""."""
     try:
-        beside = [entry for entry in path.parent.iterdir() if entry.suffix == path.suffix]
+        others = [entry for entry in path.parent.iterdir() if entry.suffix == path.suffix]
     except OSError:
         return ""
-    close = nearest(path.stem, [entry.stem for entry in beside], count=1)
+    close = nearest(path.stem, [other.stem for other in others], count=1)
     return f"did you mean {close[0]}{path.suffix}?" if close else ""
 
 
+def expected(what: str, value: Any) -> str:
+    """Return the sentence for a value of the wrong type or form."""
+    return f"expected {what}, found {show_value(value)}"
+
+
 def show_value(value: Any) -> str:
-    """Return a value as a manifest's author would recognise it, short."""
+    """Return a short form of a value, recognizable to the manifest's author."""
     if isinstance(value, dict):
         return "a map" if value else "an empty map"
     if isinstance(value, (list, tuple)):

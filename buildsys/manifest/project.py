@@ -181,14 +181,14 @@ class _Load:
 
     def _duplicate(self, file: str, name: str, other: str) -> ManifestError:
         from buildsys.manifest.problem import Problem
-        from buildsys.manifest.value_tree import Origin
+        from buildsys.manifest.value_tree import ValueOrigin
 
         workspace = self._resolver[1]
         workspace.document(
             self._project.root / file
         )  # positions are looked up in what has been read
         text = f'the model "{name}" is in {other} already'
-        problem = Problem(Origin(Path(file), ("model",)), text, "rename one of them")
+        problem = Problem(ValueOrigin(Path(file), ("model",)), text, "rename one of them")
         return workspace.errors([problem])[0]
 
     def _manifests(self) -> list[str]:

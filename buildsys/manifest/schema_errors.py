@@ -1,172 +1,182 @@
-"""pydantic's findings in the words of a manifest's author."""
+"""Translation of pydantic's errors into problems for a manifest's author."""
 
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
-from buildsys.manifest.problem import Problem, problem_at, show_value, suggest
-from buildsys.manifest.schema.model import (
-    BACKENDS,
-    DATA_KINDS,
-    LIBRARY_KINDS,
-    PATTERN_WORDS,
-    PLUGIN_KINDS,
-    SOURCE_KINDS,
-    STEP_KINDS,
-)
-from buildsys.manifest.value_tree import Key, Node
+from buildsys.manifest.problem import Problem, expected, problem_at, show_value, suggest
+from buildsys.manifest.schema.base import PATTERN_WORDS
+from buildsys.manifest.schema.engines import BACKENDS
+from buildsys.manifest.schema.network import DATA_KINDS, SOURCE_KINDS
+from buildsys.manifest.schema.operators import LIBRARY_KINDS, PLUGIN_KINDS
+from buildsys.manifest.surgery_interface import KINDS as STEP_KINDS
+from buildsys.manifest.value_tree import FieldPath, ValueNode
 
-_OTHER_NAMES = {  # what people write who know the name from torch or from other tools
-    "opset_version": "opset", "dynamo": "exporter", "input_names": "inputs", "output_names": "outputs",
-    "dynamic_shapes": "dims", "name": "model", "type": "dtype", "fp16": "precision", "threads": "intra_op_threads",
-    "sha": "sha256", "tolerance": "rtol",
+_OTHER_NAMES = {  # names from torch and other tools -> ours
+    "opset_version": "opset", "dynamo": "exporter", "input_names": "inputs",
+    "output_names": "outputs", "dynamic_shapes": "dims", "name": "model", "type": "dtype",
+    "fp16": "precision", "threads": "intra_op_threads", "sha": "sha256", "tolerance": "rtol",
 }  # fmt: skip
-_KINDS = {  # pydantic's type of error -> what it is about
-    "source_kind": ("the source", SOURCE_KINDS),
-    "data_kind": ("the data", DATA_KINDS),
-    "step_kind": ("the step", STEP_KINDS),
-    "library_kind": ("the library", LIBRARY_KINDS),
-    "plugin_kind": ("the plugin", PLUGIN_KINDS),
+_KINDS = {  # pydantic's error type -> fields that select the kind
+    "source_kind": SOURCE_KINDS,
+    "data_kind": DATA_KINDS,
+    "step_kind": STEP_KINDS,
+    "library_kind": LIBRARY_KINDS,
+    "plugin_kind": PLUGIN_KINDS,
 }
 _FILE_FIELDS = {"ModelSpec": ("extends", "matrix", "dynamic_axes")}  # resolved before validation
-_WANTED = {
-    "string_type": "text",
-    "int_type": "a whole number",
+_EXPECTED = {
+    "string_type": "a string",
+    "int_type": "an integer",
     "float_type": "a number",
     "bool_type": "true or false",
     "dict_type": "a map",
     "model_type": "a map",
     "tuple_type": "a list",
     "finite_number": "a finite number",
-    "dim": "a whole number from 0 or the name of a dimension",
-    "scalar": "a number, text, true or false",
+    "dim": "a non-negative integer or the name of a dimension",
+    "scalar": "a number, a string, true or false",
     "modules": "true, false or a list of class paths",
     "switches": "true, false or a list of both",
 }
+_BOUNDS = {  # pydantic's error type -> limit in its context, words
+    "greater_than_equal": ("ge", "at least {:g}"),
+    "less_than_equal": ("le", "at most {:g}"),
+    "greater_than": ("gt", "more than {:g}"),
+    "less_than": ("lt", "less than {:g}"),
+    "too_short": ("min_length", "at least {}"),
+    "too_long": ("max_length", "at most {}"),
+    "string_too_short": ("min_length", "at least {}"),
+    "string_too_long": ("max_length", "at most {}"),
+}
 
 
-def schema_problems(error: ValidationError, tree: Node, root: Any) -> Iterator[Problem]:
-    """Yield one problem per finding; ``root`` is the type that ``tree`` was validated as."""
+@dataclass
+class SchemaFindings:
+    """Problems found by the schema, and the fields with unknown values because of them."""
+
+    problems: list[Problem] = field(default_factory=list)
+    refused: list[FieldPath] = field(default_factory=list)
+
+
+def schema_findings(error: ValidationError, tree: ValueNode, root: Any) -> SchemaFindings:
+    """Return the findings on ``tree``, which was validated as the type ``root``.
+
+    A misspelled field leaves the intended one unknown: only the misspelling is reported.
+    """
+    findings = SchemaFindings()
+    missing: list[tuple[FieldPath, Problem]] = []
     for found in error.errors(include_url=False):
-        location = found["loc"]
-        of_key = location[-1:] == ("[key]",) or found["type"] == "extra_forbidden"
-        key: Key = tuple(step for step in location if not _made_up(step))
-        if found["type"] == "too_short" and len(found["input"]) >= found["ctx"]["min_length"]:
-            continue  # pydantic does not count entries that it has reported already
-        if (
-            found["type"] == "backend"
-            and isinstance(found["input"], dict)
-            and "backend" in found["input"]
-        ):
-            key = (*key, "backend")
-        text, hint = _sentence(found, key, root)
-        yield problem_at(tree, key, text, hint, of_key=of_key)
+        location, kind = found["loc"], found["type"]
+        path: FieldPath = tuple(step for step in location if not _is_internal(step))
+        if kind == "too_short" and len(found["input"]) >= found["ctx"]["min_length"]:
+            continue  # pydantic does not count entries that it has already reported
+        findings.refused.append(path)
+        if kind == "extra_forbidden":
+            hint = _other_field(str(path[-1]), known_fields(root, location[:-1]))
+            if hint.startswith("did you mean "):
+                intended = hint.removeprefix("did you mean ").removesuffix("?")
+                findings.refused.append((*path[:-1], intended))
+            problem = problem_at(tree, path, "unknown field", hint, of_key=True)
+        elif kind == "missing":
+            missing.append((path, problem_at(tree, path, "required field is missing")))
+            continue
+        else:
+            text, hint = _sentence(found)
+            if kind == "backend" and isinstance(found["input"], dict):
+                path = (*path, "backend") if "backend" in found["input"] else path
+            problem = problem_at(tree, path, text, hint, of_key=location[-1:] == ("[key]",))
+        findings.problems.append(problem)
+    explained = [path for path in findings.refused if findings.refused.count(path) > 1]
+    findings.problems += [problem for path, problem in missing if path not in explained]
+    return findings
 
 
-def known_fields(root: Any, location: Key) -> list[str]:
-    """Return the field names of the map at ``location``, a path of pydantic's with its union tags."""
+def known_fields(root: Any, location: FieldPath) -> list[str]:
+    """Return the field names at ``location``, a path of pydantic with its union tags."""
     for step in location:
         root = _step(root, step)
-    members = [root, *_members(root)]
-    names = [name for member in members if _is_spec(member) for name in _fields(member)]
-    return names + [
-        name
-        for member in members
-        if _is_spec(member)
-        for name in _FILE_FIELDS.get(member.__name__, ())
-    ]
+    specs = [member for member in (root, *_members(root)) if _is_spec(member)]
+    names = [name for spec in specs for name in _fields(spec)]
+    return names + [name for spec in specs for name in _FILE_FIELDS.get(spec.__name__, ())]
 
 
-def _made_up(step: str | int) -> bool:
+def _sentence(found: ErrorDetails) -> tuple[str, str]:
+    """Return problem and hint."""
+    kind, context, value = found["type"], found.get("ctx", {}), found["input"]
+    if kind == "value_error":
+        return str(context["error"]), ""
+    if kind == "literal_error":
+        known = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
+        hint = suggest(str(value), known, what="expected one of")
+        return f"unknown value {show_value(value)}", hint
+    if kind == "string_pattern_mismatch":
+        return expected(PATTERN_WORDS[context["pattern"]], value), ""
+    if kind in _EXPECTED:
+        return expected(_EXPECTED[kind], value), ""
+    if kind in _KINDS or kind == "backend":
+        return _unknown_kind(kind, value)
+    if kind in _BOUNDS:
+        limit, words = _BOUNDS[kind]
+        units = {"too": ("entries", "entry"), "str": ("characters", "character")}.get(kind[:3])
+        unit = f" {units[context[limit] == 1]}" if units else ""
+        return expected(words.format(context[limit]) + unit, value), ""
+    return f"invalid value {show_value(value)}", ""
+
+
+def _unknown_kind(kind: str, value: Any) -> tuple[str, str]:
+    """Return problem and hint for a union with no matching member."""
+    if not isinstance(value, dict):
+        return expected("a map", value), ""
+    if kind == "backend":
+        if "backend" not in value:
+            hint = f"add backend: {', '.join(BACKENDS[:-1])} or {BACKENDS[-1]}, or use: PRESET"
+            return "the engine has no backend", hint
+        hint = suggest(str(value["backend"]), BACKENDS, what="backends")
+        return f"unknown backend {show_value(value['backend'])}", hint
+    hints = (suggest(str(name), _KINDS[kind]) for name in value)
+    close = next((hint for hint in hints if hint.startswith("did you mean")), "")
+    return f"expected one of the fields {', '.join(_KINDS[kind])}", close
+
+
+def _other_field(name: str, known: Iterable[str]) -> str:
+    other = _OTHER_NAMES.get(name, "")
+    return f"did you mean {other}?" if other in known else suggest(name, known, what="known fields")
+
+
+def _is_internal(step: str | int) -> bool:
+    """Return whether pydantic added this step of a path: a union's tag or ``[key]``."""
     return isinstance(step, str) and (
         step == "[key]" or (step.startswith("<") and step.endswith(">"))
     )
 
 
-def _sentence(found: ErrorDetails, key: Key, root: Any) -> tuple[str, str]:
-    kind, context, value = found["type"], found.get("ctx", {}), found["input"]
-    if kind == "extra_forbidden":
-        return "unknown field", _other_field(str(key[-1]), known_fields(root, found["loc"][:-1]))
-    if kind == "missing":
-        return "the field is missing", ""
-    if kind == "value_error":
-        return str(context["error"]), ""
-    if kind == "literal_error":
-        known = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
-        return f"{show_value(value)} is not allowed here", suggest(str(value), known, what="one of")
-    if kind == "string_pattern_mismatch":
-        return f"{show_value(value)} is not {PATTERN_WORDS[context['pattern']]}", ""
-    if kind in _KINDS or kind == "backend":
-        return _no_kind(kind, value)
-    if kind in _WANTED:
-        return f"found {show_value(value)}; {_WANTED[kind]} is wanted", ""
-    return _bound(kind, context, value)
-
-
-def _bound(kind: str, context: dict[str, Any], value: Any) -> tuple[str, str]:
-    sizes = {"too_short": "min_length", "too_long": "max_length", "string_too_long": "max_length"}
-    if kind in sizes:
-        what = "characters" if kind.startswith("string") else "entries"
-        word = "at least" if kind == "too_short" else "at most"
-        return f"found {show_value(value)}; {word} {context[sizes[kind]]} {what} are wanted", ""
-    words = {
-        "greater_than_equal": ("at least", "ge"),
-        "less_than_equal": ("at most", "le"),
-        "greater_than": ("more than", "gt"),
-        "less_than": ("less than", "lt"),
-    }
-    if kind in words:
-        word, limit = words[kind]
-        return f"{show_value(value)} is out of range; {word} {context[limit]:g} is wanted", ""
-    return f"found {show_value(value)}, which does not fit here", ""
-
-
-def _no_kind(kind: str, value: Any) -> tuple[str, str]:
-    if not isinstance(value, dict):
-        return f"found {show_value(value)}; a map is wanted", ""
-    if kind == "backend":
-        if "backend" not in value:
-            return "the engine names no backend", f"one of: {', '.join(BACKENDS)}; or use: PROFILE"
-        backend = value["backend"]
-        return f"no backend is named {show_value(backend)}", suggest(
-            str(backend), BACKENDS, what="backends"
-        )
-    what, kinds = _KINDS[kind]
-    close = next(
-        (hint for name in value if "did you mean" in (hint := suggest(str(name), kinds))), ""
-    )
-    return f"{what} has none of the fields {', '.join(kinds)}", close
-
-
-def _other_field(name: str, known: list[str]) -> str:
-    other = _OTHER_NAMES.get(name)
-    return f"did you mean {other}?" if other in known else suggest(name, known, what="known fields")
-
-
 def _step(root: Any, step: str | int) -> Any:
-    """Return the type one step further, or None."""
-    candidates = [root, *_members(root)]
-    for candidate in candidates:
-        if isinstance(step, str) and _tag_of(candidate) == step:
+    """Return the type of a member, or None."""
+    for candidate in (root, *_members(root)):
+        tags = (
+            item.tag for item in getattr(candidate, "__metadata__", ()) if isinstance(item, Tag)
+        )
+        if isinstance(step, str) and next(tags, None) == step:
             return candidate
         bare = _bare(candidate)
         if _is_spec(bare) and step in (fields := _fields(bare)):
             return fields[str(step)]
-        arguments = get_args(bare)
         if get_origin(bare) is dict and isinstance(step, str):
-            return arguments[1]
+            return get_args(bare)[1]
         if get_origin(bare) is tuple and isinstance(step, int):
-            return arguments[0]
+            return get_args(bare)[0]
     return None
 
 
 def _members(root: Any) -> list[Any]:
-    """Return the members of a union, of unions within it and of what annotations wrap."""
+    """Return the members of a union and of nested unions, or the annotated type."""
     bare = _bare(root)
     if get_origin(bare) in (Union, types.UnionType):
         return [inner for member in get_args(bare) for inner in (member, *_members(member))]
@@ -177,20 +187,9 @@ def _bare(root: Any) -> Any:
     return root.__origin__ if hasattr(root, "__metadata__") else root
 
 
-def _tag_of(root: Any) -> str | None:
-    return next(
-        (item.tag for item in getattr(root, "__metadata__", ()) if isinstance(item, Tag)), None
-    )
-
-
 def _is_spec(root: Any) -> bool:
     return isinstance(root, type) and get_origin(root) is None and issubclass(root, BaseModel)
 
 
 def _fields(spec: type[BaseModel]) -> dict[str, Any]:
-    return {field.alias or name: _annotation(field) for name, field in spec.model_fields.items()}
-
-
-def _annotation(field: Any) -> Any:
-    """Return a field's type; pydantic moves what `Annotated` said of the whole field into the metadata."""
-    return field.annotation
+    return {info.alias or name: info.annotation for name, info in spec.model_fields.items()}

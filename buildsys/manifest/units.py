@@ -1,25 +1,19 @@
-"""Quantities as people write them: durations (``3s``, ``200ms``) and sizes (``8GiB``)."""
+"""Durations (``3s``, ``200ms``) and sizes (``8GiB``) as people write them."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 
 _DURATION_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_SIZE_BYTES = {
-    "B": 1,
-    "kB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-}
+_SIZE_BYTES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
+_SIZE_BYTES |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
 
 
 def parse_duration(value: object) -> float:
-    """Return seconds for ``3s``, ``200ms``, ``2min`` or a bare number of seconds.
+    """Return seconds for ``3s``, ``200ms``, ``2min`` or a number of seconds.
 
     Raises: ValueError: not a duration.
     """
@@ -27,18 +21,18 @@ def parse_duration(value: object) -> float:
 
 
 def parse_size(value: object) -> int:
-    """Return bytes for ``8GiB``, ``512MiB`` or a bare number of bytes.
+    """Return bytes for ``8GiB``, ``512MiB`` or a number of bytes.
 
     Raises: ValueError: not a size.
     """
     return round(_parse(value, _SIZE_BYTES, "a size such as 8GiB or 512MiB"))
 
 
-def _parse(value: object, units: dict[str, float] | dict[str, int], expected: str) -> float:
+def _parse(value: object, units: dict[str, float] | dict[str, int], what: str) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf:
         return float(value)
     if isinstance(value, str):
         match = _QUANTITY.fullmatch(value)
         if match and match[2] in units:
             return float(match[1]) * units[match[2]]
-    raise ValueError(f"{value!r} is not {expected}")
+    raise ValueError(f"expected {what}, found {json.dumps(value, default=str, ensure_ascii=False)}")

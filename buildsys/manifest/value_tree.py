@@ -1,4 +1,4 @@
-"""Manifest data that remembers who set each value, and how layers of it are laid over each other."""
+"""Manifest values, each with the field and file that set it."""
 
 from __future__ import annotations
 
@@ -7,104 +7,81 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-Key = tuple["str | int", ...]
-
-_SOURCE_KINDS = frozenset({"torchvision", "python", "onnx"})
-_DATA_KINDS = frozenset({"random", "npz", "python", "constant"})
+FieldPath = tuple["str | int", ...]
 
 
-class Origin(NamedTuple):
-    """A place in a file: what set a value."""
+class ValueOrigin(NamedTuple):
+    """A field of a file."""
 
     file: Path
-    key: Key
+    path: FieldPath
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """A value with its origin; ``value`` is a scalar, a dict of nodes or a list of nodes."""
+class ValueNode:
+    """A value with its origin: a scalar, a dict of nodes or a list of nodes."""
 
     value: Any
-    origin: Origin
+    origin: ValueOrigin
 
-    def get(self, name: str) -> Node | None:
-        """Return the member ``name``, or None where this is no map or has no such member."""
+    def get(self, name: str) -> ValueNode | None:
+        """Return a member; None if this is not a map or has no such member."""
         return self.value.get(name) if isinstance(self.value, dict) else None
 
-    def items(self) -> Iterator[tuple[str, Node]]:
+    def items(self) -> Iterator[tuple[str, ValueNode]]:
         """Yield the members of a map; nothing for other values."""
         if isinstance(self.value, dict):
             yield from self.value.items()
 
-    def with_member(self, name: str, member: Node) -> Node:
+    def with_member(self, name: str, member: ValueNode) -> ValueNode:
         """Return this map with one member set."""
-        return Node({**self.value, name: member}, self.origin)
+        return ValueNode({**self.value, name: member}, self.origin)
 
-    def without(self, *names: str) -> Node:
+    def without(self, *names: str) -> ValueNode:
         """Return this map without some members."""
-        return Node(
-            {name: node for name, node in self.value.items() if name not in names}, self.origin
-        )
+        kept = {name: node for name, node in self.value.items() if name not in names}
+        return ValueNode(kept, self.origin)
 
 
-def plant(value: Any, file: Path, key: Key = ()) -> Node:
-    """Return plain data as nodes that come from ``key`` and below in ``file``."""
-    origin = Origin(file, key)
+def with_origins(value: Any, file: Path, path: FieldPath = ()) -> ValueNode:
+    """Return the plain data at ``path`` of ``file`` as nodes."""
+    origin = ValueOrigin(file, path)
     if isinstance(value, dict):
-        return Node(
-            {name: plant(member, file, (*key, name)) for name, member in value.items()}, origin
-        )
+        members = {name: with_origins(item, file, (*path, name)) for name, item in value.items()}
+        return ValueNode(members, origin)
     if isinstance(value, list):
-        return Node(
-            [plant(member, file, (*key, index)) for index, member in enumerate(value)], origin
-        )
-    return Node(value, origin)
+        entries = [with_origins(item, file, (*path, index)) for index, item in enumerate(value)]
+        return ValueNode(entries, origin)
+    return ValueNode(value, origin)
 
 
-def plain(node: Node) -> Any:
-    """Return the data of a tree without the origins."""
+def plain(node: ValueNode) -> Any:
+    """Return the data without origins."""
     value = node.value
     if isinstance(value, dict):
         return {name: plain(member) for name, member in value.items()}
     return [plain(member) for member in value] if isinstance(value, list) else value
 
 
-def nearest(node: Node, key: Key) -> tuple[Node, Key]:
-    """Return the deepest node on the way to ``key``, and the part of the key that leads beyond it."""
-    for depth, step in enumerate(key):
+def nearest(node: ValueNode, path: FieldPath) -> tuple[ValueNode, FieldPath]:
+    """Return the deepest existing node on ``path``, and the rest of the path."""
+    for depth, step in enumerate(path):
         members = node.value
         in_list = isinstance(members, list) and isinstance(step, int) and 0 <= step < len(members)
         if not in_list and not (isinstance(members, dict) and step in members):
-            return node, key[depth:]
+            return node, path[depth:]
         node = members[step]
     return node, ()
 
 
-def merge(under: Node, over: Node, key: Key = ()) -> Node:
-    """Lay ``over`` on ``under``: maps join member by member, anything else is replaced.
+def replace_at(node: ValueNode, path: FieldPath, new: ValueNode) -> ValueNode:
+    """Return the tree with ``new`` at ``path``, adding missing maps on the way.
 
-    A `source` or an input's `data` of another kind replaces the whole map, and so does a weights file.
+    Raises: LookupError: the path leads through a scalar or past the end of a list.
     """
-    if (
-        not isinstance(under.value, dict)
-        or not isinstance(over.value, dict)
-        or _replaces(under, over, key)
-    ):
-        return over
-    members = dict(under.value)
-    for name, member in over.value.items():
-        members[name] = merge(members[name], member, (*key, name)) if name in members else member
-    return Node(members, over.origin)
-
-
-def replace_at(node: Node, key: Key, new: Node) -> Node:
-    """Return the tree with the value at ``key`` set; maps on the way that are missing are made.
-
-    Raises: LookupError: the way leads through a scalar or past the end of a list.
-    """
-    if not key:
+    if not path:
         return new
-    step, rest = key[0], key[1:]
+    step, rest = path[0], path[1:]
     members = node.value
     if isinstance(members, list):
         index = int(step) if str(step).isdecimal() else -1
@@ -112,35 +89,21 @@ def replace_at(node: Node, key: Key, new: Node) -> Node:
             raise LookupError(step)
         changed = [*members]
         changed[index] = replace_at(members[index], rest, new)
-        return Node(changed, node.origin)
+        return ValueNode(changed, node.origin)
     if not isinstance(members, dict):
         raise LookupError(step)
-    member = members.get(str(step), Node({}, new.origin))
+    member = members.get(str(step), ValueNode({}, new.origin))
     return node.with_member(str(step), replace_at(member, rest, new))
 
 
-def leaves(node: Node, key: Key = ()) -> Iterator[tuple[Key, Node]]:
-    """Yield every scalar, list of scalars and empty map of a tree with its key."""
-    if isinstance(node.value, dict) and node.value:
-        for name, member in node.value.items():
-            yield from leaves(member, (*key, name))
-    elif isinstance(node.value, list) and any(
-        isinstance(member.value, (dict, list)) for member in node.value
-    ):
-        for index, member in enumerate(node.value):
-            yield from leaves(member, (*key, index))
+def leaves(node: ValueNode, path: FieldPath = ()) -> Iterator[tuple[FieldPath, ValueNode]]:
+    """Yield the path and node of every scalar, list of scalars and empty map."""
+    value = node.value
+    if isinstance(value, dict) and value:
+        for name, member in value.items():
+            yield from leaves(member, (*path, name))
+    elif isinstance(value, list) and any(isinstance(item.value, (dict, list)) for item in value):
+        for index, member in enumerate(value):
+            yield from leaves(member, (*path, index))
     else:
-        yield key, node
-
-
-def _replaces(under: Node, over: Node, key: Key) -> bool:
-    if key == ("source",):
-        return _differ(under, over, _SOURCE_KINDS)
-    if len(key) == 3 and key[0] == "inputs" and key[2] == "data":
-        return _differ(under, over, _DATA_KINDS)
-    return key == ("source", "weights") and "file" in over.value
-
-
-def _differ(under: Node, over: Node, kinds: frozenset[str]) -> bool:
-    asked = kinds & over.value.keys()
-    return bool(asked) and asked != kinds & under.value.keys()
+        yield path, node

@@ -12,7 +12,7 @@ from typing import Any
 
 from buildsys.errors import ManifestError
 from buildsys.manifest.problem import Problem
-from buildsys.manifest.value_tree import Node, plant
+from buildsys.manifest.value_tree import ValueNode, with_origins
 from buildsys.manifest.yaml_reader import MAX_BYTES, Positions, read_positions, read_yaml
 from buildsys.system.files import Stamp, stamp
 
@@ -30,7 +30,7 @@ class Workspace:
         self.configs = configs
         self.states: dict[str, Stamp | None] = {}
         self.digests: dict[str, tuple[Stamp, str]] = {}  # sha256 of weights; kept from load to load
-        self._documents: dict[Path, Node | ManifestError] = {}
+        self._documents: dict[Path, ValueNode | ManifestError] = {}
         self._contents: dict[Path, bytes] = {}
         self._positions: dict[Path, Positions] = {}
         self._noted: set[str] = set()
@@ -60,7 +60,7 @@ class Workspace:
         """Note a path and return whether something is there."""
         return self.state(path) is not None
 
-    def document(self, path: Path) -> Node:
+    def document(self, path: Path) -> ValueNode:
         """Return the data of a YAML file; the same file is read once.
 
         Raises: ManifestError: the file cannot be read or is not a manifest's YAML.
@@ -70,7 +70,7 @@ class Workspace:
         if shown not in self._documents:
             try:
                 self._contents[shown] = _content(path, shown)
-                self._documents[shown] = plant(read_yaml(shown, self._contents[shown]), shown)
+                self._documents[shown] = with_origins(read_yaml(shown, self._contents[shown]), shown)
             except ManifestError as error:
                 self._documents[shown] = error
         found = self._documents[shown]
@@ -99,9 +99,9 @@ class Workspace:
             for problem in problems
         ]
 
-    def line(self, node: Node) -> str:
+    def line(self, node: ValueNode) -> str:
         """Return ``file:line`` of what set a value."""
-        mark = self._marks(node.origin.file).find(node.origin.key, of_key=False)
+        mark = self._marks(node.origin.file).find(node.origin.path, of_key=False)
         return f"{node.origin.file}:{mark[0]}" if mark else str(node.origin.file)
 
     def _error(self, problem: Problem) -> ManifestError:

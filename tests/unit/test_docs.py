@@ -13,8 +13,12 @@ import pytest
 from buildsys import errors
 from buildsys.execution import stale_reasons
 from buildsys.manifest.project import load_project
-from buildsys.manifest.schema import model as schema
-from buildsys.manifest.schema.model import Spec
+from buildsys.manifest.schema import stages
+from buildsys.manifest.schema.base import DType, Precision, Spec
+from buildsys.manifest.schema.engine_base import EngineBase
+from buildsys.manifest.schema.model import ModelSpec
+from buildsys.manifest.schema.project import ProjectSpec
+from buildsys.manifest.schema.tensorrt import ComputeCapability, TensorRtBase
 from buildsys.plan.project_plan import plan_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,17 +26,18 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 MANIFEST_PAGE = (ROOT / "docs" / "manifest.md").read_text(encoding="utf-8")
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 # Said in the text of the sections that use them, and compared below.
-TOLERANCES = {"fp32": schema.Fp32Tolerance, "fp16": schema.Fp16Tolerance, "bf16": schema.Bf16Tolerance,
-              "int8": schema.Int8Tolerance, "fp8": schema.Fp8Tolerance}  # fmt: skip
-SPECS = [
-    spec
-    for spec in vars(schema).values()
-    if isinstance(spec, type)
-    and issubclass(spec, Spec)
-    and spec is not Spec
-    and not spec.__name__.startswith("_")
-    if spec not in (schema.Tolerance, *TOLERANCES.values())
-]
+TOLERANCES = {"fp32": stages.Fp32Tolerance, "fp16": stages.Fp16Tolerance, "bf16": stages.Bf16Tolerance,
+              "int8": stages.Int8Tolerance, "fp8": stages.Fp8Tolerance}  # fmt: skip
+
+
+def sections(base: type[Spec]) -> list[type[Spec]]:
+    """Return the sections of the imported schemas, bases first."""
+    below = [spec for child in base.__subclasses__() for spec in (child, *sections(child))]
+    return [spec for spec in below if spec.__module__.startswith(ModelSpec.__module__[:-6])]
+
+
+ABSTRACT = (stages.Tolerance, EngineBase, TensorRtBase, *TOLERANCES.values())
+SPECS = [spec for spec in sections(Spec) if spec not in ABSTRACT and spec.__name__[0] != "_"]
 
 
 def documented_fields(spec: type[Spec]) -> dict[str, str]:
@@ -71,6 +76,7 @@ def test_every_field_and_its_default_is_documented(spec: type[Spec]) -> None:
 
 def test_every_documented_table_is_of_a_real_section() -> None:
     named = re.findall(r"<!-- fields: (\w+) -->", MANIFEST_PAGE)
+    assert {ModelSpec, ProjectSpec} <= set(SPECS)
     assert sorted(named) == sorted(spec.__name__ for spec in SPECS)
 
 
@@ -83,13 +89,13 @@ def test_the_limits_of_each_precision_are_documented(precision: str) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [schema.DType, schema.Precision, schema.ComputeCapability],
+    [DType, Precision, ComputeCapability],
     ids=["dtype", "precision", "cc"],
 )
 def test_values_named_in_the_page_exist(words: Any) -> None:
-    if words is schema.DType:
+    if words is DType:
         shown = re.search(r"Any ONNX type: `([^`]+)`", MANIFEST_PAGE)
-    elif words is schema.Precision:
+    elif words is Precision:
         shown = re.search(
             r"`precision` \| `fp32` \| (`fp32`, `fp16`, `bf16`, `int8` or `fp8`)", MANIFEST_PAGE
         )

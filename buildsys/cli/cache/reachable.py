@@ -15,7 +15,7 @@ from buildsys.execution.action_key import ABSENT
 from buildsys.execution.builder_versions import builder_versions
 from buildsys.execution.key_inputs import Surveyor
 from buildsys.manifest.project import Project, load_project
-from buildsys.manifest.timing_caches import pinned_caches
+from buildsys.manifest.project_settings import pinned_timing_caches
 from buildsys.plan.action import Action
 from buildsys.plan.project_plan import ProjectPlan, model_of
 from buildsys.store.file_digests import DigestMemo
@@ -60,7 +60,7 @@ def reached_by(root: Path, revisions: Sequence[str]) -> Reached:
 
 
 def _pins(project: Project) -> set[str]:
-    return pinned_caches(model.data for model in project.models.values())
+    return pinned_timing_caches(model.data for model in project.models.values())
 
 
 def builds_of(

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from buildsys.errors import UsageError
 from buildsys.manifest.project import empty_project
-from buildsys.manifest.timing_caches import timing_caches_folder
+from buildsys.manifest.project_settings import timing_caches_folder
 from buildsys.report.formatting import count, size
 from buildsys.store.timing_caches import garbage_collection
 from buildsys.store.timing_caches.files import damaged, set_aside

@@ -9,7 +9,7 @@ from typing import get_args
 
 from buildsys.cli.doctor.finding import BROKEN, MISSING, OK, Finding, counted
 from buildsys.cli.doctor.gpus_and_folders import Gpus
-from buildsys.manifest.schema.model import ComputeCapability
+from buildsys.manifest.schema.tensorrt import ComputeCapability
 from buildsys.system.interpreters.interpreter import check_interpreter
 from buildsys.system.interpreters.probe import Library, check_libraries
 from buildsys.system.interpreters.toolchain import Toolchain

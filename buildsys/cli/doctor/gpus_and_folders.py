@@ -12,7 +12,7 @@ from pathlib import Path
 
 from buildsys.cli.doctor.finding import BROKEN, MISSING, OK, Finding
 from buildsys.execution.build_cache import store_folder
-from buildsys.manifest.shared_cache import shared_cache
+from buildsys.manifest.project_settings import shared_cache
 from buildsys.report.formatting import size
 from buildsys.system.gpus.devices import GpuError, read_details
 

@@ -31,7 +31,7 @@ from buildsys.cli.doctor.libraries import (
 )
 from buildsys.errors import ManifestErrors
 from buildsys.manifest.project import Project, empty_project, load_project
-from buildsys.manifest.toolchains import declared_toolchains
+from buildsys.manifest.project_settings import declared_toolchains
 from buildsys.system.interpreters.probe import probe_limit_s
 from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
 

@@ -1,115 +1,102 @@
-"""What must hold between the fields of one engine."""
+"""Checks between the fields of an engine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from buildsys.manifest.checks.surgery import shapes_after_surgery
+from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.problem import Problem, suggest
 from buildsys.manifest.schema.base import QUANTIZED, Precision
-from buildsys.manifest.value_tree import Key
-
-if TYPE_CHECKING:
-    from buildsys.manifest.checks.model import View
+from buildsys.manifest.value_tree import FieldPath
 
 _UNQUANTIZED = tuple(precision for precision in get_args(Precision) if precision not in QUANTIZED)
 _DLA_ONLY = ("gpu_fallback", "dla_managed_sram", "dla_local_dram", "dla_global_dram")
 
 
-def engine_problems(view: View) -> Iterator[Problem]:
-    """Yield what is wrong between the fields of TensorRT engines."""
-    for index, engine in enumerate(view.list("engines")):
-        if isinstance(engine, dict) and engine.get("backend") in ("tensorrt", "tensorrt_rtx"):
-            yield from _io(view, ("engines", index), engine)
-        if isinstance(engine, dict) and engine.get("backend") == "tensorrt":
-            yield from _typing(view, ("engines", index), engine)
-            yield from _quantization(view, ("engines", index), engine)
-            yield from _needed(view, ("engines", index), engine)
-
-
-def _typing(view: View, key: Key, engine: dict[str, Any]) -> Iterator[Problem]:
-    if engine.get("typing") == "strong" and engine.get("layer_precisions"):
-        text = "a strongly typed engine has the types of the graph, layer by layer"
-        yield view.problem(
-            (*key, "layer_precisions"), text, "remove it, or set typing: weak", of_key=True
-        )
-    if engine.get("typing") == "weak" and engine.get("weight_streaming") is True:
-        text = "only strongly typed engines stream their weights"
-        yield view.problem((*key, "weight_streaming"), text, "set typing: strong", of_key=True)
-    if engine.get("typing") == "weak" and engine.get("precision") == "fp8":
-        text = "no builder takes fp8 as a choice of its own"
-        yield view.problem((*key, "typing"), text, "set typing: strong, or leave it out")
-
-
-def _quantization(view: View, key: Key, engine: dict[str, Any]) -> Iterator[Problem]:
-    asked, precision = engine.get("quantization"), engine.get("precision", "fp32")
-    if asked == "explicit" and precision in _UNQUANTIZED:
-        text = f"only graphs of {' and '.join(QUANTIZED)} have quantizers, and the engine's precision is {precision}"
-        yield view.problem((*key, "quantization"), text, "set precision: int8, or leave it out")
-    if asked == "explicit" and engine.get("typing") != "strong":
-        for number in int8_layers(engine):
-            text = "the quantizers of the graph say which layers are in int8"
-            hint = "remove it, and choose layers with quantize.exclude and quantize.operators"
-            yield view.problem((*key, "layer_precisions", number, "precision"), text, hint)
-    if asked == "implicit" and engine.get("typing") == "strong":
-        text = (
-            "a strongly typed engine has the types of the graph, and its builder calibrates nothing"
-        )
-        yield view.problem(
-            (*key, "quantization"), text, "set typing: weak, or quantization: explicit"
-        )
-    elif asked == "implicit" and (
-        precision == "fp8" or (precision in _UNQUANTIZED and not int8_layers(engine))
-    ):
-        text = f"builders calibrate int8 alone, and the engine's precision is {precision}"
-        other = "quantization: explicit" if precision == "fp8" else "precision: int8"
-        yield view.problem((*key, "quantization"), text, f"set {other}, or leave it out")
+def engine_problems(view: ManifestView) -> Iterator[Problem]:
+    """Yield duplicate names, and contradictions between the fields of TensorRT engines."""
+    names: list[Any] = []
+    for path, engine in view.maps("engines", ...):
+        name, backend = engine.get("name"), engine.get("backend")
+        if isinstance(name, str) and name in names:
+            text = f'two engines of this model are named "{name}"'
+            yield view.problem((*path, "name"), text, "give one of them another name: …")
+        names.append(name)
+        if backend in ("tensorrt", "tensorrt_rtx"):
+            yield from _io(view, path)
+        if backend == "tensorrt":
+            yield from _typing(view, path, engine)
+            yield from _quantization(view, path, engine)
+            yield from _dependent_fields(view, path, engine)
 
 
 def int8_layers(engine: dict[str, Any]) -> list[int]:
-    """Return which entries of an engine's layer precisions are int8."""
+    """Return the indexes of an engine's layer precisions that are int8."""
     entries = engine.get("layer_precisions")
     given = enumerate(entries) if isinstance(entries, list) else ()
-    return [
-        number
-        for number, entry in given
-        if isinstance(entry, dict) and entry.get("precision") == "int8"
-    ]
+    return [i for i, entry in given if isinstance(entry, dict) and entry.get("precision") == "int8"]
 
 
-def _needed(view: View, key: Key, engine: dict[str, Any]) -> Iterator[Problem]:
-    for field in _DLA_ONLY:
-        if engine.get(field) not in (None, False) and engine.get("dla_core") is None:
-            text = "has no effect without dla_core"
-            yield view.problem((*key, field), text, "set dla_core, or remove it", of_key=True)
+def _typing(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Iterator[Problem]:
+    typing = engine.get("typing")
+    if typing == "strong" and engine.get("layer_precisions"):
+        text = "a strongly typed engine takes the type of each layer from the graph"
+        hint = "remove it, or set typing: weak"
+        yield view.problem((*path, "layer_precisions"), text, hint, of_key=True)
+    if typing == "weak" and engine.get("weight_streaming") is True:
+        text = "weight streaming needs a strongly typed engine"
+        yield view.problem((*path, "weight_streaming"), text, "set typing: strong", of_key=True)
+    if typing == "weak" and engine.get("precision") == "fp8":
+        text = "a weakly typed engine cannot use fp8"
+        yield view.problem((*path, "typing"), text, "set typing: strong, or remove it")
+
+
+def _quantization(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Iterator[Problem]:
+    chosen, precision = engine.get("quantization"), engine.get("precision", "fp32")
+    field = (*path, "quantization")
+    int8 = int8_layers(engine)
+    if chosen == "explicit" and precision in _UNQUANTIZED:
+        text = f"an {precision} engine has no quantizers in its graph, only int8 and fp8 engines do"
+        yield view.problem(field, text, "set precision: int8, or remove it")
+    if chosen == "explicit" and engine.get("typing") != "strong":
+        for number in int8:
+            text = "the quantizers of the graph decide which layers are int8"
+            hint = "remove it, and choose layers with quantize.exclude and quantize.operators"
+            yield view.problem((*path, "layer_precisions", number, "precision"), text, hint)
+    if chosen == "implicit" and engine.get("typing") == "strong":
+        text = "a strongly typed engine takes types from the graph, so its builder cannot calibrate"
+        yield view.problem(field, text, "set typing: weak, or quantization: explicit")
+    elif chosen == "implicit" and (precision == "fp8" or (precision in _UNQUANTIZED and not int8)):
+        other = "quantization: explicit" if precision == "fp8" else "precision: int8"
+        text = f"builders calibrate int8 only, and the precision of this engine is {precision}"
+        yield view.problem(field, text, f"set {other}, or remove it")
+
+
+def _dependent_fields(
+    view: ManifestView, path: FieldPath, engine: dict[str, Any]
+) -> Iterator[Problem]:
+    for name in _DLA_ONLY:
+        if engine.get(name) not in (None, False) and engine.get("dla_core") is None:
+            hint = "set dla_core, or remove it"
+            yield view.problem((*path, name), "has no effect without dla_core", hint, of_key=True)
     if engine.get("exclude_lean_runtime") is True and engine.get("version_compatible") is not True:
-        text = "only a version compatible engine has a lean runtime to leave out"
-        yield view.problem(
-            (*key, "exclude_lean_runtime"),
-            text,
-            "set version_compatible: true as well",
-            of_key=True,
-        )
+        text = "only a version-compatible engine contains a lean runtime"
+        hint = "set version_compatible: true, or remove it"
+        yield view.problem((*path, "exclude_lean_runtime"), text, hint, of_key=True)
     if engine.get("workspace") == 0:
-        yield view.problem(
-            (*key, "workspace"),
-            "no memory to work in",
-            "give it a size such as 4GiB, or leave it out",
-        )
+        text = "an engine cannot be built without workspace memory"
+        yield view.problem((*path, "workspace"), text, "set a size such as 4GiB, or remove it")
 
 
-def _io(view: View, key: Key, engine: dict[str, Any]) -> Iterator[Problem]:
-    formats = engine.get("io")
-    if not isinstance(formats, dict):
-        return
-    declared = view.map("outputs")
-    known = [*shapes_after_surgery(view), *declared]
-    for name in formats:
-        if (
-            declared and name not in known
-        ):  # without declared outputs, their names are known when it is built
-            hint = suggest(str(name), known, what="inputs and outputs")
-            yield view.problem(
-                (*key, "io", name), f"no input or output is named {name}", hint, of_key=True
-            )
+def _io(view: ManifestView, path: FieldPath) -> Iterator[Problem]:
+    inputs, outputs = shapes_after_surgery(view), view.map("outputs")
+    if inputs is None or not outputs:
+        return  # names of undeclared outputs are known once the engine is built
+    known = [*inputs, *outputs]
+    for name in view.map(*path, "io"):
+        if name not in known:
+            hint = suggest(name, known, what="inputs and outputs")
+            text = f'unknown input or output "{name}"'
+            yield view.problem((*path, "io", name), text, hint, of_key=True)

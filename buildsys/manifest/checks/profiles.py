@@ -1,85 +1,72 @@
-"""What must hold between the optimization profiles of an engine, the inputs that it takes, and ``dims``."""
+"""Checks of optimization profiles against the inputs of the engine and ``dims``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from buildsys.manifest.checks.surgery import shapes_after_surgery
+from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.problem import Problem, suggest
-from buildsys.manifest.value_tree import Key
-
-if TYPE_CHECKING:
-    from buildsys.manifest.checks.model import View
+from buildsys.manifest.value_tree import FieldPath
 
 _POINTS = ("min", "opt", "max")
+Shape = list[Any]
 Ranges = dict[str, list[int]]
 
 
-def profile_problems(view: View) -> Iterator[Problem]:
-    """Yield what is wrong with the explicit profiles of all engines."""
-    inputs: dict[str, list[Any]] | None = None
-    for index in range(len(view.list("engines"))):
-        for number, profile in enumerate(view.list("engines", index, "profiles")):
-            if isinstance(profile, dict):
-                inputs = shapes_after_surgery(view) if inputs is None else inputs
-                yield from _profile(view, ("engines", index, "profiles", number), profile, inputs)
+def profile_problems(view: ManifestView) -> Iterator[Problem]:
+    """Yield the problems of the explicit profiles of all engines."""
+    profiles = list(view.maps("engines", ..., "profiles", ...))
+    inputs = shapes_after_surgery(view) if profiles else None
+    for path, profile in profiles if inputs is not None else ():
+        yield from _profile_problems(view, path, profile, inputs or {})
 
 
-def _profile(
-    view: View, key: Key, profile: dict[str, Any], inputs: dict[str, list[Any]]
+def _profile_problems(
+    view: ManifestView, path: FieldPath, profile: dict[str, Any], inputs: dict[str, Shape]
 ) -> Iterator[Problem]:
-    sizes: dict[
-        tuple[str, str], tuple[str, int]
-    ] = {}  # dimension, point -> where it was first, its size there
-    for name in profile:
+    sizes: dict[tuple[str, str], tuple[str, int]] = {}  # dimension, point -> first place and size
+    for name, entry in profile.items():
         if name not in inputs:
             hint = suggest(name, inputs, what="inputs")
-            yield view.problem((*key, name), f"no input is named {name}", hint, of_key=True)
-            continue
-        if isinstance(profile[name], dict) and "values" in profile[name]:
-            yield from _values(view, (*key, name), profile[name]["values"], inputs[name])
-            continue
-        ranges = _ranges_of(profile[name])
-        found = list(_ranges(view, (*key, name), ranges, inputs[name]))
-        yield from found
-        if ranges and not found:
-            yield from _one_size(view, (*key, name), ranges, inputs[name], sizes)
-    for name in inputs:
-        if name not in profile and any(isinstance(size, str) for size in inputs[name]):
-            yield view.problem(
-                key, f"the input {name} has dynamic dimensions and no range in this profile"
-            )
+            yield view.problem((*path, name), f'unknown input "{name}"', hint, of_key=True)
+        elif isinstance(entry, dict) and "values" in entry:
+            yield from _value_range(view, (*path, name, "values"), entry["values"], inputs[name])
+        else:
+            ranges = _ranges_of(entry)
+            problems = list(_shape_range(view, (*path, name), ranges, inputs[name]))
+            yield from problems
+            if ranges and not problems:
+                yield from _conflicting_sizes(view, (*path, name), ranges, inputs[name], sizes)
+    for name, shape in inputs.items():
+        if name not in profile and any(isinstance(size, str) for size in shape):
+            text = f'the profile has no range for the dynamic input "{name}"'
+            yield view.problem(path, text, f"add {name}: {{min: […], opt: […], max: […]}}")
 
 
-def _values(view: View, key: Key, entry: Any, shape: list[Any]) -> Iterator[Problem]:
-    """Yield what is wrong with the values of an input that decides shapes."""
+def _value_range(
+    view: ManifestView, path: FieldPath, entry: Any, shape: Shape
+) -> Iterator[Problem]:
     if any(isinstance(size, str) for size in shape) or len(shape) > 1:
-        text = "values are for an input of a fixed shape with at most one dimension"
-        yield view.problem(
-            (*key, "values"), text, "give min, opt and max of its shape", of_key=True
-        )
+        text = "a range of values needs an input of fixed shape with at most one dimension"
+        yield view.problem(path, text, "give min, opt and max of its shape instead", of_key=True)
         return
-    ranges = _ranges_of(entry)
-    count = shape[0] if shape else 1
+    ranges, count = _ranges_of(entry), shape[0] if shape else 1
     for point, values in ranges.items():
         if len(values) != count:
-            yield view.problem(
-                (*key, "values", point), f"{len(values)} values, and the input has {count}"
-            )
+            text = f"expected {count} values, one per element of the input, found {len(values)}"
+            yield view.problem((*path, point), text)
             return
-    if len(ranges) < len(_POINTS):
-        return
-    for index, (low, best, high) in enumerate(
-        zip(*(ranges[point] for point in _POINTS), strict=True)
-    ):
-        if not low <= best <= high:
-            text = f"min {low}, opt {best}, max {high} of value {index} are not in ascending order"
-            yield view.problem((*key, "values"), text)
+    if len(ranges) == len(_POINTS):
+        for index, (low, best, high) in enumerate(zip(*ranges.values(), strict=True)):
+            if not low <= best <= high:
+                text = f"min {low}, opt {best}, max {high} of value {index} are not ascending"
+                yield view.problem(path, text, "reorder them")
 
 
 def _ranges_of(entry: Any) -> Ranges:
-    """Return the lists of numbers at min, opt and max as far as they are such."""
+    """Return the valid lists of integers among min, opt and max."""
     given = {point: entry.get(point) for point in _POINTS} if isinstance(entry, dict) else {}
     return {
         point: sizes
@@ -88,71 +75,66 @@ def _ranges_of(entry: Any) -> Ranges:
     }
 
 
-def _ranges(view: View, key: Key, ranges: Ranges, shape: list[Any]) -> Iterator[Problem]:
+def _shape_range(
+    view: ManifestView, path: FieldPath, ranges: Ranges, shape: Shape
+) -> Iterator[Problem]:
     for point, sizes in ranges.items():
         if len(sizes) != len(shape):
-            text = f"{len(sizes)} sizes, and the input has {len(shape)} dimensions"
-            yield view.problem((*key, point), text, f"its shape is [{', '.join(map(str, shape))}]")
+            text = (
+                f"expected {len(shape)} sizes, one per dimension of the input, found {len(sizes)}"
+            )
+            hint = f"its shape is [{', '.join(map(str, shape))}]"
+            yield view.problem((*path, point), text, hint)
             return
     if len(ranges) < len(_POINTS):
         return
     for axis, size in enumerate(shape):
         low, best, high = (ranges[point][axis] for point in _POINTS)
         if not low <= best <= high:
-            yield view.problem(
-                key, f"min {low}, opt {best}, max {high} of axis {axis} are not in ascending order"
-            )
+            text = f"min {low}, opt {best}, max {high} of axis {axis} are not ascending"
+            yield view.problem(path, text, "reorder them")
         elif isinstance(size, int) and not low == high == size:
-            yield view.problem(
-                key, f"axis {axis} is {low} to {high}, and the input's shape has {size} there"
-            )
-        elif isinstance(size, str):
-            yield from _within_dims(view, key, axis, size, {"min": low, "opt": best, "max": high})
+            text = f"axis {axis} is {low} to {high}, but the input has the fixed size {size} there"
+            yield view.problem(path, text, f"use {size} for min, opt and max")
+        elif isinstance(size, str) and (span := view.dim_range(size)):
+            for point in _POINTS:
+                yield from _outside_dims(view, (*path, point), axis, size, ranges, span)
 
 
-def _within_dims(
-    view: View, key: Key, axis: int, name: str, sizes: dict[str, int]
-) -> Iterator[Problem]:
-    span = view.map("dims", name)
-    low, high, step = (
-        _whole(span.get(field, default))
-        for field, default in (("min", 0), ("max", 0), ("multiple_of", 1))
-    )
-    if low is None or high is None or step is None:
-        return
-    for point, size in sizes.items():
-        if not low <= size <= high:
-            text = f"axis {axis} ({name}) is {size}, and dims.{name} is {low} to {high}"
-            hint = (
-                "outputs are known and checked within dims alone: widen dims, or narrow the profile"
-            )
-            yield view.problem((*key, point), text, hint)
-        elif step > 1 and size % step:
-            text = f"axis {axis} ({name}) is {size}, and dims.{name}.multiple_of is {step}"
-            yield view.problem(
-                (*key, point), text, f"nearest: {size - size % step} or {size - size % step + step}"
-            )
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _one_size(
-    view: View,
-    key: Key,
+def _outside_dims(
+    view: ManifestView,
+    path: FieldPath,
+    axis: int,
+    name: str,
     ranges: Ranges,
-    shape: list[Any],
+    span: tuple[int, int, int],
+) -> Iterator[Problem]:
+    low, high, step = span
+    size = ranges[str(path[-1])][axis]
+    if not low <= size <= high:
+        text = f"axis {axis} ({name}) is {size}, outside the range {low} to {high} of dims.{name}"
+        hint = "widen dims or narrow the profile: outputs are verified within dims only"
+        yield view.problem(path, text, hint)
+    elif size % step:
+        text = f"axis {axis} ({name}) is {size}, but dims.{name}.multiple_of is {step}"
+        yield view.problem(
+            path, text, f"nearest: {size - size % step} or {size - size % step + step}"
+        )
+
+
+def _conflicting_sizes(
+    view: ManifestView,
+    path: FieldPath,
+    ranges: Ranges,
+    shape: Shape,
     sizes: dict[tuple[str, str], tuple[str, int]],
 ) -> Iterator[Problem]:
-    """Yield where a dimension has two sizes at the same point of one profile: no shape could have both."""
+    """Yield a dimension with two sizes at one point of a profile: no shape can have both."""
     for axis, name in enumerate(shape):
         for point, given in ranges.items() if isinstance(name, str) else ():
-            place, size = sizes.setdefault(
-                (name, point), (f"axis {axis} of {key[-1]}", given[axis])
-            )
+            here = f"axis {axis} of {path[-1]}", given[axis]
+            place, size = sizes.setdefault((name, point), here)
             if size != given[axis]:
-                text = f"axis {axis} ({name}) is {given[axis]}, and {place}, which is {name} as well, is {size}"
-                yield view.problem(
-                    (*key, point), text, "give both the same size, or two names in dims"
-                )
+                text = f"axis {axis} ({name}) is {given[axis]}, but {place} (also {name}) is {size}"
+                hint = "give both the same size, or two names in dims"
+                yield view.problem((*path, point), text, hint)

@@ -1,4 +1,4 @@
-"""The project's own files that a manifest names: they exist, lie in the project and hold what is asked of them."""
+"""Checks of the project files named by a manifest."""
 
 from __future__ import annotations
 
@@ -7,203 +7,139 @@ import stat
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import EllipsisType
 
-from buildsys.manifest.checks.model import View
+from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.problem import Problem, show_value, suggest, suggest_file
-from buildsys.manifest.value_tree import Key, Node
+from buildsys.manifest.value_tree import FieldPath
 from buildsys.manifest.workspace import Workspace
 
+Pattern = tuple[str | EllipsisType, ...]
+_DATA: tuple[Pattern, ...] = (
+    ("inputs", ..., "data"),
+    ("calibration", "data", ...),
+    ("surgery", ..., "inputs", ..., "data"),
+)
+_FILES: tuple[Pattern, ...] = (
+    ("source", "onnx"),
+    ("source", "weights", "file"),
+    *((*data, "npz") for data in _DATA),
+    ("surgery", ..., "reference", "npz"),
+    ("ops", ..., "library", "sources", ...),
+    ("ops", ..., "library", "file"),
+    ("ops", ..., "plugin", "python"),
+    ("ops", ..., "plugin", "library"),
+    ("symbolics", ..., "module"),
+)
+_FOLDERS: tuple[Pattern, ...] = tuple((*data, "images") for data in _DATA)
+_CALLABLES: tuple[Pattern, ...] = (  # FILE.py:NAME
+    ("source", "python"),
+    *((*data, "python") for data in _DATA),
+    ("surgery", ..., "function"),
+    ("surgery", ..., "replace", "function"),
+    ("surgery", ..., "reference", "python"),
+    ("engines", ..., "network"),
+    ("ops", ..., "function"),
+    ("ops", ..., "function", ...),
+    ("symbolics", ..., "function"),
+    ("translations", ..., "function"),
+)
+_RELATIVE = "paths are relative to the project"
 
-class Reference(NamedTuple):
-    """A file that a manifest names; ``callable`` is looked for in it, ``sha256`` compared."""
 
-    key: Key
-    path: str
-    callable: str = ""
-    sha256: str = ""
-    folder: bool = False
-
-
-def check_references(tree: Node, file: Path, workspace: Workspace) -> Iterator[Problem]:
-    """Yield what is wrong with the files that a merged model names."""
-    view = View(tree, file)
-    for reference in _references(view):
-        for text, hint in _file_problems(reference, workspace):
-            key = (
-                (*reference.key[:-1], "sha256")
-                if reference.sha256 and "SHA-256" in text
-                else reference.key
-            )
-            yield view.problem(key, text, hint)
+def file_problems(view: ManifestView, workspace: Workspace) -> Iterator[Problem]:
+    """Yield missing files, folders and callables, and weights with another digest."""
+    for path, name in _texts(view, _FOLDERS):
+        folder = locate(workspace.root, name, workspace.links_into)
+        if isinstance(folder, str):
+            yield view.problem(path, folder, _RELATIVE)
+        elif not workspace.exists(folder) or not folder.is_dir():
+            hint = suggest_file(folder) or _RELATIVE
+            yield view.problem(path, f"folder {name} does not exist", hint)
+    for path, name in _texts(view, _FILES):
+        yield from _file_problems(view, path, name, "", workspace)
+    for path, text in _texts(view, _CALLABLES):
+        file, _, callable_name = text.rpartition(":")
+        yield from _file_problems(view, path, file or text, callable_name, workspace)
 
 
 def locate(root: Path, path: str, links_into: Path) -> Path | str:
-    """Return the absolute path of a project file, or the sentence that says why it is none.
+    """Return the absolute path of a project file, or the problem with it.
 
-    It may be a link to another place in the project, or in ``links_into``.
+    It may be a link to another file of the project, or into ``links_into``.
     """
     if not path.strip() or "\0" in path:
         return f"{show_value(path)} is not a path"
     if Path(path).is_absolute():
-        return f"{show_value(path)} is absolute; paths are relative to the project"
+        return f"path {show_value(path)} is absolute"
     try:
         real = (root / path).resolve()
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
-        return f"{show_value(path)} cannot be followed: {error}"
+        return f"path {show_value(path)} cannot be followed ({error})"
     if not any(real.is_relative_to(folder.resolve()) for folder in (root, links_into)):
-        return f"{show_value(path)} leaves the project"
+        return f"path {show_value(path)} leaves the project"
     return root / path
 
 
-def _references(view: View) -> Iterator[Reference]:
-    if isinstance(path := view.get("source", "python"), str):
-        yield _python_reference(("source", "python"), path)
-    if isinstance(path := view.get("source", "onnx"), str):
-        yield Reference(("source", "onnx"), path)
-    if isinstance(path := view.get("source", "weights", "file"), str):
-        sha256 = view.get("source", "weights", "sha256")
-        yield Reference(
-            ("source", "weights", "file"), path, sha256=sha256 if isinstance(sha256, str) else ""
-        )
-    yield from _data_references(view, ("inputs",))
-    yield from _entry_references(view, ("calibration", "data"))
-    yield from _surgery_references(view)
-    for index in range(len(view.list("engines"))):
-        if isinstance(path := view.get("engines", index, "network"), str):
-            yield _python_reference(("engines", index, "network"), path)
-    for index in range(len(view.list("ops"))):
-        yield from _operator_references(view, index)
-    for section in ("symbolics", "translations"):
-        for index, entry in enumerate(view.list(section)):
-            if isinstance(entry, dict):
-                yield from _registered(section, index, entry)
+def _texts(view: ManifestView, patterns: tuple[Pattern, ...]) -> Iterator[tuple[FieldPath, str]]:
+    for pattern in patterns:
+        for path, value in view.find(*pattern):
+            if isinstance(value, str):
+                yield path, value
 
 
-def _operator_references(view: View, index: int) -> Iterator[Reference]:
-    """Yield the files that implement one custom operator."""
-    key: Key = ("ops", index, "function")
-    for callable_key in (key, *((*key, backend) for backend in view.map(*key))):
-        if isinstance(path := view.get(*callable_key), str):
-            yield _python_reference(callable_key, path)
-    for number, path in enumerate(view.list("ops", index, "library", "sources")):
-        if isinstance(path, str):
-            yield Reference(("ops", index, "library", "sources", number), path)
-    for kind, field in (("library", "file"), ("plugin", "python"), ("plugin", "library")):
-        if isinstance(path := view.get("ops", index, kind, field), str):
-            yield Reference(("ops", index, kind, field), path)
-
-
-def _registered(section: str, index: int, entry: dict[str, Any]) -> Iterator[Reference]:
-    """Yield the file of a function or module that teaches an exporter an operator."""
-    if isinstance(path := entry.get("function"), str):
-        yield _python_reference((section, index, "function"), path)
-    if isinstance(path := entry.get("module"), str):
-        yield Reference((section, index, "module"), path)
-
-
-def _surgery_references(view: View) -> Iterator[Reference]:
-    for number in range(len(view.list("surgery"))):
-        for field in (("function",), ("replace", "function"), ("reference", "python")):
-            if isinstance(path := view.get("surgery", number, *field), str):
-                yield _python_reference(("surgery", number, *field), path)
-        if isinstance(path := view.get("surgery", number, "reference", "npz"), str):
-            yield Reference(("surgery", number, "reference", "npz"), path)
-        yield from _data_references(view, ("surgery", number, "inputs"))
-
-
-def _data_references(view: View, inputs: Key) -> Iterator[Reference]:
-    for name in view.map(*inputs):
-        yield from _values_references(view, (*inputs, name, "data"))
-
-
-def _entry_references(view: View, data: Key) -> Iterator[Reference]:
-    for name in view.map(*data):
-        yield from _values_references(view, (*data, name))
-
-
-def _values_references(view: View, data: Key) -> Iterator[Reference]:
-    """Yield the files that the values of one input come from."""
-    if isinstance(path := view.get(*data, "npz"), str):
-        yield Reference((*data, "npz"), path)
-    if isinstance(path := view.get(*data, "python"), str):
-        yield _python_reference((*data, "python"), path)
-    if isinstance(path := view.get(*data, "images"), str):
-        yield Reference((*data, "images"), path, folder=True)
-
-
-def _python_reference(key: Key, value: str) -> Reference:
-    path, _, name = value.rpartition(":")
-    return Reference(key, path or value, callable=name if path else "")
-
-
-def _file_problems(reference: Reference, workspace: Workspace) -> Iterator[tuple[str, str]]:
-    path = locate(workspace.root, reference.path, workspace.links_into)
-    if isinstance(path, str):
-        yield path, ""
-        return
-    if reference.folder:
-        if not workspace.exists(path) or not path.is_dir():
-            yield (
-                f"no folder {reference.path}",
-                suggest_file(path) or "paths are relative to the project",
-            )
-    elif not workspace.exists(path):
-        yield f"no file {reference.path}", suggest_file(path) or "paths are relative to the project"
-    elif not stat.S_ISREG(path.stat().st_mode):
-        yield f"{reference.path} is not a regular file", ""
+def _file_problems(
+    view: ManifestView, path: FieldPath, name: str, callable_name: str, workspace: Workspace
+) -> Iterator[Problem]:
+    file = locate(workspace.root, name, workspace.links_into)
+    if isinstance(file, str):
+        yield view.problem(path, file, _RELATIVE)
+    elif not workspace.exists(file):
+        yield view.problem(path, f"file {name} does not exist", suggest_file(file) or _RELATIVE)
+    elif not stat.S_ISREG(file.stat().st_mode):
+        yield view.problem(path, f"{name} is not a regular file")
     else:
         try:
-            yield from _content_problems(reference, path, workspace)
+            if callable_name and (found := _missing_callable(name, file, callable_name)):
+                yield view.problem(path, *found)
+            sha256 = view.get(*path[:-1], "sha256") if path[-1] == "file" else None
+            if isinstance(sha256, str) and (digest := workspace.sha256(file)) != sha256:
+                text = f"the SHA-256 digest of {name} is {digest}"
+                hint = "replace the file, or update sha256"
+                yield view.problem((*path[:-1], "sha256"), text, hint)
         except OSError as error:
-            yield f"{reference.path} cannot be read: {(error.strerror or str(error)).lower()}", ""
+            reason = (error.strerror or str(error)).lower()
+            yield view.problem(path, f"cannot read {name}: {reason}")
 
 
-def _content_problems(
-    reference: Reference, path: Path, workspace: Workspace
-) -> Iterator[tuple[str, str]]:
-    if reference.callable:
-        yield from _callable_problems(reference, path.read_bytes())
-    if reference.sha256 and (digest := workspace.sha256(path)) != reference.sha256:
-        yield (
-            f"the SHA-256 digest of {reference.path} is {digest}",
-            "another file, or a damaged download",
-        )
-
-
-def _callable_problems(reference: Reference, source: bytes) -> Iterator[tuple[str, str]]:
+def _missing_callable(name: str, file: Path, callable_name: str) -> tuple[str, str] | None:
+    """Return problem and hint if a Python file does not define a name."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # an invalid escape in the user's file is not ours to report
+            warnings.simplefilter("ignore")  # invalid escapes in user code are not our business
             names = _Names()
-            names.visit(ast.parse(source))
+            names.visit(ast.parse(file.read_bytes()))
     except SyntaxError as error:
-        yield f"{reference.path}:{error.lineno or 1}: {error.msg}", ""
-        return
+        return f"{name}:{error.lineno or 1}: {error.msg}", ""
     except (ValueError, RecursionError, MemoryError) as error:
-        yield f"{reference.path} cannot be parsed: {error}", ""
-        return
-    name = reference.callable.partition(".")[0]
-    if name not in names.found and not names.open:
-        yield (
-            f"{reference.path} defines no {name}",
-            suggest(name, sorted(names.found), what="it defines"),
-        )
+        return f"cannot parse {name}: {error}", ""
+    wanted = callable_name.partition(".")[0]
+    if wanted in names.found or names.open:
+        return None
+    return f"{name} does not define {wanted}", suggest(wanted, sorted(names.found), what="defined")
 
 
 class _Names(ast.NodeVisitor):
-    """The names that a module binds at its top level, also below if, try and with."""
+    """The names bound at the top level of a module, including below if, try and with."""
 
     def __init__(self) -> None:
         self.found: set[str] = set()
-        self.open = False  # a star import or a module __getattr__: any name may be there
+        self.open = False  # a star import or a module __getattr__ may provide any name
 
     def visit_FunctionDef(
         self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     ) -> None:
-        """Take the name and leave the body."""
+        """Add the name; skip the body."""
         self.found.add(node.name)
         self.open |= node.name == "__getattr__"
 
@@ -211,14 +147,14 @@ class _Names(ast.NodeVisitor):
     visit_ClassDef = visit_FunctionDef  # noqa: N815
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
-        """Leave the body: its names are its own."""
+        """Skip the body, which has a separate scope."""
 
     def visit_Name(self, node: ast.Name) -> None:
-        """Take what is assigned."""
+        """Add assigned names."""
         if isinstance(node.ctx, ast.Store):
             self.found.add(node.id)
 
     def visit_alias(self, node: ast.alias) -> None:
-        """Take what is imported."""
+        """Add imported names."""
         self.open |= node.name == "*"
         self.found.add(node.asname or node.name.partition(".")[0])

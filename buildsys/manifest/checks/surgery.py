@@ -1,218 +1,167 @@
-"""What must hold between the steps of surgery and the rest of a manifest: names, axes and dimensions that exist.
+"""Checks of surgery steps against the rest of the manifest.
 
-Steps are followed one by one, each on the interface that those before it leave. Names inside the graph, and outputs
-that the manifest does not declare, are known to the stage alone.
+Steps are followed in order, each with the inputs and outputs that the previous ones leave. Only the stage
+knows names inside the graph, and outputs that the manifest does not declare.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
+from buildsys.manifest.checks.view import ManifestView, contains_refused
 from buildsys.manifest.problem import Problem, suggest
 from buildsys.manifest.surgery_interface import (
     AFTER_EXPORT,
     WHENS,
-    Inputs,
     Interface,
+    Step,
     exported_interface,
     interface_after,
     kind_of,
+    names_in_shapes,
+    steps_of,
 )
 from buildsys.manifest.value_ranges import data_problem
-from buildsys.manifest.value_tree import Key
+from buildsys.manifest.value_tree import FieldPath
 
-if TYPE_CHECKING:
-    from buildsys.manifest.checks.model import View
-
-_MALFORMED = (KeyError, TypeError, ValueError, AttributeError)  # validation tells what is wrong
-Found = tuple[Key, str, str]  # below the step: key, problem, hint
+Found = tuple[FieldPath, str, str]  # path below the step, problem, hint
 
 
-def surgery_problems(view: View) -> Iterator[Problem]:
-    """Yield what is wrong with the steps of a merged model."""
-    for when in WHENS:
-        try:
-            interface = _interface_before(view, when)
-            for number, step in _steps(view, when):
-                for key, text, hint in list(
-                    _CHECKS.get(kind_of(step), _nothing)(view, interface, step)
-                ):
-                    yield view.problem(("surgery", number, *key), text, hint, of_key=True)
-                interface = interface_after(interface, [step])
-        except _MALFORMED:
-            return
-
-
-def shapes_after_surgery(view: View) -> dict[str, list[Any]]:
-    """Return the shapes of the inputs that engines take, as far as the manifest says them."""
-    try:
-        interface = _interface_before(view, WHENS[-1])
-        inputs = interface_after(interface, [step for _, step in _steps(view, WHENS[-1])]).inputs
-        return {name: tensor["shape"] for name, tensor in inputs.items()}
-    except _MALFORMED:
-        return {name: view.list("inputs", name, "shape") for name in view.map("inputs")}
-
-
-def dims_of_surgery(view: View) -> set[str]:
-    """Return the dimensions that only steps of surgery name."""
-    named: set[str] = set()
-    for step in view.list("surgery"):
-        try:
-            named |= {
-                str(dim) for axes in (step.get("free_dims") or {}).values() for dim in axes.values()
-            }
-            for inputs in (step.get("inputs"), (step.get("cut") or {}).get("inputs")):
-                shapes = [(tensor or {}).get("shape") or [] for tensor in (inputs or {}).values()]
-                named |= {size for shape in shapes for size in shape if isinstance(size, str)}
-        except _MALFORMED:
-            continue
-    return named
-
-
-def _steps(view: View, when: str) -> list[tuple[int, Any]]:
-    steps = enumerate(view.list("surgery"))
-    return [(number, step) for number, step in steps if step.get("when", AFTER_EXPORT) == when]
-
-
-def _interface_before(view: View, when: str) -> Interface:
+def surgery_problems(view: ManifestView) -> Iterator[Problem]:
+    """Yield the problems of all steps up to the first one refused by the schema."""
+    if not (view.is_known("inputs") and view.is_known("outputs")):
+        return
     interface = exported_interface(view.data)
-    for earlier in WHENS[: WHENS.index(when)]:
-        interface = interface_after(interface, [step for _, step in _steps(view, earlier)])
-    return interface
+    for when in WHENS:
+        for number, step in enumerate(view.list("surgery")):
+            if contains_refused(step):
+                return
+            if step.get("when", AFTER_EXPORT) != when:
+                continue
+            check = _CHECKS.get(kind_of(step))
+            for path, text, hint in check(view, interface, step) if check else ():
+                yield view.problem(("surgery", number, *path), text, hint, of_key=True)
+            interface = interface_after(interface, [step])
 
 
-def _nothing(view: View, interface: Interface, step: Any) -> Iterator[Found]:
-    del view, interface, step
-    yield from ()
+def shapes_after_surgery(view: ManifestView) -> dict[str, list[Any]] | None:
+    """Return the shapes of the inputs of engines; None if the schema has refused a part."""
+    if not all(view.is_known(section) for section in ("inputs", "outputs", "surgery")):
+        return None
+    interface = exported_interface(view.data)
+    for when in WHENS:
+        interface = interface_after(interface, steps_of(view.data, when))
+    return {name: tensor["shape"] for name, tensor in interface.inputs.items()}
 
 
-def _function(view: View, interface: Interface, step: Any) -> Iterator[Found]:
+def dims_named_by_surgery(view: ManifestView) -> set[str]:
+    """Return the dimensions named by the shapes and freed axes of all steps."""
+    patterns = (
+        ("free_dims", ..., ...),
+        ("inputs", ..., "shape", ...),
+        ("cut", "inputs", ..., "shape", ...),
+    )
+    found = (dim for pattern in patterns for _, dim in view.find("surgery", ..., *pattern))
+    return {dim for dim in found if isinstance(dim, str)}
+
+
+def _function(view: ManifestView, interface: Interface, step: Step) -> Iterator[Found]:
     for name, tensor in (step.get("inputs") or {}).items():
         yield from _undeclared(view, ("inputs", name), tensor["shape"])
-        found = data_problem(tensor.get("dtype", "float32"), tensor.get("data"))
-        if found:
+        if found := data_problem(tensor.get("dtype", "float32"), tensor.get("data")):
             field, text, hint = found
             yield ("inputs", name, *(("data", field) if field else ())), text, hint
         if name not in interface.inputs and step.get("changes") != "numbers":
-            hint = "set changes: numbers, with a reference for the outputs"
-            yield (
-                ("inputs", name),
-                "a new input, and nothing tells the outputs for its values",
-                hint,
-            )
+            text = f'input "{name}" is new, so its outputs cannot be compared with earlier ones'
+            yield ("inputs", name), text, "set changes: numbers, with a reference for the outputs"
 
 
-def _rename(view: View, interface: Interface, step: Any) -> Iterator[Found]:
+def _rename(view: ManifestView, interface: Interface, step: Step) -> Iterator[Found]:
     del view
     new = list(step["rename"].values())
     for old, name in step["rename"].items():
-        if interface.outputs is not None and old not in (*interface.inputs, *interface.outputs):
-            known = (*interface.inputs, *interface.outputs)
-            yield (
-                ("rename", old),
-                "no input or output has this name here",
-                suggest(old, known, what="they are"),
-            )
+        yield from _unknown_tensor(interface, ("rename", old))
         if new.count(name) > 1:
-            yield ("rename", old), f"two tensors would be named {name}", ""
+            yield ("rename", old), f'two tensors would be named "{name}"', "choose another name"
 
 
-def _fix_dims(view: View, interface: Interface, step: Any) -> Iterator[Found]:
-    dynamic = _sizes(interface.inputs)
+def _fix_dims(view: ManifestView, interface: Interface, step: Step) -> Iterator[Found]:
+    dynamic = sorted(names_in_shapes(interface.inputs))
     for name, value in step["fix_dims"].items():
         if name not in dynamic:
-            yield (
-                ("fix_dims", name),
-                "no input has this dimension here",
-                suggest(name, dynamic, what="dimensions"),
-            )
-            continue
-        span = view.map("dims", name)
-        low, high, step_size = span["min"], span["max"], span.get("multiple_of", 1)
-        if not low <= value <= high or value % step_size:
-            multiple = f" in steps of {step_size}" if step_size != 1 else ""
-            yield (
-                ("fix_dims", name),
-                f"{value} is outside the range of {name} ({low} to {high}{multiple})",
-                "",
-            )
-
-
-def _free_dims(view: View, interface: Interface, step: Any) -> Iterator[Found]:
-    names = {dim for axes in step["free_dims"].values() for dim in axes.values()}
-    if len(names) > 1 and not step.get("reference"):
-        text = f"{' and '.join(sorted(names))} are freed at once, so that only a reference can tell the outputs"
-        yield ("free_dims",), text, "reference: {python: FILE.py:CALLABLE}"
-    for tensor, axes in step["free_dims"].items():
-        if interface.outputs is not None and tensor not in (*interface.inputs, *interface.outputs):
-            known = (*interface.inputs, *interface.outputs)
-            yield (
-                ("free_dims", tensor),
-                "no input or output has this name here",
-                suggest(tensor, known, what="they are"),
-            )
-        for axis, dim in axes.items():
-            yield from _undeclared(view, ("free_dims", tensor, axis), [dim])
-            if tensor in interface.inputs:
-                yield from _not_fixed(
-                    interface.inputs[tensor]["shape"], ("free_dims", tensor, axis)
+            hint = suggest(name, dynamic, what="dimensions")
+            yield ("fix_dims", name), f'no input has the dimension "{name}" at this step', hint
+        elif span := view.dim_range(name):
+            low, high, multiple = span
+            if not low <= value <= high or value % multiple:
+                steps = f" in steps of {multiple}" if multiple != 1 else ""
+                text = f"{value} is outside the range of {name} ({low} to {high}{steps})"
+                yield (
+                    ("fix_dims", name),
+                    text,
+                    f"choose a value in this range, or widen dims.{name}",
                 )
 
 
-def _not_fixed(shape: list[Any], key: Key) -> Iterator[Found]:
-    axis = int(key[-1])
-    if not -len(shape) <= axis < len(shape):
-        yield (
-            key,
-            f"axis {axis} is outside the shape of {key[-2]}, which has {len(shape)} dimensions",
-            "",
-        )
-    elif isinstance(shape[axis], str):
-        yield key, f"axis {axis} of {key[-2]} is dynamic already: {shape[axis]}", "remove it"
+def _free_dims(view: ManifestView, interface: Interface, step: Step) -> Iterator[Found]:
+    names = {dim for axes in step["free_dims"].values() for dim in axes.values()}
+    if len(names) > 1 and not step.get("reference"):
+        text = f"freeing {' and '.join(sorted(names))} together needs reference outputs"
+        yield ("free_dims",), text, "add reference: {python: FILE.py:CALLABLE}"
+    for tensor, axes in step["free_dims"].items():
+        yield from _unknown_tensor(interface, ("free_dims", tensor))
+        for axis, dim in axes.items():
+            path = ("free_dims", tensor, axis)
+            yield from _undeclared(view, path, [dim])
+            if tensor not in interface.inputs:
+                continue
+            shape = interface.inputs[tensor]["shape"]
+            if not -len(shape) <= int(axis) < len(shape):
+                text = f'axis {axis} is outside the shape of "{tensor}" ({len(shape)} dimensions)'
+                yield path, text, "count axes from 0"
+            elif isinstance(shape[int(axis)], str):
+                text = f'axis {axis} of "{tensor}" is already dynamic ({shape[int(axis)]})'
+                yield path, text, "remove it"
 
 
-def _cut(view: View, interface: Interface, step: Any) -> Iterator[Found]:
+def _cut(view: ManifestView, interface: Interface, step: Step) -> Iterator[Found]:
     for name, tensor in (step["cut"].get("inputs") or {}).items():
         shape = (tensor or {}).get("shape")
-        key: Key = ("cut", "inputs", name)
+        path: FieldPath = ("cut", "inputs", name)
         if shape is None and name not in interface.inputs:
-            yield key, "it is no input here, so that its shape is wanted", f"{name}: {{shape: […]}}"
+            yield path, f'new input "{name}" needs a shape', f"write {name}: {{shape: […]}}"
         elif shape is not None and None in shape:
-            yield (*key, "shape"), "an input needs every size: a number or a name of dims", ""
-        yield from _undeclared(view, key, shape or [])
+            text = "the shape of an input must be complete"
+            yield (*path, "shape"), text, "replace null by a number or a name of dims"
+        yield from _undeclared(view, path, shape or [])
 
 
-def _cast(view: View, interface: Interface, step: Any) -> Iterator[Found]:
+def _cast(view: ManifestView, interface: Interface, step: Step) -> Iterator[Found]:
     del view
     for name, dtype in step["cast"].items():
         if name not in interface.inputs:
-            yield (
-                ("cast", name),
-                "no input has this name here",
-                suggest(name, interface.inputs, what="they are"),
-            )
+            hint = suggest(name, interface.inputs, what="inputs")
+            yield ("cast", name), f'unknown input "{name}" at this step', hint
         elif interface.inputs[name]["dtype"] == dtype:
-            yield ("cast", name), f"{name} is {dtype} already", "remove it"
+            yield ("cast", name), f'input "{name}" is already {dtype}', "remove it"
 
 
-def _undeclared(view: View, key: Key, shape: list[Any]) -> Iterator[Found]:
-    declared = view.map("dims")
+def _unknown_tensor(interface: Interface, path: FieldPath) -> Iterator[Found]:
+    name = str(path[-1])
+    known = (*interface.inputs, *(interface.outputs or ()))
+    if interface.outputs is not None and name not in known:
+        hint = suggest(name, known, what="known")
+        yield path, f'unknown input or output "{name}" at this step', hint
+
+
+def _undeclared(view: ManifestView, path: FieldPath, shape: list[Any]) -> Iterator[Found]:
     for size in shape:
-        if isinstance(size, str) and size not in declared:
-            add = f"add dims: {{{size}: {{min: …, opt: …, max: …}}}}"
-            yield (
-                key,
-                f"the dimension {size} is not declared in dims",
-                suggest(size, declared, what="declared") or add,
-            )
+        if found := view.undeclared(size):
+            yield path, *found
 
 
-def _sizes(inputs: Inputs) -> list[str]:
-    return [size for tensor in inputs.values() for size in tensor["shape"] if isinstance(size, str)]
-
-
-_CHECKS = {
+_CHECKS: dict[str, Callable[[ManifestView, Interface, Step], Iterator[Found]]] = {
     "function": _function,
     "rename": _rename,
     "fix_dims": _fix_dims,

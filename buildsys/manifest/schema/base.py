@@ -51,7 +51,7 @@ PATTERN_WORDS = {
     MODULE_PATTERN: "a Python file such as plugins/symbolics/asinh.py",
     SHA256_PATTERN: "a SHA-256 digest of 64 hexadecimal digits in lower case",
     NODE_PATTERN: "an operator such as Gelu, or with its domain such as custom_domain::customOp",
-    AXIS_PATTERN: "the number of an axis",
+    AXIS_PATTERN: "an axis number",
     OPERATOR_PATTERN: "an operator with its domain such as custom_domain::customOp",
     CXX_SOURCE_PATTERN: "a C or C++ file (.c, .cc, .cpp, .cxx)",
     VARIABLE_PATTERN: "the name of an environment variable such as LD_LIBRARY_PATH",

@@ -228,9 +228,7 @@ class DimSpec(Spec):
     @model_validator(mode="after")
     def _ordered(self) -> DimSpec:
         if not self.min <= self.opt <= self.max:
-            raise ValueError(
-                f"min {self.min}, opt {self.opt}, max {self.max} are not in ascending order"
-            )
+            raise ValueError(f"min {self.min}, opt {self.opt}, max {self.max} are not ascending")
         values = {"min": self.min, "opt": self.opt, "max": self.max, "odd": self.odd}
         for name, value in values.items():
             if value is not None and value % self.multiple_of:

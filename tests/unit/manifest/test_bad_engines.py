@@ -15,7 +15,7 @@ NET = "configs/models/net.yaml"
         ("workspace: 4GiBs", "engines.0.workspace: "),
         (
             "workspace: 0",
-            "engines.0.workspace: no memory to work in; give it a size such as 4GiB, or leave it out",
+            "engines.0.workspace: an engine cannot be built without workspace memory; set a size such as 4GiB, or remove it",
         ),
         ("builder_optimization_level: 6", "engines.0.builder_optimization_level: "),
         ("tactic_sources: [cublass]", "engines.0.tactic_sources.0: "),
@@ -25,10 +25,10 @@ NET = "configs/models/net.yaml"
         ("flags: {fp16: true}", "engines.0.flags.fp16: "),
         ("refits: true", "engines.0.refits: unknown field"),
         ("io: {x: {format: nchw}}", "engines.0.io.x.format: "),
-        ("io: {z: {format: hwc8}}", "engines.0.io.z: no input or output is named z"),
+        ("io: {z: {format: hwc8}}", 'engines.0.io.z: unknown input or output "z"'),
         (
             "io: {xx: {format: hwc8}}",
-            "engines.0.io.xx: no input or output is named xx; did you mean x?",
+            'engines.0.io.xx: unknown input or output "xx"; did you mean x?',
         ),
         (
             "gpu_fallback: true",
@@ -37,47 +37,47 @@ NET = "configs/models/net.yaml"
         ("dla_managed_sram: 1MiB", "engines.0.dla_managed_sram: has no effect without dla_core"),
         (
             "exclude_lean_runtime: true",
-            "engines.0.exclude_lean_runtime: only a version compatible engine has a lean runtime to leave out; "
-            "set version_compatible: true as well",
+            "engines.0.exclude_lean_runtime: only a version-compatible engine contains a lean runtime; "
+            "set version_compatible: true, or remove it",
         ),
         (
             "typing: strong, layer_precisions: [{layers: a, precision: fp32}]",
-            "engines.0.layer_precisions: a strongly typed engine has the types of the graph, layer by layer; "
+            "engines.0.layer_precisions: a strongly typed engine takes the type of each layer from the graph; "
             "remove it, or set typing: weak",
         ),
         ("quantization: explicit_", "engines.0.quantization: "),
         (
             "precision: fp16, quantization: explicit",
-            "engines.0.quantization: only graphs of int8 and fp8 have quantizers, and the engine's precision is fp16; "
-            "set precision: int8, or leave it out",
+            "engines.0.quantization: an fp16 engine has no quantizers in its graph, only int8 and fp8 engines do; "
+            "set precision: int8, or remove it",
         ),
         (
             "quantization: explicit",
-            "engines.0.quantization: only graphs of int8 and fp8 have quantizers, and the engine's",
+            "engines.0.quantization: an fp32 engine has no quantizers in its graph, only int8",
         ),
         (
             "precision: int8, quantization: implicit, typing: strong",
-            "engines.0.quantization: a strongly typed engine has the types of the graph, and its builder calibrates "
-            "nothing; set typing: weak, or quantization: explicit",
+            "engines.0.quantization: a strongly typed engine takes types from the graph, so its builder cannot "
+            "calibrate; set typing: weak, or quantization: explicit",
         ),
         (
             "precision: fp8, quantization: implicit",
-            "engines.0.quantization: builders calibrate int8 alone, and the engine's precision is fp8; "
-            "set quantization: explicit, or leave it out",
+            "engines.0.quantization: builders calibrate int8 only, and the precision of this engine is fp8; "
+            "set quantization: explicit, or remove it",
         ),
         (
             "precision: fp16, quantization: implicit, layer_precisions: [{layers: a, precision: fp32}]",
-            "engines.0.quantization: builders calibrate int8 alone, and the engine's precision is fp16; "
-            "set precision: int8, or leave it out",
+            "engines.0.quantization: builders calibrate int8 only, and the precision of this engine is fp16; "
+            "set precision: int8, or remove it",
         ),
         (
             "precision: int8, quantization: explicit, layer_precisions: [{layers: a, precision: int8}]",
-            "engines.0.layer_precisions.0.precision: the quantizers of the graph say which layers are in int8; "
+            "engines.0.layer_precisions.0.precision: the quantizers of the graph decide which layers are int8; "
             "remove it, and choose layers with quantize.exclude and quantize.operators",
         ),
         (
             "precision: fp16, quantization: implicit, layer_precisions: [{layers: a, precision: int8}]",
-            "engines.0.quantization: a builder that calibrates needs calibration data, and the model has no section "
+            "engines.0.quantization: an engine with implicit quantization needs calibration data, but this model has no section "
             "calibration; add calibration: {data: {x: {",
         ),
         (
@@ -90,22 +90,25 @@ NET = "configs/models/net.yaml"
         ),
         (
             "typing: weak, weight_streaming: true",
-            "engines.0.weight_streaming: only strongly typed engines stream their weights; set typing: strong",
+            "engines.0.weight_streaming: weight streaming needs a strongly typed engine; set typing: strong",
         ),
         ("network: hooks.py", "engines.0.network: "),
-        ("network: 'plugins/hooks/x.py:tweak'", "engines.0.network: no file plugins/hooks/x.py"),
-        ("network: 'dodo.py:tweak'", "engines.0.network: dodo.py defines no tweak"),
+        (
+            "network: 'plugins/hooks/x.py:tweak'",
+            "engines.0.network: file plugins/hooks/x.py does not exist",
+        ),
+        ("network: 'dodo.py:tweak'", "engines.0.network: dodo.py does not define tweak"),
         (
             "profiles: [{x: {values: {min: [1], opt: [1], max: [2]}}}]",
-            "engines.0.profiles.0.x.values: values are for an input of a fixed shape with at most one dimension",
+            "engines.0.profiles.0.x.values: a range of values needs an input of fixed shape with at most one dimension",
         ),
         (
             "profiles: [{x: *X, s: {values: {min: [1], opt: [1], max: [2]}}}]",
-            "engines.0.profiles.0.s.values.min: 1 values, and the input has 2",
+            "engines.0.profiles.0.s.values.min: expected 2 values, one per element of the input, found 1",
         ),
         (
             "profiles: [{x: *X, s: {values: {min: [1, 4], opt: [1, 3], max: [2, 8]}}}]",
-            "engines.0.profiles.0.s.values: min 4, opt 3, max 8 of value 1 are not in ascending order",
+            "engines.0.profiles.0.s.values: min 4, opt 3, max 8 of value 1 are not ascending",
         ),
         (
             "profiles: [{x: *X, s: {values: {min: [1, 4], opt: [1, 4]}}}]",

@@ -23,25 +23,25 @@ def errors(project):
 @pytest.mark.parametrize(
     ("entry", "column", "expected"),
     [
-        ('{op: asinh, function: "plugins/s.py:f"}', 18, 'op: "asinh" has no ::; wanted is namespace::name, such as '),
+        ('{op: asinh, function: "plugins/s.py:f"}', 18, 'op: expected an operator with its namespace, found "asinh"; write NAMESPACE'),
         ('{op: torch.ops.aten.asinh, function: "plugins/s.py:f"}', 18, "such as aten::asinh"),
-        ('{op: "onnx::Asinh", function: "plugins/s.py:f"}', 18, "op: the namespace onnx is that of ONNX's own opera"),
-        ('{op: "aten::a-b", function: "plugins/s.py:f"}', 18, 'op: "aten::a-b" is not an operator\'s name such as a'),
-        ('{op: "aten::add.Tensor", function: "plugins/s.py:f"}', 18, "write aten::add: the function gets the inputs"),
-        ('{op: "aten::asinh", function: "plugins/s.py:g"}', 43, "function: plugins/s.py defines no g; it defines: f"),
-        ('{op: "aten::asinh", function: "plugins/t.py:f"}', 43, "function: no file plugins/t.py; paths are"),
-        ('{op: "aten::asinh", function: "plugins/s.py"}', 43, 'function: "plugins/s.py" is not a file and a callable'),
-        ("{module: plugins/t.py}", 22, "module: no file plugins/t.py; paths are"),
-        ("{module: plugins/s}", 22, 'module: "plugins/s" is not a Python file such as plugins/symbolics/asinh.py'),
-        ('{module: plugins/s.py, op: "aten::asinh"}', 36, "op: given beside module: the file itself says what it re"),
-        ('{module: plugins/s.py, function: "plugins/s.py:f"}', 36, "function: given beside module"),
-        ("{module: plugins/s.py, opset: 9}", 36, "opset: given beside module: the file itself says what it register"),
-        ('{op: "aten::asinh"}', 13, "symbolics.0: the entry has no function; wanted is {op: …, function: …, opset: "),
-        ("{}", 13, "symbolics.0: the entry has no op and no function; wanted is"),
-        ("asinh", 13, 'symbolics.0: found "asinh"; a map is wanted'),
-        ('{op: "aten::asinh", function: "plugins/s.py:f", opset: 99}', 68, "99 is not an opset that the torchscript"),
-        ('{op: "aten::asinh", function: "plugins/s.py:f", opset: 18}', 68, "an export to opset 17 does not reach a "),
-        ('{op: "aten::asinh", function: "plugins/s.py:f", opset: "9"}', 68, 'found "9"; a whole number is wanted'),
+        ('{op: "onnx::Asinh", function: "plugins/s.py:f"}', 18, "op: nothing can be registered in the namespace onnx, which ho"),
+        ('{op: "aten::a-b", function: "plugins/s.py:f"}', 18, 'op: expected an operator name such as aten::asinh'),
+        ('{op: "aten::add.Tensor", function: "plugins/s.py:f"}', 18, "write aten::add; the function gets the inputs"),
+        ('{op: "aten::asinh", function: "plugins/s.py:g"}', 43, "function: plugins/s.py does not define g; defined: f"),
+        ('{op: "aten::asinh", function: "plugins/t.py:f"}', 43, "function: file plugins/t.py does not exist; paths are"),
+        ('{op: "aten::asinh", function: "plugins/s.py"}', 43, 'function: expected a file and a callable'),
+        ("{module: plugins/t.py}", 22, "module: file plugins/t.py does not exist; paths are"),
+        ("{module: plugins/s}", 22, 'module: expected a Python file such as plugins/symbolics/asinh.py, found "plugins/s"'),
+        ('{module: plugins/s.py, op: "aten::asinh"}', 36, "op: cannot be combined with module, which registers its own"),
+        ('{module: plugins/s.py, function: "plugins/s.py:f"}', 36, "function: cannot be combined with module"),
+        ("{module: plugins/s.py, opset: 9}", 36, "opset: cannot be combined with module, which registers its own"),
+        ('{op: "aten::asinh"}', 13, "symbolics.0: required field is missing: function; write {op: …, function: …, opset: "),
+        ("{}", 13, "symbolics.0: required field is missing: op and function; write"),
+        ("asinh", 13, 'symbolics.0: expected a map, found "asinh"'),
+        ('{op: "aten::asinh", function: "plugins/s.py:f", opset: 99}', 68, "opset 99 is not supported by the torchscript"),
+        ('{op: "aten::asinh", function: "plugins/s.py:f", opset: 18}', 68, "an export to opset 17 cannot use a symbolic"),
+        ('{op: "aten::asinh", function: "plugins/s.py:f", opset: "9"}', 68, 'expected an integer, found "9"'),
         ('{op: "aten::asinh", fucntion: "plugins/s.py:f"}', 33, "fucntion: unknown field; did you mean function?"),
     ],
 )  # fmt: skip
@@ -53,7 +53,7 @@ def test_a_symbolic_that_cannot_be(errors, entry, column, expected):
 
 def test_an_export_below_opset_9_looks_upwards(errors, project):
     [error] = errors(f"export: {{opset: 8}}\nsymbolics: [{GOOD.replace('9', '7')}]\n")
-    assert "an export to opset 8 does not reach a symbolic registered at 7" in error
+    assert "an export to opset 8 cannot use a symbolic of opset 7" in error
     project.model(f"export: {{opset: 8}}\nsymbolics: [{GOOD}]\n")
     assert project.load().models["net"].data["symbolics"][0]["opset"] == 9
 
@@ -75,9 +75,9 @@ def test_the_same_operator_twice(errors, project):
     ("extra", "where", "expected"),
     [
         (f"{DYNAMO}symbolics: [{GOOD}]\n", "7:1: symbolics",
-         "only exporter: torchscript uses symbolics, and this model is exported with dynamo; write translations for"),
+         "ignored by exporter dynamo, only torchscript uses it; use translations for dynamo, or set"),
         ('translations: [{op: "aten::a", function: "plugins/s.py:f"}]\n', "6:1: translations",
-         "only exporter: dynamo uses translations, and this model is exported with torchscript; write symbolics for"),
+         "ignored by exporter torchscript, only dynamo uses it; use symbolics for torchscript, or set"),
     ],
 )  # fmt: skip
 def test_a_section_for_the_other_exporter(errors, extra, where, expected):
@@ -95,17 +95,17 @@ def test_an_onnx_source_is_not_exported(project):
     [error] = project.errors()
     assert (
         error
-        == f"{NET}:4:1: symbolics: ignored for an onnx source, which is not exported; remove it"
+        == f"{NET}:4:1: symbolics: ignored for an ONNX source, which is not exported; remove it"
     )
 
 
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [
-        ('{op: "aten.asinh", function: "plugins/s.py:f"}', "translations.0.op: \"aten.asinh\" has no ::; wanted is "),
-        ('{op: "onnx::Asinh", function: "plugins/s.py:f"}', "translations.0.op: the namespace onnx is that of ONNX's"),
-        ('{op: "aten::asinh"}', "translations.0.function: the field is missing"),
-        ('{op: "aten::asinh", function: "plugins/s.py:g"}', "translations.0.function: plugins/s.py defines no g"),
+        ('{op: "aten.asinh", function: "plugins/s.py:f"}', 'op: expected an operator with its namespace, found "aten.asinh"'),
+        ('{op: "onnx::Asinh", function: "plugins/s.py:f"}', "translations.0.op: nothing can be registered in the namespace onnx"),
+        ('{op: "aten::asinh"}', "translations.0.function: required field is missing"),
+        ('{op: "aten::asinh", function: "plugins/s.py:g"}', "translations.0.function: plugins/s.py does not define g"),
         ('{op: "aten::asinh", function: "plugins/s.py:f", opset: 9}', "translations.0.opset: unknown field"),
     ],
 )  # fmt: skip

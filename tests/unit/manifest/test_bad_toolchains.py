@@ -12,10 +12,10 @@ ENGINE = "engines: [{backend: onnxruntime, name: a, toolchain: %s}]\n"
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("toolchains: [trt86]\n", "1:13: toolchains: found a list; a map is wanted"),
+        ("toolchains: [trt86]\n", "1:13: toolchains: expected a map, found a list"),
         (
             "toolchains: {trt86: /opt/python}\n",
-            '1:21: toolchains.trt86: found "/opt/python"; a map is wanted',
+            '1:21: toolchains.trt86: expected a map, found "/opt/python"',
         ),
         (
             "toolchains: {trt86: {python: a, evn: {}}}\n",
@@ -23,7 +23,7 @@ ENGINE = "engines: [{backend: onnxruntime, name: a, toolchain: %s}]\n"
         ),
         (
             "toolchains: {trt86: {python: 3}}\n",
-            "1:30: toolchains.trt86.python: found 3; text is wanted",
+            "1:30: toolchains.trt86.python: expected a string, found 3",
         ),
         (
             'toolchains: {trt86: {python: " "}}\n',
@@ -31,7 +31,7 @@ ENGINE = "engines: [{backend: onnxruntime, name: a, toolchain: %s}]\n"
         ),
         (
             "toolchains: {trt86: {python: a, env: {B: 4}}}\n",
-            "1:42: toolchains.trt86.env.B: found 4; text is wanted",
+            "1:42: toolchains.trt86.env.B: expected a string, found 4",
         ),
         (
             "toolchains: {trt86: {python: a, env: {B-C: x}}}\n",
@@ -40,7 +40,7 @@ ENGINE = "engines: [{backend: onnxruntime, name: a, toolchain: %s}]\n"
         ("toolchains: {a b: {python: a}}\n", "a name of letters, digits"),
         (
             "toolchains: {trt-8: {python: a}, trt.8: {python: a}}\n",
-            "1:34: toolchains.trt.8: trt.8 and trt-8 cannot be told apart in the environment variable"
+            "1:34: toolchains.trt.8: trt.8 and trt-8 share the environment variable"
             " BUILDSYS_TOOLCHAIN_TRT_8; rename one of them",
         ),
         ("toolchain: {}\n", "1:1: toolchain: unknown field; did you mean toolchains?"),
@@ -59,10 +59,10 @@ def test_a_wrong_declaration_is_one_line(project, text, expected):
     [
         (
             "trt68",
-            'configs/models/net.yaml:6:54: engines.0.toolchain: no toolchain is named "trt68"; did you mean trt86?',
+            'configs/models/net.yaml:6:54: engines.0.toolchain: unknown toolchain "trt68"; did you mean trt86?',
         ),
-        ("torch", 'no toolchain is named "torch"; toolchains: trt86'),
-        ("[trt86]", "engines.0.toolchain: found a list; text is wanted"),
+        ("torch", 'unknown toolchain "torch"; toolchains: trt86'),
+        ("[trt86]", "engines.0.toolchain: expected a string, found a list"),
     ],
 )
 def test_an_engine_names_one_that_is_there(project, name, expected):
@@ -75,9 +75,7 @@ def test_an_engine_names_one_that_is_there(project, name, expected):
 def test_without_any_it_says_where_they_are_declared(project):
     project.model(ENGINE % "trt86")
     (error,) = project.errors()
-    assert error.endswith(
-        'no toolchain is named "trt86"; toolchains are declared in configs/project.yaml'
-    )
+    assert error.endswith('unknown toolchain "trt86"; declare it in configs/project.yaml')
 
 
 def test_a_profile_that_no_model_has_is_checked_too(project):
@@ -85,7 +83,7 @@ def test_a_profile_that_no_model_has_is_checked_too(project):
     project.write("configs/engines.yaml", "trt: {backend: onnxruntime, toolchain: trt8}\n")
     project.model()
     (error,) = project.errors()
-    assert error.startswith("configs/engines.yaml:1:40: trt.toolchain: no toolchain is named")
+    assert error.startswith("configs/engines.yaml:1:40: trt.toolchain: unknown toolchain")
     assert error.endswith("did you mean trt86?")
 
 

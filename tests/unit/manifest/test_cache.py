@@ -135,9 +135,9 @@ def test_a_callable_that_goes_is_seen(project, resolved):
     )
     _warm(project, resolved)
     project.write("plugins/net.py", "def other(): ...")
-    assert "plugins/net.py defines no make" in project.errors()[0]
+    assert "plugins/net.py does not define make" in project.errors()[0]
     (project.root / "plugins/net.py").unlink()
-    assert "no file plugins/net.py" in project.errors()[0]
+    assert "file plugins/net.py does not exist" in project.errors()[0]
 
 
 def test_weights_are_hashed_again_only_when_they_change(project, resolved, monkeypatch):

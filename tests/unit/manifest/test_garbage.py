@@ -1,4 +1,4 @@
-"""Whatever a manifest holds: it loads, always to the same, or there are manifest errors and nothing else."""
+"""Damaged manifests give manifest errors, never another exception, and the same result twice."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -62,35 +63,12 @@ SCALARS = (
     | st.integers(-3, 100)
     | st.sampled_from([2**63, -(2**63), 0.5, float("inf"), 1e308])
     | st.sampled_from(
-        [
-            "",
-            "net",
-            "e",
-            "batch",
-            "x",
-            "float32",
-            "string",
-            "int4",
-            "../..",
-            "dodo.py",
-            "dodo.py:make",
-            "\0",
-            "a/b",
-        ]
+        ["", "net", "e", "batch", "x", "float32", "string", "int4", "../..", "dodo.py", "\0", "a/b"]
     )
     | st.sampled_from(
-        [
-            "{export.opset}",
-            "{x}",
-            "3s",
-            "torchscript",
-            "dynamo",
-            "normal",
-            "uniform",
-            "_base.yaml",
-            "net.yaml",
-        ]
+        ["{export.opset}", "{x}", "3s", "dynamo", "normal", "uniform", "dodo.py:make"]
     )
+    | st.sampled_from(["torchscript", "_base.yaml", "net.yaml"])
 )
 VALUES = st.recursive(
     SCALARS,
@@ -133,17 +111,58 @@ def _damaged(draw: st.DrawFn) -> Any:
     return manifest
 
 
+BAD_VALUES = [
+    0,
+    -1,
+    2**63,
+    0.5,
+    float("inf"),
+    True,
+    None,
+    "",
+    "a/b",
+    "\0",
+    [],
+    [[]],
+    {},
+    {"min": 0},
+]
+
+
+@pytest.mark.parametrize("bad", BAD_VALUES, ids=repr)
+def test_a_bad_value_at_any_place_gives_errors_or_models(tmp_path, bad):
+    places = [path for path in _places(GOOD) if path]
+    manifests = {}
+    for number, path in enumerate(places):
+        manifest = copy.deepcopy(GOOD) | {"model": f"net{number}"}
+        manifests[f"net{number}"] = manifest
+        _at(manifest, path[:-1])[path[-1]] = bad
+    _write(tmp_path, manifests, ENGINES, {"defaults": {"dims": {"other": {"multiple_of": bad}}}})
+    assert _result(tmp_path)
+
+
+def _at(value: Any, path: tuple[Any, ...]) -> Any:
+    for step in path:
+        value = value[step]
+    return value
+
+
 def _yaml(value: Any) -> str:
     return json.dumps(value).replace("Infinity", ".inf")
 
 
-def _load(root: Path, manifest: Any, engines: Any, defaults: Any) -> str:
+def _write(root: Path, manifests: dict[str, Any], engines: Any, project: Any) -> None:
     (root / "configs/models").mkdir(parents=True, exist_ok=True)
     (root / "dodo.py").write_text(PYTHON)
     (root / "configs/models/_base.yaml").write_text("bench: {min_samples: 3}")
-    (root / "configs/models/net.yaml").write_text(_yaml(manifest))
+    for name, manifest in manifests.items():
+        (root / f"configs/models/{name}.yaml").write_text(_yaml(manifest))
     (root / "configs/engines.yaml").write_text(_yaml(engines))
-    (root / "configs/project.yaml").write_text(_yaml(defaults))
+    (root / "configs/project.yaml").write_text(_yaml(project))
+
+
+def _result(root: Path) -> str:
+    """Return the models as JSON or the errors, after checking that each is one plain sentence."""
     try:
         return json.dumps({name: model.data for name, model in load_project(root).models.items()})
     except ManifestErrors as errors:
@@ -151,32 +170,42 @@ def _load(root: Path, manifest: Any, engines: Any, defaults: Any) -> str:
             assert error.problem
             assert "Input should" not in str(error)
             assert "pydantic" not in str(error)
+            assert "REFUSED" not in str(error)
             assert "\n" not in str(error)
         return str(errors)
 
 
 ENGINES = {"e": {"backend": "onnxruntime"}}
-_FEW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# the same examples in every run: a failure must not depend on when the tests ran
+_SEEDED = settings(
+    max_examples=60,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 
-@_FEW
+@_SEEDED
 @given(
     _damaged(),
     st.just(ENGINES) | VALUES,
     st.just({}) | st.fixed_dictionaries({"defaults": VALUES}) | VALUES,
 )
-def test_a_damaged_manifest_gives_errors_or_always_the_same(manifest, engines, defaults):
+def test_a_damaged_manifest_gives_the_same_result_twice(manifest, engines, defaults):
     with tempfile.TemporaryDirectory() as folder:
-        first = _load(Path(folder), manifest, engines, defaults)
-        assert _load(Path(folder), manifest, engines, defaults) == first
+        _write(Path(folder), {"net": manifest}, engines, defaults)
+        assert _result(Path(folder)) == _result(Path(folder))
 
 
-@_FEW
+@_SEEDED
 @given(VALUES)
 def test_any_garbage_gives_errors(value):
     with tempfile.TemporaryDirectory() as folder:
-        assert _load(Path(folder), value, ENGINES, {}).startswith("configs/models/net.yaml")
+        _write(Path(folder), {"net": value}, ENGINES, {})
+        assert _result(Path(folder)).startswith("configs/models/net.yaml")
 
 
 def test_the_undamaged_manifest_is_good(tmp_path):
-    assert list(json.loads(_load(tmp_path, GOOD, ENGINES, {}))) == ["net-18-e", "net-19-e"]
+    _write(tmp_path, {"net": GOOD}, ENGINES, {})
+    assert list(json.loads(_result(tmp_path))) == ["net-18-e", "net-19-e"]

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from manifest_files import NET
 
-from buildsys.manifest.value_tree import leaves, merge, nearest, plain, plant
+from buildsys.manifest.layers import merge
+from buildsys.manifest.value_tree import leaves, nearest, plain, with_origins
 
 
 def test_defaults_lie_under_extends_and_those_under_the_manifest(project):
@@ -151,6 +152,21 @@ def test_dynamic_axes_become_names_in_shapes(project):
     assert "dynamic_axes" not in data
 
 
+def test_data_of_another_kind_replaces_the_whole_map(project):
+    project.write("data/a.png", b"")
+    project.write(
+        "configs/models/_base.yaml",
+        "inputs: {x: {data: {random: normal, std: 2}}}\n"
+        "calibration: {data: {x: {random: normal, std: 2}}}\n",
+    )
+    project.model("extends: _base.yaml\ncalibration: {data: {x: {images: data}}}\n")
+    file = project.root / "configs/models/net.yaml"
+    file.write_text(file.read_text().replace("32]}", "32], data: {images: data}}"))
+    data = project.load().models["net"].data
+    assert data["inputs"]["x"]["data"]["images"] == "data"
+    assert data["calibration"]["data"]["x"]["images"] == "data"
+
+
 def test_engine_entries_of_every_form(project):
     project.model(
         """\
@@ -203,11 +219,11 @@ def _maps(depth: int = 2) -> st.SearchStrategy[object]:
 
 @given(_maps(), _maps(), _maps())
 def test_laying_over_is_associative_and_keeps_the_top(low, middle, top):
-    trees = [plant(data, __file__) for data in (low, middle, top)]
+    trees = [with_origins(data, __file__) for data in (low, middle, top)]
     once = merge(merge(trees[0], trees[1]), trees[2])
     assert plain(once) == plain(merge(trees[0], merge(trees[1], trees[2])))
     assert plain(merge(trees[2], trees[2])) == top
-    assert plain(merge(plant({}, __file__), trees[2])) == top
+    assert plain(merge(with_origins({}, __file__), trees[2])) == top
     for key, leaf in leaves(trees[2]):
         if leaf.value != {}:  # an empty map adds nothing
             found, missing = nearest(once, key)

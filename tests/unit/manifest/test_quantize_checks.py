@@ -13,40 +13,40 @@ DATA = "data: {x: {random: normal}}"
 CASES = [
     (
         INT8,
-        "engines.0.precision: an int8 engine needs calibration data, and the model has no section calibration; "
+        "engines.0.precision: an int8 engine needs calibration data, but this model has no section calibration; "
         "add calibration: {data: {x: {",
     ),
     (
         f"{INT8}\ncalibration: {{}}",
-        "calibration: there is no calibration data for the input x; add data: {x: {",
+        'calibration: input "x" has no calibration data; add data: {x: {',
     ),
     (
         f"{INT8}\ncalibration: {{{DATA}, algorithm: entropi}}",
-        'calibration.algorithm: "entropi" is not allowed here; did you mean entropy?',
+        'calibration.algorithm: unknown value "entropi"; did you mean entropy?',
     ),
     (
         f"{INT8}\ncalibration: {{{DATA}, batches: 0}}",
-        "calibration.batches: 0 is out of range; at least 1 is wanted",
+        "calibration.batches: expected at least 1, found 0",
     ),
     (
         f"{INT8}\ncalibration: {{{DATA}, percentile: 99.9}}",
-        "calibration.percentile: ignored with algorithm: entropy; remove it, or set algorithm: percentile",
+        "calibration.percentile: ignored by algorithm entropy; remove it, or set algorithm: percentile",
     ),
     (
         f"{INT8}\ncalibration: {{data: {{x: {{random: normal}}, y: {{random: normal}}}}}}",
-        "calibration.data.y: no input is named y; inputs: x",
+        'calibration.data.y: unknown input "y"; inputs: x',
     ),
     (
         f"{INT8}\ncalibration: {{data: {{x: {{images: data/none}}}}}}",
-        "calibration.data.x.images: no folder data/none; paths are relative to the project",
+        "calibration.data.x.images: folder data/none does not exist; paths are relative to the project",
     ),
     (
         f"{INT8}\ncalibration: {{data: {{x: {{python: none.py:f}}}}}}",
-        "calibration.data.x.python: no file none.py",
+        "calibration.data.x.python: file none.py does not exist",
     ),
     (
         f"{INT8}\ncalibration: {{data: {{x: {{imges: data}}}}}}",
-        "calibration.data.x: the data has none of the fields random, npz, python, constant, images; "
+        "calibration.data.x: expected one of the fields random, npz, python, constant, images; "
         "did you mean images?",
     ),
     (
@@ -55,34 +55,34 @@ CASES = [
     ),
     (
         f"{FP8}\ncalibration: {{{DATA}}}\nquantize: {{tool: onnxruntime}}",
-        "quantize.tool: onnxruntime.quantization scales fp8 by the standard deviation of values",
+        "quantize.tool: the fp8 scales of onnxruntime.quantization are not supported by TensorRT",
     ),
     (
         f"{INT8}\ncalibration: {{{DATA}}}\nquantize: {{tool: modelopt, per_channel: false}}",
-        "quantize.per_channel: ModelOpt decides this itself; remove it, or use tool: builtin or onnxruntime",
+        "quantize.per_channel: not supported by ModelOpt; remove it, or use tool: builtin or onnxruntime",
     ),
     (
         f"{INT8}\ncalibration: {{{DATA}, algorithm: percentile}}\nquantize: {{tool: modelopt}}",
-        "calibration.algorithm: ModelOpt has no percentile; use entropy or minmax",
+        "calibration.algorithm: algorithm percentile is not supported by ModelOpt; use entropy or minmax",
     ),
     (
         f"{INT8}\ncalibration: {{{DATA}}}\nquantize: {{operators: [Relu]}}",
-        'quantize.operators.0: "Relu" is not allowed here; one of: Conv, ConvTranspose, Gemm',
+        'quantize.operators.0: unknown value "Relu"; expected one of: Conv, ConvTranspose, Gemm',
     ),
     (
         "engines: [{backend: tensorrt, name: e, precision: int8, typing: weak}]\n"
         f"calibration: {{{DATA}, algorithm: percentile}}",
-        "calibration.algorithm: TensorRT's own calibrators are entropy and minmax, and the engine e uses one",
+        "calibration.algorithm: engine e calibrates with TensorRT: entropy or minmax only",
     ),
     (
         "engines: [{backend: tensorrt, name: e, precision: int8, quantization: implicit}]\n"
         f"calibration: {{{DATA}, algorithm: percentile}}",
-        "calibration.algorithm: TensorRT's own calibrators are entropy and minmax, and the engine e uses one; "
+        "calibration.algorithm: engine e calibrates with TensorRT: entropy or minmax only; "
         "use one of these, or quantization: explicit for the engine",
     ),
     (
         "convert: {tool: modelopt}",
-        'convert.tool: "modelopt" is not allowed here; one of: builtin, autocast',
+        'convert.tool: unknown value "modelopt"; expected one of: builtin, autocast',
     ),
 ]
 
@@ -101,7 +101,7 @@ def test_a_batch_size_needs_a_dimension_to_set(project):
     )
     [error] = project.errors()
     assert (
-        "batch_size: the first dimension of the input x is 1, and cannot be set; remove it: a batch"
+        'batch_size: the first dimension of input "x" has the fixed size 1, so the batch size cannot be'
         in error
     )
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import jsonschema
@@ -103,6 +104,7 @@ def test_the_committed_schemas_are_current(tmp_path):
     }
 
 
+@cache
 def _validator(name: str) -> jsonschema.Draft202012Validator:
     schema = json.loads(schema_texts()[name])
     jsonschema.Draft202012Validator.check_schema(schema)

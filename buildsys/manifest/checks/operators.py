@@ -1,0 +1,48 @@
+"""Checks of the section ``ops``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from buildsys.manifest.checks.view import ManifestView
+from buildsys.manifest.operator_choice import BACKEND_KINDS, implementations
+from buildsys.manifest.problem import Problem
+from buildsys.manifest.value_tree import FieldPath
+
+# of ONNX itself; ai.onnx.contrib and other extensions are third-party domains
+_ONNX_DOMAINS = (
+    "onnx",
+    "ai.onnx",
+    "ai.onnx.ml",
+    "ai.onnx.training",
+    "ai.onnx.preview",
+    "ai.onnx.preview.training",
+)
+
+
+def operator_problems(view: ManifestView) -> Iterator[Problem]:
+    """Yield operators declared twice, in a domain of ONNX, or without an implementation."""
+    first: dict[str, FieldPath] = {}
+    for path, entry in view.maps("ops", ...):
+        op = entry.get("op")
+        if not isinstance(op, str):
+            continue
+        if op in first:
+            text = f"operator {op} is already declared in ops.{first[op][-1]}"
+            hint = "put all implementations into one entry"
+            yield view.problem((*path, "op"), text, hint)
+        elif op.partition("::")[0] in _ONNX_DOMAINS:
+            text = f"{op} is in a domain of ONNX, which cannot be extended"
+            hint = "choose a domain of your own, such as custom_domain::"
+            yield view.problem((*path, "op"), text, hint)
+        first.setdefault(op, path)
+        given = {backend: implementations(entry, backend) for backend in BACKEND_KINDS}
+        if not any(given.values()):
+            hint = "add function, library (ONNX Runtime) or plugin (TensorRT)"
+            yield view.problem(path, f"operator {op} has no implementation", hint)
+            continue
+        for backend, kind in view.map(*path, "use").items():
+            if kind in BACKEND_KINDS.get(backend, ()) and kind not in given[backend]:
+                hint = f"given: {', '.join(given[backend])}" if given[backend] else f"add {kind}: …"
+                text = f"{backend} has no implementation of the kind {kind}"
+                yield view.problem((*path, "use", backend), text, hint)

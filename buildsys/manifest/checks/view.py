@@ -1,0 +1,130 @@
+"""Access to a merged manifest for the checks across fields.
+
+Checks run even if the schema has refused some values, so that one run reports everything. A refused value is
+replaced by REFUSED: every other value has the type that the schema gives it, and no check computes with a
+value already reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import EllipsisType
+from typing import Any, Final
+
+from buildsys.manifest.problem import Problem, problem_at, suggest
+from buildsys.manifest.value_tree import FieldPath, ValueNode, nearest, plain
+
+
+class _Refused:
+    def __repr__(self) -> str:
+        return "REFUSED"
+
+
+REFUSED: Final = _Refused()
+
+
+class ManifestView:
+    """The merged data of one model, and the tree that locates its problems.
+
+    ``file`` is the model's own manifest; ``refused`` are the fields already reported.
+    """
+
+    def __init__(self, tree: ValueNode, file: Path, refused: Iterable[FieldPath] = ()) -> None:
+        self._tree = tree
+        self._file = file
+        self.data: dict[str, Any] = plain(tree)
+        for path in refused:
+            parent, last = self.get(*path[:-1]), path[-1]
+            if isinstance(parent, dict):
+                parent[str(last)] = REFUSED
+            elif isinstance(parent, list):
+                parent[int(last)] = REFUSED
+
+    def get(self, *path: str | int) -> Any:
+        """Return the value at ``path``; None if not set, REFUSED if it or a parent is refused."""
+        value: Any = self.data
+        for step in path:
+            if isinstance(value, dict):
+                value = value.get(step)
+            elif isinstance(value, list) and isinstance(step, int) and step < len(value):
+                value = value[step]
+            else:
+                return REFUSED if value is REFUSED else None
+        return value
+
+    def map(self, *path: str | int) -> dict[str, Any]:
+        """Return the map at ``path``; empty if there is none."""
+        value = self.get(*path)
+        return value if isinstance(value, dict) else {}
+
+    def list(self, *path: str | int) -> list[Any]:
+        """Return the list at ``path``; empty if there is none."""
+        value = self.get(*path)
+        return value if isinstance(value, list) else []
+
+    def find(self, *pattern: str | int | EllipsisType) -> Iterator[tuple[FieldPath, Any]]:
+        """Yield path and value of each set field; ``...`` matches every member of a map or list."""
+        return _find(self.data, pattern, ())
+
+    def maps(
+        self, *pattern: str | int | EllipsisType
+    ) -> Iterator[tuple[FieldPath, dict[str, Any]]]:
+        """Yield path and value of each map that matches ``pattern``."""
+        return (found for found in self.find(*pattern) if isinstance(found[1], dict))
+
+    def is_known(self, *path: str | int) -> bool:
+        """Return whether the schema has refused neither ``path`` nor a part of it."""
+        return not contains_refused(self.get(*path))
+
+    def is_own(self, *path: str | int) -> bool:
+        """Return whether the model's own manifest set the value, not a shared file."""
+        node, missing = nearest(self._tree, path)
+        return not missing and node.origin.file == self._file
+
+    def dim_range(self, name: str) -> tuple[int, int, int] | None:
+        """Return min, max and step of a dimension; None if it is not declared or invalid."""
+        span = self.map("dims", name)
+        low, high, step = span.get("min"), span.get("max"), span.get("multiple_of", 1)
+        if isinstance(low, int) and isinstance(high, int) and isinstance(step, int):
+            return low, high, step
+        return None
+
+    def undeclared(self, size: object) -> tuple[str, str] | None:
+        """Return problem and hint if a size names a dimension missing from ``dims``."""
+        declared = self.map("dims")
+        if not isinstance(size, str) or size in declared or self.get("dims") is REFUSED:
+            return None
+        close = suggest(size, declared, what="declared")
+        add = f"add dims: {{{size}: {{min: …, opt: …, max: …}}}}"
+        return f'dimension "{size}" is not declared in dims', close or add
+
+    def problem(
+        self, path: FieldPath, text: str, hint: str = "", *, of_key: bool = False
+    ) -> Problem:
+        """Return a problem at ``path``."""
+        return problem_at(self._tree, path, text, hint, of_key=of_key)
+
+
+def contains_refused(value: Any) -> bool:
+    """Return whether a value is REFUSED or has a refused part."""
+    if isinstance(value, (dict, list)):
+        return any(map(contains_refused, value.values() if isinstance(value, dict) else value))
+    return value is REFUSED
+
+
+def _find(
+    value: Any, pattern: tuple[str | int | EllipsisType, ...], path: FieldPath
+) -> Iterator[tuple[FieldPath, Any]]:
+    if not pattern:
+        yield path, value
+        return
+    members = value if isinstance(value, dict) else {}
+    if isinstance(value, list):
+        members = dict(enumerate(value))
+    step, rest = pattern[0], pattern[1:]
+    if isinstance(step, EllipsisType):
+        for name, member in members.items():
+            yield from _find(member, rest, (*path, name))
+    elif step in members:
+        yield from _find(members[step], rest, (*path, step))
