@@ -70,7 +70,9 @@ class Workspace:
         if shown not in self._documents:
             try:
                 self._contents[shown] = _content(path, shown)
-                self._documents[shown] = with_origins(read_yaml(shown, self._contents[shown]), shown)
+                self._documents[shown] = with_origins(
+                    read_yaml(shown, self._contents[shown]), shown
+                )
             except ManifestError as error:
                 self._documents[shown] = error
         found = self._documents[shown]
