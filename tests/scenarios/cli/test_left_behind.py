@@ -159,7 +159,7 @@ def test_models_that_were_not_come_to(ready_built: ReadyProject) -> None:
     told = json.loads((ready_built.root / "build/b/report/report.json").read_text())
     assert told["verdict"] == {
         "status": "stale",
-        "text": "STALE: 5 of 8 targets were not brought up to date",
+        "text": "STALE: 5 of 8 targets are not up to date",
     }
 
 
