@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildsys.onnx_graphs.protobuf import Content, Field, byte_fields, opened
+from buildsys.system.protobuf import Content, Field, byte_fields, opened
 
 _MODEL_GRAPH, _MODEL_FUNCTION = 7, 25
 _GRAPH_NODE = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from buildsys.onnx_graphs.protobuf import Content, byte_fields, opened
+from buildsys.system.protobuf import Content, byte_fields, opened
 
 # field numbers of onnx.proto3: the messages through which a tensor can be reached
 

@@ -7,17 +7,16 @@ version is believed as well.
 
 from __future__ import annotations
 
-import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+
+from buildsys.system.protobuf import opened, varint
 
 _MAGIC = {b"vtrt": "tensorrt_rtx", b"ftrt": "tensorrt", b"ptrt": "tensorrt"}
 _SIZE_AT, _VERSION_AT, _HEADER_BYTES = 16, 24, 28
 _WIRE_BYTES = {1: 8, 5: 4}  # protobuf: fixed64, fixed32
 _VARINT, _LENGTH = 0, 2
-_MORE = 0x80  # a byte of a varint from here on is followed by another
 _ONNX_FIELDS, _GRAPH = {1, 2, 3, 4, 5, 6, 7, 8, 14, 20, 25, 26}, 7  # of ModelProto
 
 
@@ -39,8 +38,7 @@ def read_header(engine: Path) -> Header:
         backend = _MAGIC.get(head[:4], "")
         if backend:
             return _tensorrt(backend, head, size)
-        stream.seek(0)
-        return _onnx(stream, size)
+    return _onnx(engine, size)
 
 
 def _tensorrt(backend: str, head: bytes, size: int) -> Header:
@@ -53,31 +51,30 @@ def _tensorrt(backend: str, head: bytes, size: int) -> Header:
     return Header(backend, version, whole) if whole == size else Header(backend)
 
 
-def _onnx(stream: BinaryIO, size: int) -> Header:
-    """Walk over the fields of a protobuf message: an ONNX file ends where its last field does."""
+def _onnx(engine: Path, size: int) -> Header:
+    """Walk over the fields of a protobuf message: an ONNX file ends with its last field."""
     seen = set[int]()
-    while (place := stream.tell()) < size:
-        tag = _varint(stream)
-        field, wire = tag >> 3, tag & 7
-        if tag < 0 or field not in _ONNX_FIELDS or wire not in (_VARINT, _LENGTH, *_WIRE_BYTES):
-            return Header("onnxruntime", truncated=True) if place and _GRAPH in seen else Header("")
-        seen.add(field)
-        count = _WIRE_BYTES[wire] if wire in _WIRE_BYTES else _varint(stream)
-        if count < 0 or (wire != _VARINT and stream.tell() + count > size):
-            return Header("onnxruntime", truncated=True)
-        if wire != _VARINT:
-            stream.seek(count, os.SEEK_CUR)
+    position = 0
+    with opened(engine) as content:
+        while position < size:
+            start = position
+            try:
+                tag, position = varint(content, position)
+            except (IndexError, ValueError):
+                tag = 0
+            field, wire = tag >> 3, tag & 7
+            if field not in _ONNX_FIELDS or wire not in (_VARINT, _LENGTH, *_WIRE_BYTES):
+                truncated = start > 0 and _GRAPH in seen
+                return Header("onnxruntime", truncated=True) if truncated else Header("")
+            seen.add(field)
+            try:
+                if wire in _WIRE_BYTES:
+                    position += _WIRE_BYTES[wire]
+                else:
+                    value, position = varint(content, position)
+                    position += value if wire == _LENGTH else 0
+            except (IndexError, ValueError):
+                return Header("onnxruntime", truncated=True)
+            if position > size:
+                return Header("onnxruntime", truncated=True)
     return Header("onnxruntime", truncated=_GRAPH not in seen) if seen else Header("")
-
-
-def _varint(stream: BinaryIO) -> int:
-    """Return the number at this place; -1 where the file ends in it."""
-    number = 0
-    for shift in range(0, 70, 7):
-        byte = stream.read(1)
-        if not byte:
-            break
-        number |= (byte[0] & 0x7F) << shift
-        if byte[0] < _MORE:
-            return number
-    return -1

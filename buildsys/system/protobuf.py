@@ -1,4 +1,4 @@
-"""Protocol buffers as they lie in a file, for interpreters that have no library for them. Standard library only.
+"""Reader of protocol buffer files for interpreters without the protobuf library.
 
 Source: Protocol Buffers documentation, "Encoding".
 """
@@ -17,7 +17,7 @@ Content = mmap.mmap | bytes
 
 
 class Field(NamedTuple):
-    """A field that has bytes: its number, and where they begin and end."""
+    """The number of a length-delimited field and the range of its bytes."""
 
     number: int
     start: int
@@ -26,7 +26,7 @@ class Field(NamedTuple):
 
 @contextmanager
 def opened(path: str | Path) -> Iterator[Content]:
-    """Give the content of a file without reading it; b"" of an empty one. Raises: OSError."""
+    """Map a file into memory; an empty one gives b"". Raises: OSError."""
     with open(path, "rb") as file:  # noqa: PTH123 - often a string here
         try:
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -38,28 +38,32 @@ def opened(path: str | Path) -> Iterator[Content]:
 
 
 def byte_fields(content: Content, start: int, stop: int) -> Iterator[Field]:
-    """Yield the fields of a message that have bytes; these are not touched.
+    """Yield the length-delimited fields of a message without touching their bytes.
 
-    Raises: ValueError, IndexError: this is no such message, or it is cut short.
+    Raises: ValueError, IndexError: the message is malformed or truncated.
     """
     while start < stop:
-        tag, start = _varint(content, start)
+        tag, start = varint(content, start)
         kind = tag & 7
         if kind == _BYTES:
-            size, start = _varint(content, start)
+            size, start = varint(content, start)
             if start + size > stop:
                 raise ValueError("a field is longer than its message")
             yield Field(tag >> 3, start, start + size)
             start += size
         elif kind == _VARINT:
-            _, start = _varint(content, start)
+            _, start = varint(content, start)
         elif kind in (_FIXED_64, _FIXED_32):
             start += 8 if kind == _FIXED_64 else 4
         else:
-            raise ValueError(f"there is no wire type {kind}")
+            raise ValueError(f"unknown wire type {kind}")
 
 
-def _varint(content: Content, position: int) -> tuple[int, int]:
+def varint(content: Content, position: int) -> tuple[int, int]:
+    """Return the number at ``position`` and the position after it.
+
+    Raises: IndexError: the content ends in it. ValueError: it has more than 64 bits.
+    """
     value = shift = 0
     while True:
         byte = content[position]
@@ -69,4 +73,4 @@ def _varint(content: Content, position: int) -> tuple[int, int]:
             return value, position
         shift += 7
         if shift > _LARGEST_SHIFT:
-            raise ValueError("a number has no end")
+            raise ValueError("a varint is too long")
