@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "onnx_graphs": {"system"},
     "store": set(),
     "workers": {"system"},
-    "plan": {"manifest", "onnx_graphs", "system"},
+    "plan": {"manifest", "system"},
     "report": {"manifest", "onnx_graphs"},
     "models": {"manifest", "onnx_graphs", "system"},
     "backends": {"models", "onnx_graphs", "system"},

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,11 +13,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from buildsys.cli.inspect.onnx_process import ask
 from buildsys.cli.name_suggestions import known_model
 from buildsys.cli.repro.artifacts import Artifact, compare_builds
-from buildsys.cli.repro.two_builds import Built, build_twice, child_environment
+from buildsys.cli.repro.two_builds import Built, build_twice
 from buildsys.cli.repro.verdict import Verdict
-from buildsys.errors import UsageError
+from buildsys.errors import StageError, UsageError
 from buildsys.execution.builder_versions import builder_versions
 from buildsys.manifest.project import load_project
 from buildsys.plan.action import Action
@@ -124,26 +123,17 @@ def _compare(builds: Sequence[Built], model: str, actions: Sequence[Action]) -> 
 def _graph_differences(
     pairs: Iterable[tuple[Path, Path, int | None]],
 ) -> list[dict[str, Any] | None]:
-    """Ask a process that may load onnx; where it cannot tell, byte positions have to do."""
+    """Return the first field that differs of each pair of files; None leaves the byte position."""
     requests = [
         {"first": str(first), "second": str(second), "first_byte": byte}
         for first, second, byte in pairs
     ]
-    if not requests:
-        return []
-    done = subprocess.run(
-        [sys.executable, "-m", "buildsys.onnx_graphs.first_difference"],
-        input=json.dumps(requests),
-        env=child_environment(),
-        cwd=tempfile.gettempdir(),  # a project may hold an onnx.py of its own
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    answers: list[dict[str, Any] | None] = (
-        json.loads(done.stdout) if done.returncode == 0 else [None] * len(requests)
-    )
-    return answers
+    try:
+        answer = ask("first_differences", {"pairs": requests}) if requests else {"differences": []}
+    except StageError:
+        return [None] * len(requests)
+    found: list[dict[str, Any] | None] = answer["differences"]
+    return found
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""Answers questions on graphs: ``python -m buildsys.onnx_graphs.inspection < request.json``; for a process of its own.
+"""Child process for questions about graphs: ``python -m buildsys.onnx_graphs.inspection``.
 
-A request has ``question`` (``describe``, ``compare`` or ``draw``) and what it is about. The answer is JSON as well; a
-mistake of the user is ``{"error": problem, "hint": …}``.
+The request on stdin is JSON with ``question`` (a key of ``_QUESTIONS``) and its arguments. The answer
+on stdout is JSON as well; a user error is ``{"error": problem, "hint": …}``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from buildsys.errors import StageError, UsageError
 from buildsys.onnx_graphs.inspection.describe import describe
 from buildsys.onnx_graphs.inspection.diff import compare
 from buildsys.onnx_graphs.inspection.drawing.svg import draw
+from buildsys.onnx_graphs.inspection.first_difference import first_difference
 from buildsys.onnx_graphs.inspection.load import (
     content_digests,
     drop_weights,
@@ -48,6 +49,14 @@ def _draw(request: Request) -> Answer:
     return {"svg": svg, **shown}
 
 
+def _first_differences(request: Request) -> Answer:
+    found = [
+        first_difference(Path(pair["first"]), Path(pair["second"]), pair["first_byte"])
+        for pair in request["pairs"]
+    ]
+    return {"differences": found}
+
+
 def _with_contents(graph: Mapping[str, Any]) -> Network:
     model = load_graph(Path(graph["file"]))
     with content_digests(Path(graph["data"]) if graph["data"] else None) as digest:
@@ -65,11 +74,12 @@ _QUESTIONS: Mapping[str, Callable[[Request], Answer]] = {
     "describe": _describe,
     "compare": _compare,
     "draw": _draw,
+    "first_differences": _first_differences,
 }
 
 
 def answer(request: Request) -> Answer:
-    """Answer one request."""
+    """Return the answer to one request."""
     try:
         return _QUESTIONS[request["question"]](request)
     except (StageError, UsageError) as error:

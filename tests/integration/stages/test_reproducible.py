@@ -18,7 +18,11 @@ from onnx import helper
 from small_graphs import conv_bn
 from stage_jobs import ROOT
 
-from buildsys.onnx_graphs.first_difference import Difference, difference_at, differences
+from buildsys.onnx_graphs.inspection.first_difference import (
+    FieldDifference,
+    difference_at,
+    differences,
+)
 from buildsys.stages.export.strip_metadata import strip_traces
 
 SUPPORT = ROOT / "tests" / "integration"
@@ -189,7 +193,7 @@ def test_what_people_set_on_a_model_stays() -> None:
 # --- what differs, by name ---
 
 
-def changed(edit: object) -> Difference:
+def changed(edit: object) -> FieldDifference:
     """Return the first difference after an edit of a copy."""
     first, second = conv_bn(), conv_bn()
     assert callable(edit)
@@ -230,7 +234,21 @@ def test_the_first_differing_field_is_named() -> None:
     assert found.field.startswith("type.tensor_type.shape.dim")
 
 
-def test_another_order_is_told_as_one() -> None:
+def test_values_are_compared_bit_by_bit() -> None:
+    def with_values(*values: float) -> onnx.ModelProto:
+        model = conv_bn()
+        array = np.array(values, np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, "extra"))
+        return model
+
+    nan = float("nan")
+    equal_nan = next(differences(with_values(nan, 1.0), with_values(nan, 2.0)))
+    assert (equal_nan.first, equal_nan.second) == ("1.0 at element 1", "2.0 (of 1 of 2)")
+    zeros = next(differences(with_values(5.0, 0.0), with_values(5.0, -0.0)))
+    assert (zeros.first, zeros.second) == ("0.0 at element 1", "-0.0 (of 1 of 2)")
+
+
+def test_a_changed_order_is_reported_as_such() -> None:
     def turn(model: onnx.ModelProto) -> None:
         tensors = list(model.graph.initializer)
         del model.graph.initializer[:]

@@ -1,0 +1,176 @@
+"""The first field that differs between two ONNX files, at the level of the file format.
+
+``inspection.diff`` compares what graphs compute; this comparison explains files whose bytes differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import Message
+from onnx import TensorProto, numpy_helper
+
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.onnx_file import DATA_SUFFIX, load_model, tensors_of
+
+_LONGEST = 120
+_KINDS = {  # repeated fields whose members have names
+    "node": "node", "initializer": "initializer", "metadata_props": "metadata",
+    "value_info": "value", "input": "input", "output": "output", "functions": "function",
+}  # fmt: skip
+_NAMES = ("name", "key", "domain")
+
+
+@dataclass(frozen=True)
+class FieldDifference:
+    """One field of a node, initializer, metadata, value, input, output, function or model."""
+
+    kind: str
+    name: str  # of that node, initializer …
+    field: str
+    first: str
+    second: str
+
+    def sentence(self) -> str:
+        """Return e.g. ``initializer fc.bias: raw_data: 0.5 and 0.25 at element 3``."""
+        where = ": ".join(part for part in (f"{self.kind} {self.name}".strip(), self.field) if part)
+        return f"{where}: {self.first} and {self.second}"
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The position of a message within a model."""
+
+    kind: str = "model"
+    name: str = ""
+    path: tuple[str, ...] = ()
+
+    def field(self, name: str) -> _Place:
+        return _Place(self.kind, self.name, (*self.path, name))
+
+    def difference(self, first: Any, second: Any) -> FieldDifference:
+        path = [part for part in self.path if part != "graph" or len(self.path) == 1]
+        return FieldDifference(self.kind, self.name, ".".join(path), _shown(first), _shown(second))
+
+
+def first_difference(first: Path, second: Path, first_byte: int) -> dict[str, Any] | None:
+    """Return the first difference of two ONNX files, or of two files of external data.
+
+    ``first_byte`` is the position of the first byte that differs. None if nothing can be said.
+    """
+    try:
+        if first.name.endswith(DATA_SUFFIX):
+            graph = first.with_name(first.name.removesuffix(DATA_SUFFIX))
+            found = difference_at(load_model(graph, external_data=False), first_byte)
+        else:
+            models = (load_model(path, external_data=False) for path in (first, second))
+            found = next(differences(*models), None)
+    except StageError:
+        return None
+    return None if found is None else {**asdict(found), "sentence": found.sentence()}
+
+
+def differences(first: onnx.ModelProto, second: onnx.ModelProto) -> Iterator[FieldDifference]:
+    """Yield the fields that differ between two models, in the order of the format."""
+    yield from _fields(first, second, _Place())
+
+
+def difference_at(model: onnx.ModelProto, position: int) -> FieldDifference | None:
+    """Return the initializer with values at a position of the model's external data."""
+    for tensor in tensors_of(model):
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        offset = int(place.get("offset", 0))
+        if place and offset <= position < offset + int(place.get("length", 0)):
+            item_bytes = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+            element = f"element {(position - offset) // int(item_bytes)}"
+            return FieldDifference(
+                "initializer", tensor.name, "external data", element, "another value"
+            )
+    return None
+
+
+def _fields(first: Message, second: Message, place: _Place) -> Iterator[FieldDifference]:
+    here = {field.name: value for field, value in first.ListFields()}
+    there = {field.name: value for field, value in second.ListFields()}
+    if isinstance(first, TensorProto) and isinstance(second, TensorProto):
+        same_shape = first.data_type == second.data_type and first.dims == second.dims
+        inside = TensorProto.EXTERNAL not in (first.data_location, second.data_location)
+        if same_shape and inside and first.raw_data != second.raw_data:
+            yield place.field("values").difference(*_first_values(first, second))
+            here.pop("raw_data", None), there.pop("raw_data", None)
+    for name in dict.fromkeys((*here, *there)):
+        old, new = here.get(name), there.get(name)
+        if _is_repeated(old) or _is_repeated(new):
+            yield from _members(name, list(old or ()), list(new or ()), place)
+        elif isinstance(old, Message) and isinstance(new, Message):
+            yield from _fields(old, new, place.field(name))
+        elif old != new:
+            yield place.field(name).difference(old, new)
+
+
+def _members(
+    name: str, first: Sequence[Any], second: Sequence[Any], place: _Place
+) -> Iterator[FieldDifference]:
+    """Yield the differences between the members of a repeated field."""
+    if not all(isinstance(member, Message) for member in (*first, *second)):
+        if first != second:
+            yield place.field(name).difference(first, second)
+        return
+    labels, others = ([_label(member, at) for at, member in enumerate(s)] for s in (first, second))
+    if labels == others:
+        for label, old, new in zip(labels, first, second, strict=True):
+            if old != new:
+                named = _Place(_KINDS[name], label) if name in _KINDS else None
+                yield from _fields(old, new, named or place.field(f"{name} {label}"))
+    elif sorted(labels) == sorted(others):
+        pairs = enumerate(zip(labels, others, strict=True))
+        at, (label, other) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
+        order = place.field(f"order of {name}")
+        yield order.difference(f"{label} at {at}", f"{other} there")
+    else:
+        removed = [label for label in labels if label not in others]
+        added = [label for label in others if label not in labels]
+        texts = [
+            f"{len(side)}, with {only[0]}" if only else str(len(side))
+            for side, only in ((labels, removed), (others, added))
+        ]
+        if name in _KINDS:
+            changed = (removed or added or [""])[0]
+            yield FieldDifference(_KINDS[name], changed, name, *texts)
+        else:
+            yield place.field(name).difference(*texts)
+
+
+def _label(message: Any, index: int) -> str:
+    fields = {field.name: value for field, value in message.ListFields()}
+    label = next((str(fields[name]) for name in _NAMES if name in fields), "")
+    outputs = fields.get("output")
+    return label or (str(outputs[0]) if outputs else f"[{index}]")
+
+
+def _is_repeated(value: Any) -> bool:
+    return not isinstance(value, (str, bytes, Message)) and hasattr(value, "__len__")
+
+
+def _first_values(first: TensorProto, second: TensorProto) -> tuple[str, str]:
+    here, there = (numpy_helper.to_array(tensor).reshape(-1) for tensor in (first, second))
+    # bit by bit: the files differ there, even if both values are NaN or zero
+    bits = (
+        np.ascontiguousarray(array).view(np.uint8).reshape(array.size, -1)
+        for array in (here, there)
+    )
+    unequal = np.not_equal(*bits).any(axis=1)
+    index = int(unequal.argmax())
+    more = f" (of {int(unequal.sum())} of {here.size})" if here.size > 1 else ""
+    return f"{here[index]} at element {index}", f"{there[index]}{more}"
+
+
+def _shown(value: Any) -> str:
+    text = "nothing" if value is None else str(value)
+    text = f"{len(value)} bytes" if isinstance(value, bytes) else " ".join(text.split())
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
