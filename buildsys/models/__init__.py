@@ -1,1 +1,1 @@
-"""The PyTorch network that a manifest names: made, weighted, and called the way the manifest says."""
+"""The model of a manifest: user code, network, weights and golden inputs."""

@@ -1,4 +1,4 @@
-"""Golden inputs: values that depend on the seed, the input's name and the case, and on no machine."""
+"""Golden inputs: the same values on every machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from buildsys.models.images import find_images, read_images
 from buildsys.models.user_code import load_callable, reraise_as_stage_error
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, Array, Tensor, tensor_of
 
-Data = Mapping[str, Any]  # one input's ``data`` of the manifest
+Data = Mapping[str, Any]  # the manifest's ``data`` of one input
 
 
 def golden_input(
@@ -31,81 +31,72 @@ def golden_input(
 ) -> Tensor:
     """Return the golden values of one input in one case.
 
-    Raises: StageError: the data does not suit the input: its shape, its dtype, its file.
+    Raises: StageError: the data does not fit the input's shape or dtype, or cannot be read.
     """
-    data = data or _default(dtype)
+    if not data and _is_float(dtype):
+        data = {"random": "normal", "mean": 0.0, "std": 1.0}
+    elif not data:
+        data = {"random": "integers", "low": 0, "high": default_high(dtype)}
     if "npz" in data:
         return _from_npz(data, name, shape, dtype, case, project)
     if "python" in data:
-        return values_from_callable(
-            data["python"], shape, dtype, case, seed, project, f"input {name}, case {case}"
-        )
+        where = f"input {name}, case {case}"
+        return values_from_callable(data["python"], shape, dtype, case, seed, project, where)
     if "images" in data:
-        return read_images(
-            find_images(data, name, shape[0] if shape else 1, project), data, name, shape, dtype
-        )
+        files = find_images(data, name, shape[0] if shape else 1, project)
+        return read_images(files, data, name, shape, dtype)
     if "constant" in data:
         return _constant(data["constant"], name, shape, dtype)
-    return _random(data, name, shape, dtype, _stream(seed, name, case))
-
-
-def _default(dtype: str) -> Data:
-    if _is_float(dtype):
-        return {"random": "normal", "mean": 0.0, "std": 1.0}
-    return {"random": "integers", "low": 0, "high": default_high(dtype)}
-
-
-def _stream(seed: int, name: str, case: str) -> np.random.Generator:
-    key = hashlib.sha256(f"{name}/{case}".encode()).digest()
-    return np.random.Generator(
-        np.random.PCG64(np.random.SeedSequence([seed, int.from_bytes(key[:16], "little")]))
-    )
+    key = int.from_bytes(hashlib.sha256(f"{name}/{case}".encode()).digest()[:16], "little")
+    stream = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, key])))
+    return _random(data, name, shape, dtype, stream)
 
 
 def _random(
     data: Data, name: str, shape: tuple[int, ...], dtype: str, stream: np.random.Generator
 ) -> Tensor:
-    kind = data["random"]
+    kind, where = data["random"], f"inputs.{name}.data"
     if kind == "integers":
-        return _integers(data, name, shape, dtype, stream)
+        low, high = int(data["low"]), int(data["high"])
+        if low >= high:
+            raise StageError(
+                f"{where}: there is no integer from {low} to below {high}", "high is exclusive"
+            )
+        _require_representable((low, high - 1), name, dtype)
+        return tensor_of(stream.integers(low, high, shape, dtype=np.int64), dtype)
     if not _is_float(dtype):
-        raise StageError(
-            f"inputs.{name}.data: random {kind} values cannot be {dtype}", "use random: integers"
-        )
-    values = _floats(data, shape, stream)
-    if dtype.startswith("complex"):
-        values = values + 1j * _floats(data, shape, stream)
-    return tensor_of(values, dtype)
+        raise StageError(f"{where}: random {kind} values cannot be {dtype}", "use random: integers")
 
+    def draw() -> Array:
+        if kind == "normal":
+            return np.asarray(data["mean"] + data["std"] * stream.standard_normal(shape))
+        return np.asarray(data["low"] + (data["high"] - data["low"]) * stream.random(shape))
 
-def _floats(data: Data, shape: tuple[int, ...], stream: np.random.Generator) -> Array:
-    if data["random"] == "normal":
-        return np.asarray(data["mean"] + data["std"] * stream.standard_normal(shape))
-    return np.asarray(data["low"] + (data["high"] - data["low"]) * stream.random(shape))
-
-
-def _integers(
-    data: Data, name: str, shape: tuple[int, ...], dtype: str, stream: np.random.Generator
-) -> Tensor:
-    low, high = int(data["low"]), int(data["high"])
-    if low >= high:
-        raise StageError(
-            f"inputs.{name}.data: there is no integer from {low} to below {high}",
-            "high is exclusive",
-        )
-    _require_representable((low, high - 1), name, dtype)
-    values = stream.integers(low, high, shape, dtype=np.int64)
-    return tensor_of(values, dtype)
+    values = draw()
+    return tensor_of(values + 1j * draw() if dtype.startswith("complex") else values, dtype)
 
 
 def _constant(value: Any, name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
-    if isinstance(value, str) != (dtype == "string"):
+    is_integer = dtype != "string" and not _is_float(dtype)
+    wrong_kind = isinstance(value, str) != (dtype == "string")
+    if wrong_kind or (is_integer and not float(value).is_integer()):
         raise StageError(f"inputs.{name}.data: the constant {value!r} is not of type {dtype}")
-    if dtype != "string" and not _is_float(dtype):
-        if not float(value).is_integer():
-            raise StageError(f"inputs.{name}.data: the constant {value} is not of type {dtype}")
+    if is_integer:
         _require_representable((int(value),), name, dtype)
     return tensor_of(np.full(shape, value), dtype)
+
+
+def _require_representable(values: tuple[int, ...], name: str, dtype: str) -> None:
+    low, high = (0, 1) if dtype == "bool" else INTEGER_RANGES.get(dtype, (-(2**63), 2**63 - 1))
+    outside = [value for value in values if not low <= value <= high]
+    if outside:
+        raise StageError(
+            f"inputs.{name}.data: {outside[0]} is outside the range of {dtype}, {low} to {high}"
+        )
+
+
+def _is_float(dtype: str) -> bool:
+    return "float" in dtype or "complex" in dtype
 
 
 def _from_npz(
@@ -113,18 +104,19 @@ def _from_npz(
 ) -> Tensor:
     array, what = read_array(project / data["npz"], data["npz"], data["key"] or name)
     if array.ndim != len(shape) or any(
-        has < wants for has, wants in zip(array.shape, shape, strict=True)
+        found < size for found, size in zip(array.shape, shape, strict=True)
     ):
         raise StageError(
             f"{what} has the shape {array.shape}, input {name} needs {shape} in the case {case}",
-            "an array is cut to each case's shape from the front, so it must be at least as large as the largest",
+            "arrays are cut to each case's shape from the front, so they must be at least as"
+            " large as the largest case",
         )
     require_dtype(array, dtype, what, f"input {name}")
     return tensor_of(array[tuple(slice(size) for size in shape)], dtype)
 
 
 def read_array(file: Path, shown: str, key: str) -> tuple[Array, str]:
-    """Return one array of an .npz file, and how messages name it.
+    """Return one array of an .npz file, and its name for messages.
 
     Raises: StageError: no such file or array.
     """
@@ -140,7 +132,7 @@ def read_array(file: Path, shown: str, key: str) -> tuple[Array, str]:
 
 
 def require_dtype(array: Array, dtype: str, what: str, of: str) -> None:
-    """Raise StageError where a stored array is not of the type of an input."""
+    """Raise StageError if a stored array's dtype differs from an input's."""
     expected = "float32" if dtype in BIT_DTYPES and _is_float(dtype) else dtype
     found = tensor_of(array).dtype
     if found not in (expected, dtype):
@@ -156,31 +148,18 @@ def values_from_callable(
     project: Path,
     where: str,
 ) -> Tensor:
-    """Return what the user's callable gives; ``which`` is its case, or the number of a calibration batch.
+    """Return a user callable's values for case or batch ``which``.
 
-    Raises: StageError: it raised, or its values do not suit the input.
+    Raises: StageError: it raised, or its values do not fit the input.
     """
     make = load_callable(reference, project)
     with reraise_as_stage_error(f"{reference} failed for {where}", project):
         array = np.asarray(make(shape, dtype, which, seed))
     if array.shape != shape:
         raise StageError(
-            f"{reference} returned the shape {array.shape} for {where}; wanted {shape}"
+            f"{reference} returned the shape {array.shape} for {where}; expected {shape}"
         )
     found = tensor_of(array).dtype
     if found != dtype and not (dtype in BIT_DTYPES and found == "float32"):
-        raise StageError(f"{reference} returned {found} for {where}; wanted {dtype}")
+        raise StageError(f"{reference} returned {found} for {where}; expected {dtype}")
     return tensor_of(array, dtype)
-
-
-def _require_representable(values: tuple[int, ...], name: str, dtype: str) -> None:
-    low, high = (0, 1) if dtype == "bool" else INTEGER_RANGES.get(dtype, (-(2**63), 2**63 - 1))
-    outside = [value for value in values if not low <= value <= high]
-    if outside:
-        raise StageError(
-            f"inputs.{name}.data: {outside[0]} is not a value of {dtype}, which goes from {low} to {high}"
-        )
-
-
-def _is_float(dtype: str) -> bool:
-    return "float" in dtype or "complex" in dtype

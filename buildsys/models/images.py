@@ -1,4 +1,4 @@
-"""Values of an input from image files: the same pixels on every machine, whatever their order on the disk."""
+"""Input values from image files: the same pixels on every machine."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from buildsys.system.image_files import SUFFIXES, image_files
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Data = Mapping[str, Any]  # the ``data`` of an input with ``images``, as in the manifest
+Data = Mapping[str, Any]  # the manifest's ``data`` of an input with ``images``
 
 _MODES = {"rgb": "RGB", "bgr": "RGB", "gray": "L"}
 _AXES = {"nchw": (1, 2, 3), "nhwc": (3, 1, 2)}  # of channels, height, width
 
 
-def find_images(data: Data, name: str, wanted: int, project: Path) -> list[Path]:
-    """Return the first ``wanted`` images of the folder.
+def find_images(data: Data, name: str, count: int, project: Path) -> list[Path]:
+    """Return the first ``count`` images of the folder.
 
     Raises: StageError: there are fewer.
     """
@@ -30,105 +30,95 @@ def find_images(data: Data, name: str, wanted: int, project: Path) -> list[Path]
     if not found:
         raise StageError(
             f"{data['images']} has no images for the input {name}",
-            f"what counts as one ends in {' '.join(SUFFIXES)}",
+            f"image files end in {' '.join(SUFFIXES)}",
         )
-    if len(found) < wanted:
+    if len(found) < count:
         raise StageError(
-            f"{data['images']} has {len(found)} images for the input {name}, and {wanted} are wanted",
-            "add images, or ask for fewer batches or a smaller batch_size",
+            f"{data['images']} has {len(found)} images for the input {name}, {count} are required",
+            "add images, or reduce the number of batches or batch_size",
         )
-    return [Path(path) for path in found[:wanted]]
+    return [Path(path) for path in found[:count]]
 
 
 def read_images(
     files: Sequence[Path], data: Data, name: str, shape: tuple[int, ...], dtype: str
 ) -> Tensor:
-    """Return one batch of images in ``shape``, the first dimension of which is their number.
+    """Return one batch of images as a tensor of ``shape``.
 
-    Raises: StageError: the shape or the dtype is none for images, or a file cannot be read as one.
+    Raises: StageError: the shape or dtype does not fit images, or a file cannot be read as one.
     """
-    _require_image_shape(data, name, shape)
-    channels, height, width = (shape[axis] for axis in _AXES[data["layout"]])
+    layout = data["layout"]
+    expected = 1 if data["color"] == "gray" else 3
+    if len(shape) != 4 or shape[_AXES[layout][0]] != expected:
+        raise StageError(
+            f"the input {name} has the shape {shape}, which does not fit {data['color']} images"
+            f" in layout {layout}",
+            f"{layout} has {expected} channels at index {_AXES[layout][0]} of 4 dimensions",
+        )
+    channels, height, width = (shape[axis] for axis in _AXES[layout])
     mean, std = (_per_channel(data, field, name, channels) for field in ("mean", "std"))
     pixels = np.stack([_pixels(file, data, (height, width)) for file in files])
     values = (pixels.astype(np.float32) / np.float32(data["divide"]) - mean) / std
     if dtype == "uint8" and not np.array_equal(values, pixels):
         raise StageError(
-            f"the input {name} is uint8, and divide, mean or std make other values of the pixels",
+            f"the input {name} is uint8, but divide, mean or std change the pixel values",
             "set divide: 1",
         )
-    return tensor_of(values if data["layout"] == "nhwc" else values.transpose(0, 3, 1, 2), dtype)
+    return tensor_of(values if layout == "nhwc" else values.transpose(0, 3, 1, 2), dtype)
 
 
 def describe_images(data: Data, shape: tuple[int, ...]) -> str:
-    """Return in words what is done to each image."""
+    """Return the preprocessing of each image in words."""
     _, height, width = (shape[axis] for axis in _AXES[data["layout"]])
     size = f"resized to {height} x {width}"
     if data["resize"] is not None:
         size = f"shorter side resized to {data['resize']}, centre {height} x {width} cut out"
     mean, std = (" ".join(f"{value:g}" for value in data[field]) for field in ("mean", "std"))
-    return f"{size} ({data['interpolation']}), {data['color']}, / {data['divide']:g}, - ({mean}), / ({std})"
-
-
-def _require_image_shape(data: Data, name: str, shape: tuple[int, ...]) -> None:
-    channels = {"gray": 1}.get(data["color"], 3)
-    layout = data["layout"]
-    if len(shape) != 4 or shape[_AXES[layout][0]] != channels:
-        raise StageError(
-            f"the input {name} has the shape {shape}, which is none for {data['color']} images in layout {layout}",
-            f"{layout} has {channels} channels at place {_AXES[layout][0]} of 4 dimensions",
-        )
+    scale = f"/ {data['divide']:g}, - ({mean}), / ({std})"
+    return f"{size} ({data['interpolation']}), {data['color']}, {scale}"
 
 
 def _per_channel(data: Data, field: str, name: str, channels: int) -> Array:
     values = data[field]
     if len(values) not in (1, channels):
         raise StageError(
-            f"{field} has {len(values)} values, and images of the input {name} have {channels} channels",
+            f"{field} has {len(values)} values, images of the input {name} have {channels}"
+            " channels",
             "give one value, or one per channel",
         )
     return np.asarray(values, np.float32)
 
 
 def _pixels(file: Path, data: Data, size: tuple[int, int]) -> Array:
-    """Return one image as height x width x channels of 0 to 255."""
-    from PIL import Image, UnidentifiedImageError  # only where there are images
+    """Return one image as height x width x channels."""
+    from PIL import Image  # only models with images need it
 
     try:
         with Image.open(file) as opened:
-            image = _fitted(opened.convert(_MODES[data["color"]]), data, size)
-    except (
-        UnidentifiedImageError,
-        OSError,
-        ValueError,
-        SyntaxError,
-        Image.DecompressionBombError,
-    ) as error:
-        raise StageError(
-            f"{file.parent.name}/{file.name} cannot be read as an image: {error}"
-        ) from error
+            image = _resize(opened.convert(_MODES[data["color"]]), data, size)
+    # UnidentifiedImageError is an OSError
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        shown = f"{file.parent.name}/{file.name}"
+        raise StageError(f"{shown} cannot be read as an image: {error}") from error
     pixels = np.asarray(image)
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
     return pixels[:, :, ::-1] if data["color"] == "bgr" else pixels
 
 
-def _fitted(image: Image, data: Data, size: tuple[int, int]) -> Image:
+def _resize(image: Image, data: Data, size: tuple[int, int]) -> Image:
     from PIL.Image import Resampling
 
-    filters = {
-        "nearest": Resampling.NEAREST,
-        "bilinear": Resampling.BILINEAR,
-        "bicubic": Resampling.BICUBIC,
-    }
+    resampling = Resampling[data["interpolation"].upper()]
     height, width = size
     if data["resize"] is None:
-        return image.resize((width, height), filters[data["interpolation"]])
+        return image.resize((width, height), resampling)
     scale = data["resize"] / min(image.size)
     resized = tuple(max(data["resize"], round(side * scale)) for side in image.size)
     if resized[0] < width or resized[1] < height:
         raise ValueError(
-            f"resized to {resized[0]} x {resized[1]} it is smaller than the crop of {width} x {height}"
+            f"resized to {resized[0]} x {resized[1]}, it is smaller than the crop of"
+            f" {width} x {height}"
         )
     left, top = (resized[0] - width) // 2, (resized[1] - height) // 2
-    image = image.resize((resized[0], resized[1]), filters[data["interpolation"]])
+    image = image.resize((resized[0], resized[1]), resampling)
     return image.crop((left, top, left + width, top + height))

@@ -1,4 +1,4 @@
-"""Reference outputs of a ready ONNX file: ONNX Runtime with every graph optimization off."""
+"""Reference outputs of a given ONNX file: ONNX Runtime without graph optimizations."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import onnx
 import onnxruntime
 
 from buildsys.errors import StageError
+from buildsys.onnx_graphs.onnx_file import first_line
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, Tensor, tensor_of
 
 
 class OnnxReference:
-    """An ONNX file that is called with named tensors."""
+    """An ONNX file, callable with named tensors."""
 
     def __init__(self, file: Path, shown: str, libraries: Iterable[Path] = ()) -> None:
         options = onnxruntime.SessionOptions()
@@ -28,34 +29,31 @@ class OnnxReference:
                 str(file), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # onnxruntime's exceptions share no public base
-            raise StageError(f"ONNX Runtime cannot load {shown}: {_first_line(error)}") from error
+            raise StageError(f"ONNX Runtime cannot load {shown}: {first_line(error)}") from error
         self._outputs = [output.name for output in self._session.get_outputs()]
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the outputs by name, in the file's order."""
-        in_numpy = not any(tensor.dtype in BIT_DTYPES for tensor in inputs.values())
+        """Return the outputs by name, in the file's order.
+
+        Raises: StageError: ONNX Runtime refuses the inputs.
+        """
         try:
-            values = self._run_arrays(inputs) if in_numpy else self._run_values(inputs)
+            values = self._run(inputs)
         except Exception as error:  # onnxruntime's exceptions share no public base
-            raise StageError(
-                f"ONNX Runtime cannot run {self._shown}: {_first_line(error)}"
-            ) from error
+            message = f"ONNX Runtime cannot run {self._shown}: {first_line(error)}"
+            raise StageError(message) from error
         return dict(zip(self._outputs, values, strict=True))
 
-    def _run_arrays(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        feeds = {
+    def _run(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        if any(tensor.dtype in BIT_DTYPES for tensor in inputs.values()):  # not in numpy
+            values = {name: _ort_value(tensor) for name, tensor in inputs.items()}
+            results = self._session.run_with_ort_values(self._outputs, values)  # takes no strings
+            return [tensor_of(value.numpy()) for value in results]
+        arrays = {
             name: tensor.array.astype(object) if tensor.dtype == "string" else tensor.array
             for name, tensor in inputs.items()
         }
-        return [tensor_of(array) for array in self._session.run(self._outputs, feeds)]
-
-    def _run_values(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        """Run with types that numpy lacks; these calls take no strings."""
-        feeds = {name: _ort_value(tensor) for name, tensor in inputs.items()}
-        return [
-            tensor_of(value.numpy())
-            for value in self._session.run_with_ort_values(self._outputs, feeds)
-        ]
+        return [tensor_of(array) for array in self._session.run(self._outputs, arrays)]
 
 
 def _ort_value(tensor: Tensor) -> onnxruntime.OrtValue:
@@ -63,7 +61,3 @@ def _ort_value(tensor: Tensor) -> onnxruntime.OrtValue:
         kind = onnx.TensorProto.DataType.Value(tensor.dtype.upper())
         return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(tensor.array, kind)
     return onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(tensor.array))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""Tensors between numpy and torch, for every type that torch can hold."""
+"""Conversion of tensors between numpy and torch, for all dtypes of torch."""
 
 from __future__ import annotations
 
@@ -18,34 +18,37 @@ _MANIFEST_NAMES = {theirs: ours for ours, theirs in _TORCH_NAMES.items()}
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return torch's type for a manifest's.
+    """Return torch's dtype for a manifest's.
 
-    Raises: StageError: torch has no tensors of it that a network can take.
+    Raises: StageError: torch has no tensors of it.
     """
     found = getattr(torch, _TORCH_NAMES.get(name, ""), None)
     if not isinstance(found, torch.dtype):
         raise StageError(
             f"a PyTorch network cannot take or return {name} tensors",
-            "models with such tensors can be built from an ONNX file (source: {onnx: FILE})",
+            "use an ONNX file for such a model (source: {onnx: FILE})",
         )
     return found
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the manifest's name of a torch type."""
+    """Return the manifest's name of a torch dtype."""
     name = str(dtype).removeprefix("torch.")
     return _MANIFEST_NAMES.get(name, name)
 
 
 def to_torch(tensor: Tensor) -> torch.Tensor:
-    """Return a tensor for the network: a copy, so that a forward that writes into its input harms nothing."""
+    """Return a copy as a torch tensor; forward may write into it."""
     dtype = torch_dtype(tensor.dtype)
     values = torch.from_numpy(tensor.array.copy())
     return values.view(dtype) if tensor.dtype in BIT_DTYPES else values.to(dtype)
 
 
 def from_torch(tensor: torch.Tensor) -> Tensor:
-    """Return what the network gave as numpy holds it."""
+    """Return a torch tensor as a numpy one.
+
+    Raises: StageError: the tensor is not dense.
+    """
     name = dtype_name(tensor.dtype)
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     if plain.layout != torch.strided or plain.is_quantized:

@@ -1,9 +1,9 @@
-"""Callables of the project, named ``FILE.py:CALLABLE`` in a manifest.
+"""Code of the project, named ``FILE.py:CALLABLE`` in a manifest.
 
-The project's root and the file's own folder go to the front of ``sys.path``, as if the file were run as a
-script, so its local imports work. Bytecode caches are neither read nor written for files of the project:
-Python trusts a cached file whose source has the same size and the same second of modification, which an
-edit between two builds easily has, and the build would then use the old code.
+The project's root and the file's folder go to the front of ``sys.path``, as if the file were run as
+a script, so its local imports work. Bytecode caches of project files are neither read nor written:
+Python trusts a cached file if the source has the same size and modification second, which an edit
+between two builds easily has, and the build would then use the old code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from importlib.machinery import (
     EXTENSION_SUFFIXES,
     ExtensionFileLoader,
     FileFinder,
-    ModuleSpec,
     SourceFileLoader,
 )
 from importlib.util import module_from_spec, spec_from_file_location
@@ -30,10 +29,11 @@ from buildsys.errors import BuildsysError, StageError
 from buildsys.system.suggestions import nearest
 
 _LIBRARY_FOLDERS = ("site-packages", "dist-packages")
+_OWN_CODE = Path(__file__).parents[1]
 
 
 class _UncachedLoader(SourceFileLoader):
-    """Compiles the source as it is now."""
+    """Loader without bytecode caches."""
 
     def get_code(self, fullname: str) -> CodeType | None:
         path = self.get_filename(fullname)
@@ -42,32 +42,30 @@ class _UncachedLoader(SourceFileLoader):
 
 
 def load_callable(reference: str, project: Path) -> Callable[..., Any]:
-    """Return the callable that ``FILE.py:CALLABLE`` names; dots in CALLABLE reach into classes.
+    """Return the callable ``FILE.py:CALLABLE``; dots in CALLABLE reach into classes.
 
-    Raises: StageError: no such file or callable, or the file raises when it is imported.
+    Raises: StageError: no such file or callable, or the file raises on import.
     """
-    path, _, _ = reference.rpartition(":")
-    return find_callable(load_module(path, project), reference)
+    return find_callable(load_module(reference.rpartition(":")[0], project), reference)
 
 
 def load_object(reference: str, project: Path) -> Any:
-    """Return what ``FILE.py:NAME`` names, whatever it is.
+    """Return the object ``FILE.py:NAME`` of any type.
 
-    Raises: StageError: no such file or name, or the file raises when it is imported.
+    Raises: StageError: no such file or name, or the file raises on import.
     """
-    path, _, _ = reference.rpartition(":")
-    return _find(load_module(path, project), reference)
+    return _find(load_module(reference.rpartition(":")[0], project), reference)
 
 
 def find_callable(module: ModuleType, reference: str) -> Callable[..., Any]:
-    """Return the callable that ``FILE.py:CALLABLE`` names in the module of that file.
+    """Return the callable ``FILE.py:CALLABLE`` of an imported file.
 
     Raises: StageError: the module has no such callable.
     """
     found = _find(module, reference)
     if not callable(found):
         raise StageError(f"{reference} is {with_article(type(found).__name__)}, not a callable")
-    return found  # type: ignore[no-any-return]  # callable() narrows Any to a callable that returns object
+    return found  # type: ignore[no-any-return]  # narrowed to return object
 
 
 def _find(module: ModuleType, reference: str) -> Any:
@@ -75,108 +73,61 @@ def _find(module: ModuleType, reference: str) -> Any:
     found: Any = module
     for name in qualified.split("."):
         if not hasattr(found, name):
-            raise StageError(f"{path} has no {qualified}", _nearest(name, found))
+            public = [known for known in vars(found) if not known.startswith("_")]
+            near = nearest(name, public, cutoff=0.5)
+            hint = f"did you mean {' or '.join(near)}?" if near else ""
+            raise StageError(f"{path} has no {qualified}", hint)
         found = getattr(found, name)
     return found
 
 
-def check_parameters(
-    function: Callable[..., Any], reference: str, count: int, takes: str, example: str
-) -> None:
-    """Check that a function can be called with ``count`` arguments; ``takes`` and ``example`` say with which.
-
-    Raises: StageError: it cannot; names the parameters that it has.
-    """
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a callable written in C says nothing of its parameters
-        return
-    try:
-        signature.bind(*(None,) * count)
-    except TypeError as error:
-        names = ", ".join(signature.parameters) or "none"
-        raise StageError(f"{reference} takes the parameters ({names}); {takes}", example) from error
-
-
-@contextmanager
-def reraise_as_stage_error(what: str, project: Path) -> Iterator[None]:
-    """Turn an exception of the user's code into one sentence with its file and line."""
-    try:
-        yield
-    except BuildsysError:
-        raise
-    except Exception as error:
-        raise StageError(f"{what}: {describe_exception(error, project)}") from error
-
-
-def describe_exception(error: BaseException, project: Path) -> str:
-    """Return ``Type: message (file:line)``; the line is the innermost one of the project, else of a library."""
-    message = str(error).strip().splitlines()
-    text = f"{type(error).__name__}: {message[0].strip()}" if message else type(error).__name__
-    where = _location(error, project)
-    return f"{text} ({where})" if where and where not in text else text
-
-
-def shown_frame(filename: str, line: int, project: Path, *, libraries: bool = False) -> str:
-    """Return ``file:line`` of a frame in the user's own files, or with ``libraries`` in one that is not torch's.
-
-    Empty for all other frames. A file of a library is shown by its path in site-packages.
-    """
-    if not libraries:
-        return f"{_relative(filename, project)}:{line}" if _is_users(filename, project) else ""
-    return f"{_relative(filename, project)}:{line}" if _is_of_a_library(filename) else ""
-
-
 def load_module(shown: str, project: Path) -> ModuleType:
-    """Execute a file of the project, named relative to it, as a module of its own.
+    """Execute a file of the project as a private module.
 
     Raises: StageError: no such file, or it raises.
     """
     file = project / shown
     if not file.is_file():
-        raise StageError(f"{shown} does not exist in the project", _similar_files(file, project))
+        siblings = sorted(path.name for path in file.parent.glob("*.py"))
+        near = nearest(file.name, siblings, count=2, cutoff=0.5)
+        similar = [_relative(str(file.parent / name), project) for name in near]
+        hint = f"did you mean {' or '.join(similar)}?" if similar else ""
+        raise StageError(f"{shown} does not exist in the project", hint)
     _make_importable(project, file.parent)
     name = module_name(shown)
     spec = spec_from_file_location(name, file, loader=_UncachedLoader(name, str(file)))
     if spec is None or spec.loader is None:
         raise StageError(f"{shown} is not a Python file")
     with reraise_as_stage_error(f"importing {shown} failed", project):
-        return _execute(spec)
+        module = module_from_spec(spec)
+        sys.modules[name] = module  # dataclasses and pickle look their module up by name
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+        return module
 
 
 def module_name(shown: str) -> str:
     """Return the name of a file's module.
 
-    It is private, so that it shadows nothing; without the checkout's path, because exporters write it into files.
+    It is private, so it shadows nothing, and free of the checkout's path, as exporters write it
+    into files.
     """
     return "_buildsys_" + re.sub(r"\W", "_", shown.removesuffix(".py"))
 
 
-def _execute(spec: ModuleSpec) -> ModuleType:
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and pickle look their module up by name
-    try:
-        assert spec.loader is not None
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[spec.name]
-        raise
-    return module
-
-
 def _make_importable(project: Path, folder: Path) -> None:
-    """Let imports find the project's files, past any bytecode cache."""
+    """Let imports find the project's files without bytecode caches."""
     root = project.resolve()
 
     def find(path: str) -> FileFinder:
-        inside = Path(path).resolve()
-        if not inside.is_relative_to(root) or any(
-            part in _LIBRARY_FOLDERS for part in inside.parts
-        ):
+        resolved = Path(path).resolve()
+        if not resolved.is_relative_to(root) or set(_LIBRARY_FOLDERS) & set(resolved.parts):
             raise ImportError("not a folder of the project")
-        return FileFinder(
-            path, (ExtensionFileLoader, EXTENSION_SUFFIXES), (_UncachedLoader, [".py"])
-        )
+        extensions = (ExtensionFileLoader, EXTENSION_SUFFIXES)
+        return FileFinder(path, extensions, (_UncachedLoader, [".py"]))
 
     sys.path_hooks.insert(0, find)
     for entry in dict.fromkeys((str(project), str(folder))):
@@ -187,35 +138,75 @@ def _make_importable(project: Path, folder: Path) -> None:
         del sys.path_importer_cache[known]
 
 
+def check_parameters(
+    function: Callable[..., Any], reference: str, count: int, takes: str, example: str
+) -> None:
+    """Check a function for ``count`` arguments, described by ``takes`` and ``example``.
+
+    Raises: StageError: it takes others; the message lists them.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a callable written in C has no signature
+        return
+    try:
+        signature.bind(*(None,) * count)
+    except TypeError as error:
+        names = ", ".join(signature.parameters) or "none"
+        raise StageError(f"{reference} takes the parameters ({names}); {takes}", example) from error
+
+
+@contextmanager
+def reraise_as_stage_error(what: str, project: Path) -> Iterator[None]:
+    """Turn an exception of user code into a StageError with its line."""
+    try:
+        yield
+    except BuildsysError:
+        raise
+    except Exception as error:
+        raise StageError(f"{what}: {describe_exception(error, project)}") from error
+
+
+def describe_exception(error: BaseException, project: Path) -> str:
+    """Return ``Type: message (file:line)`` of the innermost project or library line."""
+    message = str(error).strip().splitlines()
+    text = f"{type(error).__name__}: {message[0].strip()}" if message else type(error).__name__
+    where = _location(error, project)
+    return f"{text} ({where})" if where and where not in text else text
+
+
 def _location(error: BaseException, project: Path) -> str:
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{_relative(error.filename, project)}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if _is_users(f.filename, project)]
-    library = [f for f in frames if _is_of_a_library(f.filename)]
-    for candidates in (own, library):
-        if candidates:
-            return f"{_relative(candidates[-1].filename, project)}:{candidates[-1].lineno}"
+    locations = [(frame.filename, frame.lineno or 0) for frame in reversed(frames)]
+    return innermost_location(locations, project)
+
+
+def innermost_location(frames: list[tuple[str, int]], project: Path) -> str:
+    """Return ``file:line`` of the first frame in user or library code.
+
+    ``frames`` are innermost first; user code has priority, and torch is not a library here.
+    """
+    for is_relevant in (_is_user_code, _is_library):
+        for filename, line in frames:
+            if is_relevant(filename, project):
+                return f"{_relative(filename, project)}:{line}"
     return ""
 
 
-def _is_users(filename: str, project: Path) -> bool:
-    inside = Path(filename).is_relative_to(project) or Path(filename).is_relative_to(
-        project.resolve()
-    )
+def _is_user_code(filename: str, project: Path) -> bool:
+    path = Path(filename)
     return (
-        inside
-        and not _is_ours(filename)
-        and not any(part in _LIBRARY_FOLDERS for part in Path(filename).parts)
+        (path.is_relative_to(project) or path.is_relative_to(project.resolve()))
+        and not path.is_relative_to(_OWN_CODE)
+        and not set(_LIBRARY_FOLDERS) & set(path.parts)
     )
 
 
-def _is_of_a_library(filename: str) -> bool:
-    return "/torch/" not in filename and not _is_ours(filename) and filename[:1] != "<"
-
-
-def _is_ours(filename: str) -> bool:
-    return Path(filename).is_relative_to(Path(__file__).parents[1])
+def _is_library(filename: str, _: Path) -> bool:
+    is_own = Path(filename).is_relative_to(_OWN_CODE)
+    return "/torch/" not in filename and not is_own and filename[:1] != "<"
 
 
 def _relative(filename: str, project: Path) -> str:
@@ -225,21 +216,6 @@ def _relative(filename: str, project: Path) -> str:
     for folder in _LIBRARY_FOLDERS:
         filename = filename.rpartition(f"/{folder}/")[2]
     return filename
-
-
-def _nearest(name: str, owner: Any) -> str:
-    public = [known for known in vars(owner) if not known.startswith("_")]
-    near = nearest(name, public, cutoff=0.5)
-    return f"did you mean {' or '.join(near)}?" if near else ""
-
-
-def _similar_files(file: Path, project: Path) -> str:
-    siblings = (
-        sorted(path.name for path in file.parent.glob("*.py")) if file.parent.is_dir() else []
-    )
-    near = nearest(file.name, siblings, count=2, cutoff=0.5)
-    shown = [_relative(str(file.parent / name), project) for name in near]
-    return f"did you mean {' or '.join(shown)}?" if shown else ""
 
 
 def with_article(noun: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import onnx
 
-from buildsys.models.user_code import shown_frame
+from buildsys.models.user_code import innermost_location
 from buildsys.onnx_graphs.onnx_file import all_nodes
 from buildsys.onnx_graphs.source_origins import SCHEMA, Origin
 
@@ -45,18 +45,8 @@ def node_origins(model: onnx.ModelProto, project: Path) -> dict[str, Origin]:
 
 
 def source_line(trace: str, project: Path) -> str:
-    """Return ``file:line`` of the innermost frame in the user's files, else in a library that is not torch, else ""."""
-    frames = list(_frames(trace))
-    return next(
-        (shown for shown in (shown_frame(*frame, project) for frame in frames) if shown), ""
-    ) or next(
-        (
-            shown
-            for shown in (shown_frame(*frame, project, libraries=True) for frame in frames)
-            if shown
-        ),
-        "",
-    )
+    """Return ``file:line`` of a trace's innermost frame in user code, else in a library."""
+    return innermost_location(list(_frames(trace)), project)
 
 
 def write_origins(origins: dict[str, Origin], path: Path) -> None:

@@ -12,13 +12,13 @@ from torch import nn
 from torchvision import models
 
 from buildsys.errors import StageError
-from buildsys.models.build import make_module
 from buildsys.models.random_weights import (
     draw_parameters,
     measuring_batch_norms,
     without_default_values,
 )
 from buildsys.models.torch_model import example_inputs, make_network
+from buildsys.models.torch_sources import make_module
 from buildsys.plan.project_plan import plan_model
 
 IMAGE = {"x": {"shape": ["batch", 3, 32, 32]}}
@@ -151,7 +151,7 @@ def test_a_python_source_is_drawn_only_when_asked() -> None:
     kept = make_network(options(source, {"x": {"shape": ["batch", 4]}}), ROOT)
     torch.manual_seed(0)
     assert torch.equal(kept.module.linear.weight, Affine().linear.weight)
-    assert "as tests/integration/sample_networks.py:Affine makes them" in kept.weights
+    assert "initialized by tests/integration/sample_networks.py:Affine" in kept.weights
     asked = make_network(
         options({**source, "randomize": True}, {"x": {"shape": ["batch", 4]}}), ROOT
     )
@@ -212,7 +212,7 @@ def test_the_digest_is_compared(tmp_path: Path) -> None:
     right = hashlib.sha256((tmp_path / "w.pth").read_bytes()).hexdigest()
     assert (loaded(tmp_path, None, sha256=right).weight == 2.0).all()
     with pytest.raises(
-        StageError, match=f"w.pth has the sha256 {right}, the manifest wants {'0' * 64}"
+        StageError, match=f"w.pth has the sha256 {right}, the manifest expects {'0' * 64}"
     ):
         loaded(tmp_path, None, sha256="0" * 64)
 
@@ -227,13 +227,13 @@ class Trap:
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        (linear_state(5), "w.pth does not fit net.py:make: 2 of another shape (weight is 5x4 in the file and 3x4 "
+        (linear_state(5), "w.pth does not fit net.py:make: 2 with another shape (weight is 5x4 in the file and 3x4 "
          "in the network, bias is 5 in the file and 3 in the network)"),
         ({"weight": torch.ones(3, 4), "scale": torch.ones(1)}, "1 missing (bias); 1 unexpected (scale)"),
         ({f"w{n}": torch.ones(1) for n in range(5)}, "5 unexpected (w0, w1, w2 and 2 more)"),
         ([1, 2], "w.pth holds one object of type list, not a state dict"),
         ({"epoch": 3}, "w.pth holds a dict without tensors (keys: epoch), not a state dict"),
-        (Trap(), "w.pth is not a file that torch.load(weights_only=True) reads"),
+        (Trap(), "torch.load(weights_only=True) cannot read w.pth"),
         (None, "the weights file w.pth does not exist in the project"),
     ],
     ids=["shape", "names", "many", "list", "no tensors", "code", "missing"],
@@ -272,7 +272,7 @@ def pretrained(name: str, weights: str) -> nn.Module:
 def test_unknown_weights_name_the_known_ones() -> None:
     with pytest.raises(
         StageError,
-        match="no weights IMAGENET for resnet50; there are IMAGENET1K_V1, IMAGENET1K_V2, D",
+        match="no weights IMAGENET for resnet50; available: IMAGENET1K_V1, IMAGENET1K_V2, D",
     ):
         pretrained("resnet50", "IMAGENET")
 
@@ -299,7 +299,7 @@ def test_a_damaged_cached_file_is_not_used(tmp_path: Path, monkeypatch: pytest.M
     file = tmp_path / "hub/checkpoints/resnet18-f37072fd.pth"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"half a file")
-    with pytest.raises(StageError, match="should have a sha256 that begins with f37072fd"):
+    with pytest.raises(StageError, match="must start with f37072fd"):
         pretrained("resnet18", "IMAGENET1K_V1")
 
 

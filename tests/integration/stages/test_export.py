@@ -66,7 +66,7 @@ def test_figures_describe_the_file(tmp_path: Path) -> None:
     assert figures["inputs"] == [{"name": "x", "dtype": "float32", "shape": ["batch", 4]}]
     assert figures["outputs"] == [{"name": "y", "dtype": "float32", "shape": ["batch", 3]}]
     assert figures["producer"].startswith("pytorch ")
-    assert figures["weights"] == f"as {NETWORKS}:Affine makes them (torch seed 0)"
+    assert figures["weights"] == f"initialized by {NETWORKS}:Affine (torch seed 0)"
     assert json.loads(json.dumps(figures)) == figures
 
 

@@ -46,7 +46,7 @@ def test_every_case_has_its_inputs_and_outputs(tmp_path: Path) -> None:
         assert entry["outputs"]["y"]["max_abs"] == pytest.approx(np.abs(expected).max(), rel=1e-5)
         assert entry["outputs"]["y"]["mean_abs"] == pytest.approx(np.abs(expected).mean(), rel=1e-5)
         assert entry["inputs"]["x"] == {"dtype": "float32", "shape": [entry["dims"]["batch"], 4]}
-    assert figures["weights"] == f"as {NETWORKS}:Affine makes them (torch seed 0)"
+    assert figures["weights"] == f"initialized by {NETWORKS}:Affine (torch seed 0)"
 
 
 @pytest.mark.parametrize(

@@ -87,8 +87,8 @@ def test_a_constant_fills_everything() -> None:
     [
         ("int64", NORMAL, "random normal values cannot be int64"),
         ("int64", integers(0, 0), "there is no integer from 0 to below 0"),
-        ("int8", integers(0, 200), "199 is not a value of int8, which goes from -128 to 127"),
-        ("uint8", {"constant": -1}, "-1 is not a value of uint8"),
+        ("int8", integers(0, 200), "199 is outside the range of int8, -128 to 127"),
+        ("uint8", {"constant": -1}, "-1 is outside the range of uint8"),
         ("uint8", {"constant": 1.5}, "constant 1.5 is not of type uint8"),
         ("int32", {"constant": float("inf")}, "constant inf is not of type int32"),
         ("float32", {"constant": "a"}, "constant 'a' is not of type float32"),
@@ -181,7 +181,7 @@ def test_images_are_the_first_of_their_folder(tmp_path: Path) -> None:
     )
     assert pixels[0, :, 0, 0].tolist() == [0, 0, 255]
     for dtype, changed, shape, message in (
-        ("float32", {}, (4, 4, 8, 3), "photos has 3 images for the input x, and 4 are wanted"),
+        ("float32", {}, (4, 4, 8, 3), "photos has 3 images for the input x, 4 are required"),
         (
             "float32",
             {},
@@ -213,8 +213,8 @@ def test_values_from_a_callable(tmp_path: Path) -> None:
         == [[7] * 3] * 2
     )
     for name, message in {
-        "flat": "golden_data.py:flat returned the shape (3,) for input x, case opt; wanted (2, 3)",
-        "wrong": "golden_data.py:wrong returned float64 for input x, case opt; wanted float32",
+        "flat": "golden_data.py:flat returned the shape (3,) for input x, case opt; expected (2, 3)",
+        "wrong": "golden_data.py:wrong returned float64 for input x, case opt; expected float32",
         "broken": "golden_data.py:broken failed for input x, case opt: ZeroDivisionError: division by zero "
         "(golden_data.py:5)",
     }.items():
