@@ -167,7 +167,7 @@ def check_outputs(
 
 
 def is_flat(result: Any) -> bool:
-    """True for a tensor or a plain sequence of tensors."""
+    """Check for a tensor or a plain sequence of tensors."""
     items = result if isinstance(result, tuple | list) else (result,)
     return all(isinstance(item, torch.Tensor) for item in items)
 

@@ -377,7 +377,7 @@ def test_an_input_that_forward_does_not_use(tmp_path: Path) -> None:
         ("Affine", {"y": {}, "z": {}}, "the manifest declares 2 outputs (y, z), forward returned 1 tensor"),
         ("Nested", {"sum": {}}, "returned 3 tensors (sum, heads.0, heads.1.0); declare heads.0, heads.1.0 as well"),
         ("Nested", {"total": {}}, "forward returned no output total; it returned sum, heads.0, heads.1.0"),
-        ("Pair", {"y": {"key": "a"}, "z": {}}, "outputs.y.key is given, but forward returned tuple, not a dict"),
+        ("Pair", {"y": {"key": "a"}, "z": {}}, "outputs.y.key is set, but forward returned tuple, not a dict"),
         ("Pair", {"y": {"shape": ["batch", 5]}, "z": {}}, "output y has the shape [2, 4]"),
         ("Pair", {"y": {"dtype": "float16"}, "z": {}}, "output y is float32, the manifest declares float16"),
         ("WithNumber", {}, "forward returned an int as output 1; only tensors can be outputs"),

@@ -186,7 +186,7 @@ def test_images_are_the_first_of_their_folder(tmp_path: Path) -> None:
             "float32",
             {},
             (2, 3),
-            "the input x has the shape (2, 3), which is none for rgb images in layout nhwc",
+            "the input x has the shape (2, 3), which does not fit rgb images in layout nhwc",
         ),
         (
             "uint8",
