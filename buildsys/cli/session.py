@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from buildsys.execution.executor import Executor
     from buildsys.execution.outcome import Outcome
     from buildsys.manifest.project import Project
-    from buildsys.store.remote import Remote
+    from buildsys.store.shared_cache import SharedCache
     from buildsys.workers.client.pool import WorkerPool
 
 _CLOSING_S = 5.0  # how long stages that were interrupted may take to notice
@@ -282,16 +282,16 @@ class Session:
                 self.waits(target, event["holder"])
 
 
-def _shared_cache(project: Project) -> Remote | None:
+def _shared_cache(project: Project) -> SharedCache | None:
     from buildsys.manifest.project_settings import shared_cache
 
     settings = shared_cache(project.root, project.configs)
     if settings is None:
         return None
-    from buildsys.store.remote import Remote, RemoteSettings
+    from buildsys.store.shared_cache import SharedCache, SharedCacheSettings
     from buildsys.store.state_db import warn_on_stderr
 
-    return Remote(RemoteSettings(**settings), warn_on_stderr)
+    return SharedCache(SharedCacheSettings(**settings), warn_on_stderr)
 
 
 def _say_nothing(target: str, message: str) -> None:

@@ -17,11 +17,11 @@ from buildsys.execution.key_inputs import Snapshot
 from buildsys.plan.action import Action
 from buildsys.store.background import Background
 from buildsys.store.file_digests import THREADS_FROM_BYTES, run_all
-from buildsys.store.ledger import PASSED, UNAVAILABLE, Ledger, OutputFile, Record
+from buildsys.store.ledger import PASSED, UNAVAILABLE, ActionRecord, Ledger, OutputFile
 from buildsys.store.object_store import DamagedError, Store
 
 if TYPE_CHECKING:
-    from buildsys.store.remote import Remote
+    from buildsys.store.shared_cache import SharedCache
 
 
 class Cache:
@@ -33,7 +33,7 @@ class Cache:
         store: Store,
         ledger: Ledger,
         background: Background,
-        remote: Remote | None,
+        remote: SharedCache | None,
         notify: Callable[[str], None],
     ) -> None:
         self._build = build
@@ -44,7 +44,7 @@ class Cache:
         self._notify = notify
         self._told: set[str] = set()
 
-    def find(self, action: Action, now: Snapshot) -> Record | None:
+    def find(self, action: Action, now: Snapshot) -> ActionRecord | None:
         """Return a record of exactly this key whose outputs can all be fetched."""
         for look in (self._recorded, self._stored):
             found = look(action, now)
@@ -52,7 +52,7 @@ class Cache:
                 return found
         return self._shared(action, now)
 
-    def fetch(self, record: Record, names: Mapping[str, OutputFile], tree: Path) -> bool:
+    def fetch(self, record: ActionRecord, names: Mapping[str, OutputFile], tree: Path) -> bool:
         """Copy outputs into an empty folder; False when one of them turns out not to be what it should."""
         jobs = []
         for name, file in names.items():
@@ -71,39 +71,39 @@ class Cache:
                 f"cannot take {record.target} from the store {self._store.folder}: {error.strerror}",
             )
             return False
-        self._store.note_use(record.key)
+        self._store.mark_used(record.key)
         return True
 
-    def keep(self, action: Action, record: Record) -> None:
+    def keep(self, action: Action, record: ActionRecord) -> None:
         """Copy what was just published into the store, and into the shared cache, beside the next stages."""
         self._background.submit(
             partial(self._keep, record, record.status == PASSED and not action.measures)
         )
 
-    def _recorded(self, action: Action, now: Snapshot) -> Record | None:
+    def _recorded(self, action: Action, now: Snapshot) -> ActionRecord | None:
         return self._ledger.lookup(action.target, now.key)
 
-    def _stored(self, action: Action, now: Snapshot) -> Record | None:
+    def _stored(self, action: Action, now: Snapshot) -> ActionRecord | None:
         try:
             return self._store.read_action(action.target, now.key)
         except StageError as error:
             self._warn("record", str(error))
             return None
 
-    def _shared(self, action: Action, now: Snapshot) -> Record | None:
+    def _shared(self, action: Action, now: Snapshot) -> ActionRecord | None:
         """Return a record of the shared cache, after its outputs have come into the store."""
         if self._remote is None or action.measures:  # figures of another machine are not this one's
             return None
         found = self._remote.read_action(action.target, now.key)
         if found is None or not self._fits(found, action, now):
             return None
-        with self._excused("keep"), self._store.adding():
+        with self._excused("keep"), self._store.lock_for_adding():
             if self._remote.fetch(found.files.values(), self._store):
                 self._store.write_action(found)
                 return found
         return None
 
-    def _fits(self, found: Record, action: Action, now: Snapshot) -> bool:
+    def _fits(self, found: ActionRecord, action: Action, now: Snapshot) -> bool:
         """Return whether a record says what it must of this key, and names no file but the target's own."""
         folders = {PurePosixPath(ref.path).parent for ref in action.outputs.values()}
         strange = next((name for name in found.outputs if not _lies_in(name, folders)), "")
@@ -123,11 +123,11 @@ class Cache:
             return True
         return False
 
-    def _can_fetch(self, record: Record) -> bool:
+    def _can_fetch(self, record: ActionRecord) -> bool:
         return all(self._store.holds(file) for file in record.files.values())
 
-    def _keep(self, record: Record, share: bool) -> None:
-        with self._excused("keep"), self._store.adding():
+    def _keep(self, record: ActionRecord, share: bool) -> None:
+        with self._excused("keep"), self._store.lock_for_adding():
             kept = [
                 self._store.put(self._build / name, file) for name, file in record.files.items()
             ]

@@ -22,13 +22,15 @@ def builder_versions(root: Path, state: Path) -> VersionOf:
     def version_of(toolchain: ToolchainRef | None) -> str:
         if toolchain is None:
             return tool_versions(("tensorrt",))["tensorrt"]
-        from buildsys.store.ledger import ImportMemo
-        from buildsys.store.read_only_state import StateView
+        from buildsys.store.state_db import ReadOnlyStateDb
+        from buildsys.store.text_cache import StateTextCache
 
-        view = StateView(state / "state.db", lambda _: None)  # a run says what is wrong with it
+        view = ReadOnlyStateDb(
+            state / "state.db", lambda _: None
+        )  # a run says what is wrong with it
         try:
             return tool_versions(
-                ("tensorrt",), locate_toolchain(*toolchain, root, os.environ), ImportMemo(view)
+                ("tensorrt",), locate_toolchain(*toolchain, root, os.environ), StateTextCache(view)
             )["tensorrt"]
         finally:
             view.close()

@@ -28,30 +28,29 @@ from buildsys.execution.stale_reasons import (
 from buildsys.execution.up_to_date_models import Candidate, SettledModels
 from buildsys.plan.action import Action, FileRef
 from buildsys.store.background import Background
-from buildsys.store.file_digests import DigestMemo, FileDigest
+from buildsys.store.file_digests import DigestCache, FileDigest
 from buildsys.store.ledger import (
     FAILED,
     PASSED,
     UNAVAILABLE,
-    ImportMemo,
+    ActionRecord,
+    HistoryEntry,
     Ledger,
     OutputFile,
-    Record,
-    Run,
     summary,
     utc_now,
 )
-from buildsys.store.locks import Holder, Locks, machine_lock_folder
+from buildsys.store.locks import LockHolder, Locks, machine_lock_folder
 from buildsys.store.object_store import Store
-from buildsys.store.publish import Publisher
-from buildsys.store.replacing import replace_by_failure
+from buildsys.store.publish import Publisher, publish_failure
 from buildsys.store.state_db import StateDb, warn_on_stderr
+from buildsys.store.text_cache import StateTextCache
 from buildsys.system.gpus.selection import gpu_uuids
 from buildsys.system.interpreters.toolchain import locate_toolchain
 from buildsys.workers.job import Job
 
 if TYPE_CHECKING:
-    from buildsys.store.remote import Remote
+    from buildsys.store.shared_cache import SharedCache
     from buildsys.workers.client.pool import WorkerPool
 
 Event = dict[str, Any]
@@ -91,7 +90,7 @@ class Executor:
         *,
         pool: WorkerPool,
         store: Store,
-        remote: Remote | None = None,
+        remote: SharedCache | None = None,
         timing_caches: Path | None = None,
         threads: int = 0,
         on_event: Callable[[str, Event], None] = _ignore,
@@ -105,13 +104,13 @@ class Executor:
         self._threads = threads
         self._on_event = on_event
         self._db = StateDb(state / "state.db", notify)
-        self._memo = DigestMemo(self._db)
+        self._memo = DigestCache(self._db)
         self._ledger = Ledger(self._db)
         self._locks = Locks(state / "locks", machine_lock_folder(state / "locks"))
         self._background = Background()
         self._publisher = Publisher(build, self._memo, self._background, notify)
         self._cache = Cache(build, store, self._ledger, self._background, remote, notify)
-        self._surveyor = Surveyor(project_root, build, self._memo, ImportMemo(self._db))
+        self._surveyor = Surveyor(project_root, build, self._memo, StateTextCache(self._db))
         self._judge = Judge(project_root, build, self._surveyor, self._db, self._memo)
         self._settled = SettledModels(build, self._db, self._surveyor)
         self._swept = False
@@ -171,7 +170,7 @@ class Executor:
                 if action.alone_on_gpu
                 else ()
             )
-            with self._locks.place(
+            with self._locks.resources(
                 target, devices=gpus, exclusive=action.exclusive, on_wait=waiting
             ):
                 self._sweep_once()
@@ -197,10 +196,10 @@ class Executor:
         with self._locks.target(target, partial(self._tell_waiting, target)):
             files, reason = write()
             if files:
-                run = Run(
+                run = HistoryEntry(
                     target, self._surveyor.snapshot(action).key, FAILED, utc_now(), 0.0, reason
                 )
-                replace_by_failure(
+                publish_failure(
                     self._publisher, self._ledger, run, files, action.outputs[_RESULT].path
                 )
 
@@ -237,9 +236,11 @@ class Executor:
                     if isinstance(
                         error, StageError
                     ):  # libraries do not always say that it was the disk
-                        error.hint = joined(self._publisher.little_room(), error.hint)
-                    self._ledger.note(
-                        Run(action.target, before.key, "error", started, 0.0, str(error), why)
+                        error.hint = joined(self._publisher.low_disk_note(), error.hint)
+                    self._ledger.add_run(
+                        HistoryEntry(
+                            action.target, before.key, "error", started, 0.0, str(error), why
+                        )
                     )
                     raise
                 after = self._surveyor.snapshot(action)
@@ -251,7 +252,7 @@ class Executor:
             "run it again",
         )
 
-    def _restore(self, action: Action, now: Snapshot) -> Record | None:
+    def _restore(self, action: Action, now: Snapshot) -> ActionRecord | None:
         """Bring back the outputs that this key had before; None when they are not to be had."""
         if now.missing:
             return None
@@ -270,18 +271,18 @@ class Executor:
         with self._publisher.staging(action.target) as tree:
             if not self._cache.fetch(record, lacking, tree):
                 return None
-            placed = self._publisher.take(
+            placed = self._publisher.stamp_outputs(
                 tree, {name: file.digest for name, file in lacking.items()}
             )
             unwanted = (self._ledger.owned(action.target) | record.outputs.keys()) - wanted.keys()
             self._ledger.claim(action.target, wanted)
-            self._publisher.place(tree, placed, last=action.outputs[_RESULT].path, restored=True)
+            self._publisher.publish(tree, placed, last=action.outputs[_RESULT].path, restored=True)
             self._publisher.remove(unwanted)
         self._write_log(
             action,
             f"# {action.target} was taken from the store; it was built at {record.started}\n",
         )
-        self._ledger.record(record, restored=True, why=why)
+        self._ledger.add(record, restored=True, why=why)
         return record
 
     def _write_log(self, action: Action, text: str) -> None:
@@ -355,21 +356,23 @@ class Executor:
         if ran.status == FAILED:  # what failed its check must not lie where a good one is expected
             for name in declared - {result}:
                 (tree / name).unlink(missing_ok=True)
-        sealed = self._publisher.seal(tree)
+        sealed = self._publisher.digest_outputs(tree)
         unwanted = (self._ledger.owned(action.target) | declared) - sealed.keys()
         self._ledger.claim(action.target, sealed)
-        self._publisher.place(tree, sealed, last=result)
+        self._publisher.publish(tree, sealed, last=result)
         self._publisher.remove(unwanted)
         if ran.status == FAILED:
-            self._ledger.fail(
-                Run(action.target, before.key, FAILED, started, ran.seconds, ran.reason, why),
+            self._ledger.add_failure(
+                HistoryEntry(
+                    action.target, before.key, FAILED, started, ran.seconds, ran.reason, why
+                ),
                 sealed,
             )
             raise CheckFailed(
                 ran.reason, joined(ran.hint, f"details: {self._shown(self._build / result)}")
             )
         record = self._record(action, before, sealed, ran, started)
-        self._ledger.record(record, why=why)
+        self._ledger.add(record, why=why)
         self._cache.keep(action, record)
         if ran.status == UNAVAILABLE and is_required(action):
             raise StageError(
@@ -384,12 +387,12 @@ class Executor:
         sealed: Mapping[str, FileDigest],
         ran: _Ran,
         started: str,
-    ) -> Record:
+    ) -> ActionRecord:
         absent: dict[str, OutputFile | None] = {ref.path: None for ref in action.outputs.values()}
         published = {
             name: OutputFile(digest, stamp.size) for name, (digest, stamp) in sealed.items()
         }
-        return Record(
+        return ActionRecord(
             target=action.target,
             key=before.key,
             parts=before.parts,
@@ -403,7 +406,9 @@ class Executor:
             log=self._shown(self._log(action)),
         )
 
-    def _outcome(self, record: Record, *, waited: bool = False, restored: bool = False) -> Outcome:
+    def _outcome(
+        self, record: ActionRecord, *, waited: bool = False, restored: bool = False
+    ) -> Outcome:
         return Outcome(
             target=record.target,
             status=record.status,
@@ -422,7 +427,7 @@ class Executor:
     def _shown(self, path: Path) -> str:
         return str(path.relative_to(self._project) if path.is_relative_to(self._project) else path)
 
-    def _tell_waiting(self, target: str, holder: Holder | None) -> None:
+    def _tell_waiting(self, target: str, holder: LockHolder | None) -> None:
         told = "other targets" if holder is None else str(holder)
         elsewhere = holder is not None and holder.pid != os.getpid()
         self._on_event(target, {"event": "waiting", "holder": told, "elsewhere": elsewhere})
@@ -430,7 +435,7 @@ class Executor:
     def _sweep_once(self) -> None:
         with self._sweeping:
             if not self._swept:
-                self._publisher.sweep()
+                self._publisher.remove_abandoned()
                 self._swept = True
 
 

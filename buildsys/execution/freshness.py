@@ -13,19 +13,19 @@ from buildsys.execution.build_cache import store_folder, stored_in
 from buildsys.execution.key_inputs import Snapshot, Surveyor
 from buildsys.execution.stale_reasons import Facts, LastRun
 from buildsys.plan.action import Action
-from buildsys.store.file_digests import DigestMemo
+from buildsys.store.file_digests import DigestCache
 from buildsys.store.ledger import (
     FAILED,
     PASSED,
     UNAVAILABLE,
-    ImportMemo,
+    ActionRecord,
+    HistoryEntry,
     Ledger,
     Outputs,
-    Record,
-    Run,
 )
 from buildsys.store.object_store import Store
 from buildsys.store.state_db import StateDb, warn_on_stderr
+from buildsys.store.text_cache import StateTextCache
 
 _RECENT_RUNS = 20  # that tell how long a target takes, and why it was last made
 _TYPICAL_RUNS = 5
@@ -52,7 +52,7 @@ class Judge:
         build: Path,
         surveyor: Surveyor,
         db: StateDb,
-        memo: DigestMemo,
+        memo: DigestCache,
         is_stored: IsStored = nothing_stored,
     ) -> None:
         self._project = project
@@ -78,7 +78,7 @@ class Judge:
             return None
         return None if any(self._output_changes(outputs)) else now.key
 
-    def fresh_record(self, action: Action, now: Snapshot) -> Record | None:
+    def fresh_record(self, action: Action, now: Snapshot) -> ActionRecord | None:
         """Return the record of a target that is up to date, None for one that is not."""
         key = self.fresh_key(action, now)
         return None if key is None else self._ledger.lookup(action.target, key)
@@ -99,7 +99,9 @@ class Judge:
         except StageError as error:
             return replace(facts, unreadable=str(error))
 
-    def _stale(self, action: Action, now: Snapshot, runs: list[Run], facts: Facts) -> Facts:
+    def _stale(
+        self, action: Action, now: Snapshot, runs: list[HistoryEntry], facts: Facts
+    ) -> Facts:
         latest = self._ledger.latest(action.target)
         failed = bool(runs) and runs[0].status not in _ENDED_WELL
         facts = replace(
@@ -129,7 +131,7 @@ class Judge:
             else None,
         )
 
-    def _no_record(self, target: str, runs: list[Run]) -> str:
+    def _no_record(self, target: str, runs: list[HistoryEntry]) -> str:
         if self._ledger.has_records(target):
             return stale_reasons.LOST_RECORD
         return (
@@ -159,11 +161,11 @@ def judge_from_outside(
     is_stored: IsStored | None = None,
 ) -> Judge:
     """Return a judge for somebody who only looks: the state is not written to, nor made."""
-    from buildsys.store.read_only_state import StateView  # a run has no use for it
+    from buildsys.store.state_db import ReadOnlyStateDb  # a run has no use for it
 
-    db = StateView(state / "state.db", notify)
-    memo = DigestMemo(db)
-    surveyor = Surveyor(project, build, memo, ImportMemo(db))
+    db = ReadOnlyStateDb(state / "state.db", notify)
+    memo = DigestCache(db)
+    surveyor = Surveyor(project, build, memo, StateTextCache(db))
     is_stored = is_stored or stored_in(Store(store_folder(state)), Ledger(db))
     return Judge(project, build, surveyor, db, memo, is_stored)
 
@@ -177,13 +179,13 @@ def _is_readable(parts: object) -> bool:
     return isinstance(parts, dict) and all(isinstance(value, str) for value in parts.values())
 
 
-def _last_run(runs: list[Run]) -> LastRun | None:
+def _last_run(runs: list[HistoryEntry]) -> LastRun | None:
     return (
         LastRun(*runs[0][2:6], reasons=stale_reasons.decode_reasons(runs[0].why)) if runs else None
     )
 
 
-def _typical_seconds(runs: list[Run]) -> float | None:
+def _typical_seconds(runs: list[HistoryEntry]) -> float | None:
     """Return the median of the last runs that passed; statistics.median would cost an import of 10 ms."""
     seconds = sorted([run.seconds for run in runs if run.status == PASSED][:_TYPICAL_RUNS])
     middle = len(seconds) // 2

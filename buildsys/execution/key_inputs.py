@@ -14,7 +14,7 @@ from buildsys.execution.action_key import ABSENT, action_key, content_parts, dec
 from buildsys.plan.action import Action, ToolchainRef
 from buildsys.plan.dependencies.python_imports import Import
 from buildsys.plan.dependencies.source_tree import Folders, Reach, SourceTree
-from buildsys.store.file_digests import DigestMemo, FileDigest
+from buildsys.store.file_digests import DigestCache, FileDigest
 from buildsys.system import devices, distributions, versions
 from buildsys.system.files import sha256_of
 from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
@@ -52,7 +52,7 @@ class Snapshot:
 class Surveyor:
     """Takes snapshots. Files are looked at every time; libraries, devices and our own code once per process."""
 
-    def __init__(self, project: Path, build: Path, memo: DigestMemo, imports: TextCache) -> None:
+    def __init__(self, project: Path, build: Path, memo: DigestCache, imports: TextCache) -> None:
         self._project = str(project)
         self._build = str(build)
         self._memo = memo

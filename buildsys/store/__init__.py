@@ -1,1 +1,1 @@
-"""What is remembered between runs: file digests, action records, locks and how outputs are put in place."""
+"""State kept between runs: file digests, action records, stored outputs, locks."""

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from buildsys.errors import StageError
 from buildsys.store.file_digests import hash_file
-from buildsys.store.ledger import Record
+from buildsys.store.ledger import ActionRecord
 from buildsys.store.object_store import Store, StoredAction
 from buildsys.store.record_file import RecordError, decode_record
 
 
 @dataclass(frozen=True)
-class Usage:
+class StageUsage:
     """What one stage has in the store; content that several records name counts for the first of them."""
 
     stage: str
@@ -25,7 +25,7 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Collected:
+class Collection:
     """What was removed, or would be."""
 
     actions: tuple[str, ...]  # targets, one for each record
@@ -35,7 +35,7 @@ class Collected:
     kept_bytes: int
 
 
-def usage(store: Store) -> list[Usage]:
+def usage(store: Store) -> list[StageUsage]:
     """Return what each stage has in the store, and last what no record names any more.
 
     Raises: OSError: the store cannot be read.
@@ -49,8 +49,8 @@ def usage(store: Store) -> list[Usage]:
         taken[stage] = taken.get(stage, 0) + sum(
             sizes.pop(digest, 0) for digest in _digests(stored.record)
         )
-    found = [Usage(stage, count, taken[stage]) for stage, count in actions.items()]
-    return [*found, Usage("", 0, sum(sizes.values()))]
+    found = [StageUsage(stage, count, taken[stage]) for stage, count in actions.items()]
+    return [*found, StageUsage("", 0, sum(sizes.values()))]
 
 
 def verify(store: Store, progress: Callable[[int, int], None]) -> list[str]:
@@ -74,15 +74,15 @@ def collect(
     *,
     unused_for_s: float | None,
     max_bytes: int | None,
-    reached: Callable[[Record], bool],
+    reached: Callable[[ActionRecord], bool],
     dry_run: bool,
-) -> Collected:
+) -> Collection:
     """Remove records that nothing reaches, by age and size, then the objects that no record names.
 
     With neither ``unused_for_s`` nor ``max_bytes`` all records go that are not reached; what is reached always stays.
     Raises: OSError: the store cannot be read or written.
     """
-    with store.alone():
+    with store.lock_for_removal():
         stored = sorted(store.actions(), key=lambda action: action.used)  # the longest unused first
         loose = [action for action in stored if not reached(action.record)]
         sizes = _sizes(store)
@@ -104,10 +104,10 @@ def collect(
                 path for path in going
             )  # first the records: without its objects a record is only a miss
             _remove(store.object_path(digest) for digest in dead)
-            store.sweep()
+            store.remove_abandoned()
         targets = tuple(sorted(action.record.target for action in gone))
         kept_bytes = sum(sizes[digest] for digest in named if digest in sizes)
-        return Collected(targets, len(dead), sum(dead.values()), len(kept), kept_bytes)
+        return Collection(targets, len(dead), sum(dead.values()), len(kept), kept_bytes)
 
 
 def _aged(actions: Iterable[StoredAction], unused_for_s: float) -> list[StoredAction]:
@@ -142,7 +142,7 @@ def _shrunk(
     return gone
 
 
-def _digests(record: Record) -> list[str]:
+def _digests(record: ActionRecord) -> list[str]:
     return [file.digest for file in record.files.values()]
 
 

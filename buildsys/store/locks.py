@@ -19,7 +19,7 @@ _POLL_S = (0.002, 0.005, 0.01, 0.02, 0.05)  # then 0.05 for as long as it takes
 _SAY_AFTER_S = 0.1  # the turnstile is shut for less than that when nobody wants the machine alone
 
 
-class Holder(NamedTuple):
+class LockHolder(NamedTuple):
     """Who holds a lock."""
 
     pid: int
@@ -33,7 +33,7 @@ class Holder(NamedTuple):
 
 
 OnWait = Callable[
-    ["Holder | None"], None
+    ["LockHolder | None"], None
 ]  # None: the holders are not known (several may share a lock)
 
 
@@ -99,7 +99,7 @@ class Locks:
             _release(handle, signed=exclusive)
 
     @contextmanager
-    def place(
+    def resources(
         self, target: str, *, devices: Iterable[str], exclusive: bool, on_wait: OnWait
     ) -> Iterator[None]:
         """Hold devices alone, and the machine together with others or alone.
@@ -186,7 +186,7 @@ def _same_file(handle: int, path: Path) -> bool:
 
 
 def _sign(handle: int, target: str) -> None:
-    holder = Holder(os.getpid(), socket.gethostname(), target, time.strftime("%H:%M:%S"))
+    holder = LockHolder(os.getpid(), socket.gethostname(), target, time.strftime("%H:%M:%S"))
     with suppress(
         OSError
     ):  # the name is a courtesy to those who wait: a full disk must not fail the lock
@@ -202,9 +202,9 @@ def _release(handle: int, *, signed: bool) -> None:
         os.close(handle)
 
 
-def _read_holder(handle: int) -> Holder | None:
+def _read_holder(handle: int) -> LockHolder | None:
     try:
-        return Holder(*json.loads(os.pread(handle, 4096, 0)))
+        return LockHolder(*json.loads(os.pread(handle, 4096, 0)))
     except (TypeError, ValueError):
         return None  # being written, or held together by several
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from buildsys.errors import StageError
 from buildsys.store.file_digests import hash_file
-from buildsys.store.ledger import OutputFile, Record
+from buildsys.store.ledger import ActionRecord, OutputFile
 from buildsys.store.record_file import RecordError, decode_record, encode_record
 
 _FICLONE = (
@@ -35,7 +35,7 @@ class DamagedError(StageError):
     """Something in the store is not what its name says; it has been put into quarantine."""
 
 
-class LocalError(Exception):
+class StoreWriteError(Exception):
     """The store cannot be written, while the other side may be well."""
 
     def __init__(self, cause: OSError) -> None:
@@ -48,7 +48,7 @@ class StoredAction(NamedTuple):
 
     path: Path
     used: float  # when it was last written or restored, seconds since 1970
-    record: Record
+    record: ActionRecord
 
 
 class Store:
@@ -94,7 +94,7 @@ class Store:
     def add(self, file: OutputFile, chunks: Iterable[bytes]) -> bool:
         """Store a content that comes in pieces; False when it is not what ``file`` says.
 
-        Raises: LocalError: the store cannot be written; what ``chunks`` raises.
+        Raises: StoreWriteError: the store cannot be written; what ``chunks`` raises.
         """
         from blake3 import blake3  # not on the path of a run without work
 
@@ -127,7 +127,7 @@ class Store:
                 f"{source} does not have the content that its name says; it was put into quarantine"
             )
 
-    def read_action(self, target: str, key: str, *, looking: bool = False) -> Record | None:
+    def read_action(self, target: str, key: str, *, looking: bool = False) -> ActionRecord | None:
         """Return the record of a key, None when there is none. ``looking`` leaves a damaged one where it is.
 
         Raises: DamagedError: it is cut short or edited.
@@ -149,13 +149,13 @@ class Store:
                 self.quarantine(path)
             raise DamagedError(f"{path} {error}; it was put into quarantine") from error
 
-    def write_action(self, record: Record) -> None:
+    def write_action(self, record: ActionRecord) -> None:
         """Store a record, after its objects. Raises: OSError: the store cannot be written."""
         with self._temporary() as temporary:
             temporary.write_bytes(encode_record(record))
             self._move_in(temporary, self.action_path(record.key))
 
-    def note_use(self, key: str) -> None:
+    def mark_used(self, key: str) -> None:
         """Remember that an action was restored just now."""
         with suppress(OSError):  # a read-only store: it is collected by somebody else
             os.utime(self.action_path(key))
@@ -184,7 +184,7 @@ class Store:
         yield from sorted(self.folder.glob("objects/??/*"))
 
     @contextmanager
-    def adding(self) -> Iterator[None]:
+    def lock_for_adding(self) -> Iterator[None]:
         """Hold the store together with others who add to it: nothing is collected meanwhile.
 
         Raises: OSError: the store cannot be written.
@@ -193,7 +193,7 @@ class Store:
             yield
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def lock_for_removal(self) -> Iterator[None]:
         """Hold the store while nobody adds to it. Raises: OSError: the store cannot be written."""
         with self._lock(fcntl.LOCK_EX):
             yield
@@ -222,7 +222,7 @@ class Store:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary.replace(target)
 
-    def sweep(self) -> None:
+    def remove_abandoned(self) -> None:
         """Delete what processes that died had on its way in. Raises: OSError: the store cannot be written."""
         for path in self.folder.glob("tmp/*"):
             with suppress(FileNotFoundError):
@@ -235,7 +235,7 @@ def _local_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise LocalError(error) from error
+        raise StoreWriteError(error) from error
 
 
 def copy_file(source: Path, target: Path, *, cache_pages: bool = True) -> str:

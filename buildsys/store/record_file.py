@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from buildsys.store.ledger import OutputFile, Record
+from buildsys.store.ledger import ActionRecord, OutputFile
 
 SCHEMA = 1
 
@@ -19,7 +19,7 @@ class RecordError(Exception):
         self.newer = newer
 
 
-def encode_record(record: Record) -> bytes:
+def encode_record(record: ActionRecord) -> bytes:
     """Return a record as the bytes of a file."""
     body = json.dumps(
         {"schema": SCHEMA, **asdict(record)}, separators=(",", ":"), sort_keys=True
@@ -27,7 +27,7 @@ def encode_record(record: Record) -> bytes:
     return _checksum(body) + b"\n" + body + b"\n"
 
 
-def decode_record(content: bytes, target: str, key: str) -> Record:
+def decode_record(content: bytes, target: str, key: str) -> ActionRecord:
     """Return the record in a file; ``target`` may be empty for any.
 
     Raises: RecordError: it is cut short, edited, of another target or key, or of a newer buildsys.
@@ -43,7 +43,7 @@ def decode_record(content: bytes, target: str, key: str) -> Record:
             path: None if file is None else _output(file)
             for path, file in stored.pop("outputs").items()
         }
-        record = Record(outputs=outputs, **stored)
+        record = ActionRecord(outputs=outputs, **stored)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise RecordError(f"is no action record: {type(error).__name__}: {error}") from error
     if record.key != key or target not in ("", record.target):

@@ -1,23 +1,23 @@
-"""The sqlite file under the state folder: opened lazily, shared by threads and processes, never trusted blindly.
+"""The SQLite database of the state folder.
 
-Whatever it holds can be made again, so a broken file is set aside with a warning: that costs time, not
+All of its content can be made again. A damaged file is therefore set aside with a warning, which costs time but never
 correctness.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from buildsys.errors import StageError
+from buildsys.system.file_locks import locked
 
 VERSION = 4  # bump when a table changes: an older file is set aside, not converted
 BUSY_TIMEOUT_S = 30.0
@@ -27,25 +27,29 @@ T = TypeVar("T")
 
 TABLES = """
 CREATE TABLE file_digests (
-    path TEXT PRIMARY KEY, mtime_ns INTEGER, ctime_ns INTEGER, size INTEGER, inode INTEGER, digest TEXT,
-    boot TEXT
+    path TEXT PRIMARY KEY, mtime_ns INTEGER, ctime_ns INTEGER, size INTEGER, inode INTEGER,
+    digest TEXT, boot TEXT
 ) WITHOUT ROWID;
 CREATE TABLE source_imports (digest TEXT PRIMARY KEY, imports TEXT) WITHOUT ROWID;
 CREATE TABLE records (
-    target TEXT, key TEXT, seq INTEGER, parts TEXT, outputs TEXT, status TEXT, started TEXT, seconds REAL,
-    reason TEXT, hint TEXT, figures TEXT, log TEXT, PRIMARY KEY (target, key)
+    target TEXT, key TEXT, seq INTEGER, parts TEXT, outputs TEXT, status TEXT, started TEXT,
+    seconds REAL, reason TEXT, hint TEXT, figures TEXT, log TEXT, PRIMARY KEY (target, key)
 );
 CREATE INDEX records_by_age ON records (target, seq);
 CREATE TABLE history (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, target TEXT, key TEXT, status TEXT, started TEXT, seconds REAL, reason TEXT,
-    why TEXT
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, target TEXT, key TEXT, status TEXT, started TEXT,
+    seconds REAL, reason TEXT, why TEXT
 );
 CREATE INDEX history_by_target ON history (target, seq);
 CREATE TABLE owned (path TEXT PRIMARY KEY, target TEXT) WITHOUT ROWID;
 CREATE TABLE forgotten (target TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE INDEX owned_by_target ON owned (target);
-CREATE TABLE settled_models (model TEXT PRIMARY KEY, valid_in TEXT, token TEXT, about TEXT, files TEXT) WITHOUT ROWID;
-CREATE TABLE settled_targets (model TEXT, target TEXT, key TEXT, PRIMARY KEY (model, target)) WITHOUT ROWID;
+CREATE TABLE settled_models (
+    model TEXT PRIMARY KEY, valid_in TEXT, token TEXT, about TEXT, files TEXT
+) WITHOUT ROWID;
+CREATE TABLE settled_targets (
+    model TEXT, target TEXT, key TEXT, PRIMARY KEY (model, target)
+) WITHOUT ROWID;
 """
 
 
@@ -55,11 +59,10 @@ def warn_on_stderr(message: str) -> None:
 
 
 class StateDb:
-    """A sqlite connection that survives a deleted, replaced or corrupted file.
+    """A SQLite connection that survives a deleted, replaced or corrupted file.
 
-    WAL with synchronous=NORMAL: a killed process loses nothing that was committed; a power cut may lose
-    the last commits, which makes their targets stale. What a record says of files that had not reached the disk
-    by then is not believed after it (``digest``).
+    WAL with synchronous=NORMAL: a killed process loses nothing that it committed. A power cut may lose the last
+    commits, which makes their targets stale.
     """
 
     def __init__(self, path: Path, notify: Callable[[str], None] = warn_on_stderr) -> None:
@@ -68,64 +71,71 @@ class StateDb:
         self._guard = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
-        self._frozen: sqlite3.Connection | None = (
-            None  # on a read-only or full disk: all that is left is looking
-        )
+        self._read_only: sqlite3.Connection | None = None  # on a read-only or full disk
 
     def read(self, query: str, values: Sequence[Any] = ()) -> list[Row]:
-        """Return all rows of a query; of a file that cannot be opened for writing, what was last written whole."""
-
-        def rows(connection: sqlite3.Connection) -> list[Row]:
-            return connection.execute(query, values).fetchall()
-
+        """Return all rows of a query; on a read-only disk those of the last complete commit."""
         with self._guard:
-            if self._frozen is None:
+            if self._read_only is None:
                 try:
-                    return self._attempt(rows)
+                    return self._attempt(
+                        lambda connection: connection.execute(query, values).fetchall()
+                    )
                 except StageError:
-                    self._frozen = _open_frozen(self.path)
-                    if self._frozen is None:
+                    try:
+                        # commits that a killed process left in the write-ahead log are not seen:
+                        # their targets are stale until the file can be written
+                        self._read_only = _open_read_only(self.path, "mode=ro&immutable=1")
+                    except sqlite3.Error:
+                        self._read_only = None
+                    if self._read_only is None:
                         raise
-            return rows(self._frozen)
+            return self._read_only.execute(query, values).fetchall()
 
     def write(self, statements: Iterable[Statement]) -> None:
         """Execute statements as one transaction: all of them or none."""
         steps = list(statements)
 
         def transaction(connection: sqlite3.Connection) -> None:
-            with _transaction(connection):
+            connection.execute("BEGIN IMMEDIATE")
+            try:
                 for statement, values in steps:
                     connection.execute(statement, values)
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
 
         with self._guard:
-            if self._frozen is not None or (self._connection is not None and not self._is_there()):
-                self.close()  # the file was deleted: what is written to it now would vanish with this process
+            # of a deleted file, everything written now would vanish with this process
+            deleted = self._connection is not None and not self._is_current()
+            if self._read_only is not None or deleted:
+                self.close()
             self._attempt(transaction)
 
     def close(self) -> None:
         """Close the connection; the next use opens it again."""
         with self._guard:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
-            if self._frozen is not None:
-                self._frozen.close()
-                self._frozen = None
+            for connection in (self._connection, self._read_only):
+                if connection is not None:
+                    connection.close()
+            self._connection = self._read_only = None
 
     def _attempt(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        with self._guard:
-            try:
-                return work(self._open())
-            except sqlite3.DatabaseError as error:
-                damage = error
-            except OSError as error:
-                raise self._unusable(error) from error
-            try:
-                self._recover(damage)
-                return work(self._open())
-            except (sqlite3.DatabaseError, OSError) as error:
-                self.close()
-                raise self._unusable(error) from error
+        """Do work with an open connection, twice if the file had to be set aside or reopened."""
+        try:
+            return work(self._open())
+        except sqlite3.DatabaseError as error:
+            problem = error
+        except OSError as error:
+            raise self._unusable(error) from error
+        try:
+            self._recover(problem)
+            return work(self._open())
+        except (sqlite3.DatabaseError, OSError) as error:
+            self.close()
+            raise self._unusable(error) from error
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -134,7 +144,13 @@ class StateDb:
                 self.path, timeout=BUSY_TIMEOUT_S, check_same_thread=False, isolation_level=None
             )
             try:
-                self._prepare(connection)
+                connection.execute("PRAGMA synchronous=NORMAL")
+                if not _has_tables(connection):
+                    with self._lock():  # two processes may create it at the same time
+                        if not _has_tables(connection):
+                            connection.execute("PRAGMA journal_mode=WAL")
+                            version = f"PRAGMA user_version={VERSION};"
+                            connection.executescript(f"BEGIN IMMEDIATE; {TABLES} {version} COMMIT;")
             except sqlite3.DatabaseError:
                 self._inode = _inode(self.path)
                 connection.close()
@@ -142,79 +158,112 @@ class StateDb:
             self._connection, self._inode = connection, _inode(self.path)
         return self._connection
 
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        connection.execute("PRAGMA synchronous=NORMAL")
-        version = _version(connection)
-        if version == VERSION:
-            return
-        if version:
-            raise sqlite3.DatabaseError(f"it has version {version}, this buildsys writes {VERSION}")
-        with self._alone():  # two processes may find it missing at once
-            if not _version(connection):
-                connection.execute("PRAGMA journal_mode=WAL")
-                connection.executescript(
-                    f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version={VERSION}; COMMIT;"
-                )
-
     def _recover(self, error: sqlite3.DatabaseError) -> None:
-        """Make the next open succeed, or raise what the user can do."""
+        """Make the next open succeed. Raises: StageError: the user has to help."""
         self.close()
-        if not self._is_there():
-            return  # deleted or replaced behind our back: opening it again is all it takes
+        if not self._is_current():
+            return  # deleted or replaced meanwhile: opening it again is enough
         damaged = type(error) is sqlite3.DatabaseError or str(error).startswith("no such table")
         if not damaged:
             raise self._unusable(error) from error
-        with self._alone():
-            if _inode(self.path) == self._inode:  # else another process was faster
-                self._set_aside(str(error))
+        with self._lock():
+            if not self._is_current():
+                return  # another process was faster
+            suffix = f".broken-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
+            for part in ("", "-wal", "-shm"):
+                path = self.path.with_name(self.path.name + part)
+                if path.exists():
+                    path.rename(self.path.with_name(self.path.name + suffix + part))
+            self._notify(
+                f"the build state {self.path} is not readable ({error}); "
+                f"set aside as {self.path.name}{suffix}"
+            )
 
-    def _is_there(self) -> bool:
-        """Tell whether the file that was opened is still at its path."""
+    def _is_current(self) -> bool:
+        """Return whether the opened file is still at its path."""
         inode = _inode(self.path)
         return inode != 0 and inode == self._inode  # 0: it was deleted, perhaps while it was opened
 
-    def _set_aside(self, problem: str) -> None:
-        suffix = f".broken-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
-        for part in ("", "-wal", "-shm"):
-            path = self.path.with_name(self.path.name + part)
-            if path.exists():
-                path.rename(self.path.with_name(self.path.name + suffix + part))
-        self._notify(
-            f"the build state {self.path} is not readable ({problem}); set aside as {self.path.name}{suffix}"
-        )
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        with self.path.with_name(self.path.name + ".lock").open("w") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
+    def _lock(self) -> contextlib.AbstractContextManager[None]:
+        return locked(self.path.with_name(self.path.name + ".lock"))
 
     def _unusable(self, error: Exception) -> StageError:
         return StageError(
             f"cannot use the build state {self.path}: {error}",
-            "its folder must be writable and its disk not full; deleting the file is safe and costs a rebuild",
+            "its folder must be writable and its disk not full; deleting the file is safe and "
+            "costs a rebuild",
         )
 
 
-def _open_frozen(path: Path) -> sqlite3.Connection | None:
-    """Open a file that nobody can write to, not even sqlite its log; None if that tells nothing.
+class ReadOnlyStateDb(StateDb):
+    """The state database for commands that only look: it is never written, moved or created.
 
-    Commits that a killed process left in the log are not seen: their targets are stale until it can be written.
+    A missing or unreadable file counts as empty; writes are dropped.
     """
-    connection = None
-    with contextlib.suppress(sqlite3.Error):
-        connection = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True, check_same_thread=False
-        )
-        if _version(connection) == VERSION:
-            return connection
-    if connection is not None:
+
+    def read(self, query: str, values: Sequence[object] = ()) -> list[Row]:
+        """Return all rows of a query; none if the state is damaged, with one warning."""
+        with self._guard:
+            try:
+                if self._read_only is None:
+                    self._read_only = self._open_existing() if self.path.exists() else _empty()
+                return self._read_only.execute(query, values).fetchall()
+            except (sqlite3.DatabaseError, OSError) as error:
+                self.close()
+                self._notify(
+                    f"the build state {self.path} cannot be read ({error}): "
+                    "nothing is known of earlier builds"
+                )
+                self._read_only = _empty()
+                return self._read_only.execute(query, values).fetchall()
+
+    def write(self, statements: Iterable[Statement]) -> None:
+        """Drop the statements."""
+
+    def _open_existing(self) -> sqlite3.Connection:
+        """Open the file without leaving a trace.
+
+        Even to read a database with a write-ahead log, SQLite writes next to it. ``immutable`` prevents that and is
+        correct while there is no log, as then no process has the file open. If one way fails, the other may work.
+        """
+        modes = ["mode=ro&immutable=1", "mode=ro"]
+        if self.path.with_name(self.path.name + "-wal").exists():
+            modes.reverse()
+        try:
+            return _open_read_only(self.path, modes[0])
+        except sqlite3.OperationalError:
+            return _open_read_only(self.path, modes[1])
+
+
+def _open_read_only(path: Path, mode: str) -> sqlite3.Connection:
+    """Open a database of this version. Raises: sqlite3.Error: it is missing, damaged or empty."""
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?{mode}",
+        uri=True,
+        check_same_thread=False,
+        isolation_level=None,
+    )
+    try:
+        if not _has_tables(connection):
+            raise sqlite3.DatabaseError("it has no tables")
+    except BaseException:
         connection.close()
-    return None
+        raise
+    return connection
 
 
-def _version(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+def _empty() -> sqlite3.Connection:
+    connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+    with contextlib.closing(connection.executescript(TABLES)):
+        return connection
+
+
+def _has_tables(connection: sqlite3.Connection) -> bool:
+    """Return whether a database has been set up. Raises: sqlite3.DatabaseError: other version."""
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if version not in (0, VERSION):
+        raise sqlite3.DatabaseError(f"it has version {version}, this buildsys writes {VERSION}")
+    return version == VERSION
 
 
 def _inode(path: Path) -> int:
@@ -222,15 +271,3 @@ def _inode(path: Path) -> int:
         return path.stat().st_ino
     except OSError:
         return 0
-
-
-@contextlib.contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")

@@ -19,9 +19,10 @@ from buildsys.cli.session import Session
 from buildsys.execution.key_inputs import Snapshot, Surveyor
 from buildsys.manifest.project import load_project
 from buildsys.plan.action import Action
-from buildsys.store.file_digests import DigestMemo, hash_file
-from buildsys.store.ledger import ImportMemo, Ledger, OutputFile, Record
+from buildsys.store.file_digests import DigestCache, hash_file
+from buildsys.store.ledger import ActionRecord, Ledger, OutputFile
 from buildsys.store.state_db import StateDb
+from buildsys.store.text_cache import StateTextCache
 
 FAMILY_SIZE = 50  # models that share a source file
 FIRST = "m00000"
@@ -89,15 +90,15 @@ def fill(project: Path) -> int:
     session = Session(load_project(project))
     root, build = session.project.root, session.project.build
     db = StateDb(session.project.state / "state.db")
-    memo, ledger = DigestMemo(db), Ledger(db)
-    surveyor = Surveyor(root, build, memo, ImportMemo(db))
+    memo, ledger = DigestCache(db), Ledger(db)
+    surveyor = Surveyor(root, build, memo, StateTextCache(db))
     begun = time.monotonic()
     for done, (target, action) in enumerate(session.actions.items()):
         if action.model != FIRST:
             built = ledger.latest(target.replace(action.model, FIRST))
             if built is None:
                 raise SystemExit(f"{FIRST} was not built")
-            ledger.record(_copied(action, built, surveyor.snapshot(action), build))
+            ledger.add(_copied(action, built, surveyor.snapshot(action), build))
         if done % 8000 == 7999:
             print(
                 f"  {done + 1} targets after {time.monotonic() - begun:.0f} s",
@@ -108,7 +109,7 @@ def fill(project: Path) -> int:
     return len(session.actions)
 
 
-def _copied(action: Action, built: Record, now: Snapshot, build: Path) -> Record:
+def _copied(action: Action, built: ActionRecord, now: Snapshot, build: Path) -> ActionRecord:
     """Put copies of the first model's outputs in place; return the record that they belong to."""
     outputs: dict[str, OutputFile | None] = {}
     for source, output in built.outputs.items():

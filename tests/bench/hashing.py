@@ -16,7 +16,7 @@ from pathlib import Path
 
 from _side_by_side import publish, workspace
 
-from buildsys.store.file_digests import DigestMemo
+from buildsys.store.file_digests import DigestCache
 from buildsys.store.state_db import StateDb
 
 KINDS = {"64 KiB": 1 << 16, "4 MiB": 1 << 22, "256 MiB": 1 << 28}
@@ -58,7 +58,7 @@ def digest_all(paths: Sequence[str], state: Path) -> float:
     state.unlink(missing_ok=True)
     db = StateDb(state)
     db.read("SELECT 1")
-    taken = seconds(lambda: DigestMemo(db).digests(paths))
+    taken = seconds(lambda: DigestCache(db).digests(paths))
     db.close()
     return taken
 
@@ -90,8 +90,8 @@ def second_look(folder: Path) -> tuple[float, float]:
         file.truncate(LARGE_BYTES)
     time.sleep(0.1)
     db = StateDb(folder / "large.db")
-    first = seconds(lambda: DigestMemo(db).digest(str(path)))
-    later = DigestMemo(db)  # as another process would have it
+    first = seconds(lambda: DigestCache(db).digest(str(path)))
+    later = DigestCache(db)  # as another process would have it
     again = seconds(lambda: [later.digest(str(path)) for _ in range(LOOKS)]) / LOOKS
     db.close()
     return first, again

@@ -17,7 +17,7 @@ from buildsys.manifest.units import parse_duration, parse_size
 from buildsys.report.formatting import count, size
 from buildsys.report.markdown.elements import table
 from buildsys.store import garbage_collection as collecting
-from buildsys.store.ledger import Record
+from buildsys.store.ledger import ActionRecord
 from buildsys.store.object_store import Store
 
 _DAMAGED = 1
@@ -115,7 +115,7 @@ def collect(root: Path, options: Options) -> tuple[str, int]:
     return f"{freed}; {count(found.kept_actions)} records stay, {size(found.kept_bytes)}\n{more}", 0
 
 
-def _recorded_timings(store: Store, reached: Callable[[Record], bool]) -> set[str]:
+def _recorded_timings(store: Store, reached: Callable[[ActionRecord], bool]) -> set[str]:
     """Return the digests of the timing caches that engines of the manifests were built with: one may yet be pinned."""
     found = [
         stored.record.figures.get("timing_cache")

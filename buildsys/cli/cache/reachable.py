@@ -18,9 +18,10 @@ from buildsys.manifest.project import Project, load_project
 from buildsys.manifest.project_settings import pinned_timing_caches
 from buildsys.plan.action import Action
 from buildsys.plan.project_plan import ProjectPlan, model_of
-from buildsys.store.file_digests import DigestMemo
-from buildsys.store.ledger import ImportMemo, Record
+from buildsys.store.file_digests import DigestCache
+from buildsys.store.ledger import ActionRecord
 from buildsys.store.state_db import StateDb
+from buildsys.store.text_cache import StateTextCache
 
 _GIVEN = (
     "config",
@@ -36,7 +37,7 @@ Given = frozenset[tuple[str, str]]
 class Reached(NamedTuple):
     """What manifests reach of what is stored."""
 
-    records: Callable[[Record], bool]
+    records: Callable[[ActionRecord], bool]
     pins: frozenset[str]  # digests of the timing caches that engines pin
 
 
@@ -64,8 +65,8 @@ def _pins(project: Project) -> set[str]:
 
 
 def builds_of(
-    project: Project, revision: str, target: str, records: Callable[[str], Sequence[Record]]
-) -> list[Record] | None:
+    project: Project, revision: str, target: str, records: Callable[[str], Sequence[ActionRecord]]
+) -> list[ActionRecord] | None:
     """Return those of the recorded builds of a target that were made from it as it is at a git revision.
 
     Fields and sources are those of the revision, and so are the fields and sources behind each of its inputs.
@@ -93,14 +94,14 @@ class _Builds:
         self,
         actions: Mapping[str, Action],
         given: Mapping[str, Given],
-        records: Callable[[str], Sequence[Record]],
+        records: Callable[[str], Sequence[ActionRecord]],
     ) -> None:
         self._actions = actions
         self._given = given
         self._records = records
-        self._found: dict[str, list[Record]] = {}
+        self._found: dict[str, list[ActionRecord]] = {}
 
-    def of(self, target: str) -> list[Record]:
+    def of(self, target: str) -> list[ActionRecord]:
         """Return the builds of one target."""
         if target not in self._found:
             made = [
@@ -112,7 +113,7 @@ class _Builds:
             ]
         return self._found[target]
 
-    def _fits(self, target: str, record: Record, made: set[tuple[str, str]]) -> bool:
+    def _fits(self, target: str, record: ActionRecord, made: set[tuple[str, str]]) -> bool:
         if _given_of(record.parts) != self._given[target]:
             return False
         inputs = (
@@ -133,7 +134,7 @@ def _given(
     )
     with tempfile.TemporaryDirectory(prefix="buildsys-") as folder:
         db = StateDb(Path(folder) / "state.db")
-        survey = Surveyor(project.root, project.build, DigestMemo(db), ImportMemo(db))
+        survey = Surveyor(project.root, project.build, DigestCache(db), StateTextCache(db))
         yield from (
             (target, _given_of(survey.snapshot(action).parts)) for target, action in actions.items()
         )

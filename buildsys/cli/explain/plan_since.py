@@ -17,9 +17,9 @@ from buildsys.errors import StageError
 from buildsys.execution.action_key import declared_parts
 from buildsys.execution.key_inputs import Surveyor
 from buildsys.execution.stale_reasons import UNREADABLE, UPSTREAM, Reason, part_reasons, told
-from buildsys.store.file_digests import DigestMemo, FileDigest
-from buildsys.store.ledger import ImportMemo
-from buildsys.store.read_only_state import StateView
+from buildsys.store.file_digests import DigestCache, FileDigest
+from buildsys.store.state_db import ReadOnlyStateDb
+from buildsys.store.text_cache import StateTextCache
 
 SCHEMA = "buildsys/plan-since/1"
 ADDED, CHANGED, REMOVED, BEHIND = "added", "changed", "removed", "behind"
@@ -99,7 +99,7 @@ def _behind(target: str, state: str) -> Reason:
     return Reason(UPSTREAM, target, None, "may rerun" if state == BEHIND else "will rerun")
 
 
-class _RealPathMemo(DigestMemo):
+class _RealPathMemo(DigestCache):
     """Digests files under their real paths: what is linked from the project is known there."""
 
     def digest(self, path: str) -> FileDigest | None:
@@ -110,9 +110,11 @@ class _Side:
     """The parts of targets that a revision can change: what the manifest declares and the content of sources."""
 
     def __init__(self, session: Session, state: Path) -> None:
-        project, db = session.project, StateView(state)
+        project, db = session.project, ReadOnlyStateDb(state)
         self._actions = session.actions
-        self._surveyor = Surveyor(project.root, project.build, _RealPathMemo(db), ImportMemo(db))
+        self._surveyor = Surveyor(
+            project.root, project.build, _RealPathMemo(db), StateTextCache(db)
+        )
 
     def parts(self, target: str) -> dict[str, str]:
         action = self._actions[target]

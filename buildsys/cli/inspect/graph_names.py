@@ -22,9 +22,9 @@ from buildsys.errors import StageError, UsageError
 from buildsys.execution.build_cache import store_folder
 from buildsys.execution.stale_reasons import FRESH, STALE, in_brief
 from buildsys.plan.action import Action
-from buildsys.store.ledger import PASSED, Ledger, OutputFile, Record
+from buildsys.store.ledger import PASSED, ActionRecord, Ledger, OutputFile
 from buildsys.store.object_store import Store
-from buildsys.store.read_only_state import StateView
+from buildsys.store.state_db import ReadOnlyStateDb
 from buildsys.system.suggestions import nearest
 
 _ROLES = ("model", "engine")  # of outputs that are graphs
@@ -106,7 +106,7 @@ class GraphFiles:
 
     @cached_property
     def _ledger(self) -> Ledger:
-        return Ledger(StateView(self._project.state / "state.db"))
+        return Ledger(ReadOnlyStateDb(self._project.state / "state.db"))
 
     @cached_property
     def _store(self) -> Store:
@@ -137,7 +137,7 @@ class GraphFiles:
 
     def _before(self, name: str, action: Action, steps: int) -> GraphFile:
         ref = graph_ref(action)
-        graphs: list[Record] = []
+        graphs: list[ActionRecord] = []
         for record in self._ledger.records(action.target):
             if (
                 record.status == PASSED
@@ -173,7 +173,7 @@ class GraphFiles:
             )
         return self._stored(name, action, graphs[0])
 
-    def _records(self, target: str) -> list[Record]:
+    def _records(self, target: str) -> list[ActionRecord]:
         """Return what is known of the builds of a target, newest first: those here and those in the store."""
         found = {record.key: record for record in self._all_stored.get(target, ())}
         found |= {record.key: record for record in self._ledger.records(target)}
@@ -181,13 +181,13 @@ class GraphFiles:
         return sorted(passed, key=lambda record: record.started, reverse=True)
 
     @cached_property
-    def _all_stored(self) -> dict[str, list[Record]]:
-        found: dict[str, list[Record]] = {}
+    def _all_stored(self) -> dict[str, list[ActionRecord]]:
+        found: dict[str, list[ActionRecord]] = {}
         for stored in self._store.actions():
             found.setdefault(stored.record.target, []).append(stored.record)
         return found
 
-    def _stored(self, name: str, action: Action, record: Record) -> GraphFile:
+    def _stored(self, name: str, action: Action, record: ActionRecord) -> GraphFile:
         ref = graph_ref(action)
         files = [self._content(name, record.files.get(path)) for path in (ref, f"{ref}.data")]
         if files[0] is None:
@@ -236,7 +236,7 @@ def _names(action: Action, others: Sequence[Action]) -> Iterator[str]:
         yield action.stage
 
 
-def _is_same(graphs: Sequence[Record], record: Record, ref: str) -> bool:
+def _is_same(graphs: Sequence[ActionRecord], record: ActionRecord, ref: str) -> bool:
     """Tell whether a record has the very graph of the one before it in the list."""
     files = (ref, f"{ref}.data")
     return bool(graphs) and all(

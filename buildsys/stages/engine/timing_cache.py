@@ -12,8 +12,13 @@ from typing import Any
 
 from buildsys.backends.interface import Backend, Figures
 from buildsys.errors import StageError
-from buildsys.store.timing_caches.checkout import Lender, lend_pinned, missed, pinned_figures
-from buildsys.store.timing_caches.files import Content
+from buildsys.store.timing_caches.checkout import (
+    SharedTimingCache,
+    checkout_pinned,
+    pinned_cache_warning,
+    pinned_figures,
+)
+from buildsys.store.timing_caches.files import TimingCacheData
 from buildsys.system.engine_environment import MissingLibraryError, built_with
 from buildsys.workers.job import Job
 
@@ -37,7 +42,7 @@ class Loan:
     def figures(self, messages: list[str]) -> Figures:
         """Return what the engine's record says of it; warnings become messages of the build."""
         found = self.take_back(messages)  # may add warnings
-        told = [text for text in (*self.warnings, missed(found)) if text]
+        told = [text for text in (*self.warnings, pinned_cache_warning(found)) if text]
         return {**({"timing_cache": found} if found else {}), "messages": [*messages, *told]}
 
 
@@ -54,21 +59,21 @@ def borrow(job: Job, backend: Backend, scratch: Path) -> Loan:
     if pin:
         folder, lent = (
             job.timing_caches,
-            lend_pinned(job.timing_caches, pin, private, f"the engine {job.variant}"),
+            checkout_pinned(job.timing_caches, pin, private, f"the engine {job.variant}"),
         )
         return Loan(private, lambda messages: pinned_figures(folder, private, lent, messages))
     lender = _lender(job, backend)
     return _shared(lender, private) if lender else Loan()
 
 
-def _shared(lender: Lender, private: Path) -> Loan:
-    lent: Content | None = lender.lend(private)
+def _shared(lender: SharedTimingCache, private: Path) -> Loan:
+    lent: TimingCacheData | None = lender.checkout(private)
     return Loan(
-        private, lambda messages: lender.take_back(private, lent, messages), lender.warnings
+        private, lambda messages: lender.merge_back(private, lent, messages), lender.warnings
     )
 
 
-def _lender(job: Job, backend: Backend) -> Lender | None:
+def _lender(job: Job, backend: Backend) -> SharedTimingCache | None:
     """Return the caches of these conditions, None where it is not known what they are."""
     options: Mapping[str, Any] = job.options["engine"]
     facts: dict[str, Any] = {}
@@ -84,7 +89,7 @@ def _lender(job: Job, backend: Backend) -> Lender | None:
         "platform": facts["platform"],
         "settings": hashlib.sha256(json.dumps(timed, sort_keys=True).encode()).hexdigest()[:16],
     }
-    return Lender(
+    return SharedTimingCache(
         job.timing_caches, made_for, getattr(backend, "merge_timing_caches", _cannot_merge)
     )
 

@@ -21,17 +21,16 @@ from typing import Any
 
 from buildsys.errors import StageError
 from buildsys.store.timing_caches.files import (
-    KEPT,
+    BY_DIGEST,
     SUFFIX,
     BrokenCacheError,
-    Content,
-    MadeFor,
-    content_of,
-    keep,
-    read_kept,
+    Conditions,
+    TimingCacheData,
+    read_by_digest,
     read_shared,
     set_aside,
     shared_files,
+    store_by_digest,
     write_shared,
 )
 
@@ -45,11 +44,11 @@ _REFUSED = re.compile(
 
 
 @dataclass
-class Lender:
+class SharedTimingCache:
     """The timing caches of a folder, for builds under the same conditions."""
 
     folder: Path
-    made_for: MadeFor
+    made_for: Conditions
     merge: Merge
     warnings: list[str] = field(default_factory=list)
 
@@ -58,7 +57,7 @@ class Lender:
         """Return the shared file of these conditions."""
         return self.folder / f"{file_stem(self.made_for)}{SUFFIX}"
 
-    def lend(self, private: Path) -> Content | None:
+    def checkout(self, private: Path) -> TimingCacheData | None:
         """Write what is known to a private file; return it, None where nothing is known yet."""
         try:
             content = self._read()
@@ -74,8 +73,8 @@ class Lender:
             return None
         return content
 
-    def take_back(
-        self, private: Path, lent: Content | None, messages: Sequence[str] = ()
+    def merge_back(
+        self, private: Path, lent: TimingCacheData | None, messages: Sequence[str] = ()
     ) -> dict[str, Any]:
         """Merge what a build has made of its private file; return the figures of its result.
 
@@ -83,13 +82,13 @@ class Lender:
         """
         if not private.is_file() or private.stat().st_size == 0:
             return {}
-        made, refused = content_of(private.read_bytes()), _refusal(messages)
+        made, refused = TimingCacheData.of(private.read_bytes()), _refusal(messages)
         try:
             with self._locked():
                 if refused and lent is not None and self._read() == lent:
                     self._put_aside(self.path, "is of no use to the builder")
                 self._merge_in(made, lent, private.parent)
-            keep(self.folder, made)
+            store_by_digest(self.folder, made)
         except OSError as error:
             problem = f"the timing cache of this build cannot be kept in {self.folder}: {error.strerror or error}"
             self._warn(f"{problem}; the next build times its tactics again")
@@ -100,14 +99,16 @@ class Lender:
         given = {"lent": used.sha256} if used else {}
         return {"digest": made.sha256, "bytes": len(made.data), "added_bytes": added, **given}
 
-    def _merge_in(self, made: Content, lent: Content | None, scratch: Path) -> None:
+    def _merge_in(self, made: TimingCacheData, lent: TimingCacheData | None, scratch: Path) -> None:
         current = self._read()
         if current is not None and current.sha256 == made.sha256:
             return
         grown = made if current is None or current == lent else self._merged(current, made, scratch)
         write_shared(self.path, grown, self.made_for)
 
-    def _merged(self, current: Content, made: Content, scratch: Path) -> Content:
+    def _merged(
+        self, current: TimingCacheData, made: TimingCacheData, scratch: Path
+    ) -> TimingCacheData:
         """Return the timings of both: another build has added to the shared file meanwhile."""
         with TemporaryDirectory(dir=scratch) as folder:
             files = [Path(folder, "shared"), Path(folder, "made")]
@@ -116,12 +117,12 @@ class Lender:
             merged = Path(folder, "merged")
             try:
                 self.warnings += self.merge(files, merged) or ()
-                return content_of(merged.read_bytes())
+                return TimingCacheData.of(merged.read_bytes())
             except (StageError, FileNotFoundError) as error:
                 self._put_aside(self.path, f"cannot be merged ({error})")
                 return made
 
-    def _read(self) -> Content | None:
+    def _read(self) -> TimingCacheData | None:
         try:
             return read_shared(self.path, self.made_for)
         except BrokenCacheError as error:
@@ -150,7 +151,7 @@ class Lender:
             os.close(handle)
 
 
-def lend_pinned(folder: Path, sha256: str, private: Path, engine: str) -> Content:
+def checkout_pinned(folder: Path, sha256: str, private: Path, engine: str) -> TimingCacheData:
     """Write the pinned cache to a private file and return it.
 
     Raises: StageError: it is nowhere, with the places that were looked at.
@@ -166,7 +167,7 @@ def lend_pinned(folder: Path, sha256: str, private: Path, engine: str) -> Conten
 
 
 def pinned_figures(
-    folder: Path, private: Path, lent: Content, messages: Sequence[str]
+    folder: Path, private: Path, lent: TimingCacheData, messages: Sequence[str]
 ) -> dict[str, Any]:
     """Return what a build has done with the cache that it pins: timings that it lacked were misses.
 
@@ -191,12 +192,14 @@ def pinned_figures(
         "misses": len(told),
     }
     made = (
-        content_of(private.read_bytes()) if private.is_file() and private.stat().st_size else lent
+        TimingCacheData.of(private.read_bytes())
+        if private.is_file() and private.stat().st_size
+        else lent
     )
     added = len(made.data) - len(lent.data)
     if added > 0:
         try:
-            keep(folder, made)
+            store_by_digest(folder, made)
         except OSError:
             return {**figures, "added_bytes": added}
         return {**figures, "added_bytes": added, "grown_digest": made.sha256}
@@ -207,7 +210,7 @@ def _refusal(messages: Sequence[str]) -> str:
     return next((text for text in messages if _REFUSED.search(text)), "")
 
 
-def missed(figures: Mapping[str, Any]) -> str:
+def pinned_cache_warning(figures: Mapping[str, Any]) -> str:
     """Return what to tell of a pinned cache that lacked timings, "" where it had all."""
     if not figures.get("pinned") or not (figures.get("misses") or figures.get("added_bytes")):
         return ""
@@ -219,7 +222,7 @@ def missed(figures: Mapping[str, Any]) -> str:
     return f"{problem}, so some tactics were timed anew and may differ from those of its first build{again}"
 
 
-def file_stem(made_for: MadeFor) -> str:
+def file_stem(made_for: Conditions) -> str:
     """Return the name of a shared file: readable as far as it goes, and the digest of all conditions."""
     digest = hashlib.sha256(json.dumps(dict(made_for), sort_keys=True).encode()).hexdigest()[:8]
     readable = "_".join(
@@ -228,13 +231,13 @@ def file_stem(made_for: MadeFor) -> str:
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', readable)[:120]}_{digest}"
 
 
-def _find(folder: Path, sha256: str) -> tuple[Content | None, list[str]]:
-    looked = [f"{folder / KEPT / sha256}"]
+def _find(folder: Path, sha256: str) -> tuple[TimingCacheData | None, list[str]]:
+    looked = [f"{folder / BY_DIGEST / sha256}"]
     try:
-        kept = read_kept(folder, sha256)
+        kept = read_by_digest(folder, sha256)
     except BrokenCacheError as error:
         with suppress(OSError):  # of a folder that cannot be written it is told just as well
-            set_aside(folder / KEPT / sha256)
+            set_aside(folder / BY_DIGEST / sha256)
         kept, looked = None, [f"{looked[0]} (of no use: {error})"]
     except OSError as error:
         kept, looked = None, [f"{looked[0]} ({error.strerror})"]
@@ -245,7 +248,7 @@ def _find(folder: Path, sha256: str) -> tuple[Content | None, list[str]]:
     return next((found for path in shared if (found := _if_it_is(path, sha256))), None), looked
 
 
-def _if_it_is(path: Path, sha256: str) -> Content | None:
+def _if_it_is(path: Path, sha256: str) -> TimingCacheData | None:
     try:
         content = read_shared(path)
     except (BrokenCacheError, OSError):

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SCHEMA = "buildsys/timing-cache/1"
-SUFFIX, BROKEN, KEPT = ".timing_cache", ".broken-", "by_digest"
+SUFFIX, BROKEN, BY_DIGEST = ".timing_cache", ".broken-", "by_digest"
 _LONGEST_HEADER = 4096
-MadeFor = Mapping[str, str]  # library, GPU, driver and builder settings that its timings hold for
+Conditions = Mapping[
+    str, str
+]  # library, GPU, driver and builder settings that its timings hold for
 
 
 class BrokenCacheError(Exception):
@@ -27,19 +29,19 @@ class BrokenCacheError(Exception):
 
 
 @dataclass(frozen=True)
-class Content:
+class TimingCacheData:
     """TensorRT's bytes and their digest."""
 
     data: bytes
     sha256: str
 
+    @classmethod
+    def of(cls, data: bytes) -> TimingCacheData:
+        """Return bytes with their digest."""
+        return cls(data, hashlib.sha256(data).hexdigest())
 
-def content_of(data: bytes) -> Content:
-    """Return bytes with their digest."""
-    return Content(data, hashlib.sha256(data).hexdigest())
 
-
-def read_shared(path: Path, made_for: MadeFor | None = None) -> Content | None:
+def read_shared(path: Path, made_for: Conditions | None = None) -> TimingCacheData | None:
     """Return what a shared file holds, None where there is none.
 
     Raises: BrokenCacheError: it is damaged, or not for ``made_for``. OSError: it cannot be read.
@@ -55,7 +57,7 @@ def read_shared(path: Path, made_for: MadeFor | None = None) -> Content | None:
     data = stored[len(line) + 1 :]
     if len(data) != header.get("bytes"):
         raise BrokenCacheError(f"it is cut short: {len(data)} of {header.get('bytes')} bytes")
-    content = content_of(data)
+    content = TimingCacheData.of(data)
     if content.sha256 != header.get("sha256"):
         raise BrokenCacheError("its content is damaged")
     if made_for is not None and header.get("made_for") != dict(made_for):
@@ -63,7 +65,7 @@ def read_shared(path: Path, made_for: MadeFor | None = None) -> Content | None:
     return content
 
 
-def write_shared(path: Path, content: Content, made_for: MadeFor) -> None:
+def write_shared(path: Path, content: TimingCacheData, made_for: Conditions) -> None:
     """Put a shared file in place. Raises: OSError: it cannot be written; the one before stays."""
     header = {
         "schema": SCHEMA,
@@ -74,25 +76,25 @@ def write_shared(path: Path, content: Content, made_for: MadeFor) -> None:
     _replace(path, json.dumps(header).encode() + b"\n" + content.data)
 
 
-def read_kept(folder: Path, sha256: str) -> Content | None:
+def read_by_digest(folder: Path, sha256: str) -> TimingCacheData | None:
     """Return the cache with this digest, None where it is not kept.
 
     Raises: BrokenCacheError: the file has other bytes. OSError: it cannot be read.
     """
     try:
-        content = content_of((folder / KEPT / sha256).read_bytes())
+        content = TimingCacheData.of((folder / BY_DIGEST / sha256).read_bytes())
     except FileNotFoundError:
         return None
     if content.sha256 != sha256:
         raise BrokenCacheError("it does not have the content that its name says")
     with suppress(OSError):  # only tells when it was used last
-        os.utime(folder / KEPT / sha256)
+        os.utime(folder / BY_DIGEST / sha256)
     return content
 
 
-def keep(folder: Path, content: Content) -> None:
+def store_by_digest(folder: Path, content: TimingCacheData) -> None:
     """Keep a cache under its digest. Raises: OSError: it cannot be written."""
-    path = folder / KEPT / content.sha256
+    path = folder / BY_DIGEST / content.sha256
     try:
         os.utime(path)
     except FileNotFoundError:
@@ -104,18 +106,18 @@ def shared_files(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"*{SUFFIX}"))
 
 
-def kept_files(folder: Path) -> list[Path]:
+def files_by_digest(folder: Path) -> list[Path]:
     """Return the caches that are kept by digest."""
     return [
         path
-        for path in sorted(folder.glob(f"{KEPT}/*"))
+        for path in sorted(folder.glob(f"{BY_DIGEST}/*"))
         if len(path.name) == hashlib.sha256().digest_size * 2
     ]
 
 
 def broken_files(folder: Path) -> list[Path]:
     """Return what was set aside."""
-    return sorted([*folder.glob(f"*{BROKEN}*"), *folder.glob(f"{KEPT}/*{BROKEN}*")])
+    return sorted([*folder.glob(f"*{BROKEN}*"), *folder.glob(f"{BY_DIGEST}/*{BROKEN}*")])
 
 
 def set_aside(path: Path) -> Path:
@@ -137,9 +139,9 @@ def damaged(folder: Path) -> Iterator[tuple[Path, str]]:
             read_shared(path)
         except BrokenCacheError as error:
             yield path, str(error)
-    for path in kept_files(folder):
+    for path in files_by_digest(folder):
         try:
-            read_kept(folder, path.name)
+            read_by_digest(folder, path.name)
         except BrokenCacheError as error:
             yield path, str(error)
 

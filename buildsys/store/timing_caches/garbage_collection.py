@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildsys.store.timing_caches.files import broken_files, kept_files, shared_files
+from buildsys.store.timing_caches.files import broken_files, files_by_digest, shared_files
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Collected:
 
 def usage(folder: Path) -> Usage:
     """Return what a folder holds. Raises: OSError: it cannot be read."""
-    shared, kept, broken = shared_files(folder), kept_files(folder), broken_files(folder)
+    shared, kept, broken = shared_files(folder), files_by_digest(folder), broken_files(folder)
     return Usage(len(shared), len(kept), len(broken), sum(map(_size, (*shared, *kept, *broken))))
 
 
@@ -66,7 +66,7 @@ def collect(
 
 
 def _loose(folder: Path, wanted: Collection[str], *, shared: bool) -> Iterator[Path]:
-    yield from (path for path in kept_files(folder) if path.name not in wanted)
+    yield from (path for path in files_by_digest(folder) if path.name not in wanted)
     yield from broken_files(folder)
     if shared:
         yield from shared_files(folder)

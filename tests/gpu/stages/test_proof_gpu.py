@@ -20,7 +20,7 @@ from buildsys.backends.cuda.gpus import find_driver
 sys.path.insert(0, str(ROOT / "tests" / "scenarios"))
 from project_folder import ProjectFolder
 
-from buildsys.store.timing_caches.files import broken_files, kept_files, shared_files
+from buildsys.store.timing_caches.files import broken_files, files_by_digest, shared_files
 
 pytestmark = [
     pytest.mark.gpu,
@@ -146,7 +146,7 @@ def test_timings_are_shared_merged_and_pinned(project: ProjectFolder) -> None:
     }
     assert all(facts["added_bytes"] > 0 for facts in first.values())
     assert len(shared_files(caches)) == 1
-    assert {path.name for path in kept_files(caches)} == {
+    assert {path.name for path in files_by_digest(caches)} == {
         facts["digest"] for facts in first.values()
     }
 
@@ -166,7 +166,7 @@ def test_timings_are_shared_merged_and_pinned(project: ProjectFolder) -> None:
         0,
     )
     assert project.doit("cache", "gc").code == 0
-    assert first["a"]["digest"] in {path.name for path in kept_files(caches)}
+    assert first["a"]["digest"] in {path.name for path in files_by_digest(caches)}
 
     model(
         project, "b", {"timing_cache": {"pin": first["a"]["digest"]}}, channels=24
@@ -184,7 +184,7 @@ def test_timings_are_shared_merged_and_pinned(project: ProjectFolder) -> None:
 
 @pytest.mark.parametrize("damage", ["truncated", "foreign", "not TensorRT's"])
 def test_a_broken_timing_cache_costs_a_warning(project: ProjectFolder, damage: str) -> None:
-    from buildsys.store.timing_caches.files import content_of, write_shared
+    from buildsys.store.timing_caches.files import TimingCacheData, write_shared
 
     caches = project.root / ".buildsys/timing_caches"
     model(project, "m", {})
@@ -199,7 +199,9 @@ def test_a_broken_timing_cache_costs_a_warning(project: ProjectFolder, damage: s
         )
     else:
         write_shared(
-            path, content_of(os.urandom(5000)), json.loads(stored.partition(b"\n")[0])["made_for"]
+            path,
+            TimingCacheData.of(os.urandom(5000)),
+            json.loads(stored.partition(b"\n")[0])["made_for"],
         )
     project.doit("forget", "engine:m:trt")
     assert project.doit("engine:m:trt").code == 0

@@ -11,13 +11,13 @@ from pathlib import Path
 from project_folder import ProjectFolder
 from test_bad_disks import read_only, small_disk
 
-from buildsys.store.timing_caches.checkout import Lender
+from buildsys.store.timing_caches.checkout import SharedTimingCache
 from buildsys.store.timing_caches.files import (
-    content_of,
+    TimingCacheData,
     damaged,
-    keep,
     read_shared,
     shared_files,
+    store_by_digest,
     write_shared,
 )
 
@@ -42,9 +42,9 @@ def digest(data: bytes) -> str:
 
 def fill(folder: Path) -> None:
     """Make a folder with one shared cache, three kept ones and one that was set aside."""
-    write_shared(folder / "some.timing_cache", content_of(b"a" * 1000), MADE_FOR)
+    write_shared(folder / "some.timing_cache", TimingCacheData.of(b"a" * 1000), MADE_FOR)
     for data in (b"pinned", b"loose", b"another"):
-        keep(folder, content_of(data))
+        store_by_digest(folder, TimingCacheData.of(data))
     (folder / "other.timing_cache.broken-20260101T000000").write_bytes(b"x")
 
 
@@ -113,16 +113,16 @@ def test_a_pin_that_is_no_digest_is_an_error_of_the_manifest(project: ProjectFol
 
 def build_on(folder: Path, scratch: Path) -> list[str]:
     """Do what two builds do with their timing caches; return the warnings of the second one."""
-    lender = Lender(
+    lender = SharedTimingCache(
         folder, MADE_FOR, lambda files, merged: merged.write_bytes(files[-1].read_bytes()) and []
     )
     for data in (b"first" * 1000, b"second" * 1000):
         lender.warnings.clear()
         private = scratch / "private"
         private.unlink(missing_ok=True)
-        lent = lender.lend(private)
+        lent = lender.checkout(private)
         private.write_bytes(data)
-        assert lender.take_back(private, lent)["digest"] == digest(data)
+        assert lender.merge_back(private, lent)["digest"] == digest(data)
     return lender.warnings
 
 

@@ -12,9 +12,9 @@ from tiny_project import EXPORT, actions
 from buildsys.execution.key_inputs import Surveyor
 from buildsys.execution.up_to_date_models import surroundings, surroundings_of
 from buildsys.plan.action import Action, ToolchainRef
-from buildsys.store.file_digests import DigestMemo
-from buildsys.store.ledger import ImportMemo
+from buildsys.store.file_digests import DigestCache
 from buildsys.store.state_db import StateDb
+from buildsys.store.text_cache import StateTextCache
 from buildsys.system import versions
 
 
@@ -28,7 +28,7 @@ def db(tmp_path: Path) -> Iterator[StateDb]:
 
 def parts(root: Path, db: StateDb, action: Action | None = None) -> Mapping[str, str]:
     action = action or actions()[EXPORT]
-    surveyor = Surveyor(root, root / "build", DigestMemo(db), ImportMemo(db))
+    surveyor = Surveyor(root, root / "build", DigestCache(db), StateTextCache(db))
     return surveyor.snapshot(action).parts
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.store.locks import Holder, Locks
+from buildsys.store.locks import LockHolder, Locks
 
 # holds the GPUs of argv[3] with the machine shared, as a benchmark on a GPU does, until its stdin ends
 HOLD = """
@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from buildsys.store.locks import Locks
 locks = Locks(Path(sys.argv[1]), Path(sys.argv[2]))
-with locks.place("bench:m:trt", devices=sys.argv[3].split(), exclusive=False, on_wait=lambda holder: None):
+with locks.resources("bench:m:trt", devices=sys.argv[3].split(), exclusive=False, on_wait=lambda holder: None):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -53,16 +53,16 @@ def locks(tmp_path: Path) -> Locks:
     return Locks(tmp_path / "project", tmp_path / "machine")
 
 
-def unexpected(holder: Holder | None) -> None:
+def unexpected(holder: LockHolder | None) -> None:
     raise AssertionError(f"waited for {holder}")
 
 
 def test_two_processes_do_not_time_on_one_gpu_together(tmp_path: Path, locks: Locks) -> None:
     other = Elsewhere(tmp_path, "GPU-1")
     assert other.holds()
-    told: list[Holder | None] = []
+    told: list[LockHolder | None] = []
 
-    def wait(holder: Holder | None) -> None:
+    def wait(holder: LockHolder | None) -> None:
         told.append(holder)
         with locks.machine("simplify:m", exclusive=False, on_wait=unexpected):
             pass  # a stage on the CPU goes on meanwhile
@@ -102,9 +102,9 @@ def test_a_benchmark_on_the_cpu_does_not_wait_for_those_who_wait_for_a_gpu(
 def test_a_benchmark_on_the_cpu_waits_for_one_on_a_gpu(tmp_path: Path, locks: Locks) -> None:
     other = Elsewhere(tmp_path, "GPU-1")
     assert other.holds()
-    told: list[Holder | None] = []
+    told: list[LockHolder | None] = []
 
-    def wait(holder: Holder | None) -> None:
+    def wait(holder: LockHolder | None) -> None:
         told.append(holder)
         other.let_go()
 

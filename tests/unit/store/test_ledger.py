@@ -6,15 +6,15 @@ from buildsys.store.ledger import (
     FAILED,
     KEEP_HISTORY,
     KEEP_RECORDS,
-    ImportMemo,
+    ActionRecord,
+    HistoryEntry,
     Ledger,
     OutputFile,
-    Record,
-    Run,
 )
 from buildsys.store.state_db import StateDb
+from buildsys.store.text_cache import StateTextCache
 
-RECORD = Record(
+RECORD = ActionRecord(
     target="export:m",
     key="k1",
     parts={"config:export.opset": "17"},
@@ -28,7 +28,7 @@ RECORD = Record(
 
 
 def test_a_record_comes_back_whole(db: StateDb) -> None:
-    Ledger(db).record(RECORD)
+    Ledger(db).add(RECORD)
     ledger = Ledger(StateDb(db.path))
     assert ledger.lookup("export:m", "k1") == RECORD
     assert ledger.latest("export:m") == RECORD
@@ -38,7 +38,7 @@ def test_a_record_comes_back_whole(db: StateDb) -> None:
 
 def test_a_record_counts_for_its_target_and_key_only(db: StateDb) -> None:
     ledger = Ledger(db)
-    ledger.record(RECORD)
+    ledger.add(RECORD)
     assert ledger.lookup("export:m", "k2") is None
     assert ledger.lookup("export:other", "k1") is None
     assert ledger.latest("export:other") is None
@@ -47,7 +47,7 @@ def test_a_record_counts_for_its_target_and_key_only(db: StateDb) -> None:
 def test_the_latest_is_the_one_written_last_even_under_an_old_key(db: StateDb) -> None:
     ledger = Ledger(db)
     for key in ("k1", "k2", "k1"):
-        ledger.record(replace(RECORD, key=key))
+        ledger.add(replace(RECORD, key=key))
     assert ledger.latest("export:m").key == "k1"
     assert ledger.lookup("export:m", "k2").key == "k2"
     assert [run.key for run in ledger.history("export:m")] == ["k1", "k2", "k1"]
@@ -55,7 +55,7 @@ def test_the_latest_is_the_one_written_last_even_under_an_old_key(db: StateDb) -
 
 def test_forgetting_drops_records_but_not_the_knowledge_of_files(db: StateDb) -> None:
     ledger = Ledger(db)
-    ledger.record(RECORD)
+    ledger.add(RECORD)
     ledger.forget("export:m")
     assert ledger.latest("export:m") is None
     assert ledger.owned("export:m") == {"m/export/model.onnx"}
@@ -64,9 +64,10 @@ def test_forgetting_drops_records_but_not_the_knowledge_of_files(db: StateDb) ->
 
 def test_a_failure_is_history_and_no_record(db: StateDb) -> None:
     ledger = Ledger(db)
-    ledger.record(RECORD)
-    ledger.fail(
-        Run("export:m", "k2", FAILED, "2026", 1.0, "numbers differ"), ["m/export/export.json"]
+    ledger.add(RECORD)
+    ledger.add_failure(
+        HistoryEntry("export:m", "k2", FAILED, "2026", 1.0, "numbers differ"),
+        ["m/export/export.json"],
     )
     assert ledger.lookup("export:m", "k2") is None
     assert ledger.history("export:m", limit=1)[0].reason == "numbers differ"
@@ -82,9 +83,9 @@ def test_a_file_has_one_owner(db: StateDb) -> None:
 
 def test_old_records_and_history_are_pruned_per_target(db: StateDb) -> None:
     ledger = Ledger(db)
-    ledger.record(replace(RECORD, target="export:other"))
+    ledger.add(replace(RECORD, target="export:other"))
     for number in range(KEEP_HISTORY + 5):
-        ledger.record(replace(RECORD, key=f"k{number}"))
+        ledger.add(replace(RECORD, key=f"k{number}"))
     newest = KEEP_HISTORY + 4
     assert ledger.lookup("export:m", f"k{newest - KEEP_RECORDS + 1}") is not None
     assert ledger.lookup("export:m", f"k{newest - KEEP_RECORDS}") is None
@@ -94,13 +95,13 @@ def test_old_records_and_history_are_pruned_per_target(db: StateDb) -> None:
 
 def test_a_record_that_cannot_be_read_counts_as_absent(db: StateDb) -> None:
     ledger = Ledger(db)
-    ledger.record(RECORD)
+    ledger.add(RECORD)
     db.write([("UPDATE records SET outputs = '[broken'", ())])
     assert ledger.lookup("export:m", "k1") is None
     assert ledger.outputs("export:m", "k1") is None
 
 
 def test_imports_are_remembered_across_processes(db: StateDb) -> None:
-    ImportMemo(db).set("digest", "[]")
-    assert ImportMemo(StateDb(db.path)).get("digest") == "[]"
-    assert ImportMemo(db).get("other") is None
+    StateTextCache(db).set("digest", "[]")
+    assert StateTextCache(StateDb(db.path)).get("digest") == "[]"
+    assert StateTextCache(db).get("other") is None

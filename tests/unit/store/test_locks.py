@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from buildsys.errors import StageError
-from buildsys.store.locks import Holder, InterruptedWaitError, Locks, machine_lock_folder
+from buildsys.store.locks import InterruptedWaitError, LockHolder, Locks, machine_lock_folder
 
 HOLD = (
     "import sys, time; from pathlib import Path; from buildsys.store.locks import Locks\n"
@@ -22,7 +22,7 @@ HOLD = (
 )
 
 
-def unexpected(holder: Holder | None) -> None:
+def unexpected(holder: LockHolder | None) -> None:
     raise AssertionError(f"waited for {holder}")
 
 
@@ -45,7 +45,7 @@ def test_a_free_target_is_had_at_once(locks: Locks) -> None:
 
 
 def test_a_second_thread_waits_and_is_told_for_whom(locks: Locks) -> None:
-    told: list[Holder | None] = []
+    told: list[LockHolder | None] = []
     order: list[str] = []
 
     def second() -> None:
@@ -66,9 +66,9 @@ def test_a_second_thread_waits_and_is_told_for_whom(locks: Locks) -> None:
 def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
     holder = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE)
     assert holder.stdout.readline() == b"held\n"
-    told: list[Holder | None] = []
+    told: list[LockHolder | None] = []
 
-    def kill(by: Holder | None) -> None:
+    def kill(by: LockHolder | None) -> None:
         told.append(by)
         holder.send_signal(signal.SIGKILL)
 

@@ -14,7 +14,7 @@ import buildsys.store.file_digests as digest_module
 import buildsys.store.publish as publish_module
 from buildsys.errors import StageError
 from buildsys.store.background import Background
-from buildsys.store.file_digests import DigestMemo
+from buildsys.store.file_digests import DigestCache
 from buildsys.store.publish import Publisher
 from buildsys.store.state_db import StateDb
 
@@ -30,7 +30,7 @@ def build(tmp_path: Path) -> Path:
 def publisher(
     build: Path, db: StateDb, background: Background, warnings_given: list[str]
 ) -> Publisher:
-    return Publisher(build, DigestMemo(db), background, warnings_given.append)
+    return Publisher(build, DigestCache(db), background, warnings_given.append)
 
 
 def write(tree: Path, **files: bytes) -> None:
@@ -43,8 +43,8 @@ def write(tree: Path, **files: bytes) -> None:
 def publish(publisher: Publisher, **files: bytes) -> dict[str, digest_module.FileDigest]:
     with publisher.staging("export:m") as tree:
         write(tree, **files)
-        sealed = publisher.seal(tree)
-        publisher.place(tree, sealed, last=RESULT)
+        sealed = publisher.digest_outputs(tree)
+        publisher.publish(tree, sealed, last=RESULT)
     return sealed
 
 
@@ -58,7 +58,7 @@ def test_everything_in_the_tree_is_published(publisher: Publisher, build: Path) 
 def test_nothing_is_seen_before_it_is_placed(publisher: Publisher, build: Path) -> None:
     with publisher.staging("export:m") as tree:
         write(tree, model_onnx=b"half")
-        publisher.seal(tree)
+        publisher.digest_outputs(tree)
     assert not (build / "m").exists()
 
 
@@ -98,13 +98,13 @@ def test_a_large_output_is_read_once(
 ) -> None:
     with publisher.staging("export:m") as tree:
         write(tree, model_onnx=b"x" * 1000)
-        sealed = publisher.seal(tree)
-        publisher.place(tree, sealed, last=RESULT)
+        sealed = publisher.digest_outputs(tree)
+        publisher.publish(tree, sealed, last=RESULT)
     monkeypatch.setattr(
         digest_module, "hash_file", lambda path: pytest.fail(f"{path} is read again")
     )
     path = str(build / "m/export/model.onnx")
-    assert DigestMemo(db).digest(path).digest == sealed["m/export/model.onnx"].digest
+    assert DigestCache(db).digest(path).digest == sealed["m/export/model.onnx"].digest
 
 
 def test_a_file_written_right_after_publishing_is_noticed(
@@ -113,7 +113,7 @@ def test_a_file_written_right_after_publishing_is_noticed(
     sealed = publish(publisher, model_onnx=b"one")
     (build / "m/export/model.onnx").write_bytes(b"two")
     assert (
-        DigestMemo(db).digest(str(build / "m/export/model.onnx")).digest
+        DigestCache(db).digest(str(build / "m/export/model.onnx")).digest
         != sealed["m/export/model.onnx"].digest
     )
 
@@ -144,10 +144,10 @@ def test_what_a_power_cut_took_is_read_again(
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     db.write([("UPDATE file_digests SET ctime_ns = ?", (path.stat().st_ctime_ns,))])
     assert (
-        DigestMemo(db).digest(str(path)).digest == blake3(b"model").hexdigest()
+        DigestCache(db).digest(str(path)).digest == blake3(b"model").hexdigest()
     )  # not before the machine restarts
     monkeypatch.setattr(digest_module, "boot_id", lambda: "the next one")
-    assert DigestMemo(db).digest(str(path)).digest == blake3(bytes(5)).hexdigest()
+    assert DigestCache(db).digest(str(path)).digest == blake3(bytes(5)).hexdigest()
 
 
 def test_a_disk_that_fails_later_is_told_and_the_file_looked_at_again(
@@ -157,7 +157,7 @@ def test_a_disk_that_fails_later_is_told_and_the_file_looked_at_again(
     def broken(path: str) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(publish_module, "_fsync", broken)
+    monkeypatch.setattr(publish_module, "fsync", broken)
     publish(publisher, model_onnx=b"model")
     background.close()
     path = build / "m/export/model.onnx"
@@ -183,7 +183,7 @@ def test_sweeping_takes_only_what_dead_processes_left(publisher: Publisher, buil
     (build / ".tmp" / "just-made").mkdir()  # by a process that has not locked it yet
     with publisher.staging("export:m") as tree:
         assert len(list((build / ".tmp").iterdir())) == 3
-        publisher.sweep()
+        publisher.remove_abandoned()
         assert sorted(path.name for path in (build / ".tmp").iterdir()) == sorted(
             [tree.parent.name, "just-made"]
         )
@@ -193,4 +193,4 @@ def test_symbolic_links_are_not_published(publisher: Publisher) -> None:
     with publisher.staging("export:m") as tree:
         write(tree, model_onnx=b"x")
         (tree / "m/export/link").symlink_to(tree / "m/export/model.onnx")
-        assert list(publisher.seal(tree)) == ["m/export/model.onnx"]
+        assert list(publisher.digest_outputs(tree)) == ["m/export/model.onnx"]

@@ -13,7 +13,7 @@ from tiny_project import BENCH, ENGINE, EXPORT, REPORT, InlinePool, make_executo
 
 from buildsys.execution.executor import Executor
 from buildsys.execution.outcome import Outcome
-from buildsys.store.remote import READ_ONLY, READ_WRITE, Remote, RemoteSettings
+from buildsys.store.shared_cache import READ_ONLY, READ_WRITE, SharedCache, SharedCacheSettings
 
 ALL = [EXPORT, ENGINE, BENCH, REPORT]
 SHARED = [EXPORT, ENGINE, REPORT]  # figures of another machine are not this one's
@@ -54,7 +54,7 @@ class Checkout:
         self.pool: InlinePool
         self.executor, self.pool = make_executor(
             root,
-            remote=Remote(RemoteSettings(str(url), mode, timeout_s), self.told.append),
+            remote=SharedCache(SharedCacheSettings(str(url), mode, timeout_s), self.told.append),
             notify=self.told.append,
             on_event=lambda target, event: self.events.append((target, event)),
         )
@@ -161,7 +161,7 @@ def test_a_slow_cache_costs_its_time_out_once(
     clone: Callable[[str], Path], shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        Remote, "_take_place", lambda self: time.sleep(60)
+        SharedCache, "_take_place", lambda self: time.sleep(60)
     )  # a server that does not answer
     one = Checkout(clone("one"), shared, timeout_s=0.3)
     begun = time.monotonic()

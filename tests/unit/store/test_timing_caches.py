@@ -18,22 +18,22 @@ import buildsys
 from buildsys.errors import StageError
 from buildsys.store.timing_caches.checkout import (
     _REFUSED,
-    Lender,
+    SharedTimingCache,
+    checkout_pinned,
     file_stem,
-    lend_pinned,
-    missed,
+    pinned_cache_warning,
     pinned_figures,
 )
 from buildsys.store.timing_caches.files import (
     BrokenCacheError,
+    TimingCacheData,
     broken_files,
-    content_of,
     damaged,
-    keep,
-    kept_files,
-    read_kept,
+    files_by_digest,
+    read_by_digest,
     read_shared,
     shared_files,
+    store_by_digest,
     write_shared,
 )
 
@@ -48,21 +48,21 @@ import sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[4])
 from test_timing_caches import MADE_FOR, merge_lines
-from buildsys.store.timing_caches.checkout import Lender
+from buildsys.store.timing_caches.checkout import SharedTimingCache
 folder, name, barrier = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 private = folder.parent / f"private-{name}"
 private.mkdir()
-lender = Lender(folder, MADE_FOR, merge_lines)
+lender = SharedTimingCache(folder, MADE_FOR, merge_lines)
 for number in range(5):
     file = private / str(number)
-    lent = lender.lend(file)
+    lent = lender.checkout(file)
     if number == 0:  # all have read the same file before the first one writes it
         (barrier / name).touch()
         while len(list(barrier.iterdir())) < 3:
             time.sleep(0.001)
     before = file.read_bytes() if file.exists() else b""
     file.write_bytes(before + f"{name}{number}\\n".encode())
-    lender.take_back(file, lent)
+    lender.merge_back(file, lent)
 assert not lender.warnings, lender.warnings
 """
 
@@ -81,26 +81,26 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "caches"
 
 
-def build(lender: Lender, scratch: Path, timings: bytes) -> dict[str, object]:
+def build(lender: SharedTimingCache, scratch: Path, timings: bytes) -> dict[str, object]:
     """Do what a build does: begin with what is lent, add timings, give it back."""
     scratch.mkdir(exist_ok=True)
     private = scratch / "timing_cache"
     private.unlink(missing_ok=True)
-    lent = lender.lend(private)
+    lent = lender.checkout(private)
     private.write_bytes((private.read_bytes() if lent else b"") + timings)
-    return lender.take_back(private, lent)
+    return lender.merge_back(private, lent)
 
 
 def test_what_one_build_times_the_next_one_is_lent(folder: Path, tmp_path: Path) -> None:
-    lender = Lender(folder, MADE_FOR, merge_lines)
+    lender = SharedTimingCache(folder, MADE_FOR, merge_lines)
     first = build(lender, tmp_path / "1", b"conv 1 us\n")
     assert first == {"digest": sha256(b"conv 1 us\n").hexdigest(), "bytes": 10, "added_bytes": 10}
     second = build(lender, tmp_path / "2", b"gemm 2 us\n")
     assert second["lent"] == first["digest"]
     assert second["added_bytes"] == 10
-    assert lender.lend(tmp_path / "look") == content_of(b"conv 1 us\ngemm 2 us\n")
+    assert lender.checkout(tmp_path / "look") == TimingCacheData.of(b"conv 1 us\ngemm 2 us\n")
     assert lender.warnings == []
-    assert [path.name for path in kept_files(folder)] == sorted(
+    assert [path.name for path in files_by_digest(folder)] == sorted(
         [str(first["digest"]), str(second["digest"])]
     )
     assert not [path for path in folder.rglob("*") if path.name.startswith(".")], (
@@ -112,8 +112,13 @@ def test_other_conditions_have_another_file(folder: Path, tmp_path: Path) -> Non
     names = {file_stem({**MADE_FOR, field: "other"}) for field in MADE_FOR} | {file_stem(MADE_FOR)}
     assert len(names) == len(MADE_FOR) + 1
     assert file_stem(MADE_FOR).startswith("tensorrt-8.6.1_NVIDIA-H200-9.0_cuda12.4-driver550.54_")
-    build(Lender(folder, MADE_FOR, merge_lines), tmp_path / "1", b"x")
-    assert Lender(folder, {**MADE_FOR, "gpu": "other"}, merge_lines).lend(tmp_path / "look") is None
+    build(SharedTimingCache(folder, MADE_FOR, merge_lines), tmp_path / "1", b"x")
+    assert (
+        SharedTimingCache(folder, {**MADE_FOR, "gpu": "other"}, merge_lines).checkout(
+            tmp_path / "look"
+        )
+        is None
+    )
 
 
 def test_three_builds_at_once_all_end_up_in_it(folder: Path, tmp_path: Path) -> None:
@@ -152,10 +157,10 @@ def test_a_broken_or_foreign_file_is_set_aside_with_a_warning(
     folder: Path, tmp_path: Path, damage: object, why: str
 ) -> None:
     assert callable(damage)
-    build(Lender(folder, MADE_FOR, merge_lines), tmp_path / "1", b"conv 1 us\n")
+    build(SharedTimingCache(folder, MADE_FOR, merge_lines), tmp_path / "1", b"conv 1 us\n")
     (path,) = shared_files(folder)
     path.write_bytes(damage(path.read_bytes()))
-    lender = Lender(folder, MADE_FOR, merge_lines)
+    lender = SharedTimingCache(folder, MADE_FOR, merge_lines)
     figures = build(lender, tmp_path / "2", b"gemm 2 us\n")
     assert "lent" not in figures
     (warning,) = lender.warnings
@@ -164,26 +169,26 @@ def test_a_broken_or_foreign_file_is_set_aside_with_a_warning(
         r"renamed to .*\.timing_cache\.broken-\d+T\d+, and a new one is begun", warning
     )
     assert len(broken_files(folder)) == 1
-    assert lender.lend(tmp_path / "look") == content_of(b"gemm 2 us\n")
+    assert lender.checkout(tmp_path / "look") == TimingCacheData.of(b"gemm 2 us\n")
 
 
 def test_what_cannot_be_merged_is_set_aside(folder: Path, tmp_path: Path) -> None:
-    lender = Lender(folder, MADE_FOR, refuse)
+    lender = SharedTimingCache(folder, MADE_FOR, refuse)
     private = tmp_path / "private"
-    lent = lender.lend(private)
+    lent = lender.checkout(private)
     build(lender, tmp_path / "other", b"conv 1 us\n")
     private.write_bytes(b"gemm 2 us\n")
-    assert lender.take_back(private, lent)["bytes"] == 10
+    assert lender.merge_back(private, lent)["bytes"] == 10
     (warning,) = lender.warnings
     assert "cannot be merged (TensorRT cannot combine them); it was renamed" in warning
-    assert lender.lend(tmp_path / "look") == content_of(b"gemm 2 us\n")
+    assert lender.checkout(tmp_path / "look") == TimingCacheData.of(b"gemm 2 us\n")
 
 
 def test_a_builder_that_leaves_nothing_is_not_recorded(folder: Path, tmp_path: Path) -> None:
-    lender = Lender(folder, MADE_FOR, merge_lines)
-    assert lender.take_back(tmp_path / "nothing", None) == {}
+    lender = SharedTimingCache(folder, MADE_FOR, merge_lines)
+    assert lender.merge_back(tmp_path / "nothing", None) == {}
     (tmp_path / "empty").touch()
-    assert lender.take_back(tmp_path / "empty", None) == {}
+    assert lender.merge_back(tmp_path / "empty", None) == {}
     assert not folder.exists()
 
 
@@ -192,7 +197,7 @@ def test_a_builder_that_leaves_nothing_is_not_recorded(folder: Path, tmp_path: P
 )
 def test_a_folder_that_cannot_be_made_costs_a_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    lender = Lender(tmp_path / "file" / "caches", MADE_FOR, merge_lines)
+    lender = SharedTimingCache(tmp_path / "file" / "caches", MADE_FOR, merge_lines)
     figures = build(lender, tmp_path / "1", b"conv\n")
     assert figures["digest"] == sha256(b"conv\n").hexdigest()
     assert len(lender.warnings) == 2
@@ -204,14 +209,14 @@ def test_a_folder_that_cannot_be_made_costs_a_warning(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_the_file_before_and_nothing_half(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build(Lender(folder, MADE_FOR, merge_lines), tmp_path / "1", b"conv 1 us\n")
+    build(SharedTimingCache(folder, MADE_FOR, merge_lines), tmp_path / "1", b"conv 1 us\n")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
     def full(_handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("buildsys.store.timing_caches.files.os.fsync", full)
-    lender = Lender(folder, MADE_FOR, merge_lines)
+    lender = SharedTimingCache(folder, MADE_FOR, merge_lines)
     build(lender, tmp_path / "2", b"gemm 2 us\n")
     monkeypatch.undo()
     (warning,) = lender.warnings
@@ -221,42 +226,42 @@ def test_a_full_disk_leaves_the_file_before_and_nothing_half(
 
 
 def test_a_pinned_cache_is_replayed_exactly(folder: Path, tmp_path: Path) -> None:
-    lender = Lender(folder, MADE_FOR, merge_lines)
+    lender = SharedTimingCache(folder, MADE_FOR, merge_lines)
     pin = str(build(lender, tmp_path / "1", b"conv 1 us\n")["digest"])
     build(lender, tmp_path / "2", b"gemm 2 us\n")  # the shared cache goes on
     private = tmp_path / "private"
-    lent = lend_pinned(folder, pin, private, "the engine e")
+    lent = checkout_pinned(folder, pin, private, "the engine e")
     assert private.read_bytes() == b"conv 1 us\n"
     figures = pinned_figures(folder, private, lent, ["something else"])
     assert figures == {"digest": pin, "pinned": True, "bytes": 10, "misses": 0, "added_bytes": 0}
-    assert missed(figures) == ""
+    assert pinned_cache_warning(figures) == ""
 
 
 def test_misses_of_a_pinned_cache_are_told_with_what_to_pin_instead(
     folder: Path, tmp_path: Path
 ) -> None:
-    keep(folder, content_of(b"conv 1 us\n"))
+    store_by_digest(folder, TimingCacheData.of(b"conv 1 us\n"))
     private = tmp_path / "private"
-    lent = lend_pinned(folder, sha256(b"conv 1 us\n").hexdigest(), private, "the engine e")
+    lent = checkout_pinned(folder, sha256(b"conv 1 us\n").hexdigest(), private, "the engine e")
     private.write_bytes(b"conv 1 us\ngemm 2 us\n")
     figures = pinned_figures(folder, private, lent, ["Timing cache miss: gemm"])
     grown = sha256(b"conv 1 us\ngemm 2 us\n").hexdigest()
     assert (figures["digest"], figures["misses"], figures["added_bytes"]) == (lent.sha256, 1, 10)
     assert figures["grown_digest"] == grown
-    told = missed(figures)
+    told = pinned_cache_warning(figures)
     assert told.startswith(
         f"the pinned timing cache {lent.sha256[:16]}… lacked timings (it grew by 10 bytes)"
     )
     assert told.endswith(f"with all of them it is {grown}")
-    assert lend_pinned(folder, grown, private, "the engine e").data == b"conv 1 us\ngemm 2 us\n"
+    assert checkout_pinned(folder, grown, private, "the engine e").data == b"conv 1 us\ngemm 2 us\n"
 
 
 def test_a_pinned_cache_that_the_builder_refuses_fails_the_build(
     folder: Path, tmp_path: Path
 ) -> None:
-    keep(folder, content_of(b"conv 1 us\n"))
+    store_by_digest(folder, TimingCacheData.of(b"conv 1 us\n"))
     private = tmp_path / "timing_cache"
-    lent = lend_pinned(folder, sha256(b"conv 1 us\n").hexdigest(), private, "the engine e")
+    lent = checkout_pinned(folder, sha256(b"conv 1 us\n").hexdigest(), private, "the engine e")
     for why in (
         "is not used: it was made by another TensorRT or for another GPU",
         "is broken and starts empty: bytes",
@@ -272,36 +277,36 @@ def test_a_pinned_cache_that_the_builder_refuses_fails_the_build(
 def test_a_shared_cache_that_the_builder_began_anew_is_not_told_as_lent(
     folder: Path, tmp_path: Path
 ) -> None:
-    lender = Lender(folder, MADE_FOR, merge_lines)
+    lender = SharedTimingCache(folder, MADE_FOR, merge_lines)
     build(lender, tmp_path / "1", b"of another builder")
     private = tmp_path / "private"
-    lent = lender.lend(private)
+    lent = lender.checkout(private)
     private.write_bytes(b"gemm\n")
-    figures = lender.take_back(private, lent)
+    figures = lender.merge_back(private, lent)
     assert (figures["added_bytes"], "lent" in figures) == (5, False)
-    assert lender.lend(private) == content_of(b"gemm\n")
+    assert lender.checkout(private) == TimingCacheData.of(b"gemm\n")
 
 
 def test_a_shared_cache_that_the_builder_refuses_is_set_aside(folder: Path, tmp_path: Path) -> None:
-    lender = Lender(folder, MADE_FOR, merge_lines)
+    lender = SharedTimingCache(folder, MADE_FOR, merge_lines)
     build(lender, tmp_path / "1", b"no timings")
     private = tmp_path / "timing_cache"
-    lent = lender.lend(private)
+    lent = lender.checkout(private)
     private.write_bytes(b"timings of all layers\n")
-    figures = lender.take_back(
+    figures = lender.merge_back(
         private, lent, ["the timing cache timing_cache is broken and starts empty: bad magic"]
     )
     assert (figures["added_bytes"], "lent" in figures) == (22, False)
     (warning,) = lender.warnings
     assert "is of no use to the builder; it was renamed to " in warning
     assert len(broken_files(folder)) == 1
-    assert lender.lend(private) == content_of(b"timings of all layers\n")
+    assert lender.checkout(private) == TimingCacheData.of(b"timings of all layers\n")
 
 
 def test_a_pin_is_found_in_a_shared_cache_as_well(folder: Path, tmp_path: Path) -> None:
-    write_shared(folder / "from-a-colleague.timing_cache", content_of(b"timings"), MADE_FOR)
+    write_shared(folder / "from-a-colleague.timing_cache", TimingCacheData.of(b"timings"), MADE_FOR)
     assert (
-        lend_pinned(
+        checkout_pinned(
             folder, sha256(b"timings").hexdigest(), tmp_path / "private", "the engine e"
         ).data
         == b"timings"
@@ -313,7 +318,7 @@ def test_a_pin_that_does_not_exist_says_where_it_was_looked_for(
 ) -> None:
     pin = "ab" * 32
     with pytest.raises(StageError) as caught:
-        lend_pinned(folder, pin, tmp_path / "private", "the engine e")
+        checkout_pinned(folder, pin, tmp_path / "private", "the engine e")
     assert caught.value.problem == (
         f"the timing cache that the engine e pins, {pin}, is nowhere to be found: "
         f"looked for {folder}/by_digest/{pin} and 0 shared caches in {folder}"
@@ -324,22 +329,25 @@ def test_a_pin_that_does_not_exist_says_where_it_was_looked_for(
     with pytest.raises(
         StageError, match=r"\(of no use: it does not have the content that its name says\)"
     ):
-        lend_pinned(folder, pin, tmp_path / "private", "the engine e")
+        checkout_pinned(folder, pin, tmp_path / "private", "the engine e")
     assert [path.name.partition(".broken-")[0] for path in broken_files(folder)] == [pin]
 
 
 def test_everything_damaged_is_found(folder: Path, tmp_path: Path) -> None:
-    build(Lender(folder, MADE_FOR, merge_lines), tmp_path / "1", b"conv 1 us\n")
+    build(SharedTimingCache(folder, MADE_FOR, merge_lines), tmp_path / "1", b"conv 1 us\n")
     assert list(damaged(folder)) == []
-    for path in (*shared_files(folder), *kept_files(folder)):
+    for path in (*shared_files(folder), *files_by_digest(folder)):
         path.write_bytes(path.read_bytes()[:-1])
-    assert [path for path, _ in damaged(folder)] == [*shared_files(folder), *kept_files(folder)]
+    assert [path for path, _ in damaged(folder)] == [
+        *shared_files(folder),
+        *files_by_digest(folder),
+    ]
     with pytest.raises(BrokenCacheError):
-        read_kept(folder, kept_files(folder)[0].name)
+        read_by_digest(folder, files_by_digest(folder)[0].name)
 
 
 def test_the_header_is_one_line_for_people(folder: Path, tmp_path: Path) -> None:
-    build(Lender(folder, MADE_FOR, merge_lines), tmp_path / "1", b"binary\n\x00")
+    build(SharedTimingCache(folder, MADE_FOR, merge_lines), tmp_path / "1", b"binary\n\x00")
     header, _, data = shared_files(folder)[0].read_bytes().partition(b"\n")
     assert json.loads(header)["made_for"] == MADE_FOR
     assert data == b"binary\n\x00"

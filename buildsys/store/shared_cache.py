@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from buildsys.store.ledger import OutputFile, Record
-from buildsys.store.object_store import LocalError, Store
+from buildsys.store.ledger import ActionRecord, OutputFile
+from buildsys.store.object_store import Store, StoreWriteError
 from buildsys.store.record_file import RecordError, decode_record, encode_record
 
 READ_ONLY, READ_WRITE = "read-only", "read-write"
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class RemoteSettings:
+class SharedCacheSettings:
     """Where a shared cache is and how it may be used."""
 
     url: str
@@ -39,10 +39,10 @@ class RemoteSettings:
     timeout_s: float = 30.0  # for all that one target needs from it
 
 
-class Remote:
+class SharedCache:
     """A shared cache. Threads may share it; no method raises because of the remote side."""
 
-    def __init__(self, settings: RemoteSettings, notify: Callable[[str], None]) -> None:
+    def __init__(self, settings: SharedCacheSettings, notify: Callable[[str], None]) -> None:
         self.settings = settings
         self._notify = notify
         self._guard = threading.Lock()
@@ -59,7 +59,7 @@ class Remote:
         """Whether results may be added."""
         return self.settings.mode == READ_WRITE and not self._off
 
-    def read_action(self, target: str, key: str) -> Record | None:
+    def read_action(self, target: str, key: str) -> ActionRecord | None:
         """Return the record of a key, None when there is none that can be used."""
         path = _action(key)
         content = self._within(lambda place: place.read(path), f"look up {target}")
@@ -87,7 +87,7 @@ class Remote:
             raise got
         return got is True
 
-    def push(self, record: Record, store: Store) -> None:
+    def push(self, record: ActionRecord, store: Store) -> None:
         """Add a record, after its objects; what is there already is not sent again."""
         if self.writable:
             given_up = threading.Event()
@@ -155,7 +155,7 @@ class Remote:
             with place.open(_object(file), "rb") as reader:
                 try:
                     whole = store.add(file, _chunks(reader, given_up))
-                except LocalError as error:
+                except StoreWriteError as error:
                     return error.cause
             if not whole:
                 self._damaged.add(file.digest)
@@ -165,7 +165,9 @@ class Remote:
                 return False
         return True
 
-    def _push(self, record: Record, store: Store, given_up: threading.Event, place: _Place) -> None:
+    def _push(
+        self, record: ActionRecord, store: Store, given_up: threading.Event, place: _Place
+    ) -> None:
         for file in record.files.values():
             if file.digest in self._damaged or place.size(_object(file)) != file.size:
                 with store.object_path(file.digest).open("rb") as reader:
@@ -250,7 +252,7 @@ def _chunks(reader: Any, given_up: threading.Event) -> Iterator[bytes]:
         yield chunk
 
 
-def _options(settings: RemoteSettings) -> dict[str, Any]:
+def _options(settings: SharedCacheSettings) -> dict[str, Any]:
     """Return what the protocols want to know; none of them may remember what a folder held a moment ago."""
     protocol = settings.url.partition("://")[0]
     if protocol in ("sftp", "ssh"):

@@ -14,7 +14,7 @@ from blake3 import blake3
 from buildsys.errors import StageError
 from buildsys.store import object_store
 from buildsys.store.garbage_collection import collect, usage, verify
-from buildsys.store.ledger import OutputFile, Record
+from buildsys.store.ledger import ActionRecord, OutputFile
 from buildsys.store.object_store import DamagedError, Store, copy_file
 
 
@@ -31,9 +31,9 @@ def kept(store: Store, folder: Path, content: bytes) -> OutputFile:
     return file
 
 
-def record(key: str, target: str = "export:m", **outputs: OutputFile | None) -> Record:
+def record(key: str, target: str = "export:m", **outputs: OutputFile | None) -> ActionRecord:
     named = {f"m/export/{name}": file for name, file in outputs.items()}
-    return Record(
+    return ActionRecord(
         target,
         key * 64,
         {"config:x": "1"},
@@ -222,7 +222,7 @@ def test_a_killed_process_leaves_nothing_half(store: Store, tmp_path: Path) -> N
     (left,) = (store.folder / "tmp").iterdir()
     assert list(store.objects()) == []
     os.utime(left, (0, 0))
-    store.sweep()
+    store.remove_abandoned()
     assert not left.exists()
 
 
@@ -296,7 +296,7 @@ def test_a_dry_run_tells_the_same_and_removes_nothing(store: Store, tmp_path: Pa
 
 def test_age_counts_from_the_last_use(store: Store, tmp_path: Path) -> None:
     filled(store, tmp_path)
-    store.note_use("a" * 64)
+    store.mark_used("a" * 64)
     collect(
         store,
         unused_for_s=3600.0,
@@ -332,7 +332,7 @@ def test_nothing_is_collected_while_somebody_adds(store: Store, tmp_path: Path) 
         collect(store, unused_for_s=None, max_bytes=None, reached=lambda found: True, dry_run=False)
         order.append("collected")
 
-    with store.adding():
+    with store.lock_for_adding():
         thread = threading.Thread(target=gather)
         thread.start()
         file = kept(store, tmp_path, b"new")

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.store.read_only_state import StateView
-from buildsys.store.state_db import StateDb
+from buildsys.store.state_db import ReadOnlyStateDb, StateDb
 
 INSERT, COUNT = "INSERT INTO owned VALUES (?, ?)", "SELECT count(*) FROM owned"
 
@@ -26,7 +25,7 @@ def state(tmp_path: Path) -> Path:
 
 def test_it_reads_and_leaves_no_trace(state: Path, warnings_given: list[str]) -> None:
     before = stamps(state.parent)
-    view = StateView(state, warnings_given.append)
+    view = ReadOnlyStateDb(state, warnings_given.append)
     assert view.read(COUNT) == [(1,)]
     view.write([(INSERT, ("b", "t"))])
     assert view.read(COUNT) == [(1,)]
@@ -35,7 +34,7 @@ def test_it_reads_and_leaves_no_trace(state: Path, warnings_given: list[str]) ->
 
 
 def test_what_is_missing_counts_as_empty_and_is_not_made(tmp_path: Path) -> None:
-    assert StateView(tmp_path / "state" / "state.db").read(COUNT) == [(0,)]
+    assert ReadOnlyStateDb(tmp_path / "state" / "state.db").read(COUNT) == [(0,)]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -43,7 +42,7 @@ def test_it_reads_what_a_running_build_has_just_written(state: Path) -> None:
     writer = StateDb(state)
     writer.write([(INSERT, ("b", "t"))])  # in the write-ahead log, not yet in the file
     assert (state.parent / "state.db-wal").stat().st_size
-    assert StateView(state).read(COUNT) == [(2,)]
+    assert ReadOnlyStateDb(state).read(COUNT) == [(2,)]
     writer.close()
 
 
@@ -75,7 +74,7 @@ def test_what_cannot_be_read_is_told_once_and_left_as_it_is(
     assert callable(damage)
     damage(state)
     before = stamps(state.parent)
-    view = StateView(state, warnings_given.append)
+    view = ReadOnlyStateDb(state, warnings_given.append)
     assert view.read(COUNT) == [(0,)]
     assert view.read(COUNT) == [(0,)]
     assert len(warnings_given) == 1
