@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "system": set(),
     "manifest": {"system"},
     "onnx_graphs": {"system"},
-    "store": set(),
+    "store": {"system"},
     "workers": {"system"},
     "plan": {"manifest", "system"},
     "report": {"manifest", "onnx_graphs"},
