@@ -92,8 +92,8 @@ def workers(_root: Path, arguments: Sequence[str]) -> str:
     if arguments not in ([], ["--stop"]):
         raise UsageError("workers takes no arguments")
     if arguments:
-        return status.stopped_text(status.stop_servers(os.environ))
-    return status.running_text(status.list_servers(os.environ))
+        return status.format_stopped(status.stop_servers(os.environ))
+    return status.format_running(status.list_servers(os.environ))
 
 
 def cache(root: Path, arguments: Sequence[str], options: Mapping[str, Any]) -> tuple[str, int]:

@@ -1,1 +1,1 @@
-"""Stages run in processes of their own: a pool of servers that fork a child per job."""
+"""Worker processes that run stages: servers that fork one child per job."""

@@ -1,4 +1,4 @@
-"""What a worker is given and what it gives back. Standard library only: every toolchain imports this."""
+"""A stage's job and its result. Standard library only: every toolchain imports this."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from buildsys.system.interpreters.toolchain import Toolchain
 RESULT_SCHEMA = "buildsys/result/1"
 
 
-def _say_nothing(message: str) -> None:
+def _ignore_progress(message: str) -> None:
     """Drop a progress message."""
 
 
 def _raise(error: BuildsysError) -> NoReturn:
-    """Fail as far as an exception gets."""
     raise error
 
 
 @dataclass(frozen=True)
 class Job:
-    """One stage to run, with absolute paths. Outputs lie in a temporary folder that the executor publishes.
+    """One stage to run. All paths are absolute.
 
-    Roles are the keys of ``inputs`` and ``outputs``. An optional input that was not produced is absent
-    from ``inputs``, and so is one of ``advisory``. A stage may write further files beside its outputs
-    (external data, failing tensors): the executor records whatever it finds in the folder.
+    Outputs are in a temporary folder that the executor publishes. A stage may write further files
+    next to them (external data, failing tensors); the executor records all files in the folder.
+    ``inputs`` and ``advisory`` leave out optional files that no earlier stage produced.
     """
 
     target: str
@@ -36,23 +35,15 @@ class Job:
     model: str
     variant: str
     options: Mapping[str, Any]
-    inputs: Mapping[str, Path]
-    outputs: Mapping[str, Path]
+    inputs: Mapping[str, Path]  # by role
+    outputs: Mapping[str, Path]  # by role
     project: Path
-    advisory: Mapping[str, Path] = field(
-        default_factory=dict
-    )  # files for the words of an error, never for a result
-    toolchain: Toolchain | None = (
-        None  # the interpreter for the engine; None: the one that runs the other stages
-    )
-    timing_caches: Path | None = (
-        None  # the folder of builders' timing caches, which decide no result
-    )
-    threads: int = (
-        0  # that it may compute with, where its result does not depend on it; 0: all cores
-    )
-    progress: Callable[[str], None] = field(default=_say_nothing, compare=False)
-    # end the stage here and now, in a callback of a C++ library that an exception would only bring to harm
+    advisory: Mapping[str, Path] = field(default_factory=dict)  # for error messages only
+    toolchain: Toolchain | None = None  # runs the engine; None: the default interpreter
+    timing_caches: Path | None = None  # the builders' timing caches; they affect no result
+    threads: int = 0  # for computations independent of the thread count; 0: all cores
+    progress: Callable[[str], None] = field(default=_ignore_progress, compare=False)
+    # ends the process at once: for callbacks of C++ libraries that no exception may cross
     fail: Callable[[BuildsysError], NoReturn] = field(default=_raise, compare=False)
 
     def display_path(self, path: Path) -> str:
@@ -62,9 +53,9 @@ class Job:
 
 @dataclass(frozen=True)
 class StageResult:
-    """What a stage found: written to the target's result file with the common header."""
+    """The result of a stage, written to the target's result file below the common header."""
 
     status: str = "passed"  # passed | failed | unavailable
-    reason: str = ""  # one sentence; empty when passed
+    reason: str = ""  # one sentence; empty if passed
     hint: str = ""
     figures: Mapping[str, Any] = field(default_factory=dict)

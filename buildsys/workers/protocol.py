@@ -1,12 +1,17 @@
-"""What the orchestrator, a worker server and its children say to each other: JSON lines. Standard library only.
+"""Messages between orchestrator, worker server and child: JSON lines. Standard library only.
 
-The orchestrator sends over the *control* socket ``{"job", "log", "timeout_s", "preload"}`` with two file
-descriptors: the write end of the job's *events* pipe, for the child alone, and one end of the job's *fate*
-socket, for the server alone. Each has one writer, so a message is never torn by another writer's.
+Orchestrator and server share one *control* socket per connection. For each job the orchestrator
+sends a request over it, ``{"job", "log", "timeout_s", "preload", "environment", "server_log"}``,
+together with two file descriptors, so that each channel has a single writer:
 
-On events: ``{"event": "progress", "message"}``, then ``{"event": "result", …}`` or ``{"event": "error", "error"}``.
-On fate: ``{"event": "started", "pid"}``, then ``{"event": "exit", …}``; or ``{"event": "refused", "error"}`` alone.
-The end of file means, on control: the orchestrator is gone, or the server is; on fate: the job is no longer wanted.
+- the write end of the job's *events* pipe, for the child: ``{"event": "started", "pid"}``, any
+  number of ``{"event": "progress", "message"}``, then ``{"event": "result", …}`` or
+  ``{"event": "error", "error"}``;
+- one end of the job's *status* socket, for the server: ``{"event": "exit", …}`` after the child
+  ended, or ``{"event": "refused", "error"}`` if none was forked.
+
+End of file on control means that the other process is gone; on status, that the orchestrator no
+longer wants the result.
 """
 
 from __future__ import annotations
@@ -32,13 +37,13 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 class LineBuffer:
-    """Joins what arrives in pieces into whole messages."""
+    """A buffer that splits received bytes into messages."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
 
     def feed(self, piece: bytes) -> list[Message]:
-        """Return the messages that ``piece`` completes."""
+        """Return the messages completed by ``piece``."""
         whole, newline, rest = piece.rpartition(b"\n")
         if not newline:
             self._pieces.append(piece)
@@ -49,7 +54,8 @@ class LineBuffer:
 
 
 def job_to_json(job: Job) -> Message:
-    """Return the fields of ``job`` as JSON values; ``progress`` and ``fail`` stay behind."""
+    """Return the fields of ``job`` as JSON values, without ``progress`` and ``fail``."""
+    toolchain = job.toolchain
     return {
         "target": job.target,
         "stage": job.stage,
@@ -60,35 +66,33 @@ def job_to_json(job: Job) -> Message:
         "outputs": {role: str(path) for role, path in job.outputs.items()},
         "project": str(job.project),
         "advisory": {role: str(path) for role, path in job.advisory.items()},
-        "toolchain": None
-        if job.toolchain is None
-        else {**asdict(job.toolchain), "python": str(job.toolchain.python)},
-        "timing_caches": None if job.timing_caches is None else str(job.timing_caches),
+        "toolchain": toolchain and {**asdict(toolchain), "python": str(toolchain.python)},
+        "timing_caches": job.timing_caches and str(job.timing_caches),
         "threads": job.threads,
     }
 
 
 def job_from_json(fields: Message, **local: Any) -> Job:
-    """Return the job that ``fields`` describe; ``local`` are the fields that do not travel."""
-    there, caches = fields["toolchain"], fields["timing_caches"]
-    paths = {
+    """Return the job described by ``fields``; ``local`` adds ``progress`` and ``fail``."""
+    toolchain, caches = fields["toolchain"], fields["timing_caches"]
+    converted = {
         "inputs": {role: Path(path) for role, path in fields["inputs"].items()},
         "outputs": {role: Path(path) for role, path in fields["outputs"].items()},
         "project": Path(fields["project"]),
         "advisory": {role: Path(path) for role, path in fields["advisory"].items()},
-        "timing_caches": None if caches is None else Path(caches),
+        "timing_caches": caches and Path(caches),
+        "toolchain": toolchain and Toolchain(**{**toolchain, "python": Path(toolchain["python"])}),
     }
-    toolchain = None if there is None else Toolchain(**{**there, "python": Path(there["python"])})
-    return Job(**{**fields, **paths, "toolchain": toolchain, **local})
+    return Job(**{**fields, **converted, **local})
 
 
 def error_to_json(error: BuildsysError) -> Message:
-    """Return ``error`` as JSON values; one that is not a stage's own travels as a ``StageError``."""
+    """Return ``error`` as JSON values; errors without a class of their own are stage errors."""
     if isinstance(error, StageError) and type(error).__name__ in _ERRORS:
         return {"class": type(error).__name__, "problem": error.problem, "hint": error.hint}
     return {"class": StageError.__name__, "problem": str(error), "hint": ""}
 
 
 def error_from_json(fields: Message) -> StageError:
-    """Return the error that ``error_to_json`` described."""
+    """Return the error described by ``error_to_json``."""
     return _ERRORS[fields["class"]](fields["problem"], fields["hint"])

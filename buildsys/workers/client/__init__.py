@@ -1,1 +1,1 @@
-"""The orchestrator's side of worker servers."""
+"""The orchestrator's side: find, start and use worker servers."""

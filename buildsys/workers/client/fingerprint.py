@@ -1,7 +1,7 @@
-"""What makes a server that runs already as good as a new one: everything that it was started from, as one digest.
+"""Fingerprint of a worker server's environment; equal fingerprints mean it can be reused.
 
-Not seen is an edit deep inside an installed library that leaves its folder's list, its version and its
-``__init__.py`` as they were; ``doit workers --stop`` is for those who do that.
+It misses an edit deep inside an installed library that leaves its folder list, its version and its
+``__init__.py`` unchanged; ``doit workers --stop`` is for those who edit libraries.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import buildsys
 from buildsys.system.files import Stamp, stamp
 from buildsys.system.interpreters.interpreter import Interpreter
-from buildsys.workers.server_kinds import Profile
+from buildsys.workers.server_kinds import ServerKind
 
 _SCHEMA = "buildsys/server/1"
 _STATUS = (
@@ -37,126 +37,104 @@ _SYSTEM_FILES = ("/proc/sys/kernel/random/boot_id", "/proc/self/cgroup", "/proc/
 _LIBRARY_CACHE = "/etc/ld.so.cache"  # rewritten when a system library or the driver is installed
 
 
-def _standard(library: str) -> frozenset[str]:
-    """Return the folders that come and go with an interpreter."""
-    return frozenset((library, f"{library}/lib-dynload"))
-
-
-_STANDARD = _standard(str(Path(os.__file__).parent))
-
-
 def fingerprint(
-    profile: Profile,
+    kind: ServerKind,
     *,
     python: str,
     environment: Mapping[str, str],
     folder: Path,
-    identity: Interpreter | None = None,
+    interpreter: Interpreter | None = None,
 ) -> str:
-    """Return a sha256 over all that a server of this kind, started now by this process, would depend on.
+    """Return a SHA-256 over everything that a server started now would depend on.
 
-    ``folder`` is the project's folder of worker logs: each project has servers of its own. ``identity`` says what
-    ``python`` is where that is not the interpreter of this process.
+    ``folder`` is the project's folder of worker logs: projects do not share servers.
+    ``interpreter`` describes ``python`` unless that is this process's interpreter.
     """
-    version = sys.version if identity is None else identity.full_version
-    standard = _STANDARD if identity is None else _standard(identity.standard)
-    entries = _module_folders(environment, folder, sys.path if identity is None else identity.path)
-    parts = {
-        "schema": _SCHEMA,
-        "profile": [profile.name, profile.preload, profile.without],
-        # a virtual environment has the same one under several names
-        "python": [str(Path(python).parent), os.path.realpath(python), version, stamp(python)],
-        "folder": [str(folder), _mark(folder)],
-        "code": _own_code(),
-        "modules": {entry: list(_modules(entry, standard)) for entry in entries},
-        "libraries": stamp(_LIBRARY_CACHE),
-        "environment": sorted(environment.items()),
-        "process": _process(),
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def server_modules() -> list[Path]:
-    """Return the files of this package that a server has in memory when it forks."""
-    package = Path(buildsys.__file__).parent
-    loaded = (*package.glob("system/**/*.py"), *package.glob("workers/**/*.py"))
-    return [package / "__init__.py", package / "errors.py", *sorted(loaded)]
-
-
-def _own_code() -> list[str]:
-    return [hashlib.sha256(path.read_bytes()).hexdigest() for path in server_modules()]
-
-
-def _module_folders(environment: Mapping[str, str], folder: Path, path: Sequence[str]) -> list[str]:
-    """Return where a server looks for modules: not where this process has in addition because of how it was called."""
+    if interpreter is None:
+        version, path, standard = sys.version, tuple(sys.path), str(Path(os.__file__).parent)
+    else:
+        version, path = interpreter.full_version, interpreter.path
+        standard = interpreter.standard
+    # not where this process looks for modules only because of how it was called
     ours = {
         "",
         str(Path.cwd()),
         str(folder.parent.parent),
         str(Path(sys.argv[0]).absolute().parent),
     }
-    named = environment.get("PYTHONPATH", "").split(os.pathsep)
-    return list(
-        dict.fromkeys([*filter(None, named), *(entry for entry in path if entry not in ours)])
-    )
+    named = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    entries = dict.fromkeys([*named, *(entry for entry in path if entry not in ours)])
+    unchanging = {standard, f"{standard}/lib-dynload"}  # these belong to the interpreter
+    parts = {
+        "schema": _SCHEMA,
+        "kind": [kind.name, kind.preload, kind.without],
+        # a virtual environment has several names for one interpreter
+        "python": [str(Path(python).parent), os.path.realpath(python), version, stamp(python)],
+        "folder": [str(folder), _folder_mark(folder)],
+        "code": [hashlib.sha256(path.read_bytes()).hexdigest() for path in server_modules()],
+        "modules": {
+            entry: [("", stamp(entry))] if entry in unchanging else list(_modules(entry))
+            for entry in entries
+        },
+        "libraries": stamp(_LIBRARY_CACHE),
+        "environment": sorted(environment.items()),
+        "process": _inherited_state(),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _modules(entry: str, standard: frozenset[str]) -> Iterator[tuple[str, Stamp | None]]:
-    """Yield what can be imported from a folder; a package by its ``__init__.py``, a release by its list of files."""
-    if entry in standard:
-        yield entry, stamp(entry)
-        return
+def server_modules() -> list[Path]:
+    """Return the files of this package that a server may have imported when it forks."""
+    package = Path(buildsys.__file__).parent
+    loaded = (*package.glob("system/**/*.py"), *package.glob("workers/**/*.py"))
+    return [package / "__init__.py", package / "errors.py", *sorted(loaded)]
+
+
+def _modules(folder: str) -> Iterator[tuple[str, Stamp | None]]:
+    """Yield a stamp of everything importable: packages by __init__.py, releases by RECORD."""
     try:
-        with os.scandir(entry) as found:
+        with os.scandir(folder) as found:
             names = sorted(item.name for item in found)
-    except OSError:  # an archive, or nothing at all
-        yield entry, stamp(entry)
+    except OSError:  # an archive or a missing folder
+        yield folder, stamp(folder)
         return
     for name in names:
-        path = f"{entry}/{name}"
+        path = f"{folder}/{name}"
         if name.endswith((".py", ".so", ".pth")):
             yield name, stamp(path)
         elif name.endswith(".dist-info"):
             yield name, stamp(f"{path}/RECORD")
         elif "." not in name and name != "__pycache__":
-            module = stamp(f"{path}/__init__.py")
-            if module is not None:
-                yield name, module
+            init = stamp(f"{path}/__init__.py")
+            if init is not None:
+                yield name, init
 
 
-def _process() -> dict[str, Any]:
-    """Return what a child inherits besides its environment variables."""
-    status = dict(
-        line.split(":", 1)
-        for line in Path("/proc/self/status").read_text().splitlines()
-        if ":" in line
-    )
+def _inherited_state() -> dict[str, Any]:
+    """Return the state that a child process inherits, other than environment variables."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    status = dict(line.split(":", 1) for line in lines if ":" in line)
     limits = sorted(name for name in vars(resource) if name.startswith("RLIMIT_"))
-    spaces = sorted(os.listdir("/proc/self/ns"))  # noqa: PTH208 - no path is wanted
+    namespaces = sorted(os.listdir("/proc/self/ns"))  # noqa: PTH208 - only the names matter
+    files = map(Path, _SYSTEM_FILES)
+    root = Path("/").stat()
     return {
         "status": {name: status.get(name) for name in _STATUS},
         "limits": {name: resource.getrlimit(getattr(resource, name)) for name in limits},
         "scheduling": [os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)],
-        "files": [
-            Path(path).read_text() if Path(path).exists() else None for path in _SYSTEM_FILES
-        ],
-        "spaces": [str(Path("/proc/self/ns", name).readlink()) for name in spaces],
-        "root": [str(Path("/proc/self/root").readlink()), _identity(Path("/"))],
+        "files": [file.read_text() if file.exists() else None for file in files],
+        "namespaces": [str(Path("/proc/self/ns", name).readlink()) for name in namespaces],
+        "root": [str(Path("/proc/self/root").readlink()), root.st_dev, root.st_ino],
     }
 
 
-def _mark(folder: Path) -> str:
-    """Return what tells a folder from an earlier one of that name, whose inode it may have."""
+def _folder_mark(folder: Path) -> str:
+    """Return a random mark: a folder created later under this name may get the same inode."""
     file = folder / ".mark"
     if not file.exists():
-        fresh = folder / f".mark.{os.getpid()}"
-        fresh.write_text(os.urandom(16).hex())
+        new = folder / f".mark.{os.getpid()}"
+        new.write_text(os.urandom(16).hex())
         with contextlib.suppress(FileExistsError):  # another run was faster
-            file.hardlink_to(fresh)
-        fresh.unlink()
+            file.hardlink_to(new)
+        new.unlink()
     return file.read_text()
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_dev, found.st_ino

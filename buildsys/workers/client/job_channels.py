@@ -1,4 +1,4 @@
-"""The orchestrator's side of one job: the channels to the child and to the server that forked it."""
+"""The orchestrator's channels for one job: events from the child, status from the server."""
 
 from __future__ import annotations
 
@@ -11,95 +11,91 @@ from collections.abc import Callable
 
 from buildsys.workers.protocol import LineBuffer, Message
 
-# the server itself stops a job at its limit, and tells when a child has ended; beyond this the server is what hangs
+# The server enforces a job's limit and reports a child's end. After this long it is the server
+# that hangs.
 _LIMIT_SLACK_S = 20.0
 
 OnEvent = Callable[[Message], None]
 
 
-class Conversation:
-    """Events come from the child, fate from the server, and the control channel tells when the server is gone."""
+class JobChannels:
+    """The events pipe and the status socket of one job, and a view of the control socket."""
 
     def __init__(self, control: socket.socket) -> None:
-        self.pid: int | None = None
+        self.pid: int | None = None  # of the child, once it started
         self._events, self._remote_events = os.pipe()
         os.set_blocking(self._events, False)
-        self._fate, self._remote_fate = socket.socketpair()
-        self._server = (
-            control.dup()
-        )  # its own, so that closing the pool cannot pull it away; readable = ended
-        self._event_lines, self._fate_lines = LineBuffer(), LineBuffer()
-        self._hung_up = False  # the child has, without an answer
+        self._status, self._remote_status = socket.socketpair()
+        # a copy that closing the pool cannot take away; readable means that the server is gone
+        self._control = control.dup()
+        self._event_lines, self._status_lines = LineBuffer(), LineBuffer()
+        self._events_closed = False
 
     @property
     def remote_descriptors(self) -> list[int]:
-        """The ends that travel to the server with the job."""
-        return [self._remote_events, self._remote_fate.fileno()]
+        """Return the descriptors to send with the job."""
+        return [self._remote_events, self._remote_status.fileno()]
 
     def close_remote(self) -> None:
-        """Forget the ends that have travelled."""
+        """Close this process's copies of the descriptors that were sent."""
         os.close(self._remote_events)
-        self._remote_fate.close()
+        self._remote_status.close()
 
     def close(self) -> None:
-        """Hang up: the server then stops a child that is still at work."""
+        """Close the channels; the server then kills a child that still runs."""
         os.close(self._events)
-        self._fate.close()
-        self._server.close()
+        self._status.close()
+        self._control.close()
 
     def listen(
         self, start_limit_s: float, timeout_s: float | None, on_event: OnEvent
     ) -> Message | None:
-        """Return the last message: an answer, ``refused`` or ``exit``; None when the server is gone or hangs."""
+        """Pass on events; return the result, ``error``, ``refused`` or ``exit`` message.
+
+        None means that the server is gone or hangs.
+        """
         deadline: float | None = time.monotonic() + start_limit_s
         with selectors.DefaultSelector() as selector:
-            for channel in (self._events, self._fate, self._server):
+            for channel in (self._events, self._status, self._control):
                 selector.register(channel, selectors.EVENT_READ)
             while True:
                 wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
                 ready = {key.fileobj for key, _ in selector.select(wait_s)}
-                fate = self._read_fate() if self._fate in ready else []
-                gone = not ready or self._server in ready or fate is None
-                for message in fate or ():
-                    if message["event"] == "started":
-                        self.pid = message["pid"]
-                        deadline = (
-                            None
-                            if timeout_s is None
-                            else time.monotonic() + timeout_s + _LIMIT_SLACK_S
-                        )
-                        on_event(message)
-                ending = next(
-                    (message for message in fate or () if message["event"] != "started"), None
-                )
+                status = self._read_status() if self._status in ready else []
+                started = self.pid is not None
                 answer = self._read_events(on_event, selector)
-                if answer is not None or ending is not None or gone:
-                    return answer or ending
-                if self._hung_up and (
-                    deadline is None or deadline > time.monotonic() + _LIMIT_SLACK_S
-                ):
-                    deadline = time.monotonic() + _LIMIT_SLACK_S
+                if answer is not None or status:
+                    return answer or next(iter(status or ()), None)
+                if not ready or self._control in ready or status is None:
+                    return None
+                if not started and self.pid is not None:
+                    limit_s = None if timeout_s is None else timeout_s + _LIMIT_SLACK_S
+                    deadline = None if limit_s is None else time.monotonic() + limit_s
+                if self._events_closed:  # the child has ended; the server reports that next
+                    soon = time.monotonic() + _LIMIT_SLACK_S
+                    deadline = soon if deadline is None else min(deadline, soon)
 
-    def _read_fate(self) -> list[Message] | None:
+    def _read_status(self) -> list[Message] | None:
         try:
-            piece = self._fate.recv(1 << 16)
-        except ConnectionResetError:  # the server ended with something of ours unread
+            piece = self._status.recv(1 << 16)
+        except ConnectionResetError:  # the server ended before it read everything
             return None
-        return self._fate_lines.feed(piece) if piece else None
+        return self._status_lines.feed(piece) if piece else None
 
     def _read_events(self, on_event: OnEvent, selector: selectors.BaseSelector) -> Message | None:
-        """Pass on what the child has said so far; return its answer when that is among it."""
+        """Pass on the events received so far; return the child's answer if it is one of them."""
         while True:
             try:
                 piece = os.read(self._events, 1 << 16)
             except BlockingIOError:
                 return None
-            if not piece:  # the child has closed it: its fate comes next
+            if not piece:
                 with contextlib.suppress(KeyError):
                     selector.unregister(self._events)
-                self._hung_up = True
+                self._events_closed = True
                 return None
             for message in self._event_lines.feed(piece):
-                if message["event"] != "progress":
+                if message["event"] not in ("started", "progress"):
                     return message
+                self.pid = message.get("pid", self.pid)
                 on_event(message)

@@ -1,4 +1,4 @@
-"""Starts worker servers: one of this run's own, or one that other runs find as well."""
+"""Start a worker server for this run, or connect to one that several runs share."""
 
 from __future__ import annotations
 
@@ -11,72 +11,63 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from buildsys.system.interpreters.interpreter import Interpreter
+from buildsys.system.interpreters.interpreter import Interpreter, check_interpreter
 from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.system.processes import Process
 from buildsys.workers import registry
-from buildsys.workers.client.fingerprint import fingerprint
-from buildsys.workers.client.server_handle import OwnServer, ServerHandle, SharedServer
-from buildsys.workers.environment import (
+from buildsys.workers.client.environment import (
     server_environment,
     split_environment,
     toolchain_environment,
 )
+from buildsys.workers.client.fingerprint import fingerprint
+from buildsys.workers.client.server_handle import OwnServer, ServerHandle, SharedServer
 from buildsys.workers.protocol import Message
-from buildsys.workers.server_kinds import Profile
+from buildsys.workers.server_kinds import ServerKind
 
-_QUEUE = 128  # of connections that a server which still loads has not taken yet
+_BACKLOG = 128  # connections waiting while a server still loads libraries
 
 
 def start_server(
-    profile: Profile, *, python: str, folder: Path, elsewhere: Elsewhere | None = None
+    kind: ServerKind, *, python: str, folder: Path, toolchain: Toolchain | None = None
 ) -> ServerHandle:
-    """Return a server for jobs of a kind: one that runs already where that is as good as a new one.
+    """Return a server for jobs of one kind, preferably one that already runs.
 
-    ``folder`` takes its log. With ``elsewhere`` it runs in that interpreter instead of ``python``.
-    Raises: OSError: the interpreter cannot be started. UsageError: BUILDSYS_WORKER_IDLE is not a duration.
+    ``folder`` receives its log. ``python`` is the interpreter of ``toolchain`` if that is given.
+    Raises: OSError: it cannot be started. UsageError: BUILDSYS_WORKER_IDLE is not a duration.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    identity = None
-    if elsewhere is None:
+    interpreter = None
+    if toolchain is None:
         environment = server_environment(folder, os.environ)
     else:
-        identity, python = elsewhere.identity, str(elsewhere.toolchain.python)
-        environment = toolchain_environment(folder, os.environ, elsewhere.toolchain, identity.path)
-    lasting, passing = split_environment(environment)
-    start = _Start(profile, python, folder / f"{profile.name}.log", lasting, passing, identity)
+        interpreter = check_interpreter(toolchain).require()
+        environment = toolchain_environment(folder, os.environ, toolchain, interpreter.path)
+    lasting, per_job = split_environment(environment)
+    launch = _Launch(kind, python, folder / f"{kind.name}.log", lasting, per_job, interpreter)
     idle_s = registry.idle_limit_s(os.environ)
-    home = registry.server_folder(os.environ) if idle_s > 0 else None
-    # of an interpreter that was not asked it is not known where it looks for modules
-    if home is not None and (identity is not None or python == sys.executable):
-        with contextlib.suppress(
-            OSError
-        ):  # a full disk, a lock that is never let go: one of our own needs neither
-            return start.shared(home, idle_s)
-    return start.own()
-
-
-class Elsewhere(NamedTuple):
-    """A toolchain and what its interpreter is."""
-
-    toolchain: Toolchain
-    identity: Interpreter
+    shared = registry.server_folder(os.environ) if idle_s > 0 else None
+    # sharing requires the module path of the interpreter, which only a check or this process knows
+    if shared is not None and (interpreter is not None or python == sys.executable):
+        # a full disk or a lock that is never released: an own server needs neither
+        with contextlib.suppress(OSError):
+            return launch.find_or_start_shared(shared, idle_s)
+    return launch.start_own()
 
 
 @dataclass(frozen=True)
-class _Start:
-    """What a server is started from."""
+class _Launch:
+    """Everything that a server is started from."""
 
-    profile: Profile
+    kind: ServerKind
     python: str
     log: Path
-    lasting: Mapping[str, str]  # environment variables for as long as it lives
-    passing: Mapping[str, str]  # those of each job
-    identity: Interpreter | None  # of an interpreter that is not this process's
+    lasting: Mapping[str, str]  # environment variables of the server
+    per_job: Mapping[str, str]  # those sent with each job
+    interpreter: Interpreter | None  # None: that of this process
 
-    def own(self) -> OwnServer:
+    def start_own(self) -> OwnServer:
         """Start a server that ends with this process."""
         control, remote = socket.socketpair()
         try:
@@ -86,63 +77,57 @@ class _Start:
             raise
         finally:
             remote.close()
-        return OwnServer(control, process, log=self.log, environment=self.passing)
+        return OwnServer(control, process, log=self.log, environment=self.per_job)
 
-    def shared(self, home: Path, idle_s: float) -> SharedServer:
-        """Connect to the server that was started from the same, or start it."""
-        mark = fingerprint(
-            self.profile,
+    def find_or_start_shared(self, folder: Path, idle_s: float) -> SharedServer:
+        """Connect to the server with the same fingerprint, or start it."""
+        digest = fingerprint(
+            self.kind,
             python=self.python,
             environment=self.lasting,
             folder=self.log.parent,
-            identity=self.identity,
+            interpreter=self.interpreter,
         )
-        path = registry.address(home, mark)
-        with registry.locked(home):
-            record = registry.read_record(path)
-            control = registry.connect(path) if record is not None else None
+        address = registry.address(folder, digest)
+        with registry.locked(folder):
+            record = registry.read_record(address)
+            control = registry.connect(address) if record is not None else None
             if record is not None and control is not None:
-                return self._handle(control, record.process, ready=record.ready)
-            registry.remove(path)  # left behind by one that was killed
-            registry.retire_others(path, self.log)
-            return self._start_listening(path, idle_s)
+                return SharedServer(
+                    control, record.process, log=self.log, environment=self.per_job,
+                    ready=record.ready,
+                )  # fmt: skip
+            registry.remove(address)  # of a server that was killed
+            registry.retire_others(address, self.log)
+            return self._start_shared(address, idle_s)
 
-    def _start_listening(self, path: Path, idle_s: float) -> SharedServer:
+    def _start_shared(self, address: Path, idle_s: float) -> SharedServer:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(str(path))
-            listener.listen(_QUEUE)
-            process = self._spawn(
-                {"listener": listener.fileno(), "path": str(path), "idle_s": idle_s}, listener
-            )
-        server = Process.of(process.pid)
-        record = registry.Record(
-            server.pid, server.started, self.profile.name, self.python, str(self.log)
-        )
+            listener.bind(str(address))
+            listener.listen(_BACKLOG)
+            start = {"listener": listener.fileno(), "path": str(address), "idle_s": idle_s}
+            started = self._spawn(start, listener)
+        process = Process.of(started.pid)
         try:
-            registry.write_record(path, record)
-            control = registry.connect(path)
+            registry.write_record(
+                address,
+                registry.ServerRecord(
+                    process.pid, process.started, self.kind.name, self.python, str(self.log)
+                ),
+            )
+            control = registry.connect(address)
             if control is None:
-                raise ConnectionRefusedError(f"cannot connect to {path}")
-        except OSError:  # nobody would ever find it
-            process.kill()
-            process.wait()
+                raise ConnectionRefusedError(f"cannot connect to {address}")
+        except OSError:  # no other run would ever find it
+            started.kill()
+            started.wait()
             raise
-        return self._handle(control, server, started=process)
-
-    def _handle(
-        self,
-        control: socket.socket,
-        server: Process,
-        *,
-        started: subprocess.Popen[bytes] | None = None,
-        ready: bool = False,
-    ) -> SharedServer:
         return SharedServer(
-            control, server, log=self.log, environment=self.passing, started=started, ready=ready
+            control, process, log=self.log, environment=self.per_job, started=started
         )
 
     def _spawn(self, start: Message, channel: socket.socket) -> subprocess.Popen[bytes]:
-        start = {**start, "preload": self.profile.preload, "without": self.profile.without}
+        start = {**start, "preload": self.kind.preload, "without": self.kind.without}
         output = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
         try:
             return subprocess.Popen(
@@ -150,11 +135,12 @@ class _Start:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                cwd=self.log.parent,  # `-m` looks there first, and a project may hold an onnx.py of its own
+                # `-m` imports from here first, and a project may contain its own onnx.py
+                cwd=self.log.parent,
                 env=dict(self.lasting),
                 pass_fds=[channel.fileno()],
-                start_new_session="listener"
-                in start,  # Ctrl-C is not for a server that others use too
+                # Ctrl-C must not reach a server that other runs use
+                start_new_session="listener" in start,
             )
         finally:
             os.close(output)

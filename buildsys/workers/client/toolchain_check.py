@@ -1,4 +1,4 @@
-"""Jobs that no process can be started for, because the toolchain that they need cannot be used here."""
+"""Jobs that cannot run because their toolchain is unusable."""
 
 from __future__ import annotations
 
@@ -13,38 +13,26 @@ from buildsys.workers.job import Job, StageResult
 from buildsys.workers.result_file import write_result
 
 
-def refusal(job: Job, toolchain: Toolchain, log: Path) -> Unavailable | None:
-    """Return why ``job`` cannot run in its toolchain, with the result file written; None where it can.
+def check_toolchain(job: Job, toolchain: Toolchain, log: Path) -> Unavailable | None:
+    """Return the reason that ``job`` cannot run, after writing its result file; else None.
 
-    Raises: StageError: the interpreter hangs or crashes, which may be otherwise the next time.
+    Raises: StageError: the interpreter hangs or crashes; the next attempt may succeed.
     """
-    found = check_interpreter(toolchain)
+    check = check_interpreter(toolchain)
     try:
-        identity = found.require()
-        if not identity.finds("numpy"):
-            raise Unavailable(
-                f"the toolchain {toolchain.name} has no numpy", f"{toolchain.pip} numpy"
-            )
-    except Unavailable as reason:
-        _write_log(job, log, reason, found.output)
-        result = StageResult("unavailable", reason.problem, reason.hint)
-        write_result(
-            job,
-            result,
-            started=datetime.now(timezone.utc),
-            seconds=0.0,
-            peak_rss_mib=0.0,
-            versions={},
-        )
-        return reason
+        interpreter = check.require()
+        if not interpreter.finds("numpy"):
+            problem = f"the toolchain {toolchain.name} has no numpy"
+            raise Unavailable(problem, f"{toolchain.pip} numpy")
     except StageError as error:
-        _write_log(job, log, error, found.output)
-        error.hint = f"{error.hint}; full log: {job.display_path(log)}"
-        raise
+        with suppress(OSError):  # the error itself says what matters
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text(f"# {job.target}\n{check.output}\n{error}\n", encoding="utf-8")
+        if not isinstance(error, Unavailable):
+            error.hint = f"{error.hint}; full log: {job.display_path(log)}"
+            raise
+        result = StageResult("unavailable", error.problem, error.hint)
+        now = datetime.now(timezone.utc)
+        write_result(job, result, started=now, seconds=0.0, peak_rss_mib=0.0, versions={})
+        return error
     return None
-
-
-def _write_log(job: Job, log: Path, error: StageError, printed: str) -> None:
-    with suppress(OSError):  # a courtesy: the error says what matters
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(f"# {job.target}\n{printed}\n{error}\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""How a server that outlives a run is reached: the socket that it listens on, and how it goes out of service."""
+"""The listening socket of a shared server, and its retirement."""
 
 from __future__ import annotations
 
@@ -11,66 +11,64 @@ from pathlib import Path
 from buildsys.workers import registry
 
 
-class Doorway:
-    """The listening socket of a server, with the file and the record that it is found by."""
+class Listener:
+    """A listening socket with its address file and record."""
 
     def __init__(self, listener: socket.socket, path: Path) -> None:
         listener.setblocking(False)
-        self.listener = listener
+        self.socket = listener
         self._path = path
-        self._inode = self._found_inode()
+        self._inode = self._current_inode()
 
     def accept(self) -> list[socket.socket]:
-        """Return the connections that have arrived, of this user alone."""
-        arrived = []
+        """Return new connections of this user; close those of others."""
+        accepted = []
         with contextlib.suppress(BlockingIOError):
             while True:
                 try:
-                    channel, _ = self.listener.accept()
+                    channel, _ = self.socket.accept()
                 except ConnectionAbortedError:
                     continue
                 channel.setblocking(True)
                 if registry.peer_uid(channel) == os.geteuid():
-                    arrived.append(channel)
+                    accepted.append(channel)
                 else:
                     channel.close()
-        return arrived
+        return accepted
 
-    def note_ready(self) -> None:
-        """Tell those to come that everything is loaded."""
-        with (
-            contextlib.suppress(OSError),
-            registry.locked(self._path.parent),
-        ):  # only shortens how long they wait
+    def mark_ready(self) -> None:
+        """Record that all libraries are loaded."""
+        # on failure, clients only wait longer for a server that hangs
+        with contextlib.suppress(OSError), registry.locked(self._path.parent):
             record = registry.read_record(self._path)
             if record is not None and record.pid == os.getpid():
                 registry.write_record(self._path, dataclasses.replace(record, ready=True))
 
-    def note_use(self) -> None:
-        """Let the record's time say when the server was last at work."""
-        with contextlib.suppress(OSError):  # only shown
+    def touch(self) -> None:
+        """Record the time of the last job, for display only."""
+        with contextlib.suppress(OSError):
             os.utime(registry.record_path(self._path))
 
     def close(self) -> list[socket.socket]:
-        """Go out of service for good; return the connections that had arrived before.
+        """Retire the address; return the connections that arrived before.
 
-        Raises: BlockingIOError: somebody is just about to connect or to start a server; to be tried again.
+        Raises: BlockingIOError: another process is connecting or starting a server; try again.
         """
         with contextlib.ExitStack() as stack:
             if self._path.parent.is_dir():
                 stack.enter_context(registry.locked(self._path.parent, 0.0))
             self.unlink()
-            arrived = self.accept()
-            self.listener.close()
-        return arrived
+            accepted = self.accept()
+            self.socket.close()
+        return accepted
 
     def unlink(self) -> None:
-        """Remove what this server is found by, unless that is another's by now."""
+        """Remove address and record, unless they belong to another server by now."""
         with contextlib.suppress(OSError):
-            if self._found_inode() == self._inode:
+            if self._current_inode() == self._inode:
                 registry.remove(self._path)
 
-    def _found_inode(self) -> int:
+    def _current_inode(self) -> int:
         try:
             return self._path.stat().st_ino
         except OSError:

@@ -1,4 +1,4 @@
-"""Loads libraries into a worker server, and says what went wrong."""
+"""Import libraries into a worker server."""
 
 from __future__ import annotations
 
@@ -12,54 +12,50 @@ from typing import Any
 
 
 def preload(modules: Iterable[str], without: Iterable[str] = ()) -> str:
-    """Load ``modules`` while those of ``without`` look not installed; return what is wrong with the first one.
+    """Import ``modules`` while ``without`` look missing; return the problem with the first one.
 
-    A later one that cannot be loaded is left out: a stage that needs it says so itself.
+    Later ones that cannot be imported are skipped: a stage that needs them reports that.
     """
     with _hidden(without):
         for position, name in enumerate(modules):
             problem = load(name)
             if problem and position == 0:
                 return problem
-    log(f"ready, {_count_threads()} threads")
+    tasks = Path("/proc/self/task")
+    threads = str(len(list(tasks.iterdir()))) if tasks.exists() else "an unknown number of"
+    _log(f"ready, {threads} threads")
     return ""
 
 
 def load(name: str) -> str:
-    """Import a module; return what went wrong. A broken library may raise anything at all."""
+    """Import a module and return the problem, if any. Broken libraries raise anything."""
     if name in sys.modules:
         return ""
-    log(f"importing {name}")  # the last such line tells which library crashed
+    _log(f"importing {name}")  # the last such line names a library that crashes
     try:
         importlib.import_module(name)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == name:
-            log(f"{name} is not installed")
+            _log(f"{name} is not installed")
         else:
             traceback.print_exc()
         return f"cannot import {name}: {type(error).__name__}: {error}"
     return ""
 
 
-def log(line: str) -> None:
-    """Write to the server's log, which its output is."""
-    sys.stdout.write(f"{line}\n")
+def _log(line: str) -> None:
+    sys.stdout.write(f"{line}\n")  # stdout is the server's log
     sys.stdout.flush()
 
 
 @contextlib.contextmanager
 def _hidden(names: Iterable[str]) -> Iterator[None]:
-    """Make importing ``names`` fail for a while, as if they were not installed."""
+    """Make ``names`` look missing, for later imports in this block."""
     hidden = [name for name in names if name not in sys.modules]
     modules: dict[str, Any] = sys.modules
     modules.update(dict.fromkeys(hidden))
     try:
         yield
     finally:
-        for name in hidden:  # a stage that asks for it later gets it
+        for name in hidden:  # a stage may import it
             del modules[name]
-
-
-def _count_threads() -> str:
-    tasks = Path("/proc/self/task")
-    return str(sum(1 for _ in tasks.iterdir())) if tasks.exists() else "an unknown number of"

@@ -1,4 +1,4 @@
-"""The loop of a worker server: takes jobs from its connections and forks a child for each.
+"""The main loop of a worker server: receive jobs and fork a child for each.
 
 Single-threaded on purpose: a fork copies one thread only. Standard library only.
 """
@@ -11,16 +11,17 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NoReturn
 
 from buildsys.errors import StageError
 from buildsys.system.processes import die_with_parent
-from buildsys.workers.protocol import LineBuffer, Message, encode, error_to_json
+from buildsys.workers.protocol import LineBuffer, Message, encode, error_to_json, job_from_json
 from buildsys.workers.registry import idle_limit_s
-from buildsys.workers.server.forker import Forker, flush, signal_group
-from buildsys.workers.server.listener import Doorway
+from buildsys.workers.server.child import run_child
+from buildsys.workers.server.forker import flush, fork_child, signal_group
+from buildsys.workers.server.listener import Listener
 from buildsys.workers.server.preload import load
 
 _KILL_GRACE_S = 2.0  # between SIGTERM and SIGKILL
@@ -29,30 +30,30 @@ _RETRY_S = 0.05
 
 @dataclass(eq=False)
 class _Connection:
-    """One orchestrator."""
+    """The connection to one orchestrator."""
 
     control: socket.socket
     buffer: LineBuffer = field(default_factory=LineBuffer)
-    descriptors: list[int] = field(default_factory=list)  # of jobs that have not arrived as a whole
+    descriptors: list[int] = field(default_factory=list)  # of requests not yet complete
 
 
-@dataclass
-class _Running:
-    """A child at work."""
+@dataclass(eq=False)
+class _RunningJob:
+    """A running child; times are monotonic."""
 
     pid: int
     connection: _Connection
-    fate: socket.socket
-    stop_at: float | None  # monotonic; then SIGTERM
-    kill_at: float | None = None  # monotonic; then SIGKILL
+    status: socket.socket
+    stop_at: float | None  # then SIGTERM
+    kill_at: float | None = None  # then SIGKILL
     timed_out: bool = False
 
 
 class Server:
-    """Forks a child per job and tells the orchestrator how each one ended.
+    """A server that forks one child per job and reports how each one ended.
 
-    With a ``parent`` it serves that process alone, over its one connection, and ends with it. With a ``doorway``
-    it serves whoever comes, and ends ``idle_s`` after the last has gone.
+    With a ``parent`` it serves that process over one connection and ends with it. With a
+    ``listener`` it serves all that connect, and ends ``idle_s`` after the last one disconnected.
     """
 
     def __init__(
@@ -60,79 +61,69 @@ class Server:
         control: socket.socket | None = None,
         *,
         parent: int | None = None,
-        doorway: Doorway | None = None,
+        listener: Listener | None = None,
         idle_s: float = 0.0,
     ) -> None:
         self._parent = parent
-        self._doorway = doorway
+        self._listener = listener
         self._idle_s = idle_s
-        self._leave_at = time.monotonic() + idle_s  # if it has no connection then
-        self._retiring = (
-            False  # to be found by nobody any more, and to leave after the last connection
-        )
-        self._pid = os.getpid()
+        self._end_at = time.monotonic() + idle_s  # unless a connection is open then
+        self._retiring = False  # accepts no new connections and ends after the last one
         self._problem = ""
-        self._forker = Forker(self._close_inherited)
         self._loaded_late: set[str] = set()  # or tried to
-        self._running: dict[int, _Running] = {}
+        self._jobs: dict[int, _RunningJob] = {}  # by pid
         self._connections: set[_Connection] = set()
         self._selector = selectors.DefaultSelector()
         self._wakeup, self._wakeup_writer = socket.socketpair()
-        self._catch_signals()
+        self._install_signal_handlers()
         if control is not None:
-            self._add(control)
-        if doorway is not None:
-            self._selector.register(doorway.listener, selectors.EVENT_READ, doorway)
+            self._add_connection(control)
+        if listener is not None:
+            self._selector.register(listener.socket, selectors.EVENT_READ, listener)
 
-    def _catch_signals(self) -> None:
+    def _install_signal_handlers(self) -> None:
         for end in (self._wakeup, self._wakeup_writer):
             end.setblocking(False)
         self._selector.register(self._wakeup, selectors.EVENT_READ)
         signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the orchestrator's to handle
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # the wakeup socket is what ends the wait
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the orchestrator handles Ctrl-C
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # the wakeup socket ends the wait
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
         signal.signal(signal.SIGHUP, lambda *_: self._stop())
-        signal.signal(signal.SIGUSR1, lambda *_: self._stop_if_orphan())
+        signal.signal(signal.SIGUSR1, lambda *_: self._stop_if_orphaned())
         if self._parent is not None:
-            # sent when the *thread* that started this server ends, which need not be the end of its process
             die_with_parent(self._parent, signal.SIGUSR1)
 
     def serve(self, problem: str) -> NoReturn:
-        """Take jobs until nobody can have one any more; with a ``problem`` every job fails with it."""
+        """Run jobs until nobody can send one; with a ``problem`` every job is refused."""
         self._problem = problem
         self._retiring = bool(problem)
-        self._leave_at = time.monotonic() + self._idle_s
-        if self._doorway is not None:
-            self._doorway.note_ready()
+        self._end_at = time.monotonic() + self._idle_s
+        if self._listener is not None:
+            self._listener.mark_ready()
         while True:
-            ready = [] if self._forker.is_prepared else self._selector.select(0)
-            if not ready:
-                self._prepare()
-                ready = self._selector.select(self._time_to_next_limit())
-            for key, _ in ready:
-                self._handle(key)
-            self._reap()
+            for key, _ in self._selector.select(self._time_to_next_deadline()):
+                if isinstance(key.data, _Connection):
+                    self._receive(key.data)
+                elif isinstance(key.data, Listener):
+                    for channel in key.data.accept():
+                        self._add_connection(channel)
+                elif isinstance(key.data, _RunningJob):  # its result is no longer wanted
+                    self._selector.unregister(key.data.status)
+                    signal_group(key.data.pid, signal.SIGKILL)
+                else:
+                    with contextlib.suppress(BlockingIOError):
+                        self._wakeup.recv(4096)
+            self._reap_children()
             self._enforce_limits()
-            self._leave_if_idle()
+            self._end_if_idle()
 
-    def _handle(self, key: selectors.SelectorKey) -> None:
-        if isinstance(key.data, _Connection):
-            self._read(key.data)
-        elif isinstance(key.data, Doorway):
-            for channel in key.data.accept():
-                self._add(channel)
-        elif isinstance(key.data, _Running):
-            self._cancel(key.data)
-        else:
-            self._drain_wakeup()
-
-    def _add(self, control: socket.socket) -> None:
+    def _add_connection(self, control: socket.socket) -> None:
         connection = _Connection(control)
         self._connections.add(connection)
         self._selector.register(control, selectors.EVENT_READ, connection)
 
-    def _read(self, connection: _Connection) -> None:
+    def _receive(self, connection: _Connection) -> None:
         try:
             piece, descriptors, _, _ = socket.recv_fds(connection.control, 1 << 16, 64)
         except ConnectionResetError:
@@ -141,148 +132,124 @@ class Server:
             os.set_inheritable(descriptor, False)
         connection.descriptors += descriptors
         if not piece:
-            self._drop(connection)
+            self._drop_connection(connection)
             return
         for message in connection.buffer.feed(piece):
             if "retire" in message:
                 self._retiring = True
-                continue
-            self._start(message, connection)
+            else:
+                self._start_job(message, connection)
 
-    def _drop(self, connection: _Connection) -> None:
-        """Kill what runs for an orchestrator that has gone."""
+    def _drop_connection(self, connection: _Connection) -> None:
+        """Kill the jobs of an orchestrator that is gone."""
         if self._parent is not None:
             self._stop()
-        for job in self._running.values():
+        for job in self._jobs.values():
             if job.connection is connection:
                 signal_group(job.pid, signal.SIGKILL)
         self._connections.discard(connection)
         self._selector.unregister(connection.control)
-        self._hang_up(connection)
+        self._close_if_unused(connection)
         for descriptor in connection.descriptors:
             os.close(descriptor)
         connection.descriptors.clear()
-        self._leave_at = time.monotonic() + self._idle_s
+        self._end_at = time.monotonic() + self._idle_s
         self._note_use()
 
-    def _hang_up(self, connection: _Connection) -> None:
-        """Tell an orchestrator that waits for it that nothing runs for it any more, once that is so."""
-        if not any(job.connection is connection for job in self._running.values()):
+    def _close_if_unused(self, connection: _Connection) -> None:
+        """Close a dropped connection once its jobs have ended: its orchestrator waits for that."""
+        if not any(job.connection is connection for job in self._jobs.values()):
             connection.control.close()
 
-    def _start(self, message: Message, connection: _Connection) -> None:
-        self._idle_s = idle_limit_s(message["environment"])  # what the latest run wants holds
+    def _start_job(self, message: Message, connection: _Connection) -> None:
+        self._idle_s = idle_limit_s(message["environment"])  # that of the latest run applies
+        events, number = connection.descriptors[:2]
+        del connection.descriptors[:2]
+        status = socket.socket(fileno=number)
         problem, pid = self._problem, 0
         if not problem:
+            for name in message["preload"]:
+                if name not in self._loaded_late:
+                    load(name)
+                    self._loaded_late.add(name)
+
+            def work() -> NoReturn:
+                self._close_inherited()
+                status.close()
+                os.environ.update(message["environment"])
+                run_child(job_from_json(message["job"]), Path(message["log"]), events)
+
             try:
-                pid = self._waiting_child(message["preload"])
-            except OSError as error:  # no memory or no process left
+                pid = fork_child(work)
+            except OSError as error:
                 problem = f"cannot start a worker for {message['job']['target']}: {error.strerror}"
-        events, number = connection.descriptors[:2]
-        del connection.descriptors[:2]  # not before the fork, which closes them in the child
-        fate = socket.socket(fileno=number)
+        # at once: while it is open here, nobody learns of the child's end should this process hang
+        os.close(events)
         if problem:
-            hint = f"full log: {message['server_log']}"
-            _tell(fate, {"event": "refused", "error": error_to_json(StageError(problem, hint))})
-            fate.close()
-            os.close(events)
+            refusal = StageError(problem, f"full log: {message['server_log']}")
+            _send_status(status, {"event": "refused", "error": error_to_json(refusal)})
+            status.close()
             return
         timeout_s = message["timeout_s"]
         stop_at = None if timeout_s is None else time.monotonic() + timeout_s
-        self._running[pid] = job = _Running(pid, connection, fate, stop_at)
-        self._selector.register(fate, selectors.EVENT_READ, job)
-        _tell(fate, {"event": "started", "pid": pid})  # before the child can say anything
-        self._forker.hand_over(message, events)
-        os.close(
-            events
-        )  # at once: while it is open here, nobody learns of the child's end should this process hang
+        self._jobs[pid] = job = _RunningJob(pid, connection, status, stop_at)
+        self._selector.register(status, selectors.EVENT_READ, job)
         self._note_use()
 
-    def _waiting_child(self, preload: Iterable[str]) -> int:
-        late = [name for name in preload if name not in self._loaded_late]
-        for name in late:
-            load(name)
-        if late:
-            self._forker.discard()
-            self._loaded_late.update(late)
-        return self._forker.prepare()
-
-    def _prepare(self) -> None:
-        """Fork the child of the next job while there is nothing else to do."""
-        if not self._problem:
-            with contextlib.suppress(OSError):  # the job itself will say so
-                self._forker.prepare()
-
     def _close_inherited(self) -> None:
-        """Close in a child what is the server's: an end that stays open here would not tell of the other's end."""
+        """Close the server's descriptors in a child: a copy would hide the end of the original."""
         self._selector.close()
-        if self._doorway is not None:
-            self._doorway.listener.close()
-        fates = (job.fate for job in self._running.values())
-        connections = self._connections | {job.connection for job in self._running.values()}
+        if self._listener is not None:
+            self._listener.socket.close()
+        connections = self._connections | {job.connection for job in self._jobs.values()}
         for end in (
             self._wakeup,
             self._wakeup_writer,
-            *fates,
+            *(job.status for job in self._jobs.values()),
             *(connection.control for connection in connections),
         ):
             end.close()
-        for descriptor in (
-            number for connection in self._connections for number in connection.descriptors
-        ):
-            os.close(descriptor)
+        for connection in self._connections:
+            for descriptor in connection.descriptors:
+                os.close(descriptor)
 
-    def _cancel(self, job: _Running) -> None:
-        """Stop the child whose orchestrator thread has hung up."""
-        self._selector.unregister(job.fate)
-        signal_group(job.pid, signal.SIGKILL)
-
-    def _reap(self) -> None:
-        while (pid := _ended_child()) is not None:
-            signal_group(
-                pid, signal.SIGKILL
-            )  # what it started; before wait4, while the pid is still its own
-            _, status, usage = os.wait4(pid, 0)
-            job = self._running.pop(pid, None)
-            if job is None:
-                self._forker.forget(pid)
+    def _reap_children(self) -> None:
+        while (pid := _next_ended_child()) is not None:
+            # kill the processes it started before wait4, while the pid is still taken
+            signal_group(pid, signal.SIGKILL)
+            _, exit_status, usage = os.wait4(pid, 0)
+            job = self._jobs.pop(pid, None)
+            if job is None:  # started by a library
                 continue
-            code = os.waitstatus_to_exitcode(status)
-            peak_mib = round(usage.ru_maxrss / 1024, 1)
-            _tell(
-                job.fate,
-                {
-                    "event": "exit",
-                    "code": code,
-                    "timed_out": job.timed_out,
-                    "peak_rss_mib": peak_mib,
-                },
-            )
-            with contextlib.suppress(KeyError):  # a cancelled job's is no longer watched
-                self._selector.unregister(job.fate)
-            job.fate.close()
+            ending = {
+                "event": "exit",
+                "code": os.waitstatus_to_exitcode(exit_status),
+                "timed_out": job.timed_out,
+                "peak_rss_mib": round(usage.ru_maxrss / 1024, 1),
+            }
+            _send_status(job.status, ending)
+            with contextlib.suppress(KeyError):  # that of a cancelled job is not registered
+                self._selector.unregister(job.status)
+            job.status.close()
             if job.connection not in self._connections:
-                self._hang_up(job.connection)
+                self._close_if_unused(job.connection)
             self._note_use()
 
     def _note_use(self) -> None:
-        if self._doorway is not None:
-            self._doorway.note_use()
+        if self._listener is not None:
+            self._listener.touch()
 
-    def _time_to_next_limit(self) -> float | None:
-        limits = [
-            limit
-            for job in self._running.values()
-            if (limit := job.kill_at or job.stop_at) is not None
-        ]
-        if self._doorway is not None and (self._retiring or not self._connections):
+    def _time_to_next_deadline(self) -> float | None:
+        deadlines = [job.kill_at or job.stop_at for job in self._jobs.values()]
+        if self._listener is not None and (self._retiring or not self._connections):
             soon = time.monotonic() + _RETRY_S
-            limits.append(soon if self._retiring else max(self._leave_at, soon))
-        return max(0.0, min(limits) - time.monotonic()) if limits else None
+            deadlines.append(soon if self._retiring else max(self._end_at, soon))
+        known = [deadline for deadline in deadlines if deadline is not None]
+        return max(0.0, min(known) - time.monotonic()) if known else None
 
     def _enforce_limits(self) -> None:
         now = time.monotonic()
-        for job in self._running.values():
+        for job in self._jobs.values():
             if job.kill_at is not None and now >= job.kill_at:
                 signal_group(job.pid, signal.SIGKILL)
                 job.kill_at = now + _KILL_GRACE_S
@@ -290,41 +257,36 @@ class Server:
                 job.timed_out, job.kill_at = True, now + _KILL_GRACE_S
                 signal_group(job.pid, signal.SIGTERM)
 
-    def _leave_if_idle(self) -> None:
-        """End a server that nobody needs, unless somebody has come at the last moment."""
-        if self._doorway is not None and (self._retiring or self._is_idle()):
+    def _end_if_idle(self) -> None:
+        """End a server that nobody needs, unless a client connects at the last moment."""
+        idle = not self._connections and time.monotonic() >= self._end_at
+        if self._listener is not None and (self._retiring or idle):
             try:
-                late = self._doorway.close()
-            except OSError:  # somebody is about to come: looked at again soon
+                late = self._listener.close()
+            except OSError:  # a client may be about to connect; tried again soon
                 return
-            self._selector.unregister(self._doorway.listener)
-            self._doorway = None
+            self._selector.unregister(self._listener.socket)
+            self._listener = None
             for channel in late:
-                self._add(channel)
-        if self._doorway is None and not self._connections:
+                self._add_connection(channel)
+        if self._listener is None and not self._connections:
             self._stop()
 
-    def _is_idle(self) -> bool:
-        return not self._connections and time.monotonic() >= self._leave_at
-
-    def _drain_wakeup(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._wakeup.recv(4096)
-
-    def _stop_if_orphan(self) -> None:
+    def _stop_if_orphaned(self) -> None:
+        # the signal also arrives when only the *thread* that started this server ends
         if self._parent is not None and os.getppid() != self._parent:
             self._stop()
 
     def _stop(self) -> NoReturn:
-        for pid in self._running:
+        for pid in self._jobs:
             signal_group(pid, signal.SIGKILL)
-        if self._doorway is not None:
-            self._doorway.unlink()
+        if self._listener is not None:
+            self._listener.unlink()
         flush()
         os._exit(0)  # the teardown of torch takes a second
 
 
-def _ended_child() -> int | None:
+def _next_ended_child() -> int | None:
     """Return the pid of a child that has ended and is not yet reaped."""
     try:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -333,7 +295,7 @@ def _ended_child() -> int | None:
     return ended.si_pid if ended is not None else None
 
 
-def _tell(fate: socket.socket, message: Message) -> None:
-    """Send a message that is smaller than any socket's buffer; an orchestrator that hung up misses it."""
+def _send_status(status: socket.socket, message: Message) -> None:
+    """Send a message that fits into the socket's buffer, unless the client is gone."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        fate.sendall(encode(message))
+        status.sendall(encode(message))

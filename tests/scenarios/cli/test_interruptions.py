@@ -61,7 +61,7 @@ def test_a_stage_that_hangs_is_stopped_at_its_limit(ready: ReadyProject) -> None
     ready.hold()
     ran = ready.doit("-n", "2", "--continue")
     assert (ran.code, ran.passed) == (2, {"export:a", "simplify:a", "engine:a:ort"})
-    sentence = "reference:a took longer than its limit of 1 s and was stopped"
+    sentence = "reference:a exceeded its limit of 1 s and was stopped"
     assert ran.out.count(f"{sentence}; full log: build/a/reference/reference.log\n") == 1
     ready.let_go()
     check_goes_on(ready, ran.passed)

@@ -26,7 +26,7 @@ from buildsys.workers.client import server_handle, status
 from buildsys.workers.client.fingerprint import server_modules
 from buildsys.workers.client.pool import WorkerPool
 from buildsys.workers.job import Job
-from buildsys.workers.server_kinds import LIGHT, Profile
+from buildsys.workers.server_kinds import LIGHT, ServerKind
 
 ROOT = Path(__file__).resolve().parents[3]
 STAGES = "tests.scenarios.worker_stages"
@@ -189,7 +189,7 @@ def test_another_server_does_what_the_first_would_do_differently(
 def test_nothing_of_this_package_is_in_memory_but_what_is_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_module, "profile_of", lambda job: LIGHT)
+    monkeypatch.setattr(pool_module, "server_kind_of", lambda job: LIGHT)
     loaded = {Path(path) for path in run(tmp_path, "list_own_modules")["files"]}
     assert ROOT / "buildsys/workers/server/server.py" in loaded
     assert loaded <= set(server_modules())
@@ -300,7 +300,9 @@ def test_a_server_without_its_library_is_not_kept(
 ) -> None:
     (tmp_path / "broken_torch.py").write_text("raise ImportError('no libcudart.so')")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(tmp_path))))
-    monkeypatch.setattr(pool_module, "profile_of", lambda _: Profile("broken", ("broken_torch",)))
+    monkeypatch.setattr(
+        pool_module, "server_kind_of", lambda _: ServerKind("broken", ("broken_torch",))
+    )
     with pytest.raises(
         StageError, match=r"cannot import broken_torch: ImportError: no libcudart\.so"
     ):
@@ -377,7 +379,7 @@ def test_doit_lists_and_ends_the_servers(project: ProjectFolder, folder: Path) -
     assert project.doit("workers").out == "no worker servers\n"
     server = server_of(project.root)
     head, row = project.doit("workers").out.splitlines()
-    assert head.split() == ["pid", "profile", "age", "idle", "memory", "python", "project"]
+    assert head.split() == ["pid", "kind", "age", "idle", "memory", "python", "project"]
     assert row.split()[:2] == [str(server), "bare"]
     assert row.split()[-2:] == [sys.executable, str(project.root)]
     assert project.doit("workers", "--stop").out == f"ended {server} (bare, {project.root})\n"
@@ -391,6 +393,6 @@ def test_doit_uses_the_servers_of_the_last_doit(built: ProjectFolder, folder: Pa
     for old, new in ((17, 16), (16, 18)):
         built.edit("configs/models/lin.yaml", f"opset: {old}", f"opset: {new}")
         assert built.doit("simplify:lin").passed == {"export:lin", "simplify:lin"}
-        found.append({server.record.profile: server.record.pid for server in running().values()})
+        found.append({server.record.kind: server.record.pid for server in running().values()})
     assert set(found[0]) == {"torch", "light"}
     assert found[0] == found[1]

@@ -31,7 +31,7 @@ def pool(project: Path) -> Iterator[WorkerPool]:
     with pytest.MonkeyPatch.context() as patch, WorkerPool(project / ".buildsys") as pool:
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.setattr(
-            pool_module, "profile_of", lambda job: {"torch": TORCH, "light": LIGHT}[job.variant]
+            pool_module, "server_kind_of", lambda job: {"torch": TORCH, "light": LIGHT}[job.variant]
         )
         yield pool
 

@@ -7,7 +7,7 @@ from front_doubles import make_session, passed, write_result
 
 from buildsys.cli.clean import remove_target_files
 from buildsys.errors import CheckFailed, StageError
-from buildsys.workers.result_file import as_text
+from buildsys.workers.result_file import format_figures
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_raw_samples_are_not_read_into_this_process(tmp_path: Path) -> None:
         "words": ["a b"] * 500,
         "count": 10_000,
     }
-    path.write_text(as_text(figures))
+    path.write_text(format_figures(figures))
     assert session.result("export:net") == {**figures, "samples_ms": []}
 
 

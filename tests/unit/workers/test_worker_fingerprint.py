@@ -9,7 +9,7 @@ import pytest
 
 from buildsys.workers.client import fingerprint as module
 from buildsys.workers.client.fingerprint import fingerprint
-from buildsys.workers.server_kinds import BARE, Profile
+from buildsys.workers.server_kinds import BARE, ServerKind
 
 
 @pytest.fixture
@@ -26,10 +26,10 @@ def library(tmp_path: Path) -> Path:
 def mark(tmp_path: Path, library: Path) -> Callable[..., str]:
     (tmp_path / "workers").mkdir()
 
-    def mark(profile: Profile = BARE, python: str = sys.executable, **variables: str) -> str:
+    def mark(kind: ServerKind = BARE, python: str = sys.executable, **variables: str) -> str:
         environment = {"PYTHONPATH": str(library), **variables}
         return fingerprint(
-            profile, python=python, environment=environment, folder=tmp_path / "workers"
+            kind, python=python, environment=environment, folder=tmp_path / "workers"
         )
 
     return mark
@@ -69,8 +69,8 @@ def test_what_a_server_is_started_with_counts(mark: Callable[..., str]) -> None:
         mark(),
         mark(OMP_NUM_THREADS="1"),
         mark(OMP_NUM_THREADS="2"),
-        mark(profile=Profile("bare", preload=("json",))),
-        mark(profile=Profile("bare", without=("json",))),
+        mark(kind=ServerKind("bare", preload=("json",))),
+        mark(kind=ServerKind("bare", without=("json",))),
         mark(python="/bin/sh"),
     ]
     assert len(set(given)) == len(given)

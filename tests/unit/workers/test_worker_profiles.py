@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from buildsys.workers.job import Job
-from buildsys.workers.server_kinds import LIGHT, TORCH, late_preload, profile_of
+from buildsys.workers.server_kinds import LIGHT, TORCH, late_preload, server_kind_of
 
 
 def _job(stage: str, **options: Any) -> Job:
@@ -36,7 +36,7 @@ def _job(stage: str, **options: Any) -> Job:
     ],
 )
 def test_a_stage_gets_the_server_that_it_needs(job: Job, name: str) -> None:
-    assert profile_of(job).name == name
+    assert server_kind_of(job).name == name
 
 
 def test_the_light_server_hides_torch() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from buildsys.workers.job import Job, StageResult
-from buildsys.workers.result_file import as_text, without_long_lists, write_result
+from buildsys.workers.result_file import format_figures, without_long_lists, write_result
 
 STARTED = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=timezone.utc)
 
@@ -54,7 +54,7 @@ def test_a_list_of_scalars_is_one_line_and_all_else_is_indented() -> None:
         "shape": (1, 3),
         "deep": {"empty": {}, "none": [], "rows": [[1], {"a": "ü"}]},
     }
-    text = as_text(figures)
+    text = format_figures(figures)
     assert text == (
         '{\n  "samples_ms": [0.5, 1.25],\n  "shape": [1, 3],\n  "deep": {\n    "empty": {},\n    "none": [],\n'
         '    "rows": [\n      [1],\n      {\n        "a": "ü"\n      }\n    ]\n  }\n}\n'
@@ -65,14 +65,14 @@ def test_a_list_of_scalars_is_one_line_and_all_else_is_indented() -> None:
 def test_what_json_has_no_number_for_is_null(value: float) -> None:
     figures = {"alone": value, "listed": [1.5, value], "deep": [{"within": value}]}
     expected = {"alone": None, "listed": [1.5, None], "deep": [{"within": None}]}
-    assert json.loads(as_text(figures), parse_constant=pytest.fail) == expected
+    assert json.loads(format_figures(figures), parse_constant=pytest.fail) == expected
     assert without_long_lists(figures) == expected
 
 
 @pytest.mark.parametrize("figures", [{"a": {1, 2}}, {"a": [object()]}, {("a", "b"): 1}])
 def test_what_is_not_json_is_refused(figures: dict[str, object]) -> None:
     with pytest.raises(TypeError):
-        as_text(figures)
+        format_figures(figures)
 
 
 def test_what_is_written_is_what_the_standard_library_reads() -> None:
@@ -82,7 +82,7 @@ def test_what_is_written_is_what_the_standard_library_reads() -> None:
         "deep": [[[]], [{}]],
         "3": "x",
     }
-    assert json.loads(as_text(figures)) == figures
+    assert json.loads(format_figures(figures)) == figures
 
 
 def test_long_lists_stay_in_the_file() -> None:

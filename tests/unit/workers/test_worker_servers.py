@@ -12,10 +12,10 @@ import pytest
 from buildsys.errors import UsageError
 from buildsys.system.processes import Process
 from buildsys.workers import registry
-from buildsys.workers.client.status import RunningServer, running_text, stopped_text
-from buildsys.workers.registry import Record, idle_limit_s
+from buildsys.workers.client.status import RunningServer, format_running, format_stopped
+from buildsys.workers.registry import ServerRecord, idle_limit_s
 
-RECORD = Record(4711, 99, "torch", "/usr/bin/python3", "/p/.buildsys/workers/torch.log")
+RECORD = ServerRecord(4711, 99, "torch", "/usr/bin/python3", "/p/.buildsys/workers/torch.log")
 
 
 @pytest.mark.parametrize(
@@ -93,17 +93,17 @@ def test_a_foreign_server_is_not_spoken_to(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_what_is_shown() -> None:
-    assert running_text([]) == stopped_text([]) == "no worker servers\n"
+    assert format_running([]) == format_stopped([]) == "no worker servers\n"
     ready = replace(RECORD, ready=True)
     new, young, old = (
         RunningServer(RECORD, 1.4, None, 9.0),
         RunningServer(ready, 5.4, None, 10.0),
         RunningServer(ready, 600.0, 240.0, 700.4),
     )
-    assert running_text([young, new, old]).splitlines() == [
-        "pid   profile  age     idle     memory   python            project",
-        "4711  torch    10 min  4 min    700 MiB  /usr/bin/python3  /p",
-        "4711  torch    5 s     at work  10 MiB   /usr/bin/python3  /p",
-        "4711  torch    1 s     loading  9 MiB    /usr/bin/python3  /p",
+    assert format_running([young, new, old]).splitlines() == [
+        "pid   kind   age     idle     memory   python            project",
+        "4711  torch  10 min  4 min    700 MiB  /usr/bin/python3  /p",
+        "4711  torch  5 s     working  10 MiB   /usr/bin/python3  /p",
+        "4711  torch  1 s     loading  9 MiB    /usr/bin/python3  /p",
     ]
-    assert stopped_text([old]) == "ended 4711 (torch, /p)\n"
+    assert format_stopped([old]) == "ended 4711 (torch, /p)\n"
