@@ -23,9 +23,9 @@ from buildsys.onnx_graphs.inspection.load import (
     content_digests,
     drop_weights,
     load_graph,
-    read_network,
+    plain_model,
 )
-from buildsys.onnx_graphs.inspection.plain_graph import Network
+from buildsys.onnx_graphs.inspection.plain_graph import PlainModel
 from buildsys.onnx_graphs.inspection.shapes import with_shapes
 
 Request = Mapping[str, Any]
@@ -42,7 +42,7 @@ def _compare(request: Request) -> Answer:
 
 
 def _draw(request: Request) -> Answer:
-    network = read_network(with_shapes(_light(request["graph"])))
+    network = plain_model(with_shapes(_light(request["graph"])))
     svg, shown = draw(
         network.body, request["title"], request["from"], request["to"], request["depth"]
     )
@@ -57,11 +57,11 @@ def _first_differences(request: Request) -> Answer:
     return {"differences": found}
 
 
-def _with_contents(graph: Mapping[str, Any]) -> Network:
+def _with_contents(graph: Mapping[str, Any]) -> PlainModel:
     model = load_graph(Path(graph["file"]))
     with content_digests(Path(graph["data"]) if graph["data"] else None) as digest:
         drop_weights(model, digest)
-    return read_network(with_shapes(model))
+    return plain_model(with_shapes(model))
 
 
 def _light(graph: Mapping[str, Any]) -> ModelProto:

@@ -9,13 +9,13 @@ from typing import Any
 from onnx import ModelProto
 
 from buildsys.onnx_graphs.inspection.figures import initializer_figures, parameters
-from buildsys.onnx_graphs.inspection.load import read_network
+from buildsys.onnx_graphs.inspection.load import plain_model
 from buildsys.onnx_graphs.inspection.mac_totals import each_nodes_macs, macs_at, macs_figures
 from buildsys.onnx_graphs.inspection.macs import COUNTED, Macs
 from buildsys.onnx_graphs.inspection.plain_graph import (
     Body,
-    Network,
     Placed,
+    PlainModel,
     Value,
     operator_histogram,
 )
@@ -27,8 +27,8 @@ def describe(model: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
 
     ``dims`` are sizes of dynamic dimensions, at which products are counted and shapes are told beside the named ones.
     """
-    network = read_network(with_shapes(model))
-    sized = read_network(with_sizes(model, dims))
+    network = plain_model(with_shapes(model))
+    sized = plain_model(with_sizes(model, dims))
     return {
         "ir_version": network.ir_version,
         "producer": network.producer,
@@ -53,7 +53,7 @@ def describe(model: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def custom_domains(network: Network) -> dict[str, dict[str, int]]:
+def custom_domains(network: PlainModel) -> dict[str, dict[str, int]]:
     """Return domain -> operator -> count of nodes outside ONNX's own domains."""
     found: dict[str, dict[str, int]] = {}
     for operator, count in operator_histogram(network).items():
@@ -94,7 +94,7 @@ def tensor_json(body: Body, sized: Body, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _tensors(network: Network, sized: Network) -> dict[str, Any]:
+def _tensors(network: PlainModel, sized: PlainModel) -> dict[str, Any]:
     """Return all tensors by name; those of a body behind its place where somebody else has the name already."""
     found = {
         name: tensor_json(network.body, sized.body, name) for name in all_tensors(network.body)

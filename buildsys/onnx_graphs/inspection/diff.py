@@ -1,25 +1,24 @@
-"""What differs between two graphs: nodes gone, come and changed, tensors, initializers, opsets and the interface."""
+"""Differences between two graphs: nodes, shapes, initializers, opsets and interface."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from buildsys.onnx_graphs.inspection.changed_nodes import node_changes
+from buildsys.onnx_graphs.inspection.node_changes import added_group, node_changes, removed_group
 from buildsys.onnx_graphs.inspection.node_matching import Matching, regions
 from buildsys.onnx_graphs.inspection.plain_graph import (
     Body,
-    Network,
-    Node,
-    Stored,
+    PlainModel,
+    PlainNode,
+    StoredTensor,
     Value,
     operator_histogram,
 )
-from buildsys.onnx_graphs.inspection.removed_nodes import fate_of, origin_of
 
 
-def compare(first: Network, second: Network) -> dict[str, Any]:
-    """Return all differences as JSON values; ``is_equal`` tells whether there are any."""
+def compare(first: PlainModel, second: PlainModel) -> dict[str, Any]:
+    """Return all differences as JSON values; ``is_equal`` if there are none."""
     histograms = operator_histogram(first), operator_histogram(second)
     bodies = compare_bodies(first.body, second.body)
     functions = [
@@ -49,14 +48,16 @@ def compare(first: Network, second: Network) -> dict[str, Any]:
 
 
 def compare_bodies(first: Body, second: Body) -> dict[str, Any]:
-    """Return gone, come and changed nodes, shapes and initializers."""
+    """Return the differences of nodes, shapes and initializers."""
     matching = Matching(first, second)
     changes = {change.node: change for change in node_changes(matching, _difference)}
-    gone = [fate_of(nodes, matching, changes) for nodes in regions(matching.gone, first)]
-    come = [origin_of(nodes, matching, gone) for nodes in regions(matching.come, second)]
+    removed = [
+        removed_group(nodes, matching, changes) for nodes in regions(matching.removed, first)
+    ]
+    added = [added_group(nodes, matching, removed) for nodes in regions(matching.added, second)]
     return {
-        "gone": [group.as_json() for group in gone],
-        "come": [group.as_json() for group in come],
+        "gone": [group.as_json() for group in removed],
+        "come": [group.as_json() for group in added],
         "changed": [change.as_json() for change in changes.values()],
         "renamed": [{"from": node.label, "to": other.label, "operator": node.operator}
                     for node, other in matching.nodes.items() if node.label != other.label],
@@ -66,7 +67,7 @@ def compare_bodies(first: Body, second: Body) -> dict[str, Any]:
 
 
 def _difference(first: Body, second: Body) -> dict[str, Any]:
-    """Return what differs between two bodies, {} where nothing does."""
+    """Return the differences between two bodies, {} if they are equal."""
     found = compare_bodies(first, second)
     return found if _is_filled(found) else {}
 
@@ -83,46 +84,37 @@ def _is_known(value: Value) -> bool:
 
 
 def initializer_changes(
-    first: Mapping[str, Stored], second: Mapping[str, Stored]
+    first: Mapping[str, StoredTensor], second: Mapping[str, StoredTensor]
 ) -> dict[str, Any]:
-    """Return initializers gone, come, with other contents, and under another name."""
-    gone = {name: stored for name, stored in first.items() if name not in second}
-    come = {name: stored for name, stored in second.items() if name not in first}
+    """Return removed, added, changed and renamed initializers."""
+    removed = {name: stored for name, stored in first.items() if name not in second}
+    added = {name: stored for name, stored in second.items() if name not in first}
     by_content: dict[str, list[str]] = {}
-    for name, stored in come.items():
+    for name, stored in added.items():
         by_content.setdefault(stored.digest, []).append(name)
     renamed = []
-    for name, stored in list(gone.items()):
+    for name, stored in list(removed.items()):
         if stored.digest and by_content.get(stored.digest):
             other = by_content[stored.digest].pop(0)
             renamed.append({"from": name, "to": other})
-            del gone[name], come[other]
+            del removed[name], added[other]
+
+    def text(stored: StoredTensor) -> str:
+        return f"{stored.dtype} {list(stored.shape)}"
+
     changed = [
-        {"name": name, "from": _stored_text(stored), "to": _stored_text(second[name])}
+        {"name": name, "from": text(stored), "to": text(second[name])}
         for name, stored in first.items()
         if name in second and stored.digest != second[name].digest
     ]
     return {
-        "gone": [_stored_json(stored) for stored in gone.values()],
-        "come": [_stored_json(stored) for stored in come.values()],
+        "gone": [stored.as_json() for stored in removed.values()],
+        "come": [stored.as_json() for stored in added.values()],
         "changed": changed,
         "renamed": renamed,
         "count": [len(first), len(second)],
         "bytes": [sum(one.bytes for one in side.values()) for side in (first, second)],
-    }  # fmt: skip
-
-
-def _stored_json(stored: Stored) -> dict[str, Any]:
-    return {
-        "name": stored.name,
-        "dtype": stored.dtype,
-        "shape": list(stored.shape),
-        "bytes": stored.bytes,
     }
-
-
-def _stored_text(stored: Stored) -> str:
-    return f"{stored.dtype} {list(stored.shape)}"
 
 
 def _ports(first: Body, second: Body, side: str) -> list[dict[str, Any]]:
@@ -145,7 +137,7 @@ def _mapping_changes(
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _function_text(nodes: Sequence[Node]) -> str:
+def _function_text(nodes: Sequence[PlainNode]) -> str:
     listed = (
         f"{node.operator}({', '.join(node.inputs)})→{', '.join(node.outputs)}{dict(node.attributes)}"
         for node in nodes
@@ -154,7 +146,7 @@ def _function_text(nodes: Sequence[Node]) -> str:
 
 
 def _is_filled(value: Any) -> bool:
-    """Tell whether there is any difference in a part of the answer: counts and sizes are none."""
+    """Return whether a part of the answer has differences; counts and sizes do not count."""
     if isinstance(value, Mapping):
         return any(
             _is_filled(entry) for name, entry in value.items() if name not in ("count", "bytes")

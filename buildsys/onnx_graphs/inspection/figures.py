@@ -7,9 +7,9 @@ from typing import Any
 
 from onnx import ModelProto
 
-from buildsys.onnx_graphs.inspection.load import drop_weights, read_network
+from buildsys.onnx_graphs.inspection.load import drop_weights, plain_model
 from buildsys.onnx_graphs.inspection.mac_totals import macs_figures
-from buildsys.onnx_graphs.inspection.plain_graph import Network, Stored
+from buildsys.onnx_graphs.inspection.plain_graph import PlainModel, StoredTensor
 
 _LARGEST = 5
 _NOT_WEIGHTS = (
@@ -28,7 +28,7 @@ def graph_figures(model: ModelProto, base: Mapping[str, int]) -> dict[str, Any]:
     The large weights leave ``model``. ``base`` are sizes of dynamic dimensions with which the network works.
     """
     drop_weights(model)
-    network = read_network(model)
+    network = plain_model(model)
     return {
         "opsets": dict(network.opsets),
         "initializers": initializer_figures(network),
@@ -37,7 +37,7 @@ def graph_figures(model: ModelProto, base: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def initializer_figures(network: Network) -> dict[str, Any]:
+def initializer_figures(network: PlainModel) -> dict[str, Any]:
     """Return count, bytes, the same by dtype, and the largest."""
     stored = list(network.stored)
     dtypes: dict[str, dict[str, int]] = {}
@@ -57,6 +57,6 @@ def initializer_figures(network: Network) -> dict[str, Any]:
     }
 
 
-def parameters(stored: Iterable[Stored]) -> int:
+def parameters(stored: Iterable[StoredTensor]) -> int:
     """Return the elements of the initializers that are weights: of a float type, or quantized to 8 bits or fewer."""
     return sum(one.elements for one in stored if one.dtype not in _NOT_WEIGHTS)

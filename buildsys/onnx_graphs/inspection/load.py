@@ -22,10 +22,10 @@ from onnx import (
 from buildsys.onnx_graphs.inspection.plain_graph import (
     Body,
     Function,
-    Network,
-    Node,
+    PlainModel,
+    PlainNode,
     Shape,
-    Stored,
+    StoredTensor,
     Value,
     product,
 )
@@ -73,14 +73,14 @@ def drop_weights(model: ModelProto, digest: Digest | None = None) -> None:
             tensor.external_data.add(key=key, value=value)
 
 
-def read_network(model: ModelProto) -> Network:
+def plain_model(model: ModelProto) -> PlainModel:
     """Return a model as plain data, with the shapes that it states itself.
 
     Its large tensors should have been dropped: the values of all others are looked at.
     """
     producer = f"{model.producer_name} {model.producer_version}".strip()
     functions = tuple(_function(function) for function in model.functions)
-    return Network(_body(model.graph), model.ir_version, producer, opsets(model), functions)
+    return PlainModel(_body(model.graph), model.ir_version, producer, opsets(model), functions)
 
 
 def stored_bytes(tensor: TensorProto) -> int:
@@ -154,7 +154,7 @@ def _body(graph: GraphProto) -> Body:
     stored = {tensor.name: _stored(tensor) for tensor in graph.initializer}
     for sparse in graph.sparse_initializer:
         one = _stored(sparse.values)
-        stored[one.name] = Stored(
+        stored[one.name] = StoredTensor(
             one.name, f"sparse {one.dtype}", tuple(sparse.dims), one.bytes, one.digest
         )
     listed = (port_of(value) for value in (*graph.value_info, *graph.input, *graph.output))
@@ -187,9 +187,9 @@ def _function(function: FunctionProto) -> Function:
     )
 
 
-def _node(node: NodeProto) -> Node:
+def _node(node: NodeProto) -> PlainNode:
     constants = (tensor for attribute in node.attribute for tensor in _attribute_tensors(attribute))
-    return Node(
+    return PlainNode(
         name=node.name,
         operator=operator_name(node),
         inputs=tuple(node.input),
@@ -212,9 +212,11 @@ def _attribute_tensors(attribute: AttributeProto) -> Iterable[TensorProto]:
     return [attribute.t] if attribute.type == AttributeProto.TENSOR else list(attribute.tensors)
 
 
-def _stored(tensor: TensorProto) -> Stored:
+def _stored(tensor: TensorProto) -> StoredTensor:
     dtype = dtype_name(tensor.data_type) if tensor.data_type else "undefined"
-    return Stored(tensor.name, dtype, tuple(tensor.dims), stored_bytes(tensor), _digest_of(tensor))
+    return StoredTensor(
+        tensor.name, dtype, tuple(tensor.dims), stored_bytes(tensor), _digest_of(tensor)
+    )
 
 
 def _digest_of(tensor: TensorProto) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from onnx import ModelProto, inliner
 
-from buildsys.onnx_graphs.inspection.load import read_network
+from buildsys.onnx_graphs.inspection.load import plain_model
 from buildsys.onnx_graphs.inspection.macs import (
     Lookup,
     Macs,
@@ -26,7 +26,7 @@ _FALLBACK = 2  # a size to count with where nobody names one; 1 broadcasts
 def macs_at(model: ModelProto, dims: Mapping[str, int]) -> Macs:
     """Count a model whose large weights are gone, its local functions written out where they are called."""
     sized = with_sizes(_inlined(model), dims)
-    return count_macs(read_network(sized).body)
+    return count_macs(plain_model(sized).body)
 
 
 def macs_figures(model: ModelProto, base: Mapping[str, int]) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def _count_of(
 
 
 def each_nodes_macs(body: Body, outer: Lookup = nothing) -> Iterator[int | None]:
-    """Yield the count of every node in the order of ``Network.placed``, None where it is not known."""
+    """Yield the count of every node in the order of ``PlainModel.placed``, None where it is not known."""
     lookup = within(body, outer)
     for node in body.nodes:
         yield None if node.bodies else node_macs(node, lookup)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from buildsys.onnx_graphs.inspection.plain_graph import Body, Node, Value, product
+from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainNode, Value, product
 
 _RECURRENT = ("LSTM", "GRU", "RNN")
 Lookup = Callable[[str], "Value | None"]
@@ -72,7 +72,7 @@ def within(body: Body, outer: Lookup) -> Lookup:
     return lambda name: body.value(name) or outer(name)
 
 
-def node_macs(node: Node, lookup: Lookup) -> int | None:
+def node_macs(node: PlainNode, lookup: Lookup) -> int | None:
     """Return the count of one node; 0 where its operator has none, None where it is not known."""
     count = _COUNTS.get(_plain(node.operator))
     if count is None:
@@ -83,7 +83,7 @@ def node_macs(node: Node, lookup: Lookup) -> int | None:
         return None
 
 
-def _count_node(node: Node, lookup: Lookup) -> Macs:
+def _count_node(node: PlainNode, lookup: Lookup) -> Macs:
     found = Macs()
     if node.bodies:
         inner = [count_macs(part, lookup) for part in node.bodies.values()]
@@ -102,7 +102,7 @@ def _count_node(node: Node, lookup: Lookup) -> Macs:
 class _Shapes:
     """The shapes around one node, as numbers."""
 
-    def __init__(self, node: Node, lookup: Lookup) -> None:
+    def __init__(self, node: PlainNode, lookup: Lookup) -> None:
         self.node = node
         self._lookup = lookup
 

@@ -1,27 +1,27 @@
-"""Find the nodes of one graph again in another, whose names may have changed."""
+"""Matching of the nodes of two graphs with possibly different names."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from buildsys.onnx_graphs.inspection.plain_graph import Body, Node
+from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainNode
 
-_CONSTANT = "Constant"
+CONSTANT = "Constant"
 
 
 class Matching:
-    """Which node of ``first`` is which of ``second``, and which tensor.
+    """Pairs of equivalent nodes and tensors of two graphs.
 
-    Told in this order: the same operator makes a tensor of the same name; it has the same name itself; it takes the
-    same tensors; what takes its tensors is the same.
+    Nodes with the same operator match, in this order, by the name of an output, by their own name,
+    by their inputs, and by the consumers of their outputs.
     """
 
     def __init__(self, first: Body, second: Body) -> None:
         self.first = first
         self.second = second
-        self.nodes: dict[Node, Node] = {}
-        self.back: dict[Node, Node] = {}
+        self.nodes: dict[PlainNode, PlainNode] = {}
+        self.back: dict[PlainNode, PlainNode] = {}
         self.tensors = {name: name for name in first.inputs if name in second.inputs}
         self._map_renamed_inputs()
         self._match_by_output()
@@ -30,17 +30,17 @@ class Matching:
             pass
 
     @property
-    def gone(self) -> list[Node]:
-        """The nodes that are only in the first graph."""
+    def removed(self) -> list[PlainNode]:
+        """Nodes of the first graph alone."""
         return [node for node in self.first.nodes if node not in self.nodes]
 
     @property
-    def come(self) -> list[Node]:
-        """The nodes that are only in the second graph."""
+    def added(self) -> list[PlainNode]:
+        """Nodes of the second graph alone."""
         return [node for node in self.second.nodes if node not in self.back]
 
     def _map_renamed_inputs(self) -> None:
-        """Take inputs whose names are in one graph only for each other, in their order, when there are equally many."""
+        """Pair inputs with names in one graph only, in order, if both have equally many."""
         ours, theirs = self.first.inputs, self.second.inputs
         alone = (
             [name for name in ours if name not in theirs],
@@ -49,7 +49,7 @@ class Matching:
         if len(alone[0]) == len(alone[1]):
             self.tensors.update(zip(*alone, strict=True))
 
-    def _pair(self, node: Node, other: Node) -> None:
+    def _pair(self, node: PlainNode, other: PlainNode) -> None:
         self.nodes[node], self.back[other] = other, node
         self.tensors.update(
             (ours, theirs)
@@ -67,46 +67,46 @@ class Matching:
                 ),
                 None,
             )
-            if other is not None and other not in self.back and _is_like(node, other):
+            if other is not None and other not in self.back and _may_match(node, other):
                 self._pair(node, other)
 
     def _match_by_name(self) -> None:
-        named, others = _unique_names(self.gone), _unique_names(self.come)
+        named, others = _unique_names(self.removed), _unique_names(self.added)
         for name, node in named.items():
             other = others.get(name)
             if other is not None and node.operator == other.operator:
                 self._pair(node, other)
 
     def _match_by_inputs(self) -> bool:
-        """Pair nodes of one operator that take the same tensors, the most alike first."""
-        waiting: dict[tuple[str, ...], list[Node]] = {}
-        for other in self.come:
+        """Pair nodes with the same operator and inputs, the most similar ones first."""
+        waiting: dict[tuple[str, ...], list[PlainNode]] = {}
+        for other in self.added:
             waiting.setdefault((other.operator, *moving_inputs(other, self.second)), []).append(
                 other
             )
         before = len(self.nodes)
-        for node in self.gone:
+        for node in self.removed:
             taken = [self.tensors.get(name, "") for name in moving_inputs(node, self.first)]
             candidates = waiting.get((node.operator, *taken), []) if all(taken) else []
-            if candidates and (taken or node.operator == _CONSTANT):
-                best = max(candidates, key=lambda other: self._likeness(node, other))
-                if taken or self._likeness(node, best) == _ALIKE:
+            if candidates and (taken or node.operator == CONSTANT):
+                best = max(candidates, key=lambda other: self._similarity(node, other))
+                if taken or self._similarity(node, best) == _EQUAL:
                     candidates.remove(best)
                     self._pair(node, best)
         return len(self.nodes) > before
 
     def _match_by_consumers(self) -> bool:
-        """Pair nodes of one operator whose tensors are taken by the same nodes in the same place."""
+        """Pair nodes with the same operator and consumers."""
         before = len(self.nodes)
-        for node in reversed(self.gone):
+        for node in reversed(self.removed):
             others = {self._maker(name, at) for at, name in enumerate(node.outputs) if name}
             other = others.pop() if len(others) == 1 else None
-            if other is not None and other not in self.back and _is_like(node, other):
+            if other is not None and other not in self.back and _may_match(node, other):
                 self._pair(node, other)
         return len(self.nodes) > before
 
-    def _maker(self, name: str, at: int) -> Node | None:
-        """Return the node of the second graph that makes what all takers of a tensor take in its place."""
+    def _maker(self, name: str, at: int) -> PlainNode | None:
+        """Return the second graph's only producer for all consumers of a tensor."""
         found = set()
         for taker in self.first.consumers.get(name, ()):
             other = self.nodes.get(taker)
@@ -118,29 +118,29 @@ class Matching:
                 found.add(maker if maker and maker.outputs.index(tensor) == at else None)
         return found.pop() if len(found) == 1 else None
 
-    def _likeness(self, node: Node, other: Node) -> tuple[bool, bool]:
+    def _similarity(self, node: PlainNode, other: PlainNode) -> tuple[bool, bool]:
         return (
             node.attributes == other.attributes,
             contents(node, self.first) == contents(other, self.second),
         )
 
 
-_ALIKE = (True, True)
+_EQUAL = (True, True)
 
 
-def moving_inputs(node: Node, body: Body) -> list[str]:
-    """Return the tensors that a node takes and that are not stored with the graph."""
+def moving_inputs(node: PlainNode, body: Body) -> list[str]:
+    """Return the inputs of a node that are not stored with the graph."""
     return [name for name in node.reads if not is_stored(name, body)]
 
 
 def is_stored(name: str, body: Body) -> bool:
-    """Tell whether a tensor is an initializer or comes from a Constant."""
+    """Return whether a tensor is an initializer or the output of a Constant."""
     maker = body.producers.get(name)
-    return name in body.initializers or (maker is not None and maker.operator == _CONSTANT)
+    return name in body.initializers or (maker is not None and maker.operator == CONSTANT)
 
 
-def contents(node: Node, body: Body) -> tuple[str, ...]:
-    """Return the digests of what a node takes of stored tensors, by place; "" for all others."""
+def contents(node: PlainNode, body: Body) -> tuple[str, ...]:
+    """Return the digests of a node's stored inputs, "" for all others."""
     return (
         *(content(name, body) for name in node.inputs),
         *(tensor.digest for tensor in node.constants),
@@ -148,26 +148,26 @@ def contents(node: Node, body: Body) -> tuple[str, ...]:
 
 
 def content(name: str, body: Body) -> str:
-    """Return the digest of a stored tensor, be it an initializer or of a Constant; "" where it is not known."""
+    """Return the digest of an initializer or Constant, "" if it is unknown."""
     stored = body.initializers.get(name)
     if stored is not None:
         return stored.digest
     maker = body.producers.get(name)
     return (
         maker.constants[0].digest
-        if maker is not None and maker.operator == _CONSTANT and maker.constants
+        if maker is not None and maker.operator == CONSTANT and maker.constants
         else ""
     )
 
 
-def regions(nodes: Iterable[Node], body: Body) -> list[list[Node]]:
-    """Return groups of nodes that hang together by their tensors, each in the order of the graph."""
+def regions(nodes: Iterable[PlainNode], body: Body) -> list[list[PlainNode]]:
+    """Return connected groups of nodes, each in the order of the graph."""
     wanted = dict.fromkeys(nodes)
-    found: dict[Node, list[Node]] = {}
+    found: dict[PlainNode, list[PlainNode]] = {}
     for node in wanted:
         if node in found:
             continue
-        group: list[Node] = []
+        group: list[PlainNode] = []
         waiting = [node]
         while waiting:
             member = waiting.pop()
@@ -180,17 +180,17 @@ def regions(nodes: Iterable[Node], body: Body) -> list[list[Node]]:
     return [sorted(group, key=order.__getitem__) for group in groups.values()]
 
 
-def _neighbours(node: Node, body: Body) -> Iterator[Node]:
+def _neighbours(node: PlainNode, body: Body) -> Iterator[PlainNode]:
     yield from (body.producers[name] for name in node.reads if name in body.producers)
     for name in node.outputs:
         yield from body.consumers.get(name, ())
 
 
-def _is_like(node: Node, other: Node) -> bool:
+def _may_match(node: PlainNode, other: PlainNode) -> bool:
     return node.operator == other.operator and len(node.outputs) == len(other.outputs)
 
 
-def _unique_names(nodes: Iterable[Node]) -> dict[str, Node]:
+def _unique_names(nodes: Iterable[PlainNode]) -> dict[str, PlainNode]:
     listed = [node for node in nodes if node.name]
     counts = Counter(node.name for node in listed)
     return {node.name: node for node in listed if counts[node.name] == 1}

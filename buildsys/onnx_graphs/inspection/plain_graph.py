@@ -1,4 +1,4 @@
-"""A graph as plain data: nodes, tensors and what is stored, without the weights themselves."""
+"""ONNX models as plain data, without weights and without the library onnx."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 TIMES = "\N{MULTIPLICATION SIGN}"
-Size = int | str | None  # a number, the name of a dynamic dimension, or not known
+Size = int | str | None  # a number, the name of a dynamic dimension, None: unknown
 Shape = tuple[Size, ...]
 
 
 @dataclass(frozen=True)
 class Value:
-    """Type and shape of a tensor, as far as they are known."""
+    """Known type and shape of a tensor."""
 
     dtype: str
     shape: Shape | None
@@ -25,8 +26,8 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A tensor that is stored with the graph; ``digest`` is of its type, shape and values, "" where not asked for."""
+class StoredTensor:
+    """A stored tensor; ``digest`` covers type, shape and values, "" if it was not computed."""
 
     name: str
     dtype: str
@@ -36,13 +37,22 @@ class Stored:
 
     @property
     def elements(self) -> int:
-        """The number of its values."""
+        """Number of values."""
         return product(self.shape)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return name, dtype, shape and size."""
+        return {
+            "name": self.name,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "bytes": self.bytes,
+        }
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
-    """One operator of a graph; ``inputs`` has "" for an optional one that is left out."""
+class PlainNode:
+    """One node; ``inputs`` has "" for an omitted optional input."""
 
     name: str  # "" where the exporter gave none
     operator: str  # "Conv", or "my.domain::Op" outside ONNX's own domain
@@ -50,16 +60,16 @@ class Node:
     outputs: tuple[str, ...]
     attributes: Mapping[str, str] = field(default_factory=dict)  # as text
     bodies: Mapping[str, Body] = field(default_factory=dict)  # of If, Loop and Scan, by attribute
-    constants: tuple[Stored, ...] = ()  # tensors among its attributes
+    constants: tuple[StoredTensor, ...] = ()  # tensors among its attributes
 
     @property
     def label(self) -> str:
-        """Its name, or the tensor that it makes: every node can be told by it."""
+        """Its name, or that of its first output, so that every node has a label."""
         return self.name or next((name for name in self.outputs if name), self.operator)
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The tensors that it takes, those that its bodies take from outside included."""
+        """Its inputs, including tensors that its bodies capture."""
         outer = (name for body in self.bodies.values() for name in body.captured)
         return tuple(dict.fromkeys(name for name in (*self.inputs, *outer) if name))
 
@@ -70,19 +80,19 @@ class Body:
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    nodes: tuple[Node, ...]
-    initializers: Mapping[str, Stored] = field(default_factory=dict)
+    nodes: tuple[PlainNode, ...]
+    initializers: Mapping[str, StoredTensor] = field(default_factory=dict)
     values: Mapping[str, Value] = field(default_factory=dict)
 
     @cached_property
-    def producers(self) -> dict[str, Node]:
-        """Tensor -> the node that makes it."""
+    def producers(self) -> dict[str, PlainNode]:
+        """Tensor -> node that computes it."""
         return {name: node for node in self.nodes for name in node.outputs if name}
 
     @cached_property
-    def consumers(self) -> dict[str, list[Node]]:
-        """Tensor -> the nodes that take it, in the order of the graph."""
-        found: dict[str, list[Node]] = {}
+    def consumers(self) -> dict[str, list[PlainNode]]:
+        """Tensor -> nodes that read it, in the order of the graph."""
+        found: dict[str, list[PlainNode]] = {}
         for node in self.nodes:
             for name in node.reads:
                 found.setdefault(name, []).append(node)
@@ -90,7 +100,7 @@ class Body:
 
     @cached_property
     def captured(self) -> tuple[str, ...]:
-        """The tensors that come from the graph around it."""
+        """Tensors from the enclosing graph."""
         own = {*self.inputs, *self.initializers, *self.producers}
         wanted = (name for node in self.nodes for name in node.reads)
         return tuple(
@@ -98,25 +108,25 @@ class Body:
         )
 
     def value(self, name: str) -> Value | None:
-        """Return type and shape of a tensor of this graph, None where nothing is known."""
+        """Return type and shape of a tensor, None if they are unknown."""
         stored = self.initializers.get(name)
         return self.values.get(name) or (Value(stored.dtype, stored.shape) if stored else None)
 
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """A local function: an operator that the file defines itself."""
+    """A local function: an operator defined in the file."""
 
     name: str  # "my.domain::Op"
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[PlainNode, ...]
     opsets: Mapping[str, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Network:
-    """All of an ONNX file but its weights."""
+class PlainModel:
+    """An ONNX file without its weights."""
 
     body: Body
     ir_version: int
@@ -126,12 +136,12 @@ class Network:
 
     @cached_property
     def placed(self) -> list[Placed]:
-        """Every node with its place, those of bodies after the node that has them."""
+        """All nodes with their position; those of bodies follow the node with the bodies."""
         return list(_placed(self.body, ""))
 
     @property
-    def stored(self) -> Iterator[Stored]:
-        """All initializers, those of bodies included."""
+    def stored(self) -> Iterator[StoredTensor]:
+        """All initializers, including those of bodies."""
         yield from self.body.initializers.values()
         for place in self.placed:
             for body in place.node.bodies.values():
@@ -140,9 +150,9 @@ class Network:
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """A node and the graph that it is in; ``inside`` is "" or e.g. ``loop.body``."""
+    """A node with its graph; ``inside`` is "" or e.g. ``loop.body``."""
 
-    node: Node
+    node: PlainNode
     body: Body
     inside: str
 
@@ -154,10 +164,10 @@ def _placed(body: Body, inside: str) -> Iterator[Placed]:
             yield from _placed(inner, f"{inside}/{node.label}.{attribute}".lstrip("/"))
 
 
-def operator_histogram(network: Network) -> dict[str, int]:
-    """Return operator -> count over the graph, its bodies and local functions, by falling count."""
-    nodes = [place.node for place in network.placed]
-    for function in network.functions:
+def operator_histogram(model: PlainModel) -> dict[str, int]:
+    """Return operator -> count with bodies and local functions, by falling count."""
+    nodes = [place.node for place in model.placed]
+    for function in model.functions:
         nodes += [place.node for place in _placed(Body((), (), function.nodes), "")]
     counts = Counter(node.operator for node in nodes)
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
@@ -172,9 +182,7 @@ def product(sizes: tuple[int, ...]) -> int:
 
 
 def shape_text(shape: Shape | None) -> str:
-    """Return ``[batch, 3, ?]``; ``[…]`` where not even the rank is known."""
-    return (
-        "[…]"
-        if shape is None
-        else f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
-    )
+    """Return ``[batch, 3, ?]``, or ``[…]`` if not even the rank is known."""
+    if shape is None:
+        return "[…]"
+    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"

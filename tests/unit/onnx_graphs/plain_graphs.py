@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from buildsys.onnx_graphs.inspection.plain_graph import Body, Node, Stored, Value
+from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainNode, StoredTensor, Value
 
 
-def node(operator: str, inputs: str, outputs: str, name: str = "", **attributes: str) -> Node:
-    return Node(
+def node(operator: str, inputs: str, outputs: str, name: str = "", **attributes: str) -> PlainNode:
+    return PlainNode(
         name or f"n_{outputs.split()[0]}",
         operator,
         tuple(inputs.split()),
@@ -18,7 +18,7 @@ def node(operator: str, inputs: str, outputs: str, name: str = "", **attributes:
 
 
 def body(
-    nodes: Sequence[Node],
+    nodes: Sequence[PlainNode],
     inputs: str = "x",
     outputs: str = "y",
     stored: Mapping[str, str] | None = None,
@@ -30,22 +30,22 @@ def body(
         tuple(outputs.split()),
         tuple(nodes),
         {
-            name: Stored(name, "float32", (4,), 16, digest)
+            name: StoredTensor(name, "float32", (4,), 16, digest)
             for name, digest in (stored or {}).items()
         },
         {name: Value("float32", tuple(shape)) for name, shape in (values or {}).items()},
     )
 
 
-def chain(*operators: str, prefix: str = "t", begin: str = "x", end: str = "y") -> list[Node]:
+def chain(*operators: str, prefix: str = "t", begin: str = "x", end: str = "y") -> list[PlainNode]:
     """Return nodes that follow each other from one tensor to another."""
     names = [begin, *(f"{prefix}{at}" for at in range(1, len(operators))), end]
     return [node(operator, names[at], names[at + 1]) for at, operator in enumerate(operators)]
 
 
-def residual_blocks(count: int) -> list[Node]:
+def residual_blocks(count: int) -> list[PlainNode]:
     """Return blocks of two convolutions beside which their input goes past."""
-    nodes: list[Node] = []
+    nodes: list[PlainNode] = []
     for at in range(count):
         begin, end = f"b{at}", f"b{at + 1}"
         nodes += chain("Conv", "Relu", "Conv", prefix=f"c{at}_", begin=begin, end=f"m{at}")

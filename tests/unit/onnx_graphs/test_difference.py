@@ -6,15 +6,15 @@ from plain_graphs import body, chain, node
 
 from buildsys.onnx_graphs.inspection.diff import compare, compare_bodies
 from buildsys.onnx_graphs.inspection.node_matching import Matching
-from buildsys.onnx_graphs.inspection.plain_graph import Body, Network, Node, Stored
+from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainModel, PlainNode, StoredTensor
 
 
 def matched(first: Body, second: Body) -> dict[str, str]:
     return {ours.label: theirs.label for ours, theirs in Matching(first, second).nodes.items()}
 
 
-def network(graph: Body, **opsets: int) -> Network:
-    return Network(graph, 8, "pytorch", opsets or {"ai.onnx": 17})
+def network(graph: Body, **opsets: int) -> PlainModel:
+    return PlainModel(graph, 8, "pytorch", opsets or {"ai.onnx": 17})
 
 
 def batch_norm() -> tuple[Body, Body]:
@@ -137,7 +137,7 @@ def test_initializers_are_compared_by_name_and_content() -> None:
 def test_bodies_are_compared_as_well() -> None:
     def graph(operator: str) -> Body:
         branch = body([node(operator, "x", "t")], inputs="", outputs="t")
-        return body([Node("if", "If", ("c",), ("y",), {}, {"then_branch": branch})], "c x")
+        return body([PlainNode("if", "If", ("c",), ("y",), {}, {"then_branch": branch})], "c x")
 
     (changed,) = compare_bodies(graph("Neg"), graph("Relu"))["changed"]
     assert changed["bodies"]["then_branch"]["gone"][0]["chain"] == "Neg"
@@ -159,4 +159,4 @@ def test_an_input_that_has_only_another_name_ties_the_same_nodes() -> None:
         body(chain("Neg", "Exp", prefix="u", begin="image"), inputs="image"),
     )
     assert len(matched(first, second)) == 2
-    assert Stored("s", "float32", (2, 3), 24).elements == 6
+    assert StoredTensor("s", "float32", (2, 3), 24).elements == 6

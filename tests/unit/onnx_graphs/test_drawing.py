@@ -9,7 +9,7 @@ from buildsys.errors import UsageError
 from buildsys.onnx_graphs.inspection.drawing.subgraph import choose
 from buildsys.onnx_graphs.inspection.drawing.svg import draw
 from buildsys.onnx_graphs.inspection.drawing.text_width import text_width, wrapped
-from buildsys.onnx_graphs.inspection.plain_graph import Body, Node
+from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainNode
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -54,7 +54,7 @@ def test_the_document_is_well_formed_and_says_all() -> None:
 def test_no_text_is_wider_than_its_box() -> None:
     long = "/a/very/long/name/of/a/module/inside/of/another/module/with_a_name/Conv"
     graph = body(
-        [Node(long, "Conv", ("x",), ("y" * 70,), {"kernel_shape": "[3, 3]"})], outputs="y" * 70
+        [PlainNode(long, "Conv", ("x",), ("y" * 70,), {"kernel_shape": "[3, 3]"})], outputs="y" * 70
     )
     text, _ = draw(graph, "t")
     for group in ElementTree.fromstring(text).iter(f"{SVG}g"):
@@ -79,7 +79,7 @@ def test_bodies_are_drawn_within_their_node() -> None:
     branch = body([node("Sigmoid", "x", "t")], "", "t")
     graph = body(
         [
-            Node(
+            PlainNode(
                 "if",
                 "If",
                 ("c",),

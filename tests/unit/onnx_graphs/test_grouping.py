@@ -12,7 +12,7 @@ from buildsys.onnx_graphs.inspection.drawing.grouping import (
     group,
     outline,
 )
-from buildsys.onnx_graphs.inspection.plain_graph import TIMES, Body, Node
+from buildsys.onnx_graphs.inspection.plain_graph import TIMES, Body, PlainNode
 
 
 def grouped(graph: Body, form: object = None) -> list[Box]:
@@ -30,7 +30,7 @@ def texts(boxes: list[Box]) -> list[tuple[str, int]]:
     return [(outline(box.pattern or box.items), box.count) for box in boxes]
 
 
-def nodes_of(boxes: list[Box]) -> list[Node]:
+def nodes_of(boxes: list[Box]) -> list[PlainNode]:
     return [one for box in boxes for one in box.nodes]
 
 
@@ -73,7 +73,11 @@ def test_a_skip_around_nearly_everything_is_drawn() -> None:
 
 
 def test_ends_stay_alone() -> None:
-    nodes = [Node("x", "input", (), ("x",)), *chain(*["Neg"] * 70), Node("y", "output", ("y",), ())]
+    nodes = [
+        PlainNode("x", "input", (), ("x",)),
+        *chain(*["Neg"] * 70),
+        PlainNode("y", "output", ("y",), ()),
+    ]
     edges = list(pairwise(nodes))
     columns = group(nodes, edges, fixed=(nodes[0], nodes[-1]))
     assert [column[0].items for column in (columns[0], columns[-1])] == [(nodes[0],), (nodes[-1],)]

@@ -6,7 +6,7 @@ import pytest
 from plain_graphs import body, node
 
 from buildsys.onnx_graphs.inspection.macs import count_macs, evaluate, formula
-from buildsys.onnx_graphs.inspection.plain_graph import Body, Node
+from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainNode
 
 CASES = [
     (
@@ -40,7 +40,9 @@ CASES = [
 @pytest.mark.parametrize(
     ("one", "shapes", "expected"), CASES, ids=lambda value: getattr(value, "operator", None)
 )
-def test_products_are_counted(one: Node, shapes: Mapping[str, list[int]], expected: int) -> None:
+def test_products_are_counted(
+    one: PlainNode, shapes: Mapping[str, list[int]], expected: int
+) -> None:
     found = count_macs(body([one], values=shapes))
     assert found.total == expected
     assert found.is_complete
@@ -64,10 +66,12 @@ def test_of_an_if_the_dearer_branch_counts_and_of_a_loop_one_round() -> None:
         )
 
     nodes = [
-        Node("if", "If", ("c",), ("a",), {}, {"then_branch": branch(4), "else_branch": branch(9)})
+        PlainNode(
+            "if", "If", ("c",), ("a",), {}, {"then_branch": branch(4), "else_branch": branch(9)}
+        )
     ]
     assert count_macs(body(nodes, "c x", values={"x": [2, 3]})).total == 2 * 3 * 9
-    loop = Node("loop", "Loop", ("n",), ("y",), {}, {"body": branch(4)})
+    loop = PlainNode("loop", "Loop", ("n",), ("y",), {}, {"body": branch(4)})
     found = count_macs(body([loop], "n x", values={"x": [2, 3]}))
     assert (found.total, found.loops, found.is_complete) == (24, 1, False)
 

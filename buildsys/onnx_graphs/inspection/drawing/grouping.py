@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from buildsys.onnx_graphs.inspection.plain_graph import TIMES, Node
+from buildsys.onnx_graphs.inspection.plain_graph import TIMES, PlainNode
 
 PLAIN_LIMIT = 60  # nodes; up to this many are drawn one by one
 _BOX_LIMIT = 60
@@ -29,7 +29,7 @@ class Parallel:
     skip: bool
 
 
-Item = Node | Parallel
+Item = PlainNode | Parallel
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Box:
     pattern: tuple[Item, ...] = ()  # what is repeated
 
     @property
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[PlainNode]:
         """All nodes in it."""
         return list(all_nodes(self.items))
 
@@ -54,16 +54,16 @@ class _Unit:
     behind: dict[_Unit, None] = field(default_factory=dict)
 
 
-def _no_form(node: Node) -> str:
+def _no_form(node: PlainNode) -> str:
     del node
     return ""
 
 
 def group(
-    nodes: Sequence[Node],
-    edges: Iterable[tuple[Node, Node]],
-    fixed: Iterable[Node] = (),
-    form: Callable[[Node], str] = _no_form,
+    nodes: Sequence[PlainNode],
+    edges: Iterable[tuple[PlainNode, PlainNode]],
+    fixed: Iterable[PlainNode] = (),
+    form: Callable[[PlainNode], str] = _no_form,
 ) -> list[list[Box]]:
     """Return columns of boxes: each column is one series, in which every box leads to the next.
 
@@ -81,7 +81,7 @@ def group(
     return [boxes_of(unit.items, form) for unit in sorted(left, key=lambda unit: unit.order)]
 
 
-def all_nodes(items: Iterable[Item]) -> Iterator[Node]:
+def all_nodes(items: Iterable[Item]) -> Iterator[PlainNode]:
     """Yield the nodes of items, those of branches included."""
     for item in items:
         if isinstance(item, Parallel):
@@ -195,7 +195,7 @@ def _opened(unit: _Unit, at: int) -> list[_Unit]:
     return [*(piece for piece in pieces if piece.items), *branches]
 
 
-def boxes_of(items: Sequence[Item], form: Callable[[Node], str] = _no_form) -> list[Box]:
+def boxes_of(items: Sequence[Item], form: Callable[[PlainNode], str] = _no_form) -> list[Box]:
     """Return a series as boxes: what is repeated, then branches with the node where they meet, then runs."""
     return _runs(_repeats(_blocks(items), form))
 
@@ -217,7 +217,7 @@ def _blocks(items: Sequence[Item]) -> list[Block]:
     return blocks
 
 
-def _repeats(blocks: list[Block], form: Callable[[Node], str]) -> list[Box]:
+def _repeats(blocks: list[Block], form: Callable[[PlainNode], str]) -> list[Box]:
     """Return boxes in which the largest stretch that repeats itself is one; before and behind it the same again."""
     signatures = [
         f"{outline(block, longest=0)}{[form(node) for node in all_nodes(block)]}"

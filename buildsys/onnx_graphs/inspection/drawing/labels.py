@@ -13,7 +13,7 @@ from buildsys.onnx_graphs.inspection.drawing.text_width import (
     text_width,
     wrapped,
 )
-from buildsys.onnx_graphs.inspection.plain_graph import TIMES, Body, Node, shape_text
+from buildsys.onnx_graphs.inspection.plain_graph import TIMES, Body, PlainNode, shape_text
 
 PADDING = 9.0
 _WRAP = 34  # characters of a line in a box
@@ -75,7 +75,7 @@ class Card:
 def card_of(box: Box, body: Body, draw_body: Callable[[Body], Picture]) -> Card:
     """Return what a box shows; ``draw_body`` draws what is within a node."""
     node = box.items[0]
-    if len(box.items) == 1 and isinstance(node, Node):
+    if len(box.items) == 1 and isinstance(node, PlainNode):
         return (
             _end_card(node, body)
             if node.operator in (INPUT, OUTPUT)
@@ -89,7 +89,7 @@ def card_of(box: Box, body: Body, draw_body: Callable[[Body], Picture]) -> Card:
     lines = [f"{box.count} times in a row"] if repeated and not is_one else []
     lines += [f"{len(nodes)} nodes, {nodes[0].label} …"] if len(nodes) > 1 else []
     last = box.items[-1]
-    lines += _made(last, body) if isinstance(last, Node) else []
+    lines += _made(last, body) if isinstance(last, PlainNode) else []
     lines = [piece for line in lines for piece in wrapped(line, _WRAP + 8)]
     names = [f"{member.operator} {member.label}" for member in nodes[:_SHOWN_NAMES]]
     names += [f"and {len(nodes) - _SHOWN_NAMES} more"] if len(nodes) > _SHOWN_NAMES else []
@@ -103,13 +103,13 @@ def card_of(box: Box, body: Body, draw_body: Callable[[Body], Picture]) -> Card:
     )
 
 
-def _end_card(node: Node, body: Body) -> Card:
+def _end_card(node: PlainNode, body: Body) -> Card:
     value = body.value(node.name)
     shape = [str(value)] if value else []
     return Card(wrapped(node.name, _WRAP), shape, "end", f"{node.operator} {node.name}")
 
 
-def _node_card(node: Node, body: Body, draw_body: Callable[[Body], Picture]) -> Card:
+def _node_card(node: PlainNode, body: Body, draw_body: Callable[[Body], Picture]) -> Card:
     shown = [
         f"{_SHOWN_ATTRIBUTES[name]} {text}"
         for name, text in node.attributes.items()
@@ -144,7 +144,7 @@ def _node_card(node: Node, body: Body, draw_body: Callable[[Body], Picture]) -> 
     return Card(wrapped(node.operator, _WRAP), lines, _kind(node), hint, inner=inner)
 
 
-def _made(node: Node, body: Body) -> list[str]:
+def _made(node: PlainNode, body: Body) -> list[str]:
     values = [body.value(name) for name in node.outputs[:2] if name]
     return [
         f"→ {shape_text(value.shape)}"
@@ -153,7 +153,7 @@ def _made(node: Node, body: Body) -> list[str]:
     ]
 
 
-def _kind(node: Node) -> str:
+def _kind(node: PlainNode) -> str:
     domain, _, name = node.operator.rpartition("::")
     if domain and name not in _KIND_OF:
         return "custom"

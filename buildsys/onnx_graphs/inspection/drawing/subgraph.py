@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from buildsys.errors import UsageError
-from buildsys.onnx_graphs.inspection.plain_graph import Body, Node
+from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainNode
 from buildsys.system.suggestions import nearest
 
 _CONSTANT = "Constant"
@@ -16,7 +16,7 @@ _CONSTANT = "Constant"
 class Part:
     """Nodes in the order of the graph, without Constants, which are drawn with what takes them."""
 
-    nodes: list[Node]
+    nodes: list[PlainNode]
     body: Body
 
 
@@ -46,13 +46,13 @@ def choose(body: Body, begin: str = "", end: str = "", depth: int | None = None)
     return Part([node for node in nodes if node in wanted], body)
 
 
-def _starts(body: Body, name: str) -> list[Node]:
+def _starts(body: Body, name: str) -> list[PlainNode]:
     """Return the node of a name, or the nodes that take the tensor of this name."""
     node = _node(body, name)
     return [node] if node else body.consumers.get(name) or [_known(body, name)]
 
 
-def _ends(body: Body, name: str) -> list[Node]:
+def _ends(body: Body, name: str) -> list[PlainNode]:
     """Return the node of a name, or the node that makes the tensor of this name."""
     node = _node(body, name)
     return (
@@ -64,11 +64,11 @@ def _ends(body: Body, name: str) -> list[Node]:
     )
 
 
-def _node(body: Body, name: str) -> Node | None:
+def _node(body: Body, name: str) -> PlainNode | None:
     return next((node for node in body.nodes if node.name == name), None)
 
 
-def _known(body: Body, name: str) -> Node:
+def _known(body: Body, name: str) -> PlainNode:
     """Return the one node that a tensor ends at, where it is the other way round than asked.
 
     Raises: UsageError: the name is none of the graph's.
@@ -83,18 +83,18 @@ def _known(body: Body, name: str) -> Node:
     raise UsageError(f"the graph has no node or tensor {name!r}", hint)
 
 
-def _behind(node: Node, body: Body) -> Iterable[Node]:
+def _behind(node: PlainNode, body: Body) -> Iterable[PlainNode]:
     return (taker for name in node.outputs for taker in body.consumers.get(name, ()))
 
 
-def _before(node: Node, body: Body) -> Iterable[Node]:
+def _before(node: PlainNode, body: Body) -> Iterable[PlainNode]:
     return (body.producers[name] for name in node.reads if name in body.producers)
 
 
 def _reached(
-    starts: Iterable[Node], step: Callable[[Node], Iterable[Node]], depth: int | None
-) -> set[Node]:
-    found: dict[Node, int] = {}
+    starts: Iterable[PlainNode], step: Callable[[PlainNode], Iterable[PlainNode]], depth: int | None
+) -> set[PlainNode]:
+    found: dict[PlainNode, int] = {}
     level = list(starts)
     distance = 1
     while level and (depth is None or distance <= depth):

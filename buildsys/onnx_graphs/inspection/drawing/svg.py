@@ -17,7 +17,7 @@ from buildsys.onnx_graphs.inspection.drawing.labels import (
 from buildsys.onnx_graphs.inspection.drawing.layout import Point, place
 from buildsys.onnx_graphs.inspection.drawing.subgraph import Part, choose, neighbours
 from buildsys.onnx_graphs.inspection.drawing.text_width import LINE_HEIGHT, SMALL, TITLE, text_width
-from buildsys.onnx_graphs.inspection.plain_graph import Body, Node
+from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainNode
 
 _MARGIN = 20.0
 _FONT = f'font-family="DejaVu Sans, Verdana, sans-serif" font-size="{SMALL}"'
@@ -57,8 +57,8 @@ def draw(
 
 def _picture(part: Part) -> Picture:
     ends = neighbours(part)
-    inputs = [Node(name, INPUT, (), (name,)) for name in ends["in"]]
-    outputs = [Node(name, OUTPUT, (name,), ()) for name in ends["out"]]
+    inputs = [PlainNode(name, INPUT, (), (name,)) for name in ends["in"]]
+    outputs = [PlainNode(name, OUTPUT, (name,), ()) for name in ends["out"]]
     nodes = [*inputs, *part.nodes, *outputs]
     makers = {name: node for node in nodes for name in node.outputs if name}
     edges = [(makers[name], node) for node in nodes for name in node.reads if name in makers]
@@ -81,7 +81,7 @@ def _picture(part: Part) -> Picture:
     )
 
 
-def _form(node: Node, body: Body) -> str:
+def _form(node: PlainNode, body: Body) -> str:
     """Return the sizes of what a node makes, as far as they are numbers."""
     value = body.value(node.outputs[0]) if node.outputs else None
     return (
@@ -91,7 +91,9 @@ def _form(node: Node, body: Body) -> str:
     )
 
 
-def _box_edges(boxes: Sequence[Box], edges: Sequence[tuple[Node, Node]]) -> list[tuple[int, int]]:
+def _box_edges(
+    boxes: Sequence[Box], edges: Sequence[tuple[PlainNode, PlainNode]]
+) -> list[tuple[int, int]]:
     number = {box: at for at, box in enumerate(boxes)}
     home = {node: number[box] for box in boxes for node in box.nodes}
     found = {(home[begin], home[end]): None for begin, end in edges if home[begin] != home[end]}
