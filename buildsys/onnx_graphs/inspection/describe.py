@@ -1,117 +1,152 @@
-"""All that ``doit inspect`` tells of a graph, as JSON values."""
+"""Descriptions of a graph as JSON values, for ``doit inspect`` and the report."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from onnx import ModelProto
 
-from buildsys.onnx_graphs.inspection.figures import initializer_figures, parameters
-from buildsys.onnx_graphs.inspection.load import plain_model
-from buildsys.onnx_graphs.inspection.mac_totals import each_nodes_macs, macs_at, macs_figures
-from buildsys.onnx_graphs.inspection.macs import COUNTED, Macs
+from buildsys.onnx_graphs.inspection.load import drop_weights, plain_model
+from buildsys.onnx_graphs.inspection.mac_totals import macs_at, macs_per_node, macs_summary
+from buildsys.onnx_graphs.inspection.macs import COUNTED
 from buildsys.onnx_graphs.inspection.plain_graph import (
     Body,
-    Placed,
     PlainModel,
+    StoredTensor,
     Value,
     operator_histogram,
 )
 from buildsys.onnx_graphs.inspection.shapes import input_dims, with_shapes, with_sizes
 
+_LARGEST = 5
+# indices, shapes and flags
+_NOT_WEIGHTS = ("int64", "int32", "int16", "bool", "string", "undefined")
 
-def describe(model: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
-    """Return the whole description of a model whose large weights are gone.
 
-    ``dims`` are sizes of dynamic dimensions, at which products are counted and shapes are told beside the named ones.
+def describe(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
+    """Return the description of a model without its large weights.
+
+    ``dims`` are sizes of dynamic dimensions; MACs and a second set of shapes are evaluated at them.
     """
-    network = plain_model(with_shapes(model))
-    sized = plain_model(with_sizes(model, dims))
+    model = plain_model(with_shapes(proto))
+    sized = plain_model(with_sizes(proto, dims))
     return {
-        "ir_version": network.ir_version,
-        "producer": network.producer,
-        "opsets": dict(network.opsets),
-        "inputs": [_port(network.body, name) for name in network.body.inputs],
-        "outputs": [_port(network.body, name) for name in network.body.outputs],
-        "operators": operator_histogram(network),
-        "initializers": initializer_figures(network),
-        "parameters": parameters(network.stored),
-        "macs": _macs(model, dims),
-        "custom_domains": custom_domains(network),
+        "ir_version": model.ir_version,
+        "producer": model.producer,
+        "opsets": dict(model.opsets),
+        "inputs": [_port(model.body, name) for name in model.body.inputs],
+        "outputs": [_port(model.body, name) for name in model.body.outputs],
+        "operators": operator_histogram(model),
+        "initializers": initializer_summary(model),
+        "parameters": parameter_count(model.stored),
+        "macs": _macs(proto, dims),
+        "custom_domains": _custom_domains(model),
         "functions": [
-            {"name": function.name, "inputs": list(function.inputs), "outputs": list(function.outputs),
-             "operators": dict(Counter(node.operator for node in function.nodes)), "opsets": dict(function.opsets)}
-            for function in network.functions
+            {
+                "name": function.name,
+                "inputs": list(function.inputs),
+                "outputs": list(function.outputs),
+                "operators": dict(Counter(node.operator for node in function.nodes)),
+                "opsets": dict(function.opsets),
+            }
+            for function in model.functions
         ],
         "nodes": [
-            node_json(place, macs)
-            for place, macs in zip(network.placed, each_nodes_macs(sized.body), strict=True)
+            {
+                "name": place.node.name,
+                "label": place.node.label,
+                "operator": place.node.operator,
+                "inputs": list(place.node.inputs),
+                "outputs": list(place.node.outputs),
+                "attributes": dict(place.node.attributes),
+                "macs": macs,
+                "inside": place.inside,
+            }
+            for place, macs in zip(model.placed, macs_per_node(sized.body), strict=True)
         ],
-        "tensors": _tensors(network, sized),
-    }  # fmt: skip
+        "tensors": _tensors(model, sized),
+    }
 
 
-def custom_domains(network: PlainModel) -> dict[str, dict[str, int]]:
+def report_facts(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
+    """Return the facts of a graph for the report; the large weights leave ``proto``.
+
+    ``dims`` are valid sizes of the dynamic dimensions.
+    """
+    drop_weights(proto)
+    model = plain_model(proto)
+    return {
+        "opsets": dict(model.opsets),
+        "initializers": initializer_summary(model),
+        "weights": parameter_count(model.stored),
+        "macs": macs_summary(proto, dims),
+    }
+
+
+def initializer_summary(model: PlainModel) -> dict[str, Any]:
+    """Return count and bytes of the initializers, in total and by dtype, and the largest."""
+    stored = list(model.stored)
+    dtypes: dict[str, dict[str, int]] = {}
+    for one in stored:
+        found = dtypes.setdefault(one.dtype, {"count": 0, "bytes": 0})
+        found["count"] += 1
+        found["bytes"] += one.bytes
+    largest = sorted(stored, key=lambda one: (-one.bytes, one.name))[:_LARGEST]
+    return {
+        "count": len(stored),
+        "bytes": sum(one.bytes for one in stored),
+        "dtypes": dict(sorted(dtypes.items(), key=lambda item: (-item[1]["bytes"], item[0]))),
+        "largest": [one.as_json() for one in largest],
+    }
+
+
+def parameter_count(stored: Iterable[StoredTensor]) -> int:
+    """Return the number of elements in floating-point and quantized initializers."""
+    return sum(one.elements for one in stored if one.dtype not in _NOT_WEIGHTS)
+
+
+def _custom_domains(model: PlainModel) -> dict[str, dict[str, int]]:
     """Return domain -> operator -> count of nodes outside ONNX's own domains."""
     found: dict[str, dict[str, int]] = {}
-    for operator, count in operator_histogram(network).items():
+    for operator, count in operator_histogram(model).items():
         domain, _, name = operator.rpartition("::")
         if domain and not domain.startswith("ai.onnx"):
             found.setdefault(domain, {})[name] = count
     return found
 
 
-def node_json(place: Placed, macs: int | None) -> dict[str, Any]:
-    """Return a node as JSON; ``inside`` is the body that it is in, ``label`` what it is told by."""
-    node = place.node
-    return {
-        "name": node.name,
-        "label": node.label,
-        "operator": node.operator,
-        "inputs": list(node.inputs),
-        "outputs": list(node.outputs),
-        "attributes": dict(node.attributes),
-        "macs": macs,
-        "inside": place.inside,
-    }
-
-
-def tensor_json(body: Body, sized: Body, name: str) -> dict[str, Any]:
-    """Return where a tensor comes from, where it goes, its shape in names and at the counted sizes."""
-    value, at = body.value(name), sized.value(name)
-    stored, producer = body.initializers.get(name), body.producers.get(name)
-    return {
-        "kind": "initializer" if stored else "input" if name in body.inputs else
-                "output" if name in body.outputs else "value",
-        "dtype": value.dtype if value else None,
-        "shape": _shape(value),
-        "sized": _shape(at),
-        "bytes": stored.bytes if stored else None,
-        "producer": producer.label if producer else None,
-        "consumers": [node.label for node in body.consumers.get(name, ())],
-    }  # fmt: skip
-
-
-def _tensors(network: PlainModel, sized: PlainModel) -> dict[str, Any]:
-    """Return all tensors by name; those of a body behind its place where somebody else has the name already."""
-    found = {
-        name: tensor_json(network.body, sized.body, name) for name in all_tensors(network.body)
-    }
-    for place, at in zip(network.placed, sized.placed, strict=True):
+def _tensors(model: PlainModel, sized: PlainModel) -> dict[str, Any]:
+    """Return all tensors by name; names of bodies get a prefix if they are taken."""
+    found = {name: _tensor(model.body, sized.body, name) for name in _tensor_names(model.body)}
+    for place, at in zip(model.placed, sized.placed, strict=True):
         for attribute, body in place.node.bodies.items():
             inside = f"{place.inside}/{place.node.label}.{attribute}".lstrip("/")
-            for name in all_tensors(body):
-                told = {**tensor_json(body, at.node.bodies[attribute], name), "inside": inside}
-                found[f"{inside}:{name}" if name in found else name] = told
+            for name in _tensor_names(body):
+                tensor = _tensor(body, at.node.bodies[attribute], name)
+                found[f"{inside}:{name}" if name in found else name] = {**tensor, "inside": inside}
     return found
 
 
-def all_tensors(body: Body) -> list[str]:
-    """Return the tensors of a graph, without those of bodies: inputs, initializers, then what nodes make."""
-    made = (name for node in body.nodes for name in node.outputs if name)
-    return list(dict.fromkeys((*body.inputs, *body.initializers, *made, *body.outputs)))
+def _tensor(body: Body, sized: Body, name: str) -> dict[str, Any]:
+    value, stored = body.value(name), body.initializers.get(name)
+    kind = "input" if name in body.inputs else "output" if name in body.outputs else "value"
+    producer = body.producers.get(name)
+    return {
+        "kind": "initializer" if stored else kind,
+        "dtype": value.dtype if value else None,
+        "shape": _shape(value),
+        "sized": _shape(sized.value(name)),
+        "bytes": stored.bytes if stored else None,
+        "producer": producer.label if producer else None,
+        "consumers": [node.label for node in body.consumers.get(name, ())],
+    }
+
+
+def _tensor_names(body: Body) -> list[str]:
+    computed = (name for node in body.nodes for name in node.outputs if name)
+    return list(dict.fromkeys((*body.inputs, *body.initializers, *computed, *body.outputs)))
 
 
 def _port(body: Body, name: str) -> dict[str, Any]:
@@ -123,14 +158,14 @@ def _shape(value: Value | None) -> list[int | str | None] | None:
     return None if value is None or value.shape is None else list(value.shape)
 
 
-def _macs(model: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
-    found: Macs = macs_at(model, dims)
-    figures = macs_figures(model, dims) if input_dims(model) and found.is_complete else None
+def _macs(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
+    found = macs_at(proto, dims)
+    has_formula = input_dims(proto) and found.is_complete
     return {
         "total": found.total,
         "complete": found.is_complete,
         "dims": dict(dims),
-        "formula": figures["formula"] if figures else None,
+        "formula": macs_summary(proto, dims)["formula"] if has_formula else None,
         "operators": {
             name: {"macs": macs, "nodes": found.counted[name]}
             for name, macs in found.by_operator.most_common()

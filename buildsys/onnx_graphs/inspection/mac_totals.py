@@ -1,4 +1,4 @@
-"""Multiply-accumulates of a model file at chosen sizes, local functions included."""
+"""Multiply-accumulates of a model with local functions, at given sizes and as formulas."""
 
 from __future__ import annotations
 
@@ -20,23 +20,20 @@ from buildsys.onnx_graphs.inspection.macs import (
 from buildsys.onnx_graphs.inspection.plain_graph import Body
 from buildsys.onnx_graphs.inspection.shapes import input_dims, with_sizes
 
-_FALLBACK = 2  # a size to count with where nobody names one; 1 broadcasts
+_FALLBACK = 2  # size of dimensions without one; 1 would broadcast
 
 
 def macs_at(model: ModelProto, dims: Mapping[str, int]) -> Macs:
-    """Count a model whose large weights are gone, its local functions written out where they are called."""
+    """Return the counts of a model without large weights, with local functions inlined."""
     sized = with_sizes(_inlined(model), dims)
     return count_macs(plain_model(sized).body)
 
 
-def macs_figures(model: ModelProto, base: Mapping[str, int]) -> dict[str, Any]:
-    """Return what a report shows of a model's products.
+def macs_summary(model: ModelProto, base: Mapping[str, int]) -> dict[str, Any]:
+    """Return formulas in the dynamic dimensions: ``formula`` in total, ``operators`` by operator.
 
-    ``formula`` is by dynamic dimensions, ``operators`` has the same for each operator, ``not_counted`` the number of
-    nodes by operator whose products are not known.
-
-    ``base`` are sizes with which the network works; formulas are made from multiples of them. A formula is None where
-    no polynomial fits, or something is not known.
+    ``not_counted`` has operators with unknown counts. ``base`` are valid sizes; the formulas are
+    fitted to multiples of them, and None if no polynomial fits or something is unknown.
     """
     names = input_dims(model)
     sizes = {name: base.get(name, _FALLBACK) for name in names}
@@ -50,7 +47,7 @@ def macs_figures(model: ModelProto, base: Mapping[str, int]) -> dict[str, Any]:
 
     first = at(sizes)
     missing = dict(sorted((first.unknown + first.opaque).items()))
-    if not first.is_complete:  # what is left would look like all of it
+    if not first.is_complete:  # a partial total would look complete
         return {"formula": None, "operators": {}, "not_counted": missing}
     operators = {
         operator: formula(_count_of(at, operator), sizes) for operator in sorted(first.by_operator)
@@ -68,20 +65,20 @@ def _count_of(
     return lambda dims: at(dims).by_operator[operator]
 
 
-def each_nodes_macs(body: Body, outer: Lookup = nothing) -> Iterator[int | None]:
-    """Yield the count of every node in the order of ``PlainModel.placed``, None where it is not known."""
+def macs_per_node(body: Body, outer: Lookup = nothing) -> Iterator[int | None]:
+    """Yield the count of every node in the order of ``PlainModel.placed``; None: unknown."""
     lookup = within(body, outer)
     for node in body.nodes:
         yield None if node.bodies else node_macs(node, lookup)
         for inner in node.bodies.values():
-            yield from each_nodes_macs(inner, lookup)
+            yield from macs_per_node(inner, lookup)
 
 
 def _inlined(model: ModelProto) -> ModelProto:
-    """Return a model with its local functions where they are called; where ONNX cannot do that, they stay."""
+    """Return a model with inlined local functions, or as it is if ONNX cannot inline them."""
     if not model.functions:
         return model
     try:
         return inliner.inline_local_functions(model)
-    except (RuntimeError, ValueError):  # a function of an opset that does not fit the model's
+    except (RuntimeError, ValueError):  # the opsets of function and model differ
         return model
