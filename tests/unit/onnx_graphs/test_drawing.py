@@ -6,9 +6,9 @@ import pytest
 from plain_graphs import body, chain, node, residual_blocks
 
 from buildsys.errors import UsageError
+from buildsys.onnx_graphs.inspection.drawing.labels import text_width, wrapped
 from buildsys.onnx_graphs.inspection.drawing.subgraph import choose
 from buildsys.onnx_graphs.inspection.drawing.svg import draw
-from buildsys.onnx_graphs.inspection.drawing.text_width import text_width, wrapped
 from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainNode
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -37,7 +37,7 @@ def test_a_part_is_all_ways_between_two_names() -> None:
 def test_a_name_that_is_not_there_and_ends_without_a_way_are_mistakes() -> None:
     with pytest.raises(UsageError, match="no node or tensor 'n_rr'; nearest: n_r"):
         choose(forked(), "n_rr")
-    with pytest.raises(UsageError, match="no way leads from p to q"):
+    with pytest.raises(UsageError, match="no path leads from p to q"):
         choose(forked(), "p", "q")
 
 

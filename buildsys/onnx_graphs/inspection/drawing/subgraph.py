@@ -1,4 +1,4 @@
-"""The part of a graph that a picture shows: from a node or tensor on, up to another, so many nodes deep."""
+"""The part of a graph in a picture: between two nodes or tensors, or of limited depth."""
 
 from __future__ import annotations
 
@@ -6,88 +6,68 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from buildsys.errors import UsageError
+from buildsys.onnx_graphs.inspection.node_matching import CONSTANT
 from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainNode
 from buildsys.system.suggestions import nearest
-
-_CONSTANT = "Constant"
 
 
 @dataclass(frozen=True)
 class Part:
-    """Nodes in the order of the graph, without Constants, which are drawn with what takes them."""
+    """Nodes in the order of the graph, without Constants."""
 
     nodes: list[PlainNode]
     body: Body
 
 
 def choose(body: Body, begin: str = "", end: str = "", depth: int | None = None) -> Part:
-    """Return the nodes on all ways from ``begin`` to ``end``, each the name of a node or tensor, "" for the border.
+    """Return the nodes on all paths from ``begin`` to ``end``.
 
-    ``depth`` is how many nodes a way may have, counted from ``begin``, or else from ``end``, or else from the inputs.
+    Both are names of nodes or tensors; "" stands for the border of the graph. ``depth`` limits the
+    nodes of a path, counted from ``begin``, or else from ``end``, or else from the inputs.
 
-    Raises: UsageError: there is no such node or tensor, or no way between them.
+    Raises: UsageError: unknown node or tensor, or no path between them.
     """
-    nodes = [node for node in body.nodes if node.operator != _CONSTANT]
+    nodes = [node for node in body.nodes if node.operator != CONSTANT]
     wanted = set(nodes)
     if begin or (depth is not None and not end):
-        starts = (
-            _starts(body, begin)
-            if begin
-            else [node for name in body.inputs for node in body.consumers.get(name, ())]
-        )
-        wanted &= _reached(starts, lambda node: _behind(node, body), depth)
+        names = [begin] if begin else body.inputs
+        starts = [node for name in names for node in _nodes(body, name, forwards=True)]
+        wanted &= _reached(starts, lambda node: _consumers(node, body), depth)
     if end:
         limit = depth if not begin else None
-        wanted &= _reached(_ends(body, end), lambda node: _before(node, body), limit)
+        ends = _nodes(body, end, forwards=False)
+        wanted &= _reached(ends, lambda node: _producers(node, body), limit)
     if not wanted:
-        raise UsageError(f"no way leads from {begin or 'the inputs'} to {end or 'the outputs'}" + (
+        raise UsageError(f"no path leads from {begin or 'the inputs'} to {end or 'the outputs'}" + (
             f" within {depth} nodes" if depth is not None else ""
         ))  # fmt: skip
     return Part([node for node in nodes if node in wanted], body)
 
 
-def _starts(body: Body, name: str) -> list[PlainNode]:
-    """Return the node of a name, or the nodes that take the tensor of this name."""
-    node = _node(body, name)
-    return [node] if node else body.consumers.get(name) or [_known(body, name)]
+def _nodes(body: Body, name: str, *, forwards: bool) -> list[PlainNode]:
+    """Return the node with a name, or the consumers (else the producer) of a tensor.
 
-
-def _ends(body: Body, name: str) -> list[PlainNode]:
-    """Return the node of a name, or the node that makes the tensor of this name."""
-    node = _node(body, name)
-    return (
-        [node]
-        if node
-        else [body.producers[name]]
-        if name in body.producers
-        else [_known(body, name)]
-    )
-
-
-def _node(body: Body, name: str) -> PlainNode | None:
-    return next((node for node in body.nodes if node.name == name), None)
-
-
-def _known(body: Body, name: str) -> PlainNode:
-    """Return the one node that a tensor ends at, where it is the other way round than asked.
-
-    Raises: UsageError: the name is none of the graph's.
+    Raises: UsageError: unknown name.
     """
-    if name in body.producers:
-        return body.producers[name]
-    if name in body.consumers:
-        return body.consumers[name][0]
+    named = next((node for node in body.nodes if node.name == name), None)
+    if named:
+        return [named]
+    consumers = body.consumers.get(name, [])
+    producer = [body.producers[name]] if name in body.producers else []
+    found = consumers or producer if forwards else producer or consumers[:1]
+    if found or name in body.inputs:
+        return found
     names = [*(node.label for node in body.nodes), *body.producers, *body.inputs]
     near = nearest(name, names)
-    hint = f"nearest: {', '.join(near)}" if near else "`--nodes` tells all nodes and their tensors"
+    hint = f"nearest: {', '.join(near)}" if near else "`--nodes` lists all nodes and their tensors"
     raise UsageError(f"the graph has no node or tensor {name!r}", hint)
 
 
-def _behind(node: PlainNode, body: Body) -> Iterable[PlainNode]:
+def _consumers(node: PlainNode, body: Body) -> Iterable[PlainNode]:
     return (taker for name in node.outputs for taker in body.consumers.get(name, ()))
 
 
-def _before(node: PlainNode, body: Body) -> Iterable[PlainNode]:
+def _producers(node: PlainNode, body: Body) -> Iterable[PlainNode]:
     return (body.producers[name] for name in node.reads if name in body.producers)
 
 
@@ -106,7 +86,7 @@ def _reached(
 
 
 def neighbours(part: Part) -> Mapping[str, list[str]]:
-    """Return the tensors that cross the border: ``in`` and ``out``, in the order of the graph."""
+    """Return the tensors across the border of a part: ``in`` and ``out``, in order."""
     members, body = set(part.nodes), part.body
     incoming: dict[str, None] = {}
     outgoing: dict[str, None] = {}
@@ -116,7 +96,7 @@ def neighbours(part: Part) -> Mapping[str, list[str]]:
             if (
                 maker not in members
                 and name not in body.initializers
-                and not (maker and maker.operator == _CONSTANT)
+                and not (maker and maker.operator == CONSTANT)
             ):
                 incoming[name] = None
         for name in node.outputs:

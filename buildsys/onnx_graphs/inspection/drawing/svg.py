@@ -1,27 +1,32 @@
-"""Draw a graph as SVG: boxes in rows, data flowing down. The same graph gives the same bytes."""
+"""Deterministic SVG pictures of graphs: boxes in rows, data flowing down."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from html import escape
+from html import escape as escape_markup
 
 from buildsys.onnx_graphs.inspection.drawing.grouping import Box, group
 from buildsys.onnx_graphs.inspection.drawing.labels import (
     INPUT,
+    LINE_HEIGHT,
     OUTPUT,
     PADDING,
-    Card,
+    SMALL,
+    TITLE,
+    BoxLabel,
     Picture,
-    card_of,
+    label_of,
+    text_width,
 )
 from buildsys.onnx_graphs.inspection.drawing.layout import Point, place
 from buildsys.onnx_graphs.inspection.drawing.subgraph import Part, choose, neighbours
-from buildsys.onnx_graphs.inspection.drawing.text_width import LINE_HEIGHT, SMALL, TITLE, text_width
 from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainNode
 
 _MARGIN = 20.0
+_CONTROL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _FONT = f'font-family="DejaVu Sans, Verdana, sans-serif" font-size="{SMALL}"'
-_BEHIND = 5.0  # pixels that the second box of a stack is off
+_STACK_OFFSET = 5.0  # pixels between the two boxes of a stack
 _PALETTE = {  # fill, line
     "product": ("#e3edf7", "#5b84b1"), "norm": ("#e6f0e2", "#6f9a5e"), "activation": ("#faf3dc", "#b79b45"),
     "pool": ("#e0f0ee", "#549a92"), "shape": ("#f2f2f0", "#9a9a94"), "flow": ("#efe8f5", "#8a6bab"),
@@ -33,9 +38,9 @@ _PALETTE = {  # fill, line
 def draw(
     body: Body, title: str, begin: str = "", end: str = "", depth: int | None = None
 ) -> tuple[str, dict[str, int]]:
-    """Return an SVG document of the part of a graph that is asked for, and how many nodes and boxes it shows.
+    """Return an SVG document of a part of a graph, and its numbers of nodes and boxes.
 
-    Raises: UsageError: there is no such node or tensor, or no way between them.
+    Raises: UsageError: unknown node or tensor, or no path between them.
     """
     part = choose(body, begin, end, depth)
     picture = _picture(part)
@@ -49,7 +54,7 @@ def draw(
         '<path d="M0,0.8 L8,4 L0,7.2 z" fill="#777777"/></marker></defs>\n'
         '<rect width="100%" height="100%" fill="#ffffff"/>\n'
         f'<text x="{_number(width / 2)}" y="{_number(_MARGIN + 6)}" text-anchor="middle" font-size="{TITLE}" '
-        f'font-weight="bold" fill="#222222">{escape(title)}</text>\n'
+        f'font-weight="bold" fill="#222222">{_escaped(title)}</text>\n'
         f'<g transform="translate({left},{_number(_MARGIN + 2 * LINE_HEIGHT)})">\n{picture.shapes}</g>\n</svg>\n'
     )
     return document, {"nodes": len(part.nodes), "boxes": picture.boxes}
@@ -69,20 +74,20 @@ def _picture(part: Part) -> Picture:
         form=lambda node: _form(node, part.body),
     )
     boxes = [box for column in columns for box in column]
-    cards = [card_of(box, part.body, lambda body: _picture(choose(body))) for box in boxes]
-    layout = place([card.size for card in cards], _box_edges(boxes, edges))
+    labels = [label_of(box, part.body, lambda body: _picture(choose(body))) for box in boxes]
+    layout = place([label.size for label in labels], _box_edges(boxes, edges))
     shapes = [_edge(path) for path in layout.paths]
-    shapes += [_drawn(card, corner) for card, corner in zip(cards, layout.corners, strict=True)]
+    shapes += [_drawn(label, corner) for label, corner in zip(labels, layout.corners, strict=True)]
     return Picture(
         "".join(shapes),
-        layout.width + _BEHIND,
+        layout.width + _STACK_OFFSET,
         layout.height,
         len(boxes) - len(inputs) - len(outputs),
     )
 
 
 def _form(node: PlainNode, body: Body) -> str:
-    """Return the sizes of what a node makes, as far as they are numbers."""
+    """Return the known sizes of a node's first output."""
     value = body.value(node.outputs[0]) if node.outputs else None
     return (
         ""
@@ -101,7 +106,7 @@ def _box_edges(
 
 
 def _edge(path: Sequence[Point]) -> str:
-    """Return an edge: straight through rows, a curve from row to row."""
+    """Return an edge: straight within rows, curved between rows."""
     (x, y), *rest = path
     drawn = f"M{_number(x)},{_number(y)}"
     for at, (to_x, to_y) in enumerate(rest):
@@ -116,43 +121,43 @@ def _edge(path: Sequence[Point]) -> str:
     return f'<path d="{drawn}" fill="none" stroke="#777777" stroke-width="1.1" marker-end="url(#tip)"/>\n'
 
 
-def _drawn(card: Card, corner: Point) -> str:
-    (x, y), (width, height) = corner, card.size
-    fill, line = _PALETTE[card.kind]
-    radius = 11 if card.kind == "end" else 4
+def _drawn(label: BoxLabel, corner: Point) -> str:
+    (x, y), (width, height) = corner, label.size
+    fill, line = _PALETTE[label.kind]
+    radius = 11 if label.kind == "end" else 4
     frame = (
         f'width="{_number(width)}" height="{_number(height)}" rx="{radius}" fill="{fill}" stroke="{line}" '
         'stroke-width="1.1"'
     )
-    behind = _rectangle(x + _BEHIND, y + _BEHIND, frame) if card.stacked else ""
-    ink, faint = ("#ffffff", "#e8e8e8") if card.kind == "end" else ("#222222", "#5f5f5f")
+    stack = _rectangle(x + _STACK_OFFSET, y + _STACK_OFFSET, frame) if label.stacked else ""
+    ink, faint = ("#ffffff", "#e8e8e8") if label.kind == "end" else ("#222222", "#5f5f5f")
     middle, baseline = _number(x + width / 2), y + PADDING * 0.7 + TITLE
     texts = []
-    for text in card.title:
+    for text in label.title:
         texts.append(f'<text x="{middle}" y="{_number(baseline)}" text-anchor="middle" font-size="{TITLE}" '
-                     f'font-weight="bold" fill="{ink}">{escape(text)}</text>')  # fmt: skip
+                     f'font-weight="bold" fill="{ink}">{_escaped(text)}</text>')  # fmt: skip
         baseline += LINE_HEIGHT
-    for text in card.lines:
+    for text in label.lines:
         texts.append(
-            f'<text x="{middle}" y="{_number(baseline)}" text-anchor="middle" fill="{faint}">{escape(text)}</text>'
+            f'<text x="{middle}" y="{_number(baseline)}" text-anchor="middle" fill="{faint}">{_escaped(text)}</text>'
         )
         baseline += LINE_HEIGHT
-    drawn = _rectangle(x, y, frame) + "".join(texts) + _inner(card, x + PADDING, baseline)
-    return f"<g><title>{escape(card.hint)}</title>{behind}{drawn}</g>\n"
+    drawn = _rectangle(x, y, frame) + "".join(texts) + _inner(label, x + PADDING, baseline)
+    return f"<g><title>{_escaped(label.tooltip)}</title>{stack}{drawn}</g>\n"
 
 
 def _rectangle(x: float, y: float, frame: str) -> str:
     return f'<rect x="{_number(x)}" y="{_number(y)}" {frame}/>'
 
 
-def _inner(card: Card, x: float, y: float) -> str:
-    """Return the bodies of a node, side by side with their names above."""
+def _inner(label: BoxLabel, x: float, y: float) -> str:
+    """Return the bodies of a node side by side, below their names."""
     drawn = ""
-    for name, picture in card.inner:
+    for name, picture in label.inner:
         middle = _number(x + picture.width / 2)
         drawn += (
             f'<text x="{middle}" y="{_number(y)}" text-anchor="middle" font-style="italic" fill="#5f5f5f">'
-            f"{escape(name)}</text>"
+            f"{_escaped(name)}</text>"
         )
         drawn += f'<g transform="translate({_number(x)},{_number(y + LINE_HEIGHT * 0.8)})">{picture.shapes}</g>'
         x += picture.width + 2 * PADDING
@@ -161,3 +166,8 @@ def _inner(card: Card, x: float, y: float) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
+
+
+def _escaped(text: str) -> str:
+    # XML has no control characters
+    return escape_markup(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", text))
