@@ -1,4 +1,4 @@
-"""Read an ONNX file into plain data. Weights stay where they are: sizes come from the headers."""
+"""Reader of ONNX files into plain data, without reading large weights."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ from buildsys.onnx_graphs.onnx_file import (
 )
 
 Digest = Callable[[TensorProto], str]
-_LARGE = 1024  # bytes; what shape inference may need is smaller
+_LARGE = 1024  # bytes; shape inference may need smaller tensors
 _SHOWN_ELEMENTS = 8
 _LONGEST = 80
-_MADE_UP = "unk__"
-_DIGEST = "digest"  # an entry beside those of ONNX in what tells where values are
+_INVENTED = "unk__"  # prefix of dimensions named by shape inference
+_DIGEST = "digest"  # our entry in the external data of a tensor
+_NOT_SHOWN = (AttributeProto.TENSORS, AttributeProto.GRAPHS, AttributeProto.SPARSE_TENSOR)
 _HALF_BYTES = (TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1)
 
 
@@ -56,12 +57,12 @@ def load_graph(path: Path) -> ModelProto:
 
 
 def drop_weights(model: ModelProto, digest: Digest | None = None) -> None:
-    """Take the values of all large tensors out: what is left is small, and still tells every shape.
+    """Remove the values of all large tensors; types and shapes stay.
 
-    What ``digest`` tells of the tensors that go, or lie elsewhere, stays with them.
+    The ``digest`` of removed and external values is kept in the tensor.
     """
     for tensor in tensors_of(model):
-        size = stored_bytes(tensor)  # asking the message itself for its size would write it out
+        size = stored_bytes(tensor)  # ByteSize() would serialize the message
         if tensor.data_location != TensorProto.EXTERNAL and size < _LARGE:
             continue
         entries = {"length": str(size), _DIGEST: digest(tensor) if digest else ""}
@@ -74,9 +75,9 @@ def drop_weights(model: ModelProto, digest: Digest | None = None) -> None:
 
 
 def plain_model(model: ModelProto) -> PlainModel:
-    """Return a model as plain data, with the shapes that it states itself.
+    """Return a model as plain data, with its own shapes and digests of inline tensors.
 
-    Its large tensors should have been dropped: the values of all others are looked at.
+    Call ``drop_weights`` first: all inline values are read.
     """
     producer = f"{model.producer_name} {model.producer_version}".strip()
     functions = tuple(_function(function) for function in model.functions)
@@ -84,7 +85,7 @@ def plain_model(model: ModelProto) -> PlainModel:
 
 
 def stored_bytes(tensor: TensorProto) -> int:
-    """Return the size of a tensor's values without touching them, wherever they are."""
+    """Return the size of inline or external values without reading them."""
     if tensor.data_location == TensorProto.EXTERNAL:
         length = next((entry.value for entry in tensor.external_data if entry.key == "length"), "")
         if length.isdecimal():
@@ -96,13 +97,13 @@ def stored_bytes(tensor: TensorProto) -> int:
 
 @contextmanager
 def content_digests(data: Path | None) -> Iterator[Digest]:
-    """Yield what tells tensors apart by type, shape and values; external ones are read through a map of the file."""
+    """Yield a digest of type, shape and values; external values are mapped into memory."""
     with _mapped(data) as mapped:
 
         def digest(tensor: TensorProto) -> str:
             if tensor.data_location != TensorProto.EXTERNAL:
                 return inline_digest(tensor)
-            if mapped is None:  # not there to be compared
+            if mapped is None:  # missing file
                 return ""
             begin = int(
                 next((entry.value for entry in tensor.external_data if entry.key == "offset"), 0)
@@ -114,7 +115,7 @@ def content_digests(data: Path | None) -> Iterator[Digest]:
 
 
 def inline_digest(tensor: TensorProto) -> str:
-    """Return what tells a tensor apart whose values are in the message."""
+    """Return the digest of type, shape and inline values."""
     return _digest(tensor, _inline_values(tensor)) if tensor.data_type else ""
 
 
@@ -169,12 +170,10 @@ def _body(graph: GraphProto) -> Body:
 
 
 def _shape(shape: list[int | str | None] | None) -> Shape | None:
-    """Return a shape; a name that inference has made up says no more than that a size is not known."""
-    return (
-        None
-        if shape is None
-        else tuple(None if str(size).startswith(_MADE_UP) else size for size in shape)
-    )
+    """Return a shape, with None for dimensions named by shape inference."""
+    if shape is None:
+        return None
+    return tuple(None if str(size).startswith(_INVENTED) else size for size in shape)
 
 
 def _function(function: FunctionProto) -> Function:
@@ -228,18 +227,14 @@ def _digest_of(tensor: TensorProto) -> str:
 
 
 def attribute_text(attribute: AttributeProto) -> str:
-    """Return an attribute's value in a few words: numbers whole, tensors by type and shape and first values."""
+    """Return an attribute's value as short text."""
     if attribute.ref_attr_name:
         return f"@{attribute.ref_attr_name}"
     if attribute.type == AttributeProto.TENSOR:
         return _tensor_text(attribute.t)
     if attribute.type == AttributeProto.GRAPH:
         return f"{len(attribute.g.node)} nodes"
-    if attribute.type in (
-        AttributeProto.TENSORS,
-        AttributeProto.GRAPHS,
-        AttributeProto.SPARSE_TENSOR,
-    ):
+    if attribute.type in _NOT_SHOWN:
         return str(AttributeProto.AttributeType.Name(attribute.type)).lower()
     value = onnx.helper.get_attribute_value(attribute)
     if isinstance(value, bytes):

@@ -1,6 +1,6 @@
-"""Multiply-accumulates of a graph: products of convolutions, matrices and recurrent layers, by their shapes.
+"""Multiply-accumulates of convolutions, matrix products and recurrent layers, from their shapes.
 
-Element-wise operators, normalizations, poolings and resizes have none: what they cost is memory traffic.
+Element-wise operators, normalizations, poolings and resizes count as 0: their cost is memory traffic.
 """
 
 from __future__ import annotations
@@ -19,29 +19,27 @@ Lookup = Callable[[str], "Value | None"]
 
 
 class UnknownShapeError(Exception):
-    """A shape that a count needs is not known."""
+    """A shape needed for a count is unknown."""
 
 
 @dataclass
 class Macs:
-    """The counts of a graph; ``unknown`` are operators that have products whose shapes are not known."""
+    """The counts of a graph."""
 
     by_operator: Counter[str] = field(default_factory=Counter)
     counted: Counter[str] = field(default_factory=Counter)  # nodes
-    unknown: Counter[str] = field(default_factory=Counter)  # nodes
-    opaque: Counter[str] = field(
-        default_factory=Counter
-    )  # nodes of operators that nobody here knows
-    loops: int = 0  # whose bodies were counted once, as nobody knows how often they run
+    unknown: Counter[str] = field(default_factory=Counter)  # nodes with unknown shapes
+    opaque: Counter[str] = field(default_factory=Counter)  # nodes of unknown operators
+    loops: int = 0  # counted once, as the number of iterations is unknown
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Sum over all operators."""
         return sum(self.by_operator.values())
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is missing from the total."""
+        """True if nothing is missing from the total."""
         return not (self.unknown or self.opaque or self.loops)
 
     def add(self, other: Macs) -> None:
@@ -54,12 +52,12 @@ class Macs:
 
 
 def nothing(name: str) -> None:
-    """Look up a tensor outside of a graph that is in no other."""
+    """Look up a tensor outside the outermost graph."""
     del name
 
 
 def count_macs(body: Body, outer: Lookup = nothing) -> Macs:
-    """Count a graph whose shapes are numbers: of an If the branch with more, the body of a Loop or Scan once."""
+    """Count a graph: the larger branch of an If, the body of a Loop or Scan once."""
     found = Macs()
     lookup = within(body, outer)
     for node in body.nodes:
@@ -68,12 +66,12 @@ def count_macs(body: Body, outer: Lookup = nothing) -> Macs:
 
 
 def within(body: Body, outer: Lookup) -> Lookup:
-    """Return how to look up a tensor in a graph and in those around it."""
+    """Return a lookup of tensors in a graph and its enclosing graphs."""
     return lambda name: body.value(name) or outer(name)
 
 
 def node_macs(node: PlainNode, lookup: Lookup) -> int | None:
-    """Return the count of one node; 0 where its operator has none, None where it is not known."""
+    """Return the count of one node, None if it is unknown."""
     count = _COUNTS.get(_plain(node.operator))
     if count is None:
         return 0 if _is_known(node.operator) else None
@@ -100,7 +98,7 @@ def _count_node(node: PlainNode, lookup: Lookup) -> Macs:
 
 
 class _Shapes:
-    """The shapes around one node, as numbers."""
+    """The numeric shapes of a node's inputs and outputs."""
 
     def __init__(self, node: PlainNode, lookup: Lookup) -> None:
         self.node = node
@@ -147,7 +145,7 @@ def _matrix_product(shapes: _Shapes) -> int:
 
 
 def _einsum(shapes: _Shapes) -> int:
-    """Two operands at a time cost a product for each combination of all indices; more are not told apart."""
+    """Return the product of all index sizes for two operands; more are not supported."""
     terms = (
         shapes.node.attributes.get("equation", "").partition("->")[0].replace(" ", "").split(",")
     )
@@ -162,20 +160,20 @@ def _einsum(shapes: _Shapes) -> int:
 
 
 def _recurrent(shapes: _Shapes) -> int:
-    """Weights and recurrent weights are used once per step and member of the batch."""
+    """Count weights and recurrent weights once per step and batch item."""
     steps = shapes.of_input(0)[:2]
     return product(steps) * (product(shapes.of_input(1)) + product(shapes.of_input(2)))
 
 
 def _attention(shapes: _Shapes) -> int:
-    """Each query meets each key, and each weight that comes of it each value (ONNX's own operator)."""
+    """Count query-key and weight-value products of ONNX's own operator."""
     keys = shapes.of_input(1)[-2]
     if len(shapes.node.inputs) > 4 and shapes.node.inputs[4]:  # keys of earlier steps
         keys += shapes.of_input(4)[-2]
     return (product(shapes.of_input(0)) + product(shapes.of_output())) * keys
 
 
-# Operators of ONNX and those that ONNX Runtime puts into their place, by name without a domain.
+# operators of ONNX and of ONNX Runtime's optimizer, without their domain
 _COUNTS: Mapping[str, Callable[[_Shapes], int]] = {
     "Conv": _convolution(1), "FusedConv": _convolution(1), "NhwcFusedConv": _convolution(1),
     "ConvInteger": _convolution(1), "QLinearConv": _convolution(3), "DeformConv": _convolution(1),
@@ -188,30 +186,34 @@ _COUNTS: Mapping[str, Callable[[_Shapes], int]] = {
     "Attention": _attention,
 }  # fmt: skip
 COUNTED = tuple(_COUNTS)
-_WITHOUT = re.compile(r"com\.microsoft(\.nchwc)?::(Quick)?(Gelu|FastGelu|BiasGelu|QuickGelu|ReorderInput|ReorderOutput|"
-                      r"SkipLayerNormalization|LayerNormalization|MaxPool|AveragePool|GlobalMaxPool|GlobalAveragePool|"
-                      r"Upsample|QLinear\w+|DynamicQuantizeLinear|Dequantize\w*|Quantize\w*)")  # fmt: skip
+_WITHOUT_MACS = re.compile(
+    r"com\.microsoft(\.nchwc)?::(Quick)?(Gelu|FastGelu|BiasGelu|QuickGelu|ReorderInput|ReorderOutput|"
+    r"SkipLayerNormalization|LayerNormalization|MaxPool|AveragePool|GlobalMaxPool|"
+    r"GlobalAveragePool|Upsample|QLinear\w+|DynamicQuantizeLinear|Dequantize\w*|Quantize\w*)"
+)
 
 
 def _plain(operator: str) -> str:
-    """Return the operator's name if it is one of ONNX or ONNX Runtime, whole if somebody else's."""
+    """Return the operator without the domain of ONNX or ONNX Runtime."""
     domain, _, name = operator.rpartition("::")
     return name if domain in ("", "com.microsoft", "com.microsoft.nchwc") else operator
 
 
 def _is_known(operator: str) -> bool:
     return (
-        "::" not in operator or operator.startswith("ai.onnx") or bool(_WITHOUT.fullmatch(operator))
+        "::" not in operator
+        or operator.startswith("ai.onnx")
+        or bool(_WITHOUT_MACS.fullmatch(operator))
     )
 
 
 def formula(
     macs_at: Callable[[Mapping[str, int]], int | None], base: Mapping[str, int]
 ) -> dict[str, int] | None:
-    """Return the count for any sizes of at most two dimensions, e.g. ``{"": 5, "batch": 3, "batch*steps^2": 1}``.
+    """Return the count as a polynomial, e.g. ``{"": 5, "batch": 3, "batch*steps^2": 1}``.
 
-    ``macs_at`` counts at given sizes. It is asked at multiples of ``base``, and once more to see that the formula
-    holds; None where it does not.
+    ``macs_at`` counts at given sizes. The polynomial in at most two dimensions is fitted to counts at
+    multiples of ``base`` and tested at another one; None if it does not fit.
     """
     names = list(base)
     if len(names) > 2:
@@ -233,7 +235,7 @@ def formula(
 
 
 def evaluate(terms: Mapping[str, int], dims: Mapping[str, int]) -> int | None:
-    """Return the value of a formula at given sizes, None where one of its dimensions has none."""
+    """Return the value of a formula, None if a dimension has no size."""
     total = 0
     for term, factor in terms.items():
         for name, power in _factors(term):
@@ -253,9 +255,9 @@ def _factors(term: str) -> Iterable[tuple[str, int]]:
 def _interpolated(
     names: Sequence[str], counted: Mapping[tuple[int, ...], Fraction], base: Mapping[str, int]
 ) -> dict[str, int] | None:
-    """Return the polynomial, of at most the second power of each dimension, through counts at 1, 2 and 3 times base."""
+    """Return the quadratic polynomial through the counts at 1, 2 and 3 times ``base``."""
     found = dict(counted)
-    for at in range(len(names)):  # one dimension after the other: from scales to powers
+    for at in range(len(names)):  # one dimension at a time, from scales to powers
         powers: dict[tuple[int, ...], Fraction] = {}
         for key in [key for key in found if key[at] == 1]:
             one, two, three = (found[_with(key, at, scale)] for scale in (1, 2, 3))

@@ -1,4 +1,4 @@
-"""Shapes of every tensor: in the names of dynamic dimensions, or with a value for each of them."""
+"""Shape inference with named dynamic dimensions, or with a size for each of them."""
 
 from __future__ import annotations
 
@@ -10,23 +10,20 @@ from buildsys.onnx_graphs.onnx_file import all_nodes, subgraphs
 
 
 def with_shapes(model: ModelProto) -> ModelProto:
-    """Return a model that states the shape of each tensor as far as ONNX can tell; large weights must be gone.
+    """Return a model with inferred shapes, or as it is if inference fails.
 
-    A graph on which inference fails (types of a later ONNX, a shape that contradicts itself) stays as it is.
+    Inference fails on types of a later ONNX and on contradictory shapes. The model has no large weights.
     """
     try:
         return shape_inference.infer_shapes(model, data_prop=True)
-    except (
-        RuntimeError,
-        ValueError,
-    ):  # onnx raises its own InferenceError, which is a RuntimeError
+    except (RuntimeError, ValueError):  # onnx's InferenceError is a RuntimeError
         return model
 
 
 def with_sizes(model: ModelProto, dims: Mapping[str, int]) -> ModelProto:
-    """Return a model whose dynamic dimensions have values; what is known of tensors within is worked out anew.
+    """Return a model with sizes for its dynamic dimensions and shapes inferred from them.
 
-    Dimensions without a value stay dynamic.
+    Dimensions that ``dims`` does not name stay dynamic.
     """
     sized = ModelProto()
     sized.CopyFrom(model)
@@ -35,9 +32,7 @@ def with_sizes(model: ModelProto, dims: Mapping[str, int]) -> ModelProto:
             for dim in value.type.tensor_type.shape.dim:
                 if dim.dim_param in dims:
                     dim.dim_value = dims[dim.dim_param]
-    for (
-        value
-    ) in sized.graph.output:  # names that the exporter made up stand for what inference finds
+    for value in sized.graph.output:  # inference replaces names that the exporter invented
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
                 dim.Clear()
@@ -57,12 +52,12 @@ def input_dims(model: ModelProto) -> list[str]:
 
 
 def _graphs(graph: GraphProto) -> list[GraphProto]:
-    """Return a graph and all bodies in it."""
+    """Return a graph and all its bodies."""
     return [graph, *(body for node in all_nodes(graph) for body in subgraphs(node))]
 
 
 def _forget_shapes(graph: GraphProto) -> None:
-    """Drop shapes with names in them; types stay, as no one else knows those of unknown operators."""
+    """Drop shapes with names; types stay, as inference does not know custom operators."""
     for part in _graphs(graph):
         for value in part.value_info:
             if any(not dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim):

@@ -1,7 +1,7 @@
-"""Make few boxes of many nodes: runs, parallel branches and repeated blocks become one box each.
+"""Grouping of many nodes into few boxes: runs, parallel branches and repeated blocks.
 
-A graph is reduced as series-parallel graphs are (Valdes, Tarjan, Lawler 1982): nodes that follow each other become a
-series, branches between the same two nodes become one unit. What is left is drawn, each series as a column of boxes.
+The reduction is that of series-parallel graphs (Valdes, Tarjan, Lawler 1982): consecutive nodes become a
+series, branches between the same two nodes become one unit. Each remaining series is drawn as a column.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from itertools import groupby
 
 from buildsys.onnx_graphs.inspection.plain_graph import TIMES, PlainNode
 
-PLAIN_LIMIT = 60  # nodes; up to this many are drawn one by one
+PLAIN_LIMIT = 60  # nodes; so many are drawn without grouping
 _BOX_LIMIT = 60
-_LONGEST_RUN = 8  # nodes of a box that is only a run
-_LARGE_SHARE = 0.2  # of all nodes: branches with more are drawn, not put into a box
+_LONGEST_RUN = 8  # nodes in the box of a run
+_LARGE_SHARE = 0.2  # of all nodes; larger branches are drawn
 _LONGEST_OUTLINE = 110  # characters
 _SHOWN_OPERATORS = 7
 
 
 @dataclass(frozen=True, eq=False)
 class Parallel:
-    """Branches from one node to another; ``skip``: a tensor also goes past them."""
+    """Branches from one node to another; ``skip``: a tensor also bypasses them."""
 
     branches: tuple[tuple[Item, ...], ...]
     skip: bool
@@ -34,15 +34,15 @@ Item = PlainNode | Parallel
 
 @dataclass(frozen=True, eq=False)
 class Box:
-    """One box: items that follow each other, ``count`` times in a row."""
+    """One box: consecutive items, repeated ``count`` times."""
 
     items: tuple[Item, ...]
     count: int = 1
-    pattern: tuple[Item, ...] = ()  # what is repeated
+    pattern: tuple[Item, ...] = ()  # the repeated items
 
     @property
     def nodes(self) -> list[PlainNode]:
-        """All nodes in it."""
+        """All nodes of the box."""
         return list(all_nodes(self.items))
 
 
@@ -51,24 +51,19 @@ class _Unit:
     items: list[Item]
     order: int
     before: dict[_Unit, None] = field(default_factory=dict)
-    behind: dict[_Unit, None] = field(default_factory=dict)
-
-
-def _no_form(node: PlainNode) -> str:
-    del node
-    return ""
+    after: dict[_Unit, None] = field(default_factory=dict)
 
 
 def group(
     nodes: Sequence[PlainNode],
     edges: Iterable[tuple[PlainNode, PlainNode]],
     fixed: Iterable[PlainNode] = (),
-    form: Callable[[PlainNode], str] = _no_form,
+    form: Callable[[PlainNode], str] = lambda _: "",
 ) -> list[list[Box]]:
-    """Return columns of boxes: each column is one series, in which every box leads to the next.
+    """Return columns of boxes; within a column, every box leads to the next.
 
-    Nodes that are ``fixed`` (ends of the picture) stay boxes of their own. Few nodes are not grouped at all. A block
-    repeats itself where its operators do, and what ``form`` tells of each node.
+    ``fixed`` nodes (the ends of the picture) stay single boxes, and few nodes are not grouped at all.
+    Blocks count as repeated if their operators and the ``form`` of their nodes are equal.
     """
     if len(nodes) <= PLAIN_LIMIT:
         return [[Box((node,))] for node in nodes]
@@ -82,7 +77,7 @@ def group(
 
 
 def all_nodes(items: Iterable[Item]) -> Iterator[PlainNode]:
-    """Yield the nodes of items, those of branches included."""
+    """Yield the nodes of items, including those of branches."""
     for item in items:
         if isinstance(item, Parallel):
             for branch in item.branches:
@@ -92,7 +87,7 @@ def all_nodes(items: Iterable[Item]) -> Iterator[PlainNode]:
 
 
 def _tie(begin: _Unit, end: _Unit) -> None:
-    begin.behind[end] = None
+    begin.after[end] = None
     end.before[begin] = None
 
 
@@ -107,13 +102,13 @@ def _reduced(units: list[_Unit], alone: set[_Unit]) -> list[_Unit]:
 def _join_series(units: list[_Unit], alone: set[_Unit]) -> bool:
     gone: set[_Unit] = set()
     for unit in units:
-        while unit not in gone and unit not in alone and len(unit.behind) == 1:
-            (after,) = unit.behind
+        while unit not in gone and unit not in alone and len(unit.after) == 1:
+            (after,) = unit.after
             if after in alone or len(after.before) != 1:
                 break
             unit.items += after.items
-            unit.behind = after.behind
-            for other in unit.behind:
+            unit.after = after.after
+            for other in unit.after:
                 other.before = {unit if one is after else one: None for one in other.before}
             gone.add(after)
     units[:] = [unit for unit in units if unit not in gone]
@@ -123,28 +118,28 @@ def _join_series(units: list[_Unit], alone: set[_Unit]) -> bool:
 def _join_branches(units: list[_Unit], alone: set[_Unit]) -> bool:
     between: dict[tuple[_Unit, _Unit], list[_Unit]] = {}
     for unit in units:
-        if unit not in alone and len(unit.before) == len(unit.behind) == 1:
-            between.setdefault((next(iter(unit.before)), next(iter(unit.behind))), []).append(unit)
+        if unit not in alone and len(unit.before) == len(unit.after) == 1:
+            between.setdefault((next(iter(unit.before)), next(iter(unit.after))), []).append(unit)
     gone: set[_Unit] = set()
     changed = False
     for (begin, end), branches in between.items():
-        skip = end in begin.behind
+        skip = end in begin.after
         if len(branches) < 2 and not skip:
             continue
         first, *others = sorted(branches, key=lambda unit: unit.order)
         first.items = [Parallel(tuple(tuple(unit.items) for unit in (first, *others)), skip)]
         for other in others:
-            del begin.behind[other], end.before[other]
+            del begin.after[other], end.before[other]
             gone.add(other)
         if skip:
-            del begin.behind[end], end.before[begin]
+            del begin.after[end], end.before[begin]
         changed = True
     units[:] = [unit for unit in units if unit not in gone]
     return changed
 
 
 def _open_large(units: list[_Unit], alone: set[_Unit], total: int) -> None:
-    """Draw the branches of what would be most of the picture in one box."""
+    """Open units with too many nodes for one box."""
     waiting = list(units)
     while waiting and len(units) < _BOX_LIMIT:
         unit = waiting.pop(0)
@@ -164,16 +159,16 @@ def _is_large(item: Item, total: int) -> bool:
 
 
 def _opened(unit: _Unit, at: int) -> list[_Unit]:
-    """Replace a unit by what comes before its item ``at``, the branches of that, and what comes behind."""
+    """Split a unit into the items before item ``at``, its branches, and the items after it."""
     item = unit.items[at]
     assert isinstance(item, Parallel)
     pieces = [
         _Unit(items, unit.order + place)
         for place, items in enumerate((unit.items[:at], unit.items[at + 1 :]))
     ]
-    begins, ends = (dict.fromkeys(side) for side in (unit.before, unit.behind))
+    begins, ends = (dict.fromkeys(side) for side in (unit.before, unit.after))
     for other in begins:
-        del other.behind[unit]
+        del other.after[unit]
     for other in ends:
         del other.before[unit]
     if pieces[0].items:
@@ -195,8 +190,8 @@ def _opened(unit: _Unit, at: int) -> list[_Unit]:
     return [*(piece for piece in pieces if piece.items), *branches]
 
 
-def boxes_of(items: Sequence[Item], form: Callable[[PlainNode], str] = _no_form) -> list[Box]:
-    """Return a series as boxes: what is repeated, then branches with the node where they meet, then runs."""
+def boxes_of(items: Sequence[Item], form: Callable[[PlainNode], str] = lambda _: "") -> list[Box]:
+    """Return a series as boxes: repeated blocks, branches with their joining node, and runs."""
     return _runs(_repeats(_blocks(items), form))
 
 
@@ -204,7 +199,7 @@ Block = tuple[Item, ...]
 
 
 def _blocks(items: Sequence[Item]) -> list[Block]:
-    """Return branches together with the node where they meet, all other nodes alone."""
+    """Return branches together with their joining node, all other nodes alone."""
     blocks: list[Block] = []
     rest = list(items)
     while rest:
@@ -218,19 +213,13 @@ def _blocks(items: Sequence[Item]) -> list[Block]:
 
 
 def _repeats(blocks: list[Block], form: Callable[[PlainNode], str]) -> list[Box]:
-    """Return boxes in which the largest stretch that repeats itself is one; before and behind it the same again."""
+    """Return boxes with the largest repetition as one; recurse before and after it."""
     signatures = [
         f"{outline(block, longest=0)}{[form(node) for node in all_nodes(block)]}"
         for block in blocks
     ]
-    best = (
-        0,
-        False,
-        0,
-        0,
-        0,
-    )  # nodes, begins with branches, earliest, shortest; then begin, length, count
-    chosen: tuple[int, int, int] | None = None
+    best = (0, False, 0, 0)  # nodes, starts with branches, shortest, earliest
+    chosen: tuple[int, int, int] | None = None  # begin, length, count
     for length in range(1, len(blocks) // 2 + 1):
         for begin in range(len(blocks) - 2 * length + 1):
             count = _count_repeats(signatures, begin, length)
@@ -238,7 +227,7 @@ def _repeats(blocks: list[Block], form: Callable[[PlainNode], str]) -> list[Box]
             if count < 2 or not _is_worth_it(pattern, count):
                 continue
             size = count * sum(1 for block in pattern for _ in all_nodes(block))
-            rank = (size, isinstance(pattern[0][0], Parallel), -length, -begin, 0)
+            rank = (size, isinstance(pattern[0][0], Parallel), -length, -begin)
             if chosen is None or rank > best:
                 best, chosen = rank, (begin, length, count)
     if chosen is None:
@@ -263,12 +252,12 @@ def _count_repeats(signatures: Sequence[str], begin: int, length: int) -> int:
 
 
 def _is_worth_it(pattern: Sequence[Block], count: int) -> bool:
-    """Tell whether a repetition is more than a run such as Reshape → Reshape."""
+    """Return whether a repetition is more than a run such as Reshape → Reshape."""
     return any(isinstance(block[0], Parallel) for block in pattern) or len(pattern) > 1 or count > 3
 
 
 def _runs(boxes: Sequence[Box]) -> list[Box]:
-    """Join single nodes that follow each other; a few behind branches go with these."""
+    """Join consecutive single nodes; one or two after branches join these."""
     found: list[Box] = []
     run: list[Item] = []
 
@@ -298,7 +287,7 @@ def _runs(boxes: Sequence[Box]) -> list[Box]:
 
 
 def outline(items: Sequence[Item], longest: int = _LONGEST_OUTLINE) -> str:
-    """Return items in words, e.g. ``(Conv → Relu ∥ skip) → Add``; long ones by the number of each operator."""
+    """Return items as ``(Conv → Relu ∥ skip) → Add``, or as operator counts if too long."""
     parts = [(_branches(item) if isinstance(item, Parallel) else item.operator) for item in items]
     runs = [(part, len(list(run))) for part, run in groupby(parts)]
     text = " → ".join(f"{part} {TIMES}{count}" if count > 1 else part for part, count in runs)
