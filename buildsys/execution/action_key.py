@@ -1,4 +1,4 @@
-"""The action key: a digest over labelled parts that a person can read, and what differs between two of them."""
+"""Action keys: a digest over labelled, readable parts, and the differences between two keys."""
 
 from __future__ import annotations
 
@@ -6,38 +6,55 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 from buildsys.plan.action import Action, FileRef
+from buildsys.store.file_digests import FileDigest
 
-SCHEMA = "buildsys/action/2"  # bump when the meaning of any part changes
-ABSENT = "absent"  # the value of a file or distribution that does not exist
+SCHEMA = "buildsys/action/3"  # bump when the meaning of any part changes
+ABSENT = "absent"  # the value of a missing file or distribution
 _SPECIAL = re.compile(r"([\\.\[\]])")
 _ORDER = ("config", "weights", "source", "input", "tool", "device", "env", "code")
-_encode = json.JSONEncoder().encode  # json.dumps chooses among its options anew for every value
+_encode = json.JSONEncoder().encode  # json.dumps evaluates its options again for every value
+
+
+@dataclass(frozen=True)
+class ActionKey:
+    """The key of an action at one moment and the files that it was computed from."""
+
+    target: str
+    parts: Mapping[str, str]
+    files: Mapping[str, FileDigest | None]  # label of a part -> file, None if missing
+    missing: tuple[str, ...]  # required inputs that do not exist
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of all parts, under which a result is recorded and stored."""
+        return digest_parts(self.target, self.parts)
 
 
 class PartChange(NamedTuple):
-    """A part that differs between two keys; None where a key does not have it."""
+    """A part that differs between two keys; None in a key without it."""
 
     label: str
     old: str | None
     new: str | None
 
 
-def action_key(target: str, parts: Mapping[str, str]) -> str:
-    """Return the sha256 key of ``target`` built from ``parts``.
+def digest_parts(target: str, parts: Mapping[str, str]) -> str:
+    """Return the SHA-256 of ``target`` and ``parts``.
 
-    ``parts`` maps a label that a person can read (``config:export.opset``, ``input:resnet50/export/model.onnx``,
-    ``tool:torch``, ``device:gpu.name``) to the value or content digest behind it.
+    ``parts`` maps readable labels (``config:export.opset``, ``tool:torch``, ``device:gpu.name``,
+    ``input:resnet50/export/model.onnx``) to values or content digests.
     """
     canonical = json.dumps([SCHEMA, target, sorted(parts.items())], separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def declared_parts(action: Action) -> dict[str, str]:
-    """Return the parts that the action itself declares: its options and which files play which roles."""
+    """Return the parts for the options of an action and the roles of its files."""
     parts = flatten_options(action.options, "config:")
     parts["inputs"] = _roles(action.inputs)
     parts["outputs"] = _roles(action.outputs)
@@ -45,17 +62,16 @@ def declared_parts(action: Action) -> dict[str, str]:
 
 
 def content_parts(kind: str, digests: Mapping[str, str | None]) -> dict[str, str]:
-    """Return one part per file, labelled ``kind:NAME``; a file without a digest is absent."""
-    return {
-        f"{kind}:{name}": ABSENT if digest is None else digest for name, digest in digests.items()
-    }
+    """Return one part per file, labelled ``kind:NAME``."""
+    return {f"{kind}:{name}": ABSENT if d is None else d for name, d in digests.items()}
 
 
 def flatten_options(options: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return dotted names and JSON texts of all leaves: different options never give the same result.
+    """Return dotted names and JSON texts of all leaves; the result is unique per options.
 
-    A list of plain values is one leaf (``[1, 3, 224, 224]``), other lists are numbered (``profiles[0].x``).
-    Empty maps and lists are leaves. Dots, brackets and backslashes in a name are escaped by a backslash.
+    A list of plain values is one leaf (``[1, 3, 224, 224]``), other lists are numbered
+    (``profiles[0].x``). Empty maps and lists are leaves. Dots, brackets and backslashes in names
+    are escaped with a backslash.
 
     Raises: TypeError: a name is not a string, or a value is not JSON.
     """
@@ -66,13 +82,10 @@ def flatten_options(options: Mapping[str, Any], prefix: str = "") -> dict[str, s
 
 
 def changed_parts(old: Mapping[str, str], new: Mapping[str, str]) -> list[PartChange]:
-    """Return what differs, in the order in which a person asks: fields, files, tools, devices, code."""
-    labels = (old.keys() | new.keys()) - {
-        label for label in old.keys() & new.keys() if old[label] == new[label]
-    }
-    return [
-        PartChange(label, old.get(label), new.get(label)) for label in sorted(labels, key=_rank)
-    ]
+    """Return the differences: fields first, then files, tools, devices and code."""
+    labels = old.keys() | new.keys()
+    changed = [label for label in labels if old.get(label) != new.get(label)]
+    return [PartChange(label, old.get(label), new.get(label)) for label in sorted(changed, key=_rank)]
 
 
 def _add_leaves(leaves: dict[str, str], name: str, value: Any) -> None:
@@ -88,14 +101,13 @@ def _add_leaves(leaves: dict[str, str], name: str, value: Any) -> None:
         leaves[name] = _to_json(value)
 
 
-@cache  # the same few field names come again in every target
+@cache  # the same few field names occur in every target
 def _escape(name: str) -> str:
     return _SPECIAL.sub(r"\\\1", name)
 
 
 def _to_json(value: Any) -> str:
-    """Return JSON; the encoder takes ten times as long for a single value that is not a string."""
-    if value is None:
+    if value is None:  # the encoder is ten times slower for single values that are no strings
         return "null"
     return str(value) if type(value) is int else _encode(value)
 

@@ -1,6 +1,6 @@
-"""What was built before, here or elsewhere: found by action key, fetched by digest, kept after each build.
+"""Outputs of earlier builds by action key: the project's store and the shared cache.
 
-A cache is a help: whatever is wrong with it costs a warning and a rebuild, never a build.
+A cache only saves time: a problem with it costs a warning and a rebuild, never a build.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from buildsys.errors import StageError
-from buildsys.execution.key_inputs import Snapshot
+from buildsys.execution.action_key import ActionKey
 from buildsys.plan.action import Action
 from buildsys.store.background import Background
 from buildsys.store.file_digests import THREADS_FROM_BYTES, run_all
-from buildsys.store.ledger import PASSED, UNAVAILABLE, ActionRecord, Ledger, OutputFile
+from buildsys.store.ledger import PASSED, UNAVAILABLE, Ledger, OutputFile, ActionRecord
 from buildsys.store.object_store import DamagedError, Store
 
 if TYPE_CHECKING:
     from buildsys.store.shared_cache import SharedCache
 
 
-class Cache:
-    """The store of a project, behind it the ledger's own records and, when there is one, the shared cache."""
+class BuildCache:
+    """Records in the ledger and the store of a project, then in the shared cache, if any."""
 
     def __init__(
         self,
@@ -42,127 +42,107 @@ class Cache:
         self._background = background
         self._remote = remote
         self._notify = notify
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
-    def find(self, action: Action, now: Snapshot) -> ActionRecord | None:
-        """Return a record of exactly this key whose outputs can all be fetched."""
-        for look in (self._recorded, self._stored):
-            found = look(action, now)
-            if found is not None and self._fits(found, action, now) and self._can_fetch(found):
-                return found
-        return self._shared(action, now)
-
-    def fetch(self, record: ActionRecord, names: Mapping[str, OutputFile], tree: Path) -> bool:
-        """Copy outputs into an empty folder; False when one of them turns out not to be what it should."""
-        jobs = []
-        for name, file in names.items():
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            jobs.append(partial(self._store.fetch, file, tree / name))
-        try:
-            run_all(
-                jobs, in_threads=sum(file.size for file in names.values()) >= THREADS_FROM_BYTES
-            )
-        except DamagedError as error:
-            self._warn("damaged", f"{error}; {record.target} is built anew")
-            return False
-        except OSError as error:
-            self._warn(
-                "fetch",
-                f"cannot take {record.target} from the store {self._store.folder}: {error.strerror}",
-            )
-            return False
-        self._store.mark_used(record.key)
-        return True
-
-    def keep(self, action: Action, record: ActionRecord) -> None:
-        """Copy what was just published into the store, and into the shared cache, beside the next stages."""
-        self._background.submit(
-            partial(self._keep, record, record.status == PASSED and not action.measures)
-        )
-
-    def _recorded(self, action: Action, now: Snapshot) -> ActionRecord | None:
-        return self._ledger.lookup(action.target, now.key)
-
-    def _stored(self, action: Action, now: Snapshot) -> ActionRecord | None:
-        try:
-            return self._store.read_action(action.target, now.key)
-        except StageError as error:
-            self._warn("record", str(error))
+    def find(self, action: Action, key: ActionKey) -> ActionRecord | None:
+        """Return a record with this key and outputs that can all be fetched."""
+        for look_up in (self._ledger.lookup, self._stored):
+            found = look_up(action.target, key.digest)
+            if found is not None and self._is_valid(found, action, key):
+                if all(self._store.holds(file) for file in found.files.values()):
+                    return found
+        if self._remote is None or action.measures:  # figures of other machines are not ours
             return None
-
-    def _shared(self, action: Action, now: Snapshot) -> ActionRecord | None:
-        """Return a record of the shared cache, after its outputs have come into the store."""
-        if self._remote is None or action.measures:  # figures of another machine are not this one's
+        found = self._remote.read_action(action.target, key.digest)
+        if found is None or not self._is_valid(found, action, key):
             return None
-        found = self._remote.read_action(action.target, now.key)
-        if found is None or not self._fits(found, action, now):
-            return None
-        with self._excused("keep"), self._store.lock_for_adding():
+        with self._tolerant(), self._store.lock_for_adding():
             if self._remote.fetch(found.files.values(), self._store):
                 self._store.write_action(found)
                 return found
         return None
 
-    def _fits(self, found: ActionRecord, action: Action, now: Snapshot) -> bool:
-        """Return whether a record says what it must of this key, and names no file but the target's own."""
-        folders = {PurePosixPath(ref.path).parent for ref in action.outputs.values()}
-        strange = next((name for name in found.outputs if not _lies_in(name, folders)), "")
-        if strange:
-            self._warn(
-                "strange",
-                f"a stored record of {action.target} names {strange}, not a file of its own; ignored",
-            )
-        elif found.parts != now.parts or not all(
-            ref.path in found.outputs for ref in action.outputs.values()
-        ):
-            self._warn(
-                "parts",
-                f"a stored record of {action.target} does not say what its key stands for; ignored",
-            )
-        elif found.status in (PASSED, UNAVAILABLE):
-            return True
-        return False
+    def fetch(self, record: ActionRecord, names: Mapping[str, OutputFile], tree: Path) -> bool:
+        """Copy outputs into an empty folder; return False if one of them is damaged."""
+        jobs = []
+        for name, file in names.items():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            jobs.append(partial(self._store.fetch, file, tree / name))
+        many = sum(file.size for file in names.values()) >= THREADS_FROM_BYTES
+        try:
+            run_all(jobs, in_threads=many)
+        except DamagedError as error:
+            self._warn("damaged", f"{error}; {record.target} is rebuilt")
+            return False
+        except OSError as error:
+            folder = self._store.folder
+            text = f"cannot restore {record.target} from the store {folder}: {error.strerror}"
+            self._warn("fetch", text)
+            return False
+        self._store.mark_used(record.key)
+        return True
 
-    def _can_fetch(self, record: ActionRecord) -> bool:
-        return all(self._store.holds(file) for file in record.files.values())
+    def keep(self, action: Action, record: ActionRecord) -> None:
+        """Copy published outputs into the store and the shared cache, in the background."""
+        share = record.status == PASSED and not action.measures
+        self._background.submit(partial(self._keep, record, share))
 
     def _keep(self, record: ActionRecord, share: bool) -> None:
-        with self._excused("keep"), self._store.lock_for_adding():
-            kept = [
-                self._store.put(self._build / name, file) for name, file in record.files.items()
-            ]
-            if all(kept):  # else written by somebody else meanwhile: the next build finds out
+        with self._tolerant(), self._store.lock_for_adding():
+            files = record.files.items()
+            kept = [self._store.put(self._build / name, file) for name, file in files]
+            if all(kept):  # otherwise overwritten meanwhile, as the next build will notice
                 self._store.write_action(record)
                 if share and self._remote is not None:
                     self._remote.push(record, self._store)
 
+    def _stored(self, target: str, key: str) -> ActionRecord | None:
+        try:
+            return self._store.read_action(target, key)
+        except StageError as error:
+            self._warn("record", str(error))
+            return None
+
+    def _is_valid(self, found: ActionRecord, action: Action, key: ActionKey) -> bool:
+        """Return True if a record has the key's parts and only files of the target."""
+        folders = {PurePosixPath(ref.path).parent for ref in action.outputs.values()}
+        record = f"a stored record of {action.target}"
+        for name in found.outputs:
+            path = PurePosixPath(name)
+            inside = any(folder in path.parents for folder in folders)
+            if not inside or path.is_absolute() or ".." in path.parts:
+                self._warn("strange", f"{record} names {name}, not one of its files; ignored")
+                return False
+        declared = all(ref.path in found.outputs for ref in action.outputs.values())
+        if found.parts != key.parts or not declared:
+            self._warn("parts", f"{record} does not match its key; ignored")
+            return False
+        return found.status in (PASSED, UNAVAILABLE)
+
     @contextmanager
-    def _excused(self, what: str) -> Iterator[None]:
+    def _tolerant(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             reason = error.strerror or str(error)
-            self._warn(
-                what,
-                f"cannot write to the store {self._store.folder}: {reason}; the build goes on without it",
-            )
+            text = f"cannot write to the store {self._store.folder}: {reason}"
+            self._warn("keep", f"{text}; the build continues without it")
 
     def _warn(self, kind: str, text: str) -> None:
-        if kind not in self._told:
-            self._told.add(kind)
+        if kind not in self._warned:
+            self._warned.add(kind)
             self._notify(text)
 
 
-def stored_in(store: Store, ledger: Ledger) -> Callable[[Action, Snapshot], bool]:
-    """Return what tells whether a stale target would be restored from the store; it writes nothing."""
+def stored_in(store: Store, ledger: Ledger) -> Callable[[Action, ActionKey], bool]:
+    """Return a check for restorable targets that writes nothing."""
 
-    def is_stored(action: Action, now: Snapshot) -> bool:
-        if ledger.is_forgotten(action.target):
+    def is_stored(action: Action, key: ActionKey) -> bool:
+        target, digest = action.target, key.digest
+        if ledger.is_forgotten(target):
             return False
         try:
-            found = ledger.lookup(action.target, now.key) or store.read_action(
-                action.target, now.key, looking=True
-            )
+            found = ledger.lookup(target, digest) or store.read_action(target, digest, looking=True)
         except StageError:
             return False
         return found is not None and all(store.holds(file) for file in found.files.values())
@@ -171,11 +151,5 @@ def stored_in(store: Store, ledger: Ledger) -> Callable[[Action, Snapshot], bool
 
 
 def store_folder(state: Path) -> Path:
-    """Return the folder of the store: BUILDSYS_STORE, absolute or relative to the project, or one beside the state."""
+    """Return the folder of the store: BUILDSYS_STORE, or one in the state folder."""
     return state.parent / (os.environ.get("BUILDSYS_STORE") or state / "store")
-
-
-def _lies_in(name: str, folders: set[PurePosixPath]) -> bool:
-    path = PurePosixPath(name)
-    inside = any(folder in path.parents for folder in folders)
-    return inside and not path.is_absolute() and ".." not in path.parts

@@ -1,4 +1,4 @@
-"""Which TensorRT builds the engines of a project: what they are built from is planned by that."""
+"""TensorRT versions of a project's interpreters, by which engines are planned."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def builder_versions(root: Path, state: Path) -> VersionOf:
-    """Return what tells which TensorRT a toolchain of the project at ``root`` has, or our own interpreter."""
+    """Return a lookup of the TensorRT version in a toolchain or our own interpreter."""
 
     @cache
     def version_of(toolchain: ToolchainRef | None) -> str:
@@ -25,13 +25,10 @@ def builder_versions(root: Path, state: Path) -> VersionOf:
         from buildsys.store.state_db import ReadOnlyStateDb
         from buildsys.store.text_cache import StateTextCache
 
-        view = ReadOnlyStateDb(
-            state / "state.db", lambda _: None
-        )  # a run says what is wrong with it
+        view = ReadOnlyStateDb(state / "state.db", lambda _: None)  # a run reports problems with it
         try:
-            return tool_versions(
-                ("tensorrt",), locate_toolchain(*toolchain, root, os.environ), StateTextCache(view)
-            )["tensorrt"]
+            located = locate_toolchain(*toolchain, root, os.environ)
+            return tool_versions(("tensorrt",), located, StateTextCache(view))["tensorrt"]
         finally:
             view.close()
 

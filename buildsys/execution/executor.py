@@ -1,4 +1,4 @@
-"""Runs one action: lock, look up, stage, run the worker, check the inputs again, publish, record."""
+"""Execution of one action: lock, check, restore or run, check the inputs again, publish."""
 
 from __future__ import annotations
 
@@ -7,28 +7,26 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable, joined
-from buildsys.execution.build_cache import Cache
-from buildsys.execution.freshness import Judge, is_required
-from buildsys.execution.key_inputs import Snapshot, Surveyor
-from buildsys.execution.outcome import Outcome
+from buildsys.execution.action_key import ActionKey
+from buildsys.execution.build_cache import BuildCache
+from buildsys.execution.freshness import Freshness, FreshnessChecker, is_required
+from buildsys.execution.key_builder import KeyBuilder
 from buildsys.execution.stale_reasons import (
     ASKED_FOR,
-    Facts,
     Reason,
     encode_reasons,
-    in_brief,
-    own_reasons,
+    summarize_reasons,
 )
-from buildsys.execution.up_to_date_models import Candidate, SettledModels
+from buildsys.execution.up_to_date_models import PlannedModel, UpToDateModels
 from buildsys.plan.action import Action, FileRef
 from buildsys.store.background import Background
-from buildsys.store.file_digests import DigestCache, FileDigest
+from buildsys.store.file_digests import DigestCache
 from buildsys.store.ledger import (
     FAILED,
     PASSED,
@@ -55,30 +53,42 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 _RESULT = "result"  # the role that every action has
-_BUILDING = "engine"  # the stage with builders that time their tactics
-_RUNS_WHEN_TOUCHED = 2
+_ATTEMPTS = 2  # if an input is written while the stage runs
 
 
 @dataclass(frozen=True)
-class _Ran:
-    """A worker's answer, or the verdict that it raised after writing its result file."""
+class Outcome:
+    """The end of a target."""
+
+    target: str
+    status: str  # passed | unavailable
+    seconds: float  # of the stage itself
+    reason: str = ""
+    hint: str = ""
+    figures: Mapping[str, Any] = field(default_factory=dict)  # without long lists
+    log: Path = Path()
+    waited: bool = False  # not run: another process or thread built it meanwhile
+    restored: bool = False  # not run: its outputs came from the store
+
+
+@dataclass(frozen=True)
+class _StageResult:
+    """The answer of a worker, also for a failed check or an unavailable target."""
 
     status: str
     reason: str
     hint: str
     figures: Mapping[str, Any]
+    started: str  # ISO, UTC
     seconds: float
 
 
-def _ignore(target: str, event: Event) -> None:
-    """Drop an event."""
-
-
 class Executor:
-    """Brings targets up to date and says which are. Threads may share it.
+    """Checks targets and brings them up to date. Thread-safe.
 
-    ``threads`` is each worker's share of the processor, 0 all of it. ``on_event`` gets the worker's events and
-    ``{"event": "waiting", "holder": text, "elsewhere": whether that is another process}``, with the target.
+    ``threads`` is the number of processor threads per worker, 0 for all. ``on_event`` gets the
+    target with the worker's events, ``{"event": "stale", "reason": text}`` before anything is
+    restored or run, and ``{"event": "waiting", "holder": text, "elsewhere": in another process}``.
     """
 
     def __init__(
@@ -93,7 +103,7 @@ class Executor:
         remote: SharedCache | None = None,
         timing_caches: Path | None = None,
         threads: int = 0,
-        on_event: Callable[[str, Event], None] = _ignore,
+        on_event: Callable[[str, Event], None] = lambda target, event: None,
         notify: Callable[[str], None] = warn_on_stderr,
     ) -> None:
         self._project = project_root
@@ -104,107 +114,103 @@ class Executor:
         self._threads = threads
         self._on_event = on_event
         self._db = StateDb(state / "state.db", notify)
-        self._memo = DigestCache(self._db)
+        self._digests = DigestCache(self._db)
         self._ledger = Ledger(self._db)
         self._locks = Locks(state / "locks", machine_lock_folder(state / "locks"))
         self._background = Background()
-        self._publisher = Publisher(build, self._memo, self._background, notify)
-        self._cache = Cache(build, store, self._ledger, self._background, remote, notify)
-        self._surveyor = Surveyor(project_root, build, self._memo, StateTextCache(self._db))
-        self._judge = Judge(project_root, build, self._surveyor, self._db, self._memo)
-        self._settled = SettledModels(build, self._db, self._surveyor)
+        self._publisher = Publisher(build, self._digests, self._background, notify)
+        self._cache = BuildCache(build, store, self._ledger, self._background, remote, notify)
+        self._keys = KeyBuilder(project_root, build, self._digests, StateTextCache(self._db))
+        self._checker = FreshnessChecker(build, self._keys, self._db, self._digests)
+        self._models = UpToDateModels(build, self._db, self._keys)
         self._swept = False
         self._sweeping = threading.Lock()
 
     def is_fresh(self, target: str) -> bool:
-        """Return whether a target's outputs are those of its inputs as they are now.
+        """Return True if a target is up to date.
 
-        A file that cannot be read makes it stale: ``run`` then says what is wrong.
+        A target with an unreadable file is stale: ``run`` then reports the problem.
         """
-        return self.fresh_key(target) is not None
+        return self.up_to_date_key(target) is not None
 
-    def fresh_key(self, target: str) -> str | None:
-        """Return the key under which a target is up to date, None when it is stale or a file cannot be read."""
-        action = self._actions[target]
+    def up_to_date_key(self, target: str) -> str | None:
+        """Return the key digest of an up-to-date target, None for a stale one."""
         try:
-            return self._judge.fresh_key(action, self._surveyor.snapshot(action))
+            return self._checker.up_to_date_key(self._actions[target])
         except StageError:
             return None
 
-    def settled(self, models: Mapping[str, str]) -> dict[str, list[str]]:
-        """Return the targets of those models (name -> resolved manifest) that had nothing to do and have not changed.
+    def examine(self, target: str) -> Freshness:
+        """Return the freshness of a target. Raises: StageError: the state cannot be used."""
+        return self._checker.examine(self._actions[target])
+
+    def remembered_models(self, models: Mapping[str, str]) -> dict[str, list[str]]:
+        """Return the targets of unchanged models that an earlier run found up to date.
+
+        ``models`` maps names to resolved manifests. Raises: StageError: the state cannot be used.
+        """
+        return self._models.find(models)
+
+    def check_models(self, models: Mapping[str, PlannedModel]) -> dict[str, list[str]]:
+        """Check models in full and remember those up to date; return their targets.
 
         Raises: StageError: the state cannot be used.
         """
-        return self._settled.find(models)
-
-    def settle(self, models: Mapping[str, Candidate]) -> dict[str, list[str]]:
-        """Look at models, each up to its first stale target; return the targets of those that have none.
-
-        That is kept for ``settled`` of a later run. Raises: StageError: the state cannot be used.
-        """
-        verdicts = list(self._settled.judge(models, self.fresh_key))
-        with suppress(StageError):  # where nothing can be written every run looks at everything
-            self._settled.keep(verdicts)
-        return {verdict.model: list(verdict.keys) for verdict in verdicts}
+        found = list(self._models.check(models, self.up_to_date_key))
+        with suppress(StageError):  # in a read-only state every run checks in full
+            self._models.keep(found)
+        return {model.name: list(model.keys) for model in found}
 
     def run(self, target: str, *, force: bool = False) -> Outcome:
-        """Bring a target up to date, or with ``force`` make it anew even if it is.
+        """Bring a target up to date; with ``force`` rebuild it in any case.
 
-        Raises: CheckFailed: its result file and what it kept are published, nothing counts as fresh.
-        StageError: nothing was published. Both leave the target stale.
+        Raises: CheckFailed: its result file is published. StageError: nothing is published.
+        The target is stale after both.
         """
-        action = self._actions[target]
-        waiting = partial(self._tell_waiting, target)
-        with self._locks.target(target, waiting) as waited:
-            now = self._surveyor.snapshot(action)
-            record = None if force and not waited else self._judge.fresh_record(action, now)
-            if record is not None:
-                return self._outcome(record, waited=True)
-            force = force or self._ledger.is_forgotten(target)
-            record = None if force else self._restore(action, now)
-            if record is not None:
-                return self._outcome(record, restored=True)
-            gpus = (
-                gpu_uuids(action.toolchain.env if action.toolchain else ())
-                if action.alone_on_gpu
-                else ()
-            )
+        action, on_wait = self._actions[target], partial(self._report_wait, target)
+        with self._locks.target(target, on_wait) as waited:
+            found = self._checker.check(action)
+            key = found.key
+            assert key is not None
+            if found.up_to_date and (waited or not force):
+                record = self._ledger.lookup(target, key.digest)
+                if record is not None:
+                    return self._outcome(record, waited=True)
+            reasons = found.reasons or (Reason(ASKED_FOR),)
+            self._on_event(target, {"event": "stale", "reason": summarize_reasons(reasons)})
+            why = encode_reasons(reasons)
+            if not force and not key.missing and not self._ledger.is_forgotten(target):
+                record = self._restore(action, key, why)
+                if record is not None:
+                    return self._outcome(record, restored=True)
+            variables = action.toolchain.env if action.toolchain else ()
+            gpus = gpu_uuids(variables) if action.alone_on_gpu else ()
             with self._locks.resources(
-                target, devices=gpus, exclusive=action.exclusive, on_wait=waiting
+                target, devices=gpus, exclusive=action.exclusive, on_wait=on_wait
             ):
                 self._sweep_once()
-                return self._make(action, now, encode_reasons(self._reasons(action, now)))
-
-    def stale_reason(self, target: str) -> str:
-        """Return in a few words why a target must be made, an empty string when it is fresh."""
-        return in_brief(own_reasons(self._judge.examine(self._actions[target])))
-
-    def examine(self, target: str) -> Facts:
-        """Return what is known of a target. Raises: StageError: the state cannot be used."""
-        return self._judge.examine(self._actions[target])
+                return self._make(action, key, why)
 
     def replace_by_failure(
         self, target: str, write: Callable[[], tuple[Mapping[str, bytes], str]]
     ) -> None:
-        """Put files in the place of a target's outputs, which stay in the store; the target counts as failed.
+        """Replace the outputs of a target, which stay in the store; it counts as failed.
 
-        ``write`` makes them (path relative to the build folder -> content), and the reason, while the target is held
-        alone; no files: all stays as it is. Raises: StageError, OSError: that could not be done.
+        ``write`` is called under the target's lock. It returns the files (path relative to the
+        build folder -> content) and the reason; without files nothing changes.
+        Raises: StageError, OSError: the files cannot be replaced.
         """
         action = self._actions[target]
-        with self._locks.target(target, partial(self._tell_waiting, target)):
+        with self._locks.target(target, partial(self._report_wait, target)):
             files, reason = write()
             if files:
-                run = HistoryEntry(
-                    target, self._surveyor.snapshot(action).key, FAILED, utc_now(), 0.0, reason
-                )
-                publish_failure(
-                    self._publisher, self._ledger, run, files, action.outputs[_RESULT].path
-                )
+                key = self._keys.build(action).digest
+                run = HistoryEntry(target, key, FAILED, utc_now(), 0.0, reason)
+                result = action.outputs[_RESULT].path
+                publish_failure(self._publisher, self._ledger, run, files, result)
 
     def owned(self, target: str) -> set[str]:
-        """Return what a target has put into the build folder, relative to it: its outputs and what lies beside."""
+        """Return all files of a target in the build folder, relative to it."""
         return self._ledger.owned(target)
 
     def forget(self, target: str) -> None:
@@ -212,135 +218,106 @@ class Executor:
         self._ledger.forget(target)
 
     def close(self) -> None:
-        """End all waiting for locks, finish what goes on beside and close the state; not for use afterwards."""
+        """Stop waiting for locks, finish background work and close the state."""
         self._locks.stop()
         try:
             self._background.close()
         finally:
             self._db.close()
 
-    def _reasons(self, action: Action, now: Snapshot) -> list[Reason]:
-        return own_reasons(self._judge.examine(action, now)) or [Reason(ASKED_FOR)]
-
-    def _make(self, action: Action, before: Snapshot, why: str) -> Outcome:
-        for _ in range(_RUNS_WHEN_TOUCHED):
-            if before.missing:
-                raise StageError(
-                    f"{action.target} needs {self._build / before.missing[0]}, which does not exist"
-                )
-            started = utc_now()
-            with self._publisher.staging(action.target) as tree:
-                try:
-                    ran = self._work(action, tree)
-                except BuildsysError as error:
-                    if isinstance(
-                        error, StageError
-                    ):  # libraries do not always say that it was the disk
-                        error.hint = joined(self._publisher.low_disk_note(), error.hint)
-                    self._ledger.add_run(
-                        HistoryEntry(
-                            action.target, before.key, "error", started, 0.0, str(error), why
-                        )
-                    )
-                    raise
-                after = self._surveyor.snapshot(action)
-                if self._inputs_held(action, before, after):
-                    return self._publish(action, before, tree, ran, started, why)
-            before = after
-        raise StageError(
-            f"a file that {action.target} reads was written again and again while it ran",
-            "run it again",
-        )
-
-    def _restore(self, action: Action, now: Snapshot) -> ActionRecord | None:
-        """Bring back the outputs that this key had before; None when they are not to be had."""
-        if now.missing:
-            return None
-        record = self._cache.find(action, now)
+    def _restore(self, action: Action, key: ActionKey, why: str) -> ActionRecord | None:
+        """Restore the outputs of an earlier build with this key, if a store has them."""
+        record = self._cache.find(action, key)
         if record is None or (record.status == UNAVAILABLE and is_required(action)):
             return None
         wanted = record.files
-        why = encode_reasons(self._reasons(action, now))
-        there = self._memo.digests(str(self._build / name) for name in wanted)
+        present = self._digests.digests(str(self._build / name) for name in wanted)
         self._sweep_once()
-        lacking = {
-            name: file
-            for name, file in wanted.items()
-            if _other(there[str(self._build / name)], file)
-        }
+        fetched = {}
+        for name, file in wanted.items():
+            found = present[str(self._build / name)]
+            if found is None or found.digest != file.digest:
+                fetched[name] = file
         with self._publisher.staging(action.target) as tree:
-            if not self._cache.fetch(record, lacking, tree):
+            if not self._cache.fetch(record, fetched, tree):
                 return None
-            placed = self._publisher.stamp_outputs(
-                tree, {name: file.digest for name, file in lacking.items()}
-            )
+            digests = {name: file.digest for name, file in fetched.items()}
+            placed = self._publisher.stamp_outputs(tree, digests)
             unwanted = (self._ledger.owned(action.target) | record.outputs.keys()) - wanted.keys()
             self._ledger.claim(action.target, wanted)
             self._publisher.publish(tree, placed, last=action.outputs[_RESULT].path, restored=True)
             self._publisher.remove(unwanted)
-        self._write_log(
-            action,
-            f"# {action.target} was taken from the store; it was built at {record.started}\n",
-        )
+        with suppress(OSError):  # the outputs are complete without a log
+            text = f"# {action.target} was restored from the store; built {record.started}\n"
+            self._log(action).write_text(text, encoding="utf-8")
         self._ledger.add(record, restored=True, why=why)
         return record
 
-    def _write_log(self, action: Action, text: str) -> None:
-        with suppress(OSError):  # a courtesy: what was restored is whole without it
-            self._log(action).write_text(text, encoding="utf-8")
+    def _make(self, action: Action, key: ActionKey, why: str) -> Outcome:
+        """Run the stage and publish its outputs if no input changed meanwhile."""
+        target = action.target
+        for _ in range(_ATTEMPTS):
+            if key.missing:
+                path = self._build / key.missing[0]
+                raise StageError(f"{target} needs {path}, which does not exist")
+            started = utc_now()
+            with self._publisher.staging(target) as tree:
+                try:
+                    result = self._run_stage(action, tree, started)
+                except BuildsysError as error:
+                    if isinstance(error, StageError):  # libraries do not always report a full disk
+                        error.hint = joined(self._publisher.low_disk_note(), error.hint)
+                    run = HistoryEntry(target, key.digest, "error", started, 0.0, str(error), why)
+                    self._ledger.add_run(run)
+                    raise
+                now = self._keys.build(action)
+                changed = self._keys.changed_file(action, key, now)
+                if changed:
+                    raise StageError(
+                        f"{changed} changed while {target} ran; nothing was published",
+                        "run it again",
+                    )
+                # equal content is no proof (a branch may have been checked out and back)
+                if now.files == key.files:
+                    return self._publish(action, key, tree, result, why)
+            key = now
+        raise StageError(
+            f"a file that {target} reads was written repeatedly while it ran", "run it again"
+        )
 
-    def _inputs_held(self, action: Action, before: Snapshot, now: Snapshot) -> bool:
-        """Return whether the worker can only have read what the key says; False: a file was written meanwhile.
-
-        Content that is the same again proves nothing (a branch may have been checked out and back), so
-        such a run is made once more.
-        Raises: StageError: the content is another one now.
-        """
-        changed = self._surveyor.changed_content(action, before, now)
-        if changed:
-            raise StageError(
-                f"{changed} changed while {action.target} ran; nothing was published",
-                "run it again",
-            )
-        return now.files == before.files
-
-    def _work(self, action: Action, tree: Path) -> _Ran:
-        log = self._log(action)
+    def _run_stage(self, action: Action, tree: Path, started: str) -> _StageResult:
+        log, begun, toolchain = self._log(action), time.perf_counter(), action.toolchain
         outputs = {role: tree / ref.path for role, ref in action.outputs.items()}
         try:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            for path in outputs.values():
+            for path in (log, *outputs.values()):
                 path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StageError(f"cannot make {error.filename}: {error.strerror}") from error
-        begun = time.perf_counter()
-        try:
-            job, on_event = self._job(action, outputs), partial(self._on_event, action.target)
-            reply = self._pool.run(job, log=log, timeout_s=action.timeout_s, on_event=on_event)
-        except (CheckFailed, Unavailable) as verdict:
-            if not outputs[_RESULT].exists():
-                raise
-            status = FAILED if isinstance(verdict, CheckFailed) else UNAVAILABLE
-            return _Ran(status, verdict.problem, verdict.hint, {}, time.perf_counter() - begun)
-        return _Ran(reply.status, reply.reason, reply.hint, reply.figures, reply.seconds)
-
-    def _job(self, action: Action, outputs: Mapping[str, Path]) -> Job:
-        inputs, advisory = self._existing(action.inputs), self._existing(action.advisory)
-        return Job(
+            raise StageError(f"cannot create {error.filename}: {error.strerror}") from error
+        job = Job(
             target=action.target,
             stage=action.stage,
             model=action.model,
             variant=action.variant,
             options=action.options,
-            inputs=inputs,
+            inputs=self._existing(action.inputs),
             outputs=outputs,
             project=self._project,
-            advisory=advisory,
-            timing_caches=self._timing_caches if action.stage == _BUILDING else None,
-            toolchain=locate_toolchain(*action.toolchain, self._project, os.environ)
-            if action.toolchain
-            else None,
+            advisory=self._existing(action.advisory),
+            timing_caches=self._timing_caches if action.stage == "engine" else None,
+            toolchain=toolchain and locate_toolchain(*toolchain, self._project, os.environ),
             threads=0 if action.measures else self._threads,
+        )
+        on_event = partial(self._on_event, action.target)
+        try:
+            reply = self._pool.run(job, log=log, timeout_s=action.timeout_s, on_event=on_event)
+        except (CheckFailed, Unavailable) as error:
+            if not outputs[_RESULT].exists():
+                raise
+            status = FAILED if isinstance(error, CheckFailed) else UNAVAILABLE
+            seconds = time.perf_counter() - begun
+            return _StageResult(status, error.problem, error.hint, {}, started, seconds)
+        return _StageResult(
+            reply.status, reply.reason, reply.hint, reply.figures, started, reply.seconds
         )
 
     def _existing(self, files: Mapping[str, FileRef]) -> dict[str, Path]:
@@ -348,67 +325,49 @@ class Executor:
         return {role: path for role, path in paths.items() if path.exists()}
 
     def _publish(
-        self, action: Action, before: Snapshot, tree: Path, ran: _Ran, started: str, why: str
+        self, action: Action, key: ActionKey, tree: Path, result: _StageResult, why: str
     ) -> Outcome:
-        result = action.outputs[_RESULT].path
+        target, status, main = action.target, result.status, action.outputs[_RESULT].path
         declared = {ref.path for ref in action.outputs.values()}
-        _require_outputs(action, tree, ran.status)
-        if ran.status == FAILED:  # what failed its check must not lie where a good one is expected
-            for name in declared - {result}:
+        for role, ref in action.outputs.items():
+            needed = role == _RESULT or (status == PASSED and not ref.optional)
+            if needed and not (tree / ref.path).is_file():
+                raise StageError(f"the stage {action.stage} did not write {ref.path} for {target}")
+        if status == FAILED:  # nobody must mistake what failed its check for a good output
+            for name in declared - {main}:
                 (tree / name).unlink(missing_ok=True)
         sealed = self._publisher.digest_outputs(tree)
-        unwanted = (self._ledger.owned(action.target) | declared) - sealed.keys()
-        self._ledger.claim(action.target, sealed)
-        self._publisher.publish(tree, sealed, last=result)
+        unwanted = (self._ledger.owned(target) | declared) - sealed.keys()
+        self._ledger.claim(target, sealed)
+        self._publisher.publish(tree, sealed, last=main)
         self._publisher.remove(unwanted)
-        if ran.status == FAILED:
-            self._ledger.add_failure(
-                HistoryEntry(
-                    action.target, before.key, FAILED, started, ran.seconds, ran.reason, why
-                ),
-                sealed,
-            )
-            raise CheckFailed(
-                ran.reason, joined(ran.hint, f"details: {self._shown(self._build / result)}")
-            )
-        record = self._record(action, before, sealed, ran, started)
-        self._ledger.add(record, why=why)
-        self._cache.keep(action, record)
-        if ran.status == UNAVAILABLE and is_required(action):
-            raise StageError(
-                f"{action.target} is required, but unavailable: {ran.reason}", ran.hint
-            )
-        return self._outcome(record)
-
-    def _record(
-        self,
-        action: Action,
-        before: Snapshot,
-        sealed: Mapping[str, FileDigest],
-        ran: _Ran,
-        started: str,
-    ) -> ActionRecord:
-        absent: dict[str, OutputFile | None] = {ref.path: None for ref in action.outputs.values()}
-        published = {
-            name: OutputFile(digest, stamp.size) for name, (digest, stamp) in sealed.items()
-        }
-        return ActionRecord(
-            target=action.target,
-            key=before.key,
-            parts=before.parts,
-            outputs={**absent, **published},
-            status=ran.status,
-            started=started,
-            seconds=ran.seconds,
-            reason=ran.reason,
-            hint=ran.hint,
-            figures=summary(ran.figures),
+        if status == FAILED:
+            run = (target, key.digest, FAILED, result.started, result.seconds, result.reason, why)
+            self._ledger.add_failure(HistoryEntry(*run), sealed)
+            details = f"details: {self._shown(self._build / main)}"
+            raise CheckFailed(result.reason, joined(result.hint, details))
+        outputs: dict[str, OutputFile | None] = dict.fromkeys(declared)
+        outputs |= {name: OutputFile(digest, s.size) for name, (digest, s) in sealed.items()}
+        record = ActionRecord(
+            target=target,
+            key=key.digest,
+            parts=key.parts,
+            outputs=outputs,
+            status=status,
+            started=result.started,
+            seconds=result.seconds,
+            reason=result.reason,
+            hint=result.hint,
+            figures=summary(result.figures),
             log=self._shown(self._log(action)),
         )
+        self._ledger.add(record, why=why)
+        self._cache.keep(action, record)
+        if status == UNAVAILABLE and is_required(action):
+            raise StageError(f"{target} is required, but unavailable: {result.reason}", result.hint)
+        return self._outcome(record)
 
-    def _outcome(
-        self, record: ActionRecord, *, waited: bool = False, restored: bool = False
-    ) -> Outcome:
+    def _outcome(self, record: ActionRecord, *, waited: bool = False, restored: bool = False) -> Outcome:
         return Outcome(
             target=record.target,
             status=record.status,
@@ -427,26 +386,13 @@ class Executor:
     def _shown(self, path: Path) -> str:
         return str(path.relative_to(self._project) if path.is_relative_to(self._project) else path)
 
-    def _tell_waiting(self, target: str, holder: LockHolder | None) -> None:
-        told = "other targets" if holder is None else str(holder)
+    def _report_wait(self, target: str, holder: LockHolder | None) -> None:
         elsewhere = holder is not None and holder.pid != os.getpid()
-        self._on_event(target, {"event": "waiting", "holder": told, "elsewhere": elsewhere})
+        name = "other targets" if holder is None else str(holder)
+        self._on_event(target, {"event": "waiting", "holder": name, "elsewhere": elsewhere})
 
     def _sweep_once(self) -> None:
         with self._sweeping:
             if not self._swept:
                 self._publisher.remove_abandoned()
                 self._swept = True
-
-
-def _require_outputs(action: Action, tree: Path, status: str) -> None:
-    for role, ref in action.outputs.items():
-        needed = role == _RESULT or (status == PASSED and not ref.optional)
-        if needed and not (tree / ref.path).is_file():
-            raise StageError(
-                f"the stage {action.stage} did not write {ref.path} for {action.target}"
-            )
-
-
-def _other(found: FileDigest | None, wanted: OutputFile) -> bool:
-    return found is None or found.digest != wanted.digest

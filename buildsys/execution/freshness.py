@@ -1,177 +1,260 @@
-"""Judges targets: which are up to date, and what is known of those that are not. Writes nothing."""
+"""Freshness of targets: up to date or stale, and the reasons. Writes nothing."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from buildsys.errors import StageError
-from buildsys.execution import stale_reasons
+from buildsys.execution.action_key import ActionKey
 from buildsys.execution.build_cache import store_folder, stored_in
-from buildsys.execution.key_inputs import Snapshot, Surveyor
-from buildsys.execution.stale_reasons import Facts, LastRun
-from buildsys.plan.action import Action
-from buildsys.store.file_digests import DigestCache
-from buildsys.store.ledger import (
+from buildsys.execution.key_builder import KeyBuilder
+from buildsys.execution.stale_reasons import (
     FAILED,
-    PASSED,
+    FORGOTTEN,
+    LOST_RECORD,
+    NEVER_BUILT,
+    OTHER_KEYS,
+    OUTPUT_ADDED,
+    OUTPUT_EDITED,
+    OUTPUT_MISSING,
     UNAVAILABLE,
-    ActionRecord,
-    HistoryEntry,
-    Ledger,
-    Outputs,
+    UNREADABLE,
+    UPSTREAM,
+    Reason,
+    decode_reasons,
+    part_reasons,
 )
+from buildsys.plan.action import Action
+from buildsys.store import ledger
+from buildsys.store.file_digests import DigestCache
+from buildsys.store.ledger import HistoryEntry, Ledger, Outputs
 from buildsys.store.object_store import Store
 from buildsys.store.state_db import StateDb, warn_on_stderr
 from buildsys.store.text_cache import StateTextCache
 
-_RECENT_RUNS = 20  # that tell how long a target takes, and why it was last made
+FRESH, STALE, MAY_RERUN = "fresh", "stale", "may rerun"
+_RECENT_RUNS = 20  # considered for the usual time and the last reasons
 _TYPICAL_RUNS = 5
-_ENDED_WELL = (PASSED, UNAVAILABLE, "restored")
+_SUCCEEDED = (ledger.PASSED, ledger.UNAVAILABLE, ledger.RESTORED)
 
-IsStored = Callable[[Action, Snapshot], bool]
-
-
-def nothing_stored(action: Action, now: Snapshot) -> bool:
-    """Say that the outputs of this key are in no store."""
-    del action, now
-    return False
+IsStored = Callable[[Action, ActionKey], bool]
 
 
-class Judge:
-    """Tells whether targets are up to date and collects what is known of those that are not.
+@dataclass(frozen=True)
+class LastRun:
+    """The last run of a target."""
 
-    ``is_stored`` tells whether a stale target would be restored instead of built.
+    status: str
+    started: str  # ISO, UTC
+    seconds: float
+    reason: str = ""  # of a failure or of being unavailable
+    reasons: tuple[Reason, ...] = ()  # for which it ran
+
+
+@dataclass(frozen=True)
+class Freshness:
+    """The decision on one target at one moment, and everything that it is based on."""
+
+    target: str
+    up_to_date: bool = False
+    key: ActionKey | None = None  # None: a file cannot be read
+    recorded: Mapping[str, str] | None = None  # parts of the latest record's key
+    no_record: str = NEVER_BUILT  # or FORGOTTEN, LOST_RECORD
+    outputs: tuple[tuple[str, str], ...] = ()  # (OUTPUT_…, path) of those not as recorded
+    failure: str | None = None  # of the last run
+    failed_with_this_key: bool = False
+    unavailable: str | None = None  # of a required target
+    unreadable: str = ""  # error for a file that cannot be read
+    last: LastRun | None = None
+    expected_s: float | None = None  # usual time of a run
+    restorable: bool = False  # the store has the outputs of this key
+
+    @cached_property
+    def reasons(self) -> tuple[Reason, ...]:
+        """The target's own reasons to be stale; none if it is up to date."""
+        if self.up_to_date:
+            return ()
+        if self.unreadable:
+            return (Reason(UNREADABLE, self.unreadable),)
+        reasons = [] if self.failure is None else [Reason(FAILED, self.failure)]
+        if self.recorded is None:
+            return tuple(reasons or [Reason(self.no_record)])
+        reasons += part_reasons(self.recorded, self.key.parts if self.key else {})
+        reasons += [Reason(kind, path) for kind, path in self.outputs]
+        if not reasons and self.unavailable is not None:
+            reasons.append(Reason(UNAVAILABLE, self.unavailable))
+        return tuple(reasons or [Reason(OTHER_KEYS)])
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The state of a target before the next run, including the effect of upstream targets."""
+
+    target: str
+    state: str  # FRESH, STALE, or MAY_RERUN: its own key matches, but an input will be rebuilt
+    reasons: tuple[Reason, ...]
+    last: LastRun | None
+    expected_s: float | None
+    restorable: bool
+
+
+def explain(
+    targets: Iterable[Freshness], after: Mapping[str, Sequence[str]]
+) -> dict[str, Explanation]:
+    """Return the explanations of ``targets``, which come after their upstream targets.
+
+    ``after`` maps each target to those whose outputs it reads.
+    """
+    explained: dict[str, Explanation] = {}
+    for found in targets:
+        upstream = []
+        for name in after.get(found.target, ()):
+            state = explained[name].state if name in explained else FRESH
+            if state != FRESH:
+                effect = "will rerun" if state == STALE else "may rerun"
+                upstream.append(Reason(UPSTREAM, name, None, effect))
+        explained[found.target] = Explanation(
+            found.target,
+            STALE if found.reasons else MAY_RERUN if upstream else FRESH,
+            (*found.reasons, *upstream),
+            found.last,
+            found.expected_s,
+            found.restorable and bool(found.reasons),
+        )
+    return explained
+
+
+class FreshnessChecker:
+    """Decides which targets are up to date.
+
+    ``is_stored`` returns whether the outputs of a stale target could be restored.
     """
 
     def __init__(
         self,
-        project: Path,
         build: Path,
-        surveyor: Surveyor,
+        keys: KeyBuilder,
         db: StateDb,
-        memo: DigestCache,
-        is_stored: IsStored = nothing_stored,
+        digests: DigestCache,
+        is_stored: IsStored = lambda action, key: False,
     ) -> None:
-        self._project = project
         self._build = build
-        self._surveyor = surveyor
-        self._memo = memo
+        self._keys = keys
+        self._digests = digests
         self._ledger = Ledger(db)
         self._is_stored = is_stored
 
-    def fresh_key(self, action: Action, now: Snapshot) -> str | None:
-        """Return the key of a target that is up to date, None for one that is not."""
-        if now.missing:
-            return None
-        found = self._ledger.outputs(action.target, now.key)
-        if found is None:
-            return None
-        status, outputs = found
-        if status == UNAVAILABLE and is_required(action):
-            return None
-        if not all(
-            ref.path in outputs for ref in action.outputs.values()
-        ):  # a record that was tampered with
-            return None
-        return None if any(self._output_changes(outputs)) else now.key
+    def up_to_date_key(self, action: Action) -> str | None:
+        """Return the key digest of an up-to-date target, None for a stale one.
 
-    def fresh_record(self, action: Action, now: Snapshot) -> ActionRecord | None:
-        """Return the record of a target that is up to date, None for one that is not."""
-        key = self.fresh_key(action, now)
-        return None if key is None else self._ledger.lookup(action.target, key)
+        Raises: StageError: a file cannot be read.
+        """
+        key = self._keys.build(action)
+        return key.digest if self._is_current(action, key) else None
 
-    def examine(self, action: Action, now: Snapshot | None = None) -> Facts:
-        """Return what is known of a target; a file that cannot be read is told, not raised."""
+    def check(self, action: Action) -> Freshness:
+        """Return the freshness of a target. Raises: StageError: a file cannot be read."""
+        return self._check(action, self._ledger.history(action.target, _RECENT_RUNS))
+
+    def examine(self, action: Action) -> Freshness:
+        """Return the freshness of a target; an unreadable file is one of its reasons.
+
+        Raises: StageError: the state cannot be read.
+        """
         runs = self._ledger.history(action.target, _RECENT_RUNS)
-        facts = Facts(action.target, expected_s=_typical_seconds(runs), last=_last_run(runs))
         try:
-            now = now or self._surveyor.snapshot(action)
-            if self.fresh_key(action, now) is not None:
-                return replace(
-                    facts,
-                    fresh=True,
-                    last=_last_run([run for run in runs if run.key == now.key] or runs),
-                )
-            return self._stale(action, now, runs, facts)
+            return self._check(action, runs)
         except StageError as error:
-            return replace(facts, unreadable=str(error))
+            return replace(_from_history(action.target, runs), unreadable=str(error))
 
-    def _stale(
-        self, action: Action, now: Snapshot, runs: list[HistoryEntry], facts: Facts
-    ) -> Facts:
-        latest = self._ledger.latest(action.target)
-        failed = bool(runs) and runs[0].status not in _ENDED_WELL
-        facts = replace(
-            facts,
-            parts=now.parts,
+    def _check(self, action: Action, runs: list[HistoryEntry]) -> Freshness:
+        key = self._keys.build(action)
+        found = replace(_from_history(action.target, runs), key=key)
+        if self._is_current(action, key):
+            made_it = [run for run in runs if run.key == key.digest]
+            return replace(found, up_to_date=True, last=_last_run(made_it or runs))
+        try:
+            return self._add_reasons(found, action, key, runs)
+        except StageError as error:  # an output: it cannot keep the target from being built
+            return replace(found, unreadable=str(error))
+
+    def _add_reasons(
+        self, found: Freshness, action: Action, key: ActionKey, runs: list[HistoryEntry]
+    ) -> Freshness:
+        failed = bool(runs) and runs[0].status not in _SUCCEEDED
+        found = replace(
+            found,
             failure=runs[0].reason if failed else None,
-            failed_as_is=failed and runs[0].key == now.key,
-            restorable=not now.missing and self._is_stored(action, now),
+            failed_with_this_key=failed and runs[0].key == key.digest,
+            restorable=not key.missing and self._is_stored(action, key),
         )
+        latest = self._ledger.latest(action.target)
         if latest is None or not _is_readable(latest.parts):
-            missing = self._no_record(action.target, runs)
-            # what was forgotten is to be built, not taken from a store
-            return replace(
-                facts,
-                no_record=missing,
-                restorable=facts.restorable and missing != stale_reasons.FORGOTTEN,
-            )
-        published_failure = (
-            failed and runs[0].status == FAILED
-        )  # its outputs are gone because of that
+            no_record = NEVER_BUILT
+            if self._ledger.has_records(action.target):
+                no_record = LOST_RECORD
+            elif any(run.status in _SUCCEEDED for run in runs):
+                no_record = FORGOTTEN  # to be built, not restored
+            restorable = found.restorable and no_record != FORGOTTEN
+            return replace(found, no_record=no_record, restorable=restorable)
+        removed = failed and runs[0].status == ledger.FAILED  # a failed check removes the outputs
+        unavailable = latest.status == ledger.UNAVAILABLE and is_required(action)
         return replace(
-            facts,
+            found,
             recorded=latest.parts,
-            outputs=() if published_failure else tuple(self._output_changes(latest.outputs)),
-            unavailable=latest.reason
-            if latest.status == UNAVAILABLE and is_required(action)
-            else None,
+            outputs=() if removed else tuple(self._output_changes(latest.outputs)),
+            unavailable=latest.reason if unavailable else None,
         )
 
-    def _no_record(self, target: str, runs: list[HistoryEntry]) -> str:
-        if self._ledger.has_records(target):
-            return stale_reasons.LOST_RECORD
-        return (
-            stale_reasons.FORGOTTEN
-            if any(run.status in _ENDED_WELL for run in runs)
-            else stale_reasons.NEVER_BUILT
-        )
+    def _is_current(self, action: Action, key: ActionKey) -> bool:
+        if key.missing:
+            return False
+        found = self._ledger.outputs(action.target, key.digest)
+        if found is None:
+            return False
+        status, outputs = found
+        if status == ledger.UNAVAILABLE and is_required(action):
+            return False
+        declared = all(ref.path in outputs for ref in action.outputs.values())
+        return declared and not any(self._output_changes(outputs))
 
     def _output_changes(self, outputs: Outputs) -> Iterator[tuple[str, str]]:
         paths = {name: f"{self._build}/{name}" for name in outputs}
-        now = self._memo.digests(paths.values())
+        digests = self._digests.digests(paths.values())
         for name, published in outputs.items():
-            found = now[paths[name]]
-            if published is None and found is not None:
-                yield stale_reasons.OUTPUT_ADDED, name
-            elif published is not None and found is None:
-                yield stale_reasons.OUTPUT_MISSING, name
-            elif published is not None and found is not None and found.digest != published.digest:
-                yield stale_reasons.OUTPUT_EDITED, name
+            found = digests[paths[name]]
+            if published is None:
+                if found is not None:
+                    yield OUTPUT_ADDED, name
+            elif found is None:
+                yield OUTPUT_MISSING, name
+            elif found.digest != published.digest:
+                yield OUTPUT_EDITED, name
 
 
-def judge_from_outside(
+def read_only_checker(
     project: Path,
     build: Path,
     state: Path,
     notify: Callable[[str], None] = warn_on_stderr,
     is_stored: IsStored | None = None,
-) -> Judge:
-    """Return a judge for somebody who only looks: the state is not written to, nor made."""
-    from buildsys.store.state_db import ReadOnlyStateDb  # a run has no use for it
+) -> FreshnessChecker:
+    """Return a checker for queries: it neither creates nor writes the state."""
+    from buildsys.store.state_db import ReadOnlyStateDb  # not needed by a run
 
     db = ReadOnlyStateDb(state / "state.db", notify)
-    memo = DigestCache(db)
-    surveyor = Surveyor(project, build, memo, StateTextCache(db))
+    digests = DigestCache(db)
+    keys = KeyBuilder(project, build, digests, StateTextCache(db))
     is_stored = is_stored or stored_in(Store(store_folder(state)), Ledger(db))
-    return Judge(project, build, surveyor, db, memo, is_stored)
+    return FreshnessChecker(build, keys, db, digests, is_stored)
 
 
 def is_required(action: Action) -> bool:
-    """Return whether being unavailable fails the target: by its manifest, or everywhere by BUILDSYS_STRICT."""
+    """Return True if the manifest or BUILDSYS_STRICT requires the target to be available."""
     return action.required or os.environ.get("BUILDSYS_STRICT", "0") not in ("", "0")
 
 
@@ -179,16 +262,14 @@ def _is_readable(parts: object) -> bool:
     return isinstance(parts, dict) and all(isinstance(value, str) for value in parts.values())
 
 
-def _last_run(runs: list[HistoryEntry]) -> LastRun | None:
-    return (
-        LastRun(*runs[0][2:6], reasons=stale_reasons.decode_reasons(runs[0].why)) if runs else None
-    )
-
-
-def _typical_seconds(runs: list[HistoryEntry]) -> float | None:
-    """Return the median of the last runs that passed; statistics.median would cost an import of 10 ms."""
-    seconds = sorted([run.seconds for run in runs if run.status == PASSED][:_TYPICAL_RUNS])
+def _from_history(target: str, runs: list[HistoryEntry]) -> Freshness:
+    """Return the usual time and the last run; importing statistics for a median would cost 10 ms."""
+    seconds = sorted([run.seconds for run in runs if run.status == ledger.PASSED][:_TYPICAL_RUNS])
     middle = len(seconds) // 2
-    if not seconds:
-        return None
-    return seconds[middle] if len(seconds) % 2 else (seconds[middle - 1] + seconds[middle]) / 2
+    median = (seconds[middle] + seconds[-middle - 1]) / 2 if seconds else None
+    return Freshness(target, last=_last_run(runs), expected_s=median)
+
+
+def _last_run(runs: list[HistoryEntry]) -> LastRun | None:
+    return LastRun(*runs[0][2:6], reasons=decode_reasons(runs[0].why)) if runs else None
+

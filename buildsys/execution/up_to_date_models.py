@@ -1,9 +1,10 @@
-"""Models that were found with nothing to do, and whether all that this was seen from is still the same.
+"""Cache of models known to be up to date.
 
-Planning a model, making the key of each target and asking for its record takes about 1.5 ms. For a model that had
-nothing to do at an earlier look one question is left: has anything changed that the verdict depends on? All of that
-goes into one token: the resolved manifest, our own code, libraries, devices, the user's sources, the records, and the
-stat of every input and output. The same token means the same verdict; with another one the model is looked at in full.
+Planning a model, building the key of each target and reading its record takes about 1.5 ms. For a
+model that an earlier run found up to date, one comparison is enough: a token over everything that
+the finding depends on, that is the resolved manifest, our own code, libraries, devices, the user's
+sources, the records, and the stamp of every input and output. With another token the model is
+checked in full.
 """
 
 from __future__ import annotations
@@ -19,25 +20,26 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from buildsys.execution.key_inputs import Surveyor, own_code
+from buildsys.execution.key_builder import KeyBuilder, own_code
 from buildsys.plan.action import Action, ToolchainRef
 from buildsys.store.file_digests import boot_id
 from buildsys.store.state_db import Row, StateDb, Statement
 from buildsys.system.files import SETTLE_NS, stamp
 
-_FEW = 100  # models that are asked for by name; from then on everything is read
+_FEW = 100  # models are read by name up to this number, and all at once above it
 
-# fields of an action that the verdict sees elsewhere: in the manifest, in the stat of files, in our own code
-SEEN_ELSEWHERE = frozenset((
+# fields covered by the manifest, by the stamps of files and by our own code
+COVERED_ELSEWHERE = frozenset((
     "target", "stage", "model", "variant", "options", "inputs", "outputs", "after", "order", "code", "advisory",
     "required", "measures", "exclusive", "alone_on_gpu", "timeout_s", "doc",
 ))  # fmt: skip
-_SURROUNDINGS = [field.name for field in fields(Action) if field.name not in SEEN_ELSEWHERE]
+_ENVIRONMENT = [field.name for field in fields(Action) if field.name not in COVERED_ELSEWHERE]
 
 _MODELS = "SELECT model, token, about, files FROM settled_models WHERE valid_in = ?"
 _RECORDS = """
 SELECT kept.model, kept.target, kept.key, records.status, records.outputs
-FROM settled_targets AS kept LEFT JOIN records ON records.target = kept.target AND records.key = kept.key
+FROM settled_targets AS kept
+LEFT JOIN records ON records.target = kept.target AND records.key = kept.key
 """
 _RECORD = "SELECT target, key, status, outputs FROM records WHERE target = ? AND key = ?"
 _KEEP_MODEL = "INSERT OR REPLACE INTO settled_models VALUES (?, ?, ?, ?, ?)"
@@ -45,184 +47,170 @@ _KEEP_TARGET = "INSERT INTO settled_targets VALUES (?, ?, ?)"
 _DROP_TARGETS = "DELETE FROM settled_targets WHERE model = ?"
 
 
-class Candidate(NamedTuple):
-    """A model that may have nothing to do."""
+class PlannedModel(NamedTuple):
+    """A model to check in full."""
 
     text: str  # the resolved manifest
     actions: Sequence[Action]
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """A model that has nothing to do, and what this depends on."""
+class UpToDateModel:
+    """A model found up to date, and everything that the finding depends on."""
 
-    model: str
-    valid_in: str  # the boot of the machine, and what is the same for all models
+    name: str
+    valid_in: str  # boot of the machine, and everything common to all models
     token: str
-    about: str  # what its actions use besides their files: lines of JSON
+    environments: str  # of its actions: one line of JSON each
     files: Sequence[str]  # inputs and outputs, relative to the build folder
-    keys: Mapping[str, str]  # of its targets
-    lasts: bool  # any later change of it would show
+    keys: Mapping[str, str]  # target -> key digest
+    is_settled: bool  # every later change of a file would show in its stamp
 
 
-class SettledModels:
-    """The verdicts on the models of a project, kept in its state.
+class UpToDateModels:
+    """The up-to-date models of a project, kept in its state until the next boot."""
 
-    They count for this boot of the machine, like the digests of files that have not reached the disk.
-    """
-
-    def __init__(self, build: Path, db: StateDb, surveyor: Surveyor) -> None:
+    def __init__(self, build: Path, db: StateDb, keys: KeyBuilder) -> None:
         self._build = f"{build}{os.sep}"
         self._db = db
-        self._surveyor = surveyor
+        self._keys = keys
 
     def find(self, models: Mapping[str, str]) -> dict[str, list[str]]:
-        """Return the targets of those models (name -> resolved manifest) whose verdict still holds.
+        """Return the targets of unchanged models among ``models`` (name -> resolved manifest).
 
         Raises: StageError: the state or a source cannot be read.
         """
-        look = self._look()
+        now = _Moment(self._build, self._keys)
         records: dict[str, list[Row]] = {}
         for model, *record in self._rows(_RECORDS, " WHERE kept.model", models):
             records.setdefault(model, []).append(tuple(record))
-        settled: dict[str, list[str]] = {}
-        for model, token, about, files in self._rows(_MODELS, " AND model", models, look.valid_in):
-            rows = records.get(model, [])
-            with suppress(
-                ValueError, TypeError, AttributeError, KeyError
-            ):  # damaged: counts as none
-                if (
-                    model in models
-                    and _token(models[model], look.state(about, files.split("\n")), rows) == token
-                ):
-                    settled[model] = [row[0] for row in rows]
-        return settled
+        found: dict[str, list[str]] = {}
+        rows = self._rows(_MODELS, " AND model", models, now.valid_in)
+        for model, token, environments, files in rows:
+            if model not in models:
+                continue
+            kept = records.get(model, [])
+            with suppress(ValueError, TypeError, AttributeError, KeyError):  # damaged rows
+                state = now.state(environments, files.split("\n"))
+                if _token(models[model], state, kept) == token:
+                    found[model] = [row[0] for row in kept]
+        return found
 
-    def judge(
-        self, models: Mapping[str, Candidate], fresh_key: Callable[[str], str | None]
-    ) -> Iterator[Verdict]:
-        """Yield the verdicts on those models for all of whose targets ``fresh_key`` returns a key.
+    def check(
+        self, models: Mapping[str, PlannedModel], up_to_date_key: Callable[[str], str | None]
+    ) -> Iterator[UpToDateModel]:
+        """Yield the models with a key from ``up_to_date_key`` for all their targets.
 
-        What a verdict depends on is looked at before and after: where it has changed meanwhile there is none.
+        Everything that a finding depends on is compared before and after the check; models that
+        changed meanwhile are left out.
         Raises: StageError: the state or a source cannot be read.
         """
-        begun_ns, look = time.time_ns(), self._look()
-        about = {model: _about(actions) for model, (_, actions) in models.items()}
-        declared = {model: _declared_files(actions) for model, (_, actions) in models.items()}
-        before = {model: look.state(about[model], declared[model]) for model in models}
-        fresh = {
-            model: self._fresh_keys(actions, fresh_key) for model, (_, actions) in models.items()
-        }
-        now = self._look()
-        for model, keys in fresh.items():
-            if keys and now.state(about[model], declared[model]) == before[model]:
+        begun_ns, before = time.time_ns(), _Moment(self._build, self._keys)
+        planned = []
+        for name, (_, actions) in models.items():
+            environments = "\n".join(sorted({environment_of(action) for action in actions}))
+            refs = (r for a in actions for r in (*a.inputs.values(), *a.outputs.values()))
+            files = sorted({ref.path for ref in refs})
+            planned.append((name, environments, files, before.state(environments, files)))
+        checked = {name: self._check(models[name].actions, up_to_date_key) for name in models}
+        now = _Moment(self._build, self._keys)
+        for name, environments, files, seen in planned:
+            keys = checked[name]
+            if keys and now.state(environments, files) == seen:
                 records = [row for entry in keys.items() for row in self._db.read(_RECORD, entry)]
-                files = sorted({*declared[model], *_recorded_files(records)})
-                state = now.state(about[model], files)
-                token = _token(models[model].text, state, records)
-                # what is written once more within the clock's step would not show
-                lasts = state.newest_ns + SETTLE_NS < begun_ns
-                yield Verdict(model, now.valid_in, token, about[model], files, keys, lasts)
-
-    def keep(self, verdicts: Iterable[Verdict]) -> None:
-        """Store those verdicts that last. Raises: StageError: the state cannot be written."""
-        statements: list[Statement] = []
-        for verdict in verdicts:
-            if verdict.lasts:
-                row = (
-                    verdict.model,
-                    verdict.valid_in,
-                    verdict.token,
-                    verdict.about,
-                    "\n".join(verdict.files),
+                recorded = (path for row in records for path in json.loads(row[3]))
+                files = sorted({*files, *recorded})
+                state = now.state(environments, files)
+                token = _token(models[name].text, state, records)
+                # a second write within the resolution of file times would not show
+                settled = state.newest_ns + SETTLE_NS < begun_ns
+                yield UpToDateModel(
+                    name, now.valid_in, token, environments, files, keys, settled
                 )
-                statements += [(_KEEP_MODEL, row), (_DROP_TARGETS, (verdict.model,))]
-                statements += [
-                    (_KEEP_TARGET, (verdict.model, target, key))
-                    for target, key in verdict.keys.items()
-                ]
+
+    def keep(self, models: Iterable[UpToDateModel]) -> None:
+        """Store settled models. Raises: StageError: the state cannot be written."""
+        statements: list[Statement] = []
+        for model in models:
+            if model.is_settled:
+                files = "\n".join(model.files)
+                row = (model.name, model.valid_in, model.token, model.environments, files)
+                statements += [(_KEEP_MODEL, row), (_DROP_TARGETS, (model.name,))]
+                statements += [(_KEEP_TARGET, (model.name, *item)) for item in model.keys.items()]
         if statements:
             self._db.write(statements)
 
-    def _fresh_keys(
-        self, actions: Sequence[Action], fresh_key: Callable[[str], str | None]
+    def _check(
+        self, actions: Sequence[Action], up_to_date_key: Callable[[str], str | None]
     ) -> dict[str, str]:
-        """Return the keys of a model's targets, nothing as soon as one of them has something to do."""
+        """Return the keys of a model's targets, nothing if one of them is stale."""
         keys: dict[str, str] = {}
         for action in actions:
-            key = fresh_key(action.target)
-            if key is None or not self._is_whole(action):
+            key = up_to_date_key(action.target)
+            # doit runs a target without its files, though an unavailable one may be up to date
+            paths = (self._build + ref.path for ref in action.outputs.values() if not ref.optional)
+            if key is None or not all(map(os.path.exists, paths)):
                 return {}
             keys[action.target] = key
         return keys
 
-    def _is_whole(self, action: Action) -> bool:
-        """Return whether all files are there that doit asks for; an unavailable target may be up to date without."""
-        paths = (self._build + ref.path for ref in action.outputs.values() if not ref.optional)
-        return all(os.path.exists(path) for path in paths)  # noqa: PTH110 - asked thousands of times
-
-    def _look(self) -> _Look:
-        return _Look(self._build, self._surveyor)
-
     def _rows(self, query: str, column: str, models: Mapping[str, str], *values: str) -> list[Row]:
         if len(models) > _FEW:
             return self._db.read(query, values)
-        return self._db.read(
-            f"{query}{column} IN ({', '.join('?' * len(models))})", (*values, *models)
-        )
+        names = f"{column} IN ({', '.join('?' * len(models))})"
+        return self._db.read(query + names, (*values, *models))
 
 
 class _State(NamedTuple):
-    """All that the verdict on a model depends on besides its manifest and its records."""
+    """The state of files and environments."""
 
     digest: str
-    newest_ns: int  # when the last of its files was written
+    newest_ns: int  # time of the last write to one of the files
 
 
-class _Look:
-    """One look at the world: what many models share is looked at once."""
+class _Moment:
+    """The state of the machine at one moment; everything that models share is read once."""
 
-    def __init__(self, build: str, surveyor: Surveyor) -> None:
+    def __init__(self, build: str, keys: KeyBuilder) -> None:
         self._build = build
-        self._surveyor = surveyor
+        self._keys = keys
         self._known: dict[str, str] = {}
 
-    def state(self, about: str, files: Iterable[str]) -> _State:
-        """Return the state of what a model's actions use and of its files."""
-        _, code_ns = self._world
-        stats = [stamp(self._build + name) for name in files]
-        newest_ns = max((max(found[0], found[1]) for found in stats if found), default=0)
-        used = [self._surroundings(line) for line in about.split("\n")]
-        return _State(_digest((self.valid_in, used, stats)), max(newest_ns, code_ns))
+    def state(self, environments: str, files: Iterable[str]) -> _State:
+        """Return the state of a model's environments and files."""
+        stamps = [stamp(self._build + name) for name in files]
+        newest_ns = max((max(found[0], found[1]) for found in stamps if found), default=0)
+        used = [self._environment(line) for line in environments.split("\n")]
+        digest = _digest((self.valid_in, used, stamps))
+        return _State(digest, max(newest_ns, self._common.newest_ns))
 
     @cached_property
     def valid_in(self) -> str:
-        """What must be the same for any verdict to be read at all."""
-        return f"{boot_id()} {self._world.digest}"
+        """The boot of the machine and the state of everything common to all models."""
+        return f"{boot_id()} {self._common.digest}"
 
     @cached_property
-    def _world(self) -> _State:
-        """What is the same for all models: our own code, and what else changes a verdict."""
+    def _common(self) -> _State:
         code = {path: stamp(path) for path in sorted(own_code())}
         newest_ns = max(max(found[0], found[1]) for found in code.values() if found)
         strict = os.environ.get("BUILDSYS_STRICT", "0")
         return _State(_digest((code, strict)), newest_ns)
 
-    def _surroundings(self, line: str) -> str:
+    def _environment(self, line: str) -> str:
         known = self._known.get(line)
         if known is None:
-            parts = self._surveyor.snapshot(surroundings_of(line)).parts
+            parts = self._keys.build(action_in(line)).parts
             known = self._known[line] = _digest(sorted(parts.items()))
         return known
 
 
-def surroundings(action: Action) -> str:
-    """Return all that an action uses besides its inputs, as one line of JSON."""
-    return json.dumps({name: getattr(action, name) for name in _SURROUNDINGS}, sort_keys=True)
+def environment_of(action: Action) -> str:
+    """Return everything that an action uses besides its inputs, as one line of JSON."""
+    return json.dumps({name: getattr(action, name) for name in _ENVIRONMENT}, sort_keys=True)
 
 
-def surroundings_of(line: str) -> Action:
-    """Return an action without files or options: its key holds what the surroundings are at this moment."""
+def action_in(line: str) -> Action:
+    """Return an action without options and files, whose key is the state of an environment."""
     used: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in json.loads(line).items()
@@ -237,25 +225,6 @@ def surroundings_of(line: str) -> Action:
 
 def _token(text: str, state: _State, records: Iterable[Row]) -> str:
     return _digest((text, state.digest, sorted(records, key=repr)))
-
-
-def _about(actions: Iterable[Action]) -> str:
-    return "\n".join(sorted({surroundings(action) for action in actions}))
-
-
-def _declared_files(actions: Sequence[Action]) -> list[str]:
-    return sorted(
-        {
-            ref.path
-            for action in actions
-            for ref in (*action.inputs.values(), *action.outputs.values())
-        }
-    )
-
-
-def _recorded_files(records: Iterable[Row]) -> Iterator[str]:
-    for row in records:
-        yield from json.loads(row[3])
 
 
 def _digest(value: object) -> str:

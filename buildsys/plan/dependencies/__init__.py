@@ -1,1 +1,1 @@
-"""Files that a source file depends on."""
+"""File dependencies: imports, C headers, external data of ONNX files and images."""

@@ -1,4 +1,4 @@
-"""What a Python source needs from elsewhere, told from its text: modules and environment variables."""
+"""Imports and environment variables of a Python file, found in its text."""
 
 from __future__ import annotations
 
@@ -17,44 +17,43 @@ class Import(NamedTuple):
     names: list[str]
 
 
-class Needs(NamedTuple):
-    """What one file needs."""
+class PythonFile(NamedTuple):
+    """The dependencies of one file."""
 
     imports: list[Import]
-    variables: list[str]  # environment variables that it names literally
+    variables: list[str]  # environment variables with literal names
 
 
-def find_needs(code: bytes) -> Needs:
-    """Return what a module imports and reads, also inside functions, without executing it.
+def parse_python(code: bytes) -> PythonFile:
+    """Return the dependencies of a module without executing it.
 
-    Names given literally to ``import_module`` count too. Imports for type checkers alone do not. A file
-    that does not parse needs nothing: its own digest is in the key, and the stage will say what is wrong.
+    Functions are searched as well, and literal names passed to ``import_module``, but not imports
+    under TYPE_CHECKING. A file with a syntax error has no dependencies: its own digest is in the
+    key, and the stage will report the error.
     """
     try:
-        with _quiet, warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # a bad escape in a user's file is not our message to give
+        with _warnings_lock, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in the user's file
             tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return Needs([], [])
-    nodes = list(_executed(tree))
+        return PythonFile([], [])
+    nodes = list(_executed_nodes(tree))
     variables = {name for node in nodes for name in _variables_of(node)}
-    return Needs([item for node in nodes for item in _imports_of(node)], sorted(variables))
+    return PythonFile([item for node in nodes for item in _imports_of(node)], sorted(variables))
 
 
-_quiet = threading.Lock()  # catch_warnings changes the state of the whole process
+_warnings_lock = threading.Lock()  # catch_warnings changes the state of the whole process
 
 
-def _executed(tree: ast.AST) -> Iterator[ast.AST]:
+def _executed_nodes(tree: ast.AST) -> Iterator[ast.AST]:
     waiting = [tree]
     while waiting:
         node = waiting.pop()
         yield node
-        only_types = isinstance(node, ast.If) and _called(node.test) == "TYPE_CHECKING"
-        waiting.extend(
-            node.orelse if only_types and isinstance(node, ast.If) else ast.iter_child_nodes(node)
-        )
+        if isinstance(node, ast.If) and _last_name(node.test) == "TYPE_CHECKING":
+            waiting.extend(node.orelse)
+        else:
+            waiting.extend(ast.iter_child_nodes(node))
 
 
 def _imports_of(node: ast.AST) -> Iterator[Import]:
@@ -63,32 +62,33 @@ def _imports_of(node: ast.AST) -> Iterator[Import]:
             yield Import(0, alias.name, [])
     elif isinstance(node, ast.ImportFrom):
         yield Import(node.level, node.module or "", [alias.name for alias in node.names])
-    elif isinstance(node, ast.Call) and _called(node.func) in ("import_module", "__import__"):
-        for name in _texts(node.args[:1]):
-            dots = len(name) - len(name.lstrip("."))
-            yield Import(dots, name[dots:], [])
+    elif isinstance(node, ast.Call) and _last_name(node.func) in ("import_module", "__import__"):
+        for name in _literals(node.args[:1]):
+            module = name.lstrip(".")
+            yield Import(len(name) - len(module), module, [])
 
 
 def _variables_of(node: ast.AST) -> Iterator[str]:
-    """Yield X of ``os.environ["X"]``, ``os.environ.get("X")``, ``os.getenv("X")`` and ``"X" in os.environ``."""
-    if isinstance(node, ast.Subscript) and _called(node.value) == "environ":
-        yield from _texts([node.slice])
-    elif isinstance(node, ast.Compare) and _called(node.comparators[0]) == "environ":
-        yield from _texts([node.left])
+    """Yield X of ``environ["X"]``, ``environ.get("X")``, ``getenv("X")``, ``"X" in environ``."""
+    if isinstance(node, ast.Subscript) and _last_name(node.value) == "environ":
+        yield from _literals([node.slice])
+    elif isinstance(node, ast.Compare) and _last_name(node.comparators[0]) == "environ":
+        yield from _literals([node.left])
     elif isinstance(node, ast.Call):
-        of_environ = isinstance(node.func, ast.Attribute) and _called(node.func.value) == "environ"
-        if of_environ or _called(node.func) == "getenv":
-            yield from _texts(node.args[:1])
+        function = node.func
+        owner = _last_name(function.value) if isinstance(function, ast.Attribute) else ""
+        if owner == "environ" or _last_name(function) == "getenv":
+            yield from _literals(node.args[:1])
 
 
-def _called(expression: ast.expr) -> str:
+def _last_name(expression: ast.expr) -> str:
     """Return the last part of a name: ``environ`` of ``os.environ``."""
-    return (
-        expression.attr if isinstance(expression, ast.Attribute) else getattr(expression, "id", "")
-    )
+    if isinstance(expression, ast.Attribute):
+        return expression.attr
+    return expression.id if isinstance(expression, ast.Name) else ""
 
 
-def _texts(expressions: list[ast.expr]) -> Iterator[str]:
+def _literals(expressions: list[ast.expr]) -> Iterator[str]:
     for expression in expressions:
         if isinstance(expression, ast.Constant) and isinstance(expression.value, str):
             yield expression.value
