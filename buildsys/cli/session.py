@@ -20,8 +20,7 @@ from buildsys.execution.builder_versions import builder_versions
 from buildsys.plan.project_plan import ProjectPlan, model_of
 
 if TYPE_CHECKING:
-    from buildsys.execution.executor import Executor
-    from buildsys.execution.outcome import Outcome
+    from buildsys.execution.executor import Executor, Outcome
     from buildsys.manifest.project import Project
     from buildsys.store.shared_cache import SharedCache
     from buildsys.workers.client.pool import WorkerPool
@@ -61,6 +60,9 @@ class Session:
         self.finished: dict[str, Finished] = {}
         self.progress: Callable[[str, str], None] = (
             _say_nothing  # (target, message), from any thread
+        )
+        self.stale: Callable[[str, str], None] = (
+            _say_nothing  # (target, why it runs), from any thread
         )
         self.waits: Callable[[str, str], None] = (
             _say_nothing  # (target, for which process), from any thread
@@ -142,18 +144,18 @@ class Session:
         Models in ``judge`` are looked at in full where no earlier run has left a verdict.
         """
         from buildsys.execution.up_to_date_models import (
-            Candidate,  # with the executor, which other commands need not load
+            PlannedModel,  # with the executor, which other commands need not load
         )
 
         texts = {model: self.project.models[model].text for model in models}
         self.judging = True
         try:
-            settled = self.executor.settled(texts)
+            settled = self.executor.remembered_models(texts)
             unknown = [model for model in judge if model not in settled]
             if unknown:
                 planned = ((model, list(self.actions.of(model).values())) for model in unknown)
-                settled |= self.executor.settle(
-                    {name: Candidate(texts[name], actions) for name, actions in planned}
+                settled |= self.executor.check_models(
+                    {name: PlannedModel(texts[name], actions) for name, actions in planned}
                 )
         except (BuildsysError, OSError, ValueError):  # the targets run, and meet it again
             return {}
@@ -163,10 +165,12 @@ class Session:
 
     def stale_reason(self, target: str) -> str:
         """Return why a target runs, in a few words."""
+        from buildsys.execution.stale_reasons import summarize_reasons
+
         if target in self._fresh:
             return "asked for"
         try:
-            return self.executor.stale_reason(target)
+            return summarize_reasons(self.executor.examine(target).reasons)
         except (BuildsysError, OSError, ValueError):
             return ""
 
@@ -276,6 +280,8 @@ class Session:
     def _take_event(self, target: str, event: Mapping[str, Any]) -> None:
         if event["event"] == "progress":
             self.progress(target, event["message"])
+        elif event["event"] == "stale":
+            self.stale(target, event["reason"])
         elif event["event"] == "waiting":
             self.progress(target, f"waiting for {event['holder']}")
             if event["elsewhere"]:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
-from buildsys.execution.freshness import judge_from_outside
-from buildsys.execution.stale_reasons import Explanation, explain
+from buildsys.execution.freshness import Explanation, explain, read_only_checker
 from buildsys.manifest.project import load_project
 from buildsys.system.suggestions import nearest
 
@@ -46,10 +45,10 @@ def with_needed(session: Session, targets: Iterable[str]) -> list[str]:
 def explanations(session: Session, targets: Iterable[str]) -> dict[str, Explanation]:
     """Return what becomes of targets, and of all that they need, in the next run."""
     project = session.project
-    judge = judge_from_outside(project.root, project.build, project.state)
+    checker = read_only_checker(project.root, project.build, project.state)
     needed = with_needed(session, targets)
     after = {target: session.actions[target].after for target in needed}
-    return explain((judge.examine(session.actions[target]) for target in needed), after)
+    return explain((checker.examine(session.actions[target]) for target in needed), after)
 
 
 def _members(session: Session, name: str) -> list[str]:

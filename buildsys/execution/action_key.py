@@ -85,7 +85,9 @@ def changed_parts(old: Mapping[str, str], new: Mapping[str, str]) -> list[PartCh
     """Return the differences: fields first, then files, tools, devices and code."""
     labels = old.keys() | new.keys()
     changed = [label for label in labels if old.get(label) != new.get(label)]
-    return [PartChange(label, old.get(label), new.get(label)) for label in sorted(changed, key=_rank)]
+    return [
+        PartChange(label, old.get(label), new.get(label)) for label in sorted(changed, key=_rank)
+    ]
 
 
 def _add_leaves(leaves: dict[str, str], name: str, value: Any) -> None:

@@ -17,7 +17,7 @@ from buildsys.execution.action_key import ActionKey
 from buildsys.plan.action import Action
 from buildsys.store.background import Background
 from buildsys.store.file_digests import THREADS_FROM_BYTES, run_all
-from buildsys.store.ledger import PASSED, UNAVAILABLE, Ledger, OutputFile, ActionRecord
+from buildsys.store.ledger import PASSED, UNAVAILABLE, ActionRecord, Ledger, OutputFile
 from buildsys.store.object_store import DamagedError, Store
 
 if TYPE_CHECKING:
@@ -48,9 +48,12 @@ class BuildCache:
         """Return a record with this key and outputs that can all be fetched."""
         for look_up in (self._ledger.lookup, self._stored):
             found = look_up(action.target, key.digest)
-            if found is not None and self._is_valid(found, action, key):
-                if all(self._store.holds(file) for file in found.files.values()):
-                    return found
+            if (
+                found is not None
+                and self._is_valid(found, action, key)
+                and all(map(self._store.holds, found.files.values()))
+            ):
+                return found
         if self._remote is None or action.measures:  # figures of other machines are not ours
             return None
         found = self._remote.read_action(action.target, key.digest)
@@ -145,7 +148,7 @@ def stored_in(store: Store, ledger: Ledger) -> Callable[[Action, ActionKey], boo
             found = ledger.lookup(target, digest) or store.read_action(target, digest, looking=True)
         except StageError:
             return False
-        return found is not None and all(store.holds(file) for file in found.files.values())
+        return found is not None and all(map(store.holds, found.files.values()))
 
     return is_stored
 

@@ -103,7 +103,7 @@ class Executor:
         remote: SharedCache | None = None,
         timing_caches: Path | None = None,
         threads: int = 0,
-        on_event: Callable[[str, Event], None] = lambda target, event: None,
+        on_event: Callable[[str, Event], None] = lambda *_: None,
         notify: Callable[[str], None] = warn_on_stderr,
     ) -> None:
         self._project = project_root
@@ -328,16 +328,16 @@ class Executor:
         self, action: Action, key: ActionKey, tree: Path, result: _StageResult, why: str
     ) -> Outcome:
         target, status, main = action.target, result.status, action.outputs[_RESULT].path
-        declared = {ref.path for ref in action.outputs.values()}
+        declared = dict.fromkeys(ref.path for ref in action.outputs.values())
         for role, ref in action.outputs.items():
             needed = role == _RESULT or (status == PASSED and not ref.optional)
             if needed and not (tree / ref.path).is_file():
                 raise StageError(f"the stage {action.stage} did not write {ref.path} for {target}")
         if status == FAILED:  # nobody must mistake what failed its check for a good output
-            for name in declared - {main}:
+            for name in declared.keys() - {main}:
                 (tree / name).unlink(missing_ok=True)
         sealed = self._publisher.digest_outputs(tree)
-        unwanted = (self._ledger.owned(target) | declared) - sealed.keys()
+        unwanted = (self._ledger.owned(target) | declared.keys()) - sealed.keys()
         self._ledger.claim(target, sealed)
         self._publisher.publish(tree, sealed, last=main)
         self._publisher.remove(unwanted)
@@ -367,7 +367,9 @@ class Executor:
             raise StageError(f"{target} is required, but unavailable: {result.reason}", result.hint)
         return self._outcome(record)
 
-    def _outcome(self, record: ActionRecord, *, waited: bool = False, restored: bool = False) -> Outcome:
+    def _outcome(
+        self, record: ActionRecord, *, waited: bool = False, restored: bool = False
+    ) -> Outcome:
         return Outcome(
             target=record.target,
             status=record.status,

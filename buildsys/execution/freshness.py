@@ -140,7 +140,7 @@ class FreshnessChecker:
         keys: KeyBuilder,
         db: StateDb,
         digests: DigestCache,
-        is_stored: IsStored = lambda action, key: False,
+        is_stored: IsStored = lambda *_: False,
     ) -> None:
         self._build = build
         self._keys = keys
@@ -272,4 +272,3 @@ def _from_history(target: str, runs: list[HistoryEntry]) -> Freshness:
 
 def _last_run(runs: list[HistoryEntry]) -> LastRun | None:
     return LastRun(*runs[0][2:6], reasons=decode_reasons(runs[0].why)) if runs else None
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -157,7 +157,9 @@ class KeyBuilder:
                 found = versions.tool_versions(
                     action.peer_tools, self._located(toolchain), self._texts
                 )
-                tools |= {(peer if n in action.tools else "") + n: version for n, version in found.items()}
+                tools |= {
+                    (peer if n in action.tools else "") + n: version for n, version in found.items()
+                }
                 variables |= {f"{peer}{name}": value for name, value in toolchain.env}
             self._facts[wanted] = {
                 **{f"tool:{name}": version for name, version in tools.items()},
@@ -189,7 +191,10 @@ class KeyBuilder:
             if text is None:
                 loaded = self._loaded_code
                 tree = SourceTree(
-                    _CODE_ROOT, lambda path: _digest(loaded.get(path)), self._texts, package=_PACKAGE
+                    _CODE_ROOT,
+                    lambda path: _digest(loaded.get(path)),
+                    self._texts,
+                    package=_PACKAGE,
                 )
                 files = tree.dependencies(map(_module_path, own)).files
                 text = json.dumps([file.removesuffix(".py").replace("/", ".") for file in files])

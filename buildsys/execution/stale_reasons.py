@@ -24,7 +24,7 @@ _SHOWN_NAMES = 3  # upstream targets on one line
 _CONTEXT = 16  # characters before the first difference of two long values
 _DIGEST = re.compile(r"[0-9a-f]{32,128}")
 _PREFIX = {"config": "", "source": "", "tool": ""}  # other kinds are named
-_TEXTS = {
+TEXTS = {
     NEVER_BUILT: "never built",
     FORGOTTEN: "forgotten by `doit forget`",
     LOST_RECORD: "the record of its last build cannot be read",
@@ -53,7 +53,7 @@ class Reason(NamedTuple):
         subject = self.subject
         if self.kind == FAILED:  # without the remedies on the lines below
             subject = " ".join(next(iter(subject.strip().splitlines()), "").split())
-        known = _TEXTS.get(self.kind)
+        known = TEXTS.get(self.kind)
         text = known.format(subject=subject, new=self.new) if known else _describe_part(self)
         if text.isprintable():
             return text

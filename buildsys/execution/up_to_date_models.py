@@ -124,9 +124,7 @@ class UpToDateModels:
                 token = _token(models[name].text, state, records)
                 # a second write within the resolution of file times would not show
                 settled = state.newest_ns + SETTLE_NS < begun_ns
-                yield UpToDateModel(
-                    name, now.valid_in, token, environments, files, keys, settled
-                )
+                yield UpToDateModel(name, now.valid_in, token, environments, files, keys, settled)
 
     def keep(self, models: Iterable[UpToDateModel]) -> None:
         """Store settled models. Raises: StageError: the state cannot be written."""

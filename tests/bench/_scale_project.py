@@ -16,7 +16,8 @@ from pathlib import Path
 from _side_by_side import ROOT, doit_command, timed
 
 from buildsys.cli.session import Session
-from buildsys.execution.key_inputs import Snapshot, Surveyor
+from buildsys.execution.action_key import ActionKey
+from buildsys.execution.key_builder import KeyBuilder
 from buildsys.manifest.project import load_project
 from buildsys.plan.action import Action
 from buildsys.store.file_digests import DigestCache, hash_file
@@ -91,14 +92,14 @@ def fill(project: Path) -> int:
     root, build = session.project.root, session.project.build
     db = StateDb(session.project.state / "state.db")
     memo, ledger = DigestCache(db), Ledger(db)
-    surveyor = Surveyor(root, build, memo, StateTextCache(db))
+    keys = KeyBuilder(root, build, memo, StateTextCache(db))
     begun = time.monotonic()
     for done, (target, action) in enumerate(session.actions.items()):
         if action.model != FIRST:
             built = ledger.latest(target.replace(action.model, FIRST))
             if built is None:
                 raise SystemExit(f"{FIRST} was not built")
-            ledger.add(_copied(action, built, surveyor.snapshot(action), build))
+            ledger.add(_copied(action, built, keys.build(action), build))
         if done % 8000 == 7999:
             print(
                 f"  {done + 1} targets after {time.monotonic() - begun:.0f} s",
@@ -109,7 +110,7 @@ def fill(project: Path) -> int:
     return len(session.actions)
 
 
-def _copied(action: Action, built: ActionRecord, now: Snapshot, build: Path) -> ActionRecord:
+def _copied(action: Action, built: ActionRecord, key: ActionKey, build: Path) -> ActionRecord:
     """Put copies of the first model's outputs in place; return the record that they belong to."""
     outputs: dict[str, OutputFile | None] = {}
     for source, output in built.outputs.items():
@@ -117,7 +118,7 @@ def _copied(action: Action, built: ActionRecord, now: Snapshot, build: Path) -> 
         outputs[name] = (
             None if output is None else _copy(build / source, build / name, action.model)
         )
-    return replace(built, target=action.target, key=now.key, parts=now.parts, outputs=outputs)
+    return replace(built, target=action.target, key=key.digest, parts=key.parts, outputs=outputs)
 
 
 def _copy(source: Path, copy: Path, model: str) -> OutputFile:

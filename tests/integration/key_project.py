@@ -498,9 +498,7 @@ class KeyProject:
     def labels(self) -> dict[str, set[str]]:
         """Return the labels in the key of every target."""
         session = self.session()
-        found = {
-            t: set(session.executor._surveyor.snapshot(a).parts) for t, a in session.actions.items()
-        }
+        found = {t: set(session.executor._keys.build(a).parts) for t, a in session.actions.items()}
         session.executor.close()
         return found
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from buildsys.execution.action_key import ABSENT
 from buildsys.execution.builder_versions import builder_versions
-from buildsys.execution.key_inputs import Surveyor
+from buildsys.execution.key_builder import KeyBuilder
 from buildsys.manifest.project import Project, load_project
 from buildsys.manifest.project_settings import pinned_timing_caches
 from buildsys.plan.action import Action
@@ -134,9 +134,9 @@ def _given(
     )
     with tempfile.TemporaryDirectory(prefix="buildsys-") as folder:
         db = StateDb(Path(folder) / "state.db")
-        survey = Surveyor(project.root, project.build, DigestCache(db), StateTextCache(db))
+        keys = KeyBuilder(project.root, project.build, DigestCache(db), StateTextCache(db))
         yield from (
-            (target, _given_of(survey.snapshot(action).parts)) for target, action in actions.items()
+            (target, _given_of(keys.build(action).parts)) for target, action in actions.items()
         )
         db.close()
 

@@ -116,7 +116,9 @@ class LiveScreen:
             self._live.start()
 
     def waits(self, line: Line, holder: str) -> None:
-        """Do nothing: it is the target's last message, which is redrawn."""
+        """Start drawing: the target's last message names the holder."""
+        del holder
+        self.started(line)
 
     def ended(self, line: Line) -> None:
         """Print the line that stays."""

@@ -61,6 +61,7 @@ class Reporter:
         )
         self.session.progress = self._progress
         self.session.waits = self._waits
+        self.session.stale = self._stale
         self._handle(signal.SIGTERM, _terminate)
 
     def get_status(self, task: Any) -> None:
@@ -71,10 +72,8 @@ class Reporter:
         line = self._lines.get(task.name)
         if line is None:
             return
-        why = self.session.stale_reason(task.name)
         with self._lock:
-            line.status, line.began, line.why = "running", time.monotonic(), why
-            self._open_screen().started(line)
+            line.status, line.began = "running", time.monotonic()
 
     def add_success(self, task: Any) -> None:
         """Show that a target passed, or that it cannot run on this machine."""
@@ -231,6 +230,12 @@ class Reporter:
             threading.Thread(
                 target=import_module, args=("buildsys.cli.console.run_summary",), daemon=True
             ).start()
+
+    def _stale(self, target: str, reason: str) -> None:
+        with self._lock:
+            if target in self._lines:
+                self._lines[target].why = reason
+                self._open_screen().started(self._lines[target])
 
     def _waits(self, target: str, holder: str) -> None:
         with self._lock:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from buildsys.cli.session import Session
 from buildsys.cli.targets import explanations
-from buildsys.execution.stale_reasons import FAILED, FRESH, Explanation, in_brief
+from buildsys.execution.freshness import FRESH, Explanation
+from buildsys.execution.stale_reasons import FAILED, summarize_reasons
 from buildsys.plan.action import Action
 from buildsys.store.ledger import UNAVAILABLE
 
@@ -31,12 +32,12 @@ def shortfalls(session: Session, engine: Action) -> list[Reason]:
 
 def _stale(engine: Explanation) -> Iterator[Reason]:
     if engine.state != FRESH:
-        problem = f"{engine.target} is not what the manifest asks for now: {in_brief(engine.reasons, _SHOWN)}"
+        problem = f"{engine.target} is not what the manifest asks for now: {summarize_reasons(engine.reasons, _SHOWN)}"
         yield _reason(STALE, problem, engine.target)
 
 
 def _unpassed(check: Explanation) -> Iterator[Reason]:
-    told = in_brief(check.reasons, _SHOWN)
+    told = summarize_reasons(check.reasons, _SHOWN)
     if check.state == FRESH:
         if check.last is not None and check.last.status == UNAVAILABLE:
             yield _reason(

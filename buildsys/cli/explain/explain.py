@@ -11,16 +11,8 @@ from buildsys.cli.console.listing import Entry, moment, write_page
 from buildsys.cli.console.target_line import duration
 from buildsys.cli.session import Session
 from buildsys.cli.targets import chosen_targets, explanations, open_project
-from buildsys.execution.stale_reasons import (
-    FRESH,
-    MAY_RERUN,
-    STALE,
-    Explanation,
-    LastRun,
-    Reason,
-    in_brief,
-    told,
-)
+from buildsys.execution.freshness import FRESH, MAY_RERUN, STALE, Explanation, LastRun
+from buildsys.execution.stale_reasons import Reason, format_reasons, summarize_reasons
 
 SCHEMA = "buildsys/explain/1"
 _SHOWN_CAUSES = 3
@@ -98,7 +90,7 @@ def _fresh_together(model: str, fresh: Sequence[Explanation], of: int) -> Entry:
 def _entry(one: Explanation) -> Entry:
     if one.state == FRESH:
         return Entry(FRESH, f"{one.target}: {_how_built(one.last)}" if one.last else one.target)
-    details = told(one.reasons)
+    details = format_reasons(one.reasons)
     if one.restorable:
         details.append("nothing is run: its outputs are in the store and will be restored")
     seen = f": last run {moment(one.last.started)}, {one.last.status}" if one.last else ""
@@ -110,7 +102,7 @@ def _how_built(last: LastRun) -> str:
     text = f"{how} {moment(last.started)} in {duration(last.seconds)}"
     text += f" ({last.reason})" if last.reason else ""
     return text + (
-        f"; reason then: {in_brief(last.reasons, _SHOWN_CAUSES)}" if last.reasons else ""
+        f"; reason then: {summarize_reasons(last.reasons, _SHOWN_CAUSES)}" if last.reasons else ""
     )
 
 

@@ -12,7 +12,8 @@ from buildsys.cli.console.target_line import duration
 from buildsys.cli.explain.explain import explanation_json, write_json
 from buildsys.cli.session import Session
 from buildsys.cli.targets import chosen_targets, explanations, open_project
-from buildsys.execution.stale_reasons import FRESH, STALE, Explanation, in_brief
+from buildsys.execution.freshness import FRESH, STALE, Explanation
+from buildsys.execution.stale_reasons import summarize_reasons
 
 SCHEMA = "buildsys/plan/1"
 _SHOWN_REASONS = 2
@@ -98,7 +99,9 @@ def _step(one: Explanation, width: int) -> Entry:
         "" if one.restorable else "unknown" if one.expected_s is None else duration(one.expected_s)
     )
     return Entry(
-        word, f"{one.target:<{width}}  {usual:>9}", remark=in_brief(one.reasons, _SHOWN_REASONS)
+        word,
+        f"{one.target:<{width}}  {usual:>9}",
+        remark=summarize_reasons(one.reasons, _SHOWN_REASONS),
     )
 
 

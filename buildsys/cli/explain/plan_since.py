@@ -15,8 +15,14 @@ from buildsys.cli.session import Session
 from buildsys.cli.targets import chosen_targets, open_project
 from buildsys.errors import StageError
 from buildsys.execution.action_key import declared_parts
-from buildsys.execution.key_inputs import Surveyor
-from buildsys.execution.stale_reasons import UNREADABLE, UPSTREAM, Reason, part_reasons, told
+from buildsys.execution.key_builder import KeyBuilder
+from buildsys.execution.stale_reasons import (
+    UNREADABLE,
+    UPSTREAM,
+    Reason,
+    format_reasons,
+    part_reasons,
+)
 from buildsys.store.file_digests import DigestCache, FileDigest
 from buildsys.store.state_db import ReadOnlyStateDb
 from buildsys.store.text_cache import StateTextCache
@@ -70,7 +76,7 @@ def plan_since(
         ", ".join(f"{count} {state}" for state, count in counts.items() if count)
         or "no target differs"
     )
-    entries = (Entry(one.state, one.target, told(one.reasons)) for one in found)
+    entries = (Entry(one.state, one.target, format_reasons(one.reasons)) for one in found)
     write_page(out, entries, [f"since {revision} ({there.commit[:10]}): {counted}"])
 
 
@@ -112,14 +118,12 @@ class _Side:
     def __init__(self, session: Session, state: Path) -> None:
         project, db = session.project, ReadOnlyStateDb(state)
         self._actions = session.actions
-        self._surveyor = Surveyor(
-            project.root, project.build, _RealPathMemo(db), StateTextCache(db)
-        )
+        self._keys = KeyBuilder(project.root, project.build, _RealPathMemo(db), StateTextCache(db))
 
     def parts(self, target: str) -> dict[str, str]:
         action = self._actions[target]
         parts = (
-            self._surveyor.snapshot(action).parts
+            self._keys.build(action).parts
             if action.sources or action.weights
             else declared_parts(action)
         )

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from buildsys.cli.session import Session
-from buildsys.execution.stale_reasons import FRESH, UPSTREAM, Explanation, Facts, explain
+from buildsys.execution.freshness import FRESH, Explanation, Freshness, explain
+from buildsys.execution.stale_reasons import UPSTREAM
 from buildsys.report.assemble import TargetProblem
 from buildsys.report.results.reader import FAILED, PASSED
 
@@ -25,13 +26,13 @@ class Present:
 def look_at(session: Session, model: str) -> Present:
     """Return how the targets of a model stand. Raises: StageError, OSError: that cannot be told."""
     actions = session.actions.of(model)
-    facts = {target: session.executor.examine(target) for target in actions}
+    checked = {target: session.executor.examine(target) for target in actions}
     after = {target: action.after for target, action in actions.items()}
-    explained = explain(facts.values(), after)
+    explained = explain(checked.values(), after)
     failed = {
         name: told
         for name in actions
-        if (told := _failure(session, facts[name], explained[name])) is not None
+        if (told := _failure(session, checked[name], explained[name])) is not None
     }
     short = {
         name: TargetProblem(failed[name], failed=True)
@@ -43,13 +44,13 @@ def look_at(session: Session, model: str) -> Present:
     return Present(short, dict(_left(session, short)))
 
 
-def _failure(session: Session, facts: Facts, explained: Explanation) -> str | None:
+def _failure(session: Session, found: Freshness, explained: Explanation) -> str | None:
     """Return why a target failed in this run, or in an earlier one on the same inputs; None: it did not."""
-    finished = session.finished.get(facts.target)
+    finished = session.finished.get(found.target)
     if finished is not None and finished.status == FAILED:
         return finished.reason
     behind = any(reason.kind == UPSTREAM for reason in explained.reasons)
-    return facts.failure if facts.failed_as_is and not behind else None
+    return found.failure if found.failed_with_this_key and not behind else None
 
 
 def _why_not(session: Session, target: str, failed: Mapping[str, str]) -> str:

@@ -20,7 +20,8 @@ from buildsys.cli.session import Session
 from buildsys.cli.targets import explanations
 from buildsys.errors import StageError, UsageError
 from buildsys.execution.build_cache import store_folder
-from buildsys.execution.stale_reasons import FRESH, STALE, in_brief
+from buildsys.execution.freshness import FRESH, STALE
+from buildsys.execution.stale_reasons import summarize_reasons
 from buildsys.plan.action import Action
 from buildsys.store.ledger import PASSED, ActionRecord, Ledger, OutputFile
 from buildsys.store.object_store import Store
@@ -128,7 +129,7 @@ class GraphFiles:
                 if explained.last
                 else " lies in the build folder"
             )
-            why = in_brief(explained.reasons, _SHOWN_REASONS)
+            why = summarize_reasons(explained.reasons, _SHOWN_REASONS)
             note = f"{action.target} {problem} ({why}); this is what{built}; `doit {action.target}` builds it"
         data = file.with_name(f"{file.name}.data")
         return _graph_file(

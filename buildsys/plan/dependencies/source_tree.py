@@ -7,7 +7,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import NamedTuple
 
@@ -36,9 +36,9 @@ class _FileDependencies(NamedTuple):
     """The direct dependencies of one file."""
 
     digest: str | None
-    files: list[str] = []  # absolute paths
-    outside: list[Import] = []
-    variables: list[str] = []
+    files: Sequence[str] = ()  # absolute paths
+    outside: Sequence[Import] = ()
+    variables: Sequence[str] = ()
 
 
 class FolderListings:
@@ -91,9 +91,7 @@ class SourceTree:
         self._names: dict[str, frozenset[str]] = {}
         self._known: dict[tuple[str, str], _FileDependencies] = {}
 
-    def dependencies(
-        self, sources: Iterable[str], modules: Iterable[Import] = ()
-    ) -> Dependencies:
+    def dependencies(self, sources: Iterable[str], modules: Iterable[Import] = ()) -> Dependencies:
         """Return ``sources`` (relative paths) and ``modules`` with all their dependencies.
 
         A source ending in a slash is a folder and stands for all images in it.

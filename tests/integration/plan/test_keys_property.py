@@ -260,7 +260,7 @@ def build(root: Path, world: World, model: Model | None = None) -> tuple[dict[st
         assert expected or target not in pool.ran, f"{target} ran without a reason"
         if model is not None:
             model.made(spec, action, world)
-    keys = {target: executor._surveyor.snapshot(action).key for target, action in actions.items()}
+    keys = {target: executor._keys.build(action).digest for target, action in actions.items()}
     assert all(executor.is_fresh(target) for target in actions)
     executor.close()
     return keys, pool.ran

@@ -24,7 +24,7 @@ from key_project import KeyProject
 
 import buildsys
 from buildsys.errors import ManifestErrors, StageError
-from buildsys.execution import key_inputs
+from buildsys.execution import key_builder
 from buildsys.manifest.schema.base import Stage
 from buildsys.plan.action import Action
 from buildsys.system import versions
@@ -85,7 +85,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         patch.setenv(
             "BUILDSYS_MACHINE_LOCK", str(root / "machine")
         )  # nobody else's benchmarks are waited for
-        patch.setattr(key_inputs, "_CODE_ROOT", str(package.parent))
+        patch.setattr(key_builder, "_CODE_ROOT", str(package.parent))
         project = KeyProject(root)
         yield Bench(project, package, root / "scratch")
         project.close()
@@ -127,7 +127,7 @@ def code(*paths: str) -> Callable[[Bench, Patch], None]:
         for path in paths:
             file = copy / "buildsys" / path
             file.write_text(f"{file.read_text()}\n# changed\n")
-        patch.setattr(key_inputs, "_CODE_ROOT", str(copy))
+        patch.setattr(key_builder, "_CODE_ROOT", str(copy))
 
     return change
 

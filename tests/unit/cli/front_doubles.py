@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from buildsys.cli.session import Session
-from buildsys.execution.stale_reasons import Facts
-from buildsys.execution.up_to_date_models import Candidate
+from buildsys.execution.freshness import Freshness
+from buildsys.execution.up_to_date_models import PlannedModel
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action
 
@@ -38,10 +38,10 @@ class ScriptedExecutor:
     def is_fresh(self, target: str) -> bool:
         return target in self.fresh
 
-    def settled(self, models: Mapping[str, str]) -> dict[str, list[str]]:
+    def remembered_models(self, models: Mapping[str, str]) -> dict[str, list[str]]:
         return {}  # no earlier run has found anything
 
-    def settle(self, models: Mapping[str, Candidate]) -> dict[str, list[str]]:
+    def check_models(self, models: Mapping[str, PlannedModel]) -> dict[str, list[str]]:
         settled = {}
         for model, (_, actions) in models.items():
             if all(action.target in self.fresh and self._is_whole(action) for action in actions):
@@ -56,17 +56,17 @@ class ScriptedExecutor:
             if not output.optional
         )
 
-    def stale_reason(self, target: str) -> str:
-        return self.reasons.get(target, "")
-
     def run(self, target: str, *, force: bool = False) -> Any:
         self.forced += [target] if force else []
+        reason = "asked for" if force else self.reasons.get(target, "")
+        self._session._take_event(target, {"event": "stale", "reason": reason})
         outcome = self.actions.get(target, lambda: None)() or passed()
         write_result(self._session, target, status=outcome.status, reason=outcome.reason)
         return outcome
 
-    def examine(self, target: str) -> Facts:
-        return Facts(target, fresh=target in self.fresh)
+    def examine(self, target: str) -> Freshness:
+        is_fresh = target in self.fresh
+        return Freshness(target, up_to_date=is_fresh, unreadable=self.reasons.get(target, ""))
 
     def replace_by_failure(
         self, target: str, write: Callable[[], tuple[Mapping[str, bytes], str]]

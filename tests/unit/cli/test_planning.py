@@ -8,7 +8,8 @@ from typing import Any
 from front_doubles import make_session
 
 from buildsys.cli.explain.plan import write_plan
-from buildsys.execution.stale_reasons import FRESH, MAY_RERUN, STALE, Explanation, Reason
+from buildsys.execution.freshness import FRESH, MAY_RERUN, STALE, Explanation
+from buildsys.execution.stale_reasons import Reason
 
 WHY = (Reason("config", "export.opset", "17", "18"),)
 

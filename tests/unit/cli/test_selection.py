@@ -49,7 +49,7 @@ def test_a_model_with_one_stale_target_is_selected_whole(tmp_path: Path) -> None
 
 def test_a_target_that_is_named_is_a_task_even_if_it_is_fresh(tmp_path: Path) -> None:
     session, executor = make(tmp_path, "a", "b")
-    executor.settled = lambda models: {name: of(session, name) for name in models}  # type: ignore[method-assign]
+    executor.remembered_models = lambda models: {name: of(session, name) for name in models}  # type: ignore[method-assign]
     found = selected(session, "verify:a:ort", "export")
     assert found.groups == ["export"]
     assert found.targets == ["verify:a:ort"]
@@ -73,7 +73,7 @@ def test_a_group_comes_with_all_that_it_needs(tmp_path: Path) -> None:
 def test_only_models_that_are_named_are_planned_and_looked_at(tmp_path: Path) -> None:
     session, _ = make_session(tmp_path, "a", "b")
     asked: list[str] = []
-    session.executor.settled = lambda models: asked.extend(models) or {}  # type: ignore[method-assign,func-returns-value]
+    session.executor.remembered_models = lambda models: asked.extend(models) or {}  # type: ignore[method-assign,func-returns-value]
     selected(session, "build:b", "export:b")
     assert asked == ["b"]
     assert list(session.actions._planned) == ["b"]
@@ -101,5 +101,5 @@ def test_a_problem_while_looking_leaves_everything_to_the_run(tmp_path: Path) ->
     def broken(models: object) -> dict[str, list[str]]:
         raise StageError("cannot use the build state")
 
-    executor.settled = broken  # type: ignore[method-assign]
+    executor.remembered_models = broken  # type: ignore[method-assign]
     assert selected(session, "build") == Selection(["build"], of(session, "a", "b"), [])

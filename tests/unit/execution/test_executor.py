@@ -29,12 +29,18 @@ from tiny_project import (
 )
 
 from buildsys.errors import CheckFailed, StageError, WorkerDied
+from buildsys.execution.executor import Executor
+from buildsys.execution.stale_reasons import summarize_reasons
 from buildsys.plan.action import FileRef
 from buildsys.store.object_store import Store
 
 
 def engine_text(root: Path) -> str:
     return json.loads((root / "build/m/report/report.json").read_text())["engine"]
+
+
+def why(executor: Executor, target: str) -> str:
+    return summarize_reasons(executor.examine(target).reasons)
 
 
 # --- what is rebuilt, and what is not ----------------------------------------------------------------
@@ -168,7 +174,7 @@ def test_a_damaged_store_costs_a_rebuild_and_is_told(
     ran = build(root)
     assert ran[0] == EXPORT
     assert published(root)[MODEL] == good
-    assert ("put into quarantine; export:m is built anew" in capsys.readouterr().err) == (
+    assert ("put into quarantine; export:m is rebuilt" in capsys.readouterr().err) == (
         damage == "flip"
     )
     (root / "build" / MODEL).unlink()
@@ -299,7 +305,10 @@ def test_an_outcome_has_what_the_console_needs(root: Path) -> None:
     }  # raw samples stay in the file
     assert outcome.log == root / "build/m/export/export.log"
     assert outcome.log.read_text() == "log of export:m\n"
-    assert events == [(EXPORT, {"event": "progress", "message": "at work"})]
+    assert events == [
+        (EXPORT, {"event": "stale", "reason": "never built"}),
+        (EXPORT, {"event": "progress", "message": "at work"}),
+    ]
     assert replace(executor.run(EXPORT), waited=False) == outcome  # the same from the record
 
 
@@ -316,12 +325,12 @@ def test_an_outcome_has_what_the_console_needs(root: Path) -> None:
 def test_a_stale_target_says_why(root: Path, change: Callable[[Path], object], reason: str) -> None:
     build(root)
     change(root)
-    assert make_executor(root)[0].stale_reason(EXPORT) == reason
+    assert why(make_executor(root)[0], EXPORT) == reason
 
 
 def test_a_changed_field_is_told_with_both_values(root: Path) -> None:
     build(root)
-    assert make_executor(root, actions(opset=18))[0].stale_reason(EXPORT) == "export.opset: 17 → 18"
+    assert why(make_executor(root, actions(opset=18))[0], EXPORT) == "export.opset: 17 → 18"
 
 
 def test_a_missing_input_is_told(root: Path) -> None:
@@ -329,7 +338,7 @@ def test_a_missing_input_is_told(root: Path) -> None:
     executor.run(EXPORT)
     executor.run(ENGINE)
     (root / "build" / MODEL).unlink()
-    assert executor.stale_reason(ENGINE) == f"input {MODEL} is missing"
+    assert why(executor, ENGINE) == f"input {MODEL} is missing"
     with pytest.raises(StageError, match=r"engine:m:e needs .*model\.onnx, which does not exist"):
         executor.run(ENGINE)
 
@@ -339,7 +348,7 @@ def test_a_failed_run_is_told(root: Path) -> None:
     order(root, EXPORT, "break")
     with pytest.raises(StageError):
         executor.run(EXPORT)
-    assert executor.stale_reason(EXPORT) == "last run failed: export:m broke"
+    assert why(executor, EXPORT) == "last run failed: export:m broke"
 
 
 def test_forgetting_makes_it_stale_and_forcing_runs_it_anyway(root: Path) -> None:
@@ -389,7 +398,7 @@ def test_files_of_a_failure_take_the_place_of_outputs_until_the_next_pass(root: 
     executor.replace_by_failure(REPORT, lambda: (told, "it tells of a failure"))
     assert published(root) == before | {name: content.decode() for name, content in told.items()}
     assert executor.owned(REPORT) == told.keys()  # what `doit clean` removes
-    assert executor.stale_reason(REPORT) == "last run failed: it tells of a failure"
+    assert why(executor, REPORT) == "last run failed: it tells of a failure"
     assert stale(root) == [REPORT]
     assert executor.run(REPORT).restored
     assert (published(root), pool.ran) == (before, [])
@@ -446,7 +455,7 @@ def test_a_required_engine_must_be_available(root: Path, monkeypatch: pytest.Mon
     assert lenient.is_fresh(ENGINE)
     monkeypatch.setenv("BUILDSYS_STRICT", "1")
     assert not lenient.is_fresh(ENGINE)
-    assert lenient.stale_reason(ENGINE) == "required, but unavailable: no GPU"
+    assert why(lenient, ENGINE) == "required, but unavailable: no GPU"
     with pytest.raises(StageError, match="is required"):
         lenient.run(ENGINE)
 

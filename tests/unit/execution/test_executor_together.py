@@ -80,7 +80,7 @@ def test_an_edit_that_is_taken_back_while_the_stage_runs_runs_it_again(root: Pat
 def test_a_file_that_is_written_all_the_time_is_a_failure(root: Path) -> None:
     executor, pool = make_executor(root)
     pool.meanwhile = lambda job: os.utime(root / "net.py")
-    with pytest.raises(StageError, match="written again and again"):
+    with pytest.raises(StageError, match="written repeatedly"):
         executor.run(EXPORT)
     assert published(root) == {}
 

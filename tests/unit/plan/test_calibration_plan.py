@@ -109,7 +109,7 @@ def test_every_image_of_a_folder_is_a_source(tmp_path: Path, name: str) -> None:
 
     def reached() -> dict[str, str | None]:
         tree = SourceTree(str(tmp_path), lambda path: Path(path).read_text(), Texts())
-        return tree.closure(["data/"])
+        return tree.dependencies(["data/"]).files
 
     assert reached() == {"data/first.png": "1"}
     (folder / name).write_bytes(b"2")

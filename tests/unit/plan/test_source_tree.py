@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.plan.dependencies.python_imports import Import, find_needs
-from buildsys.plan.dependencies.source_tree import Folders, SourceTree
+from buildsys.plan.dependencies.python_imports import Import, parse_python
+from buildsys.plan.dependencies.source_tree import FolderListings, SourceTree
 
 
 class Texts(dict[str, str]):
@@ -38,7 +38,7 @@ def write(project: Path, **files: str) -> None:
 
 
 def closure(project: Path, *sources: str) -> set[str]:
-    return set(SourceTree(str(project), digest, Texts()).closure(sources))
+    return set(SourceTree(str(project), digest, Texts()).dependencies(sources).files)
 
 
 def test_a_file_without_local_imports_is_alone(project: Path) -> None:
@@ -139,28 +139,32 @@ def test_other_files_are_digested_whole(project: Path) -> None:
     (project / "w.pth").write_bytes(b"import net")
     write(project, net="")
     tree = SourceTree(str(project), digest, Texts())
-    assert tree.closure(["w.pth"]) == {"w.pth": hashlib.sha256(b"import net").hexdigest()}
+    assert tree.dependencies(["w.pth"]).files == {
+        "w.pth": hashlib.sha256(b"import net").hexdigest()
+    }
 
 
 def test_a_missing_source_is_absent(project: Path) -> None:
-    assert SourceTree(str(project), digest, Texts()).closure(["no.py"]) == {"no.py": None}
+    assert SourceTree(str(project), digest, Texts()).dependencies(["no.py"]).files == {
+        "no.py": None
+    }
 
 
 def test_a_change_in_an_imported_file_changes_its_digest_only(project: Path) -> None:
     write(project, net="import blocks", blocks="x = 1")
-    before = SourceTree(str(project), digest, Texts()).closure(["net.py"])
+    before = SourceTree(str(project), digest, Texts()).dependencies(["net.py"]).files
     write(project, blocks="x = 2")
-    after = SourceTree(str(project), digest, Texts()).closure(["net.py"])
+    after = SourceTree(str(project), digest, Texts()).dependencies(["net.py"]).files
     assert {name for name in before if before[name] != after[name]} == {"blocks.py"}
 
 
 def test_a_file_is_parsed_once_per_content(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(project, net="import blocks", blocks="")
     texts = Texts()
-    first = SourceTree(str(project), digest, texts).closure(["net.py"])
+    first = SourceTree(str(project), digest, texts).dependencies(["net.py"]).files
     monkeypatch.setattr("ast.parse", lambda code: pytest.fail("parsed again"))
     os.utime(project / "net.py")
-    assert SourceTree(str(project), digest, texts).closure(["net.py"]) == first
+    assert SourceTree(str(project), digest, texts).dependencies(["net.py"]).files == first
 
 
 def test_with_a_package_only_its_modules_count(project: Path) -> None:
@@ -172,7 +176,7 @@ def test_with_a_package_only_its_modules_count(project: Path) -> None:
         other="",
     )
     tree = SourceTree(str(project), digest, Texts(), package="pack")
-    assert set(tree.closure(["pack/a.py"])) == {"pack/a.py", "pack/b.py", "pack/c.py"}
+    assert set(tree.dependencies(["pack/a.py"]).files) == {"pack/a.py", "pack/b.py", "pack/c.py"}
 
 
 def test_what_no_file_answers_to_is_outside(project: Path) -> None:
@@ -181,8 +185,8 @@ def test_what_no_file_answers_to_is_outside(project: Path) -> None:
         net="import torch, os, blocks\nfrom timm.layers import Mlp\nfrom . import gone",
         blocks="import einops",
     )
-    reach = SourceTree(str(project), digest, Texts()).reach(["net.py"])
-    assert reach.outside == [
+    found = SourceTree(str(project), digest, Texts()).dependencies(["net.py"])
+    assert found.outside == [
         Import(0, "einops", []),
         Import(0, "timm.layers", ["Mlp"]),
         Import(0, "torch", []),
@@ -192,7 +196,7 @@ def test_what_no_file_answers_to_is_outside(project: Path) -> None:
 def test_a_folder_without_modules_hides_no_library(project: Path) -> None:
     write(project, net="import data, pack", pack__sub__x="")
     (project / "data").mkdir()
-    outside = SourceTree(str(project), digest, Texts()).reach(["net.py"]).outside
+    outside = SourceTree(str(project), digest, Texts()).dependencies(["net.py"]).outside
     assert [item.module for item in outside] == ["data", "pack"]
 
 
@@ -202,7 +206,9 @@ def test_environment_variables_that_are_read_are_named(project: Path) -> None:
         "d = 'D' in os.environ\ne = os.getenv('E')\nf = os.environ[a]\ng = {}.get('G')\nh = environ.pop('H')\n"
     )
     write(project, net=f"import blocks\n{text}", blocks="import os\nos.environ['Z']")
-    assert SourceTree(str(project), digest, Texts()).reach(["net.py"]).variables == [*"ABCDEHZ"]
+    assert SourceTree(str(project), digest, Texts()).dependencies(["net.py"]).variables == [
+        *"ABCDEHZ"
+    ]
 
 
 def test_a_compiled_module_counts(project: Path) -> None:
@@ -213,19 +219,21 @@ def test_a_compiled_module_counts(project: Path) -> None:
 
 def test_a_module_that_appears_is_seen_by_the_same_listing(project: Path) -> None:
     write(project, net="import blocks", deep__a="")
-    folders = Folders()
+    listings = FolderListings()
     for folder in (project, project / "deep"):
         os.utime(folder, ns=(10**18, 10**18))  # long settled
-    assert SourceTree(str(project), digest, Texts(), folders=folders).closure(
+    assert SourceTree(str(project), digest, Texts(), listings=listings).dependencies(
         ["net.py"]
-    ).keys() == {"net.py"}
+    ).files.keys() == {"net.py"}
     write(project, blocks="import deep.b", deep__b="")
-    found = SourceTree(str(project), digest, Texts(), folders=folders).closure(["net.py"])
+    found = (
+        SourceTree(str(project), digest, Texts(), listings=listings).dependencies(["net.py"]).files
+    )
     assert found.keys() == {"net.py", "blocks.py", "deep/b.py"}
     (project / "blocks.py").unlink()
-    assert SourceTree(str(project), digest, Texts(), folders=folders).closure(
+    assert SourceTree(str(project), digest, Texts(), listings=listings).dependencies(
         ["net.py"]
-    ).keys() == {"net.py"}
+    ).files.keys() == {"net.py"}
 
 
 def test_an_onnx_file_brings_the_files_of_its_tensors(project: Path) -> None:
@@ -254,6 +262,6 @@ def test_what_is_no_protobuf_brings_nothing(project: Path, content: bytes) -> No
 
 def test_import_statements_are_read_exactly() -> None:
     code = b"import a.b, c\nfrom ..d.e import f as g, h\n"
-    assert sorted(find_needs(code).imports) == [
+    assert sorted(parse_python(code).imports) == [
         Import(0, "a.b", []), Import(0, "c", []), Import(2, "d.e", ["f", "h"]),
     ]  # fmt: skip

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from tiny_project import BENCH, ENGINE, EXPORT, REPORT, InlinePool, make_executor
 
-from buildsys.execution.executor import Executor
-from buildsys.execution.outcome import Outcome
+from buildsys.execution.executor import Executor, Outcome
 from buildsys.store.shared_cache import READ_ONLY, READ_WRITE, SharedCache, SharedCacheSettings
 
 ALL = [EXPORT, ENGINE, BENCH, REPORT]

@@ -5,26 +5,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildsys.execution import stale_reasons as reasons_module
+from buildsys.execution.action_key import ActionKey
+from buildsys.execution.freshness import FRESH, MAY_RERUN, STALE, Freshness, explain
 from buildsys.execution.stale_reasons import (
     FORGOTTEN,
-    FRESH,
     LOST_RECORD,
-    MAY_RERUN,
     NEVER_BUILT,
     OUTPUT_ADDED,
     OUTPUT_EDITED,
     OUTPUT_MISSING,
-    STALE,
     UPSTREAM,
-    Facts,
     Reason,
     decode_reasons,
     encode_reasons,
-    explain,
-    in_brief,
-    own_reasons,
+    format_reasons,
     part_reasons,
-    told,
+    summarize_reasons,
 )
 
 A, B = "a" * 64, "b" * 64
@@ -118,26 +114,30 @@ def test_any_two_keys_are_told_apart_in_one_line_per_reason(
 # --- what is known of a target ----------------------------------------------------------------------------
 
 
+def key(parts: dict[str, str]) -> ActionKey:
+    return ActionKey("t", parts, {}, ())
+
+
 def test_a_fresh_target_has_no_reason() -> None:
-    assert own_reasons(Facts("t", fresh=True)) == []
+    assert Freshness("t", up_to_date=True).reasons == ()
 
 
 @pytest.mark.parametrize(
-    ("facts", "expected"),
+    ("found", "expected"),
     [
-        (Facts("t"), ["never built"]),
-        (Facts("t", no_record=FORGOTTEN), ["forgotten by `doit forget`"]),
-        (Facts("t", no_record=LOST_RECORD), ["the record of its last build cannot be read"]),
-        (Facts("t", failure="it broke"), ["last run failed: it broke"]),
-        (Facts("t", recorded={}, failure="it broke"), ["last run failed: it broke"]),
-        (Facts("t", recorded={}, unavailable="no GPU"), ["required, but unavailable: no GPU"]),
-        (Facts("t", unreadable="cannot read x.py"), ["cannot read x.py"]),
+        (Freshness("t"), ["never built"]),
+        (Freshness("t", no_record=FORGOTTEN), ["forgotten by `doit forget`"]),
+        (Freshness("t", no_record=LOST_RECORD), ["the record of its last build cannot be read"]),
+        (Freshness("t", failure="it broke"), ["last run failed: it broke"]),
+        (Freshness("t", recorded={}, failure="it broke"), ["last run failed: it broke"]),
+        (Freshness("t", recorded={}, unavailable="no GPU"), ["required, but unavailable: no GPU"]),
+        (Freshness("t", unreadable="cannot read x.py"), ["cannot read x.py"]),
         (
-            Facts("t", recorded={}, parts={}),
-            ["built by a buildsys that made its keys in another way"],
+            Freshness("t", recorded={}, key=key({})),
+            ["built by a version of buildsys with other keys"],
         ),
         (
-            Facts(
+            Freshness(
                 "t",
                 recorded={},
                 outputs=((OUTPUT_MISSING, "a"), (OUTPUT_EDITED, "b"), (OUTPUT_ADDED, "c")),
@@ -145,39 +145,39 @@ def test_a_fresh_target_has_no_reason() -> None:
             ["output missing: a", "output edited by hand: b", "output added by somebody else: c"],
         ),
         (
-            Facts(
+            Freshness(
                 "t",
                 failure="it broke",
                 recorded={"config:opset": "17", "tool:onnx": "1"},
-                parts={"config:opset": "18", "tool:onnx": "2"},
+                key=key({"config:opset": "18", "tool:onnx": "2"}),
                 outputs=((OUTPUT_MISSING, "a"),),
             ),
             ["last run failed: it broke", "opset: 17 → 18", "onnx 1 → 2", "output missing: a"],
         ),
     ],
 )
-def test_all_reasons_are_told(facts: Facts, expected: list[str]) -> None:
-    assert [str(reason) for reason in own_reasons(facts)] == expected
+def test_all_reasons_are_told(found: Freshness, expected: list[str]) -> None:
+    assert [str(reason) for reason in found.reasons] == expected
 
 
 def test_what_takes_from_a_stale_target_may_rerun() -> None:
     stale, fresh, own = (
-        Facts("a"),
-        Facts("b", fresh=True),
-        Facts("c", recorded={"config:x": "1"}, restorable=True),
+        Freshness("a"),
+        Freshness("b", up_to_date=True),
+        Freshness("c", recorded={"config:x": "1"}, restorable=True),
     )
-    also = [Facts("d", fresh=True), Facts("e", fresh=True)]
+    also = [Freshness("d", up_to_date=True), Freshness("e", up_to_date=True)]
     found = explain([stale, fresh, own, *also], {"b": ("a",), "c": ("b", "a"), "d": ("b",)})
     assert {name: one.state for name, one in found.items()} == {
         "a": STALE, "b": MAY_RERUN, "c": STALE, "d": MAY_RERUN, "e": FRESH,
     }  # fmt: skip
-    assert told(found["b"].reasons) == ["upstream: a will rerun"]
-    assert told(found["c"].reasons) == [
+    assert format_reasons(found["b"].reasons) == ["upstream: a will rerun"]
+    assert format_reasons(found["c"].reasons) == [
         "x: 1 → unset",
         "upstream: b may rerun",
         "upstream: a will rerun",
     ]
-    assert told(found["d"].reasons) == ["upstream: b may rerun"]
+    assert format_reasons(found["d"].reasons) == ["upstream: b may rerun"]
     assert found["c"].restorable
 
 
@@ -185,7 +185,10 @@ def test_targets_upstream_share_a_line() -> None:
     many = [Reason(UPSTREAM, name, None, "will rerun") for name in "abcde"] + [
         Reason(UPSTREAM, "f", None, "may rerun")
     ]
-    assert told(many) == ["upstream: a, b, c and 2 more will rerun", "upstream: f may rerun"]
+    assert format_reasons(many) == [
+        "upstream: a, b, c and 2 more will rerun",
+        "upstream: f may rerun",
+    ]
 
 
 def test_in_brief_is_the_first_reason_and_a_count() -> None:
@@ -194,9 +197,9 @@ def test_in_brief_is_the_first_reason_and_a_count() -> None:
         Reason("tool", "onnx", "1", "2"),
         Reason(NEVER_BUILT),
     ]
-    assert in_brief(reasons) == "a: 1 → 2 and 2 more"
-    assert in_brief(reasons, 2) == "a: 1 → 2; onnx 1 → 2 and 1 more"
-    assert in_brief([]) == ""
+    assert summarize_reasons(reasons) == "a: 1 → 2 and 2 more"
+    assert summarize_reasons(reasons, 2) == "a: 1 → 2; onnx 1 → 2 and 1 more"
+    assert summarize_reasons([]) == ""
 
 
 # --- in the history ---------------------------------------------------------------------------------------

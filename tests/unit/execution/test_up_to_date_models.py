@@ -12,14 +12,14 @@ import pytest
 import tiny_project
 from tiny_project import BENCH, ENGINE, EXPORT, REPORT
 
-import buildsys.execution.key_inputs
+import buildsys.execution.key_builder
 import buildsys.execution.up_to_date_models
 from buildsys.execution.executor import Executor
 from buildsys.execution.up_to_date_models import (
-    SEEN_ELSEWHERE,
-    Candidate,
-    surroundings,
-    surroundings_of,
+    COVERED_ELSEWHERE,
+    PlannedModel,
+    action_in,
+    environment_of,
 )
 from buildsys.manifest.project import load_project
 from buildsys.plan.action import Action
@@ -56,13 +56,15 @@ class Project:
 
     def settle(self, text: str = TEXT) -> list[str]:
         executor = self.executor()
-        found = executor.settle({"m": Candidate(text, list(tiny_project.actions().values()))})
+        found = executor.check_models(
+            {"m": PlannedModel(text, list(tiny_project.actions().values()))}
+        )
         executor.close()
         return found.get("m", [])
 
     def settled(self, text: str = TEXT) -> list[str]:
         executor = self.executor()
-        found = executor.settled({"m": text})
+        found = executor.remembered_models({"m": text})
         executor.close()
         return sorted(found.get("m", []))
 
@@ -147,7 +149,9 @@ CHANGES = {
     ),
     "record of another key": _record("UPDATE records SET key = 'x' WHERE target = 'bench:m:e'"),
     "verdict unreadable": _record("UPDATE settled_models SET about = '[1]'"),
-    "a file lost on its way to the disk": lambda project: project.executor()._memo.drop("anything"),
+    "a file lost on its way to the disk": lambda project: project.executor()._digests.drop(
+        "anything"
+    ),
 }
 
 
@@ -196,8 +200,8 @@ def test_a_library_and_a_device_are_seen(project: Project, monkeypatch: pytest.M
     for target in TARGETS:
         executor.run(target)
     project.wait()
-    assert executor.settle({"m": Candidate(TEXT, actions)}) == {"m": TARGETS}
-    assert executor.settled({"m": TEXT})
+    assert executor.check_models({"m": PlannedModel(TEXT, actions)}) == {"m": TARGETS}
+    assert executor.remembered_models({"m": TEXT})
     for function in (
         "versions.tool_versions",
         "devices.device_facts",
@@ -206,8 +210,8 @@ def test_a_library_and_a_device_are_seen(project: Project, monkeypatch: pytest.M
         with monkeypatch.context() as patch:
             patch.setattr(f"buildsys.system.{function}", lambda *_: {"torch": "0.0"})
             other, _ = tiny_project.make_executor(project.root)
-            assert other.settled({"m": TEXT}) == {}, function
-    assert executor.settled({"m": TEXT})
+            assert other.remembered_models({"m": TEXT}) == {}, function
+    assert executor.remembered_models({"m": TEXT})
 
 
 def test_our_own_code_and_strictness_are_seen(
@@ -243,7 +247,7 @@ def test_what_was_written_in_the_last_moment_is_not_kept(project: Project) -> No
 
 def test_what_changes_during_the_look_is_not_settled(project: Project) -> None:
     executor = project.executor()
-    is_fresh = executor.fresh_key
+    is_fresh = executor.up_to_date_key
 
     def edited_meanwhile(target: str) -> str | None:
         key = is_fresh(target)
@@ -251,16 +255,19 @@ def test_what_changes_during_the_look_is_not_settled(project: Project) -> None:
             (project.root / "build/m/export/model.onnx").write_text("edited")
         return key
 
-    executor.fresh_key = edited_meanwhile  # type: ignore[method-assign]
-    assert executor.settle({"m": Candidate(TEXT, list(tiny_project.actions().values()))}) == {}
+    executor.up_to_date_key = edited_meanwhile  # type: ignore[method-assign]
+    assert (
+        executor.check_models({"m": PlannedModel(TEXT, list(tiny_project.actions().values()))})
+        == {}
+    )
 
 
 def test_a_state_that_cannot_be_written_costs_only_time(project: Project) -> None:
     executor = project.executor()
     executor._db.write([("DROP TABLE settled_models", ())])
-    assert executor.settle({"m": Candidate(TEXT, list(tiny_project.actions().values()))}).get(
-        "m", []
-    ) in ([], TARGETS)
+    assert executor.check_models(
+        {"m": PlannedModel(TEXT, list(tiny_project.actions().values()))}
+    ).get("m", []) in ([], TARGETS)
     executor.close()
 
 
@@ -270,12 +277,12 @@ def test_a_project_of_many_models_is_asked_at_once(
     monkeypatch.setattr(buildsys.execution.up_to_date_models, "_FEW", 1)
     project.settle()
     executor = project.executor()
-    assert list(executor.settled({"m": TEXT, "other": "{}"})) == ["m"]
-    assert executor.settled({"other": "{}", "third": "{}"}) == {}
+    assert list(executor.remembered_models({"m": TEXT, "other": "{}"})) == ["m"]
+    assert executor.remembered_models({"other": "{}", "third": "{}"}) == {}
 
 
 def test_fields_that_are_seen_elsewhere_exist() -> None:
-    assert {field.name for field in fields(Action)} > SEEN_ELSEWHERE
+    assert {field.name for field in fields(Action)} > COVERED_ELSEWHERE
 
 
 def test_every_part_of_a_key_has_a_place_in_the_verdict(tmp_path: Path) -> None:
@@ -291,8 +298,8 @@ def test_every_part_of_a_key_has_a_place_in_the_verdict(tmp_path: Path) -> None:
     )
     assert actions
     for action in actions:
-        parts = executor._surveyor.snapshot(action).parts.items()
-        seen = executor._surveyor.snapshot(surroundings_of(surroundings(action))).parts.items()
+        parts = executor._keys.build(action).parts.items()
+        seen = executor._keys.build(action_in(environment_of(action))).parts.items()
         assert {
             label for label, _ in parts - seen if label.partition(":")[0] not in KINDS_ELSEWHERE
         } == set()

@@ -1,4 +1,4 @@
-"""What the executor leaves behind, as the judge sees it from outside."""
+"""Freshness of targets after real runs, as seen by queries."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from tiny_project import BENCH, ENGINE, EXPORT, REPORT, actions, build, make_executor, make_project
 
 from buildsys.errors import CheckFailed, StageError
-from buildsys.execution.freshness import Judge, judge_from_outside
-from buildsys.execution.stale_reasons import Facts, Reason, own_reasons
+from buildsys.execution.freshness import Freshness, FreshnessChecker, read_only_checker
+from buildsys.execution.stale_reasons import Reason
 from buildsys.store.state_db import StateDb
 
 MODEL = "m/export/model.onnx"
@@ -26,24 +26,24 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return make_project(tmp_path / "project")
 
 
-def judge(root: Path) -> Judge:
-    return judge_from_outside(root, root / "build", root / ".buildsys")
+def checker(root: Path) -> FreshnessChecker:
+    return read_only_checker(root, root / "build", root / ".buildsys")
 
 
-def facts(root: Path, target: str, **options: Any) -> Facts:
+def examine(root: Path, target: str, **options: Any) -> Freshness:
     graph = actions(**options)
-    return judge(root).examine(graph[target])
+    return checker(root).examine(graph[target])
 
 
 def reasons(root: Path, target: str, **options: Any) -> list[str]:
-    return [str(reason) for reason in own_reasons(facts(root, target, **options))]
+    return [str(reason) for reason in examine(root, target, **options).reasons]
 
 
 def test_a_fresh_target_tells_when_and_why_it_was_built(root: Path) -> None:
     build(root)
     build(root, actions(opset=18))
-    found = facts(root, EXPORT, opset=18)
-    assert found.fresh
+    found = examine(root, EXPORT, opset=18)
+    assert found.up_to_date
     assert found.last is not None
     assert found.last.reasons == (Reason("config", "export.opset", "17", "18"),)
     assert (found.last.status, found.last.seconds, found.expected_s) == ("passed", 0.25, 0.25)
@@ -56,8 +56,8 @@ def test_a_fresh_target_tells_of_the_run_that_made_its_files_not_of_a_later_one_
     (root / f"do-{EXPORT}").write_text("break")
     with pytest.raises(StageError):
         make_executor(root, actions(opset=18))[0].run(EXPORT)
-    found = facts(root, EXPORT)
-    assert found.fresh
+    found = examine(root, EXPORT)
+    assert found.up_to_date
     assert found.last is not None
     assert (found.last.status, found.last.reasons) == ("passed", (Reason("never-built"),))
 
@@ -66,7 +66,7 @@ def test_a_target_that_was_fresh_and_run_nevertheless_says_so(root: Path) -> Non
     build(root)
     executor, _ = make_executor(root)
     executor.run(EXPORT, force=True)
-    found = facts(root, EXPORT).last
+    found = examine(root, EXPORT).last
     assert found is not None
     assert [str(reason) for reason in found.reasons] == ["asked for"]
 
@@ -147,7 +147,7 @@ def test_a_failed_check_is_told_and_not_that_its_outputs_are_gone(root: Path) ->
         "last run failed: numbers differ",
         "export.opset: 17 → 18",
     ]
-    found = facts(root, EXPORT, opset=18).last
+    found = examine(root, EXPORT, opset=18).last
     assert found is not None
     assert [str(reason) for reason in found.reasons] == ["export.opset: 17 → 18"]
 
@@ -157,13 +157,13 @@ def test_a_target_that_never_passed_tells_how_it_failed(root: Path) -> None:
     with pytest.raises(StageError):
         make_executor(root)[0].run(EXPORT)
     assert reasons(root, EXPORT) == ["last run failed: export:m broke"]
-    assert facts(root, EXPORT).expected_s is None
+    assert examine(root, EXPORT).expected_s is None
 
 
 def test_a_required_engine_that_cannot_run_here_is_told(root: Path) -> None:
     (root / f"do-{ENGINE}").write_text("unavailable")
     build(root)
-    assert facts(root, ENGINE).fresh
+    assert examine(root, ENGINE).up_to_date
     assert reasons(root, ENGINE, required=True) == ["required, but unavailable: no GPU"]
 
 
@@ -204,16 +204,16 @@ def test_the_usual_time_is_the_median_of_the_last_runs_that_passed(root: Path) -
     ]:
         db.write([(row, (EXPORT, status, seconds))])
     db.close()
-    assert facts(root, EXPORT).expected_s == 3
+    assert examine(root, EXPORT).expected_s == 3
 
 
 def test_what_is_in_a_store_would_be_restored(root: Path) -> None:
     build(root)
     graph = actions(opset=18)
 
-    def look() -> Judge:
+    def look() -> FreshnessChecker:
         stored = {EXPORT}
-        return judge_from_outside(
+        return read_only_checker(
             root,
             root / "build",
             root / ".buildsys",
@@ -242,7 +242,7 @@ def test_a_failure_counts_for_the_key_that_it_had(root: Path) -> None:
     (root / f"do-{EXPORT}").write_text("break")
     with pytest.raises(StageError):
         make_executor(root, actions(opset=18))[0].run(EXPORT)
-    assert facts(root, EXPORT, opset=18).failed_as_is
-    other = facts(root, EXPORT, opset=19)
-    assert (other.failure, other.failed_as_is) == (f"{EXPORT} broke", False)
-    assert not facts(root, EXPORT).failed_as_is  # back at the manifest that was built
+    assert examine(root, EXPORT, opset=18).failed_with_this_key
+    other = examine(root, EXPORT, opset=19)
+    assert (other.failure, other.failed_with_this_key) == (f"{EXPORT} broke", False)
+    assert not examine(root, EXPORT).failed_with_this_key  # back at the manifest that was built

@@ -9,8 +9,8 @@ import pytest
 from python_environments import Environment
 from tiny_project import EXPORT, actions
 
-from buildsys.execution.key_inputs import Surveyor
-from buildsys.execution.up_to_date_models import surroundings, surroundings_of
+from buildsys.execution.key_builder import KeyBuilder
+from buildsys.execution.up_to_date_models import action_in, environment_of
 from buildsys.plan.action import Action, ToolchainRef
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.state_db import StateDb
@@ -28,8 +28,8 @@ def db(tmp_path: Path) -> Iterator[StateDb]:
 
 def parts(root: Path, db: StateDb, action: Action | None = None) -> Mapping[str, str]:
     action = action or actions()[EXPORT]
-    surveyor = Surveyor(root, root / "build", DigestCache(db), StateTextCache(db))
-    return surveyor.snapshot(action).parts
+    keys = KeyBuilder(root, root / "build", DigestCache(db), StateTextCache(db))
+    return keys.build(action).parts
 
 
 def test_a_module_on_the_module_path_counts_with_its_sources(
@@ -143,4 +143,4 @@ def test_what_runs_beside_a_toolchain_depends_on_both(tmp_path: Path, db: StateD
     }  # fmt: skip
     assert found["env:trt/NVIDIA_TF32_OVERRIDE"] == "0"
     assert "env:NVIDIA_TF32_OVERRIDE" not in found
-    assert surroundings_of(surroundings(action)).toolchain == action.toolchain
+    assert action_in(environment_of(action)).toolchain == action.toolchain
