@@ -74,7 +74,7 @@ def schema(root: Path, arguments: Sequence[str]) -> str:
 
     Wrong manifests are no hindrance: the schema is what helps to put them right.
     """
-    from buildsys.manifest.show import write_schemas
+    from buildsys.manifest.json_schema import write_schemas
 
     if arguments:
         raise UsageError("schema takes no arguments")

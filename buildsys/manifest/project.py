@@ -1,33 +1,32 @@
-"""The project on disk: its folders, and every model of every manifest, resolved and checked."""
+"""The project on disk: its folders and its resolved, checked models."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from buildsys.errors import ManifestError, ManifestErrors
-from buildsys.manifest.manifest_cache import Cache, Entry, merged_states, read_cache, write_cache
+from buildsys.manifest.manifest_cache import Cache, Entry, read_cache, write_cache
 from buildsys.system.files import Stamp
 
 if TYPE_CHECKING:
     from buildsys.manifest.resolve import Resolver
-    from buildsys.manifest.workspace import Workspace
 
 STATE_FOLDER = ".buildsys"
 
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """One model after extends, matrix, defaults and engine profiles.
+    """One model, after extends, matrix, defaults and engine presets have been applied.
 
-    ``text`` is ``data`` as JSON: two models with the same text are the same. ``origins`` maps a dotted field to the
-    ``file:line`` that set it, and has nothing for defaults of the schema.
+    ``text`` is ``data`` as JSON; equal texts mean equal models. ``origins`` maps a dotted field to the
+    ``file:line`` that set it, and has no entry for defaults of the schema.
     """
 
     name: str
@@ -37,14 +36,14 @@ class ResolvedModel:
 
     @cached_property
     def data(self) -> dict[str, Any]:
-        """Every field, complete and plain."""
+        """All fields as plain data."""
         data: dict[str, Any] = json.loads(self.text)
         return data
 
 
 @dataclass(frozen=True)
 class Project:
-    """A project: its folders and its models by name."""
+    """The folders of a project, and its models by name."""
 
     root: Path
     configs: Path
@@ -60,30 +59,40 @@ def load_project(
     configs: Path | None = None,
     links_into: Path | None = None,
 ) -> Project:
-    """Load every manifest below ``configs/models``; files that start with ``_`` are only there to be extended.
+    """Load the manifests below ``configs/models``, except files to extend (``_*``).
 
-    BUILDSYS_CONFIGS and BUILDSYS_BUILD, absolute or relative to ``root``, move the two folders; ``configs`` goes first.
-    Without ``remember`` nothing is written. Files of the project may be links into ``links_into``.
+    BUILDSYS_CONFIGS and BUILDSYS_BUILD, absolute or relative to ``root``, move the two folders; the
+    argument ``configs`` takes precedence. Without ``remember`` the cache is not written. Files of the
+    project may be links into ``links_into``.
 
-    Raises: ManifestErrors: everything that is wrong in any file.
+    Raises: ManifestErrors: all errors of all files.
     """
     project = empty_project(root, configs=configs)
     load = _Load(project, remember, links_into)
     models = load.models()
     if load.errors:
-        raise ManifestErrors(tuple(sorted(_distinct(load.errors), key=_place)))
+        # every user of a shared value reports the same error
+        distinct = {(error.file, error.key, error.problem): error for error in load.errors}
+        places = {key: (str(e.file), e.line or 0, e.column or 0) for key, e in distinct.items()}
+        raise ManifestErrors(
+            tuple(distinct[key] for key in sorted(distinct, key=places.__getitem__))
+        )
     return replace(project, models=models)
 
 
 def empty_project(root: Path, *, configs: Path | None = None) -> Project:
-    """Return the folders of the project at ``root``, without looking into any."""
-    root = Path(os.path.abspath(root))  # noqa: PTH100 - resolve() would change what errors show
-    configs = configs or _folder(root, "BUILDSYS_CONFIGS", "configs")
-    return Project(root, configs, _folder(root, "BUILDSYS_BUILD", "build"), root / STATE_FOLDER, {})
+    """Return the folders of the project at ``root`` without reading them."""
+    root = Path(os.path.abspath(root))  # noqa: PTH100 - resolve() would change paths in errors
+
+    def folder(variable: str, default: str) -> Path:
+        return Path(os.path.normpath(root / (os.environ.get(variable) or default)))
+
+    configs = configs or folder("BUILDSYS_CONFIGS", "configs")
+    return Project(root, configs, folder("BUILDSYS_BUILD", "build"), root / STATE_FOLDER, {})
 
 
 class _Load:
-    """One load: takes from the cache what is valid, resolves the rest and keeps it."""
+    """One load, which takes valid models from the cache and resolves the others."""
 
     def __init__(self, project: Project, remember: bool, links_into: Path | None) -> None:
         self._project = project
@@ -97,123 +106,117 @@ class _Load:
         cache_file = self._project.state / "manifests.json"
         files = [f"{configs}/project.yaml", f"{configs}/engines.yaml", *self._manifests()]
         cache = read_cache(cache_file, str(configs))
-        valid = cache.valid(root)
-        entries = {}
+        valid = cache.valid_entries(root)
+        entries: dict[str, Entry] = {}
         for file in files:
             name = self._shown(file)
-            entries[name] = valid.get(name) or self._resolve(Path(file), cache)
-        changed = entries.keys() != valid.keys() or any(
-            valid[name] is not entry for name, entry in entries.items()
-        )
-        if changed and self._remember:
-            kept = self._kept(entries, valid, cache)
-            if kept.entries.keys() != cache.entries.keys() or kept.states != cache.states:
-                write_cache(cache_file, str(configs), kept)
-        return self._by_name({name: entry for name, entry in entries.items() if entry is not None})
+            if entry := valid.get(name) or self._resolve(Path(file), cache):
+                entries[name] = entry
+        if self._remember and (entries != valid or self.errors):
+            updated = self._updated_cache(entries, valid, cache)
+            if updated.entries.keys() != cache.entries.keys() or updated.stamps != cache.stamps:
+                write_cache(cache_file, str(configs), updated)
+        models: dict[str, ResolvedModel] = {}
+        for file, entry in entries.items():
+            for name, text in entry.models:
+                if name in models:
+                    self.errors.append(self._duplicate(file, name, models[name].file))
+                else:
+                    origins = _Origins(self._project, file, name)
+                    models[name] = ResolvedModel(name, file, text, origins)
+        return models
 
     @cached_property
-    def _resolver(self) -> tuple[Resolver, Workspace]:
-        # pydantic and yaml take longer to import than everything else here
+    def _resolver(self) -> Resolver:
+        # importing pydantic and yaml takes longer than a load from the cache
         from buildsys.manifest.resolve import Resolver
         from buildsys.manifest.workspace import Workspace
 
-        workspace = Workspace(self._project.root, self._project.configs, self._links_into)
-        return Resolver(workspace), workspace
+        return Resolver(Workspace(self._project.root, self._project.configs, self._links_into))
 
     def _resolve(self, file: Path, cache: Cache) -> Entry | None:
-        resolver, workspace = self._resolver
-        if not workspace.digests:
-            workspace.digests.update(cache.digests)
+        resolver, workspace = self._resolver, self._resolver.workspace
+        workspace.digests = workspace.digests or dict(cache.digests)
         shared = file in (resolver.project_file, resolver.engines_file)
-        with workspace.noting() as noted:
+        with workspace.recording() as paths:
             found, errors = ([], resolver.shared(file)) if shared else resolver.resolve(file)
         self.errors += errors
-        return (
-            None
-            if errors
-            else Entry([(model.name, _to_json(model.data)) for model in found], sorted(noted))
-        )
+        if errors:
+            return None
+        texts = [(model.name, json.dumps(model.data, separators=(",", ":"))) for model in found]
+        return Entry(texts, sorted(paths))
 
-    def _kept(
-        self, entries: Mapping[str, Entry | None], valid: Mapping[str, Entry], cache: Cache
+    def _updated_cache(
+        self, entries: Mapping[str, Entry], valid: Mapping[str, Entry], cache: Cache
     ) -> Cache:
-        """Return the cache of the next load: what is right and rests on files that have settled."""
-        seen = self._resolver[1].states if "_resolver" in self.__dict__ else {}
-        digests = self._resolver[1].digests if "_resolver" in self.__dict__ else cache.digests
+        """Return the cache for the next load: entries whose files have settled."""
+        resolved = "_resolver" in self.__dict__
+        stamps = self._resolver.workspace.stamps if resolved else {}
+        digests = self._resolver.workspace.digests if resolved else cache.digests
 
-        def lasts(name: str, entry: Entry) -> bool:
-            old = valid.get(name) is entry
-            if (
-                old
-            ):  # a file that changed since the look at the cache was seen again by another entry
-                return all(
-                    path not in seen or seen[path] == cache.states[path] for path in entry.depends
-                )
-            return all(self._is_settled(seen[path]) for path in entry.depends)
+        def is_current(name: str, entry: Entry) -> bool:
+            if valid.get(name) is not entry:
+                return all(self._is_settled(stamps[path]) for path in entry.paths)
+            # another entry may have seen a file that changed after the cache was checked
+            return all(
+                stamps.get(path, cache.stamps[path]) == cache.stamps[path] for path in entry.paths
+            )
 
-        kept = {
-            name: entry
-            for name, entry in entries.items()
-            if entry is not None and lasts(name, entry)
-        }
-        states = merged_states(
-            seen, cache.states, paths=(path for entry in kept.values() for path in entry.depends)
-        )
+        kept = {name: entry for name, entry in entries.items() if is_current(name, entry)}
+        paths = sorted({path for entry in kept.values() for path in entry.paths})
         return Cache(
             kept,
-            states,
+            {path: stamps[path] if path in stamps else cache.stamps[path] for path in paths},
             {path: known for path, known in digests.items() if self._is_settled(known[0])},
         )
 
     def _is_settled(self, found: Stamp | None) -> bool:
         return found is None or found.is_settled(self._started_ns)
 
-    def _by_name(self, entries: Mapping[str, Entry]) -> dict[str, ResolvedModel]:
-        models: dict[str, ResolvedModel] = {}
-        for file, entry in entries.items():
-            for name, text in entry.models:
-                if name in models:
-                    self.errors.append(self._duplicate(file, name, models[name].file))
-                models.setdefault(
-                    name, ResolvedModel(name, file, text, _Origins(self._project, file, name))
-                )
-        return models
-
     def _duplicate(self, file: str, name: str, other: str) -> ManifestError:
         from buildsys.manifest.problem import Problem
         from buildsys.manifest.value_tree import ValueOrigin
 
-        workspace = self._resolver[1]
-        workspace.document(
-            self._project.root / file
-        )  # positions are looked up in what has been read
-        text = f'the model "{name}" is in {other} already'
+        workspace = self._resolver.workspace
+        workspace.document(self._project.root / file)  # positions are those of a file that was read
+        text = f'model "{name}" is already declared in {other}'
         problem = Problem(ValueOrigin(Path(file), ("model",)), text, "rename one of them")
         return workspace.errors([problem])[0]
 
     def _manifests(self) -> list[str]:
         folder = f"{self._project.configs}/models"
         try:
-            return sorted(_yaml_files(folder), key=_parts)
+            # a Path takes thirty times as long, and there may be thousands
+            return sorted(_yaml_files(folder), key=lambda path: path.split(os.sep))  # noqa: PTH206
         except OSError as error:
+            reason = (error.strerror or str(error)).lower()
             hint = "put one YAML file per model there"
-            text = f"the folder cannot be read: {(error.strerror or str(error)).lower()}"
+            text = f"cannot read the folder: {reason}"
             self.errors.append(ManifestError(Path(self._shown(folder)), (), text, hint))
             return []
 
     def _shown(self, path: str) -> str:
-        return path.removeprefix(f"{self._project.root}{os.sep}")  # as text: there may be thousands
+        return path.removeprefix(f"{self._project.root}{os.sep}")
 
 
 class _Origins(Mapping[str, str]):
-    """The origins of one model, found by resolving its manifest again when the first one is asked for."""
+    """The origins of one model, found by resolving its manifest again on first use."""
 
     def __init__(self, project: Project, file: str, name: str) -> None:
-        self._trace: Callable[[], dict[str, str]] = lambda: _trace_origins(project, file, name)
+        self._model = project, file, name
 
     @cached_property
     def _found(self) -> dict[str, str]:
-        return self._trace()
+        from buildsys.manifest.resolve import Resolver, origins_of
+        from buildsys.manifest.workspace import Workspace
+
+        project, file, name = self._model
+        workspace = Workspace(project.root, project.configs)
+        models, errors = Resolver(workspace).resolve(project.root / file)
+        if errors:
+            raise ManifestErrors(tuple(errors))
+        tree = next((model.tree for model in models if model.name == name), None)
+        return origins_of(tree, workspace) if tree else {}
 
     def __getitem__(self, key: str) -> str:
         return self._found[key]
@@ -225,31 +228,8 @@ class _Origins(Mapping[str, str]):
         return len(self._found)
 
 
-def _trace_origins(project: Project, file: str, name: str) -> dict[str, str]:
-    from buildsys.manifest.resolve import Resolver, origins_of
-    from buildsys.manifest.workspace import Workspace
-
-    workspace = Workspace(project.root, project.configs)
-    models, errors = Resolver(workspace).resolve(project.root / file)
-    if errors:
-        raise ManifestErrors(tuple(errors))
-    return next((origins_of(model.tree, workspace) for model in models if model.name == name), {})
-
-
-def _to_json(data: Mapping[str, Any]) -> str:
-    return json.dumps(data, separators=(",", ":"))
-
-
-def _folder(root: Path, variable: str, default: str) -> Path:
-    return Path(os.path.normpath(root / (os.environ.get(variable) or default)))
-
-
-def _parts(path: str) -> list[str]:
-    return path.split(os.sep)  # noqa: PTH206 - Path takes thirty times as long
-
-
 def _yaml_files(folder: str) -> Iterator[str]:
-    """Yield the manifests below a folder, without hidden files and those to be extended."""
+    """Yield the manifests below a folder, except hidden files and files to extend."""
     for entry in os.scandir(folder):
         if entry.name.startswith((".", "_")):
             continue
@@ -257,12 +237,3 @@ def _yaml_files(folder: str) -> Iterator[str]:
             yield from _yaml_files(entry.path)
         elif entry.name.endswith((".yaml", ".yml")):
             yield entry.path
-
-
-def _distinct(errors: list[ManifestError]) -> list[ManifestError]:
-    """Return errors without those that say the same of the same place, as every user of a shared value does."""
-    return list({(error.file, error.key, error.problem): error for error in errors}.values())
-
-
-def _place(error: ManifestError) -> tuple[str, int, int]:
-    return str(error.file), error.line or 0, error.column or 0

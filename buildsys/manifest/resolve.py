@@ -22,8 +22,7 @@ from buildsys.manifest.engine_presets import Presets, build_presets, resolve_eng
 from buildsys.manifest.layers import Layers, merge
 from buildsys.manifest.matrix import expand_matrix
 from buildsys.manifest.problem import Problem, expected, problem_at
-from buildsys.manifest.schema.engines import Engine
-from buildsys.manifest.schema.model import ModelSpec
+from buildsys.manifest.schema.model import Engine, ModelSpec
 from buildsys.manifest.schema.project import ProjectSpec
 from buildsys.manifest.schema_errors import SchemaFindings, schema_findings
 from buildsys.manifest.value_ranges import default_high
@@ -46,7 +45,7 @@ class Resolver:
     """Resolve manifests one by one with shared project.yaml and engines.yaml."""
 
     def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
+        self.workspace = workspace
         self.project_file = workspace.configs / "project.yaml"
         self.engines_file = workspace.configs / "engines.yaml"
         self._toolchains: ValueNode | None = None  # None: project.yaml is broken
@@ -55,20 +54,20 @@ class Resolver:
 
     def shared(self, file: Path) -> list[ManifestError]:
         """Record a shared file and return its errors."""
-        self._workspace.exists(file)
+        self.workspace.exists(file)
         if file == self.project_file:
             return self._project_errors
         problems: list[Problem] = []
         for preset in filter(None, (self._presets or {}).values()):
             problems += _validate(preset, Engine).problems
             problems += unknown_toolchain(preset, self._toolchains)
-        return self._engine_errors + self._workspace.errors(problems)
+        return self._engine_errors + self.workspace.errors(problems)
 
     def resolve(self, file: Path) -> tuple[list[Resolution], list[ManifestError]]:
         """Return the models of one manifest and all of its errors."""
         for shared in (self.project_file, self.engines_file):
-            self._workspace.exists(shared)
-        layers = Layers(self._workspace)
+            self.workspace.exists(shared)
+        layers = Layers(self.workspace)
         try:
             tree = merge(self._defaults, layers.read(file))
         except ManifestError as error:
@@ -77,10 +76,10 @@ class Resolver:
         problems = [*layers.problems, *matrix_problems]
         resolutions = []
         for variant in variants:
-            resolution, found = self._resolve_model(variant, self._workspace.shown(file))
+            resolution, found = self._resolve_model(variant, self.workspace.shown(file))
             problems += found
             resolutions += [resolution] if resolution else []
-        return resolutions, self._workspace.errors(problems)
+        return resolutions, self.workspace.errors(problems)
 
     def _resolve_model(
         self, tree: ValueNode, file: Path
@@ -99,7 +98,7 @@ class Resolver:
         reported = {problem.origin for problem in problems}
         reported |= {problem_at(tree, path, "").origin for path in findings.refused}
         view = ManifestView(tree, file, findings.refused)
-        checks = [*check_model(view), *file_problems(view, self._workspace)]
+        checks = [*check_model(view), *file_problems(view, self.workspace)]
         engines = tree.get("engines")
         for engine in engines.value if engines and isinstance(engines.value, list) else []:
             checks += unknown_toolchain(engine, self._toolchains)
@@ -120,12 +119,12 @@ class Resolver:
 
     def _read_project(self) -> tuple[ValueNode, list[ManifestError]]:
         """Return the defaults of project.yaml and its errors; remember its toolchains."""
-        empty = ValueNode({}, ValueOrigin(self._workspace.shown(self.project_file), ()))
-        if not self._workspace.exists(self.project_file):
+        empty = ValueNode({}, ValueOrigin(self.workspace.shown(self.project_file), ()))
+        if not self.workspace.exists(self.project_file):
             self._toolchains = empty
             return empty, []
         try:
-            document = self._workspace.document(self.project_file)
+            document = self.workspace.document(self.project_file)
         except ManifestError as error:
             return empty, [error]
         problems = _validate(document, ProjectSpec).problems
@@ -140,17 +139,17 @@ class Resolver:
         if not problems:
             self._toolchains = document.get("toolchains") or empty
         defaults = defaults.without(*_NOT_SHARED) if isinstance(defaults.value, dict) else empty
-        return defaults, self._workspace.errors(problems)
+        return defaults, self.workspace.errors(problems)
 
     def _read_presets(self) -> tuple[Presets | None, list[ManifestError]]:
-        if not self._workspace.exists(self.engines_file):
+        if not self.workspace.exists(self.engines_file):
             return {}, []
         try:
-            document = self._workspace.document(self.engines_file)
+            document = self.workspace.document(self.engines_file)
         except ManifestError as error:
             return None, [error]
         presets, problems = build_presets(document)
-        return presets, self._workspace.errors(problems)
+        return presets, self.workspace.errors(problems)
 
 
 def origins_of(tree: ValueNode, workspace: Workspace) -> dict[str, str]:

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from buildsys.manifest.problem import Problem, expected, problem_at, show_value, suggest
 from buildsys.manifest.schema.base import PATTERN_WORDS
-from buildsys.manifest.schema.engines import BACKENDS
+from buildsys.manifest.schema.model import BACKENDS
 from buildsys.manifest.schema.network import DATA_KINDS, SOURCE_KINDS
 from buildsys.manifest.schema.operators import LIBRARY_KINDS, PLUGIN_KINDS
 from buildsys.manifest.surgery_interface import KINDS as STEP_KINDS

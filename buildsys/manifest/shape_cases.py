@@ -1,4 +1,4 @@
-"""Shape cases: which value each named dimension takes in the cases min, opt, max and odd."""
+"""Shape cases: the values of the dynamic dimensions in the cases min, opt, max and odd."""
 
 from __future__ import annotations
 
@@ -7,36 +7,39 @@ from collections.abc import Iterable, Iterator, Mapping
 DimRange = Mapping[str, int | None]  # min, opt, max, odd, multiple_of as in the manifest
 Dims = dict[str, int]
 
-_PREFERENCE = ("opt", "min", "max", "odd")  # which name a shape keeps when several cases have it
+_PREFERENCE = ("opt", "min", "max", "odd")  # the case that keeps a shape shared by several
 _ORDER = ("min", "opt", "max", "odd")
 
 
 def shape_cases(dims: Mapping[str, DimRange], wanted: Iterable[str] = _ORDER) -> dict[str, Dims]:
-    """Return case name -> dimension values for the ``wanted`` cases, each distinct shape once.
+    """Return case name -> dimension values, each distinct shape once.
 
-    A model without dynamic dimensions has the one case ``opt``.
+    A model without dynamic dimensions has the single case ``opt``.
     """
     return distinct_cases(case_values(dims), wanted)
 
 
 def case_values(dims: Mapping[str, DimRange]) -> dict[str, Dims]:
     """Return the dimension values of all four cases."""
-    return {
-        "min": {name: _value(span, "min") for name, span in dims.items()},
-        "opt": {name: _value(span, "opt") for name, span in dims.items()},
-        "max": {name: _value(span, "max") for name, span in dims.items()},
-        "odd": _odd_values(dims),
+    cases = {
+        case: {name: _value(span, case) for name, span in dims.items()}
+        for case in ("min", "opt", "max")
     }
+    odd: Dims = {}
+    for name, span in dims.items():
+        given = span.get("odd")
+        odd[name] = _choose_odd(span, taken=set(odd.values())) if given is None else given
+    return {**cases, "odd": odd}
 
 
 def representatives(every: Mapping[str, Dims]) -> dict[str, str]:
-    """Return for each case the one that stands for all with its values."""
+    """Return case -> the case that represents its values."""
     preferred = [*_PREFERENCE, *(case for case in every if case not in _PREFERENCE)]
     return {case: next(name for name in preferred if every[name] == every[case]) for case in every}
 
 
 def distinct_cases(every: Mapping[str, Dims], wanted: Iterable[str] = _ORDER) -> dict[str, Dims]:
-    """Return the ``wanted`` cases, each distinct shape once: first the four, then those of profiles."""
+    """Return the ``wanted`` cases, each distinct shape once, cases of profiles last."""
     representative = representatives(every)
     chosen = {representative[case] for case in wanted}
     ordered = [*_ORDER, *(case for case in every if case not in _ORDER)]
@@ -44,15 +47,15 @@ def distinct_cases(every: Mapping[str, Dims], wanted: Iterable[str] = _ORDER) ->
 
 
 def example_dims(dims: Mapping[str, DimRange]) -> Dims:
-    """Return the dimension values that an exporter traces with.
+    """Return the dimension values for tracing an export.
 
     As small as the ranges allow, but at least 2 (a size of 1 broadcasts, and a tracer may bake that in)
     and different from each other (a tracer may take equal sizes for one dimension). They depend on
-    ``min`` alone wherever possible, so a changed ``opt`` or ``max`` does not touch the export.
+    ``min`` alone if possible, so a changed ``opt`` or ``max`` does not affect the export.
     """
     values: Dims = {}
     for name, span in dims.items():
-        candidates = [value for value in _steps(span) if value >= 2]
+        candidates = [value for value in _multiples(span) if value >= 2]
         unused = (value for value in candidates if value not in values.values())
         values[name] = next(unused, candidates[0] if candidates else _value(span, "max"))
     return values
@@ -63,28 +66,17 @@ def concrete_shape(shape: Iterable[int | str], dims: Mapping[str, int]) -> tuple
     return tuple(dims[size] if isinstance(size, str) else size for size in shape)
 
 
-def _odd_values(dims: Mapping[str, DimRange]) -> Dims:
-    values: Dims = {}
-    for name, span in dims.items():
-        asked = span.get("odd")
-        values[name] = asked if asked is not None else _choose_odd(span, taken=set(values.values()))
-    return values
-
-
 def _choose_odd(span: DimRange, taken: set[int]) -> int:
     usual = {_value(span, "min"), _value(span, "opt"), _value(span, "max")}
     step = _value(span, "multiple_of")
-    inside = [value for value in _steps(span) if value not in usual]
+    inside = [value for value in _multiples(span) if value not in usual]
     odd = [value for value in inside if (value // step) % 2]
-    for candidates in (odd, inside):
-        free = next((value for value in candidates if value not in taken), None)
-        if free is not None:
-            return free
-    return inside[0] if inside else _value(span, "opt")
+    free = [value for value in (*odd, *inside) if value not in taken]
+    return next(iter((*free, *inside)), _value(span, "opt"))
 
 
-def _steps(span: DimRange, limit: int = 64) -> Iterator[int]:
-    """Yield the first values of a range in ascending order, at most ``limit`` of them."""
+def _multiples(span: DimRange, limit: int = 64) -> Iterator[int]:
+    """Yield the first ``limit`` values of a range in ascending order."""
     step, low, high = _value(span, "multiple_of"), _value(span, "min"), _value(span, "max")
     yield from range(low, min(high, low + step * limit) + 1, step)
 

@@ -1,7 +1,4 @@
-"""What surgery makes of a model's inputs and outputs, as far as the manifest alone says it.
-
-Works on resolved data and on merged data that is not validated yet: what a step leaves out is skipped.
-"""
+"""Inputs and outputs of a graph after surgery, computed from the manifest alone."""
 
 from __future__ import annotations
 
@@ -18,25 +15,25 @@ KINDS = ("function", "rename", "fix_dims", "free_dims", "cut", "replace", "remov
 
 @dataclass(frozen=True)
 class Interface:
-    """Inputs with shapes and dtypes; ``outputs`` is None where the manifest does not say what they are called."""
+    """Inputs with shapes and dtypes, and names of outputs; None if not declared."""
 
     inputs: Inputs
     outputs: tuple[str, ...] | None
 
 
 def kind_of(step: Step) -> str:
-    """Return which field tells what a step does, "" where none does."""
+    """Return the field that selects the kind of a step, "" if there is none."""
     return next((kind for kind in KINDS if kind in step), "")
 
 
 def steps_of(manifest: Mapping[str, Any], when: str) -> list[Step]:
-    """Return the steps of one graph in their order."""
-    steps = [step for step in manifest.get("surgery") or () if isinstance(step, dict)]
+    """Return the steps of one graph in order."""
+    steps = manifest.get("surgery") or ()
     return [step for step in steps if step.get("when", AFTER_EXPORT) == when]
 
 
 def exported_interface(manifest: Mapping[str, Any]) -> Interface:
-    """Return the interface of the exported graph before any surgery."""
+    """Return the interface of the exported graph, before surgery."""
     inputs = {
         name: {"shape": list(tensor.get("shape") or ()), "dtype": tensor.get("dtype", "float32")}
         for name, tensor in manifest["inputs"].items()
@@ -47,34 +44,30 @@ def exported_interface(manifest: Mapping[str, Any]) -> Interface:
 def interface_after(interface: Interface, steps: Iterable[Step]) -> Interface:
     """Return the interface after some steps."""
     for step in steps:
-        interface = _AFTER[kind_of(step)](interface, step)
+        change = _CHANGES.get(kind_of(step))
+        interface = change(interface, step) if change else interface
     return interface
 
 
 def fixed_dims(manifest: Mapping[str, Any]) -> dict[str, int]:
-    """Return the dimensions that surgery gives one value."""
+    """Return the dimensions fixed by surgery, with their values."""
     steps = [step for when in WHENS for step in steps_of(manifest, when)]
     return {name: value for step in steps for name, value in (step.get("fix_dims") or {}).items()}
 
 
 def names_in_shapes(inputs: Mapping[str, Mapping[str, Any]]) -> set[str]:
-    """Return the dimensions that shapes name."""
+    """Return the dimensions named in shapes."""
     return {size for tensor in inputs.values() for size in tensor["shape"] if isinstance(size, str)}
-
-
-def _unchanged(interface: Interface, step: Step) -> Interface:
-    del step
-    return interface
 
 
 def _function(interface: Interface, step: Step) -> Interface:
     inputs, outputs = step.get("inputs"), step.get("outputs")
     if inputs is not None:
-        taken = {
+        declared = {
             name: {"shape": list(tensor["shape"]), "dtype": tensor.get("dtype", "float32")}
             for name, tensor in inputs.items()
         }
-        interface = replace(interface, inputs=taken)
+        interface = replace(interface, inputs=declared)
     return interface if outputs is None else replace(interface, outputs=tuple(outputs))
 
 
@@ -109,22 +102,15 @@ def _free_dims(interface: Interface, step: Step) -> Interface:
 def _cut(interface: Interface, step: Step) -> Interface:
     inputs, outputs = step["cut"].get("inputs"), step["cut"].get("outputs")
     if inputs is not None:
-        taken = {
-            name: _cut_input(interface.inputs.get(name), tensor or {})
-            for name, tensor in inputs.items()
-        }
-        interface = replace(interface, inputs=taken)
+        declared: Inputs = {}
+        for name, tensor in inputs.items():
+            # omitted fields of an existing input are unchanged
+            known = interface.inputs.get(name, {"shape": [], "dtype": "float32"})
+            given = {field: value for field, value in (tensor or {}).items() if value is not None}
+            merged = known | given
+            declared[name] = {"shape": list(merged["shape"]), "dtype": merged["dtype"]}
+        interface = replace(interface, inputs=declared)
     return interface if outputs is None else replace(interface, outputs=tuple(outputs))
-
-
-def _cut_input(known: Mapping[str, Any] | None, declared: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tensor as it is declared; what is left out of an input is as it was."""
-    known = known or {"shape": [], "dtype": "float32"}
-    shape, dtype = declared.get("shape"), declared.get("dtype")
-    return {
-        "shape": list(known["shape"] if shape is None else shape),
-        "dtype": dtype or known["dtype"],
-    }
 
 
 def _cast(interface: Interface, step: Step) -> Interface:
@@ -135,14 +121,11 @@ def _cast(interface: Interface, step: Step) -> Interface:
     return replace(interface, inputs=inputs)
 
 
-_AFTER = {
-    "": _unchanged,
+_CHANGES = {
     "function": _function,
     "rename": _rename,
     "fix_dims": _fix_dims,
     "free_dims": _free_dims,
     "cut": _cut,
-    "replace": _unchanged,
-    "remove": _unchanged,
     "cast": _cast,
 }

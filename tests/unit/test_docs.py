@@ -15,7 +15,7 @@ from buildsys.execution import stale_reasons
 from buildsys.manifest.project import load_project
 from buildsys.manifest.schema import stages
 from buildsys.manifest.schema.base import DType, Precision, Spec
-from buildsys.manifest.schema.engine_base import EngineBase
+from buildsys.manifest.schema.engines import EngineBase
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.manifest.schema.project import ProjectSpec
 from buildsys.manifest.schema.tensorrt import ComputeCapability, TensorRtBase

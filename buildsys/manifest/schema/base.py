@@ -1,8 +1,9 @@
-"""What all sections of a manifest are made of: the base class, and the types of names and quantities."""
+"""Base class of all sections, and the types of names and quantities."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable as Function
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
@@ -11,27 +12,17 @@ from pydantic_core import PydanticCustomError
 from buildsys.manifest.units import parse_duration, parse_size
 
 DType = Literal[
-    "float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16",
-    "uint32", "uint64", "bool", "complex64", "complex128", "string", "int4", "uint4", "float4e2m1",
-    "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz",
+    "float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8",
+    "uint16", "uint32", "uint64", "bool", "complex64", "complex128", "string", "int4", "uint4",
+    "float4e2m1", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz",
 ]  # fmt: skip
 Case = Literal["min", "opt", "max", "odd"]
 Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
 QUANTIZED = ("int8", "fp8")  # the precisions that need calibration
 Stage = Literal[
-    "operators",
-    "export",
-    "reference",
-    "surgery",
-    "simplify",
-    "calibrate",
-    "convert",
-    "validate",
-    "engine",
-    "verify",
-    "bench",
-    "report",
-]
+    "operators", "export", "reference", "surgery", "simplify", "calibrate", "convert", "validate",
+    "engine", "verify", "bench", "report",
+]  # fmt: skip
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$"
 TENSOR_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.:/+-]*$"
 WORD_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -43,13 +34,13 @@ AXIS_PATTERN = r"^-?[0-9]{1,2}$"
 OPERATOR_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]*::[A-Za-z_][A-Za-z0-9_]*$"
 CXX_SOURCE_PATTERN = r"^.+\.(c|cc|cpp|cxx)$"
 VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"
-PATTERN_WORDS = {
+PATTERN_WORDS = {  # the words of error messages
     NAME_PATTERN: "a name of letters, digits and _ . + - that starts with a letter or digit",
-    TENSOR_PATTERN: "a tensor name of letters, digits and _ . : / + - that starts with a letter, a digit or _",
+    TENSOR_PATTERN: "a tensor name of letters, digits and _ . : / + -, not starting with . : / + -",
     WORD_PATTERN: "a word of letters, digits and _ that does not start with a digit",
     CALLABLE_PATTERN: "a file and a callable such as plugins/models/net.py:make",
     MODULE_PATTERN: "a Python file such as plugins/symbolics/asinh.py",
-    SHA256_PATTERN: "a SHA-256 digest of 64 hexadecimal digits in lower case",
+    SHA256_PATTERN: "a SHA-256 digest of 64 lowercase hexadecimal digits",
     NODE_PATTERN: "an operator such as Gelu, or with its domain such as custom_domain::customOp",
     AXIS_PATTERN: "an axis number",
     OPERATOR_PATTERN: "an operator with its domain such as custom_domain::customOp",
@@ -60,6 +51,7 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)]
 TensorName = Annotated[str, Field(pattern=TENSOR_PATTERN, max_length=200)]
 DimName = Annotated[str, Field(pattern=WORD_PATTERN)]
 Callable = Annotated[str, Field(pattern=CALLABLE_PATTERN)]
+Digest = Annotated[str, Field(pattern=SHA256_PATTERN)]
 
 
 def _check_dim(value: object) -> object:
@@ -69,13 +61,8 @@ def _check_dim(value: object) -> object:
     raise PydanticCustomError("dim", "not a dimension")
 
 
-Dim = Annotated[
-    int | str,
-    BeforeValidator(_check_dim),
-    WithJsonSchema(
-        {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": WORD_PATTERN}]}
-    ),
-]
+_DIM_SCHEMA = [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": WORD_PATTERN}]
+Dim = Annotated[int | str, BeforeValidator(_check_dim), WithJsonSchema({"anyOf": _DIM_SCHEMA})]
 Seconds = Annotated[
     float, BeforeValidator(parse_duration), Field(json_schema_extra={"type": ["string", "number"]})
 ]
@@ -86,9 +73,9 @@ ALL_CASES: tuple[Case, ...] = ("min", "opt", "max", "odd")
 
 
 class Spec(BaseModel):
-    """Base of every manifest section: immutable, and a typo is an error.
+    """Base of every section: immutable, with unknown fields refused.
 
-    Validators are built at first use: only the model that is validated pays, not each of its sections.
+    Validators are built on first use, so only the validated model pays and not each of its sections.
     """
 
     model_config = ConfigDict(
@@ -97,14 +84,28 @@ class Spec(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _sequences_are_tuples(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
+    def _lists_to_tuples(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
         return {
-            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in fields.items()
         }
 
 
 def section(alias: str | None = None) -> Any:
-    """Return a field whose default is the section's own defaults, validated as a part of the whole."""
+    """Return a field whose default is the section's defaults, validated with the whole."""
     return Field(default_factory=dict, validate_default=True, alias=alias)
+
+
+def kind_by_field(kinds: tuple[str, ...]) -> Function[[object], str | None]:
+    """Return a discriminator: the tag of the first of ``kinds`` set in a map or spec.
+
+    A tag in angle brackets marks a step of pydantic's error paths that no user wrote.
+    """
+
+    def kind(value: object) -> str | None:
+        fields = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+        return next((f"<{kind}>" for kind in kinds if kind in fields), None)
+
+    return kind

@@ -1,17 +1,29 @@
-"""Engines: one section per backend."""
+"""Fields of all engines, and engines of ONNX Runtime."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
-from buildsys.manifest.schema.engine_base import EngineBase
-from buildsys.manifest.schema.tensorrt import TensorRtEngine, TensorRtRtxEngine
+from buildsys.manifest.schema.base import Name, Precision, Spec
+from buildsys.manifest.schema.stages import EngineTolerance
+
+
+class EngineBase(Spec):
+    """The fields of every engine."""
+
+    name: Name = Field(description="Name of the engine in targets and paths.")
+    precision: Precision = "fp32"
+    required: bool = Field(False, description="Fail the build if this engine cannot be built.")
+    tolerance: EngineTolerance | None = Field(
+        None, description="Limits of this engine, overriding those of `verify`."
+    )
+    toolchain: Name | None = Field(None, description="Toolchain of project.yaml to build and run.")
 
 
 class OnnxRuntimeEngine(EngineBase):
-    """An ONNX Runtime session; the optimized model that the session saves is the engine."""
+    """An ONNX Runtime session; the engine is the optimized model saved by the session."""
 
     backend: Literal["onnxruntime"]
     provider: Literal["cpu", "cuda"] = "cpu"
@@ -19,25 +31,5 @@ class OnnxRuntimeEngine(EngineBase):
     inter_op_threads: int = Field(1, ge=1)
     graph_optimization_level: Literal["disable", "basic", "extended", "all"] = "all"
     execution_mode: Literal["sequential", "parallel"] = "sequential"
-    spinning: bool = Field(
-        True, description="Threads wait by spinning: lower latency, a busy core."
-    )
-    session_config: dict[str, str] = Field(
-        default_factory=dict, description="Session config entries by their key."
-    )
-
-
-BACKENDS = ("onnxruntime", "tensorrt", "tensorrt_rtx")
-
-
-def _backend(value: object) -> str | None:
-    backend = value.get("backend") if isinstance(value, dict) else getattr(value, "backend", None)
-    return f"<{backend}>" if backend in BACKENDS else None
-
-
-Engine = Annotated[
-    Annotated[OnnxRuntimeEngine, Tag("<onnxruntime>")]
-    | Annotated[TensorRtEngine, Tag("<tensorrt>")]
-    | Annotated[TensorRtRtxEngine, Tag("<tensorrt_rtx>")],
-    Discriminator(_backend, custom_error_type="backend", custom_error_message="no known backend"),
-]
+    spinning: bool = Field(True, description="Let threads spin: lower latency, a busy core.")
+    session_config: dict[str, str] = Field({}, description="Session config entries by key.")

@@ -6,10 +6,12 @@ typing. Nothing here reads a file or imports a library used by a stage.
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated
+
+from pydantic import Discriminator, Field, Tag
 
 from buildsys.manifest.schema.base import DimName, Name, Seconds, Spec, Stage, TensorName, section
-from buildsys.manifest.schema.engines import Engine
+from buildsys.manifest.schema.engines import OnnxRuntimeEngine
 from buildsys.manifest.schema.network import DimSpec, InputSpec, OutputSpec, Source
 from buildsys.manifest.schema.operators import OperatorSpec
 from buildsys.manifest.schema.quantization import CalibrationSpec, ConvertSpec, QuantizeSpec
@@ -23,47 +25,57 @@ from buildsys.manifest.schema.stages import (
 )
 from buildsys.manifest.schema.surgery import SurgeryStep
 from buildsys.manifest.schema.symbolics import SymbolicSpec, TranslationSpec
+from buildsys.manifest.schema.tensorrt import TensorRtEngine, TensorRtRtxEngine
+
+BACKENDS = ("onnxruntime", "tensorrt", "tensorrt_rtx")
+
+
+def _backend(value: object) -> str | None:
+    backend = value.get("backend") if isinstance(value, dict) else getattr(value, "backend", None)
+    return f"<{backend}>" if backend in BACKENDS else None
+
+
+Engine = Annotated[
+    Annotated[OnnxRuntimeEngine, Tag("<onnxruntime>")]
+    | Annotated[TensorRtEngine, Tag("<tensorrt>")]
+    | Annotated[TensorRtRtxEngine, Tag("<tensorrt_rtx>")],
+    Discriminator(_backend, custom_error_type="backend", custom_error_message="unknown backend"),
+]
 
 
 class ModelSpec(Spec):
-    """One model after extends, matrix, defaults and engine profiles: what its targets finally use."""
+    """One model, after extends, matrix, defaults and engine presets have been applied."""
 
     model: Name = Field(description="Name of the model in targets and paths.")
-    description: str = Field("", description="What the model is, for the report.")
-    source: Source = Field(description="Where the network comes from: torchvision, python or onnx.")
+    description: str = Field("", description="One sentence about the model, for the report.")
+    source: Source = Field(description="Origin of the network: torchvision, python or onnx.")
     inputs: dict[TensorName, InputSpec] = Field(
-        min_length=1, description="In the order of the graph's inputs."
+        min_length=1, description="Inputs in the order of the graph."
     )
     outputs: dict[TensorName, OutputSpec] = Field(
-        default_factory=dict, description="In order; default: as the model returns them."
+        {}, description="Outputs in order; default: as returned by the model."
     )
-    dims: dict[DimName, DimSpec] = Field(
-        default_factory=dict, description="Ranges of the dynamic dimensions."
-    )
-    ops: tuple[OperatorSpec, ...] = Field(
-        (), description="Custom operators and what implements them."
-    )
+    dims: dict[DimName, DimSpec] = Field({}, description="Ranges of the dynamic dimensions.")
+    ops: tuple[OperatorSpec, ...] = Field((), description="Custom operators, implemented here.")
     export: ExportSpec = section()
     symbolics: tuple[SymbolicSpec, ...] = Field(
-        (), description="Operators taught to exporter: torchscript."
+        (), description="Operators registered with exporter: torchscript."
     )
     translations: tuple[TranslationSpec, ...] = Field(
-        (), description="Operators taught to exporter: dynamo."
+        (), description="Operators registered with exporter: dynamo."
     )
-    surgery: tuple[SurgeryStep, ...] = Field(
-        (), description="Steps that change the graph, in this order."
-    )
+    surgery: tuple[SurgeryStep, ...] = Field((), description="Changes to the graph, in order.")
     simplify: SimplifySpec = section()
     convert: ConvertSpec = section()
     calibration: CalibrationSpec | None = Field(
-        None, description="Data and algorithm that int8 and fp8 need."
+        None, description="Data and algorithm for int8 and fp8."
     )
     quantize: QuantizeSpec = section()
     validation: ValidateSpec = section(alias="validate")
-    engines: tuple[Engine, ...] = Field((), description="Engines to build, verify and time.")
+    engines: tuple[Engine, ...] = Field((), description="Engines to build, verify and benchmark.")
     verify: VerifySpec = section()
     bench: BenchSpec = section()
     report: ReportSpec = section()
     timeout: dict[Stage, Seconds] = Field(
-        default_factory=dict, description="Limit per stage, e.g. {export: 10min}."
+        {}, description="Time limit per stage, such as {export: 10min}."
     )

@@ -1,4 +1,4 @@
-"""The sections of a manifest about the network: source, inputs, outputs and dynamic dimensions."""
+"""The source of the network, its inputs, outputs and dynamic dimensions."""
 
 from __future__ import annotations
 
@@ -15,23 +15,31 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from buildsys.manifest.schema.base import SHA256_PATTERN, WORD_PATTERN, Callable, Dim, DType, Spec
+from buildsys.manifest.schema.base import (
+    WORD_PATTERN,
+    Callable,
+    Digest,
+    Dim,
+    DType,
+    Spec,
+    kind_by_field,
+)
+
+SOURCE_KINDS = ("torchvision", "python", "onnx")
+DATA_KINDS = ("random", "npz", "python", "constant", "images")
 
 
 class WeightsFile(Spec):
     """A state dict in a file of the project, loaded with ``weights_only=True``."""
 
     file: str = Field(description="Path relative to the project.")
-    sha256: Annotated[str, Field(pattern=SHA256_PATTERN)] | None = Field(
-        None, description="When given, the file must have this digest."
-    )
+    sha256: Digest | None = Field(None, description="Expected digest of the file.")
 
 
 def _weights_kind(value: object) -> str:
     return "<name>" if isinstance(value, str) else "<file>"
 
 
-# A tag in angle brackets marks a place in pydantic's error paths that no user wrote.
 TorchvisionWeights = Annotated[
     Annotated[str, Tag("<name>")] | Annotated[WeightsFile, Tag("<file>")],
     Discriminator(_weights_kind),
@@ -39,22 +47,17 @@ TorchvisionWeights = Annotated[
 
 
 class _Source(Spec):
-    seed: int = Field(
-        0, ge=0, description="Seed of weights that are not loaded, and of random inputs."
-    )
+    seed: int = Field(0, ge=0, description="Seed of random weights and random inputs.")
 
 
 class TorchvisionSource(_Source):
-    """A model of torchvision's registry, by name."""
+    """A model of torchvision, by name."""
 
-    torchvision: str = Field(description="A name that torchvision.models.list_models() knows.")
+    torchvision: str = Field(description="A name in torchvision.models.list_models().")
     weights: TorchvisionWeights | None = Field(
-        None,
-        description="null: random from `seed`; DEFAULT or an enum name such as IMAGENET1K_V2; or a file.",
+        None, description="null: random from `seed`; DEFAULT or IMAGENET1K_V2; or a file."
     )
-    kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="Further arguments of the model's builder."
-    )
+    kwargs: dict[str, Any] = Field({}, description="Arguments of the model's builder.")
 
 
 class PythonSource(_Source):
@@ -62,31 +65,18 @@ class PythonSource(_Source):
 
     python: Callable = Field(description="FILE.py:CALLABLE")
     weights: WeightsFile | None = Field(
-        None, description="null: as the callable made them; or a file."
+        None, description="null: as initialized by the callable; or a file."
     )
     randomize: bool = Field(
         False, description="Draw weights and batch-norm statistics from `seed`."
     )
-    kwargs: dict[str, Any] = Field(default_factory=dict, description="Arguments of the callable.")
+    kwargs: dict[str, Any] = Field({}, description="Arguments of the callable.")
 
 
 class OnnxSource(_Source):
-    """A ready ONNX file; its outputs in ONNX Runtime without optimization are the reference."""
+    """An ONNX file; its outputs in ONNX Runtime without optimization are the reference."""
 
     onnx: str = Field(description="Path relative to the project.")
-
-
-SOURCE_KINDS = ("torchvision", "python", "onnx")
-
-
-def _kind(value: object, kinds: tuple[str, ...]) -> str | None:
-    """Return the tag of the first of ``kinds`` that is a field of ``value``, a map or a spec."""
-    fields = value if isinstance(value, dict) else getattr(value, "__dict__", {})
-    return next((f"<{kind}>" for kind in kinds if kind in fields), None)
-
-
-def _source_kind(value: object) -> str | None:
-    return _kind(value, SOURCE_KINDS)
 
 
 Source = Annotated[
@@ -94,13 +84,15 @@ Source = Annotated[
     | Annotated[PythonSource, Tag("<python>")]
     | Annotated[OnnxSource, Tag("<onnx>")],
     Discriminator(
-        _source_kind, custom_error_type="source_kind", custom_error_message="no kind of source"
+        kind_by_field(SOURCE_KINDS),
+        custom_error_type="source_kind",
+        custom_error_message="unknown kind of source",
     ),
 ]
 
 
 class RandomData(Spec):
-    """Values drawn from the source's seed, the same on every machine."""
+    """Values drawn from the source's seed, identical on every machine."""
 
     random: Literal["normal", "uniform", "integers"]
     mean: float = 0.0
@@ -108,12 +100,12 @@ class RandomData(Spec):
     low: float = Field(0.0, description="Lower bound of uniform and integers.")
     high: float = Field(
         1.0,
-        description="Upper bound, exclusive for integers; their default is 10 (2 for bool, 8 for int4 and uint4).",
+        description="Upper bound, exclusive for integers (default: 10; bool 2; 4-bit types 8).",
     )
 
 
 class NpzData(Spec):
-    """Values from an array of a .npz file, cut to each case's shape from the front."""
+    """Values from an array of a .npz file, cropped from the start to the shape of each case."""
 
     npz: str = Field(description="Path relative to the project.")
     key: str | None = Field(None, description="Array in the file; default: the input's name.")
@@ -139,7 +131,7 @@ Scalar = Annotated[
 
 
 class ConstantData(Spec):
-    """One value everywhere."""
+    """The same value everywhere."""
 
     model_config = ConfigDict(allow_inf_nan=True)  # a mask is often minus infinity
 
@@ -147,33 +139,24 @@ class ConstantData(Spec):
 
 
 class ImagesData(Spec):
-    """Values from the image files of a folder, in the order of their names."""
+    """Values from the image files of a folder, sorted by name."""
 
-    images: str = Field(
-        description="A folder, relative to the project; folders in it count as well."
-    )
+    images: str = Field(description="A folder, relative to the project; searched recursively.")
     resize: int | None = Field(
         None,
         ge=1,
-        description="Shorter side before the centre crop; default: straight to the input's height and width.",
+        description="Shorter side before the center crop; default: scale to height and width.",
     )
     interpolation: Literal["nearest", "bilinear", "bicubic"] = "bilinear"
     color: Literal["rgb", "bgr", "gray"] = "rgb"
     layout: Literal["nchw", "nhwc"] = "nchw"
-    divide: float = Field(255.0, gt=0, description="What pixels of 0 to 255 are divided by.")
+    divide: float = Field(255.0, gt=0, description="Divisor of pixel values (0 to 255).")
     mean: tuple[float, ...] = Field(
-        (0.0,), min_length=1, description="Subtracted then: one value, or one per channel."
+        (0.0,), min_length=1, description="Subtracted next: one value, or one per channel."
     )
     std: tuple[Annotated[float, Field(gt=0)], ...] = Field(
-        (1.0,), min_length=1, description="And divided by this."
+        (1.0,), min_length=1, description="Divisor of the result."
     )
-
-
-DATA_KINDS = ("random", "npz", "python", "constant", "images")
-
-
-def _data_kind(value: object) -> str | None:
-    return _kind(value, DATA_KINDS)
 
 
 InputData = Annotated[
@@ -183,7 +166,9 @@ InputData = Annotated[
     | Annotated[ConstantData, Tag("<constant>")]
     | Annotated[ImagesData, Tag("<images>")],
     Discriminator(
-        _data_kind, custom_error_type="data_kind", custom_error_message="no kind of data"
+        kind_by_field(DATA_KINDS),
+        custom_error_type="data_kind",
+        custom_error_message="unknown kind of data",
     ),
 ]
 
@@ -194,11 +179,10 @@ class InputSpec(Spec):
     shape: tuple[Dim, ...] = Field(description="Numbers and names of `dims`.")
     dtype: DType = "float32"
     data: InputData | None = Field(
-        None,
-        description="Default: random normal for floats, integers 0 to 9 for integers, 0 or 1 for bool.",
+        None, description="Default: normal for floats, 0 to 9 for integers, 0 or 1 for bool."
     )
     keyword: Annotated[str, Field(pattern=WORD_PATTERN)] | None = Field(
-        None, description="Pass it to forward() by this keyword instead of by position."
+        None, description="Keyword argument of forward(); default: positional."
     )
 
 
@@ -206,27 +190,27 @@ class OutputSpec(Spec):
     """One output of the model."""
 
     shape: tuple[Dim | None, ...] | None = Field(
-        None, description="Numbers, names of `dims`, or null for a size that follows from others."
+        None, description="Numbers, names of `dims`, or null for an unchecked size."
     )
     dtype: DType | None = None
     key: str | None = Field(
-        None, description="Key in the dict that forward() returns; default: the output's name."
+        None, description="Key in the dict returned by forward(); default: the output's name."
     )
 
 
 class DimSpec(Spec):
-    """The range of a named, dynamic dimension."""
+    """The range of a dynamic dimension."""
 
     min: int = Field(ge=0)
     opt: int = Field(ge=0)
     max: int = Field(ge=0)
     odd: int | None = Field(
-        None, description="The odd value that is also validated; default: chosen in the range."
+        None, description="An additional value to validate; default: chosen from the range."
     )
-    multiple_of: int = Field(1, ge=1, description="Every value is a multiple of this.")
+    multiple_of: int = Field(1, ge=1, description="All values are multiples of this.")
 
     @model_validator(mode="after")
-    def _ordered(self) -> DimSpec:
+    def _check_range(self) -> DimSpec:
         if not self.min <= self.opt <= self.max:
             raise ValueError(f"min {self.min}, opt {self.opt}, max {self.max} are not ascending")
         values = {"min": self.min, "opt": self.opt, "max": self.max, "odd": self.odd}

@@ -1,4 +1,4 @@
-"""The section of a manifest about custom operators: each one, with all that implements it."""
+"""The section ``ops``: custom operators and their implementations."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from buildsys.manifest.schema.base import (
     OPERATOR_PATTERN,
     Callable,
     Spec,
+    kind_by_field,
     section,
 )
 
@@ -21,7 +22,7 @@ PLUGIN_KINDS = ("python", "library")
 
 
 class FunctionPerBackend(Spec):
-    """Another local function for each backend."""
+    """A different local function for each backend."""
 
     onnxruntime: Callable | None = Field(None, description="FILE.py:NAME")
     tensorrt: Callable | None = Field(None, description="FILE.py:NAME")
@@ -29,18 +30,14 @@ class FunctionPerBackend(Spec):
 
 
 class BuiltLibrary(Spec):
-    """A library of ONNX Runtime custom operators that is compiled here."""
+    """A library of ONNX Runtime custom operators, compiled from sources."""
 
-    sources: tuple[LibrarySource, ...] = Field(
-        min_length=1, description="C or C++ files of the project."
-    )
-    flags: tuple[str, ...] = Field(
-        (), description="Further arguments of the compiler, such as -O3 or -lm."
-    )
+    sources: tuple[LibrarySource, ...] = Field(min_length=1, description="C or C++ files.")
+    flags: tuple[str, ...] = Field((), description="Compiler arguments, such as -O3 or -lm.")
 
 
 class GivenLibrary(Spec):
-    """A library of ONNX Runtime custom operators that is there already."""
+    """An existing library of ONNX Runtime custom operators."""
 
     file: str = Field(description="Path relative to the project.")
 
@@ -48,26 +45,13 @@ class GivenLibrary(Spec):
 class PythonPlugin(Spec):
     """A TensorRT plugin in Python."""
 
-    python: str = Field(description="A file of the project that holds IPluginV3 creators.")
+    python: str = Field(description="A file of the project with IPluginV3 creators.")
 
 
 class PluginLibrary(Spec):
     """A TensorRT plugin in a shared library."""
 
     library: str = Field(description="Path relative to the project.")
-
-
-def _kind(value: object, kinds: tuple[str, ...]) -> str | None:
-    fields = value if isinstance(value, dict) else getattr(value, "__dict__", {})
-    return next((f"<{kind}>" for kind in kinds if kind in fields), None)
-
-
-def _library_kind(value: object) -> str | None:
-    return _kind(value, LIBRARY_KINDS)
-
-
-def _plugin_kind(value: object) -> str | None:
-    return _kind(value, PLUGIN_KINDS)
 
 
 def _function_kind(value: object) -> str:
@@ -81,38 +65,41 @@ OperatorFunction = Annotated[
 OperatorLibrary = Annotated[
     Annotated[BuiltLibrary, Tag("<sources>")] | Annotated[GivenLibrary, Tag("<file>")],
     Discriminator(
-        _library_kind, custom_error_type="library_kind", custom_error_message="no kind of library"
+        kind_by_field(LIBRARY_KINDS),
+        custom_error_type="library_kind",
+        custom_error_message="unknown kind of library",
     ),
 ]
 OperatorPlugin = Annotated[
     Annotated[PythonPlugin, Tag("<python>")] | Annotated[PluginLibrary, Tag("<library>")],
     Discriminator(
-        _plugin_kind, custom_error_type="plugin_kind", custom_error_message="no kind of plugin"
+        kind_by_field(PLUGIN_KINDS),
+        custom_error_type="plugin_kind",
+        custom_error_message="unknown kind of plugin",
     ),
 ]
+FunctionOrPlugin = Literal["function", "plugin"]
 
 
 class OperatorUse(Spec):
-    """Which implementation each backend takes."""
+    """The implementation used by each backend."""
 
     onnxruntime: Literal["function", "library"] | None = Field(
         None, description="Default: the function, else the library."
     )
-    tensorrt: Literal["function", "plugin"] | None = Field(
-        None, description="Default: the function, else the plugin."
-    )
-    tensorrt_rtx: Literal["function", "plugin"] | None = Field(
-        None, description="Default: the function, else the plugin."
+    tensorrt: FunctionOrPlugin | None = Field(None, description="Default: function, else plugin.")
+    tensorrt_rtx: FunctionOrPlugin | None = Field(
+        None, description="Default: function, else plugin."
     )
 
 
 class OperatorSpec(Spec):
-    """A custom operator and what implements it."""
+    """A custom operator and its implementations."""
 
-    op: Operator = Field(description="The operator as nodes name it: DOMAIN::NAME.")
+    op: Operator = Field(description="The operator in the graph: DOMAIN::NAME.")
     function: OperatorFunction | None = Field(
         None,
-        description="ONNX local function: an onnxscript function, a FunctionProto or a callable that returns one.",
+        description="ONNX local function: an onnxscript function, a FunctionProto or a factory.",
     )
     library: OperatorLibrary | None = Field(None, description="ONNX Runtime custom-op library.")
     plugin: OperatorPlugin | None = Field(None, description="TensorRT plugin.")

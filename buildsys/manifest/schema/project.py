@@ -1,4 +1,4 @@
-"""Sections of configs/project.yaml: what the models of a project share."""
+"""Sections of configs/project.yaml, shared by all models."""
 
 from __future__ import annotations
 
@@ -10,46 +10,40 @@ from buildsys.manifest.schema.base import VARIABLE_PATTERN, Name, Seconds, Spec
 
 
 class CacheSpec(Spec):
-    """A cache of built outputs that several people and machines share."""
+    """A cache of built outputs, shared between people and machines."""
 
     remote: str = Field(
         min_length=1, description="A folder, or a URL: sftp://host/path, s3://bucket/path."
     )
     mode: Literal["read-only", "read-write"] = Field(
-        "read-only", description="Whether results are added to it."
+        "read-only", description="read-write adds results of this machine."
     )
     timeout: Seconds = Field(
-        30.0, gt=0, description="What one target may need of it before the run goes on without."
+        30.0, gt=0, description="Time per target before the run continues without the cache."
     )
 
 
 class ToolchainSpec(Spec):
-    """Another Python interpreter with its own libraries, for engines that name it."""
+    """Another Python interpreter with its libraries, for engines that name it."""
 
     python: str = Field(
-        min_length=1, description="Absolute, relative to the project, or the name of a program."
+        min_length=1, description="Absolute, relative to the project, or a program on PATH."
     )
     env: dict[Annotated[str, Field(pattern=VARIABLE_PATTERN)], str] = Field(
-        default_factory=dict,
-        description="Environment variables on top; {prefix} is the folder of its environment.",
+        {}, description="Additional environment variables; {prefix} is the environment's folder."
     )
 
 
 class ProjectSpec(Spec):
-    """configs/project.yaml: what all models of the project share."""
+    """configs/project.yaml, the settings shared by all models."""
 
-    defaults: dict[str, Any] = Field(
-        default_factory=dict, description="Manifest sections under every model's own."
-    )
+    defaults: dict[str, Any] = Field({}, description="Manifest sections that models override.")
     cache: CacheSpec | None = Field(
-        None, description="The shared cache, behind the store of this project."
+        None, description="Shared cache, used after the store of this project."
     )
     timing_caches: str | None = Field(
-        None,
-        min_length=1,
-        description="Folder of TensorRT's timing caches, which several clones may share.",
+        None, min_length=1, description="Folder of TensorRT's timing caches, shared by clones."
     )
     toolchains: dict[Name, ToolchainSpec] = Field(
-        default_factory=dict,
-        description="Interpreters beside the one of doit, by the name that engines give.",
+        {}, description="Additional interpreters by name, for engines."
     )

@@ -1,4 +1,4 @@
-"""The sections of a manifest about precisions below fp32: conversion, calibration and quantization."""
+"""Sections for precisions below fp32: conversion, calibration and quantization."""
 
 from __future__ import annotations
 
@@ -10,63 +10,48 @@ from buildsys.manifest.schema.base import Spec, TensorName
 from buildsys.manifest.schema.network import InputData
 
 QuantizedOperator = Literal[
-    "Conv",
-    "ConvTranspose",
-    "Gemm",
-    "MatMul",
-    "Add",
-    "Mul",
-    "AveragePool",
-    "GlobalAveragePool",
+    "Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "AveragePool", "GlobalAveragePool",
     "MaxPool",
-]
+]  # fmt: skip
 DEFAULT_PERCENTILE = 99.99
 
 
 class ConvertSpec(Spec):
-    """What converts to fp16 and bf16."""
+    """Conversion to fp16 and bf16."""
 
     tool: Literal["builtin", "autocast"] = Field(
-        "builtin", description="autocast is NVIDIA ModelOpt's."
+        "builtin", description="autocast is part of NVIDIA ModelOpt."
     )
 
 
 class CalibrationSpec(Spec):
-    """Which values the ranges of an int8 or fp8 network are measured on, and how."""
+    """Data and algorithm that determine the value ranges of int8 and fp8 networks."""
 
     data: dict[TensorName, InputData] = Field(
-        default_factory=dict,
-        description="Values of each input; default: those of `inputs`, where it has data.",
+        {}, description="Values by input; default: the data of `inputs`, if given."
     )
     algorithm: Literal["entropy", "minmax", "percentile"] = "entropy"
     percentile: float = Field(
-        DEFAULT_PERCENTILE,
-        gt=50,
-        le=100,
-        description="Share of all values that the range holds, in percent.",
+        DEFAULT_PERCENTILE, gt=50, le=100, description="Percentage of values within the range."
     )
-    batches: int = Field(8, ge=1, description="How many batches are run.")
+    batches: int = Field(8, ge=1, description="Number of batches.")
     batch_size: int | None = Field(
-        None, ge=1, description="Samples in each; default: `opt` of the first dimension."
+        None, ge=1, description="Samples per batch; default: `opt` of the first dimension."
     )
     seed: int = Field(0, ge=0, description="Seed of random values.")
 
 
 class QuantizeSpec(Spec):
-    """Where a graph gets quantizers."""
+    """Insertion of quantizers into a graph."""
 
     tool: Literal["onnxruntime", "builtin", "modelopt"] | None = Field(
         None, description="Default: onnxruntime for int8, builtin for fp8."
     )
-    per_channel: bool = Field(
-        True, description="A scale for each output channel of a weight, not one for all."
-    )
+    per_channel: bool = Field(True, description="One scale per output channel of a weight.")
     operators: tuple[QuantizedOperator, ...] = Field(
         ("Conv", "ConvTranspose", "Gemm", "MatMul"), min_length=1
     )
-    outputs: bool = Field(
-        False, description="Quantize what these operators give as well, not only what they take."
-    )
+    outputs: bool = Field(False, description="Quantize the outputs of these operators as well.")
     exclude: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        (), description="Patterns of the names of nodes that stay as they are, e.g. */head/*."
+        (), description="Name patterns of nodes to leave in fp32, such as */head/*."
     )

@@ -1,4 +1,4 @@
-"""The sections of a manifest about the stages that every model runs through."""
+"""Sections for the stages of every model."""
 
 from __future__ import annotations
 
@@ -11,20 +11,11 @@ from buildsys.manifest.schema.base import ALL_CASES, Bytes, Case, Seconds, Spec,
 
 
 def _check_modules(value: object) -> object:
-    if isinstance(value, bool) or (
-        isinstance(value, tuple) and all(isinstance(name, str) for name in value)
-    ):
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, tuple) and all(isinstance(name, str) for name in value):
         return value
     raise PydanticCustomError("modules", "not module classes")
-
-
-Modules = Annotated[
-    bool | tuple[str, ...],
-    BeforeValidator(_check_modules),
-    WithJsonSchema(
-        {"anyOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "string"}}]}
-    ),
-]
 
 
 def _check_switches(value: object) -> object:
@@ -35,131 +26,128 @@ def _check_switches(value: object) -> object:
     raise PydanticCustomError("switches", "neither true, false nor a list of both")
 
 
+_BOOLEAN = {"type": "boolean"}
+_STRINGS = {"type": "array", "items": {"type": "string"}}
+_BOOLEANS = {"type": "array", "items": _BOOLEAN, "minItems": 1}
+Modules = Annotated[
+    bool | tuple[str, ...],
+    BeforeValidator(_check_modules),
+    WithJsonSchema({"anyOf": [_BOOLEAN, _STRINGS]}),
+]
 CudaGraph = Annotated[
     tuple[bool, ...],
     BeforeValidator(_check_switches),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "boolean"},
-                {"type": "array", "items": {"type": "boolean"}, "minItems": 1},
-            ]
-        }
-    ),
+    WithJsonSchema({"anyOf": [_BOOLEAN, _BOOLEANS]}),
 ]
 Baseline = Literal["torch", "torch_cuda_graph", "torch_compile", "onnxruntime"]
+_TORCHSCRIPT = Field(None, description="torchscript only.")
+_DYNAMO = Field(None, description="dynamo only.")
+_RTOL = "Limit on max |a - b| / max |b|."
+_COSINE = "Minimum cosine similarity."
+_ATOL = "Additional limit on max |a - b|."
+_TOP1 = "Minimum share of equal arg-max along the last axis."
 
 
 class ExportSpec(Spec):
-    """Options of torch.onnx.export under torch's names. An unset option keeps torch's default."""
+    """Options of torch.onnx.export under torch's names; unset options keep torch's defaults."""
 
     exporter: Literal["torchscript", "dynamo"] = "torchscript"
-    opset: int = Field(
-        17,
-        description="Opset of the written file, read back and compared; torchscript 6 to 23, dynamo 7 to 28.",
-    )
+    opset: int = Field(17, description="Opset of the file: torchscript 6 to 23, dynamo 7 to 28.")
     export_params: bool | None = None
     keep_initializers_as_inputs: bool | None = None
-    do_constant_folding: bool | None = Field(None, description="torchscript only.")
-    training: Literal["eval", "preserve", "train"] | None = Field(
-        None, description="torchscript only."
-    )
-    custom_opsets: dict[str, int] | None = Field(None, description="torchscript only.")
-    autograd_inlining: bool | None = Field(None, description="torchscript only.")
+    do_constant_folding: bool | None = _TORCHSCRIPT
+    training: Literal["eval", "preserve", "train"] | None = _TORCHSCRIPT
+    custom_opsets: dict[str, int] | None = _TORCHSCRIPT
+    autograd_inlining: bool | None = _TORCHSCRIPT
     operator_export_type: (
         Literal["onnx", "onnx_aten", "onnx_aten_fallback", "onnx_fallthrough"] | None
-    ) = Field(None, description="torchscript only.")
+    ) = _TORCHSCRIPT
     export_modules_as_functions: Modules | None = Field(
         None, description="torchscript only; true, or class paths such as torch.nn.ReLU."
     )
-    optimize: bool | None = Field(None, description="dynamo only.")
-    verify: bool | None = Field(None, description="dynamo only.")
-    report: bool | None = Field(None, description="dynamo only; the report lies beside the model.")
-    profile: bool | None = Field(None, description="dynamo only.")
-    dump_exported_program: bool | None = Field(None, description="dynamo only.")
+    optimize: bool | None = _DYNAMO
+    verify: bool | None = _DYNAMO
+    report: bool | None = Field(None, description="dynamo only; written next to the model.")
+    profile: bool | None = _DYNAMO
+    dump_exported_program: bool | None = _DYNAMO
     external_data: bool | None = Field(
-        None, description="dynamo only; not set: weights above 64 MiB lie in model.onnx.data."
+        None, description="dynamo only; default: weights above 64 MiB go to model.onnx.data."
     )
     verbose: bool | None = None
 
 
 class SimplifySpec(Spec):
-    """How the exported graph is simplified."""
+    """Simplification of the exported graph."""
 
     tool: Literal["onnxsim", "onnxslim", "none"] = "onnxsim"
     constant_folding: bool = True
     shape_inference: bool = True
     fuse: bool = Field(True, description="Let the tool fuse operators (onnxsim: its optimizer).")
     tensor_size_threshold: Bytes | None = Field(
-        None,
-        description="Constants larger than this are not folded into the file (onnxsim), e.g. 1MiB.",
+        None, description="Largest constant folded into the file (onnxsim), such as 1MiB."
     )
 
 
 class Tolerance(Spec):
-    """When two outputs count as equal. All given limits must hold; rtol and cosine always do."""
+    """Limits within which outputs count as equal; all given limits must hold."""
 
-    rtol: float = Field(1e-4, ge=0, description="max |a - b| over max |b|.")
-    cosine: float = Field(0.9999, ge=-1, le=1, description="At least this cosine similarity.")
-    atol: float | None = Field(None, ge=0, description="An additional limit on max |a - b|.")
-    top1: float | None = Field(
-        None, ge=0, le=1, description="At least this share of equal arg-max on the last axis."
-    )
+    rtol: float = Field(1e-4, ge=0, description=_RTOL)
+    cosine: float = Field(0.9999, ge=-1, le=1, description=_COSINE)
+    atol: float | None = Field(None, ge=0, description=_ATOL)
+    top1: float | None = Field(None, ge=0, le=1, description=_TOP1)
 
 
 class Fp32Tolerance(Tolerance):
-    """When an fp32 engine counts as right."""
+    """Limits of fp32 engines."""
 
-    rtol: float = Field(1e-3, ge=0, description="max |a - b| over max |b|.")
+    rtol: float = Field(1e-3, ge=0, description=_RTOL)
 
 
 class Fp16Tolerance(Tolerance):
-    """When an fp16 engine counts as right."""
+    """Limits of fp16 engines."""
 
-    rtol: float = Field(2e-2, ge=0, description="max |a - b| over max |b|.")
-    cosine: float = Field(0.999, ge=-1, le=1, description="At least this cosine similarity.")
+    rtol: float = Field(2e-2, ge=0, description=_RTOL)
+    cosine: float = Field(0.999, ge=-1, le=1, description=_COSINE)
 
 
 class Bf16Tolerance(Tolerance):
-    """When a bf16 engine counts as right."""
+    """Limits of bf16 engines."""
 
-    rtol: float = Field(1e-1, ge=0, description="max |a - b| over max |b|.")
-    cosine: float = Field(0.99, ge=-1, le=1, description="At least this cosine similarity.")
+    rtol: float = Field(1e-1, ge=0, description=_RTOL)
+    cosine: float = Field(0.99, ge=-1, le=1, description=_COSINE)
 
 
 class Int8Tolerance(Tolerance):
-    """When an int8 engine counts as right."""
+    """Limits of int8 engines."""
 
-    rtol: float = Field(2e-1, ge=0, description="max |a - b| over max |b|.")
-    cosine: float = Field(0.99, ge=-1, le=1, description="At least this cosine similarity.")
+    rtol: float = Field(2e-1, ge=0, description=_RTOL)
+    cosine: float = Field(0.99, ge=-1, le=1, description=_COSINE)
 
 
 class Fp8Tolerance(Tolerance):
-    """When an fp8 engine counts as right."""
+    """Limits of fp8 engines."""
 
-    rtol: float = Field(2e-1, ge=0, description="max |a - b| over max |b|.")
-    cosine: float = Field(0.98, ge=-1, le=1, description="At least this cosine similarity.")
+    rtol: float = Field(2e-1, ge=0, description=_RTOL)
+    cosine: float = Field(0.98, ge=-1, le=1, description=_COSINE)
 
 
 class EngineTolerance(Spec):
-    """Limits of one engine; what is not given here is that of `verify` for its precision."""
+    """Limits of one engine; unset limits are those of `verify` for its precision."""
 
-    rtol: float | None = Field(None, ge=0, description="max |a - b| over max |b|.")
-    cosine: float | None = Field(None, ge=-1, le=1, description="At least this cosine similarity.")
-    atol: float | None = Field(None, ge=0, description="An additional limit on max |a - b|.")
-    top1: float | None = Field(
-        None, ge=0, le=1, description="At least this share of equal arg-max on the last axis."
-    )
+    rtol: float | None = Field(None, ge=0, description=_RTOL)
+    cosine: float | None = Field(None, ge=-1, le=1, description=_COSINE)
+    atol: float | None = Field(None, ge=0, description=_ATOL)
+    top1: float | None = Field(None, ge=0, le=1, description=_TOP1)
 
 
 class ValidateSpec(Tolerance):
-    """PyTorch against ONNX Runtime, on the exported and on the simplified graph."""
+    """Comparison of the exported and simplified graphs with PyTorch."""
 
     cases: tuple[Case, ...] = Field(ALL_CASES, min_length=1)
 
 
 class VerifySpec(Spec):
-    """Engine outputs against the golden outputs; the tolerance goes by the engine's precision."""
+    """Comparison of engines with the golden outputs, with limits per precision."""
 
     cases: tuple[Case, ...] = Field(ALL_CASES, min_length=1)
     fp32: Fp32Tolerance = section()
@@ -173,37 +161,30 @@ class BenchSpec(Spec):
     """Latency and throughput of an engine, interleaved with its baselines."""
 
     duration: Seconds = Field(
-        3.0, gt=0, description="Measured time per case and contender, at least."
+        3.0, gt=0, description="Minimum measured time per case and contender."
     )
-    warmup: Seconds = Field(
-        0.2, ge=0, description="Time per case and contender before samples count."
-    )
-    min_samples: int = Field(
-        10, ge=1, description="At least this many samples, however long they take."
-    )
+    warmup: Seconds = Field(0.2, ge=0, description="Warm-up time per case and contender.")
+    min_samples: int = Field(10, ge=1, description="Minimum number of samples.")
     cases: tuple[Case, ...] = Field(("opt",), min_length=1)
     baselines: tuple[Baseline, ...] = Field(
-        ("torch",), description="What else is timed, in turns with the engine."
+        ("torch",), description="Contenders timed in turns with the engine."
     )
     baseline_precision: Literal["auto", "fp32", "fp16", "bf16"] = Field(
-        "auto", description="auto: the engine's on a GPU (fp16 below that), fp32 on a CPU."
+        "auto", description="auto: the engine's on a GPU (fp16 for int8 and fp8), fp32 on a CPU."
     )
     cuda_graph: CudaGraph = Field(
-        (False,),
-        description="Launch the engine as one captured graph; [false, true] times both (TensorRT).",
+        (False,), description="Launch as one captured graph; [false, true] times both (TensorRT)."
     )
     transfers: Literal["none", "in", "out", "both"] = Field(
-        "none", description="Copies between host and GPU within the measured time (TensorRT)."
+        "none", description="Copies between host and GPU in the measured time (TensorRT)."
     )
-    in_flight: int = Field(
-        1, ge=1, le=64, description="Inferences at a time on the GPU (TensorRT)."
-    )
+    in_flight: int = Field(1, ge=1, le=64, description="Concurrent inferences (TensorRT).")
     wait: Literal["spin", "block"] = Field(
-        "spin", description="How the host waits for the GPU (TensorRT)."
+        "spin", description="Waiting of the host for the GPU (TensorRT)."
     )
 
 
 class ReportSpec(Spec):
-    """What the report holds."""
+    """Files of the report."""
 
     formats: tuple[Literal["json", "markdown"], ...] = Field(("json", "markdown"))

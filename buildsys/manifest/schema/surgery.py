@@ -1,4 +1,4 @@
-"""The section of a manifest about graph surgery: steps that change the exported or the simplified graph."""
+"""The section ``surgery``: steps that change the exported or the simplified graph."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from buildsys.manifest.schema.base import (
     DType,
     Spec,
     TensorName,
+    kind_by_field,
 )
-from buildsys.manifest.schema.network import InputData, _kind
+from buildsys.manifest.schema.network import InputData
 from buildsys.manifest.surgery_interface import KINDS
 
-InnerName = Annotated[
-    str, Field(min_length=1, max_length=500)
-]  # exporters name tensors as they like
+# exporters use any characters in the names of inner tensors
+InnerName = Annotated[str, Field(min_length=1, max_length=500)]
 Axis = Annotated[str, Field(pattern=AXIS_PATTERN)]
 NodeType = Annotated[str, Field(pattern=NODE_PATTERN)]
 
@@ -36,160 +36,147 @@ class TensorSpec(Spec):
 
 
 class NewInput(Spec):
-    """An input of the graph that a hook returns."""
+    """An input of the graph returned by a hook."""
 
     shape: tuple[Dim, ...] = Field(description="Numbers and names of `dims`.")
     dtype: DType = "float32"
     data: InputData | None = Field(
-        None, description="As for `inputs`; not set: as before for an input of this name."
+        None, description="As for `inputs`; default: the values of the input of this name."
     )
 
 
 class Reference(Spec):
-    """What the outputs are after a step that changes the numbers."""
+    """Expected outputs after a step that changes the numbers."""
 
     npz: str | None = Field(
-        None, description="Arrays named CASE.OUTPUT, or OUTPUT where there is one case."
+        None, description="Arrays named CASE.OUTPUT, or OUTPUT if there is one case."
     )
     python: Callable | None = Field(
         None, description="FILE.py:CALLABLE, called with a case's golden inputs."
     )
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> Reference:
+    def _check_one_of_both(self) -> Reference:
         if (self.npz is None) == (self.python is None):
-            raise ValueError("give either npz: FILE or python: FILE.py:CALLABLE")
+            raise ValueError("expected either npz: FILE or python: FILE.py:CALLABLE")
         return self
 
 
 class _Step(Spec):
     when: Literal["after_export", "after_simplify"] = Field(
-        "after_export", description="Which graph it changes."
+        "after_export", description="The graph to change."
     )
 
 
-class _Numbers(_Step):
+class _NumericStep(_Step):
     changes: Literal["nothing", "numbers"] = Field(
-        "nothing", description="Whether other outputs are meant."
+        "nothing", description="numbers: the outputs change, to those of `reference`."
     )
     reference: Reference | None = Field(None, description="With changes: numbers.")
 
     @model_validator(mode="after")
-    def _reference_for_numbers(self) -> _Numbers:
+    def _check_reference(self) -> _NumericStep:
         if self.changes == "numbers" and self.reference is None:
             raise ValueError(
-                "changes: numbers needs a reference to compare with: reference: {npz: …} or {python: …}"
+                "changes: numbers needs expected outputs; add reference: {npz: …} or {python: …}"
             )
         if self.changes == "nothing" and self.reference is not None:
-            raise ValueError("a reference is compared only with changes: numbers")
+            raise ValueError("reference has no effect without changes: numbers")
         return self
 
 
-class FunctionStep(_Numbers):
-    """A hook of the project, called with the graph; it returns the graph to go on with."""
+class FunctionStep(_NumericStep):
+    """A hook of the project, called with the graph and returning a graph."""
 
     function: Callable = Field(description="FILE.py:CALLABLE")
     graph: Literal["onnx", "graphsurgeon"] = Field(
-        "onnx", description="onnx.ModelProto or an onnx-graphsurgeon graph."
+        "onnx", description="onnx.ModelProto, or a graph of onnx-graphsurgeon."
     )
     inputs: dict[TensorName, NewInput] | None = Field(
-        None, description="Its inputs, where it changes them."
+        None, description="The inputs, if the hook changes them."
     )
     outputs: dict[TensorName, TensorSpec] | None = Field(
-        None, description="Its outputs, where it changes them."
+        None, description="The outputs, if the hook changes them."
     )
 
 
 class RenameStep(_Step):
-    """Other names for inputs and outputs."""
+    """Rename inputs and outputs."""
 
     rename: dict[InnerName, TensorName] = Field(min_length=1, description="Old name -> new name.")
 
 
 class FixDimsStep(_Step):
-    """One value for dynamic dimensions."""
+    """Replace dynamic dimensions by values."""
 
     fix_dims: dict[DimName, Annotated[int, Field(ge=1)]] = Field(
-        min_length=1, description="Dimension -> its value."
+        min_length=1, description="Dimension -> value."
     )
 
 
 class FreeDimsStep(_Step):
-    """Fixed dimensions become dynamic ones."""
+    """Make fixed dimensions dynamic."""
 
     free_dims: dict[InnerName, Annotated[dict[Axis, DimName], Field(min_length=1)]] = Field(
         min_length=1, description="Input or output -> {axis: name of `dims`}."
     )
     reference: Reference | None = Field(
-        None, description="Not set: the items along the dimension are independent."
+        None, description="Default: the items along the dimension are independent."
     )
 
 
 class Cut(Spec):
-    """Between which tensors the graph is kept."""
+    """The tensors at which a graph is cut."""
 
-    inputs: dict[InnerName, TensorSpec] | None = Field(
-        None, description="Not set: the inputs stay."
-    )
+    inputs: dict[InnerName, TensorSpec] | None = Field(None, description="Default: unchanged.")
     outputs: tuple[InnerName, ...] | None = Field(
-        None, min_length=1, description="Not set: the outputs stay."
+        None, min_length=1, description="Default: unchanged."
     )
 
     @model_validator(mode="after")
-    def _something(self) -> Cut:
+    def _check_not_empty(self) -> Cut:
         if self.inputs is None and self.outputs is None:
-            raise ValueError(
-                "give inputs, outputs or both: between which tensors the graph is kept"
-            )
+            raise ValueError("expected inputs, outputs or both")
         return self
 
 
 class CutStep(_Step):
-    """The part of the graph between named tensors."""
+    """Keep the part of the graph between named tensors."""
 
     cut: Cut
 
 
 class Replacement(Spec):
-    """An operator and the local function that takes its place."""
+    """An operator and the local function replacing it."""
 
     op: NodeType = Field(description="Gelu, or with its domain ns::Op.")
     function: Callable = Field(
-        description="FILE.py:NAME of an onnxscript function or what returns a FunctionProto."
+        description="FILE.py:NAME of an onnxscript function or of a factory of a FunctionProto."
     )
-    inline: bool = Field(True, description="Put the function's nodes in place of each call.")
+    inline: bool = Field(True, description="Inline the function at each call.")
 
 
-class ReplaceStep(_Numbers):
-    """A local function in place of an operator."""
+class ReplaceStep(_NumericStep):
+    """Replace an operator by a local function."""
 
     replace: Replacement
 
 
-class RemoveStep(_Numbers):
-    """Nodes that pass on their first input."""
+class RemoveStep(_NumericStep):
+    """Remove nodes, passing on their first input."""
 
     remove: tuple[NodeType, ...] = Field(
         min_length=1, description="Operators such as Identity, Dropout, Cast."
     )
     name: str | None = Field(
-        None, min_length=1, description="Only nodes whose name fits, such as *head*."
+        None, min_length=1, description="Pattern of node names, such as *head*."
     )
 
 
 class CastStep(_Step):
-    """Inputs of another type, cast in the graph."""
+    """Change the type of inputs and cast them in the graph."""
 
-    cast: dict[InnerName, DType] = Field(
-        min_length=1, description="Input -> the type that it then has."
-    )
-
-
-STEP_KINDS = KINDS
-
-
-def _step_kind(value: object) -> str | None:
-    return _kind(value, STEP_KINDS)
+    cast: dict[InnerName, DType] = Field(min_length=1, description="Input -> its new type.")
 
 
 SurgeryStep = Annotated[
@@ -202,6 +189,8 @@ SurgeryStep = Annotated[
     | Annotated[RemoveStep, Tag("<remove>")]
     | Annotated[CastStep, Tag("<cast>")],
     Discriminator(
-        _step_kind, custom_error_type="step_kind", custom_error_message="no kind of step"
+        kind_by_field(KINDS),
+        custom_error_type="step_kind",
+        custom_error_message="unknown kind of step",
     ),
 ]

@@ -1,4 +1,4 @@
-"""The sections of a manifest that teach an exporter operators: `symbolics` (torchscript), `translations` (dynamo)."""
+"""Operators registered with an exporter: ``symbolics`` (torchscript), ``translations`` (dynamo)."""
 
 from __future__ import annotations
 
@@ -12,25 +12,20 @@ PythonFile = Annotated[str, Field(pattern=MODULE_PATTERN)]
 
 
 class SymbolicSpec(Spec):
-    """A function that writes an operator as ONNX for exporter: torchscript; or a file that registers such functions."""
+    """A symbolic function for exporter: torchscript, or a file that registers such functions."""
 
-    op: str | None = Field(
-        None, description="Operator of PyTorch without an overload, such as aten::asinh."
-    )
-    function: Callable | None = Field(
-        None, description="FILE.py:CALLABLE, called as f(g, *inputs)."
-    )
+    op: str | None = Field(None, description="Operator without overload, such as aten::asinh.")
+    function: Callable | None = Field(None, description="FILE.py:CALLABLE, f(g, *inputs).")
     opset: int | None = Field(
-        None, description="First opset that the function is for; not set: that of the export alone."
+        None, description="First opset of the function; default: the export's opset only."
     )
     module: PythonFile | None = Field(
-        None,
-        description="Instead of the others: a file that registers symbolics when it is imported.",
+        None, description="Instead of the others: a file that registers symbolics on import."
     )
 
 
 class TranslationSpec(Spec):
-    """A function that writes an operator as ONNX for exporter: dynamo."""
+    """A translation of an operator to ONNX for exporter: dynamo."""
 
     op: str = Field(description="Operator of PyTorch, such as aten::asinh or aten::add.Tensor.")
     function: Callable = Field(

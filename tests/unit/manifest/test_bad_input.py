@@ -313,14 +313,14 @@ def test_the_same_name_in_two_files(project):
     project.model()
     project.write("configs/models/sub/other.yaml", (project.root / NET).read_text())
     assert project.errors() == [
-        f'configs/models/sub/other.yaml:1:8: model: the model "net" is in {NET} already; rename one of them'
+        f'configs/models/sub/other.yaml:1:8: model: model "net" is already declared in {NET}; rename one of them'
     ]
 
 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("model: net\ninputs:\n\tx: {}\n", "3:1: a tab cannot indent YAML; use spaces"),
+        ("model: net\ninputs:\n\tx: {}\n", "3:1: tabs cannot indent YAML; use spaces"),
         (
             "model: net\n  inputs: 3\n",
             "2:9: not valid YAML: mapping values are not allowed in this context",
@@ -329,13 +329,13 @@ def test_the_same_name_in_two_files(project):
         ("# only a comment\n", "1:1: the file is empty"),
         ("- model: net\n", "1:1: expected a map of manifest fields, found a list"),
         ("just text\n", '1:1: expected a map of manifest fields, found "just text"'),
-        ("model: net\nmodel: net\n", "2:1: model: the key is given twice; keep one of them"),
+        ("model: net\nmodel: net\n", "2:1: model: duplicate key; remove one of them"),
         (
             b"model: net\ndescription: caf\xe9\n",
             "2:17: byte 0xe9 at offset 27 is not UTF-8; save the file as UTF-8",
         ),
         ("model: net\nsource: [torchvision]\n", None),
-        (b"x" * 10_000_000, "the file has 9.5 MiB, a manifest at most 1 MiB"),
+        (b"x" * 10_000_000, "the file has 9.5 MiB, but a manifest may have at most 1 MiB"),
     ],
     ids=[
         "tab",
@@ -582,5 +582,5 @@ def test_a_project_without_models_folder(project):
     (project.root / "configs/models/.keep").unlink()
     (project.root / "configs/models").rmdir()
     assert project.errors() == [
-        "configs/models: the folder cannot be read: no such file or directory; put one YAML file per model there"
+        "configs/models: cannot read the folder: no such file or directory; put one YAML file per model there"
     ]

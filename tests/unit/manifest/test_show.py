@@ -7,8 +7,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from buildsys.manifest.json_schema import schema_texts, write_schemas
 from buildsys.manifest.project import load_project
-from buildsys.manifest.show import resolved_text, schema_texts, write_schemas
+from buildsys.manifest.show import resolved_text
 from buildsys.manifest.yaml_reader import read_yaml
 
 ROOT = Path(__file__).parents[3]
