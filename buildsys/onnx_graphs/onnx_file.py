@@ -1,4 +1,4 @@
-"""Facts about an ONNX file, its check and its deterministic writing."""
+"""Reading, checking and deterministic writing of ONNX files."""
 
 from __future__ import annotations
 
@@ -24,26 +24,24 @@ from onnx import (
 from onnx.external_data_helper import ExternalDataInfo
 
 from buildsys.errors import StageError
+from buildsys.onnx_graphs.result_types import GraphSummary, TensorPort
 from buildsys.system.files import start_writeback
 
-DATA_SUFFIX = ".data"  # external data lies beside model.onnx as model.onnx.data
-ONE_MESSAGE_LIMIT = (
-    1_500_000_000  # bytes; protobuf ends at 2 GiB and libraries copy a graph with its borders
-)
-# Larger weights lie beside the graph: every later reader (checker, facts, ONNX Runtime) then maps them or
-# leaves them alone. On 500 MB that is 0.4 s instead of 1.5 s per session, and nothing instead of 0.8 s per check.
+DATA_SUFFIX = ".data"  # external data of model.onnx is model.onnx.data
+ONE_MESSAGE_LIMIT = 1_500_000_000  # bytes; protobuf's limit is 2 GiB, and libraries add to a graph
+# Larger weights are external data, which readers (checker, ONNX Runtime) map or skip: for 500 MB, 0.4 s
+# instead of 1.5 s per session, and nothing instead of 0.8 s per check.
 INLINE_LIMIT = 64 * 2**20  # bytes
-_EXTERNAL_FROM = (
-    1024  # bytes; shapes and other small constants stay where shape inference sees them
-)
-_COPIED_BYTES = 1 << 20  # at a time
-_ALIGNMENT = 4096  # bytes; a page, so that a tensor can be mapped
+_EXTERNAL_FROM = 1024  # bytes; shape inference needs shapes and other small constants inline
+_COPY_BYTES = 1 << 20  # at a time
+_ALIGNMENT = 4096  # bytes; a page, so that tensors can be mapped
+_INVALID = (checker.ValidationError, onnx.shape_inference.InferenceError)
 WeightsOf = Path | Mapping[str, bytes]
 _DTYPE_NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
 
 
 def load_model(path: Path, *, external_data: bool = True) -> ModelProto:
-    """Read an ONNX file, with its external data unless told not to.
+    """Read an ONNX file, by default with its external data.
 
     Raises: StageError: the file is not ONNX, or its external data is missing.
     """
@@ -60,16 +58,16 @@ def save_model(
     inline_limit: int = INLINE_LIMIT,
     weights_of: WeightsOf | None = None,
 ) -> None:
-    """Write a model so that equal models give equal bytes; weights go to one file beside it when large.
+    """Write a model deterministically, with weights above ``inline_limit`` as external data.
 
-    The weights that go there leave ``model``. Those that are outside of it are taken from ``weights_of``: the file
-    whose external data has them, or their contents by name. Without that they are in ``path``'s external data
-    already, and stay there.
+    External weights leave ``model``. Weights already outside it come from ``weights_of``: the ONNX
+    file with their external data, or their contents by name. Without it they are in the external
+    data of ``path`` and stay there.
     """
     if weights_of is not None or not any(map(_is_outside, tensors_of(model))):
         contents = {} if weights_of is None else weights_of
         _data_path(path).unlink(missing_ok=True)
-        # each look at the bytes of a tensor copies them
+        # raw_data copies the bytes at every access
         sizes = [
             (tensor, outside_bytes(tensor, contents) or len(tensor.raw_data))
             for tensor in tensors_of(model)
@@ -110,7 +108,7 @@ def _is_outside(tensor: TensorProto) -> bool:
 
 
 def _pieces(tensor: TensorProto, weights_of: WeightsOf) -> Iterator[bytes]:
-    """Yield the contents of a tensor, wherever they are."""
+    """Yield the contents of an inline or external tensor."""
     if not _is_outside(tensor):
         yield tensor.raw_data
     elif isinstance(weights_of, Mapping):
@@ -124,45 +122,42 @@ def _pieces_of_file(place: ExternalDataInfo, folder: Path, name: str) -> Iterato
     with (folder / place.location).open("rb", buffering=0) as source:
         source.seek(place.offset or 0)
         while left:
-            piece = source.read(min(left, _COPIED_BYTES))
+            piece = source.read(min(left, _COPY_BYTES))
             if not piece:
-                raise StageError(f"{place.location} ends before the weights that {name} has there")
+                raise StageError(
+                    f"{place.location} is truncated: the weights of {name} are incomplete"
+                )
             yield piece
             left -= len(piece)
 
 
 def copy_model(source: Path, target: Path) -> None:
-    """Copy an ONNX file named like ``target`` with the external data beside it."""
+    """Copy an ONNX file, with its external data, to a file of the same name."""
     shutil.copyfile(source, target)
     if _data_path(source).exists():
         shutil.copyfile(_data_path(source), _data_path(target))
 
 
 def check_file(path: Path, what: str) -> None:
-    """Let the ONNX checker judge a file, shapes and types included.
+    """Run the ONNX checker on a file, including shapes and types.
 
-    Raises: StageError: the graph is not valid; ``what`` names it, e.g. ``the exported graph``.
+    Raises: StageError: the graph is invalid; ``what`` names it, e.g. ``the exported graph``.
     """
     try:
-        # by path: a proto would be serialised again, and that ends at 2 GiB
+        # by path: a proto would be serialized again, with a limit of 2 GiB
         checker.check_model(str(path), full_check=True)
-    except (
-        checker.ValidationError,
-        onnx.shape_inference.InferenceError,
-        ValueError,
-        RuntimeError,
-    ) as error:
+    except (*_INVALID, ValueError, RuntimeError) as error:
         raise StageError(f"{what} is not valid ONNX: {first_line(error)}") from error
 
 
-def file_facts(model: ModelProto, path: Path) -> dict[str, Any]:
-    """Return ``nodes``, ``operators`` (operator -> count) and ``bytes`` (with external data)."""
+def file_facts(model: ModelProto, path: Path) -> GraphSummary:
+    """Return the size of a model and its file."""
     operators = operator_counts(model)
     return {"nodes": sum(operators.values()), "operators": operators, "bytes": file_bytes(path)}
 
 
 def operator_counts(model: ModelProto) -> dict[str, int]:
-    """Return operator -> count over the graph, its subgraphs and local functions, by falling count."""
+    """Return operator -> count with subgraphs and local functions, by falling count."""
     nodes = [
         *all_nodes(model.graph),
         *(node for function in model.functions for node in function.node),
@@ -172,7 +167,7 @@ def operator_counts(model: ModelProto) -> dict[str, int]:
 
 
 def operator_name(node: NodeProto) -> str:
-    """Return the operator as ``Conv``, or ``my.domain::Op`` outside ONNX's own domain."""
+    """Return the operator as ``Conv``, or ``my.domain::Op`` for other domains."""
     return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
 
 
@@ -193,7 +188,7 @@ def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
 
 
 def tensors_of(model: ModelProto) -> Iterator[TensorProto]:
-    """Yield every stored tensor: initializers and tensor attributes, subgraphs and functions included."""
+    """Yield all initializers and tensor attributes, including those of subgraphs and functions."""
     yield from _graph_tensors(model.graph)
     for function in model.functions:
         yield from _node_tensors(function.node)
@@ -201,27 +196,18 @@ def tensors_of(model: ModelProto) -> Iterator[TensorProto]:
 
 def parameter_count(model: ModelProto) -> int:
     """Return the number of elements in all initializers."""
-    total = 0
-    for tensor in model.graph.initializer:
-        elements = 1
-        for size in tensor.dims:
-            elements *= size
-        total += elements
-    return total
+    return sum(math.prod(tensor.dims) for tensor in model.graph.initializer)
 
 
-def ports(model: ModelProto) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return inputs (without initializers) and outputs as ``{name, dtype, shape}``.
-
-    A size in ``shape`` is a number, the name of a dynamic dimension, or None.
-    """
+def ports(model: ModelProto) -> tuple[list[TensorPort], list[TensorPort]]:
+    """Return inputs (without initializers) and outputs."""
     stored = {tensor.name for tensor in model.graph.initializer}
     inputs = [port_of(value) for value in model.graph.input if value.name not in stored]
     return inputs, [port_of(value) for value in model.graph.output]
 
 
 def has_input_initializers(model: ModelProto) -> bool:
-    """Tell whether callers may replace initializers, because these are graph inputs as well."""
+    """Return whether initializers are graph inputs as well, so that callers may replace them."""
     stored = {tensor.name for tensor in model.graph.initializer}
     return any(value.name in stored for value in model.graph.input)
 
@@ -250,12 +236,12 @@ def file_bytes(path: Path) -> int:
 
 
 def has_outside_weights(path: Path) -> bool:
-    """Tell whether an ONNX file has external data beside it."""
+    """Return whether an ONNX file has external data."""
     return _data_path(path).exists()
 
 
 def outside_bytes(tensor: TensorProto, weights_of: WeightsOf | None = None) -> int:
-    """Return how many bytes of a tensor are outside of the model, in external data or in ``weights_of``."""
+    """Return the size of a tensor in external data or ``weights_of``; 0 if it is inline."""
     if not _is_outside(tensor):
         return 0
     return (
@@ -266,13 +252,13 @@ def outside_bytes(tensor: TensorProto, weights_of: WeightsOf | None = None) -> i
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's first lines as one short line: what follows is context for developers."""
+    """Return an error as one short line, without its context for developers."""
     text = " ".join(str(error).split("==> Context")[0].split())
     return text if len(text) <= 400 else text[:400] + "…"
 
 
-def port_of(value: ValueInfoProto) -> dict[str, Any]:
-    """Return a tensor's ``{name, dtype, shape}``, as in ``ports``."""
+def port_of(value: ValueInfoProto) -> TensorPort:
+    """Return name, dtype and shape of a tensor."""
     if not value.type.HasField("tensor_type"):
         return {"name": value.name, "dtype": str(value.type.WhichOneof("value")), "shape": None}
     tensor = value.type.tensor_type

@@ -1,8 +1,7 @@
-"""Judge one output against its reference.
+"""Comparison of one output with its reference.
 
-Randomly initialised networks give outputs as small as 1e-14, so an absolute difference alone says
-nothing: the error is taken relative to the largest magnitude of the reference, together with the cosine
-of the angle between the two.
+Randomly initialized networks give outputs as small as 1e-14, so an absolute difference alone says
+nothing: errors are relative to the largest magnitude of the reference, together with the cosine.
 """
 
 from __future__ import annotations
@@ -14,18 +13,19 @@ from typing import Any
 
 import numpy as np
 
+from buildsys.onnx_graphs.result_types import OutputComparison, Value, WorstElement
 from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of
 
-Value = float | int | bool | str | None
+Tolerance = Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far an output is from its reference, and whether that is within the tolerance.
+    """Errors of an output against its reference, and whether they are within the tolerance.
 
-    ``relative`` is max |a - b| over max |b| (0 when both are zero, infinite when only b is). ``cosine`` is
-    None for strings, ``top1`` (share of rows with equal arg-max on the last axis) where it makes no sense.
-    ``worst_*`` say where the two differ most. ``problem`` is empty when ``passed``.
+    ``relative`` is max |a - b| over max |b|: 0 if both are zero, infinite if only b is. ``cosine`` is
+    None for strings, ``top1`` (share of rows with equal arg-max on the last axis) if there are no rows.
+    ``worst_*`` is the element with the largest difference. ``problem`` is empty if ``passed``.
     """
 
     max_abs: float
@@ -38,31 +38,29 @@ class Comparison:
     worst_expected: Value = None
     non_finite: int = 0  # elements that are NaN, or infinite on one side only
     problem: str = ""
-    broken: tuple[str, ...] = field(
-        default=(), repr=False
-    )  # which limits did not hold, each with its value
+    broken: tuple[str, ...] = field(default=(), repr=False)  # exceeded limits with their values
 
-    def figures(self) -> dict[str, Any]:
-        """Return the numbers for a result file; what JSON cannot write (infinity, NaN) is None."""
-        numbers = {
-            "max_abs": self.max_abs,
-            "relative": self.relative,
-            "cosine": self.cosine,
-            "top1": self.top1,
+    def figures(self) -> OutputComparison:
+        """Return the numbers for a result file; infinity and NaN become None."""
+        return {
+            "max_abs": _finite(self.max_abs),
+            "relative": _finite(self.relative),
+            "cosine": _finite(self.cosine),
+            "top1": _finite(self.top1),
+            "passed": self.passed,
         }
-        return {**{name: _finite(value) for name, value in numbers.items()}, "passed": self.passed}
 
-    def failure(self) -> dict[str, Any]:
-        """Return where and how the comparison failed, for a result file."""
-        index = None if self.worst_index is None else list(self.worst_index)
-        values = {
+    def failure(self) -> WorstElement:
+        """Return the worst element for a result file."""
+        return {
+            "index": None if self.worst_index is None else list(self.worst_index),
             "actual": _json_value(self.worst_actual),
             "expected": _json_value(self.worst_expected),
+            "problem": self.problem,
         }
-        return {"index": index, **values, "problem": self.problem}
 
     def sentence(self, actual: str = "the output", expected: str = "the reference") -> str:
-        """Return the problem as a clause that names both sides, e.g. ``ONNX Runtime`` and ``PyTorch``."""
+        """Return the problem as a clause with the names of both sides."""
         if self.worst_index is None:
             return self.problem
         where = f"at {list(self.worst_index)} {actual} has {_show(self.worst_actual)}"
@@ -70,96 +68,113 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _Errors:
     max_abs: float = math.inf
     relative: float = math.inf
     cosine: float | None = None
     top1: float | None = None
 
 
-def compare(
-    actual: Tensor | Array, expected: Tensor | Array, tolerance: Mapping[str, float | None]
-) -> Comparison:
-    """Compare an output with its reference in float64; integers, booleans and strings must be equal.
+def compare(actual: Tensor | Array, expected: Tensor | Array, tolerance: Tolerance) -> Comparison:
+    """Compare an output with its reference in float64; integers, booleans and strings exactly.
 
-    ``tolerance`` has ``rtol``, ``cosine`` and, when wanted, ``atol`` and ``top1``; all that are given must
-    hold. A NaN on either side, or an infinity that the other side does not share, always fails.
+    ``tolerance`` has ``rtol``, ``cosine`` and optionally ``atol`` and ``top1``; all of them must hold.
+    A NaN on either side, or an infinity on one side only, always fails.
     """
-    ours, theirs = _as_tensor(actual), _as_tensor(expected)
+    ours, theirs = (v if isinstance(v, Tensor) else tensor_of(v) for v in (actual, expected))
     for what, one, other in (
         ("type", ours.dtype, theirs.dtype),
         ("shape", list(ours.shape), list(theirs.shape)),
     ):
         if one != other:
-            return Comparison(
-                **asdict(_Measured()), passed=False, problem=f"has {what} {one} instead of {other}"
-            )
+            problem = f"has {what} {one} instead of {other}"
+            return Comparison(**asdict(_Errors()), passed=False, problem=problem)
     if ours.array.size == 0:
         return Comparison(0.0, 0.0, 1.0, None, True)
     a, b = ours.values(), theirs.values()
     if ours.dtype == "string":
-        return _compare_strings(a, b)
+        different = np.asarray(a != b)
+        if not different.any():
+            return Comparison(0.0, 0.0, None, None, True)
+        return _failed(different, a, b, (f"{int(different.sum())} of {a.size} strings differ",))
     if a.dtype.kind in "biu":
         return _compare_exactly(a, b)
-    with np.errstate(
-        over="ignore"
-    ):  # a difference beyond float64 is infinite, which no limit allows
+    with np.errstate(over="ignore"):  # an overflowing difference is infinite and exceeds any limit
         return _compare_floats(a, b, tolerance)
-
-
-def _compare_strings(a: Array, b: Array) -> Comparison:
-    different = np.asarray(a != b)
-    if not different.any():
-        return Comparison(0.0, 0.0, None, None, True)
-    return _failed(different, a, b, (f"{int(different.sum())} of {a.size} strings differ",))
 
 
 def _compare_exactly(a: Array, b: Array) -> Comparison:
     different = np.asarray(a != b)
     x, y = a.astype(np.float64), b.astype(np.float64)
-    measured = _measure(x, y)
+    errors = _errors(x, y)
     if not different.any():
-        return Comparison(**asdict(measured), passed=True)
+        return Comparison(**asdict(errors), passed=True)
     # unequal 64-bit integers can be equal as float64: look for the worst only where they differ
     distance = np.where(different, np.abs(x - y), -1.0)
-    return _failed(
-        distance, a, b, (f"{int(different.sum())} of {a.size} elements differ, none may",), measured
-    )
+    problem = f"{int(different.sum())} of {a.size} elements differ, none may"
+    return _failed(distance, a, b, (problem,), errors)
 
 
-def _compare_floats(a: Array, b: Array, tolerance: Mapping[str, float | None]) -> Comparison:
+def _compare_floats(a: Array, b: Array, tolerance: Tolerance) -> Comparison:
     wide = np.complex128 if a.dtype.kind == "c" else np.float64
     x, y = a.astype(wide), b.astype(wide)
     same_infinity = ~np.isfinite(x) & (x == y)
     unusable = ~(np.isfinite(x) & np.isfinite(y)) & ~same_infinity
     if unusable.any():
-        return _failed(
-            unusable, a, b, (_non_finite_text(unusable, y),), non_finite=int(unusable.sum())
-        )
+        count = int(unusable.sum())
+        problem = f"{count} of {unusable.size} elements are NaN or infinite"
+        if np.isnan(y).any() and not np.isfinite(y[unusable]).any():
+            problem += " in the reference itself"
+        return _failed(unusable, a, b, (problem,), non_finite=count)
     x, y = np.where(same_infinity, 0, x), np.where(same_infinity, 0, y)
-    measured = _measure(x, y)
-    broken = _broken_limits(measured, tolerance)
+    errors = _errors(x, y)
+    broken = _broken_limits(errors, tolerance)
     if not broken:
-        return Comparison(**asdict(measured), passed=True)
-    return _failed(np.abs(x - y), a, b, broken, measured)
+        return Comparison(**asdict(errors), passed=True)
+    return _failed(np.abs(x - y), a, b, broken, errors)
 
 
-def _measure(x: Array, y: Array) -> _Measured:
-    max_abs, relative = _distance(x, y)
-    return _Measured(max_abs, relative, _cosine(x, y), _top1(x, y))
+def _errors(x: Array, y: Array) -> _Errors:
+    scale = float(np.abs(y).max())
+    if scale == 0.0:
+        max_abs = float(np.abs(x).max())
+        relative = 0.0 if max_abs == 0.0 else math.inf
+    else:  # both divided first: no overflow near the end of float64
+        max_abs = float(np.abs(x - y).max())
+        relative = float(np.abs(x / scale - y / scale).max())
+    return _Errors(max_abs, relative, _cosine(x, y), _top1(x, y))
 
 
-def _broken_limits(measured: _Measured, tolerance: Mapping[str, float | None]) -> tuple[str, ...]:
+def _cosine(x: Array, y: Array) -> float:
+    longest_x, longest_y = float(np.abs(x).max()), float(np.abs(y).max())
+    if longest_x == 0.0 or longest_y == 0.0:
+        return 1.0 if longest_x == longest_y else 0.0
+    # scaled, as squares of 1e-200 would vanish
+    x, y = (x / longest_x).reshape(-1), (y / longest_y).reshape(-1)
+    cosine = float(np.real(np.vdot(x, y)) / (np.linalg.norm(x) * np.linalg.norm(y)))
+    return min(1.0, max(-1.0, cosine))
+
+
+def _top1(x: Array, y: Array) -> float | None:
+    """Return the share of rows with the same arg-max; any of tied maxima agrees."""
+    if x.ndim == 0 or x.shape[-1] < 2 or x.dtype.kind == "c":
+        return None
+    rows = y.reshape(-1, y.shape[-1])
+    chosen = rows[np.arange(len(rows)), x.reshape(rows.shape).argmax(axis=1)]
+    return float((chosen == rows.max(axis=1)).mean())
+
+
+def _broken_limits(errors: _Errors, tolerance: Tolerance) -> tuple[str, ...]:
     broken = []
     for title, value, limit in (
-        ("relative error", measured.relative, tolerance.get("rtol")),
-        ("absolute error", measured.max_abs, tolerance.get("atol")),
+        ("relative error", errors.relative, tolerance.get("rtol")),
+        ("absolute error", errors.max_abs, tolerance.get("atol")),
     ):
         if limit is not None and not value <= limit:  # so that a NaN counts as broken
             broken.append(f"{title} {value:.1e}, allowed {limit:g}")
     for title, share, least in (
-        ("cosine", measured.cosine, tolerance.get("cosine")),
-        ("top-1 agreement", measured.top1, tolerance.get("top1")),
+        ("cosine", errors.cosine, tolerance.get("cosine")),
+        ("top-1 agreement", errors.top1, tolerance.get("top1")),
     ):
         if share is not None and least is not None and not share >= least:
             broken.append(f"{title} {share:.6g}, at least {least:g}")
@@ -171,65 +186,22 @@ def _failed(
     a: Array,
     b: Array,
     broken: tuple[str, ...],
-    measured: _Measured | None = None,
+    errors: _Errors | None = None,
     non_finite: int = 0,
 ) -> Comparison:
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(distance)), distance.shape))
     here, there = _python_value(a[index]), _python_value(b[index])
+    where = f"at {list(index)} it is {_show(here)} instead of {_show(there)}"
     return Comparison(
-        **asdict(measured or _Measured()),
+        **asdict(errors or _Errors()),
         passed=False,
         worst_index=index,
         worst_actual=here,
         worst_expected=there,
         non_finite=non_finite,
-        problem=f"at {list(index)} it is {_show(here)} instead of {_show(there)} ({', '.join(broken)})",
+        problem=f"{where} ({', '.join(broken)})",
         broken=broken,
     )
-
-
-def _distance(x: Array, y: Array) -> tuple[float, float]:
-    """Return max |x - y|, and that over max |y|, without overflow for values near the end of float64."""
-    scale = float(np.abs(y).max())
-    if scale == 0.0:
-        max_abs = float(np.abs(x).max())
-        return max_abs, 0.0 if max_abs == 0.0 else math.inf
-    return float(np.abs(x - y).max()), float(np.abs(x / scale - y / scale).max())
-
-
-def _cosine(x: Array, y: Array) -> float:
-    longest_x, longest_y = float(np.abs(x).max()), float(np.abs(y).max())
-    if longest_x == 0.0 or longest_y == 0.0:
-        return 1.0 if longest_x == longest_y else 0.0
-    x, y = (
-        (x / longest_x).reshape(-1),
-        (y / longest_y).reshape(-1),
-    )  # squares of 1e-200 would vanish
-    cosine = float(np.real(np.vdot(x, y)) / (np.linalg.norm(x) * np.linalg.norm(y)))
-    return min(1.0, max(-1.0, cosine))
-
-
-def _top1(x: Array, y: Array) -> float | None:
-    """Return the share of rows where x is largest at a place where y is largest too (ties agree)."""
-    if x.ndim == 0 or x.shape[-1] < 2 or x.dtype.kind == "c":
-        return None
-    rows = y.reshape(-1, y.shape[-1])
-    chosen = rows[np.arange(len(rows)), x.reshape(rows.shape).argmax(axis=1)]
-    return float((chosen == rows.max(axis=1)).mean())
-
-
-def _non_finite_text(unusable: Array, y: Array) -> str:
-    count = int(unusable.sum())
-    reference = (
-        " in the reference itself"
-        if not np.isfinite(y[unusable]).any() and np.isnan(y).any()
-        else ""
-    )
-    return f"{count} of {unusable.size} elements are NaN or infinite{reference}"
-
-
-def _as_tensor(value: Tensor | Array) -> Tensor:
-    return value if isinstance(value, Tensor) else tensor_of(value)
 
 
 def _python_value(value: Any) -> Value:

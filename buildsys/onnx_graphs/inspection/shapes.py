@@ -16,7 +16,7 @@ def with_shapes(model: ModelProto) -> ModelProto:
     """
     try:
         return shape_inference.infer_shapes(model, data_prop=True)
-    except (RuntimeError, ValueError):  # onnx's InferenceError is a RuntimeError
+    except (shape_inference.InferenceError, RuntimeError, ValueError):
         return model
 
 

@@ -74,3 +74,9 @@ def test_zeros_and_nothing_have_no_range() -> None:
     found = magnitudes(np.zeros(7), np.array([1e-30]))
     assert found.largest == pytest.approx(1e-30)
     assert found.counts.sum() == 1  # zeros before the first value count for nothing
+
+
+def test_a_percentile_is_the_upper_edge_of_its_bin() -> None:
+    found = Magnitudes()
+    found.add(np.array([0.5] * 99 + [4.0]), counted=True)
+    assert 0.5 < found.percentile(50.0) <= 0.5 + 4.0 / BINS
