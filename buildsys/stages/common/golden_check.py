@@ -9,6 +9,7 @@ from typing import Any
 
 from buildsys.onnx_graphs.tensor_comparison import Comparison, compare
 from buildsys.onnx_graphs.tensors import Case, Tensor, save_tensors
+from buildsys.report.results.header import ComparedCases
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,9 @@ def failures(findings: Iterable[Finding]) -> list[Finding]:
     return [finding for finding in findings if not finding.comparison.passed]
 
 
-def case_figures(findings: Iterable[Finding]) -> dict[str, dict[str, dict[str, Any]]]:
+def case_figures(findings: Iterable[Finding]) -> ComparedCases:
     """Return case -> output -> numbers, for a result file."""
-    cases: dict[str, dict[str, dict[str, Any]]] = {}
+    cases: ComparedCases = {}
     for finding in findings:
         cases.setdefault(finding.case, {})[finding.output] = finding.comparison.figures()
     return cases

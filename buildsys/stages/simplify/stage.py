@@ -22,6 +22,7 @@ from buildsys.onnx_graphs.onnx_file import (
     has_input_initializers,
     load_model,
 )
+from buildsys.onnx_graphs.result_types import GraphSummary
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensors import Tensor, tensor_of
 from buildsys.stages.common.equivalence import (
@@ -116,7 +117,7 @@ def _random_tensor(dtype: str, shape: tuple[int, ...], seed: int) -> Tensor:
     return tensor_of(np.where(bits, "a", "b") if dtype == "string" else bits, dtype)
 
 
-def _checked(target: Path, promised: dict[str, Any], tool: str) -> dict[str, Any]:
+def _checked(target: Path, promised: dict[str, Any], tool: str) -> GraphSummary:
     """Return what is told of the simplified graph, which must be valid and keep its interface."""
     simplified = load_model(target, external_data=False)
     try:

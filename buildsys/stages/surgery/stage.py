@@ -9,6 +9,7 @@ from typing import Any
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import check_file, copy_model, file_facts, load_model, ports
+from buildsys.onnx_graphs.result_types import GraphSummary
 from buildsys.onnx_graphs.tensors import load_case, save_case
 from buildsys.stages.common.equivalence import Runtime, run_cases
 from buildsys.stages.common.golden_check import Finding, keep_failed
@@ -97,7 +98,7 @@ def _findings(number: int, taken: Taken) -> Iterator[Finding]:
         yield Finding(f"step{number}", case, name, expected, actual, comparison)
 
 
-def _figures(before: dict[str, Any], taken: Sequence[Taken]) -> dict[str, Any]:
+def _figures(before: GraphSummary, taken: Sequence[Taken]) -> dict[str, Any]:
     return {
         "before": before,
         "steps": [_step_figures(step) for step in taken],
