@@ -1,4 +1,4 @@
-"""Projects, and servers that outlive a run, for tests with real processes."""
+"""Projects and shared worker servers for tests with real processes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from buildsys.workers.client import status
 
 
 @pytest.fixture
-def lasting_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Let servers outlive their run for this test; yields the folder that they are found in."""
-    runtime = Path(
-        tempfile.mkdtemp(prefix="bs-")
-    )  # of pytest's folders the addresses would become too long
+def shared_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Let servers outlive their run during this test; yields their folder."""
+    runtime = Path(tempfile.mkdtemp(prefix="bs-"))  # socket addresses in pytest's are too long
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     monkeypatch.setenv("BUILDSYS_WORKER_IDLE", "60")
     yield runtime / "buildsys"

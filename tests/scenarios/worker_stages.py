@@ -164,10 +164,20 @@ def printf_and_crash(job: Job) -> None:
     ctypes.string_at(0)
 
 
-def sleep(job: Job) -> StageResult:
-    began = time.monotonic()
-    time.sleep(job.options["seconds"])
-    return StageResult(figures={"began": began, "ended": time.monotonic()})
+def meet(job: Job) -> None:
+    """Return only if the other job runs at the same time."""
+    Path(job.options["mine"]).touch()
+    _wait_for_file(job.options["other"])
+
+
+def wait_for_file(job: Job) -> None:
+    job.progress(f"{os.getpid()}")
+    _wait_for_file(job.options["file"])
+
+
+def _wait_for_file(name: str) -> None:
+    while not Path(name).exists():
+        time.sleep(0.01)
 
 
 def say_much(job: Job) -> StageResult:

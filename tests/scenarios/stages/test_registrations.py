@@ -78,11 +78,11 @@ def symbolic(op: str, function: str) -> str:
 
 
 @pytest.fixture
-def taught(project: ProjectFolder, lasting_servers: Path) -> ProjectFolder:
+def taught(project: ProjectFolder, shared_servers: Path) -> ProjectFolder:
     project.environment |= {
         name: os.environ[name] for name in ("XDG_RUNTIME_DIR", "BUILDSYS_WORKER_IDLE")
     }
-    project.environment["BUILDSYS_MACHINE_LOCK"] = str(lasting_servers.parent)
+    project.environment["BUILDSYS_MACHINE_LOCK"] = str(shared_servers.parent)
     (project.root / "plugins/nets.py").write_text(NETS)
     (project.root / "plugins/symbolics.py").write_text(SYMBOLICS)
     unused = symbolic("aten::acosh", "asinh")

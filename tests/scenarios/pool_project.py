@@ -1,0 +1,80 @@
+"""A project folder with a worker pool, and the processes around it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from project_folder import wait_until
+
+from buildsys.errors import StageError
+from buildsys.workers.client.pool import JobReply, WorkerPool
+from buildsys.workers.job import Job
+
+ROOT = Path(__file__).resolve().parents[2]
+STAGES = "tests.scenarios.worker_stages"
+PATIENCE_S = 60  # for conditions that hold within milliseconds on an idle machine
+
+
+class PoolProject:
+    """Jobs of one project folder in a worker pool."""
+
+    def __init__(self, root: Path, pool: WorkerPool | None = None) -> None:
+        self.root = root
+        self.pool = pool or WorkerPool(root / ".buildsys")
+        self.events: list[dict[str, Any]] = []
+
+    def job(self, do: str, **options: Any) -> Job:
+        outputs = {"result": self.root / f"{do}.json"}
+        return Job(f"export:{do}", STAGES, "m", "v", {"do": do, **options}, {}, outputs, self.root)
+
+    def log(self, do: str) -> Path:
+        return self.root / "build" / f"{do}.log"
+
+    def run(
+        self,
+        do: str,
+        timeout_s: float | None = None,
+        on_event: Callable[..., None] | None = None,
+        **options: Any,
+    ) -> JobReply:
+        job, on_event = self.job(do, **options), on_event or self.events.append
+        return self.pool.run(job, log=self.log(do), timeout_s=timeout_s, on_event=on_event)
+
+    def error(self, do: str, **options: Any) -> StageError:
+        with pytest.raises(StageError) as caught:
+            self.run(do, **options)
+        return caught.value
+
+    def server_pid(self) -> int:
+        """Return the parent of a child."""
+        return self.run("echo").figures["parent"]
+
+
+def state(pid: int) -> str:
+    """Return the state letter of a process, "" if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def wait_for_end(*pids: int) -> None:
+    for pid in pids:  # an orphan in a container may stay a zombie
+        wait_until(lambda pid=pid: state(pid) in ("", "Z"), PATIENCE_S, f"{pid} still runs")
+
+
+def import_from(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
+    """Let servers started from here on import from these folders."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, *folders))))

@@ -1,0 +1,306 @@
+"""Worker servers that are killed, hang or do not start: each for its run alone, and shared."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pool_project import (
+    PATIENCE_S,
+    ROOT,
+    PoolProject,
+    import_from,
+    parent_of,
+    state,
+    wait_for_end,
+)
+from project_folder import wait_until
+
+from buildsys.errors import StageError, WorkerDied
+from buildsys.workers.client import job_channels, server_handle
+from buildsys.workers.client import pool as pool_module
+from buildsys.workers.client.pool import WorkerPool
+from buildsys.workers.server_kinds import ServerKind
+
+
+@pytest.fixture(params=["own", "shared"])
+def project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[PoolProject]:
+    """A project with a server of its run, then with one that would outlive it."""
+    if request.param == "shared":
+        request.getfixturevalue("shared_servers")
+    import_from(monkeypatch)
+    project = PoolProject(tmp_path)
+    yield project
+    project.pool.close()
+
+
+def use_kind(monkeypatch: pytest.MonkeyPatch, name: str, *preload: str) -> None:
+    monkeypatch.setattr(pool_module, "server_kind_of", lambda _: ServerKind(name, preload))
+
+
+def use_slow_library(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import os, time\nprint(f'loading in {os.getpid()}', flush=True)\ntime.sleep(600)\n"
+    (project / "slow_library.py").write_text(program)
+    import_from(monkeypatch, project)
+
+
+def test_a_child_has_none_of_its_server_s_descriptors(project: PoolProject) -> None:
+    file = project.root / "go"
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(project.run, "wait_for_file", file=str(file))
+        wait_until(lambda: len(project.events) == 2, PATIENCE_S, "the other job did not start")
+        descriptors = project.run("list_descriptors").figures["descriptors"]
+        file.touch()
+        other.result()
+    log = str(project.log("list_descriptors"))
+    assert [name for name in descriptors if not name.startswith("pipe:")] == ["/dev/null", log, log]
+    assert len(descriptors) == 4
+
+
+def test_many_threads_never_hang(project: PoolProject) -> None:
+    def outcome(do: str) -> str:
+        try:
+            return type(project.run(do)).__name__
+        except StageError as error:
+            return type(error).__name__
+
+    behaviours = ["report_progress", "crash", "raise_unexpected", "kill_itself", "echo"]
+    with ThreadPoolExecutor(8) as threads:
+        outcomes = list(threads.map(outcome, behaviours * 8))
+    assert outcomes == ["JobReply", "WorkerDied", "StageError", "WorkerDied", "JobReply"] * 8
+
+
+def test_an_exception_in_the_event_handler_stops_the_job(project: PoolProject) -> None:
+    pids: list[int] = []
+
+    def interrupt(event: dict[str, Any]) -> None:
+        pids.append(event["pid"])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        project.run("hang", on_event=interrupt)
+    wait_for_end(pids[0])
+    assert project.run("echo").status == "passed"
+
+
+def test_a_killed_server_fails_its_jobs_and_is_replaced(project: PoolProject) -> None:
+    server = project.server_pid()
+    project.events.clear()
+    with ThreadPoolExecutor(1) as threads:
+        job = threads.submit(project.error, "start_grandchild_and_hang")
+        wait_until(lambda: len(project.events) == 3, PATIENCE_S, "the job did not start")
+        os.kill(server, signal.SIGKILL)
+        error = job.result()
+    assert str(error).startswith(
+        "the worker server that ran export:start_grandchild_and_hang was killed by signal 9 (SIGKILL)"
+    )
+    assert str(error).endswith("; full log: build/start_grandchild_and_hang.log")
+    wait_for_end(*(int(event.get("pid") or event["message"]) for event in project.events))
+    assert project.server_pid() != server
+
+
+def test_a_killed_idle_server_is_replaced(project: PoolProject) -> None:
+    server = project.server_pid()
+    os.kill(server, signal.SIGKILL)
+    wait_for_end(server)
+    assert project.server_pid() != server
+
+
+def test_a_library_that_cannot_be_imported_is_named(
+    project: PoolProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = "ImportError: libcudart.so: cannot open shared object file"
+    (project.root / "broken_torch.py").write_text(
+        "raise ImportError('libcudart.so: cannot open shared object file')"
+    )
+    import_from(monkeypatch, project.root)
+    use_kind(monkeypatch, "broken", "broken_torch")
+    for _ in range(2):
+        assert str(project.error("echo")) == (
+            f"cannot import broken_torch: {problem}; full log: .buildsys/workers/broken.log"
+        )
+    assert "Traceback" in (project.root / ".buildsys/workers/broken.log").read_text()
+
+
+def test_a_missing_optional_library_is_no_error(
+    project: PoolProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_kind(monkeypatch, "some", "json", "no_such_library", "wave")
+    assert project.run("echo").status == "passed"
+    log = (project.root / ".buildsys/workers/some.log").read_text()
+    assert "no_such_library is not installed" in log
+    assert "Traceback" not in log
+    assert "importing wave" in log
+
+
+def test_a_library_that_crashes_the_server_is_reported(
+    project: PoolProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project.root / "crashing.py").write_text("import ctypes\nctypes.string_at(0)")
+    import_from(monkeypatch, project.root)
+    use_kind(monkeypatch, "broken", "crashing")
+    error = project.error("echo")
+    assert isinstance(error, WorkerDied)
+    assert "crashed with a segmentation fault (SIGSEGV) before it started the job" in str(error)
+    assert "importing crashing" in (project.root / ".buildsys/workers/broken.log").read_text()
+
+
+def test_a_server_that_never_gets_ready_is_given_up(
+    project: PoolProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_slow_library(project.root, monkeypatch)
+    use_kind(monkeypatch, "slow", "slow_library")
+    monkeypatch.setattr(server_handle, "_START_LIMIT_S", 0.2)
+    monkeypatch.setattr(server_handle, "_CLOSE_LIMIT_S", 0.1)
+    assert str(project.error("echo")).startswith(
+        "the worker server for export:echo stopped responding before it started the job"
+    )
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["job hangs", "job is killed"])
+def test_a_hanging_server_does_not_hang_its_jobs(
+    project: PoolProject, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    server = project.server_pid()
+    monkeypatch.setattr(job_channels, "_LIMIT_SLACK_S", 0.2)
+    monkeypatch.setattr(server_handle, "_CLOSE_LIMIT_S", 0.1)
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["event"] == "progress":
+            os.kill(server, signal.SIGSTOP)
+            if killed:  # nobody reports that
+                os.kill(int(event["message"]), signal.SIGKILL)
+
+    error = project.error("hang", timeout_s=None if killed else 0.2, on_event=stop)
+    problem = "the worker server that ran export:hang stopped responding"
+    assert str(error) == f"{problem}; full log: build/hang.log"
+    assert project.server_pid() != server
+
+
+def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
+    pool = WorkerPool(tmp_path / ".buildsys", python="/no/such/python")
+    assert str(PoolProject(tmp_path, pool).error("echo")) == (
+        "cannot start a worker server with /no/such/python:"
+        " No such file or directory: /no/such/python"
+    )
+
+
+def test_closing_fails_running_jobs(project: PoolProject) -> None:
+    project.run("echo")
+    with ThreadPoolExecutor(1) as threads:
+        job = threads.submit(project.error, "hang")
+        wait_until(
+            lambda: any(event["event"] == "progress" for event in project.events),
+            PATIENCE_S,
+            "the job did not start",
+        )
+        project.pool.close()
+        error = job.result()
+    problem = "export:hang was stopped because the run was ended"
+    assert str(error) == f"{problem}; full log: build/hang.log"
+    wait_for_end(int(project.events[-1]["message"]))
+    assert "the run was ended" in str(project.error("echo"))
+
+
+def test_a_server_survives_the_thread_that_started_it(project: PoolProject) -> None:
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(project.server_pid()))
+    thread.start()
+    task = Path(f"/proc/self/task/{thread.native_id}")
+    thread.join()
+    wait_until(lambda: not task.exists(), PATIENCE_S, "the thread still runs")
+    # by now the kernel has signalled the server, which handles that before the next job
+    assert project.server_pid() == found[0]
+
+
+ORCHESTRATOR = """
+import sys, threading
+from pathlib import Path
+from buildsys.workers.client import pool as pool_module
+from buildsys.workers.client.pool import WorkerPool
+from buildsys.workers.job import Job
+from buildsys.workers.server_kinds import ServerKind
+
+if sys.argv[3] == "slow":
+    pool_module.server_kind_of = lambda _: ServerKind("slow", ("slow_library",))
+project = Path(sys.argv[1])
+pool = WorkerPool(project / ".buildsys")
+options, outputs = {"do": sys.argv[2]}, {"result": project / "result.json"}
+job = Job("export:m", "tests.scenarios.worker_stages", "m", "", options, {}, outputs, project)
+
+def say(event):
+    print(event.get("pid") or event["message"], flush=True)
+
+def work():
+    pool.run(job, log=project / "log", on_event=say)
+
+if sys.argv[3] == "thread":  # as under `doit -n`: not the main thread starts the server
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)
+else:
+    work()
+"""
+
+
+@contextmanager
+def orchestrator(project: Path, do: str, mode: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", ORCHESTRATOR, str(project), do, mode],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(project)))},
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()  # or a failed test would wait for it
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name
+)
+@pytest.mark.parametrize("mode", ["main", "thread"])
+def test_nothing_outlives_the_orchestrator(
+    tmp_path: Path, number: signal.Signals, mode: str
+) -> None:
+    with orchestrator(tmp_path, "start_grandchild_and_hang", mode) as process:
+        assert process.stdout is not None
+        started, grandchild, _ = (int(process.stdout.readline()) for _ in range(3))
+        server = parent_of(started)
+        if number == signal.SIGINT:  # a terminal sends it to the whole group, server included
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+        assert process.wait(PATIENCE_S) == -number or number == signal.SIGINT
+        wait_for_end(started, grandchild, server)
+        assert "Traceback" not in (tmp_path / ".buildsys/workers/bare.log").read_text()
+
+
+def test_a_server_that_still_loads_ends_with_its_orchestrator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_slow_library(tmp_path, monkeypatch)
+    with orchestrator(tmp_path, "echo", "slow") as process:
+        log = tmp_path / ".buildsys/workers/slow.log"
+        wait_until(
+            lambda: log.exists() and "loading in" in log.read_text(), PATIENCE_S, "not loading"
+        )
+        process.kill()
+        server = int(log.read_text().rpartition("loading in ")[2])
+        wait_for_end(server)
+        assert state(server) in ("", "Z")

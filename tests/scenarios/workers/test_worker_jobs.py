@@ -1,0 +1,233 @@
+"""Jobs in real worker processes: results, errors, crashes, output. One shared server runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from pool_project import ROOT, PoolProject, children_of, wait_for_end
+from project_folder import wait_until
+
+from buildsys.errors import CheckFailed, StageError, Unavailable, WorkerDied
+from buildsys.workers.client import status
+from buildsys.workers.client.pool import WorkerPool
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
+    runtime = tempfile.mkdtemp(prefix="bs-")
+    root = tmp_path_factory.mktemp("pool")
+    with pytest.MonkeyPatch.context() as patch, WorkerPool(root / ".buildsys") as pool:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setenv("XDG_RUNTIME_DIR", runtime)
+        patch.setenv("BUILDSYS_WORKER_IDLE", "60")
+        PoolProject(root, pool).run("echo")
+        yield pool
+        status.stop_servers(os.environ)
+    shutil.rmtree(runtime)
+
+
+@pytest.fixture
+def project(pool: WorkerPool, tmp_path: Path) -> PoolProject:
+    return PoolProject(tmp_path, pool)
+
+
+def test_a_job_returns_its_result(project: PoolProject) -> None:
+    reply = project.run("echo", deep={"list": [1, None]})
+    assert (reply.status, reply.reason, reply.hint) == ("passed", "", "")
+    assert reply.figures["options"] == {"do": "echo", "deep": {"list": [1, None]}}
+    assert reply.figures["cwd"] == str(project.root)
+    assert reply.log == project.log("echo")
+    content = json.loads((project.root / "echo.json").read_text())
+    assert content["schema"] == "buildsys/result/1"
+    assert content["target"] == "export:echo"
+    assert content["seconds"] == reply.seconds
+    assert content["options"] == reply.figures["options"]
+
+
+def test_events_arrive_in_order(project: PoolProject) -> None:
+    reply = project.run("report_progress")
+    kinds = [event["event"] for event in project.events]
+    assert kinds == ["started", "progress", "progress", "finished"]
+    assert project.events[0]["pid"] == reply.figures["pid"]
+    assert [event["message"] for event in project.events[1:3]] == ["first", "second"]
+    assert project.events[3]["status"] == "passed"
+
+
+def test_large_results_and_many_events_arrive(project: PoolProject) -> None:
+    reply = project.run("say_much")
+    assert len(project.events) == 2002
+    assert reply.figures == {"text": "x" * 1_000_000}
+    # raw samples are in the result file only
+    content = json.loads((project.root / "say_much.json").read_text())
+    assert content["samples"] == list(range(200_000))
+
+
+def test_a_failed_check_is_a_result(project: PoolProject) -> None:
+    reply = project.run("fail_check")
+    found = (reply.status, reply.reason, reply.hint, reply.figures)
+    assert found == ("failed", "it is wrong", "look at it", {"worst": 3})
+    assert json.loads((project.root / "fail_check.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("do", "kind", "sentence", "status"),
+    [
+        ("raise_stage_error", StageError, "no such operator; use another opset", None),
+        ("fail_in_a_callback", StageError, "no such operator; use another opset", None),
+        ("raise_check_failed", CheckFailed, "outputs differ; see the tensors", "failed"),
+        ("raise_unavailable", Unavailable, "there is no GPU; run it elsewhere", "unavailable"),
+    ],
+)
+def test_expected_errors_keep_their_class(
+    project: PoolProject, do: str, kind: type[StageError], sentence: str, status: str | None
+) -> None:
+    error = project.error(do)
+    assert type(error) is kind
+    assert str(error) == sentence
+    result = project.root / f"{do}.json"
+    assert (json.loads(result.read_text())["status"] if result.exists() else None) == status
+    assert "Traceback" not in project.log(do).read_text()
+
+
+def test_the_log_has_the_traceback_of_an_unexpected_error(project: PoolProject) -> None:
+    error = project.error("raise_unexpected")
+    assert type(error) is StageError
+    assert (
+        error.problem == "export:raise_unexpected failed unexpectedly: ValueError: first line of it"
+    )
+    assert error.hint == "full log: build/raise_unexpected.log"
+    log = project.log("raise_unexpected").read_text()
+    assert "KeyError: 'missing'" in log
+    assert "ValueError: first line of it\nsecond line" in log
+    assert not (project.root / "raise_unexpected.json").exists()
+
+
+@pytest.mark.parametrize("do", ["return_nonsense", "give_unwritable_figures"])
+def test_an_invalid_result_fails_the_job(project: PoolProject, do: str) -> None:
+    assert f"export:{do} failed unexpectedly: TypeError: " in str(project.error(do))
+    assert not (project.root / f"{do}.json").exists()
+
+
+KILLED = "was killed by signal 9 (SIGKILL), probably because memory ran out"
+
+
+@pytest.mark.parametrize(
+    ("do", "ending"),
+    [
+        ("kill_itself", KILLED),
+        ("crash", "crashed with a segmentation fault (SIGSEGV)"),
+        ("abort", "aborted (SIGABRT)"),
+        ("sys_exit", "exited with code 3 without a result"),
+        ("leave_silently", "exited with code 0 without a result"),
+        ("fork_grandchild_and_die", KILLED),
+    ],
+)
+def test_a_crash_fails_only_its_job(project: PoolProject, do: str, ending: str) -> None:
+    error = project.error(do)
+    assert type(error) is WorkerDied
+    assert str(error) == f"the worker of export:{do} {ending}; full log: build/{do}.log"
+    assert project.log(do).read_text().endswith(f"# the worker of export:{do} {ending}\n")
+    assert project.run("echo").status == "passed"
+
+
+def test_a_segmentation_fault_leaves_its_stack_in_the_log(project: PoolProject) -> None:
+    project.error("printf_and_crash")
+    log = project.log("printf_and_crash").read_text()
+    assert "last words" in log
+    assert "Segmentation fault" in log
+    assert "in printf_and_crash" in log
+
+
+@pytest.mark.parametrize("do", ["fill_memory", "claim_no_memory"])
+def test_exhausted_memory_is_reported(project: PoolProject, do: str) -> None:
+    error = project.error(do)
+    assert str(error).startswith(f"export:{do} ran out of memory (")
+    assert str(error).endswith(f"; full log: build/{do}.log")
+
+
+def test_peak_memory_is_that_of_the_job(project: PoolProject) -> None:
+    before, hungry, after = (
+        project.run(do).peak_rss_mib for do in ("report_progress", "hold_memory", "report_progress")
+    )
+    assert hungry > before + 60
+    assert after < before + 10
+
+
+def test_the_log_has_all_output_of_the_last_run(
+    project: PoolProject, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        project.run("print_everywhere")
+        lines = project.log("print_everywhere").read_text(encoding="utf-8").splitlines()
+        assert lines[0].startswith("# export:print_everywhere, 20")
+        assert lines[1:] == [
+            "from Python, with ✅",
+            "from C stdio",
+            "from a bare descriptor",
+            "from a subprocess",
+        ]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_log_that_cannot_be_opened_fails_the_job(project: PoolProject) -> None:
+    project.log("echo").mkdir(parents=True)
+    assert "cannot start export:echo: Is a directory" in str(project.error("echo"))
+
+
+def test_a_time_limit_stops_the_job(project: PoolProject) -> None:
+    def stopped(do: str) -> str:  # without a limit both would run for ten minutes
+        return str(project.error(do, timeout_s=0.3))
+
+    with ThreadPoolExecutor(2) as threads:
+        errors = threads.map(stopped, ("hang", "hang_deaf"))
+    for do, error in zip(("hang", "hang_deaf"), errors, strict=True):
+        limit = f"export:{do} exceeded its limit of 0.3 s and was stopped"
+        assert error == f"{limit}; full log: build/{do}.log"
+    wait_for_end(*(event["pid"] for event in project.events if event["event"] == "started"))
+
+
+def test_processes_of_a_stage_end_with_it(project: PoolProject) -> None:
+    wait_for_end(project.run("start_grandchild").figures["grandchild"])
+    project.error("start_grandchild_and_hang", timeout_s=0.5)
+    progress = [event["message"] for event in project.events if event["event"] == "progress"]
+    wait_for_end(int(progress[0]))
+
+
+def test_two_threads_run_jobs_at_the_same_time(project: PoolProject) -> None:
+    files = [str(project.root / name) for name in ("one", "two")]
+    with ThreadPoolExecutor(2) as threads:
+        one = threads.submit(project.run, "meet", mine=files[0], other=files[1])
+        two = threads.submit(project.run, "meet", mine=files[1], other=files[0])
+        assert one.result().status == two.result().status == "passed"
+
+
+def test_crashes_do_not_disturb_another_job(project: PoolProject) -> None:
+    with ThreadPoolExecutor(3) as threads:
+        file = project.root / "go"
+        steady = threads.submit(project.run, "wait_for_file", file=str(file))
+        crashes = [threads.submit(project.error, do) for do in ("crash", "kill_itself", "abort")]
+        assert all(isinstance(crash.result(), WorkerDied) for crash in crashes)
+        assert not steady.done()
+        file.touch()
+        assert steady.result().status == "passed"
+
+
+def test_fifty_jobs_in_a_row_leave_nothing(project: PoolProject) -> None:
+    pids = {project.run("report_progress").figures["pid"] for _ in range(50)}
+    assert len(pids) == 50
+    server = project.server_pid()
+    wait_until(lambda: not children_of(server), 10, "a zombie")
+    assert len(list(Path("/proc/self/fd").iterdir())) < 64
+
+
+def test_a_collection_in_a_child_copies_no_shared_memory(project: PoolProject) -> None:
+    collector = project.run("describe_collector").figures
+    assert collector["enabled"]
+    assert collector["frozen"] > 1000
