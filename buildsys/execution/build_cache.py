@@ -145,7 +145,9 @@ def stored_in(store: Store, ledger: Ledger) -> Callable[[Action, ActionKey], boo
         if ledger.is_forgotten(target):
             return False
         try:
-            found = ledger.lookup(target, digest) or store.read_action(target, digest, looking=True)
+            found = ledger.lookup(target, digest) or store.read_action(
+                target, digest, read_only=True
+            )
         except StageError:
             return False
         return found is not None and all(map(store.holds, found.files.values()))

@@ -1,12 +1,12 @@
-"""The content-addressed store: outputs by their digest, action records by their key.
+"""The content-addressed store: outputs by digest, action records by key.
 
     objects/ab/<BLAKE3 digest>    the content of an output, never written again
-    actions/ab/<action key>.json  an action record: which outputs, with which digests
-    quarantine/                   what did not have the content that its name says
-    tmp/, lock                    files on their way in; held together by who adds, alone by who collects
+    actions/ab/<action key>.json  an action record: its outputs and their digests
+    quarantine/                   files whose content does not match their name
+    tmp/, lock                    files being added; the lock is shared by writers, exclusive for removal
 
-Nothing in here is trusted: a record carries a checksum, and the digest of an object is compared whenever it is taken
-out. No file in here is ever linked into a build folder, where an edit would reach it.
+Nothing here is trusted: a record has a checksum, and every object is compared with its digest when it is fetched. Files
+are copied, never linked, into a build folder: an edit there must not reach the store.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ from buildsys.errors import StageError
 from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import ActionRecord, OutputFile
 from buildsys.store.record_file import RecordError, decode_record, encode_record
+from buildsys.system.file_locks import locked
 
-_FICLONE = (
-    0x40049409  # linux/fs.h: let a file share the blocks of another one until either is written
-)
+_FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file until either is written
 _CHUNK_BYTES = 4 << 20
 _ABANDONED_S = 3600.0
 
 
 class DamagedError(StageError):
-    """Something in the store is not what its name says; it has been put into quarantine."""
+    """A file in the store that did not match its name and was put into quarantine."""
 
 
 class StoreWriteError(Exception):
-    """The store cannot be written, while the other side may be well."""
+    """An error writing to the store, in contrast to one reading what is added."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(str(cause))
@@ -47,33 +46,46 @@ class StoredAction(NamedTuple):
     """An action record in the store."""
 
     path: Path
-    used: float  # when it was last written or restored, seconds since 1970
+    used: float  # time of the last write or restore, seconds since 1970
     record: ActionRecord
 
 
 class Store:
-    """A store in a folder. Several processes and threads may use it at once."""
+    """A store in a folder. Threads and processes may share it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def object_path(self, digest: str) -> Path:
-        """Return where the content with this digest lies, if it is here."""
+        """Return the path of the object with a digest."""
         return self.folder / "objects" / digest[:2] / digest
 
     def action_path(self, key: str) -> Path:
-        """Return where the record of this action key lies, if it is here."""
+        """Return the path of the record of an action key."""
         return self.folder / "actions" / key[:2] / f"{key}.json"
 
+    def objects(self) -> Iterator[Path]:
+        """Yield the files of all objects."""
+        yield from sorted(self.folder.glob("objects/??/*"))
+
+    def actions(self) -> Iterator[StoredAction]:
+        """Yield all readable records. Raises: OSError: the store cannot be read."""
+        for path in sorted(self.folder.glob("actions/??/*.json")):
+            try:
+                record = decode_record(path.read_bytes(), "", path.stem)
+                yield StoredAction(path, path.stat().st_mtime, record)
+            except (FileNotFoundError, RecordError):
+                continue  # just removed, or damaged, which `verify` reports
+
     def holds(self, file: OutputFile) -> bool:
-        """Return whether the content of an output is here, by name and size."""
+        """Return whether an object of this name and size exists."""
         try:
             return self.object_path(file.digest).stat().st_size == file.size
         except OSError:
             return False
 
     def put(self, source: Path, file: OutputFile) -> bool:
-        """Copy a file in; return False when it is gone or does not have that content any more.
+        """Copy a file in; return False if its content is gone or has changed.
 
         Raises: OSError: the store cannot be written.
         """
@@ -83,16 +95,15 @@ class Store:
             return True
         with self._temporary() as temporary:
             try:
-                found = copy_file(source, temporary, cache_pages=False)
+                if copy_file(source, temporary, cache_pages=False) != file.digest:
+                    return False
             except FileNotFoundError:
-                return False
-            if found != file.digest:
                 return False
             self._move_in(temporary, target)
         return True
 
     def add(self, file: OutputFile, chunks: Iterable[bytes]) -> bool:
-        """Store a content that comes in pieces; False when it is not what ``file`` says.
+        """Store content that arrives in chunks; return False if it does not match ``file``.
 
         Raises: StoreWriteError: the store cannot be written; what ``chunks`` raises.
         """
@@ -100,37 +111,35 @@ class Store:
 
         digest, size = blake3(), 0
         with self._temporary() as temporary:
-            with _local_errors():
+            with _write_errors():
                 writer = temporary.open("wb")
             with writer:
                 for chunk in chunks:
                     digest.update(chunk)
                     size += len(chunk)
-                    with _local_errors():
+                    with _write_errors():
                         writer.write(chunk)
             if digest.hexdigest() != file.digest or size != file.size:
                 return False
-            with _local_errors():
+            with _write_errors():
                 self._move_in(temporary, self.object_path(file.digest))
         return True
 
     def fetch(self, file: OutputFile, target: Path) -> None:
-        """Copy the content of an output to ``target``.
+        """Copy an object to ``target``.
 
-        Raises: DamagedError: it had another content. OSError: it is not here, or cannot be read or written.
+        Raises: DamagedError: it does not match its digest. OSError: it cannot be read or written.
         """
         source = self.object_path(file.digest)
         if copy_file(source, target) != file.digest:
             target.unlink()
             self.quarantine(source)
-            raise DamagedError(
-                f"{source} does not have the content that its name says; it was put into quarantine"
-            )
+            raise DamagedError(f"{source} does not match its digest; it was put into quarantine")
 
-    def read_action(self, target: str, key: str, *, looking: bool = False) -> ActionRecord | None:
-        """Return the record of a key, None when there is none. ``looking`` leaves a damaged one where it is.
+    def read_action(self, target: str, key: str, *, read_only: bool = False) -> ActionRecord | None:
+        """Return the record of a key, None if there is none.
 
-        Raises: DamagedError: it is cut short or edited.
+        Raises: DamagedError: it is truncated or edited; unless ``read_only`` it goes into quarantine.
         StageError: it cannot be read, or was written by a newer buildsys.
         """
         path = self.action_path(key)
@@ -142,11 +151,11 @@ class Store:
             raise StageError(f"cannot read {path}: {error.strerror}") from error
         except RecordError as error:
             if error.newer:
-                raise StageError(
-                    f"{path} {error}", "update buildsys here, or use another store"
-                ) from error
-            if not looking:
-                self.quarantine(path)
+                hint = "update buildsys here, or use another store"
+                raise StageError(f"{path} {error}", hint) from error
+            if read_only:
+                raise DamagedError(f"{path} {error}") from error
+            self.quarantine(path)
             raise DamagedError(f"{path} {error}; it was put into quarantine") from error
 
     def write_action(self, record: ActionRecord) -> None:
@@ -156,57 +165,37 @@ class Store:
             self._move_in(temporary, self.action_path(record.key))
 
     def mark_used(self, key: str) -> None:
-        """Remember that an action was restored just now."""
-        with suppress(OSError):  # a read-only store: it is collected by somebody else
+        """Update the time an action was last used."""
+        with suppress(OSError):  # a read-only store: its owner removes what is unused
             os.utime(self.action_path(key))
 
     def quarantine(self, path: Path) -> None:
-        """Take something out of use and keep it for a look."""
+        """Take a file out of use and keep it for inspection."""
         folder = self.folder / "quarantine"
-        try:
+        with suppress(OSError):  # a read-only store: every use finds it again
             folder.mkdir(exist_ok=True)
             path.replace(folder / f"{path.name}.{time.strftime('%Y%m%dT%H%M%S')}")
-        except OSError:  # a read-only store: every use finds it again
-            return
-
-    def actions(self) -> Iterator[StoredAction]:
-        """Yield all records that can be read. Raises: OSError: the store cannot be read."""
-        for path in sorted(self.folder.glob("actions/??/*.json")):
-            try:
-                yield StoredAction(
-                    path, path.stat().st_mtime, decode_record(path.read_bytes(), "", path.stem)
-                )
-            except (FileNotFoundError, RecordError):
-                continue  # just collected; or damaged, which `verify` tells
-
-    def objects(self) -> Iterator[Path]:
-        """Yield the files of all objects."""
-        yield from sorted(self.folder.glob("objects/??/*"))
 
     @contextmanager
     def lock_for_adding(self) -> Iterator[None]:
-        """Hold the store together with others who add to it: nothing is collected meanwhile.
-
-        Raises: OSError: the store cannot be written.
-        """
-        with self._lock(fcntl.LOCK_SH):
+        """Hold the store with other writers; nothing is removed meanwhile. Raises: OSError."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with locked(self.folder / "lock", shared=True):
             yield
 
     @contextmanager
     def lock_for_removal(self) -> Iterator[None]:
-        """Hold the store while nobody adds to it. Raises: OSError: the store cannot be written."""
-        with self._lock(fcntl.LOCK_EX):
+        """Hold the store while nobody adds to it. Raises: OSError."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with locked(self.folder / "lock"):
             yield
 
-    @contextmanager
-    def _lock(self, operation: int) -> Iterator[None]:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(handle, operation)
-            yield
-        finally:
-            os.close(handle)
+    def remove_abandoned(self) -> None:
+        """Delete the temporary files of dead processes. Raises: OSError."""
+        for path in self.folder.glob("tmp/*"):
+            with suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > _ABANDONED_S:
+                    path.unlink()
 
     @contextmanager
     def _temporary(self) -> Iterator[Path]:
@@ -222,16 +211,10 @@ class Store:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary.replace(target)
 
-    def remove_abandoned(self) -> None:
-        """Delete what processes that died had on its way in. Raises: OSError: the store cannot be written."""
-        for path in self.folder.glob("tmp/*"):
-            with suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > _ABANDONED_S:
-                    path.unlink()
-
 
 @contextmanager
-def _local_errors() -> Iterator[None]:
+def _write_errors() -> Iterator[None]:
+    """Raise OSErrors as StoreWriteErrors."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""An action record as a file: a line with the checksum of the rest, then JSON."""
+"""The file format of an action record: a line with the checksum of the rest, then JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCHEMA = 1
 
 
 class RecordError(Exception):
-    """A record that cannot be used: ``newer`` when only this buildsys is too old for it."""
+    """An unusable record, ``newer`` if only this buildsys is too old for it."""
 
     def __init__(self, problem: str, *, newer: bool = False) -> None:
         super().__init__(problem)
@@ -21,20 +21,19 @@ class RecordError(Exception):
 
 def encode_record(record: ActionRecord) -> bytes:
     """Return a record as the bytes of a file."""
-    body = json.dumps(
-        {"schema": SCHEMA, **asdict(record)}, separators=(",", ":"), sort_keys=True
-    ).encode()
+    content = {"schema": SCHEMA, **asdict(record)}
+    body = json.dumps(content, separators=(",", ":"), sort_keys=True).encode()
     return _checksum(body) + b"\n" + body + b"\n"
 
 
 def decode_record(content: bytes, target: str, key: str) -> ActionRecord:
-    """Return the record in a file; ``target`` may be empty for any.
+    """Return the record in a file; an empty ``target`` accepts any.
 
-    Raises: RecordError: it is cut short, edited, of another target or key, or of a newer buildsys.
+    Raises: RecordError: it is truncated, edited, of another target or key, or of a newer buildsys.
     """
     checksum, _, body = content.rstrip(b"\n").partition(b"\n")
     if checksum != _checksum(body):
-        raise RecordError("is cut short or edited: its checksum does not fit")
+        raise RecordError("is truncated or edited: its checksum does not match")
     try:
         stored = json.loads(body)
         if stored.pop("schema") > SCHEMA:
@@ -44,8 +43,8 @@ def decode_record(content: bytes, target: str, key: str) -> ActionRecord:
             for path, file in stored.pop("outputs").items()
         }
         record = ActionRecord(outputs=outputs, **stored)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise RecordError(f"is no action record: {type(error).__name__}: {error}") from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise RecordError(f"is not an action record: {type(error).__name__}: {error}") from error
     if record.key != key or target not in ("", record.target):
         raise RecordError(f"is the record of {record.target} under another key")
     return record
@@ -53,9 +52,8 @@ def decode_record(content: bytes, target: str, key: str) -> ActionRecord:
 
 def _output(file: Any) -> OutputFile:
     digest, size = file
-    if not (
-        isinstance(digest, str) and len(digest) == 64 and digest.isalnum() and isinstance(size, int)
-    ):
+    is_digest = isinstance(digest, str) and len(digest) == 64 and digest.isalnum()
+    if not (is_digest and isinstance(size, int)):
         raise ValueError(f"{digest!r} is not a digest")
     return OutputFile(digest, size)
 

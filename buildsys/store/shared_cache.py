@@ -1,7 +1,7 @@
-"""The shared cache: the same layout as the store, in a place that fsspec reaches (a folder, SFTP, S3 …).
+"""The shared cache: the layout of the store in a place that fsspec reaches (a folder, SFTP, S3).
 
-Whatever comes from there is compared with its digest. A place that does not answer within its time-out is left alone
-for the rest of the run: it costs one warning and that time, never a build.
+Everything read from there is compared with its digest. A place that does not answer within its time-out is not used for
+the rest of the run: it costs that time and one warning, never a build.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -21,22 +20,18 @@ from buildsys.store.record_file import RecordError, decode_record, encode_record
 
 READ_ONLY, READ_WRITE = "read-only", "read-write"
 _CHUNK_BYTES = 1 << 20
-_RENAMING = (
-    "file",
-    "local",
-    "sftp",
-    "ssh",
-)  # where a file in the making is seen unless it is renamed into place
+# these show a file while it is written, so it needs a temporary name
+_NEED_RENAME = ("file", "local", "sftp", "ssh")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class SharedCacheSettings:
-    """Where a shared cache is and how it may be used."""
+    """The place of a shared cache and its permitted use."""
 
     url: str
     mode: str = READ_ONLY  # read-only | read-write
-    timeout_s: float = 30.0  # for all that one target needs from it
+    timeout_s: float = 30.0  # for everything that one target needs from it
 
 
 class SharedCache:
@@ -46,13 +41,10 @@ class SharedCache:
         self.settings = settings
         self._notify = notify
         self._guard = threading.Lock()
-        self._idle: list[
-            _Place
-        ] = []  # a connection serves one thread at a time: those of SFTP mix up two
+        # a connection serves one thread at a time: SFTP mixes up the answers to two
+        self._idle: list[_Connection] = []
         self._off = False
-        self._damaged: set[str] = (
-            set()
-        )  # objects that were found not to be what they should: replaced when shared
+        self._damaged: set[str] = set()  # objects to be replaced by the next push
 
     @property
     def writable(self) -> bool:
@@ -60,7 +52,7 @@ class SharedCache:
         return self.settings.mode == READ_WRITE and not self._off
 
     def read_action(self, target: str, key: str) -> ActionRecord | None:
-        """Return the record of a key, None when there is none that can be used."""
+        """Return the record of a key, None if there is no usable one."""
         path = _action(key)
         content = self._within(lambda place: place.read(path), f"look up {target}")
         if content is None:
@@ -68,43 +60,66 @@ class SharedCache:
         try:
             return decode_record(content, target, key)
         except RecordError as error:
-            self._notify(
-                f"the shared cache {self._shown} holds {path}, which {error}; it is ignored"
-            )
+            self._notify(f"the shared cache {self._shown_url} holds {path}, which {error}; ignored")
             return None
 
     def fetch(self, files: Iterable[OutputFile], store: Store) -> bool:
-        """Bring contents into the store; False when one is missing, is not what it should be, or takes too long.
+        """Copy objects into the store; return False if one is missing, damaged or too slow.
 
         Raises: OSError: the store cannot be written.
         """
-        wanted = [file for file in files if not store.holds(file)]
-        given_up = threading.Event()
-        got = self._within(
-            partial(self._fetch_all, wanted, store, given_up), "fetch outputs", given_up
-        )
-        if isinstance(got, OSError):
-            raise got
-        return got is True
+        missing = [file for file in files if not store.holds(file)]
+        timed_out = threading.Event()
+
+        def fetch_all(place: _Connection) -> bool | OSError:
+            for file in missing:
+                with place.open(_object(file), "rb") as reader:
+                    try:
+                        matches = store.add(file, _chunks(reader, timed_out))
+                    except StoreWriteError as error:
+                        return error.cause
+                if not matches:
+                    self._damaged.add(file.digest)
+                    self._notify(
+                        f"the shared cache {self._shown_url} holds {_object(file)}, "
+                        "which does not match its digest; ignored"
+                    )
+                    return False
+            return True
+
+        result = self._within(fetch_all, "fetch outputs", timed_out)
+        if isinstance(result, OSError):
+            raise result
+        return result is True
 
     def push(self, record: ActionRecord, store: Store) -> None:
-        """Add a record, after its objects; what is there already is not sent again."""
-        if self.writable:
-            given_up = threading.Event()
-            self._within(
-                partial(self._push, record, store, given_up), f"share {record.target}", given_up
-            )
+        """Add a record, after those of its objects that are missing."""
+        if not self.writable:
+            return
+        timed_out = threading.Event()
+
+        def push_all(place: _Connection) -> None:
+            for file in record.files.values():
+                if file.digest in self._damaged or place.size(_object(file)) != file.size:
+                    with store.object_path(file.digest).open("rb") as reader:
+                        place.write(_object(file), _chunks(reader, timed_out))
+            place.write(_action(record.key), iter([encode_record(record)]))
+
+        self._within(push_all, f"share {record.target}", timed_out)
 
     @property
-    def _shown(self) -> str:
+    def _shown_url(self) -> str:
         parts = urlsplit(self.settings.url)
         secret = f":{parts.password}@"
         return self.settings.url.replace(secret, ":***@") if parts.password else self.settings.url
 
     def _within(
-        self, work: Callable[[_Place], T], attempt: str, given_up: threading.Event | None = None
+        self,
+        work: Callable[[_Connection], T],
+        attempt: str,
+        timed_out: threading.Event | None = None,
     ) -> T | None:
-        """Return the result of ``work``, None when it fails or takes too long: then the remote is left alone."""
+        """Return the result of ``work``; after an error or the time-out None, and turn off."""
         if self._off:
             return None
         results: list[T] = []
@@ -112,8 +127,8 @@ class SharedCache:
 
         def run() -> None:
             try:
-                place = self._take_place()
-                with suppress(FileNotFoundError):  # there is no such thing there: no problem
+                place = self._connect()
+                with suppress(FileNotFoundError):  # a cache miss
                     results.append(work(place))
                 self._idle.append(place)
             except Exception as error:  # each protocol has its own
@@ -123,8 +138,8 @@ class SharedCache:
         thread.start()
         thread.join(self.settings.timeout_s)
         if thread.is_alive():
-            if given_up is not None:
-                given_up.set()
+            if timed_out is not None:
+                timed_out.set()
             self._turn_off(f"did not {attempt} within {self.settings.timeout_s:g} s")
             return None
         if problems:
@@ -135,9 +150,11 @@ class SharedCache:
         with self._guard:
             first, self._off = not self._off, True
         if first:
-            self._notify(f"the shared cache {self._shown} {problem}; this run goes on without it")
+            self._notify(
+                f"the shared cache {self._shown_url} {problem}; this run goes on without it"
+            )
 
-    def _take_place(self) -> _Place:
+    def _connect(self) -> _Connection:
         with self._guard:
             if self._idle:
                 return self._idle.pop()
@@ -145,57 +162,26 @@ class SharedCache:
             import fsspec  # slow to import: only a run that builds needs it
         except ImportError as error:
             raise RuntimeError("fsspec is not installed: pip install 'buildsys[remote]'") from error
-        system, root = fsspec.core.url_to_fs(self.settings.url, **_options(self.settings))
-        return _Place(system, str(root).rstrip("/"))
-
-    def _fetch_all(
-        self, files: list[OutputFile], store: Store, given_up: threading.Event, place: _Place
-    ) -> bool | OSError:
-        for file in files:
-            with place.open(_object(file), "rb") as reader:
-                try:
-                    whole = store.add(file, _chunks(reader, given_up))
-                except StoreWriteError as error:
-                    return error.cause
-            if not whole:
-                self._damaged.add(file.digest)
-                self._notify(
-                    f"the shared cache {self._shown} holds {_object(file)} with another content; it is not used"
-                )
-                return False
-        return True
-
-    def _push(
-        self, record: ActionRecord, store: Store, given_up: threading.Event, place: _Place
-    ) -> None:
-        for file in record.files.values():
-            if file.digest in self._damaged or place.size(_object(file)) != file.size:
-                with store.object_path(file.digest).open("rb") as reader:
-                    place.write(_object(file), _chunks(reader, given_up))
-        place.write(_action(record.key), iter([encode_record(record)]))
+        # no protocol may cache the listing of a folder
+        options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
+        if self.settings.url.partition("://")[0] in ("sftp", "ssh"):
+            options = {"skip_instance_cache": True, "timeout": self.settings.timeout_s}
+        system, root = fsspec.core.url_to_fs(self.settings.url, **options)
+        return _Connection(system, str(root).rstrip("/"))
 
 
-class _Place(NamedTuple):
-    """A connection to the shared cache; paths are relative to it."""
+class _Connection(NamedTuple):
+    """A connection to the shared cache; paths are relative to its root."""
 
     system: Any  # an fsspec file system, none of which has type information
     root: str
 
-    def at(self, path: str) -> str:
-        return f"{self.root}/{path}"
-
-    def is_one_of(self, *protocols: str) -> bool:
-        known = self.system.protocol
-        names = {known} if isinstance(known, str) else set(known)
-        return bool(names.intersection(protocols))
-
     def open(self, path: str, mode: str) -> Any:
-        file = self.system.open(self.at(path), mode)
-        if "w" in mode and hasattr(
-            file, "set_pipelined"
-        ):  # SFTP would wait for an answer every 32 KiB
+        file = self.system.open(f"{self.root}/{path}", mode)
+        # else SFTP waits for an answer every 32 KiB
+        if "w" in mode and hasattr(file, "set_pipelined"):
             file.set_pipelined(True)
-        if mode == "rb" and hasattr(file, "prefetch"):  # the same for reading
+        if mode == "rb" and hasattr(file, "prefetch"):
             file.prefetch(self.size(path))
         return file
 
@@ -205,35 +191,31 @@ class _Place(NamedTuple):
 
     def size(self, path: str) -> int | None:
         try:
-            return int(self.system.info(self.at(path))["size"])
+            return int(self.system.info(f"{self.root}/{path}")["size"])
         except FileNotFoundError:
             return None
 
-    def remove(self, path: str) -> None:
-        with suppress(FileNotFoundError):
-            self.system.rm(self.at(path))
-
-    def make_folder_of(self, path: str) -> None:
-        self.system.makedirs(self.at(path).rpartition("/")[0], exist_ok=True)
-
     def write(self, path: str, chunks: Iterator[bytes]) -> None:
-        """Put a file in place as a whole."""
-        self.make_folder_of(path)
-        rename = self.is_one_of(*_RENAMING)  # others show a file when it has been written
-        name = f"{path}.{uuid.uuid4().hex}.part" if rename else path
-        with self.open(name, "wb") as writer:
+        """Write a file atomically."""
+        target = f"{self.root}/{path}"
+        self.system.makedirs(target.rpartition("/")[0], exist_ok=True)
+        protocols = self.system.protocol  # a name or several
+        names = {protocols} if isinstance(protocols, str) else set(protocols)
+        rename = not names.isdisjoint(_NEED_RENAME)
+        part = f"{path}.{uuid.uuid4().hex}.part" if rename else path
+        with self.open(part, "wb") as writer:
             for chunk in chunks:
                 writer.write(chunk)
         if not rename:
             return
-        self.remove(path)  # SFTP does not replace
+        with suppress(FileNotFoundError):
+            self.system.rm(target)  # SFTP does not replace
         try:
-            self.system.mv(self.at(name), self.at(path))
+            self.system.mv(f"{self.root}/{part}", target)
         except OSError:
-            self.remove(name)
-            if not self.system.exists(
-                self.at(path)
-            ):  # else another machine was faster with the same content
+            with suppress(FileNotFoundError):
+                self.system.rm(f"{self.root}/{part}")
+            if not self.system.exists(target):  # else another machine wrote the same content first
                 raise
 
 
@@ -245,16 +227,8 @@ def _action(key: str) -> str:
     return f"actions/{key[:2]}/{key}.json"
 
 
-def _chunks(reader: Any, given_up: threading.Event) -> Iterator[bytes]:
+def _chunks(reader: Any, timed_out: threading.Event) -> Iterator[bytes]:
     while chunk := reader.read(_CHUNK_BYTES):
-        if given_up.is_set():
-            raise InterruptedError("given up")
+        if timed_out.is_set():
+            raise InterruptedError("timed out")
         yield chunk
-
-
-def _options(settings: SharedCacheSettings) -> dict[str, Any]:
-    """Return what the protocols want to know; none of them may remember what a folder held a moment ago."""
-    protocol = settings.url.partition("://")[0]
-    if protocol in ("sftp", "ssh"):
-        return {"timeout": settings.timeout_s, "skip_instance_cache": True}
-    return {"skip_instance_cache": True, "use_listings_cache": False}

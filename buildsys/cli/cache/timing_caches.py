@@ -23,7 +23,7 @@ class TimingFolder:
     """The folder of timing caches of a project."""
 
     folder: Path
-    ours_alone: bool  # not one that other clones use as well
+    private: bool  # not one that other clones use as well
 
     @classmethod
     def of(cls, root: Path) -> TimingFolder:
@@ -55,22 +55,22 @@ class TimingFolder:
             found = list(damaged(self.folder))
             for path, _ in found:
                 set_aside(path)
-            return [f"{path} is of no use: {why}" for path, why in found]
+            return [f"{path} is unusable: {why}" for path, why in found]
 
         return self._reading(look)
 
     def collected(
         self, wanted: Collection[str], unused_for_s: float | None, *, by_size: bool, dry_run: bool
-    ) -> garbage_collection.Collected:
+    ) -> garbage_collection.TimingCacheCollection:
         """Remove what is not ``wanted``; a limit of the store's size alone removes nothing here."""
         if by_size and unused_for_s is None:
-            return garbage_collection.Collected(0, 0)
+            return garbage_collection.TimingCacheCollection(0, 0)
         return self._reading(
             lambda: garbage_collection.collect(
                 self.folder,
                 wanted=wanted,
                 unused_for_s=unused_for_s,
-                ours_alone=self.ours_alone,
+                private=self.private,
                 dry_run=dry_run,
             )
         )

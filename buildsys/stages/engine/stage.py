@@ -20,7 +20,7 @@ from buildsys.backends.interface import (
     OperatorUse,
 )
 from buildsys.errors import StageError, Unavailable
-from buildsys.stages.engine.timing_cache import Loan, borrow
+from buildsys.stages.engine.timing_cache import TimingCacheCopy, checkout
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.remedies.refused_graph import explain_refusal
 from buildsys.system.engine_environment import built_with
@@ -67,17 +67,19 @@ def _build(job: Job, backend: Backend) -> Figures:
     implementation = implementation_of(job, job.options["engine"]["backend"])
     with TemporaryDirectory(dir=job.outputs["engine"].parent) as folder:
         graph = implementation.graph(job.inputs["model"], Path(folder))
-        loan = borrow(job, backend, Path(folder))
+        timing_cache = checkout(job, backend, Path(folder))
         prepared = time.perf_counter() - clock
-        request = _request(graph, implementation.uses, job, loan)
+        request = _request(graph, implementation.uses, job, timing_cache)
         with ThreadPoolExecutor(
             max_workers=1
         ) as beside:  # large files take their time, and another core
             onnx_digest = beside.submit(sha256_of, *_onnx_files(job))
-            return _build_from(request, job, backend, loan, prepared, onnx_digest)
+            return _build_from(request, job, backend, timing_cache, prepared, onnx_digest)
 
 
-def _request(graph: Path, operators: tuple[OperatorUse, ...], job: Job, loan: Loan) -> BuildRequest:
+def _request(
+    graph: Path, operators: tuple[OperatorUse, ...], job: Job, timing_cache: TimingCacheCopy
+) -> BuildRequest:
     return BuildRequest(
         model=job.model,
         onnx=graph,
@@ -87,7 +89,7 @@ def _request(graph: Path, operators: tuple[OperatorUse, ...], job: Job, loan: Lo
         dims=job.options.get("dims", {}),
         operators=operators,
         project=job.project,
-        timing_cache=loan.path,
+        timing_cache=timing_cache.path,
         calibration=_calibration(job),
         progress=job.progress,
     )
@@ -101,7 +103,7 @@ def _build_from(
     request: BuildRequest,
     job: Job,
     backend: Backend,
-    loan: Loan,
+    timing_cache: TimingCacheCopy,
     prepared_s: float,
     onnx_digest: Future[str],
 ) -> Figures:
@@ -126,7 +128,7 @@ def _build_from(
     device = backend.device(request.options)
     return {
         **built,
-        **loan.figures(list(built.get("messages", ()))),
+        **timing_cache.figures(list(built.get("messages", ()))),
         **described,
         **(
             {"operators": {use.op: f"{use.kind} {use.path.name}" for use in operators}}

@@ -1,4 +1,4 @@
-"""The timing cache of one build: lent before it, taken back after it, with what is recorded of that."""
+"""The timing cache of one build: checked out before it, merged back after it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from buildsys.store.timing_caches.checkout import (
     pinned_cache_warning,
     pinned_figures,
 )
-from buildsys.store.timing_caches.files import TimingCacheData
 from buildsys.system.engine_environment import MissingLibraryError, built_with
 from buildsys.workers.job import Job
 
 _BACKENDS = ("tensorrt",)  # TensorRT-RTX has no timings: its timing cache is empty
-# fields that change no tactic's time; all others, also new ones, keep caches apart
+# fields without effect on tactic times; any other field, also a new one, keeps caches apart
 _NOT_TIMED = (
     "backend", "precision", "typing", "profiles", "workspace", "profiling_verbosity", "network", "layer_precisions",
     "precision_constraints", "precision_share", "io", "timing_cache", "toolchain", "max_threads", "calibration",
@@ -32,67 +31,66 @@ _NOT_TIMED = (
 
 
 @dataclass
-class Loan:
-    """A private timing cache; ``path`` is None where the builder has no use for one."""
+class TimingCacheCopy:
+    """A private timing cache for one build; ``path`` is None if the builder does not use one."""
 
     path: Path | None = None
-    take_back: Callable[[list[str]], Figures] = field(default=lambda _messages: {})
+    merge_back: Callable[[list[str]], Figures] = field(default=lambda _messages: {})
     warnings: list[str] = field(default_factory=list)
 
     def figures(self, messages: list[str]) -> Figures:
-        """Return what the engine's record says of it; warnings become messages of the build."""
-        found = self.take_back(messages)  # may add warnings
-        told = [text for text in (*self.warnings, pinned_cache_warning(found)) if text]
-        return {**({"timing_cache": found} if found else {}), "messages": [*messages, *told]}
+        """Merge the copy back; return the engine's figures, with warnings among its messages."""
+        found = self.merge_back(messages)  # may add warnings
+        warnings = [text for text in (*self.warnings, pinned_cache_warning(found)) if text]
+        return {
+            **({"timing_cache": found} if found else {}),
+            "messages": [*messages, *warnings],
+        }
 
 
-def borrow(job: Job, backend: Backend, scratch: Path) -> Loan:
-    """Return a private copy of the cache that a build may use, in the folder ``scratch``.
+def checkout(job: Job, backend: Backend, scratch: Path) -> TimingCacheCopy:
+    """Return a private copy, in the folder ``scratch``, of the cache for this build.
 
-    Raises: StageError: the engine pins a cache that is not to be found.
+    Raises: StageError: the engine pins a cache that does not exist.
     """
-    options = job.options["engine"]
-    if options["backend"] not in _BACKENDS or job.timing_caches is None:
-        return Loan()
+    options: Mapping[str, Any] = job.options["engine"]
+    folder = job.timing_caches
+    if options["backend"] not in _BACKENDS or folder is None:
+        return TimingCacheCopy()
     private = scratch / "timing_cache"
     pin = (options.get("timing_cache") or {}).get("pin")
     if pin:
-        folder, lent = (
-            job.timing_caches,
-            checkout_pinned(job.timing_caches, pin, private, f"the engine {job.variant}"),
+        pinned = checkout_pinned(folder, pin, private, f"the engine {job.variant}")
+        return TimingCacheCopy(
+            private, lambda messages: pinned_figures(folder, private, pinned, messages)
         )
-        return Loan(private, lambda messages: pinned_figures(folder, private, lent, messages))
-    lender = _lender(job, backend)
-    return _shared(lender, private) if lender else Loan()
-
-
-def _shared(lender: SharedTimingCache, private: Path) -> Loan:
-    lent: TimingCacheData | None = lender.checkout(private)
-    return Loan(
-        private, lambda messages: lender.merge_back(private, lent, messages), lender.warnings
+    conditions = _conditions(options, backend)
+    if conditions is None:
+        return TimingCacheCopy()
+    merge = getattr(backend, "merge_timing_caches", _cannot_merge)
+    shared = SharedTimingCache(folder, conditions, merge)
+    original = shared.checkout(private)
+    return TimingCacheCopy(
+        private, lambda messages: shared.merge_back(private, original, messages), shared.warnings
     )
 
 
-def _lender(job: Job, backend: Backend) -> SharedTimingCache | None:
-    """Return the caches of these conditions, None where it is not known what they are."""
-    options: Mapping[str, Any] = job.options["engine"]
+def _conditions(options: Mapping[str, Any], backend: Backend) -> dict[str, str] | None:
+    """Return the conditions that timings hold for, None if the GPU is unknown."""
     facts: dict[str, Any] = {}
     with suppress(MissingLibraryError):
         facts = built_with(options["backend"], backend.device(options))
-    if job.timing_caches is None or not facts.get("gpu"):
+    if not facts.get("gpu"):
         return None
     timed = {name: value for name, value in options.items() if name not in _NOT_TIMED}
-    made_for = {
+    return {
         "library": f"{options['backend']}-{facts[options['backend']]}",
         "gpu": f"{facts['gpu']} {facts['compute_capability']}",
         "cuda": f"cuda{facts['cuda']} driver{facts['driver']}",
         "platform": facts["platform"],
         "settings": hashlib.sha256(json.dumps(timed, sort_keys=True).encode()).hexdigest()[:16],
     }
-    return SharedTimingCache(
-        job.timing_caches, made_for, getattr(backend, "merge_timing_caches", _cannot_merge)
-    )
 
 
 def _cannot_merge(_files: object, _merged: object) -> None:
-    raise StageError("this backend merges no timing caches")
+    raise StageError("this backend cannot merge timing caches")

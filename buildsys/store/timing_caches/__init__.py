@@ -1,1 +1,1 @@
-"""TensorRT's timing caches: shared by builds, merged, and kept by digest so that a manifest can pin one."""
+"""TensorRT timing caches: tactic times measured by one engine build, reused by later ones."""

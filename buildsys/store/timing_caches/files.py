@@ -1,8 +1,8 @@
-"""Timing cache files: what they hold is checked whenever they are read, and they appear whole or not at all.
+"""The files of timing caches, checked at every read and replaced atomically.
 
-FOLDER/LIBRARY-VERSION_GPU_….timing_cache   shared: one line of JSON that says what it is for, then TensorRT's bytes
+FOLDER/LIBRARY-VERSION_GPU_….timing_cache   shared: one line of JSON with its conditions, then TensorRT's bytes
 FOLDER/by_digest/SHA-256                    TensorRT's bytes alone, as a build left them
-FOLDER/….broken-TIME                        what was no such file, or one for something else
+FOLDER/….broken-TIME                        a damaged file, or one for other conditions
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from buildsys.system.files import replace_file
+
 SCHEMA = "buildsys/timing-cache/1"
 SUFFIX, BROKEN, BY_DIGEST = ".timing_cache", ".broken-", "by_digest"
 _LONGEST_HEADER = 4096
-Conditions = Mapping[
-    str, str
-]  # library, GPU, driver and builder settings that its timings hold for
+Conditions = Mapping[str, str]  # library, GPU, driver and builder settings that timings hold for
 
 
 class BrokenCacheError(Exception):
-    """A file is no timing cache, or not the one that its name says; the text says why."""
+    """A file that is not a timing cache, or not the one it should be."""
 
 
 @dataclass(frozen=True)
@@ -41,64 +41,70 @@ class TimingCacheData:
         return cls(data, hashlib.sha256(data).hexdigest())
 
 
-def read_shared(path: Path, made_for: Conditions | None = None) -> TimingCacheData | None:
-    """Return what a shared file holds, None where there is none.
+def read_shared(path: Path, conditions: Conditions | None = None) -> TimingCacheData | None:
+    """Return the content of a shared cache, None if there is none.
 
-    Raises: BrokenCacheError: it is damaged, or not for ``made_for``. OSError: it cannot be read.
+    Raises: BrokenCacheError: it is damaged, or for other conditions. OSError: it cannot be read.
     """
     try:
         stored = path.read_bytes()
     except FileNotFoundError:
         return None
-    line, newline, data = stored[:_LONGEST_HEADER].partition(b"\n")
-    header = _header(line) if newline else None
-    if header is None:
-        raise BrokenCacheError("it does not begin like one")
-    data = stored[len(line) + 1 :]
-    if len(data) != header.get("bytes"):
-        raise BrokenCacheError(f"it is cut short: {len(data)} of {header.get('bytes')} bytes")
-    content = TimingCacheData.of(data)
+    line, newline, _ = stored[:_LONGEST_HEADER].partition(b"\n")
+    try:
+        header = json.loads(line) if newline else None
+    except ValueError:
+        header = None
+    if not isinstance(header, dict) or header.get("schema") != SCHEMA:
+        raise BrokenCacheError("it has no timing cache header")
+    content = TimingCacheData.of(stored[len(line) + 1 :])
+    if len(content.data) != header.get("bytes"):
+        size = header.get("bytes")
+        raise BrokenCacheError(f"it is truncated: {len(content.data)} of {size} bytes")
     if content.sha256 != header.get("sha256"):
         raise BrokenCacheError("its content is damaged")
-    if made_for is not None and header.get("made_for") != dict(made_for):
-        raise BrokenCacheError(f"it is for {_shown(header.get('made_for'))}")
+    found = header.get("made_for")
+    if conditions is not None and found != dict(conditions):
+        shown = ", ".join(map(str, found.values())) if isinstance(found, dict) else "something else"
+        raise BrokenCacheError(f"it is for {shown}")
     return content
 
 
-def write_shared(path: Path, content: TimingCacheData, made_for: Conditions) -> None:
-    """Put a shared file in place. Raises: OSError: it cannot be written; the one before stays."""
+def write_shared(path: Path, content: TimingCacheData, conditions: Conditions) -> None:
+    """Replace a shared cache. Raises: OSError: it cannot be written; the previous one stays."""
     header = {
         "schema": SCHEMA,
         "sha256": content.sha256,
         "bytes": len(content.data),
-        "made_for": dict(made_for),
+        "made_for": dict(conditions),
     }
-    _replace(path, json.dumps(header).encode() + b"\n" + content.data)
+    replace_file(path, json.dumps(header).encode() + b"\n" + content.data, durable=True)
 
 
 def read_by_digest(folder: Path, sha256: str) -> TimingCacheData | None:
-    """Return the cache with this digest, None where it is not kept.
+    """Return the cache with a digest, None if it is not stored.
 
     Raises: BrokenCacheError: the file has other bytes. OSError: it cannot be read.
     """
+    path = folder / BY_DIGEST / sha256
     try:
-        content = TimingCacheData.of((folder / BY_DIGEST / sha256).read_bytes())
+        content = TimingCacheData.of(path.read_bytes())
     except FileNotFoundError:
         return None
     if content.sha256 != sha256:
-        raise BrokenCacheError("it does not have the content that its name says")
-    with suppress(OSError):  # only tells when it was used last
-        os.utime(folder / BY_DIGEST / sha256)
+        raise BrokenCacheError("it does not match its digest")
+    with suppress(OSError):  # only the time of its last use
+        os.utime(path)
     return content
 
 
 def store_by_digest(folder: Path, content: TimingCacheData) -> None:
-    """Keep a cache under its digest. Raises: OSError: it cannot be written."""
+    """Store a cache under its digest. Raises: OSError: it cannot be written."""
     path = folder / BY_DIGEST / content.sha256
     try:
         os.utime(path)
     except FileNotFoundError:
-        _replace(path, content.data)
+        replace_file(path, content.data, durable=True)
 
 
 def shared_files(folder: Path) -> list[Path]:
@@ -107,33 +113,17 @@ def shared_files(folder: Path) -> list[Path]:
 
 
 def files_by_digest(folder: Path) -> list[Path]:
-    """Return the caches that are kept by digest."""
-    return [
-        path
-        for path in sorted(folder.glob(f"{BY_DIGEST}/*"))
-        if len(path.name) == hashlib.sha256().digest_size * 2
-    ]
+    """Return the caches stored by digest."""
+    return [path for path in sorted(folder.glob(f"{BY_DIGEST}/*")) if len(path.name) == 64]
 
 
 def broken_files(folder: Path) -> list[Path]:
-    """Return what was set aside."""
+    """Return the files set aside."""
     return sorted([*folder.glob(f"*{BROKEN}*"), *folder.glob(f"{BY_DIGEST}/*{BROKEN}*")])
 
 
-def set_aside(path: Path) -> Path:
-    """Take a file out of use; return where it lies now. Raises: OSError: it cannot be renamed."""
-    for number in range(1000):
-        aside = path.with_name(
-            f"{path.name}{BROKEN}{time.strftime('%Y%m%dT%H%M%S')}{f'-{number}' if number else ''}"
-        )
-        if not aside.exists():
-            break
-    path.replace(aside)
-    return aside
-
-
 def damaged(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield every file of a folder that is not what it should be, and why."""
+    """Yield every damaged file of a folder and its problem."""
     for path in shared_files(folder):
         try:
             read_shared(path)
@@ -146,39 +136,12 @@ def damaged(folder: Path) -> Iterator[tuple[Path, str]]:
             yield path, str(error)
 
 
-def _header(line: bytes) -> dict[str, object] | None:
-    try:
-        header = json.loads(line)
-    except ValueError:
-        return None
-    return header if isinstance(header, dict) and header.get("schema") == SCHEMA else None
-
-
-def _shown(made_for: object) -> str:
-    return (
-        ", ".join(map(str, made_for.values())) if isinstance(made_for, dict) else "something else"
-    )
-
-
-def _replace(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
-    try:
-        with temporary.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-        _fsync_folder(path.parent)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-
-
-def _fsync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def set_aside(path: Path) -> Path:
+    """Take a file out of use; return its new path. Raises: OSError: it cannot be renamed."""
+    for number in range(1000):
+        suffix = f"{BROKEN}{time.strftime('%Y%m%dT%H%M%S')}{f'-{number}' if number else ''}"
+        aside = path.with_name(f"{path.name}{suffix}")
+        if not aside.exists():
+            break
+    path.replace(aside)
+    return aside

@@ -1,9 +1,9 @@
-"""What a folder of timing caches holds, and what of it may go."""
+"""Usage and garbage collection of a folder of timing caches."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,27 +12,30 @@ from buildsys.store.timing_caches.files import broken_files, files_by_digest, sh
 
 
 @dataclass(frozen=True)
-class Usage:
-    """How many files of each kind there are, and what they take together."""
+class TimingCacheUsage:
+    """The number of files of each kind, and the size of all."""
 
     shared: int
-    kept: int
+    kept: int  # by digest
     broken: int
     bytes: int
 
 
 @dataclass(frozen=True)
-class Collected:
-    """What was removed, or would be."""
+class TimingCacheCollection:
+    """The result of a garbage collection or its dry run."""
 
     files: int
     bytes: int
 
 
-def usage(folder: Path) -> Usage:
-    """Return what a folder holds. Raises: OSError: it cannot be read."""
-    shared, kept, broken = shared_files(folder), files_by_digest(folder), broken_files(folder)
-    return Usage(len(shared), len(kept), len(broken), sum(map(_size, (*shared, *kept, *broken))))
+def usage(folder: Path) -> TimingCacheUsage:
+    """Return the usage of a folder. Raises: OSError: it cannot be read."""
+    kinds = shared_files(folder), files_by_digest(folder), broken_files(folder)
+    shared, kept, broken = map(len, kinds)
+    return TimingCacheUsage(
+        shared, kept, broken, sum(_size(path) for kind in kinds for path in kind)
+    )
 
 
 def collect(
@@ -40,36 +43,28 @@ def collect(
     *,
     wanted: Collection[str],
     unused_for_s: float | None,
-    ours_alone: bool,
+    private: bool,
     dry_run: bool,
-) -> Collected:
-    """Remove what nobody needs: kept caches but the ``wanted`` ones, and what was set aside.
+) -> TimingCacheCollection:
+    """Remove caches stored by digest except ``wanted`` ones, and files set aside.
 
-    With ``unused_for_s`` only what was not used for so long goes, and then shared caches as well. From a folder that is
-    not ``ours_alone`` nothing goes without an age: other clones may pin what this one does not know.
-    Raises: OSError: it cannot be read or written.
+    With ``unused_for_s`` only files unused for that long are removed, including shared caches. Without it nothing is
+    removed from a folder that is not ``private``: other clones may pin caches that this one does not know.
+    Raises: OSError: the folder cannot be read or written.
     """
-    limit = time.time() - unused_for_s if unused_for_s is not None else None
-    if limit is None and not ours_alone:
-        return Collected(0, 0)
-    files = [
-        path
-        for path in _loose(folder, wanted, shared=limit is not None)
-        if limit is None or _used(path) < limit
-    ]
-    sizes = sum(map(_size, files))
+    files = [path for path in files_by_digest(folder) if path.name not in wanted]
+    files += broken_files(folder)
+    if unused_for_s is not None:
+        limit = time.time() - unused_for_s
+        files = [path for path in [*files, *shared_files(folder)] if _used(path) < limit]
+    elif not private:
+        files = []
+    size = sum(map(_size, files))
     if not dry_run:
         for path in files:
             path.unlink(missing_ok=True)
             path.with_suffix(".lock").unlink(missing_ok=True)
-    return Collected(len(files), sizes)
-
-
-def _loose(folder: Path, wanted: Collection[str], *, shared: bool) -> Iterator[Path]:
-    yield from (path for path in files_by_digest(folder) if path.name not in wanted)
-    yield from broken_files(folder)
-    if shared:
-        yield from shared_files(folder)
+    return TimingCacheCollection(len(files), size)
 
 
 def _size(path: Path) -> int:

@@ -174,12 +174,12 @@ def test_timings_are_shared_merged_and_pinned(project: ProjectFolder) -> None:
     assert project.doit("engine:b:trt").code == 0
     missed = result(project, "b/engine/trt/engine.json")
     assert missed["timing_cache"]["added_bytes"] > 0
-    assert any("lacked timings" in message for message in missed["messages"])
+    assert any("timings were missing" in message for message in missed["messages"])
 
     model(project, "b", {"timing_cache": {"pin": "ab" * 32}}, channels=24)
     ran = project.doit("engine:b:trt")
     assert ran.code == 2
-    assert f"{'ab' * 32}, is nowhere to be found: looked for {caches}/by_digest/" in ran.out
+    assert f"{'ab' * 32}, which was not found: searched {caches}/by_digest/" in ran.out
 
 
 @pytest.mark.parametrize("damage", ["truncated", "foreign", "not TensorRT's"])

@@ -21,7 +21,7 @@ from buildsys.store.timing_caches.files import (
     write_shared,
 )
 
-MADE_FOR = {
+CONDITIONS = {
     "library": "tensorrt-8.6.1",
     "gpu": "NVIDIA H200 9.0",
     "cuda": "cuda12.4 driver550.54",
@@ -42,7 +42,7 @@ def digest(data: bytes) -> str:
 
 def fill(folder: Path) -> None:
     """Make a folder with one shared cache, three kept ones and one that was set aside."""
-    write_shared(folder / "some.timing_cache", TimingCacheData.of(b"a" * 1000), MADE_FOR)
+    write_shared(folder / "some.timing_cache", TimingCacheData.of(b"a" * 1000), CONDITIONS)
     for data in (b"pinned", b"loose", b"another"):
         store_by_digest(folder, TimingCacheData.of(data))
     (folder / "other.timing_cache.broken-20260101T000000").write_bytes(b"x")
@@ -83,10 +83,7 @@ def test_show_verify_and_collect(project: ProjectFolder, tmp_path: Path) -> None
     (folder / "by_digest" / digest(b"pinned")).write_bytes(b"damaged")
     verified = project.doit("cache", "verify")
     assert verified.code == 1
-    assert (
-        f"{digest(b'pinned')} is of no use: it does not have the content that its name says"
-        in verified.out
-    )
+    assert f"{digest(b'pinned')} is unusable: it does not match its digest" in verified.out
 
 
 def test_a_folder_that_clones_share(project: ProjectFolder, tmp_path: Path) -> None:
@@ -113,17 +110,17 @@ def test_a_pin_that_is_no_digest_is_an_error_of_the_manifest(project: ProjectFol
 
 def build_on(folder: Path, scratch: Path) -> list[str]:
     """Do what two builds do with their timing caches; return the warnings of the second one."""
-    lender = SharedTimingCache(
-        folder, MADE_FOR, lambda files, merged: merged.write_bytes(files[-1].read_bytes()) and []
+    shared_cache = SharedTimingCache(
+        folder, CONDITIONS, lambda files, merged: merged.write_bytes(files[-1].read_bytes()) and []
     )
     for data in (b"first" * 1000, b"second" * 1000):
-        lender.warnings.clear()
+        shared_cache.warnings.clear()
         private = scratch / "private"
         private.unlink(missing_ok=True)
-        lent = lender.checkout(private)
+        original = shared_cache.checkout(private)
         private.write_bytes(data)
-        assert lender.merge_back(private, lent)["digest"] == digest(data)
-    return lender.warnings
+        assert shared_cache.merge_back(private, original)["digest"] == digest(data)
+    return shared_cache.warnings
 
 
 def test_a_disk_that_is_full(tmp_path: Path) -> None:
@@ -134,7 +131,7 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
         assert "No space left on device; the next build times its tactics again" in warning
         assert list(damaged(folder)) == [], "what lies there is whole"
         (path,) = shared_files(folder)
-        assert read_shared(path, MADE_FOR) is not None
+        assert read_shared(path, CONDITIONS) is not None
         assert not [path for path in folder.rglob(".*") if path.is_file()], (
             "nothing temporary stays"
         )

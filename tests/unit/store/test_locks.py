@@ -26,6 +26,13 @@ def unexpected(holder: LockHolder | None) -> None:
     raise AssertionError(f"waited for {holder}")
 
 
+def until(condition: Callable[[], bool], limit_s: float = 30.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition was never met"
+        time.sleep(0.005)
+
+
 def in_thread(work: Callable[[], object]) -> threading.Thread:
     thread = threading.Thread(target=work)
     thread.start()
@@ -37,46 +44,45 @@ def locks(tmp_path: Path) -> Locks:
     return Locks(tmp_path / "locks", tmp_path / "machine")
 
 
-def test_a_free_target_is_had_at_once(locks: Locks) -> None:
+def test_a_free_target_is_locked_at_once(locks: Locks) -> None:
     with locks.target("a", unexpected) as waited, locks.target("b:c/d", unexpected):
         assert not waited
     with locks.target("a", unexpected) as waited:
         assert not waited
 
 
-def test_a_second_thread_waits_and_is_told_for_whom(locks: Locks) -> None:
-    told: list[LockHolder | None] = []
+def test_a_second_thread_waits_and_learns_the_holder(locks: Locks) -> None:
+    holders: list[LockHolder | None] = []
     order: list[str] = []
 
     def second() -> None:
-        with locks.target("a", told.append) as waited:
+        with locks.target("a", holders.append) as waited:
             order.append(f"second waited {waited}")
 
     with locks.target("a", unexpected):
         thread = in_thread(second)
-        while not told:
-            time.sleep(0.005)
+        until(lambda: bool(holders))
         order.append("first done")
     thread.join()
     assert order == ["first done", "second waited True"]
-    assert told[0] is not None
-    assert (told[0].pid, told[0].target) == (os.getpid(), "a")
+    assert holders[0] is not None
+    assert (holders[0].pid, holders[0].target) == (os.getpid(), "a")
 
 
-def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
+def test_a_killed_process_releases_its_lock(tmp_path: Path) -> None:
     holder = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE)
     assert holder.stdout.readline() == b"held\n"
-    told: list[LockHolder | None] = []
+    holders: list[LockHolder | None] = []
 
     def kill(by: LockHolder | None) -> None:
-        told.append(by)
+        holders.append(by)
         holder.send_signal(signal.SIGKILL)
 
     with Locks(tmp_path).target("engine:m:e", kill) as waited:
         assert waited
     holder.wait()
     holder.stdout.close()
-    assert told[0].pid == holder.pid
+    assert holders[0].pid == holder.pid
 
 
 def test_shared_holders_of_the_machine_run_together(locks: Locks) -> None:
@@ -124,51 +130,64 @@ def test_a_stream_of_shared_stages_does_not_starve_a_benchmark(locks: Locks) -> 
                 time.sleep(0.03)
 
     threads = [in_thread(stream) for _ in range(3)]  # at any time one of them has the machine
-    time.sleep(0.1)
+    until(lambda: stages_run[0] >= 6)
     before = stages_run[0]
     with locks.machine("bench", exclusive=True, on_wait=lambda holder: None):
         during = stages_run[0] - before
     stop.set()
     for thread in threads:
         thread.join()
-    assert during <= 10  # those that were running or at the turnstile already
+    assert during <= 10  # those already running or at the turnstile
 
 
 def test_stopping_ends_all_waiting(locks: Locks) -> None:
     other = Locks(locks._folder)
     caught: list[Exception] = []
+    waiting = threading.Event()
 
     def wait() -> None:
         try:
-            with locks.target("a", lambda holder: None):
+            with locks.target("a", lambda holder: waiting.set()):
                 pass
         except InterruptedWaitError as error:
             caught.append(error)
 
     with other.target("a", unexpected):
         thread = in_thread(wait)
-        time.sleep(0.05)
+        assert waiting.wait(30)
         locks.stop()
-        thread.join(timeout=5)
+        thread.join(30)
         assert len(caught) == 1
 
 
 def test_a_deleted_lock_folder_does_not_let_two_in(tmp_path: Path) -> None:
-    first, second = Locks(tmp_path / "locks"), Locks(tmp_path / "locks")
-    inside: list[str] = []
+    first, second, third = (Locks(tmp_path / "locks") for _ in range(3))
+    second_waits, second_holds, third_waits = (threading.Event() for _ in range(3))
+    release = threading.Event()
+    third_held = threading.Event()
 
-    def wait() -> None:
-        with second.target("a", lambda holder: None):
-            inside.append("second")
+    def hold_second() -> None:
+        with second.target("a", lambda holder: second_waits.set()):
+            second_holds.set()
+            release.wait(30)
+
+    def hold_third() -> None:
+        with third.target("a", lambda holder: third_waits.set()):
+            third_held.set()
 
     with first.target("a", unexpected):
-        thread = in_thread(wait)
-        time.sleep(0.05)
-        shutil.rmtree(tmp_path / "locks")
-    thread.join()
-    third = Locks(tmp_path / "locks")
-    with third.target("a", unexpected):
-        assert inside == ["second"]
+        threads = [in_thread(hold_second)]
+        assert second_waits.wait(30)
+        shutil.rmtree(tmp_path / "locks")  # what second waits for is no longer at its path
+    assert second_holds.wait(30)
+    threads.append(in_thread(hold_third))
+    until(lambda: third_waits.is_set() or third_held.is_set())
+    together = third_held.is_set()
+    release.set()
+    for thread in threads:
+        thread.join(30)
+    assert not together
+    assert third_held.is_set()
 
 
 def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:

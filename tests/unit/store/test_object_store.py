@@ -80,7 +80,7 @@ def test_a_damaged_object_is_not_handed_out(store: Store, tmp_path: Path, damage
     path = store.object_path(file.digest)
     path.chmod(0o644)
     path.write_bytes(damage)
-    with pytest.raises(DamagedError, match="does not have the content that its name says"):
+    with pytest.raises(DamagedError, match="does not match its digest"):
         store.fetch(file, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert not store.holds(file)
@@ -256,7 +256,7 @@ def test_verify_finds_what_is_damaged(store: Store, tmp_path: Path) -> None:
     path.chmod(0o644)
     path.write_bytes(b"x")
     (problem,) = verify(store, lambda done, total: None)
-    assert problem == f"{path} does not have the content that its name says"
+    assert problem == f"{path} does not match its digest"
     assert verify(store, lambda done, total: None) == []
     assert len(list((store.folder / "quarantine").iterdir())) == 1
 

@@ -160,7 +160,7 @@ def test_a_slow_cache_costs_its_time_out_once(
     clone: Callable[[str], Path], shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        SharedCache, "_take_place", lambda self: time.sleep(60)
+        SharedCache, "_connect", lambda self: time.sleep(60)
     )  # a server that does not answer
     one = Checkout(clone("one"), shared, timeout_s=0.3)
     begun = time.monotonic()

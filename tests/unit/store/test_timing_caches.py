@@ -1,4 +1,4 @@
-"""Timing cache files and loans, with the bytes of made-up caches and merges of lines; real ones are under tests/gpu."""
+"""Timing cache files and checkouts, with invented bytes and merges of lines; real caches are under tests/gpu."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from buildsys.store.timing_caches.files import (
     write_shared,
 )
 
-MADE_FOR = {
+CONDITIONS = {
     "library": "tensorrt-8.6.1",
     "gpu": "NVIDIA H200 9.0",
     "cuda": "cuda12.4 driver550.54",
@@ -47,23 +47,23 @@ A_BUILD = """
 import sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[4])
-from test_timing_caches import MADE_FOR, merge_lines
+from test_timing_caches import CONDITIONS, merge_lines
 from buildsys.store.timing_caches.checkout import SharedTimingCache
 folder, name, barrier = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 private = folder.parent / f"private-{name}"
 private.mkdir()
-lender = SharedTimingCache(folder, MADE_FOR, merge_lines)
+shared = SharedTimingCache(folder, CONDITIONS, merge_lines)
 for number in range(5):
     file = private / str(number)
-    lent = lender.checkout(file)
+    original = shared.checkout(file)
     if number == 0:  # all have read the same file before the first one writes it
         (barrier / name).touch()
         while len(list(barrier.iterdir())) < 3:
             time.sleep(0.001)
     before = file.read_bytes() if file.exists() else b""
     file.write_bytes(before + f"{name}{number}\\n".encode())
-    lender.merge_back(file, lent)
-assert not lender.warnings, lender.warnings
+    shared.merge_back(file, original)
+assert not shared.warnings, shared.warnings
 """
 
 
@@ -81,25 +81,25 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "caches"
 
 
-def build(lender: SharedTimingCache, scratch: Path, timings: bytes) -> dict[str, object]:
-    """Do what a build does: begin with what is lent, add timings, give it back."""
+def build(shared: SharedTimingCache, scratch: Path, timings: bytes) -> dict[str, object]:
+    """Do what a build does: begin with what is original, add timings, give it back."""
     scratch.mkdir(exist_ok=True)
     private = scratch / "timing_cache"
     private.unlink(missing_ok=True)
-    lent = lender.checkout(private)
-    private.write_bytes((private.read_bytes() if lent else b"") + timings)
-    return lender.merge_back(private, lent)
+    original = shared.checkout(private)
+    private.write_bytes((private.read_bytes() if original else b"") + timings)
+    return shared.merge_back(private, original)
 
 
 def test_what_one_build_times_the_next_one_is_lent(folder: Path, tmp_path: Path) -> None:
-    lender = SharedTimingCache(folder, MADE_FOR, merge_lines)
-    first = build(lender, tmp_path / "1", b"conv 1 us\n")
+    shared = SharedTimingCache(folder, CONDITIONS, merge_lines)
+    first = build(shared, tmp_path / "1", b"conv 1 us\n")
     assert first == {"digest": sha256(b"conv 1 us\n").hexdigest(), "bytes": 10, "added_bytes": 10}
-    second = build(lender, tmp_path / "2", b"gemm 2 us\n")
+    second = build(shared, tmp_path / "2", b"gemm 2 us\n")
     assert second["lent"] == first["digest"]
     assert second["added_bytes"] == 10
-    assert lender.checkout(tmp_path / "look") == TimingCacheData.of(b"conv 1 us\ngemm 2 us\n")
-    assert lender.warnings == []
+    assert shared.checkout(tmp_path / "look") == TimingCacheData.of(b"conv 1 us\ngemm 2 us\n")
+    assert shared.warnings == []
     assert [path.name for path in files_by_digest(folder)] == sorted(
         [str(first["digest"]), str(second["digest"])]
     )
@@ -109,12 +109,14 @@ def test_what_one_build_times_the_next_one_is_lent(folder: Path, tmp_path: Path)
 
 
 def test_other_conditions_have_another_file(folder: Path, tmp_path: Path) -> None:
-    names = {file_stem({**MADE_FOR, field: "other"}) for field in MADE_FOR} | {file_stem(MADE_FOR)}
-    assert len(names) == len(MADE_FOR) + 1
-    assert file_stem(MADE_FOR).startswith("tensorrt-8.6.1_NVIDIA-H200-9.0_cuda12.4-driver550.54_")
-    build(SharedTimingCache(folder, MADE_FOR, merge_lines), tmp_path / "1", b"x")
+    names = {file_stem({**CONDITIONS, field: "other"}) for field in CONDITIONS} | {
+        file_stem(CONDITIONS)
+    }
+    assert len(names) == len(CONDITIONS) + 1
+    assert file_stem(CONDITIONS).startswith("tensorrt-8.6.1_NVIDIA-H200-9.0_cuda12.4-driver550.54_")
+    build(SharedTimingCache(folder, CONDITIONS, merge_lines), tmp_path / "1", b"x")
     assert (
-        SharedTimingCache(folder, {**MADE_FOR, "gpu": "other"}, merge_lines).checkout(
+        SharedTimingCache(folder, {**CONDITIONS, "gpu": "other"}, merge_lines).checkout(
             tmp_path / "look"
         )
         is None
@@ -129,7 +131,7 @@ def test_three_builds_at_once_all_end_up_in_it(folder: Path, tmp_path: Path) -> 
         for name in "abc"
     ]
     assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
-    content = read_shared(*shared_files(folder), MADE_FOR)
+    content = read_shared(*shared_files(folder), CONDITIONS)
     assert content is not None
     assert sorted(content.data.decode().split()) == [
         f"{name}{number}" for name in "abc" for number in range(5)
@@ -139,56 +141,56 @@ def test_three_builds_at_once_all_end_up_in_it(folder: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
-        (lambda stored: stored[:-3], "it is cut short: 7 of 10 bytes"),
-        (lambda stored: b"", "it does not begin like one"),
+        (lambda stored: stored[:-3], "it is truncated: 7 of 10 bytes"),
+        (lambda stored: b"", "it has no timing cache header"),
         (
             lambda stored: stored.partition(b"\n")[2],
-            "it does not begin like one",
+            "it has no timing cache header",
         ),  # as TensorRT itself writes it
         (lambda stored: stored[:-3] + b"XX\n", "its content is damaged"),
         (
             lambda stored: stored.replace(b"H200", b"H100"),
             "it is for tensorrt-8.6.1, NVIDIA H100 9.0, cuda12.4",
         ),
-        (lambda stored: os.urandom(9000), "it does not begin like one"),
+        (lambda stored: os.urandom(9000), "it has no timing cache header"),
     ],
 )
 def test_a_broken_or_foreign_file_is_set_aside_with_a_warning(
     folder: Path, tmp_path: Path, damage: object, why: str
 ) -> None:
     assert callable(damage)
-    build(SharedTimingCache(folder, MADE_FOR, merge_lines), tmp_path / "1", b"conv 1 us\n")
+    build(SharedTimingCache(folder, CONDITIONS, merge_lines), tmp_path / "1", b"conv 1 us\n")
     (path,) = shared_files(folder)
     path.write_bytes(damage(path.read_bytes()))
-    lender = SharedTimingCache(folder, MADE_FOR, merge_lines)
-    figures = build(lender, tmp_path / "2", b"gemm 2 us\n")
+    shared = SharedTimingCache(folder, CONDITIONS, merge_lines)
+    figures = build(shared, tmp_path / "2", b"gemm 2 us\n")
     assert "lent" not in figures
-    (warning,) = lender.warnings
+    (warning,) = shared.warnings
     assert why in warning
     assert re.search(
-        r"renamed to .*\.timing_cache\.broken-\d+T\d+, and a new one is begun", warning
+        r"renamed to .*\.timing_cache\.broken-\d+T\d+, and a new one is started", warning
     )
     assert len(broken_files(folder)) == 1
-    assert lender.checkout(tmp_path / "look") == TimingCacheData.of(b"gemm 2 us\n")
+    assert shared.checkout(tmp_path / "look") == TimingCacheData.of(b"gemm 2 us\n")
 
 
 def test_what_cannot_be_merged_is_set_aside(folder: Path, tmp_path: Path) -> None:
-    lender = SharedTimingCache(folder, MADE_FOR, refuse)
+    shared = SharedTimingCache(folder, CONDITIONS, refuse)
     private = tmp_path / "private"
-    lent = lender.checkout(private)
-    build(lender, tmp_path / "other", b"conv 1 us\n")
+    original = shared.checkout(private)
+    build(shared, tmp_path / "other", b"conv 1 us\n")
     private.write_bytes(b"gemm 2 us\n")
-    assert lender.merge_back(private, lent)["bytes"] == 10
-    (warning,) = lender.warnings
+    assert shared.merge_back(private, original)["bytes"] == 10
+    (warning,) = shared.warnings
     assert "cannot be merged (TensorRT cannot combine them); it was renamed" in warning
-    assert lender.checkout(tmp_path / "look") == TimingCacheData.of(b"gemm 2 us\n")
+    assert shared.checkout(tmp_path / "look") == TimingCacheData.of(b"gemm 2 us\n")
 
 
 def test_a_builder_that_leaves_nothing_is_not_recorded(folder: Path, tmp_path: Path) -> None:
-    lender = SharedTimingCache(folder, MADE_FOR, merge_lines)
-    assert lender.merge_back(tmp_path / "nothing", None) == {}
+    shared = SharedTimingCache(folder, CONDITIONS, merge_lines)
+    assert shared.merge_back(tmp_path / "nothing", None) == {}
     (tmp_path / "empty").touch()
-    assert lender.merge_back(tmp_path / "empty", None) == {}
+    assert shared.merge_back(tmp_path / "empty", None) == {}
     assert not folder.exists()
 
 
@@ -197,42 +199,42 @@ def test_a_builder_that_leaves_nothing_is_not_recorded(folder: Path, tmp_path: P
 )
 def test_a_folder_that_cannot_be_made_costs_a_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    lender = SharedTimingCache(tmp_path / "file" / "caches", MADE_FOR, merge_lines)
-    figures = build(lender, tmp_path / "1", b"conv\n")
+    shared = SharedTimingCache(tmp_path / "file" / "caches", CONDITIONS, merge_lines)
+    figures = build(shared, tmp_path / "1", b"conv\n")
     assert figures["digest"] == sha256(b"conv\n").hexdigest()
-    assert len(lender.warnings) == 2
-    assert "cannot be read: Not a directory; the build goes on without it" in lender.warnings[0]
-    assert "cannot be kept in" in lender.warnings[1]
-    assert "Not a directory; the next build times its tactics again" in lender.warnings[1]
+    assert len(shared.warnings) == 2
+    assert "cannot be read: Not a directory; the build goes on without it" in shared.warnings[0]
+    assert "cannot be kept in" in shared.warnings[1]
+    assert "Not a directory; the next build times its tactics again" in shared.warnings[1]
 
 
 def test_a_full_disk_leaves_the_file_before_and_nothing_half(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build(SharedTimingCache(folder, MADE_FOR, merge_lines), tmp_path / "1", b"conv 1 us\n")
+    build(SharedTimingCache(folder, CONDITIONS, merge_lines), tmp_path / "1", b"conv 1 us\n")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
     def full(_handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("buildsys.store.timing_caches.files.os.fsync", full)
-    lender = SharedTimingCache(folder, MADE_FOR, merge_lines)
-    build(lender, tmp_path / "2", b"gemm 2 us\n")
+    monkeypatch.setattr("buildsys.system.files.os.fsync", full)
+    shared = SharedTimingCache(folder, CONDITIONS, merge_lines)
+    build(shared, tmp_path / "2", b"gemm 2 us\n")
     monkeypatch.undo()
-    (warning,) = lender.warnings
+    (warning,) = shared.warnings
     assert "cannot be kept" in warning
     assert "No space left on device" in warning
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_a_pinned_cache_is_replayed_exactly(folder: Path, tmp_path: Path) -> None:
-    lender = SharedTimingCache(folder, MADE_FOR, merge_lines)
-    pin = str(build(lender, tmp_path / "1", b"conv 1 us\n")["digest"])
-    build(lender, tmp_path / "2", b"gemm 2 us\n")  # the shared cache goes on
+    shared = SharedTimingCache(folder, CONDITIONS, merge_lines)
+    pin = str(build(shared, tmp_path / "1", b"conv 1 us\n")["digest"])
+    build(shared, tmp_path / "2", b"gemm 2 us\n")  # the shared cache goes on
     private = tmp_path / "private"
-    lent = checkout_pinned(folder, pin, private, "the engine e")
+    original = checkout_pinned(folder, pin, private, "the engine e")
     assert private.read_bytes() == b"conv 1 us\n"
-    figures = pinned_figures(folder, private, lent, ["something else"])
+    figures = pinned_figures(folder, private, original, ["something else"])
     assert figures == {"digest": pin, "pinned": True, "bytes": 10, "misses": 0, "added_bytes": 0}
     assert pinned_cache_warning(figures) == ""
 
@@ -242,17 +244,22 @@ def test_misses_of_a_pinned_cache_are_told_with_what_to_pin_instead(
 ) -> None:
     store_by_digest(folder, TimingCacheData.of(b"conv 1 us\n"))
     private = tmp_path / "private"
-    lent = checkout_pinned(folder, sha256(b"conv 1 us\n").hexdigest(), private, "the engine e")
+    original = checkout_pinned(folder, sha256(b"conv 1 us\n").hexdigest(), private, "the engine e")
     private.write_bytes(b"conv 1 us\ngemm 2 us\n")
-    figures = pinned_figures(folder, private, lent, ["Timing cache miss: gemm"])
+    figures = pinned_figures(folder, private, original, ["Timing cache miss: gemm"])
     grown = sha256(b"conv 1 us\ngemm 2 us\n").hexdigest()
-    assert (figures["digest"], figures["misses"], figures["added_bytes"]) == (lent.sha256, 1, 10)
+    assert (figures["digest"], figures["misses"], figures["added_bytes"]) == (
+        original.sha256,
+        1,
+        10,
+    )
     assert figures["grown_digest"] == grown
     told = pinned_cache_warning(figures)
     assert told.startswith(
-        f"the pinned timing cache {lent.sha256[:16]}… lacked timings (it grew by 10 bytes)"
+        "timings were missing from the pinned timing cache "
+        f"{original.sha256[:16]}… (it grew by 10 bytes)"
     )
-    assert told.endswith(f"with all of them it is {grown}")
+    assert told.endswith(f"the complete cache is {grown}")
     assert checkout_pinned(folder, grown, private, "the engine e").data == b"conv 1 us\ngemm 2 us\n"
 
 
@@ -261,50 +268,53 @@ def test_a_pinned_cache_that_the_builder_refuses_fails_the_build(
 ) -> None:
     store_by_digest(folder, TimingCacheData.of(b"conv 1 us\n"))
     private = tmp_path / "timing_cache"
-    lent = checkout_pinned(folder, sha256(b"conv 1 us\n").hexdigest(), private, "the engine e")
+    original = checkout_pinned(folder, sha256(b"conv 1 us\n").hexdigest(), private, "the engine e")
     for why in (
         "is not used: it was made by another TensorRT or for another GPU",
         "is broken and starts empty: bytes",
     ):
         with pytest.raises(
-            StageError, match="is not for this builder: the timing cache timing_cache is "
+            StageError,
+            match=r"builder refused the pinned timing cache .*: the timing cache timing_cache is ",
         ):
             pinned_figures(
-                folder, private, lent, ["first", f"the timing cache {private.name} {why}"]
+                folder, private, original, ["first", f"the timing cache {private.name} {why}"]
             )
 
 
 def test_a_shared_cache_that_the_builder_began_anew_is_not_told_as_lent(
     folder: Path, tmp_path: Path
 ) -> None:
-    lender = SharedTimingCache(folder, MADE_FOR, merge_lines)
-    build(lender, tmp_path / "1", b"of another builder")
+    shared = SharedTimingCache(folder, CONDITIONS, merge_lines)
+    build(shared, tmp_path / "1", b"of another builder")
     private = tmp_path / "private"
-    lent = lender.checkout(private)
+    original = shared.checkout(private)
     private.write_bytes(b"gemm\n")
-    figures = lender.merge_back(private, lent)
+    figures = shared.merge_back(private, original)
     assert (figures["added_bytes"], "lent" in figures) == (5, False)
-    assert lender.checkout(private) == TimingCacheData.of(b"gemm\n")
+    assert shared.checkout(private) == TimingCacheData.of(b"gemm\n")
 
 
 def test_a_shared_cache_that_the_builder_refuses_is_set_aside(folder: Path, tmp_path: Path) -> None:
-    lender = SharedTimingCache(folder, MADE_FOR, merge_lines)
-    build(lender, tmp_path / "1", b"no timings")
+    shared = SharedTimingCache(folder, CONDITIONS, merge_lines)
+    build(shared, tmp_path / "1", b"no timings")
     private = tmp_path / "timing_cache"
-    lent = lender.checkout(private)
+    original = shared.checkout(private)
     private.write_bytes(b"timings of all layers\n")
-    figures = lender.merge_back(
-        private, lent, ["the timing cache timing_cache is broken and starts empty: bad magic"]
+    figures = shared.merge_back(
+        private, original, ["the timing cache timing_cache is broken and starts empty: bad magic"]
     )
     assert (figures["added_bytes"], "lent" in figures) == (22, False)
-    (warning,) = lender.warnings
-    assert "is of no use to the builder; it was renamed to " in warning
+    (warning,) = shared.warnings
+    assert "was refused by the builder; it was renamed to " in warning
     assert len(broken_files(folder)) == 1
-    assert lender.checkout(private) == TimingCacheData.of(b"timings of all layers\n")
+    assert shared.checkout(private) == TimingCacheData.of(b"timings of all layers\n")
 
 
 def test_a_pin_is_found_in_a_shared_cache_as_well(folder: Path, tmp_path: Path) -> None:
-    write_shared(folder / "from-a-colleague.timing_cache", TimingCacheData.of(b"timings"), MADE_FOR)
+    write_shared(
+        folder / "from-a-colleague.timing_cache", TimingCacheData.of(b"timings"), CONDITIONS
+    )
     assert (
         checkout_pinned(
             folder, sha256(b"timings").hexdigest(), tmp_path / "private", "the engine e"
@@ -320,21 +330,19 @@ def test_a_pin_that_does_not_exist_says_where_it_was_looked_for(
     with pytest.raises(StageError) as caught:
         checkout_pinned(folder, pin, tmp_path / "private", "the engine e")
     assert caught.value.problem == (
-        f"the timing cache that the engine e pins, {pin}, is nowhere to be found: "
-        f"looked for {folder}/by_digest/{pin} and 0 shared caches in {folder}"
+        f"the engine e pins the timing cache {pin}, which was not found: "
+        f"searched {folder}/by_digest/{pin} and 0 shared caches in {folder}"
     )
     assert "copy it there" in caught.value.hint
     (folder / "by_digest").mkdir(parents=True)
     (folder / "by_digest" / pin).write_bytes(b"something else")
-    with pytest.raises(
-        StageError, match=r"\(of no use: it does not have the content that its name says\)"
-    ):
+    with pytest.raises(StageError, match=r"\(unusable: it does not match its digest\)"):
         checkout_pinned(folder, pin, tmp_path / "private", "the engine e")
     assert [path.name.partition(".broken-")[0] for path in broken_files(folder)] == [pin]
 
 
 def test_everything_damaged_is_found(folder: Path, tmp_path: Path) -> None:
-    build(SharedTimingCache(folder, MADE_FOR, merge_lines), tmp_path / "1", b"conv 1 us\n")
+    build(SharedTimingCache(folder, CONDITIONS, merge_lines), tmp_path / "1", b"conv 1 us\n")
     assert list(damaged(folder)) == []
     for path in (*shared_files(folder), *files_by_digest(folder)):
         path.write_bytes(path.read_bytes()[:-1])
@@ -347,9 +355,9 @@ def test_everything_damaged_is_found(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_header_is_one_line_for_people(folder: Path, tmp_path: Path) -> None:
-    build(SharedTimingCache(folder, MADE_FOR, merge_lines), tmp_path / "1", b"binary\n\x00")
+    build(SharedTimingCache(folder, CONDITIONS, merge_lines), tmp_path / "1", b"binary\n\x00")
     header, _, data = shared_files(folder)[0].read_bytes().partition(b"\n")
-    assert json.loads(header)["made_for"] == MADE_FOR
+    assert json.loads(header)["made_for"] == CONDITIONS
     assert data == b"binary\n\x00"
 
 
