@@ -17,7 +17,7 @@ from buildsys.backends.cuda.gpus import find_driver
 from buildsys.backends.interface import Backend, Calibration
 from buildsys.errors import StageError
 from buildsys.stages.engine import stage as engine
-from buildsys.stages.engine.timing_cache import borrow
+from buildsys.stages.engine.timing_cache import checkout
 from buildsys.workers.job import Job
 
 CONTRACT = {
@@ -123,13 +123,13 @@ def test_a_pin_that_does_not_exist_fails_the_build_and_says_where_it_was_looked_
         StageError,
         match=f"the engine e pins the timing cache {PIN}, which was not found: searched .*/caches",
     ):
-        borrow(job, cast(Backend, None), tmp_path)
+        checkout(job, cast(Backend, None), tmp_path)
 
 
 def test_only_builders_that_time_are_lent_a_timing_cache(tmp_path: Path) -> None:
     for backend in ("onnxruntime", "tensorrt_rtx"):
         job = replace(engine_job(tmp_path / backend, backend), timing_caches=tmp_path / "caches")
-        assert borrow(job, cast(Backend, None), tmp_path).path is None
+        assert checkout(job, cast(Backend, None), tmp_path).path is None
     assert not (tmp_path / "caches").exists()
 
 
@@ -154,10 +154,10 @@ def test_a_private_copy_is_lent_and_what_a_build_adds_is_shared(
         scratch = tmp_path / timings.decode().strip()
         scratch.mkdir()
         job = replace(engine_job(scratch, "tensorrt", **fields), timing_caches=tmp_path / "caches")
-        loan = borrow(job, load_backend("tensorrt_rtx"), scratch)
-        assert loan.path is not None
-        loan.path.write_bytes((loan.path.read_bytes() if loan.path.exists() else b"") + timings)
-        return loan.figures(["a message"])
+        copy = checkout(job, load_backend("tensorrt_rtx"), scratch)
+        assert copy.path is not None
+        copy.path.write_bytes((copy.path.read_bytes() if copy.path.exists() else b"") + timings)
+        return copy.figures(["a message"])
 
     first = build(b"conv\n")
     assert first["messages"] == ["a message"]
