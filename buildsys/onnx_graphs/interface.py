@@ -1,4 +1,4 @@
-"""What a graph promises to its callers: names, types, shapes and opset."""
+"""The interface of a graph: inputs, outputs and opsets."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from buildsys.onnx_graphs.onnx_file import opsets, ports
 
 
 def interface(model: ModelProto) -> dict[str, Any]:
-    """Return the ports of both sides and the opsets, to compare with those of another graph."""
+    """Return inputs, outputs and opsets, to compare with those of another graph."""
     inputs, outputs = ports(model)
     return {"input": inputs, "output": outputs, "opset": opsets(model)}
 
 
 def interface_changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
-    """Yield one phrase per change that a caller of the graph could notice."""
+    """Yield one phrase per change visible to a caller."""
     used = {
         domain: after["opset"].get(domain, version) for domain, version in before["opset"].items()
     }
@@ -41,10 +41,10 @@ def interface_changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator
 def _same_shape(
     before: list[Any] | None, after: list[Any] | None, *, fixed: bool, named: set[str]
 ) -> bool:
-    """Tell whether two shapes say the same; a size that an exporter left unknown may become known.
+    """Return True for equal shapes. Unknown sizes may become known.
 
-    A dynamic size of an input, or of an output when an input has a dimension of that name, must stay
-    dynamic: a simplifier that bakes the example's batch in gives a graph for that batch alone.
+    A dynamic size of an input, or of an output with the name of an input's dimension, must stay
+    dynamic: with the example's batch size baked in, a graph works for that size alone.
     """
     if before is None or after is None:
         return before is after or (before is None and not fixed)

@@ -132,7 +132,7 @@ def _pieces_of_file(place: ExternalDataInfo, folder: Path, name: str) -> Iterato
 
 
 def copy_model(source: Path, target: Path) -> None:
-    """Copy an ONNX file, with its external data, to a file of the same name."""
+    """Copy an ONNX file with its external data. The name stays."""
     shutil.copyfile(source, target)
     if _data_path(source).exists():
         shutil.copyfile(_data_path(source), _data_path(target))
@@ -207,7 +207,7 @@ def ports(model: ModelProto) -> tuple[list[TensorPort], list[TensorPort]]:
 
 
 def has_input_initializers(model: ModelProto) -> bool:
-    """Return whether initializers are graph inputs as well, so that callers may replace them."""
+    """Return True if callers may replace initializers."""
     stored = {tensor.name for tensor in model.graph.initializer}
     return any(value.name in stored for value in model.graph.input)
 
@@ -236,12 +236,12 @@ def file_bytes(path: Path) -> int:
 
 
 def has_outside_weights(path: Path) -> bool:
-    """Return whether an ONNX file has external data."""
+    """Return True if an ONNX file has external data."""
     return _data_path(path).exists()
 
 
 def outside_bytes(tensor: TensorProto, weights_of: WeightsOf | None = None) -> int:
-    """Return the size of a tensor in external data or ``weights_of``; 0 if it is inline."""
+    """Return the size of a tensor outside the model, 0 if inline."""
     if not _is_outside(tensor):
         return 0
     return (

@@ -1,4 +1,4 @@
-"""Types of the facts about graphs and tensors in result files; standard library only."""
+"""Types of facts about graphs and tensors. Standard library only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GraphSummary(TypedDict):
 
 
 class OutputComparison(TypedDict):
-    """One output compared with its reference; None stands for NaN, infinity and "not defined"."""
+    """One compared output. None stands for NaN, infinity and "not defined"."""
 
     max_abs: float | None
     relative: float | None
@@ -34,7 +34,7 @@ class OutputComparison(TypedDict):
 
 
 class WorstElement(TypedDict):
-    """The element with the largest difference of a comparison that did not pass."""
+    """The element with the largest difference in a failed comparison."""
 
     index: list[int] | None
     actual: Value  # NaN and infinity as text

@@ -1,6 +1,6 @@
-"""Where the nodes of a graph come from in the user's code: for the words of errors, never for a result.
+"""Source lines of nodes in the user's code, for error messages only.
 
-Standard library only at import: engines are built by interpreters without onnx.
+Standard library only: some interpreters that build engines have no onnx.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SCHEMA = "buildsys/origins/1"
-_FARTHEST = 64  # nodes that are looked at on the way to one whose origin is known
+_FARTHEST = 64  # visited nodes in the search for a known origin
 
 
 class Origin(NamedTuple):
-    """A source line ``file:line`` and the path of the module that a node lies in; "" where not known."""
+    """A source line ``file:line`` and a module path; "" if unknown."""
 
     line: str
     module: str
 
     def __str__(self) -> str:
-        """Return ``plugins/models/net.py:12, module layers.0`` with the parts that are known."""
+        """Return e.g. ``plugins/models/net.py:12, module layers.0``, without unknown parts."""
         return ", ".join(
             part for part in (self.line, self.module and f"module {self.module}") if part
         )
 
 
 def read_origins(file: Path | None) -> dict[str, Origin]:
-    """Return tensor -> origin of an export; nothing where the file is missing or not one of these."""
+    """Return tensor -> origin, {} for an unusable file."""
     try:
         found = json.loads(file.read_text(encoding="utf-8")) if file else {}
         if found.get("schema") != SCHEMA:
@@ -46,10 +46,10 @@ def read_origins(file: Path | None) -> dict[str, Origin]:
 def origin_of(
     node: Any, producers: Mapping[str, Any], origins: Mapping[str, Origin]
 ) -> Origin | None:
-    """Return the origin of a NodeProto: of its outputs, else of the nearest node before it that has one.
+    """Return the origin of a NodeProto or its nearest predecessor.
 
-    Simplifiers and converters rename and insert nodes, so a tensor need not be known by its name. ``producers`` has
-    the node that makes each tensor of the graph.
+    Simplifiers and converters rename and insert nodes, so the name of a tensor may be unknown.
+    ``producers`` maps the tensors of the graph to their nodes.
     """
     waiting, seen = deque([node]), 0
     while waiting and seen < _FARTHEST:

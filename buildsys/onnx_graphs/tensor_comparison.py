@@ -21,7 +21,7 @@ Tolerance = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class Comparison:
-    """Errors of an output against its reference, and whether they are within the tolerance.
+    """Errors of an output against its reference, and the verdict.
 
     ``relative`` is max |a - b| over max |b|: 0 if both are zero, infinite if only b is. ``cosine`` is
     None for strings, ``top1`` (share of rows with equal arg-max on the last axis) if there are no rows.
@@ -76,10 +76,10 @@ class _Errors:
 
 
 def compare(actual: Tensor | Array, expected: Tensor | Array, tolerance: Tolerance) -> Comparison:
-    """Compare an output with its reference in float64; integers, booleans and strings exactly.
+    """Compare an output with its reference in float64, or exactly.
 
-    ``tolerance`` has ``rtol``, ``cosine`` and optionally ``atol`` and ``top1``; all of them must hold.
-    A NaN on either side, or an infinity on one side only, always fails.
+    Integers, booleans and strings must be equal. ``tolerance`` has ``rtol``, ``cosine`` and
+    optionally ``atol`` and ``top1``; all of them must hold. A NaN on either side, or an infinity on one side only, always fails.
     """
     ours, theirs = (v if isinstance(v, Tensor) else tensor_of(v) for v in (actual, expected))
     for what, one, other in (
@@ -156,7 +156,7 @@ def _cosine(x: Array, y: Array) -> float:
 
 
 def _top1(x: Array, y: Array) -> float | None:
-    """Return the share of rows with the same arg-max; any of tied maxima agrees."""
+    """Return the share of rows with the same arg-max (ties agree)."""
     if x.ndim == 0 or x.shape[-1] < 2 or x.dtype.kind == "c":
         return None
     rows = y.reshape(-1, y.shape[-1])

@@ -1,8 +1,7 @@
-"""Tensors of every ONNX type in numpy arrays, and the files that keep the golden ones.
+"""Tensors of every ONNX type as numpy arrays, and their files.
 
-An ONNX type that numpy lacks (bfloat16, the float8 and the 4-bit ones) is held as its bits in unsigned
-integers beside the type's name, so numpy alone loads and stores everything. ``ml_dtypes`` is needed only
-to compute with the float8 and float4 types.
+ONNX types unknown to numpy (bfloat16, float8, 4-bit types) are stored as bits in unsigned integers,
+so numpy alone loads and stores everything. Only computing with float8 and float4 needs ``ml_dtypes``.
 """
 
 from __future__ import annotations
@@ -31,9 +30,8 @@ BIT_DTYPES = {
     **dict.fromkeys(
         ("float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz", "float8e8m0"), "uint8"
     ),
-    **dict.fromkeys(
-        ("float4e2m1", "int4", "uint4", "int2", "uint2"), "uint8"
-    ),  # one element per byte
+    # one element per byte
+    **dict.fromkeys(("float4e2m1", "int4", "uint4", "int2", "uint2"), "uint8"),
 }
 _ML_DTYPES = {
     "bfloat16": "bfloat16", "float8e4m3fn": "float8_e4m3fn", "float8e4m3fnuz": "float8_e4m3fnuz",
@@ -42,7 +40,7 @@ _ML_DTYPES = {
 }  # fmt: skip
 _NAME_OF_ML_DTYPE = {theirs: ours for ours, theirs in _ML_DTYPES.items()}
 _INTEGER_BITS = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2}
-_CHUNK = 1 << 18  # elements: temporaries stay in the cache, ten times as fast for large weights
+_CHUNK = 1 << 18  # elements; temporaries fit into the cache: ten times faster for large weights
 _DTYPES_KEY = "__dtypes__"
 _EPOCH = (
     1980,
@@ -51,14 +49,14 @@ _EPOCH = (
     0,
     0,
     0,
-)  # the earliest time that a zip entry can have: equal tensors give equal bytes
+)  # earliest time of a zip entry, so that equal tensors give equal bytes
 
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """An array and the ONNX name of its type, e.g. ``bfloat16``.
+    """An array with the ONNX name of its type, e.g. ``bfloat16``.
 
-    ``array`` holds the values for numpy's own types (strings as unicode) and the bits, as unsigned
+    ``array`` contains values for numpy's own types (strings as unicode), and bits, as unsigned
     integers of the same shape, for the types of ``BIT_DTYPES``.
     """
 
@@ -71,26 +69,26 @@ class Tensor:
         return tuple(self.array.shape)
 
     def values(self) -> Array:
-        """Return the values in a type that numpy computes with: float32 or an 8-bit integer for bit types.
+        """Return the values, for bit types as float32 or 8-bit integers.
 
-        Raises: StageError: a float8 or float4 type, and ``ml_dtypes`` is not installed.
+        Raises: StageError: a float8 or float4 type without ``ml_dtypes`` installed.
         """
         return _decode(self.array, self.dtype) if self.dtype in BIT_DTYPES else self.array
 
 
 @dataclass(frozen=True)
 class Case:
-    """The golden inputs of one shape case and the outputs that PyTorch gives for them."""
+    """The golden inputs and outputs of one shape case."""
 
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
 
 
 def tensor_of(array: npt.ArrayLike, dtype: str | None = None) -> Tensor:
-    """Return ``array`` as a tensor of the ONNX type ``dtype``, rounding values where the type is narrower.
+    """Return ``array`` as a tensor, rounded if ``dtype`` is narrower.
 
-    Without ``dtype`` it follows from the array (``ml_dtypes`` arrays included). An unsigned array of a
-    bit type's width is taken as values, not bits; build ``Tensor(bits, dtype)`` for bits.
+    ``dtype`` defaults to the type of the array, which may be an ``ml_dtypes`` array. Unsigned arrays
+    are values, not bits; build ``Tensor(bits, dtype)`` for bits.
     """
     values = np.asarray(array)
     dtype = dtype or _dtype_name(values.dtype)
@@ -99,12 +97,12 @@ def tensor_of(array: npt.ArrayLike, dtype: str | None = None) -> Tensor:
     if dtype in BIT_DTYPES:
         return Tensor(_encode(values, dtype), dtype)
     if dtype not in NATIVE_DTYPES:
-        raise StageError(f"{dtype} is not a tensor type that buildsys knows")
+        raise StageError(f"{dtype} is not a supported tensor type")
     return Tensor(values.astype(dtype, copy=False), dtype)
 
 
 def save_case(path: Path, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
-    """Write golden tensors to an .npz file that ``numpy.load`` reads; equal tensors give equal bytes."""
+    """Write golden tensors to an .npz file deterministically."""
     save_tensors(
         path,
         {
@@ -115,9 +113,9 @@ def save_case(path: Path, inputs: Mapping[str, Tensor], outputs: Mapping[str, Te
 
 
 def load_case(path: Path) -> Case:
-    """Read what ``save_case`` wrote.
+    """Read the file of ``save_case``.
 
-    Raises: StageError: the file is not such a file.
+    Raises: StageError: the file cannot be read.
     """
     tensors = load_tensors(path)
     inputs = {name[3:]: tensor for name, tensor in tensors.items() if name.startswith("in.")}
@@ -140,16 +138,16 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def array_bytes(name: str, array: Array) -> tuple[zipfile.ZipInfo, bytes]:
-    """Return the member of an .npz file that holds one array, with a fixed time stamp."""
+    """Return the .npz member of one array, with a fixed time stamp."""
     stream = io.BytesIO()
     _write_array(stream, array)
     return zipfile.ZipInfo(f"{name}.npy", _EPOCH), stream.getvalue()
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read named tensors; only files that ``save_tensors`` wrote, and never pickled objects.
+    """Read the file of ``save_tensors``, without pickled objects.
 
-    Raises: StageError: the file is not such a file.
+    Raises: StageError: the file cannot be read.
     """
     try:
         # opened here: numpy leaves the file open when it is not a zip file
@@ -157,7 +155,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
             dtypes: dict[str, str] = json.loads(str(archive[_DTYPES_KEY][()]))
             return {name: Tensor(archive[name], dtype) for name, dtype in dtypes.items()}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise StageError(f"{path} does not hold tensors: {error}") from error
+        raise StageError(f"{path} is not a file of tensors: {error}") from error
 
 
 def _write_array(stream: IO[bytes], array: Array) -> None:
@@ -176,7 +174,7 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
 
 
 def _unicode(values: Array) -> Array:
-    """Return strings as a unicode array. Bytes are UTF-8."""
+    """Return strings, or bytes in UTF-8, as a unicode array."""
     words = [
         item.decode() if isinstance(item, bytes) else str(item)
         for item in values.reshape(-1).tolist()
@@ -213,7 +211,7 @@ def _decode(bits: Array, dtype: str) -> Array:
 
 
 def _bfloat16_bits(values: Array) -> Array:
-    """Round float32 to bfloat16, to nearest and ties to even; a NaN stays a NaN."""
+    """Round float32 to bfloat16, ties to even; NaN stays NaN."""
     flat = np.asarray(values, order="C").reshape(-1).view(np.uint32)
     rounded = np.empty(flat.size, np.uint16)
     for start in range(0, flat.size, _CHUNK):
@@ -224,9 +222,8 @@ def _bfloat16_bits(values: Array) -> Array:
         carry >>= np.uint32(16)
         nan = np.isnan(bits.view(np.float32))
         if nan.any():
-            carry[nan] = (bits[nan] >> np.uint32(16)) | np.uint32(
-                0x40
-            )  # quiet, or rounding could make it infinite
+            # quiet, or rounding could make it infinite
+            carry[nan] = (bits[nan] >> np.uint32(16)) | np.uint32(0x40)
         rounded[start : start + _CHUNK] = carry
     return rounded.reshape(values.shape)
 

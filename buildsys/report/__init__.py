@@ -1,1 +1,1 @@
-"""The report on one model: read results, sum them up, write them for people."""
+"""The report on one model."""

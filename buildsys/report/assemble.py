@@ -59,7 +59,7 @@ def assemble(
     inputs: Mapping[str, Path],
     graphs: Mapping[str, Mapping[str, Any]],
 ) -> Report:
-    """Return the report on ``model`` from its resolved manifest and its result files.
+    """Return the report on ``model`` from its manifest and result files.
 
     ``inputs`` maps targets to result files, ``graphs`` targets to the facts of the graphs that they
     wrote (``inspection.graph_facts``), in the order of the stages.
@@ -74,7 +74,7 @@ def assemble_after_failure(
     problems: Mapping[str, TargetProblem],
     notice: str,
 ) -> Report:
-    """Return the report on an unsuccessful run, without results of targets that are not up to date."""
+    """Return the report on an unsuccessful run, without stale results."""
     results = []
     for result in read_results(inputs):
         problem = problems.get(result.target)
@@ -218,7 +218,7 @@ def _provenance(manifest: Manifest, results: Sequence[AnyResult]) -> Provenance:
 
 
 def _versions(results: Sequence[AnyResult]) -> dict[str, str]:
-    """Return library -> all versions that stages ran with; those of a toolchain carry its name."""
+    """Return library -> all versions in use, with the names of toolchains."""
     seen: dict[str, dict[str, None]] = {}
     for result in results:
         versions = result.content.get("toolchain", {})

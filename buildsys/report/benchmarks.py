@@ -1,4 +1,4 @@
-"""Benchmarks as tables: latencies, the GPU's clocks and state, and notes on the measurement."""
+"""Benchmarks as tables: latencies, GPU clocks and state, notes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def contender_title(name: str) -> str:
 
 
 def engine_contender(contenders: Mapping[str, Any]) -> str:
-    """Return the contender of the engine itself, without CUDA graph if both were timed."""
+    """Return the engine's contender, without CUDA graph if possible."""
     only_graph = ENGINE not in contenders and ENGINE_CUDA_GRAPH in contenders
     return ENGINE_CUDA_GRAPH if only_graph else ENGINE
 
@@ -97,7 +97,7 @@ def gpu_states(results: Iterable[AnyResult]) -> tuple[GpuState, ...]:
 
 
 def bench_notes(results: Iterable[AnyResult]) -> tuple[str, ...]:
-    """Return the conditions of the benchmarks and doubts about them, each sentence once."""
+    """Return notes on the benchmarks, each sentence once."""
     found = of_type(results, BenchResult)
     return tuple(dict.fromkeys(note for result in found for note in _notes(result)))
 

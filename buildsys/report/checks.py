@@ -21,7 +21,7 @@ _LIMITS = ("rtol", "cosine", "atol", "top1")
 
 
 def case_order(case: str) -> tuple[int, str]:
-    """Return a sort key that puts min, opt, max and odd first."""
+    """Return a sort key with min, opt, max and odd first."""
     return (_CASES.index(case) if case in _CASES else len(_CASES), case)
 
 
@@ -31,12 +31,12 @@ def dims_text(dims: Mapping[str, int]) -> str:
 
 
 def checks_of(results: Iterable[AnyResult]) -> tuple[Check, ...]:
-    """Return one check per target that compares numbers, in the order of the results."""
+    """Return one check per comparing target, in the order of the results."""
     return tuple(_READERS[result.stage](result) for result in results if result.stage in _READERS)
 
 
 def contradictions(checks: Iterable[Check]) -> Iterator[str]:
-    """Yield a sentence for every check that passed against its own numbers."""
+    """Yield a sentence for every check contradicted by its own numbers."""
     for check in checks:
         if check.status != PASSED:
             continue

@@ -25,7 +25,7 @@ ONNXRUNTIME_DEFAULTS: Mapping[str, Any] = {
 def engine_lines(
     results: Sequence[AnyResult], manifest: Mapping[str, Any]
 ) -> tuple[EngineLine, ...]:
-    """Return one line per engine; built, verified and timed come from three results."""
+    """Return one line per engine, from the results of three stages."""
     status = {(result.stage, result.variant): result.status for result in results}
     specs = {engine["name"]: engine for engine in manifest.get("engines", ())}
 
@@ -54,7 +54,7 @@ def engine_lines(
 def engine_provenance(
     results: Iterable[AnyResult], manifest: Mapping[str, Any]
 ) -> tuple[EngineProvenance, ...]:
-    """Return the origin of every engine that was built."""
+    """Return the origin of every built engine."""
     specs = {engine["name"]: engine for engine in manifest.get("engines", ())}
     return tuple(
         EngineProvenance(result.variant, _origin(result.content, specs.get(result.variant, {})))

@@ -1,4 +1,4 @@
-"""Quantities for people, with units, and never rounded to look better than they are."""
+"""Quantities for people, with units, never rounded to look better."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def size(size_bytes: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration in a suitable unit: 35 ms, 4.20 s, 3 min 5 s."""
+    """Return a duration: 35 ms, 4.20 s, 3 min 5 s."""
     if seconds is None:
         return NOTHING
     if seconds >= 60:

@@ -1,4 +1,4 @@
-"""The graph in the report: operators before and after, folded batch norms, surgery, precisions."""
+"""The graph in the report: operators, folding, surgery, precisions."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def graph_history(
 
 
 def surgery_lines(result: Result[SurgeryResult]) -> Iterator[SurgeryLine]:
-    """Yield the steps of one surgery target that ran."""
+    """Yield the completed steps of one surgery target."""
     for step in result.content.get("steps", []):
         errors = [
             float("nan") if (relative := comparison.get("relative")) is None else relative

@@ -1,4 +1,4 @@
-"""The most important figure of each stage, for the console and the report."""
+"""The key figure of each stage, for console and report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from buildsys.report.results.surgery import SurgeryResult
 
 
 def key_figure(stage: str, result: Mapping[str, Any]) -> str:
-    """Return the key figure of a result file, or "" if a field that it needs is missing."""
+    """Return the key figure of a result file, "" if incomplete."""
     if stage not in _KEY_FIGURES:
         return ""
     try:
@@ -30,7 +30,7 @@ def key_figure(stage: str, result: Mapping[str, Any]) -> str:
 
 
 def worst_relative(found: Iterable[tuple[str, ComparedCases]]) -> str:
-    """Return the largest relative error with its place; NaN is worse than any number."""
+    """Return the largest relative error with its place. NaN is the worst."""
     errors = [
         (float("nan") if error is None else error, " ".join(filter(None, (graph, case, output))))
         for graph, cases in found

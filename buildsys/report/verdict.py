@@ -19,7 +19,7 @@ def status_text(status: str) -> str:
 
 
 def verdict_of(results: Sequence[AnyResult], contradictions: Sequence[str]) -> BuildVerdict:
-    """Return the verdict on all results: ``passed`` only if every one of them passed."""
+    """Return the verdict: ``passed`` only if all results passed."""
     failed = [result for result in results if result.status == FAILED]
     missing = [result.target for result in results if result.status not in (FAILED, PASSED)]
     passed = len(results) - len(failed) - len(missing)
@@ -39,7 +39,7 @@ def verdict_of(results: Sequence[AnyResult], contradictions: Sequence[str]) -> B
 
 
 def target_line(result: AnyResult, comparisons: Iterable[ComparisonLine]) -> TargetLine:
-    """Return the line of one target with its key figure and its worst error."""
+    """Return one target's line with key figure and worst error."""
     outcome = key_figure(result.stage, result.content)
     if result.stage not in ("validate", "verify"):  # their key figure
         outcome = "; ".join(filter(None, (outcome, _worst(comparisons))))

@@ -1,4 +1,4 @@
-"""Descriptions of a graph as JSON values, for ``doit inspect`` and the report."""
+"""Descriptions of graphs for ``doit inspect`` and the report."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def describe(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
 
 
 def report_facts(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
-    """Return the facts of a graph for the report; the large weights leave ``proto``.
+    """Return the facts of a graph for the report.
 
-    ``dims`` are valid sizes of the dynamic dimensions.
+    ``dims`` are valid sizes of the dynamic dimensions. The large weights leave ``proto``.
     """
     drop_weights(proto)
     model = plain_model(proto)
@@ -86,7 +86,7 @@ def report_facts(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
 
 
 def initializer_summary(model: PlainModel) -> dict[str, Any]:
-    """Return count and bytes of the initializers, in total and by dtype, and the largest."""
+    """Return the sizes of the initializers, and the largest ones."""
     stored = list(model.stored)
     dtypes: dict[str, dict[str, int]] = {}
     for one in stored:
@@ -118,7 +118,7 @@ def _custom_domains(model: PlainModel) -> dict[str, dict[str, int]]:
 
 
 def _tensors(model: PlainModel, sized: PlainModel) -> dict[str, Any]:
-    """Return all tensors by name; names of bodies get a prefix if they are taken."""
+    """Return all tensors by name. Names of bodies get a prefix if they are taken."""
     found = {name: _tensor(model.body, sized.body, name) for name in _tensor_names(model.body)}
     for place, at in zip(model.placed, sized.placed, strict=True):
         for attribute, body in place.node.bodies.items():

@@ -146,7 +146,7 @@ def _function_text(nodes: Sequence[PlainNode]) -> str:
 
 
 def _is_filled(value: Any) -> bool:
-    """Return whether a part of the answer has differences; counts and sizes do not count."""
+    """Return True for a part with differences. Counts and sizes are none."""
     if isinstance(value, Mapping):
         return any(
             _is_filled(entry) for name, entry in value.items() if name not in ("count", "bytes")

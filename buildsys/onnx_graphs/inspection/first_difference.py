@@ -1,4 +1,4 @@
-"""The first field that differs between two ONNX files, at the level of the file format.
+"""The first differing field of two ONNX files.
 
 ``inspection.diff`` compares what graphs compute; this comparison explains files whose bytes differ.
 """
@@ -28,7 +28,7 @@ _NAMES = ("name", "key", "domain")
 
 @dataclass(frozen=True)
 class FieldDifference:
-    """One field of a node, initializer, metadata, value, input, output, function or model."""
+    """A field with different values in two models."""
 
     kind: str
     name: str  # of that node, initializer …
@@ -59,7 +59,7 @@ class _Place:
 
 
 def first_difference(first: Path, second: Path, first_byte: int) -> dict[str, Any] | None:
-    """Return the first difference of two ONNX files, or of two files of external data.
+    """Return the first difference of two models or external data files.
 
     ``first_byte`` is the position of the first byte that differs. None if nothing can be said.
     """
@@ -76,12 +76,12 @@ def first_difference(first: Path, second: Path, first_byte: int) -> dict[str, An
 
 
 def differences(first: onnx.ModelProto, second: onnx.ModelProto) -> Iterator[FieldDifference]:
-    """Yield the fields that differ between two models, in the order of the format."""
+    """Yield the differing fields of two models, in the order of the format."""
     yield from _fields(first, second, _Place())
 
 
 def difference_at(model: onnx.ModelProto, position: int) -> FieldDifference | None:
-    """Return the initializer with values at a position of the model's external data."""
+    """Return the initializer at a position of the external data."""
     for tensor in tensors_of(model):
         place = {entry.key: entry.value for entry in tensor.external_data}
         offset = int(place.get("offset", 0))

@@ -75,7 +75,7 @@ def drop_weights(model: ModelProto, digest: Digest | None = None) -> None:
 
 
 def plain_model(model: ModelProto) -> PlainModel:
-    """Return a model as plain data, with its own shapes and digests of inline tensors.
+    """Return a model as plain data.
 
     Call ``drop_weights`` first: all inline values are read.
     """
@@ -97,7 +97,7 @@ def stored_bytes(tensor: TensorProto) -> int:
 
 @contextmanager
 def content_digests(data: Path | None) -> Iterator[Digest]:
-    """Yield a digest of type, shape and values; external values are mapped into memory."""
+    """Yield a function that digests type, shape and values."""
     with _mapped(data) as mapped:
 
         def digest(tensor: TensorProto) -> str:

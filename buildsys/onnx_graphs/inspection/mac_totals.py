@@ -1,4 +1,4 @@
-"""Multiply-accumulates of a model with local functions, at given sizes and as formulas."""
+"""Multiply-accumulates of whole models, at given sizes and as formulas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FALLBACK = 2  # size of dimensions without one; 1 would broadcast
 
 
 def macs_at(model: ModelProto, dims: Mapping[str, int]) -> Macs:
-    """Return the counts of a model without large weights, with local functions inlined."""
+    """Return the counts of a model with inlined functions."""
     sized = with_sizes(_inlined(model), dims)
     return count_macs(plain_model(sized).body)
 
@@ -66,7 +66,7 @@ def _count_of(
 
 
 def macs_per_node(body: Body, outer: Lookup = nothing) -> Iterator[int | None]:
-    """Yield the count of every node in the order of ``PlainModel.placed``; None: unknown."""
+    """Yield the count of every node, in the order of ``PlainModel.placed``."""
     lookup = within(body, outer)
     for node in body.nodes:
         yield None if node.bodies else node_macs(node, lookup)
@@ -75,7 +75,7 @@ def macs_per_node(body: Body, outer: Lookup = nothing) -> Iterator[int | None]:
 
 
 def _inlined(model: ModelProto) -> ModelProto:
-    """Return a model with inlined local functions, or as it is if ONNX cannot inline them."""
+    """Inline local functions, if ONNX can."""
     if not model.functions:
         return model
     try:

@@ -57,7 +57,7 @@ def nothing(name: str) -> None:
 
 
 def count_macs(body: Body, outer: Lookup = nothing) -> Macs:
-    """Count a graph: the larger branch of an If, the body of a Loop or Scan once."""
+    """Count a graph. An If counts as its larger branch, a loop once."""
     found = Macs()
     lookup = within(body, outer)
     for node in body.nodes:
@@ -145,7 +145,7 @@ def _matrix_product(shapes: _Shapes) -> int:
 
 
 def _einsum(shapes: _Shapes) -> int:
-    """Return the product of all index sizes for two operands; more are not supported."""
+    """Return the product of all index sizes, for two operands."""
     terms = (
         shapes.node.attributes.get("equation", "").partition("->")[0].replace(" ", "").split(",")
     )
@@ -235,7 +235,7 @@ def formula(
 
 
 def evaluate(terms: Mapping[str, int], dims: Mapping[str, int]) -> int | None:
-    """Return the value of a formula, None if a dimension has no size."""
+    """Return the value of a formula, None if a size is missing."""
     total = 0
     for term, factor in terms.items():
         for name, power in _factors(term):
@@ -255,7 +255,7 @@ def _factors(term: str) -> Iterable[tuple[str, int]]:
 def _interpolated(
     names: Sequence[str], counted: Mapping[tuple[int, ...], Fraction], base: Mapping[str, int]
 ) -> dict[str, int] | None:
-    """Return the quadratic polynomial through the counts at 1, 2 and 3 times ``base``."""
+    """Return the quadratic polynomial through counts at multiples of ``base``."""
     found = dict(counted)
     for at in range(len(names)):  # one dimension at a time, from scales to powers
         powers: dict[tuple[int, ...], Fraction] = {}

@@ -1,4 +1,4 @@
-"""Nodes that changed between two graphs, and groups of nodes that only one of them has."""
+"""Changed nodes, and removed and added groups of nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LONGEST_CHAIN = 8
 
 @dataclass(frozen=True)
 class NodeChange:
-    """A node that both graphs have, with what differs; pairs are (first graph, second graph)."""
+    """A node of both graphs with its differences, as (first, second)."""
 
     node: PlainNode
     other: PlainNode
@@ -50,7 +50,7 @@ class NodeChange:
 
 @dataclass(frozen=True)
 class Connection:
-    """A connection of a group to the rest; ``node`` is None at the border of the graph."""
+    """A connection of a group to the rest of its graph."""
 
     tensor: str
     node: PlainNode | None
@@ -65,7 +65,7 @@ class Connection:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Connected nodes that only one graph has, and their counterpart in the other.
+    """Connected nodes of one graph without match, and their counterpart.
 
     ``outcome`` of removed nodes: folded (into the weights of ``into``), left out, constant (their
     result is stored), shared (another node computes it), replaced (by the groups ``by``), unused.
@@ -93,7 +93,7 @@ class NodeGroup:
 
 
 def node_changes(matching: Matching, compare: CompareBodies) -> Iterator[NodeChange]:
-    """Yield the changes of nodes in both graphs; ``compare`` returns {} for equal bodies."""
+    """Yield the changes of matched nodes. ``compare`` returns {} for equal bodies."""
     for node, other in matching.nodes.items():
         attributes = {
             name: pair
@@ -115,7 +115,7 @@ def node_changes(matching: Matching, compare: CompareBodies) -> Iterator[NodeCha
 def removed_group(
     nodes: Sequence[PlainNode], matching: Matching, changes: Mapping[PlainNode, NodeChange]
 ) -> NodeGroup:
-    """Return a group of removed nodes with what the second graph has in its place."""
+    """Return a group of removed nodes with its counterpart."""
     entries, exits = _entries(nodes, matching.first), _exits(nodes, matching.first)
     now = [tensor for end in exits if (tensor := _tensor_now(end, matching))]
     group = NodeGroup(nodes, entries, exits, "unused")
@@ -142,7 +142,7 @@ def removed_group(
 def added_group(
     nodes: Sequence[PlainNode], matching: Matching, removed: Sequence[NodeGroup]
 ) -> NodeGroup:
-    """Return a group of added nodes with the removed groups that it replaces."""
+    """Return a group of added nodes with the removed groups it replaces."""
     entries, exits = _entries(nodes, matching.second), _exits(nodes, matching.second)
     replaced = [group for group in removed if any(tuple(nodes) == by for by in group.by)]
     outcome = "replaces" if replaced else "new"
@@ -151,7 +151,7 @@ def added_group(
 
 
 def chain_text(nodes: Sequence[PlainNode]) -> str:
-    """Return operators as ``Shape → Slice → Concat``, or as counts if there are too many."""
+    """Return operators as ``Shape → Slice → Concat``, or as counts."""
     shown = [node.operator for node in nodes if node.operator != CONSTANT] or [CONSTANT]
     runs = [(operator, len(list(run))) for operator, run in groupby(shown)]
     if len(runs) > _LONGEST_CHAIN:
@@ -189,7 +189,7 @@ def _is_weight(name: str, body: Body) -> bool:
 
 
 def _entries(nodes: Sequence[PlainNode], body: Body) -> list[Connection]:
-    """Return the inputs of a group; stored tensors only if there are no others."""
+    """Return the inputs of a group, preferably without stored tensors."""
     members, found = set(nodes), {}
     for node in nodes:
         for name in node.reads:
@@ -215,7 +215,7 @@ def _exits(nodes: Sequence[PlainNode], body: Body) -> list[Connection]:
 
 
 def _tensor_now(end: Connection, matching: Matching) -> str:
-    """Return the second graph's tensor at an exit of the first, "" if there is none."""
+    """Return the second graph's tensor at an exit, or ""."""
     if end.node is None:
         outputs = matching.second.outputs
         at_port = outputs[end.port] if end.port < len(outputs) else ""

@@ -40,7 +40,7 @@ class Matching:
         return [node for node in self.second.nodes if node not in self.back]
 
     def _map_renamed_inputs(self) -> None:
-        """Pair inputs with names in one graph only, in order, if both have equally many."""
+        """Pair renamed inputs in order, if both graphs have equally many."""
         ours, theirs = self.first.inputs, self.second.inputs
         alone = (
             [name for name in ours if name not in theirs],
@@ -78,7 +78,7 @@ class Matching:
                 self._pair(node, other)
 
     def _match_by_inputs(self) -> bool:
-        """Pair nodes with the same operator and inputs, the most similar ones first."""
+        """Pair nodes with the same operator and inputs, by similarity."""
         waiting: dict[tuple[str, ...], list[PlainNode]] = {}
         for other in self.added:
             waiting.setdefault((other.operator, *moving_inputs(other, self.second)), []).append(
@@ -129,12 +129,12 @@ _EQUAL = (True, True)
 
 
 def moving_inputs(node: PlainNode, body: Body) -> list[str]:
-    """Return the inputs of a node that are not stored with the graph."""
+    """Return a node's inputs without stored tensors."""
     return [name for name in node.reads if not is_stored(name, body)]
 
 
 def is_stored(name: str, body: Body) -> bool:
-    """Return whether a tensor is an initializer or the output of a Constant."""
+    """Return True for initializers and outputs of a Constant."""
     maker = body.producers.get(name)
     return name in body.initializers or (maker is not None and maker.operator == CONSTANT)
 
@@ -148,7 +148,7 @@ def contents(node: PlainNode, body: Body) -> tuple[str, ...]:
 
 
 def content(name: str, body: Body) -> str:
-    """Return the digest of an initializer or Constant, "" if it is unknown."""
+    """Return the digest of an initializer or Constant, or ""."""
     stored = body.initializers.get(name)
     if stored is not None:
         return stored.digest

@@ -27,7 +27,7 @@ class Value:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A stored tensor; ``digest`` covers type, shape and values, "" if it was not computed."""
+    """A stored tensor. ``digest`` covers type, shape and values."""
 
     name: str
     dtype: str
@@ -64,12 +64,12 @@ class PlainNode:
 
     @property
     def label(self) -> str:
-        """Its name, or that of its first output, so that every node has a label."""
+        """Its name, or that of its first output."""
         return self.name or next((name for name in self.outputs if name), self.operator)
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Its inputs, including tensors that its bodies capture."""
+        """Its inputs, including tensors captured by its bodies."""
         outer = (name for body in self.bodies.values() for name in body.captured)
         return tuple(dict.fromkeys(name for name in (*self.inputs, *outer) if name))
 
@@ -86,12 +86,12 @@ class Body:
 
     @cached_property
     def producers(self) -> dict[str, PlainNode]:
-        """Tensor -> node that computes it."""
+        """Tensor -> its producer."""
         return {name: node for node in self.nodes for name in node.outputs if name}
 
     @cached_property
     def consumers(self) -> dict[str, list[PlainNode]]:
-        """Tensor -> nodes that read it, in the order of the graph."""
+        """Tensor -> its consumers, in the order of the graph."""
         found: dict[str, list[PlainNode]] = {}
         for node in self.nodes:
             for name in node.reads:
@@ -136,7 +136,7 @@ class PlainModel:
 
     @cached_property
     def placed(self) -> list[Placed]:
-        """All nodes with their position; those of bodies follow the node with the bodies."""
+        """All nodes with their position, bodies after their node."""
         return list(_placed(self.body, ""))
 
     @property
@@ -182,7 +182,7 @@ def product(sizes: tuple[int, ...]) -> int:
 
 
 def shape_text(shape: Shape | None) -> str:
-    """Return ``[batch, 3, ?]``, or ``[…]`` if not even the rank is known."""
+    """Return ``[batch, 3, ?]``, or ``[…]`` for an unknown rank."""
     if shape is None:
         return "[…]"
     return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"

@@ -1,4 +1,4 @@
-"""Shape inference with named dynamic dimensions, or with a size for each of them."""
+"""Shape inference with named or fixed dynamic dimensions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from buildsys.onnx_graphs.onnx_file import all_nodes, subgraphs
 
 
 def with_shapes(model: ModelProto) -> ModelProto:
-    """Return a model with inferred shapes, or as it is if inference fails.
+    """Return a model with inferred shapes, unchanged if inference fails.
 
     Inference fails on types of a later ONNX and on contradictory shapes. The model has no large weights.
     """
@@ -21,7 +21,7 @@ def with_shapes(model: ModelProto) -> ModelProto:
 
 
 def with_sizes(model: ModelProto, dims: Mapping[str, int]) -> ModelProto:
-    """Return a model with sizes for its dynamic dimensions and shapes inferred from them.
+    """Return a model with fixed dynamic dimensions and inferred shapes.
 
     Dimensions that ``dims`` does not name stay dynamic.
     """
@@ -57,7 +57,7 @@ def _graphs(graph: GraphProto) -> list[GraphProto]:
 
 
 def _forget_shapes(graph: GraphProto) -> None:
-    """Drop shapes with names; types stay, as inference does not know custom operators."""
+    """Drop shapes with names. Types stay: inference lacks custom operators."""
     for part in _graphs(graph):
         for value in part.value_info:
             if any(not dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim):

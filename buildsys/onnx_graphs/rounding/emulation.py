@@ -1,10 +1,9 @@
-"""Compute a 16-bit graph in float32 with the rounding, and the range, of the 16-bit type.
+"""Emulation of 16-bit graphs in float32, with 16-bit rounding and range.
 
-ONNX Runtime has few bfloat16 kernels for the CPU, and float16 ones it replaces by float32 ones without
-rounding in between, so that a value beyond float16's range survives where a GPU gives infinity. The same
-graph in float32, with every result cast to the type and back, gives what a device gives that
-accumulates in float32 and rounds once per operator. Explicit casts stay at every optimization level. What
-it does not show are devices that accumulate in the 16-bit type.
+ONNX Runtime has few bfloat16 kernels for the CPU. Its float16 kernels compute in float32 without rounding
+in between, so values beyond float16's range survive that overflow on a GPU. A float32 graph with every
+result cast to the type and back computes like a device that accumulates in float32 and rounds once per
+operator. Explicit casts stay at every optimization level. Accumulation in 16 bits is not emulated.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from buildsys.onnx_graphs.tensors import Tensor
 
 _FLOAT = TensorProto.FLOAT
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")
-# They only choose or move values, which are rounded already.
+# they only select or move values that are rounded already
 _EXACT = frozenset(
     ("Abs", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "Max", "MaxPool", "Min", "Neg", "Relu",
      "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where")
@@ -35,10 +34,10 @@ _EXACT = frozenset(
 
 
 def emulate(model: ModelProto, precision: str) -> ModelProto:
-    """Return a float32 graph that computes what ``model`` computes in ``precision``, ``fp16`` or ``bf16``.
+    """Return a float32 graph with the numbers of 16-bit ``model``.
 
-    Inputs and outputs keep their types, and every tensor its name. ``model`` needs its weights in
-    memory. A graph without tensors of the type comes back equal.
+    Inputs and outputs keep their types, and all tensors their names. ``model`` has its weights in
+    memory. Graphs without tensors of the type are returned unchanged.
     Raises: StageError: the type occurs inside subgraphs or local functions.
     """
     dtype = DTYPES[precision]
@@ -50,7 +49,10 @@ def emulate(model: ModelProto, precision: str) -> ModelProto:
 
 
 class _Emulation:
-    """Rewrites a graph in place; ``_renamed`` holds the float32 names of inputs and outputs of the 16-bit type."""
+    """Rewrite of a graph in place.
+
+    ``_renamed`` has the float32 names of inputs and outputs of the 16-bit type.
+    """
 
     def __init__(self, graph: GraphProto, dtype: str, types: dict[str, int]) -> None:
         self._graph, self._dtype, self._low = graph, dtype, ELEM_TYPES[dtype]
@@ -92,7 +94,7 @@ class _Emulation:
                 node.output[index] = self._round(name, exact=node.op_type in _EXACT)
 
     def _rewrite_cast(self, node: NodeProto) -> None:
-        """Follow a cast to the 16-bit type by one to float32; it rounds by itself."""
+        """Append a cast back to float32 to a cast."""
         name = node.output[0]
         if name not in self._is_low:
             return
@@ -103,7 +105,7 @@ class _Emulation:
             self._add_cast(node.output[0], name, _FLOAT)
 
     def _round(self, name: str, *, exact: bool) -> str:
-        """Add what rounds one result; return under which name its node is to give it."""
+        """Append the rounding of one result and return its unrounded name."""
         is_output = name in self._low_outputs
         full = self._in_float(name) if is_output else name
         if exact:

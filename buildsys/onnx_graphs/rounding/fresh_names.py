@@ -1,4 +1,4 @@
-"""Names that a graph does not have yet."""
+"""Unused names in a graph."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from buildsys.onnx_graphs.onnx_file import all_nodes
 
 
 class FreshNames:
-    """Gives new nodes and tensors names that nothing in ``graph`` has, its subgraphs included."""
+    """Generator of unused names in a graph and its subgraphs."""
 
     def __init__(self, graph: GraphProto) -> None:
         self._taken = {
@@ -21,7 +21,7 @@ class FreshNames:
         }
 
     def new(self, wanted: str) -> str:
-        """Return ``wanted``, with a number behind it where it is taken."""
+        """Return ``wanted``, with a numeric suffix if it is taken."""
         name, number = wanted, 1
         while name in self._taken:
             name, number = f"{wanted}_{number}", number + 1

@@ -1,4 +1,4 @@
-"""Element types of the tensors of a graph, and the types that ONNX lets each operator take."""
+"""Element types of tensors and operators."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from buildsys.onnx_graphs.onnx_file import subgraphs
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}  # precision -> type
 ELEM_TYPES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 NOT_A_TENSOR = -1  # a sequence, an optional, a map
-_STORED_IN_PLACE = 1024  # bytes; values up to here can be shapes, which the inference reads
+_STORED_IN_PLACE = 1024  # bytes; smaller values can be shapes that the inference needs
 
 
 def element_types(model: ModelProto) -> dict[str, int]:
-    """Return tensor name -> TensorProto data type for the main graph; unknown ones are absent."""
+    """Return tensor -> known TensorProto data type for the main graph."""
     graph = shape_inference.infer_shapes(_without_weights(model), data_prop=True).graph
     types = {tensor.name: int(tensor.data_type) for tensor in graph.initializer}
     for value in (*graph.value_info, *graph.input, *graph.output):
@@ -28,7 +28,7 @@ def element_types(model: ModelProto) -> dict[str, int]:
 
 
 def schema_of(node: NodeProto, opsets: dict[str, int]) -> defs.OpSchema | None:
-    """Return the operator's ONNX schema; None for an operator that ONNX does not define."""
+    """Return the ONNX schema of a node, None for custom operators."""
     if node.domain not in ("", "ai.onnx"):
         return None
     try:
@@ -38,22 +38,22 @@ def schema_of(node: NodeProto, opsets: dict[str, int]) -> defs.OpSchema | None:
 
 
 def input_types(schema: defs.OpSchema, index: int) -> frozenset[str]:
-    """Return the types that the input at ``index`` may have, such as ``tensor(float16)``."""
+    """Return the types of the input at ``index``, such as ``tensor(float16)``."""
     return frozenset(schema.inputs[min(index, len(schema.inputs) - 1)].types)
 
 
 def output_types(schema: defs.OpSchema, index: int) -> frozenset[str]:
-    """Return the types that the output at ``index`` may have."""
+    """Return the types of the output at ``index``."""
     return frozenset(schema.outputs[min(index, len(schema.outputs) - 1)].types)
 
 
 def outer_names(node: NodeProto) -> set[str]:
-    """Return the tensors that the bodies of an If, Loop or Scan take from the graph around them."""
+    """Return the tensors captured by an If, Loop or Scan."""
     return {name for body in subgraphs(node) for name in _free_names(body)}
 
 
 def rename_outer(node: NodeProto, names: dict[str, str]) -> None:
-    """Rename tensors that the bodies of a node take from the graph around them."""
+    """Rename the captured tensors of a node's bodies."""
     for body in subgraphs(node):
         for inner in body.node:
             for index, name in enumerate(inner.input):
@@ -71,7 +71,7 @@ def _free_names(graph: GraphProto) -> Iterator[str]:
 
 
 def _without_weights(model: ModelProto) -> ModelProto:
-    """Return a copy for type inference, in which large initializers have a type and a shape only."""
+    """Return a copy for type inference, without the values of large initializers."""
     copy = ModelProto(
         ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions
     )

@@ -1,4 +1,4 @@
-"""The report as Markdown: words for what the report holds, without computing anything."""
+"""The report as Markdown. Nothing is computed here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FAILED_TITLE = "build failed"
 
 
 def is_failure_report(markdown: str) -> bool:
-    """Return whether a rendered report describes an unsuccessful run."""
+    """Return True for a rendered report on an unsuccessful run."""
     return markdown.partition("\n")[0].endswith(f": {_FAILED_TITLE}")
 
 
@@ -77,7 +77,7 @@ def _targets(report: Report) -> Lines:
 
 
 def _reason(lines: Sequence[TargetLine]) -> Lines:
-    """Yield the reason and the remedy that targets share."""
+    """Yield the common reason and remedy of targets."""
     first = lines[0]
     targets = ", ".join(code(line.target) for line in lines)
     yield f"- {targets} — {status_text(first.status)}: {sentence(first.reason)}"

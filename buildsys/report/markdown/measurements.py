@@ -43,7 +43,7 @@ def conversions(report: Report) -> Lines:
 
 
 def checks(report: Report) -> Lines:
-    """Yield every numerical comparison, below the values that failed."""
+    """Yield every numerical comparison, below the failures."""
     yield from section("## Accuracy")
     yield "- Relative error: largest difference over largest reference value."
     yield "- Top-1: share of equal arg-max on the last axis."

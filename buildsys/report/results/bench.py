@@ -40,7 +40,7 @@ class Span(TypedDict, total=False):
 
 
 class GpuReadings(TypedDict, total=False):
-    """The GPU's state during a measurement; ``missing`` is why there is none."""
+    """The GPU's state during a measurement, or the reason in ``missing``."""
 
     missing: str
     readings: int

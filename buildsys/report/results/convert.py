@@ -1,4 +1,4 @@
-"""The result file of the convert stage, for typed (fp16, bf16) and quantized (int8, fp8) graphs."""
+"""The result file of the convert stage."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from buildsys.report.results.header import CheckResult, ComparedCases
 
 
 class FlushedWeights(TypedDict):
-    """Weights that became zero."""
+    """Weights flushed to zero."""
 
     values: int
     of: int
 
 
 class Overflow(TypedDict):
-    """The first node whose output left the range of the precision."""
+    """The first node with an output beyond the precision's range."""
 
     node: str
     tensor: str

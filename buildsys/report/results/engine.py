@@ -70,7 +70,7 @@ class BuilderCalibration(TypedDict, total=False):
 
 
 class EngineResult(ResultHeader, total=False):
-    """The built engine; backends leave out what they cannot determine."""
+    """The built engine. Fields unknown to a backend are left out."""
 
     backend: str
     settings: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Types that several result files share.
+"""Types shared by several result files.
 
 All fields of a result file are optional (``total=False``): older versions wrote fewer of them, and so
 do stages that fail or are unavailable.
@@ -38,7 +38,7 @@ class CheckResult(ResultHeader, total=False):
 
 
 class CheckFailure(TypedDict, total=False):
-    """One output, case or profile that failed; fields without meaning are left out."""
+    """A failed output, case or profile."""
 
     graph: str
     profile: int

@@ -52,7 +52,7 @@ Content = TypeVar("Content", bound=ResultHeader)
 
 @dataclass(frozen=True)
 class Result(Generic[Content]):
-    """The result file of one target; ``status`` is ``absent`` if there is none."""
+    """The result file of one target. ``absent``: there is none."""
 
     target: str
     status: str
@@ -68,7 +68,7 @@ class Result(Generic[Content]):
 
     @property
     def variant(self) -> str:
-        """Return the third part of the target: an engine, a precision or a point of surgery."""
+        """Return the target's engine, precision or point of surgery."""
         return self.target.partition(":")[2].partition(":")[2]
 
     @property
@@ -81,7 +81,7 @@ AnyResult = Result[Any]
 
 
 def read_results(inputs: Mapping[str, Path]) -> tuple[AnyResult, ...]:
-    """Return the results of all ``inputs`` (target -> result file), in their order."""
+    """Return the results of ``inputs`` (target -> file), in their order."""
     folders = [str(path.parent) for path in inputs.values()]
     folder = os.path.commonpath(folders) if folders else ""
     return tuple(
@@ -90,7 +90,7 @@ def read_results(inputs: Mapping[str, Path]) -> tuple[AnyResult, ...]:
 
 
 def read_result(target: str, path: Path, file: str) -> AnyResult:
-    """Return the result of one target; a damaged file and that of another target count as failed."""
+    """Return the result of one target. An unusable file counts as failed."""
 
     def unusable(status: str, reason: str) -> AnyResult:
         return Result(target, status, {}, reason, file=file)
@@ -111,12 +111,12 @@ def read_result(target: str, path: Path, file: str) -> AnyResult:
 
 
 def of_type(results: Iterable[AnyResult], kind: type[Content]) -> list[Result[Content]]:
-    """Return the results of one stage, named by the type of its result file."""
+    """Return the results of one stage, given its result type."""
     return [result for result in results if RESULT_TYPES.get(result.stage) is kind]
 
 
 def parse(value: Mapping[str, object], kind: type[Content]) -> Content:
-    """Return the fields of ``value`` that ``kind`` defines, without values of a wrong type."""
+    """Return the fields of ``kind`` without values of a wrong type."""
     content: Content = _convert(value, kind)
     return content
 

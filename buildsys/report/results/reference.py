@@ -15,7 +15,7 @@ class GoldenInput(TypedDict):
 
 
 class GoldenOutput(GoldenInput):
-    """Type, shape and magnitude of one golden output; None if it is empty or not numeric."""
+    """Type, shape and magnitude of one golden output. None: not numeric."""
 
     max_abs: float | None
     mean_abs: float | None

@@ -1,4 +1,4 @@
-"""The result file of the report stage: everything in the report, without its wording.
+"""The result file of the report stage.
 
 Both renderings, Markdown and JSON, contain exactly this. None stands for a value that is not known.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class BuildVerdict:
-    """The first line: ``passed``, ``partial`` (some targets did not run), ``failed`` or ``stale``."""
+    """The verdict: passed, partial (some targets did not run), failed, stale."""
 
     status: str
     text: str
@@ -38,7 +38,7 @@ class TargetLine:
 
 @dataclass(frozen=True)
 class TensorLine:
-    """An input or output of the graph that engines are built from."""
+    """An input or output of the final graph."""
 
     role: str  # input | output
     name: str
@@ -65,7 +65,7 @@ class OperatorCount:
 
 @dataclass(frozen=True)
 class ModuleCount:
-    """PyTorch modules and the nodes that implement them one to one."""
+    """PyTorch modules and their nodes."""
 
     modules: tuple[str, ...]
     count: int
@@ -76,7 +76,7 @@ class ModuleCount:
 
 @dataclass(frozen=True)
 class GraphStage:
-    """The graph that one stage wrote."""
+    """The graph of one stage."""
 
     stage: str  # export, simplify, convert:fp16
     opsets: Mapping[str, int]
@@ -152,7 +152,7 @@ class ComparisonLine:
 
 @dataclass(frozen=True)
 class FailureLine:
-    """The worst element of a comparison that failed."""
+    """The worst element of a failed comparison."""
 
     subject: str
     case: str
@@ -178,7 +178,7 @@ class Check:
 
 @dataclass(frozen=True)
 class OperatorLine:
-    """The implementation of a custom operator in one place; empty if there is none."""
+    """The implementation of a custom operator in one place, or ""."""
 
     operator: str
     place: str
@@ -206,7 +206,7 @@ class EngineLine:
 
 @dataclass(frozen=True)
 class EngineProvenance:
-    """The origin of one engine: title -> text, in the order of the report."""
+    """The origin of one engine, title -> text."""
 
     engine: str
     lines: Mapping[str, str]

@@ -22,7 +22,7 @@ class SurgeryStep(TypedDict, total=False):
 
 
 class SurgeryResult(ResultHeader, total=False):
-    """The graph before and after the steps; only a result that passed has ``after`` and the ports."""
+    """The graph before and after the steps."""
 
     before: GraphSummary
     after: GraphSummary

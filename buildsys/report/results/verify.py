@@ -8,7 +8,7 @@ from buildsys.report.results.header import CheckResult, ComparedCases
 
 
 class VerifiedProfile(TypedDict, total=False):
-    """One optimization profile and the cases that ran in it."""
+    """One optimization profile with its cases."""
 
     profile: int
     ranges: dict[str, dict[str, list[int]]]  # input -> min, opt, max
@@ -16,7 +16,7 @@ class VerifiedProfile(TypedDict, total=False):
 
 
 class VerifyResult(CheckResult, total=False):
-    """The engine compared with the golden outputs; ``cases`` has the worst of all profiles."""
+    """The engine compared with the golden outputs."""
 
     cases: ComparedCases
     dims: dict[str, dict[str, int]]  # of each case

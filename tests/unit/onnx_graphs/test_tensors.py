@@ -126,13 +126,13 @@ def test_equal_tensors_give_equal_files(tmp_path: Path) -> None:
 def test_a_broken_file_is_one_sentence(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "broken.npz"
     path.write_bytes(content)
-    with pytest.raises(StageError, match=r"broken\.npz does not hold tensors"):
+    with pytest.raises(StageError, match=r"broken\.npz is not a file of tensors"):
         load_case(path)
 
 
 def test_a_foreign_npz_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "foreign.npz", x=np.zeros(2))
-    with pytest.raises(StageError, match="does not hold tensors"):
+    with pytest.raises(StageError, match="is not a file of tensors"):
         load_case(tmp_path / "foreign.npz")
 
 

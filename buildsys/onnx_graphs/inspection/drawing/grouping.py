@@ -1,4 +1,4 @@
-"""Grouping of many nodes into few boxes: runs, parallel branches and repeated blocks.
+"""Grouping of nodes into few boxes: runs, branches and repeated blocks.
 
 The reduction is that of series-parallel graphs (Valdes, Tarjan, Lawler 1982): consecutive nodes become a
 series, branches between the same two nodes become one unit. Each remaining series is drawn as a column.
@@ -60,7 +60,7 @@ def group(
     fixed: Iterable[PlainNode] = (),
     form: Callable[[PlainNode], str] = lambda _: "",
 ) -> list[list[Box]]:
-    """Return columns of boxes; within a column, every box leads to the next.
+    """Return columns of boxes. Within a column, every box leads to the next.
 
     ``fixed`` nodes (the ends of the picture) stay single boxes, and few nodes are not grouped at all.
     Blocks count as repeated if their operators and the ``form`` of their nodes are equal.
@@ -159,7 +159,7 @@ def _is_large(item: Item, total: int) -> bool:
 
 
 def _opened(unit: _Unit, at: int) -> list[_Unit]:
-    """Split a unit into the items before item ``at``, its branches, and the items after it."""
+    """Split a unit into the branches of item ``at`` and the rest."""
     item = unit.items[at]
     assert isinstance(item, Parallel)
     pieces = [
@@ -191,7 +191,7 @@ def _opened(unit: _Unit, at: int) -> list[_Unit]:
 
 
 def boxes_of(items: Sequence[Item], form: Callable[[PlainNode], str] = lambda _: "") -> list[Box]:
-    """Return a series as boxes: repeated blocks, branches with their joining node, and runs."""
+    """Return a series as boxes."""
     return _runs(_repeats(_blocks(items), form))
 
 
@@ -213,7 +213,7 @@ def _blocks(items: Sequence[Item]) -> list[Block]:
 
 
 def _repeats(blocks: list[Block], form: Callable[[PlainNode], str]) -> list[Box]:
-    """Return boxes with the largest repetition as one; recurse before and after it."""
+    """Return boxes with the largest repetition as one, recursively."""
     signatures = [
         f"{outline(block, longest=0)}{[form(node) for node in all_nodes(block)]}"
         for block in blocks
@@ -252,7 +252,7 @@ def _count_repeats(signatures: Sequence[str], begin: int, length: int) -> int:
 
 
 def _is_worth_it(pattern: Sequence[Block], count: int) -> bool:
-    """Return whether a repetition is more than a run such as Reshape → Reshape."""
+    """Return True unless it is a run such as Reshape → Reshape."""
     return any(isinstance(block[0], Parallel) for block in pattern) or len(pattern) > 1 or count > 3
 
 
@@ -287,7 +287,7 @@ def _runs(boxes: Sequence[Box]) -> list[Box]:
 
 
 def outline(items: Sequence[Item], longest: int = _LONGEST_OUTLINE) -> str:
-    """Return items as ``(Conv → Relu ∥ skip) → Add``, or as operator counts if too long."""
+    """Return items as ``(Conv → Relu ∥ skip) → Add``, or as operator counts."""
     parts = [(_branches(item) if isinstance(item, Parallel) else item.operator) for item in items]
     runs = [(part, len(list(run))) for part, run in groupby(parts)]
     text = " → ".join(f"{part} {TIMES}{count}" if count > 1 else part for part, count in runs)

@@ -1,4 +1,4 @@
-"""Text and colors of the boxes in a picture, and the room that text takes."""
+"""Text, colors and sizes of the boxes in a picture."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class BoxLabel:
 
 
 def label_of(box: Box, body: Body, draw_body: Callable[[Body], Picture]) -> BoxLabel:
-    """Return the content of a box; ``draw_body`` draws the bodies of a node."""
+    """Return the content of a box. ``draw_body`` draws the bodies of nodes."""
     node = box.items[0]
     if len(box.items) == 1 and isinstance(node, PlainNode):
         if node.operator not in (INPUT, OUTPUT):
@@ -109,7 +109,7 @@ def text_width(text: str, size: float, *, bold: bool = False) -> float:
 
 
 def wrapped(text: str, longest: int = _TITLE_CHARACTERS) -> list[str]:
-    """Return text as lines of at most ``longest`` characters, broken after separators if possible."""
+    """Break text into lines, after separators if possible."""
     lines = [""]
     for piece in _BREAKS.split(text):
         if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > longest:

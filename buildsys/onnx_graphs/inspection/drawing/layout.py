@@ -1,4 +1,4 @@
-"""Layered layout: boxes in rows, edges downwards, few crossings, no edge through a box.
+"""Layered layout with few crossings and no edge through a box.
 
 Method: Sugiyama, Tagawa and Toda (1981): ranks, a slot in every row that a long edge passes, order by
 barycenters; then x by least squares under that order (pool adjacent violators). All units are pixels.
@@ -32,7 +32,7 @@ class Layout:
 
 @dataclass
 class _Slot:
-    """A slot in a row for a box, or for a passing edge if ``box`` is None."""
+    """A slot in a row for a box or, without ``box``, an edge."""
 
     rank: int
     width: float
@@ -81,7 +81,7 @@ def place(sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[int, int]]
 
 
 def _ranks(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the row of each box: below its sources; a box without sources directly above its target."""
+    """Return the row of each box, below its sources."""
     above: list[list[int]] = [[] for _ in range(count)]
     below: list[list[int]] = [[] for _ in range(count)]
     for begin, end in edges:
@@ -104,7 +104,7 @@ def _ranks(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _order(rows: Rows) -> None:
-    """Sort rows by barycenters, down and up in turn, and keep the order with the fewest crossings."""
+    """Sort rows by barycenters and keep the order with the fewest crossings."""
     _number(rows)
     best, fewest = [list(row) for row in rows], _crossings(rows)
     for sweep in range(_ORDER_SWEEPS):
@@ -139,7 +139,7 @@ def _crossings(rows: Rows) -> int:
 
 
 def _position(rows: Rows) -> None:
-    """Set the centers: near the slots above, then below in turn, at last near both."""
+    """Move slots near those above and below, in turn."""
     for row in rows:
         _pool(row, [0.0] * len(row))
     for sweep in range(_POSITION_SWEEPS):
@@ -163,7 +163,7 @@ def _position(rows: Rows) -> None:
 
 
 def _pool(row: Sequence[_Slot], targets: Sequence[float]) -> None:
-    """Move the slots of a row as close to their targets as order and widths allow."""
+    """Move the slots of a row close to their targets, without overlaps."""
     offsets = [0.0]
     for left, right in pairwise(row):
         offsets.append(offsets[-1] + (left.width + right.width) / 2 + COLUMN_GAP)
@@ -186,7 +186,7 @@ def _paths(
     rows: Sequence[tuple[float, float]],
     left: float,
 ) -> list[list[Point]]:
-    """Return the points of each edge: vertical within rows, bends only between rows."""
+    """Return the points of each edge. Bends are between rows only."""
     leaving = _ports(slots, chains, first=True)
     arriving = _ports(slots, chains, first=False)
     paths = []
@@ -204,7 +204,7 @@ def _paths(
 def _ports(
     slots: Sequence[_Slot], chains: Sequence[Sequence[_Slot]], *, first: bool
 ) -> dict[int, float]:
-    """Return the x of each edge at its first (or last) box, in the order of the next slots."""
+    """Return the x of each edge at its first or last box."""
     found: dict[int, float] = {}
     for slot in slots:
         mine = [at for at, chain in enumerate(chains) if chain[0 if first else -1] is slot]

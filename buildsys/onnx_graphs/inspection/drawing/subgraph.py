@@ -1,4 +1,4 @@
-"""The part of a graph in a picture: between two nodes or tensors, or of limited depth."""
+"""The part of a graph in a picture."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def choose(body: Body, begin: str = "", end: str = "", depth: int | None = None)
 
 
 def _nodes(body: Body, name: str, *, forwards: bool) -> list[PlainNode]:
-    """Return the node with a name, or the consumers (else the producer) of a tensor.
+    """Return the node with a name, or those next to a tensor.
 
     Raises: UsageError: unknown name.
     """
@@ -86,7 +86,7 @@ def _reached(
 
 
 def neighbours(part: Part) -> Mapping[str, list[str]]:
-    """Return the tensors across the border of a part: ``in`` and ``out``, in order."""
+    """Return the tensors across the border, ``in`` and ``out``."""
     members, body = set(part.nodes), part.body
     incoming: dict[str, None] = {}
     outgoing: dict[str, None] = {}

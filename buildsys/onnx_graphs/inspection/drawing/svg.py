@@ -38,7 +38,7 @@ _PALETTE = {  # fill, line
 def draw(
     body: Body, title: str, begin: str = "", end: str = "", depth: int | None = None
 ) -> tuple[str, dict[str, int]]:
-    """Return an SVG document of a part of a graph, and its numbers of nodes and boxes.
+    """Return an SVG document of a part of a graph, and its size.
 
     Raises: UsageError: unknown node or tensor, or no path between them.
     """
