@@ -1,1 +1,1 @@
-"""From a torch module to an ONNX file that is exactly what the manifest asked for."""
+"""Export of a network to a checked ONNX file."""

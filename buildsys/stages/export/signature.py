@@ -1,7 +1,8 @@
-"""Compare an ONNX file with what the manifest says about it.
+"""Comparison of an ONNX file with the manifest.
 
-Exporters do not refuse what they cannot do: one leaves another opset in the file, one writes static shapes
-where a dynamic name was not understood, names beyond the last output are dropped. So everything is read back.
+Exporters do not refuse unsupported requests: they leave another opset in the file, write static
+shapes for dynamic names they did not understand, and drop names beyond the last output. So the file
+is read back.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ Declared = Mapping[str, Mapping[str, Any]]  # name -> {shape, dtype} of the mani
 Port = Mapping[str, Any]  # name, dtype and shape in the file
 
 
-def check_opset(model: onnx.ModelProto, asked: int, exporter: str) -> None:
-    """Raise StageError where the file has another opset than the manifest."""
+def check_opset(model: onnx.ModelProto, requested: int, exporter: str) -> None:
+    """Raise StageError if the file has another opset than the manifest."""
     written = opsets(model).get("ai.onnx", 0)
-    if written == asked:
+    if written == requested:
         return
-    if exporter == "dynamo" and written > asked:
+    problem = f"the {exporter} exporter wrote opset {written} instead of {requested}"
+    if exporter == "dynamo" and written > requested:
+        remedies = higher_opset_remedies(written, requested)
         raise StageError(
-            f"the dynamo exporter wrote opset {written} where {asked} was asked: it cannot convert this network down",
-            format_remedies([("", higher_opset_remedies(written, asked))]),
+            f"{problem}: it cannot convert this network down", format_remedies([("", remedies)])
         )
-    raise StageError(f"the {exporter} exporter wrote opset {written} where {asked} was asked")
+    raise StageError(problem)
 
 
 def check_signature(
@@ -38,11 +40,11 @@ def check_signature(
     outputs: Declared,
     output_names: Sequence[str] | None = None,
 ) -> None:
-    """Compare names, order, dtypes and dimensions of the graph's inputs and outputs with the manifest.
+    """Compare names, order, dtypes and dimensions of inputs and outputs.
 
-    ``output_names`` are the names to expect where ``outputs`` declares none. A named dimension must be dynamic in
-    the file; a fixed one may be unknown there, but not different.
-    Raises: StageError: lists everything that differs.
+    ``output_names`` are the expected names if ``outputs`` declares none. A named dimension must be
+    dynamic in the file; a fixed one may be unknown there, but not different.
+    Raises: StageError: lists all differences.
     """
     found_inputs, found_outputs = ports(model)
     problems = [
@@ -52,7 +54,7 @@ def check_signature(
         *_port_problems("output", found_outputs, outputs),
     ]
     if problems:
-        raise StageError("the ONNX file is not what the manifest declares: " + "; ".join(problems))
+        raise StageError("the ONNX file differs from the manifest: " + "; ".join(problems))
 
 
 def _name_problems(
@@ -63,9 +65,14 @@ def _name_problems(
         return
     missing = [name for name in expected if name not in found]
     if kind == "input" and missing and set(found) < set(expected):
-        yield f"{_are(missing)} not in the file: forward does not use {'it' if len(missing) == 1 else 'them'}"
+        names = f"input{'s' * (len(missing) > 1)} {', '.join(missing)}"
+        verb, pronoun = ("are", "them") if len(missing) > 1 else ("is", "it")
+        yield f"{names} {verb} not in the file: forward does not use {pronoun}"
     else:
-        yield f"its {kind}s are {', '.join(found) or 'none'}, declared are {', '.join(expected)}"
+        yield (
+            f"its {kind}s are {', '.join(found) or 'none'},"
+            f" the manifest declares {', '.join(expected)}"
+        )
 
 
 def _port_problems(kind: str, found_ports: Sequence[Port], declared: Declared) -> Iterator[str]:
@@ -74,7 +81,7 @@ def _port_problems(kind: str, found_ports: Sequence[Port], declared: Declared) -
             continue
         what, tensor = f"{kind} {port['name']}", declared[port["name"]]
         if tensor["dtype"] not in (None, port["dtype"]):
-            yield f"{what} is {port['dtype']}, declared is {tensor['dtype']}"
+            yield f"{what} is {port['dtype']}, the manifest declares {tensor['dtype']}"
         if tensor["shape"] is not None and port["shape"] is not None:
             yield from _shape_problems(what, port["shape"], tensor["shape"])
 
@@ -83,15 +90,16 @@ def _shape_problems(
     what: str, found: Sequence[int | str | None], declared: Sequence[Any]
 ) -> Iterator[str]:
     if len(found) != len(declared):
-        yield f"{what} has {len(found)} dimensions {list(found)}, declared are {len(declared)} {list(declared)}"
+        yield (
+            f"{what} has {len(found)} dimensions {list(found)},"
+            f" the manifest declares {len(declared)} {list(declared)}"
+        )
         return
-    for axis, (size, wanted) in enumerate(zip(found, declared, strict=True)):
-        if isinstance(wanted, str) and isinstance(size, int):
-            yield f"{what}: axis {axis} is fixed to {size} in the file, declared is the dynamic dimension {wanted}"
-        elif isinstance(wanted, int) and isinstance(size, int) and wanted != size:
-            yield f"{what}: axis {axis} is {size} in the file, declared is {wanted}"
-
-
-def _are(inputs: Sequence[str]) -> str:
-    plural = len(inputs) > 1
-    return f"input{'s' if plural else ''} {', '.join(inputs)} {'are' if plural else 'is'}"
+    for axis, (size, expected) in enumerate(zip(found, declared, strict=True)):
+        if isinstance(expected, str) and isinstance(size, int):
+            yield (
+                f"{what}: axis {axis} is fixed to {size} in the file,"
+                f" the manifest declares the dynamic dimension {expected}"
+            )
+        elif isinstance(expected, int) and isinstance(size, int) and expected != size:
+            yield f"{what}: axis {axis} is {size} in the file, the manifest declares {expected}"

@@ -1,4 +1,4 @@
-"""Stage export: the manifest's network as a checked ONNX file."""
+"""Export stage: the manifest's network as a checked ONNX file."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from buildsys.onnx_graphs.onnx_file import (
     ports,
     save_model,
 )
+from buildsys.report.results.export import ExportResult
 from buildsys.stages.export.origins import node_origins, write_origins
 from buildsys.stages.export.signature import check_opset, check_signature
 from buildsys.stages.export.strip_metadata import strip_traces
@@ -31,97 +32,97 @@ from buildsys.stages.operators.function_placement import add_functions
 from buildsys.system.files import sha256_of
 from buildsys.workers.job import Job, StageResult
 
+# torch is imported lazily: a given ONNX file does not need it
 if TYPE_CHECKING:
     from buildsys.models.torch_model import Network
-    from buildsys.stages.export.registrations import Registration
     from buildsys.stages.export.request import ExportRequest
 
 _OPERATOR_SECTIONS = ("symbolics", "translations", "ops")
-# weights up to this size stay in the file: external_data unset, false, true
+# larger weights go to a separate file; by external_data: unset, false, true
 _INLINE_LIMITS = {None: INLINE_LIMIT, False: 2**31 - 2**24, True: -1}
 
 
 def run(job: Job) -> StageResult:
-    """Write ``model`` (and ``model.data`` beside it where the weights are large), and ``origins`` of its nodes.
+    """Write ``model`` (large weights to ``model.data``) and ``origins`` of its nodes.
 
-    Raises: StageError: the network or the export fails, or the file is not what the manifest asks for.
+    Raises: StageError: network or export fails, or the file differs from the manifest.
     """
     warnings: list[str] = []
-    weights: dict[str, bytes] = {}  # by name, of the initializers that are not in the model
     if "onnx" in job.options["source"]:
-        model, origin = (
-            _given_model(job),
-            {"exporter": "none", "weights": f"from {job.options['source']['onnx']}"},
-        )
+        weights: dict[str, bytes] = {}
+        model = _given_model(job)
+        source = f"from {job.options['source']['onnx']}"
+        figures = ExportResult(exporter="none", weights=source)
     else:
-        model, weights, origin = _exported_model(job, warnings)
+        model, weights, figures = _export_network(job, warnings)
     if "functions" in job.inputs:
         warnings += add_functions(model, load_model(job.inputs["functions"]))
-    figures = {"parameters": parameter_count(model), **origin, **_model_figures(model)}
     if "origins" in job.outputs:
         write_origins(node_origins(model, job.project), job.outputs["origins"])
-    stripped = strip_traces(model)
+    figures.setdefault("parameters", parameter_count(model))
+    figures["opset"] = opsets(model).get("ai.onnx", 0)
+    figures["ir_version"] = model.ir_version
+    figures["producer"] = f"{model.producer_name} {model.producer_version}".strip()
+    figures["inputs"], figures["outputs"] = ports(model)
+    figures["stripped"] = strip_traces(model)
     path, external = job.outputs["model"], job.options["export"]["external_data"]
     save_model(model, path, inline_limit=_INLINE_LIMITS[external], weights_of=weights)
     job.progress("checking the file")
-    with ThreadPoolExecutor(max_workers=1) as beside:
-        digest = beside.submit(sha256_of, path)
-        _check_file(path, origin["exporter"])
-    figures |= {**file_facts(model, path), "sha256": digest.result()}
-    return StageResult(figures={**figures, "warnings": warnings, "stripped": stripped})
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        digest = pool.submit(sha256_of, path)
+        _check_file(path, figures["exporter"])
+    figures["sha256"], figures["warnings"] = digest.result(), warnings
+    return StageResult(figures={**figures, **file_facts(model, path)})
 
 
-def _model_figures(model: onnx.ModelProto) -> dict[str, Any]:
-    inputs, outputs = ports(model)
-    producer = f"{model.producer_name} {model.producer_version}".strip()
-    opset = opsets(model).get("ai.onnx", 0)
-    return {
-        "opset": opset,
-        "ir_version": model.ir_version,
-        "producer": producer,
-        "inputs": inputs,
-        "outputs": outputs,
-    }
-
-
-def _exported_model(
+def _export_network(
     job: Job, warnings: list[str]
-) -> tuple[onnx.ModelProto, dict[str, bytes], dict[str, Any]]:
-    # torch is not needed for a ready ONNX file
+) -> tuple[onnx.ModelProto, dict[str, bytes], ExportResult]:
+    """Return the model, the contents of initializers outside it, and figures."""
     import torch
 
     from buildsys.models.torch_model import make_network
-    from buildsys.stages.export.registrations import unused
-    from buildsys.stages.export.request import collecting_warnings
+    from buildsys.stages.export.registrations import Registration, unused_warnings
+    from buildsys.stages.export.request import collect_warnings
 
     options, exporter = job.options, job.options["export"]["exporter"]
     if job.threads:
         torch.set_num_threads(job.threads)
     job.progress("building the network")
     network = make_network(options, job.project)
-    request = _request(network, options, job.outputs["model"])
-    request, taught = _teach(request, options, job.project)
+    request = _export_request(network, options, job.outputs["model"])
+    registrations: list[Registration] = []
+    if "symbolics" in options:
+        from buildsys.stages.export.symbolics import register_symbolics
+
+        registrations = register_symbolics(options, job.project)
+    elif "translations" in options:
+        from buildsys.stages.export.translations import make_translations
+
+        table, registrations = make_translations(options, job.project)
+        request = replace(request, translations=table)
     job.progress(f"exporting with {exporter}")
-    with collecting_warnings(warnings):
+    with collect_warnings(warnings):
         model, weights = _export(request, job)
-    warnings += unused(taught)
+    warnings += unused_warnings(registrations)
     check_opset(model, options["export"]["opset"], exporter)
-    _check_exported_signature(model, options, request.output_names)
-    parameters = sum(parameter.numel() for parameter in network.module.parameters())
-    modules = dict(
-        Counter(type(module).__name__ for module in network.module.modules()).most_common()
+    inputs = options["inputs"]
+    if options["export"]["export_params"] is False:  # weights are inputs, after the network's own
+        extra = list(model.graph.input)[len(inputs) :]
+        inputs = {**inputs, **{value.name: {"shape": None, "dtype": None} for value in extra}}
+    check_signature(model, inputs, options["outputs"], request.output_names)
+    classes = Counter(type(module).__name__ for module in network.module.modules())
+    figures = ExportResult(
+        exporter=exporter,
+        weights=network.weights,
+        parameters=sum(parameter.numel() for parameter in network.module.parameters()),
+        modules=dict(classes.most_common()),
     )
-    origin = {
-        "exporter": exporter,
-        "weights": network.weights,
-        "parameters": parameters,
-        "modules": modules,
-    }
-    return model, weights, origin
+    return model, weights, figures
 
 
-def _request(network: Network, options: Mapping[str, Any], path: Path) -> ExportRequest:
-    """Call the network once and return what to ask the exporter for, now that its outputs are known."""
+def _export_request(network: Network, options: Mapping[str, Any], path: Path) -> ExportRequest:
+    """Call the network once for its outputs; return the exporter's request."""
     import torch
 
     from buildsys.models.torch_model import (
@@ -133,14 +134,19 @@ def _request(network: Network, options: Mapping[str, Any], path: Path) -> Export
     )
     from buildsys.stages.export.request import ExportRequest, named_axes
 
-    inputs = example_inputs(options)
-    with torch.no_grad():
-        result = (
-            network.result(inputs) if network.example_result is None else network.example_result
-        )
+    inputs, result = example_inputs(options), network.example_result
+    if result is None:
+        with torch.no_grad():
+            result = network.result(inputs)
     outputs = name_outputs(result, options["outputs"])
     check_outputs(outputs, options["outputs"], options["example"], inputs)
-    _refuse_complex({**inputs, **outputs})
+    for name, tensor in {**inputs, **outputs}.items():
+        if tensor.is_complex():
+            raise StageError(
+                f"{name} is complex; no exporter can write complex inputs or outputs",
+                "pass real and imaginary parts and convert them inside the network with"
+                " torch.view_as_complex and view_as_real",
+            )
     by_position = is_flat(result) and not any(network.keywords.values())
     return ExportRequest(
         module=network.module if by_position else FlatCall(network),
@@ -154,31 +160,6 @@ def _request(network: Network, options: Mapping[str, Any], path: Path) -> Export
     )
 
 
-def _teach(
-    request: ExportRequest, options: Mapping[str, Any], project: Path
-) -> tuple[ExportRequest, list[Registration]]:
-    """Teach the exporter the operators of the manifest."""
-    if "symbolics" in options:
-        from buildsys.stages.export.symbolics import register_symbolics
-
-        return request, register_symbolics(options, project)
-    if "translations" in options:
-        from buildsys.stages.export.translations import make_translations
-
-        table, registrations = make_translations(options, project)
-        return replace(request, translations=table), registrations
-    return request, []
-
-
-def _refuse_complex(tensors: Mapping[str, Any]) -> None:
-    for name, tensor in tensors.items():
-        if tensor.is_complex():
-            raise StageError(
-                f"{name} is complex, which neither exporter can write as a graph input or output",
-                "pass real and imaginary parts: torch.view_as_complex and view_as_real convert inside the network",
-            )
-
-
 def _export(request: ExportRequest, job: Job) -> tuple[onnx.ModelProto, dict[str, bytes]]:
     exporter, opset = request.options["exporter"], request.options["opset"]
     if exporter == "dynamo":
@@ -189,34 +170,17 @@ def _export(request: ExportRequest, job: Job) -> tuple[onnx.ModelProto, dict[str
         return export(request)
     except BuildsysError:
         raise
-    except Exception as error:  # exporters raise whatever comes their way
-        if own := _own_failure(error):
-            raise own from error
+    except Exception as error:  # exporters raise any class
+        cause: BaseException | None = error
+        while cause is not None:  # an error of a registered function, wrapped by the exporter
+            if isinstance(cause, BuildsysError):
+                raise cause from error
+            cause = cause.__cause__
         from buildsys.stages.export.failures import export_failure
 
-        traceback.print_exception(error)  # into the log: the sentence below is its last line only
+        traceback.print_exception(error)  # to the log: the message has its last line only
         declared = [section for section in _OPERATOR_SECTIONS if job.options.get(section)]
         raise export_failure(error, exporter, opset, job.project, declared) from error
-
-
-def _own_failure(error: BaseException) -> BuildsysError | None:
-    """Return the failure of a function that the exporter was taught, which it wraps in its own."""
-    current: BaseException | None = error
-    while current is not None and not isinstance(current, BuildsysError):
-        current = current.__cause__
-    return current
-
-
-def _check_exported_signature(
-    model: onnx.ModelProto, options: Mapping[str, Any], names: tuple[str, ...]
-) -> None:
-    inputs = options["inputs"]
-    if (
-        options["export"]["export_params"] is False
-    ):  # the weights are inputs then, after the network's own
-        extra = list(model.graph.input)[len(inputs) :]
-        inputs = {**inputs, **{value.name: {"shape": None, "dtype": None} for value in extra}}
-    check_signature(model, inputs, options["outputs"], names)
 
 
 def _given_model(job: Job) -> onnx.ModelProto:

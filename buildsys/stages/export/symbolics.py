@@ -1,4 +1,4 @@
-"""Symbolic functions for the exporter that traces: found, checked against torch's schemas, registered and watched."""
+"""Symbolic functions for TorchScript: loaded, checked against schemas, and registered."""
 
 from __future__ import annotations
 
@@ -7,73 +7,62 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any
 
 import torch
-from torch.onnx._internal import torchscript_exporter
 from torch.onnx._internal.torchscript_exporter import registration as torch_registration
 
+from buildsys.backends.operator_support.torch_registries import load_symbolics
 from buildsys.errors import StageError
 from buildsys.manifest.checks.symbolics import reaches
 from buildsys.stages.export.registrations import (
     PluginFiles,
     Registration,
     arity_of,
-    described_result,
-    network_file,
-    shown_schemas,
+    describe_result,
+    format_schemas,
+    monitored,
     unknown_operator,
-    watched,
 )
 
-_UNPACKED = (
-    "prim",
-    "quantized",
-)  # namespaces whose inputs are not those of the schema when a symbolic gets them
-_MOVED = (
-    "registration",
-    "jit_utils",
-)  # modules that torch.onnx._internal had itself until torch 2.9
+_UNPACKED = ("prim", "quantized")  # namespaces with other inputs in symbolics than in schemas
+_MOVED = ("registration", "jit_utils")  # modules in torch.onnx._internal until torch 2.9
 _OLD, _NEW = "torch.onnx._internal", "torch.onnx._internal.torchscript_exporter"
 
 
 def register_symbolics(options: Mapping[str, Any], project: Path) -> list[Registration]:
-    """Register the symbolics of an export's options; the network has been made, so that its operators are known.
+    """Register the symbolics of an export.
 
-    Raises: StageError: a file fails, an operator or number of inputs is wrong, or the export's opset reaches none.
+    The network must be built already, as its file may define operators.
+    Raises: StageError: a file fails, an operator or arity is wrong, or the opset is too low.
     """
-    load_own_symbolics()
+    load_symbolics()  # the checks below use torch's own
     opset = options["export"]["opset"]
-    found = list(
-        _found(options["symbolics"], PluginFiles(project, network_file(options["source"])), opset)
-    )
-    for index, registration in enumerate(found):
-        _check_unique(registration, found[:index])
-        _check_opset(registration, opset)
-        schemas = _schemas(registration)
-        _check_arity(registration, schemas)
+    files = PluginFiles(project, options["source"])
+    registrations: list[Registration] = []
+    for registration in list(_load(options["symbolics"], files, opset)):
+        _check(registration, registrations, opset)
         registration.why_unused = _shadowed(registration, opset)
-    for registration in found:
-        _register(registration, project)
-    return found
+        registrations.append(registration)
+    for registration in registrations:
+        schemas = torch._C._jit_get_schemas_for_operator(registration.op)
+        schema = f"its schema: {format_schemas(schemas)}" if schemas else ""
+        function = monitored(registration, _result_problem, project, schema)
+        assert registration.opset is not None
+        torch_registration.registry.register(
+            registration.op, registration.opset, function, custom=True
+        )
+    return registrations
 
 
-def load_own_symbolics() -> None:
-    """Complete torch's registry with its own symbolics of all opsets, most of which torch imports as it exports."""
-    for module in iter_modules(torchscript_exporter.__path__):
-        if module.name.startswith("symbolic_opset"):
-            import_module(f"{_NEW}.{module.name}")
-
-
-def _found(
+def _load(
     entries: Sequence[Mapping[str, Any]], files: PluginFiles, opset: int
 ) -> Iterator[Registration]:
-    """Yield what the entries name, and what their files register by themselves when they are imported."""
+    """Yield the entries' functions and their files' own registrations."""
     for entry in entries:
         file = entry["module"] or entry["function"].rpartition(":")[0]
         own: list[Registration] = []
-        with _recording(own, file), _old_names():
+        with _intercept_registrations(own, file), _old_module_names():
             files.module(file)
         yield from own
         if entry["function"]:
@@ -82,19 +71,20 @@ def _found(
         elif not own:
             raise StageError(
                 f"{file} registers no symbolic when it is imported",
-                f'decorate one with {_NEW}.registration.onnx_symbolic("aten::…", opset=…), or name op and function',
+                f'decorate one with {_NEW}.registration.onnx_symbolic("aten::…", opset=…),'
+                " or name op and function",
             )
 
 
 @contextmanager
-def _recording(found: list[Registration], origin: str) -> Iterator[None]:
-    """Collect what is registered inside instead of registering it."""
+def _intercept_registrations(found: list[Registration], origin: str) -> Iterator[None]:
+    """Collect registrations instead of passing them to torch."""
 
-    def record(name: str, opset: int, func: Callable[..., Any], custom: bool = False) -> None:  # noqa: ARG001
+    def record(name: str, opset: int, func: Callable[..., Any], **_: Any) -> None:
         if "::" not in name or name.startswith("onnx::"):
             raise StageError(
-                f"{origin} registers {name}, which is no operator of PyTorch",
-                "wanted is a name such as aten::asinh",
+                f"{origin} registers {name}, which is not an operator of PyTorch",
+                "use a name such as aten::asinh",
             )
         found.append(Registration(name, origin, func, opset))
 
@@ -107,8 +97,8 @@ def _recording(found: list[Registration], origin: str) -> Iterator[None]:
 
 
 @contextmanager
-def _old_names() -> Iterator[None]:
-    """Let a file import torch's modules of symbolics from where they were when the tutorials were written."""
+def _old_module_names() -> Iterator[None]:
+    """Allow the tutorials' imports of torch's registration modules."""
     parent = import_module(_OLD)
     missing = [
         name for name in _MOVED if f"{_OLD}.{name}" not in sys.modules and not hasattr(parent, name)
@@ -124,91 +114,72 @@ def _old_names() -> Iterator[None]:
             delattr(parent, name)
 
 
-def _check_unique(registration: Registration, before: Sequence[Registration]) -> None:
-    for other in before:
+def _check(registration: Registration, others: Sequence[Registration], opset: int) -> None:
+    described = registration.described
+    for other in others:
         if (other.op, other.opset) == (registration.op, registration.opset):
             raise StageError(
-                f"{registration.described} is registered already by {other.origin}",
-                "keep one of the two",
+                f"{described} is already registered by {other.origin}", "keep one of the two"
             )
-
-
-def _check_opset(registration: Registration, asked: int) -> None:
     assert registration.opset is not None
-    if not reaches(asked, registration.opset):
+    if not reaches(opset, registration.opset):
         raise StageError(
-            f"an export to opset {asked} does not reach {registration.described}",
-            f"register it at {asked} or lower, or raise export.opset",
+            f"{described} is not used in an export to opset {opset}",
+            f"register it at {opset} or lower, or raise export.opset",
         )
+    _check_signature(registration)
 
 
-def _schemas(registration: Registration) -> list[Any]:
-    """Return the operator's schemas; none for what torch's own symbolics know and no schema tells."""
-    schemas = torch._C._jit_get_schemas_for_operator(registration.op)
-    known = torch_registration.registry.all_functions()
-    if registration.op.endswith("_") and registration.op not in known:
+def _check_signature(registration: Registration) -> None:
+    op, described = registration.op, registration.described
+    schemas = torch._C._jit_get_schemas_for_operator(op)
+    is_known = op in torch_registration.registry.all_functions()
+    if op.endswith("_") and not is_known:
         raise StageError(
-            f"{registration.described} would never be used: symbolics are looked up without the last underscore",
-            f"write {registration.op[:-1]}",
+            f"{described} would never be used: symbolics are looked up without the last underscore",
+            f"write {op[:-1]}",
         )
-    if not schemas and registration.op not in known:
+    if not schemas and not is_known:
         names = {schema.name for schema in torch._C._jit_get_all_schemas()}
-        raise unknown_operator(registration.op, sorted(names))
-    return [
-        schema for schema in schemas if not any(argument.is_out for argument in schema.arguments)
-    ] or schemas
-
-
-def _check_arity(registration: Registration, schemas: Sequence[Any]) -> None:
+        raise unknown_operator(op, sorted(names))
     arity = arity_of(registration.function, skip=1)
-    if arity is None or not schemas or registration.op.partition("::")[0] in _UNPACKED:
+    if arity is None or not schemas or op.partition("::")[0] in _UNPACKED:
         return
-    if not any(arity.takes(len(schema.arguments)) for schema in schemas):
-        takes = (
-            f"takes the graph and {arity}" if arity.least >= 0 else "does not even take the graph"
-        )
+    # an out= variant does not occur in a graph
+    relevant = [s for s in schemas if not any(a.is_out for a in s.arguments)] or schemas
+    if not any(arity.accepts(len(schema.arguments)) for schema in relevant):
+        takes = f"takes the graph and {arity}" if arity.least >= 0 else "does not take the graph"
         raise StageError(
-            f"{registration.described} {takes}, which fits no schema of the operator",
-            f"its schema: {shown_schemas(schemas)}",
+            f"{described} {takes}, which fits no schema of the operator",
+            f"its schema: {format_schemas(relevant)}",
         )
 
 
-def _shadowed(registration: Registration, asked: int) -> str:
-    """Return why a symbolic cannot be used: torch has one of its own of a later opset."""
+def _shadowed(registration: Registration, opset: int) -> str:
+    """Return the reason if torch's symbolic takes precedence, else ""."""
     group = torch_registration.registry.get_function_group(registration.op)
     if group is None:
         return ""
-    own = torch_registration._dispatch_opset_version(asked, group._functions)
+    own = torch_registration._dispatch_opset_version(opset, group._functions)
     if own is None or registration.opset is None or own <= registration.opset:
         return ""
-    return f"at opset {asked} torch's own symbolic of opset {own} comes first; leave opset out to replace it"
-
-
-def _register(registration: Registration, project: Path) -> None:
-    assert registration.opset is not None
-    schemas = torch._C._jit_get_schemas_for_operator(registration.op)
-    takes = f"its schema: {shown_schemas(schemas)}" if schemas else ""
-    function = watched(registration, _result_problem, project, takes)
-    torch_registration.registry.register(registration.op, registration.opset, function, custom=True)
+    return (
+        f"at opset {opset}, torch's own symbolic of opset {own} takes precedence;"
+        " omit opset to replace it"
+    )
 
 
 def _result_problem(graph: Any, result: Any) -> str:
-    """Return what is wrong with what a symbolic returned for the node that ``graph`` stands at."""
-    values = result if isinstance(result, tuple | list) else (result,)
-    wrong = [value for value in values if not isinstance(value, torch._C.Value)]
+    """Return the problem with a symbolic's result, else ""."""
+    is_several = isinstance(result, tuple | list)
+    values = result if is_several else (result,)
+    expected = "a symbolic returns the result of g.op(…)"
     if not values:
-        return "returned nothing; a symbolic returns what g.op(…) returns"
+        return f"returned nothing; {expected}"
     outputs = graph.original_node.outputsSize()
     if len(values) != outputs:
-        return f"returned {len(values)} outputs, and the operator has {outputs}"
-    if isinstance(result, tuple | list) and any(
-        isinstance(value, torch._C.Value) for value in values
-    ):
-        wrong = [
-            value for value in wrong if value is not None
-        ]  # an output that the network does not use
-    return (
-        f"returned {described_result(wrong[0])}; a symbolic returns what g.op(…) returns"
-        if wrong
-        else ""
-    )
+        return f"returned {len(values)} outputs, but the operator has {outputs}"
+    wrong = [value for value in values if not isinstance(value, torch._C.Value)]
+    if is_several and len(wrong) < len(values):
+        wrong = [value for value in wrong if value is not None]  # None: an unused output
+    return f"returned {describe_result(wrong[0])}; {expected}" if wrong else ""

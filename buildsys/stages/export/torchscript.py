@@ -1,4 +1,4 @@
-"""The exporter that traces: torch.onnx.export(dynamo=False)."""
+"""The TorchScript exporter: torch.onnx.export(dynamo=False), based on tracing."""
 
 from __future__ import annotations
 
@@ -15,68 +15,67 @@ import torch
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import ONE_MESSAGE_LIMIT, load_model
-from buildsys.stages.export.local_functions import settle_functions
+from buildsys.stages.export.module_functions import normalize_functions
 from buildsys.stages.export.request import ExportRequest
 
-_PASSED_ON = (
-    "export_params",
-    "keep_initializers_as_inputs",
-    "do_constant_folding",
-    "custom_opsets",
+_PLAIN_OPTIONS = (
+    "export_params", "keep_initializers_as_inputs", "do_constant_folding", "custom_opsets",
     "autograd_inlining",
-)
-_DEFERS_WEIGHTS, _STRIPS_DOC_STRINGS = (
-    3,
-    5,
-)  # their places among the arguments of torch._C.Graph._export_onnx
+)  # fmt: skip
+# positions among the arguments of torch._C.Graph._export_onnx
+_DEFERS_WEIGHTS, _STRIPS_DOC_STRINGS = 3, 5
 _TRAINING_MODES = {"eval": "EVAL", "preserve": "PRESERVE", "train": "TRAINING"}
 
 
 def export_torchscript(request: ExportRequest) -> tuple[onnx.ModelProto, dict[str, bytes]]:
-    """Trace and translate; returns the model, and the contents of the initializers that are not in it."""
+    """Return the exported model and the contents of initializers outside it."""
+    weights: dict[str, bytes] = {}
     if request.weight_bytes < ONE_MESSAGE_LIMIT:
-        stream, weights = io.BytesIO(), dict[str, bytes]()
+        stream = io.BytesIO()
         _export(request, stream, weights)
         model = onnx.load_model_from_string(stream.getvalue())
         for tensor in model.graph.initializer:
             if tensor.name in weights:
                 tensor.ClearField("raw_data")
                 tensor.data_location = onnx.TensorProto.EXTERNAL
-        return _settled(model, request), weights
-    # above 2 GB the exporter leaves one file per tensor beside the model: they are gathered later
-    with tempfile.TemporaryDirectory(dir=request.path.parent) as folder:
-        file = Path(folder) / request.path.name
-        _export(request, str(file), None)
-        return _settled(load_model(file), request), {}
+    else:  # above 2 GB the exporter writes one file per tensor next to the model
+        with tempfile.TemporaryDirectory(dir=request.path.parent) as folder:
+            file = Path(folder) / request.path.name
+            _export(request, str(file), None)
+            model = load_model(file)
+    if request.options["export_modules_as_functions"]:
+        normalize_functions(model)
+        _restore_output_names(model, request)
+    return model, weights
 
 
 def _export(
     request: ExportRequest, file: str | io.BytesIO, weights: dict[str, bytes] | None
 ) -> None:
     dynamic = {**request.dynamic_inputs, **request.dynamic_outputs}
-    with _translating_as_wanted(weights):
+    with _patched_serialization(weights):
         torch.onnx.export(
             request.module,
             request.arguments,
-            file,  # type: ignore[arg-type]  # a stream as well, for this exporter
+            file,  # type: ignore[arg-type]  # this exporter also takes a stream
             dynamo=False,
             opset_version=request.options["opset"],
             input_names=list(request.input_names),
             output_names=list(request.output_names),
             dynamic_axes={name: dict(axes) for name, axes in dynamic.items()},
             verbose=bool(request.options["verbose"]),
-            **_translated(request),
-            **request.given(*_PASSED_ON),
+            **_converted_options(request),
+            **request.given(*_PLAIN_OPTIONS),
         )
 
 
 @contextmanager
-def _translating_as_wanted(weights: dict[str, bytes] | None) -> Iterator[None]:
-    """Change what torch asks of its own translation into ONNX, in two things that it gives nobody to choose.
+def _patched_serialization(weights: dict[str, bytes] | None) -> Iterator[None]:
+    """Change two hidden settings of torch's serialization of a graph.
 
-    Each node's doc string says where it comes from, as with ``verbose``, which would print the whole graph as well.
-    And weights come beside the graph, into ``weights``: as a part of it they are copied four times until they can
-    be written. Where torch has no such place any more, no line is known, and weights stay in the graph.
+    Doc strings hold each node's origin, as with ``verbose``, which would also print the graph. And
+    weights go to ``weights``: inside the graph they would be copied four times. If a torch does not
+    have this function, origins are unknown and weights stay in the graph.
     """
     kind: Any = torch._C.Graph
     original = getattr(kind, "_export_onnx", None)
@@ -84,18 +83,15 @@ def _translating_as_wanted(weights: dict[str, bytes] | None) -> Iterator[None]:
         yield
         return
 
-    def export_onnx(graph: Any, *arguments: Any) -> Any:
-        wanted = list(arguments)
-        if len(wanted) > _STRIPS_DOC_STRINGS and wanted[_STRIPS_DOC_STRINGS] is True:
-            wanted[_STRIPS_DOC_STRINGS] = False
-        if (
-            weights is None
-            or len(wanted) <= _DEFERS_WEIGHTS
-            or wanted[_DEFERS_WEIGHTS] is not False
-        ):
-            return original(graph, *wanted)
-        wanted[_DEFERS_WEIGHTS] = True
-        proto, contents, *rest = original(graph, *wanted)
+    def export_onnx(graph: Any, *given: Any) -> Any:
+        arguments = list(given)
+        if arguments[_STRIPS_DOC_STRINGS : _STRIPS_DOC_STRINGS + 1] == [True]:
+            arguments[_STRIPS_DOC_STRINGS] = False
+        keeps_weights = arguments[_DEFERS_WEIGHTS : _DEFERS_WEIGHTS + 1] != [False]
+        if weights is None or keeps_weights:
+            return original(graph, *arguments)
+        arguments[_DEFERS_WEIGHTS] = True
+        proto, contents, *rest = original(graph, *arguments)
         weights.update(contents)
         return proto, {}, *rest
 
@@ -106,16 +102,8 @@ def _translating_as_wanted(weights: dict[str, bytes] | None) -> Iterator[None]:
         kind._export_onnx = original
 
 
-def _settled(model: onnx.ModelProto, request: ExportRequest) -> onnx.ModelProto:
-    """Put right what the exporter does to modules that become functions."""
-    if request.options["export_modules_as_functions"]:
-        settle_functions(model)
-        _restore_output_names(model, request)
-    return model
-
-
 def _restore_output_names(model: onnx.ModelProto, request: ExportRequest) -> None:
-    """Give outputs the names back that they lose where a function makes them."""
+    """Restore the names of outputs computed by a function."""
     found = [value.name for value in model.graph.output]
     if len(found) != len(request.output_names):
         return
@@ -127,32 +115,27 @@ def _restore_output_names(model: onnx.ModelProto, request: ExportRequest) -> Non
         value.name = names.get(value.name, value.name)
 
 
-def _translated(request: ExportRequest) -> dict[str, Any]:
-    """Return the options whose values in torch are not plain data."""
+def _converted_options(request: ExportRequest) -> dict[str, Any]:
+    """Return options as torch's enums and classes."""
     given = request.given("training", "operator_export_type", "export_modules_as_functions")
     if "training" in given:
         given["training"] = getattr(torch.onnx.TrainingMode, _TRAINING_MODES[given["training"]])
     if "operator_export_type" in given:
-        given["operator_export_type"] = getattr(
-            torch.onnx.OperatorExportTypes, given["operator_export_type"].upper()
-        )
-    if isinstance(given.get("export_modules_as_functions"), list | tuple):
-        given["export_modules_as_functions"] = {
-            _module_class(p) for p in given["export_modules_as_functions"]
-        }
+        name = given["operator_export_type"].upper()
+        given["operator_export_type"] = getattr(torch.onnx.OperatorExportTypes, name)
+    paths = given.get("export_modules_as_functions")
+    if isinstance(paths, list | tuple):
+        given["export_modules_as_functions"] = {_module_class(path) for path in paths}
     return given
 
 
 def _module_class(path: str) -> type[torch.nn.Module]:
+    field = "export.export_modules_as_functions"
     module, _, name = path.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise StageError(
-            f"export.export_modules_as_functions: there is no class {path} ({error})"
-        ) from error
+        raise StageError(f"{field}: there is no class {path} ({error})") from error
     if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
-        raise StageError(
-            f"export.export_modules_as_functions: {path} is not a subclass of torch.nn.Module"
-        )
+        raise StageError(f"{field}: {path} is not a subclass of torch.nn.Module")
     return found

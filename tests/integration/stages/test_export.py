@@ -129,7 +129,7 @@ def test_dtypes(tmp_path: Path, dtype: str) -> None:
     ("dtype", "options", "message"),
     [
         ("uint16", {}, "ScalarType UInt16 is an unexpected tensor scalar type"),
-        ("complex64", dynamo(), "x is complex, which neither exporter can write"),
+        ("complex64", dynamo(), "x is complex; no exporter can write complex inputs or outputs"),
         ("int4", {}, "a PyTorch network cannot take or return int4 tensors"),
     ],
 )
@@ -312,7 +312,7 @@ def test_weights_that_come_beside_the_graph_are_those_of_it(
 
 def test_dynamo_must_write_the_opset_that_was_asked(tmp_path: Path) -> None:
     message = failure(tmp_path, "LayerNorm", export=dynamo(17))
-    assert message.startswith("the dynamo exporter wrote opset 18 where 17 was asked")
+    assert message.startswith("the dynamo exporter wrote opset 18 instead of 17")
     assert message.splitlines()[1:] == [
         "1. opset: request opset 18, the one dynamo wrote",
         "     export: {opset: 18}",
@@ -347,7 +347,7 @@ def test_an_operator_that_the_opset_lacks_names_the_first_opset_with_it(tmp_path
     inputs = {"x": {"shape": ["batch", 3, 5, 5]}, "offset": {"shape": ["batch", 18, 3, 3]}}
     message = failure(tmp_path, "Deformed", inputs=inputs, export=dynamo(18))
     assert message == (
-        "the file uses the operator DeformConv, which opset 18 does not have (dynamo)\n"
+        "opset 18 does not have the operator DeformConv used in the file (dynamo)\n"
         "1. opset: export to opset 19, the first with DeformConv\n     export: {opset: 19}"
     )
 
@@ -412,14 +412,14 @@ def test_a_ready_file_is_checked_and_copied(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("inputs", "outputs", "message"),
     [
-        ({"image": {"shape": ["batch", 3, 8, 8]}}, {}, "its inputs are x, declared are image"),
-        (IMAGE, {"scores": {}}, "its outputs are y, declared are scores"),
-        ({"x": {"shape": [1, 3, 8, 9]}}, {}, "input x: axis 3 is 8 in the file, declared is 9"),
-        ({"x": {"shape": ["batch", 3, "height", 8]}}, {}, "input x: axis 2 is fixed to 8 in the file, declared is the "
+        ({"image": {"shape": ["batch", 3, 8, 8]}}, {}, "its inputs are x, the manifest declares image"),
+        (IMAGE, {"scores": {}}, "its outputs are y, the manifest declares scores"),
+        ({"x": {"shape": [1, 3, 8, 9]}}, {}, "input x: axis 3 is 8 in the file, the manifest declares 9"),
+        ({"x": {"shape": ["batch", 3, "height", 8]}}, {}, "input x: axis 2 is fixed to 8 in the file, the manifest declares the "
          "dynamic dimension height"),
-        ({"x": {"shape": ["batch", 3, 8]}}, {}, "input x has 4 dimensions ['batch', 3, 8, 8], declared are 3"),
-        ({"x": {"shape": ["batch", 3, 8, 8], "dtype": "float16"}}, {}, "input x is float32, declared is float16"),
-        (IMAGE, {"y": {"dtype": "int64"}}, "output y is float32, declared is int64"),
+        ({"x": {"shape": ["batch", 3, 8]}}, {}, "input x has 4 dimensions ['batch', 3, 8, 8], the manifest declares 3"),
+        ({"x": {"shape": ["batch", 3, 8, 8], "dtype": "float16"}}, {}, "input x is float32, the manifest declares float16"),
+        (IMAGE, {"y": {"dtype": "int64"}}, "output y is float32, the manifest declares int64"),
     ],
 )  # fmt: skip
 def test_a_ready_file_that_is_not_as_declared(
@@ -436,7 +436,7 @@ def test_a_ready_file_that_the_checker_rejects(tmp_path: Path) -> None:
     port = (TensorProto.FLOAT, ["batch", 3, 8, 8])
     with pytest.raises(
         StageError,
-        match=r"uses the operator Gelu, which opset 17 does not have.*opset 20 or higher",
+        match=r"opset 17 does not have the operator Gelu used in the file.*opset 20 or higher",
     ):
         given(tmp_path, make_model([node], {"x": port}, {"y": port}))
 

@@ -145,7 +145,7 @@ def test_a_translation_that_the_network_does_not_need_is_a_warning(project: Proj
     assert project.export(PLAIN, halve, {**ends, "function": "p.py:op.Relu"}).figures[
         "warnings"
     ] == [
-        "translated::ends (p.py:op.Relu) was never used: the exporter met no such operator in the network"
+        "translated::ends (p.py:op.Relu) was never used: the exporter found no such operator in the network"
     ]
 
 
@@ -153,15 +153,15 @@ def test_a_translation_that_the_network_does_not_need_is_a_warning(project: Proj
     ("plugin", "entry", "expected"),
     [
         ("@script(default_opset=op)\ndef f(x):\n    return op.Relu(x)\n", {},
-         "translated::halve (p.py:f) is an onnxscript function whose result is not annotated, which the exporter takes "
-         "for a function without outputs; annotate it: -> FLOAT[...]"),
+         "translated::halve (p.py:f) is an onnxscript function without an annotated result; the exporter "
+         "takes it for one without outputs; annotate it: -> FLOAT[...]"),
         ("@script(default_opset=op)\ndef g(x):\n    return op.Relu(x)\ndef f(x):\n    return g(x)\n", {},
-         "returned 0 outputs, and the operator has 1; its schema: translated::halve(Tensor x, float by=0.5) -> Tensor"),
+         "returned 0 outputs, but the operator has 1; its schema: translated::halve(Tensor x, float by=0.5) -> Tensor"),
         ("def f():\n    ...\n", {}, "takes 0 inputs, which does not fit the operator; its schema: translated::halve(T"),
         ("def f(x, y, z):\n    ...\n", {}, "takes 3 inputs, which does not fit the operator; its schema: translat"),
-        ("def f(x):\n    ...\n", {}, "translated::halve (p.py:f) returned None; a translation returns what onnxscript"),
+        ("def f(x):\n    ...\n", {}, "translated::halve (p.py:f) returned None; a translation returns the results of onnxscript"),
         ("def f(x):\n    return 'y'\n", {}, "returned a str; a translation returns"),
-        ("def f(x):\n    return op.Relu(x), op.Relu(x)\n", {}, "returned 2 outputs, and the operator has 1; its"),
+        ("def f(x):\n    return op.Relu(x), op.Relu(x)\n", {}, "returned 2 outputs, but the operator has 1; its"),
         ("def f(x):\n    return x.nothing\n", {}, "translated::halve (p.py:f) raised AttributeError: "),
         ("def f(x):\n    return own.Halve(x)\n", {}, "give it one: onnxscript.values.Op(domain, name, onnx.defs.Op"),
         ("f = onnxscript.values.Op(own, 'Halve')\n", {}, "); give it one: onnxscript.values.Op("),

@@ -192,7 +192,7 @@ def test_images_are_the_first_of_their_folder(tmp_path: Path) -> None:
             "uint8",
             {},
             (1, 4, 8, 3),
-            "the input x is uint8, and divide, mean or std make other values of the pixels",
+            "the input x is uint8, but divide, mean or std change the pixel values",
         ),
     ):
         with pytest.raises(StageError) as error:

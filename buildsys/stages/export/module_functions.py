@@ -1,4 +1,4 @@
-"""Local functions in an order and with inner names that do not depend on where objects lie in memory."""
+"""Local functions of modules, with names and order independent of memory addresses."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ import onnx
 from buildsys.onnx_graphs.onnx_file import all_nodes, subgraphs
 
 
-def settle_functions(model: onnx.ModelProto) -> None:
-    """Sort the local functions and all attributes by name, and number what is named inside each function.
+def normalize_functions(model: onnx.ModelProto) -> None:
+    """Sort local functions and all attributes; number names inside each function.
 
-    The exporter writes them in the order of hash tables of addresses, counts nodes through all functions, and names
-    parameters after one of the calls.
+    The exporter writes them in the order of address hash tables, counts nodes across all functions,
+    and names parameters after one of the calls.
     """
-    _reorder(
-        model.functions,
-        sorted(model.functions, key=lambda function: (function.domain, function.name)),
-    )
+    _sort(model.functions, lambda function: (function.domain, function.name))
     for function in model.functions:
         names: dict[str, str] = {}
         function.input[:] = [
@@ -30,31 +27,24 @@ def settle_functions(model: onnx.ModelProto) -> None:
         for value in function.value_info:
             value.name = names.get(value.name, value.name)
         function.attribute[:] = sorted(function.attribute)
-        _reorder(
-            function.attribute_proto,
-            sorted(function.attribute_proto, key=lambda attribute: attribute.name),
-        )
-        _reorder(
-            function.opset_import, sorted(function.opset_import, key=lambda entry: entry.domain)
-        )
-    nodes = [
-        *all_nodes(model.graph),
-        *(node for function in model.functions for node in function.node),
+        _sort(function.attribute_proto, lambda attribute: attribute.name)
+        _sort(function.opset_import, lambda entry: entry.domain)
+    for nodes in (all_nodes(model.graph), *(function.node for function in model.functions)):
+        for node in nodes:
+            _sort(node.attribute, lambda attribute: attribute.name)
+
+
+def _sort(field: Any, key: Any) -> None:
+    # the field owns its messages, which del invalidates
+    copies = [
+        type(message).FromString(message.SerializeToString()) for message in sorted(field, key=key)
     ]
-    for node in nodes:
-        _reorder(node.attribute, sorted(node.attribute, key=lambda attribute: attribute.name))
-
-
-def _reorder(field: Any, messages: list[Any]) -> None:
-    kept = [
-        type(message).FromString(message.SerializeToString()) for message in messages
-    ]  # the field owns its own
     del field[:]
-    field.extend(kept)
+    field.extend(copies)
 
 
 def _rename_nodes(nodes: Iterable[onnx.NodeProto], names: dict[str, str], prefix: str = "") -> None:
-    """Name nodes and their outputs by their place; ``names`` has old -> new of all that they can see."""
+    """Name nodes and outputs by position; ``names`` maps old to new."""
     for index, node in enumerate(nodes):
         node.name = f"{prefix}{node.op_type}_{index}"
         node.input[:] = [names.get(name, name) for name in node.input]
