@@ -1,7 +1,7 @@
-"""What a backend is: the one interface between the stages and whatever turns ONNX into an engine.
+"""The interface between stages and backends.
 
-A backend is a module that satisfies ``Backend``. It needs the standard library, numpy and its own library
-only, so that another Python with another version of that library can run it.
+A backend is a module ``backends/NAME/backend.py`` that satisfies ``Backend``. It needs the standard library, numpy
+and its own libraries only, so that another Python with other versions of them can run it.
 """
 
 from __future__ import annotations
@@ -15,80 +15,75 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor
 
 Options = Mapping[str, Any]  # the engine's fields as in the manifest, without its name
-Figures = dict[str, Any]  # JSON values under the keys of the engine's result file
+Figures = dict[str, Any]  # JSON values for the engine's result file
 Run = Callable[[], object]
 Fail = Callable[[StageError], NoReturn]
 
 
-def _say_nothing(message: str) -> None:
-    """Drop a progress message."""
+def _ignore(message: str) -> None:
+    pass
 
 
 def _raise(error: StageError) -> NoReturn:
-    """Fail as far as an exception gets."""
     raise error
 
 
 @dataclass(frozen=True)
 class OperatorUse:
-    """A custom operator that this backend implements by a file beside the graph.
+    """A custom operator that this backend implements by a library or plugin.
 
-    Operators that it takes as local functions are not here: the graph has them.
+    Operators with a local function are in the graph, not here.
     """
 
     op: str  # "custom_domain::clampSwish", as the graph's nodes name it
     kind: str  # "library" (of ONNX Runtime) or "plugin" (of TensorRT)
     path: Path  # a shared library, or the Python file of a plugin
-    project: Path = Path()  # that Python files belong to
-    fail: Fail = field(
-        default=_raise, compare=False
-    )  # ends the stage from within a callback of a C++ library
+    project: Path = Path()  # root for imports of Python files
+    # ends the stage from within a callback of a C++ library
+    fail: Fail = field(default=_raise, compare=False)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What an int8 calibrator runs on, and where it keeps what it found."""
+    """The data and the result file of an int8 calibrator."""
 
     batches: Path  # .npz with an array ``INDEX/INPUT`` for each input of each batch
     algorithm: str  # "entropy" or "minmax"
-    cache: Path  # read where it exists, else written
+    cache: Path  # read if it exists, else written
 
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """An engine to build: from which graph, with which options, into which file."""
+    """An engine to build: graph, options, output file."""
 
     model: str  # for messages
-    onnx: Path  # external data, if any, lies beside it as model.onnx.data
+    onnx: Path  # with external data, if any, next to it in model.onnx.data
     engine: Path
     options: Options
-    inputs: Mapping[
-        str, Mapping[str, Any]
-    ]  # {name: {"shape": [...], "dtype": ...}} as in the manifest
+    # {name: {"shape": [...], "dtype": ...}} as in the manifest
+    inputs: Mapping[str, Mapping[str, Any]]
     dims: Mapping[str, Mapping[str, Any]]  # {name: {"min": …, "opt": …, "max": …}}
     operators: tuple[OperatorUse, ...] = ()
-    project: Path = Path()  # that the file of a network hook belongs to
-    timing_cache: Path | None = None  # read where it exists, rewritten with what the build added
-    calibration: Calibration | None = (
-        None  # for an int8 engine whose graph has no quantization of its own
-    )
-    progress: Callable[[str], None] = field(default=_say_nothing, compare=False)
+    project: Path = Path()  # root for imports of a network hook
+    timing_cache: Path | None = None  # read if it exists, rewritten with new timings
+    calibration: Calibration | None = None  # for an int8 engine of a graph without quantizers
+    progress: Callable[[str], None] = field(default=_ignore, compare=False)
 
 
 @dataclass(frozen=True)
 class UnsupportedNode:
-    """A node of the graph that the backend cannot take, and why."""
+    """A node of the graph that the backend refuses, and the reason."""
 
     index: int | None
     name: str
     operator: str
     reason: str
-    functions: tuple[str, ...] = ()  # the local functions that it lies in, outermost first
-    since: int | None = None  # the later opset from which the backend takes it
-    output: str = ""  # the first tensor that it makes, where known
+    functions: tuple[str, ...] = ()  # the enclosing local functions, outermost first
+    since: int | None = None  # the first later opset that the backend supports
+    output: str = ""  # the name of its first output, if known
 
     def __str__(self) -> str:
-        """Return ``node 4 'name' (Operator) in function: reason`` with the parts that are known."""
+        """Return ``node 4 'name' (Operator) in function: reason`` with the known parts."""
         number = "" if self.index is None else f" {self.index}"
         name = f" '{self.name}'" if self.name else ""
         operator = f" ({self.operator})" if self.operator else ""
@@ -98,36 +93,33 @@ class UnsupportedNode:
 
 @dataclass(eq=False)
 class GraphRefusedError(StageError):
-    """A backend cannot take nodes of a graph: all of them, with the reason of each."""
+    """A backend refuses nodes of a graph: all of them, with the reason of each."""
 
     nodes: tuple[UnsupportedNode, ...] = ()
-    others: tuple[str, ...] = ()  # what it says that is about no node
+    others: tuple[str, ...] = ()  # problems without a node
 
 
-def refused(
+def raise_refused(
     request: BuildRequest,
     library: str,
     nodes: Sequence[UnsupportedNode],
     others: Sequence[str] = (),
     hint: str = "",
 ) -> NoReturn:
-    """Raise GraphRefusedError: a sentence with every operator, how often it occurs, its first node and the reason."""
+    """Raise GraphRefusedError with the count, the first node and the reason of every operator."""
     by_operator: dict[str, list[UnsupportedNode]] = {}
     for node in nodes:
         by_operator.setdefault(node.operator, []).append(node)
-    told = [_together(operator, alike) for operator, alike in by_operator.items()]
+    problems = [
+        str(found[0]) if len(found) == 1 else f"{len(found)} nodes {operator}, first {found[0]}"
+        for operator, found in by_operator.items()
+    ]
     raise GraphRefusedError(
-        f"model {request.model}: {library} cannot take {'; '.join([*told, *others])}",
+        f"model {request.model}: {library} cannot take {'; '.join([*problems, *others])}",
         hint,
         nodes=tuple(nodes),
         others=tuple(others),
     )
-
-
-def _together(operator: str, nodes: Sequence[UnsupportedNode]) -> str:
-    if len(nodes) == 1:
-        return str(nodes[0])
-    return f"{len(nodes)} nodes {operator}, first {nodes[0]}"
 
 
 class Session(Protocol):
@@ -135,9 +127,9 @@ class Session(Protocol):
 
     @property
     def profiles(self) -> list[dict[str, dict[str, tuple[int, ...]]]]:
-        """Return the ranges of shapes that it was built for: per optimization profile {input: {min, opt, max}}.
+        """Return the ranges of shapes per optimization profile, {input: {min, opt, max}}.
 
-        [] where the backend has no such thing and takes what the graph takes.
+        [] if the backend has no profiles and accepts the same shapes as the graph.
         """
         ...
 
@@ -149,61 +141,61 @@ class Session(Protocol):
         ...
 
     def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:
-        """Return a call that only computes: what can be done once for these inputs is done already.
+        """Prepare everything for these inputs; return a call that only computes.
 
-        A call returns when the outputs are complete. Only the call of the last ``bind`` may be used.
+        It returns when the outputs are complete. Only the call of the last ``bind`` may be used.
         """
         ...
 
 
 class Backend(Protocol):
-    """A module of ``buildsys.backends``."""
+    """The functions of a backend module."""
 
     def prepare(self, options: Options) -> None:
         """Check that the library and this machine can build with these options.
 
-        Raises: Unavailable: they cannot, with what to install or where to build.
+        Raises: Unavailable: they cannot; says what to install or where to build.
         StageError: the options contradict each other.
         """
         ...
 
     def unsupported(self, request: BuildRequest) -> list[UnsupportedNode]:
-        """Return every node of the graph that the backend cannot take, before anything is built."""
+        """Return every node that the backend refuses, without building anything."""
         ...
 
     def build(self, request: BuildRequest) -> Figures:
-        """Write the engine file; return what is known of it from building.
+        """Write the engine file; return the facts known from building.
 
-        Raises: GraphRefusedError: the graph has nodes that it cannot take; all at once, before anything is built.
-        StageError: it cannot be built for another reason.
+        Raises: GraphRefusedError: all nodes that the backend refuses, before anything is built.
+        StageError: the build failed for another reason.
         """
         ...
 
     def describe(
         self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
     ) -> Figures:
-        """Return the facts that can be read from a finished engine on this machine; {} where none can."""
+        """Return the facts of a finished engine; {} if this machine cannot read them."""
         ...
 
     def load(
         self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
     ) -> Session:
-        """Make a built engine ready to run.
+        """Load a built engine.
 
         Raises: Unavailable: this machine cannot run it.
         """
         ...
 
     def unload(self, session: Session) -> None:
-        """Give back all that a session holds."""
+        """Free everything that a session holds."""
         ...
 
     def device(self, options: Options) -> Figures:
-        """Return the facts of the device that an engine with these options runs on; never raises."""
+        """Return the facts of the device for engines with these options; never raises."""
         ...
 
 
 def uses_tf32(options: Options) -> bool:
-    """Tell whether an fp32 engine of TensorRT multiplies in TF32, which it does unless it is told not to."""
+    """Return whether an fp32 engine of TensorRT multiplies in TF32, which is the default."""
     chosen = options.get("tf32", (options.get("flags") or {}).get("tf32"))
     return True if chosen is None else bool(chosen)

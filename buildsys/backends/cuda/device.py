@@ -14,11 +14,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from cuda.bindings import driver as cuda
 
-from buildsys.backends.cuda.gpus import CudaError, call
+from buildsys.backends.cuda.gpus import CudaError, call, format_size
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array
 
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 # the legacy default stream would wait for this one, and this one for it
 _STREAM_FLAGS = int(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
 # other threads may do what a capture forbids in its own thread
@@ -340,14 +339,6 @@ def out_of_memory(requested_bytes: int, free_bytes: int, total_bytes: int) -> St
         " (CUDA_ERROR_OUT_OF_MEMORY)",
         "end other programs on this GPU (nvidia-smi lists them), or use smaller dims or fewer in flight",
     )
-
-
-def format_size(size_bytes: int) -> str:
-    """Return a size with its unit, e.g. ``1.5 GiB``."""
-    amount, unit = float(size_bytes), 0
-    while amount >= 1024 and unit < len(_UNITS) - 1:
-        amount, unit = amount / 1024, unit + 1
-    return f"{amount:.4g} {_UNITS[unit]}"
 
 
 def _release(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> None:

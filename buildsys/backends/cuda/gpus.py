@@ -16,6 +16,7 @@ from typing import Any
 from buildsys.errors import StageError
 
 INSTALL_BINDINGS = f"{sys.executable} -m pip install cuda-bindings"
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _NO_GPU = "the NVIDIA driver finds no GPU"
 
 
@@ -113,6 +114,14 @@ def describe_error(status: Any) -> str:
     return (
         f"{name}, error {int(status)}" if failed else f"{name}, error {int(status)}: {_text(text)}"
     )
+
+
+def format_size(size_bytes: int) -> str:
+    """Return a size with its unit, e.g. ``1.5 GiB``."""
+    amount, unit = float(size_bytes), 0
+    while amount >= 1024 and unit < len(_UNITS) - 1:
+        amount, unit = amount / 1024, unit + 1
+    return f"{amount:.4g} {_UNITS[unit]}"
 
 
 def _text(characters: bytes) -> str:

@@ -1,12 +1,12 @@
-"""Time what is put on the streams of a GPU: by the host's clock from launch to completion, and by the GPU's own.
+"""Timing of GPU work, by the host's clock and by the GPU's.
 
-With one inference in flight, half of the time goes to inferences one at a time, each waited for: what a lone request
-takes. The other half goes to inferences queued one behind the other, each between two events: what the GPU takes, as
-between the events of a lone inference it also waits for the host to launch its first kernel. With several in flight
-both clocks time the same inferences, which then share the GPU.
+With one inference in flight, half of the time goes to lone inferences, each waited for: the latency of a
+single request. The other half goes to queued inferences, each between two events: the GPU's own time. Events
+around a lone inference would also count the GPU's wait for the host to launch the first kernel. With several
+in flight both clocks time the same inferences, which then share the GPU.
 
-Source: TensorRT developer guide, "Performance Benchmarking using trtexec": its GPU compute time is that of queued
-inferences, too.
+Source: TensorRT developer guide, "Performance Benchmarking using trtexec": its GPU compute time is that of
+queued inferences, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from buildsys.backends.measurement.interleaving import Contender, Samples
+from buildsys.backends.measurement.contenders import Contender, Samples
 from buildsys.onnx_graphs.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -27,32 +27,32 @@ ENGINE = "engine"  # contenders: the engine, launched kernel by kernel …
 ENGINE_CUDA_GRAPH = "engine_cuda_graph"  # … and as one captured graph
 Launch = Callable[[], object]
 _NS = 1_000_000_000
-_QUEUED = 4  # inferences on the stream at a time: with two the GPU never waits for a host that is fast enough
+_QUEUE_LENGTH = 4  # inferences on the stream: with two, a fast enough host never lets the GPU wait
 
 
 @dataclass(frozen=True)
 class GpuTiming:
-    """How an engine on a GPU is timed."""
+    """Options for timing an engine on a GPU."""
 
-    cuda_graph: tuple[bool, ...] = (False,)  # a contender each
+    cuda_graph: tuple[bool, ...] = (False,)  # one contender each
     transfers: str = "none"  # copies within the measured time: none, in, out or both
     in_flight: int = 1
     wait: str = "spin"  # or block
 
     @property
     def copies_in(self) -> bool:
-        """Return whether inputs come from the host."""
+        """Return whether inputs are copied from the host."""
         return self.transfers in ("in", "both")
 
     @property
     def copies_out(self) -> bool:
-        """Return whether outputs go to the host."""
+        """Return whether outputs are copied to the host."""
         return self.transfers in ("out", "both")
 
 
 @dataclass
 class Slot:
-    """One inference in flight: its stream, and the call that puts it there."""
+    """One inference in flight: its stream, and the call that launches it there."""
 
     stream: Stream
     launch: Launch
@@ -61,25 +61,25 @@ class Slot:
 
 @runtime_checkable
 class GpuSession(Protocol):
-    """A loaded engine that is timed by the GPU's clock."""
+    """A loaded engine with contenders that use the GPU's clock."""
 
     def contenders(self, inputs: Mapping[str, Tensor], timing: GpuTiming) -> dict[str, Contender]:
-        """Return what times the engine on these inputs; only those of the last call may be used."""
+        """Return contenders on these inputs; only those of the last call may be used."""
         ...
 
     def memory_figures(self) -> dict[str, Any]:
-        """Return what the engine says of the memory that it needs."""
+        """Return the memory needs that the engine reports."""
         ...
 
 
 class GpuContender:
-    """Inferences on a GPU, as many in flight as there are slots."""
+    """Inferences on a GPU, one in flight per slot."""
 
     def __init__(self, device: Device, slots: Sequence[Slot], *, blocking: bool) -> None:
-        """Take over the slots; ``blocking`` waits asleep instead of spinning."""
+        """Use the slots; ``blocking`` sleeps while it waits instead of spinning."""
         self._device = device
         self._slots = tuple(slots)
-        pairs = _QUEUED if len(self._slots) == 1 else len(self._slots)
+        pairs = _QUEUE_LENGTH if len(self._slots) == 1 else len(self._slots)
         with device.current():
             self._events = [
                 (device.new_event(blocking=blocking), device.new_event(blocking=blocking))
@@ -87,89 +87,87 @@ class GpuContender:
             ]
 
     def block(self, at_least_s: float, at_least_runs: int) -> Samples:
-        """Make inferences without a break for so long, and so many; return what they took."""
+        """Run inferences without a break for at least this long and this often; return their times."""
         with self._device.current():
             if len(self._slots) > 1:
-                return self._in_flight(at_least_s, at_least_runs)
-            samples = self._one_at_a_time(at_least_s / 2, at_least_runs)
-            samples.add(self._queued(at_least_s / 2, at_least_runs))
+                return self._time_concurrent(at_least_s, at_least_runs)
+            samples = self._time_lone(at_least_s / 2, at_least_runs)
+            samples.add(self._time_queued(at_least_s / 2, at_least_runs))
             return samples
 
     def close(self) -> None:
-        """Give back the events."""
+        """Free the events."""
         with self._device.current():
             for event in (event for pair in self._events for event in pair):
                 self._device.free(event)
         self._events.clear()
 
-    def _one_at_a_time(self, at_least_s: float, at_least_runs: int) -> Samples:
+    def _time_lone(self, at_least_s: float, at_least_runs: int) -> Samples:
         slot, clock = self._slots[0], time.perf_counter_ns
         launch, stream, (_, end) = slot.launch, slot.stream, self._events[0]
-        taken: list[int] = []
-        begun = clock()
-        deadline = begun + at_least_s * _NS
+        times: list[int] = []
+        first = clock()
+        deadline = first + at_least_s * _NS
         while True:
             start = clock()
             launch()
             end.record(stream)
             end.wait()
             stop = clock()
-            taken.append(stop - start)
-            if stop >= deadline and len(taken) >= at_least_runs:
-                return Samples(taken, stop - begun)
+            times.append(stop - start)
+            if stop >= deadline and len(times) >= at_least_runs:
+                return Samples(times, stop - first)
 
-    def _queued(self, at_least_s: float, at_least_runs: int) -> Samples:
+    def _time_queued(self, at_least_s: float, at_least_runs: int) -> Samples:
         slot, clock = self._slots[0], time.perf_counter_ns
         launch, stream = slot.launch, slot.stream
-        taken: list[int] = []
-        waiting: deque[tuple[Event, Event]] = deque()
-        begun = clock()
-        deadline = begun + at_least_s * _NS
-        number = 0
-        while clock() < deadline or number <= at_least_runs:  # one more: the first does not count
-            if len(waiting) == len(self._events):
-                taken.append(_passed(*waiting.popleft()))
-            begin, end = self._events[number % len(self._events)]
+        times: list[int] = []
+        queue: deque[tuple[Event, Event]] = deque()
+        first = clock()
+        deadline = first + at_least_s * _NS
+        count = 0
+        while clock() < deadline or count <= at_least_runs:  # one more: the first does not count
+            if len(queue) == len(self._events):
+                times.append(_gpu_time_ns(*queue.popleft()))
+            begin, end = self._events[count % len(self._events)]
             begin.record(stream)
             launch()
             end.record(stream)
-            waiting.append((begin, end))
-            number += 1
-        taken += [_passed(*pair) for pair in waiting]
-        return Samples(
-            gpu_ns=taken[1:], queued_ns=clock() - begun
-        )  # the first found an idle stream
+            queue.append((begin, end))
+            count += 1
+        times += [_gpu_time_ns(*pair) for pair in queue]
+        # the first inference found an idle stream
+        return Samples(gpu_ns=times[1:], queued_ns=clock() - first)
 
-    def _in_flight(self, at_least_s: float, at_least_runs: int) -> Samples:
+    def _time_concurrent(self, at_least_s: float, at_least_runs: int) -> Samples:
         clock, samples = time.perf_counter_ns, Samples()
-        flying: deque[tuple[Slot, Event, Event]] = deque()
-        resting = deque((slot, *pair) for slot, pair in zip(self._slots, self._events, strict=True))
-        begun = clock()
-        deadline = begun + at_least_s * _NS
-        while clock() < deadline or len(samples.wall_ns) + len(flying) < at_least_runs:
-            if not resting:
-                resting.append(_land(flying.popleft(), samples))
-            slot, begin, end = resting.popleft()
+        running: deque[tuple[Slot, Event, Event]] = deque()
+        idle = deque((slot, *pair) for slot, pair in zip(self._slots, self._events, strict=True))
+
+        def finish_oldest() -> None:
+            slot, begin, end = running.popleft()
+            samples.gpu_ns.append(_gpu_time_ns(begin, end))
+            samples.wall_ns.append(clock() - slot.started_ns)
+            idle.append((slot, begin, end))
+
+        first = clock()
+        deadline = first + at_least_s * _NS
+        while clock() < deadline or len(samples.wall_ns) + len(running) < at_least_runs:
+            if not idle:
+                finish_oldest()
+            slot, begin, end = idle.popleft()
             slot.started_ns = clock()
             begin.record(slot.stream)
             slot.launch()
             end.record(slot.stream)
-            flying.append((slot, begin, end))
-        while flying:
-            _land(flying.popleft(), samples)
-        samples.elapsed_ns = clock() - begun
+            running.append((slot, begin, end))
+        while running:
+            finish_oldest()
+        samples.elapsed_ns = clock() - first
         return samples
 
 
-def _passed(begin: Event, end: Event) -> int:
-    """Wait for an inference, and return the GPU's time between its events."""
+def _gpu_time_ns(begin: Event, end: Event) -> int:
+    """Wait for an inference; return the GPU time between its events."""
     end.wait()
     return end.elapsed_ns(begin)
-
-
-def _land(flight: tuple[Slot, Event, Event], samples: Samples) -> tuple[Slot, Event, Event]:
-    """Wait for the inference that has been in flight longest, and note both its times."""
-    slot, begin, end = flight
-    samples.gpu_ns.append(_passed(begin, end))
-    samples.wall_ns.append(time.perf_counter_ns() - slot.started_ns)
-    return flight

@@ -1,7 +1,8 @@
-"""What can be read from ONNX files for ONNX Runtime: the facts of a saved graph."""
+"""Facts of a graph saved by ONNX Runtime."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ _INDEX_OPERATORS = ("Shape", "Size", "ArgMax", "ArgMin", "NonZero")
 _BOOL_OPERATORS = (
     "And", "Or", "Xor", "Not", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN", "IsInf",
 )  # fmt: skip
-_CONDITIONAL_OPERATORS = ("Where", "If", "Loop")  # their first input does not give their type
+_CONDITIONAL_OPERATORS = ("Where", "If", "Loop")  # their type is not that of their first input
 
 
 def graph_facts(model_file: Path) -> Figures:
@@ -29,7 +30,8 @@ def graph_facts(model_file: Path) -> Figures:
     )
     weights: Counter[str] = Counter()
     for initializer in model.graph.initializer:
-        weights[_type_name(initializer.data_type)] += _size_bytes(initializer)
+        itemsize = int(helper.tensor_dtype_to_np_dtype(initializer.data_type).itemsize)
+        weights[_type_name(initializer.data_type)] += math.prod(initializer.dims) * itemsize
     return {
         "inputs": [_tensor_facts(value) for value in model.graph.input],
         "outputs": [_tensor_facts(value) for value in model.graph.output],
@@ -42,7 +44,7 @@ def graph_facts(model_file: Path) -> Figures:
 
 
 def known_operators() -> frozenset[tuple[str, str]]:
-    """Return domain and name of every operator that ONNX Runtime itself has; ONNX's own domain is empty."""
+    """Return domain and name of ONNX Runtime's own operators; ONNX's domain is empty."""
     return frozenset(kernels.schema_versions())
 
 
@@ -50,7 +52,7 @@ def _node_types(graph: Any) -> Counter[str]:
     """Count nodes by the type of their first output.
 
     A saved graph has no types for its inner tensors, and ONNX cannot infer them across ONNX Runtime's own
-    operators, so they are told from the Casts and the weights on the way.
+    operators, so they are derived from Casts and weights.
     """
     types: dict[str, int] = {tensor.name: tensor.data_type for tensor in graph.initializer}
     for values in (graph.input, graph.value_info, graph.output):
@@ -91,13 +93,6 @@ def _type_name(elem_type: int) -> str:
         return "unknown"
     name = str(TensorProto.DataType.Name(elem_type)).lower()
     return {"float": "float32", "double": "float64"}.get(name, name)
-
-
-def _size_bytes(initializer: Any) -> int:
-    count = 1
-    for size in initializer.dims:
-        count *= size
-    return count * int(helper.tensor_dtype_to_np_dtype(initializer.data_type).itemsize)
 
 
 def _shares(counts: Mapping[str, int]) -> dict[str, float]:

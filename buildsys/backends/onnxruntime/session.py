@@ -1,4 +1,4 @@
-"""Run an ONNX file in ONNX Runtime with tensors of any ONNX type."""
+"""ONNX graphs in ONNX Runtime, with tensors of any ONNX type."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, Array, Tensor, tensor_of
 
-_ORT_NAMES = {"float": "float32", "double": "float64"}  # the others are called as ONNX calls them
+_ORT_NAMES = {"float": "float32", "double": "float64"}  # others have ONNX's names
 _ONNX_TYPE_NUMBERS = {
     "bfloat16": 16, "float8e4m3fn": 17, "float8e4m3fnuz": 18, "float8e5m2": 19, "float8e5m2fnuz": 20, "uint4": 21,
     "int4": 22, "float4e2m1": 23, "float8e8m0": 24, "uint2": 25, "int2": 26,
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Port:
-    """One input or output of a session: ``shape`` has a name or None where the size is not fixed."""
+    """One input or output of a session; a dynamic size is a name or None."""
 
     name: str
     dtype: str
@@ -57,16 +57,18 @@ class OrtGraph:
         providers: Sequence[Any] | None = None,
         libraries: Iterable[Path] = (),
     ) -> None:
-        """Load ``model``; a path is needed where the graph has external data.
+        """Load ``model``; it must be a path if the graph has external data.
 
-        ``libraries`` hold custom operators; each is registered once.
-        Raises: StageError: ONNX Runtime refuses the graph (a missing kernel is named with its node) or a library.
+        ``libraries`` contain custom operators; each is registered once.
+        Raises: StageError: ONNX Runtime refuses the graph (names the node without a kernel) or a library.
         """
         source = str(model) if isinstance(model, Path) else model
         settings = options or session_options()
         for library in dict.fromkeys(libraries):
-            _register(library, settings)
-        self.session: ort.InferenceSession = _explained(
+            # absolute, or the loader would search its own folders for it
+            register = partial(settings.register_custom_ops_library, str(library.absolute()))
+            _call(f"cannot take the operator library {library.name}", register)
+        self.session: ort.InferenceSession = _call(
             "cannot load the graph",
             lambda: ort.InferenceSession(
                 source, sess_options=settings, providers=providers or ["CPUExecutionProvider"]
@@ -76,27 +78,26 @@ class OrtGraph:
         self.outputs = tuple(_port(argument) for argument in self.session.get_outputs())
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the outputs by name; tensors that the graph does not take are ignored.
+        """Return the outputs by name; tensors that are no inputs of the graph are ignored.
 
         Raises: StageError: an input is missing or does not fit, or a node failed.
         """
         missing = [port.name for port in self.inputs if port.name not in inputs]
         if missing:
-            raise StageError(
-                f"the graph needs the input {missing[0]}, and only {', '.join(inputs) or 'none'} is given"
-            )
+            given = ", ".join(inputs) or "none"
+            raise StageError(f"the graph needs the input {missing[0]}, and only {given} is given")
         names = [port.name for port in self.outputs]
         feeds = {port.name: _feed(inputs[port.name]) for port in self.inputs}
         if any(port.dtype in BIT_DTYPES for port in self.outputs):
             return self._run_for_bits(names, feeds)
-        found = _explained("cannot run the graph", lambda: self.session.run(names, feeds))
+        found = _call("cannot run the graph", lambda: self.session.run(names, feeds))
         return {
             port.name: tensor_of(value, port.dtype)
             for port, value in zip(self.outputs, found, strict=True)
         }
 
     def _run_for_bits(self, names: list[str], feeds: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Run with OrtValues on both sides: ``run`` cannot return types that numpy lacks."""
+        """Run with OrtValues on both sides: ``run`` cannot return types unknown to numpy."""
         texts = [
             name
             for name, value in feeds.items()
@@ -104,7 +105,8 @@ class OrtGraph:
         ]
         if texts:
             raise StageError(
-                f"ONNX Runtime cannot take the string input {texts[0]} when an output is of a type that numpy lacks"
+                f"ONNX Runtime cannot take the string input {texts[0]} together with an output"
+                " of a type unknown to numpy"
             )
         values = {
             name: ort.OrtValue.ortvalue_from_numpy(value)
@@ -112,7 +114,7 @@ class OrtGraph:
             else value
             for name, value in feeds.items()
         }
-        found = _explained(
+        found = _call(
             "cannot run the graph", lambda: self.session.run_with_ort_values(names, values)
         )
         return {
@@ -129,10 +131,10 @@ def session_options(
     severity: int = 3,
     few_runs: bool = False,
 ) -> ort.SessionOptions:
-    """Return options for ``OrtGraph``: ``optimization`` is disable, basic, extended or all.
+    """Return options for ``OrtGraph``; ``optimization`` is disable, basic, extended or all.
 
-    For ``few_runs`` weights are not packed ahead for the kernels that read them: of vgg11 that is half a second of
-    loading, and a copy of all weights, which a handful of runs never win back.
+    ``few_runs`` disables prepacking of weights: for vgg11 it takes half a second and a copy of all weights, too much
+    for a handful of runs.
     ``severity`` 3 logs errors only. The log of ONNX Runtime goes to stderr, in a worker to the target's log.
     """
     options = ort.SessionOptions()
@@ -154,39 +156,35 @@ def session_options(
 
 
 def one_sentence(error: BaseException) -> str:
-    """Return what ONNX Runtime says, without its codes and on one line."""
+    """Return an error of ONNX Runtime on one line, without its codes."""
     text = " ".join(_PREFIX.sub("", str(error)).split())
     kernel = _NO_KERNEL.search(text)
     if kernel:
-        return f"ONNX Runtime has no kernel for {kernel[1]} with these types ({_called(kernel[2])})"
+        return (
+            f"ONNX Runtime has no kernel for {kernel[1]} with these types ({_node_text(kernel[2])})"
+        )
     failed = _FAILED_NODE.search(text)
     if failed:
-        text = f"{failed[1]} ({_called(failed[2])}) failed: {_CPP_PLACE.sub('', failed[3])}"
+        text = f"{failed[1]} ({_node_text(failed[2])}) failed: {_CPP_PLACE.sub('', failed[3])}"
     return text if len(text) <= 400 else text[:400] + "…"
 
 
-def _called(node: str) -> str:
+def _node_text(node: str) -> str:
     return f"node {node}" if node else "a node without a name"
 
 
-def _explained(what: str, call: Callable[[], T]) -> T:
+def _call(what: str, function: Callable[[], T]) -> T:
     try:
-        return call()
+        return function()
     except _FAILURES as error:
         raise StageError(f"ONNX Runtime {what}: {one_sentence(error)}") from error
-
-
-def _register(library: Path, options: ort.SessionOptions) -> None:
-    # absolute, or the loader would search its own folders for it
-    call = partial(options.register_custom_ops_library, str(library.absolute()))
-    _explained(f"cannot take the operator library {library.name}", call)
 
 
 def _port(argument: Any) -> Port:
     kind = str(argument.type)
     if not kind.startswith("tensor("):
         raise StageError(
-            f"{argument.name} is of the type {kind}; only tensors can be inputs and outputs here"
+            f"{argument.name} has the type {kind}; only tensors can be inputs and outputs"
         )
     name = kind[len("tensor(") : -1]
     return Port(argument.name, _ORT_NAMES.get(name, name), tuple(argument.shape))
@@ -204,7 +202,7 @@ def _feed(tensor: Tensor) -> Any:
 
 
 def _pack(bits: Array, dtype: str) -> Array:
-    """Return bits in an array of the logical shape whose first bytes are packed as ONNX packs them."""
+    """Return an array of the logical shape; its first bytes are the bits packed as in ONNX."""
     per_byte = _PER_BYTE.get(dtype, 1)
     flat = bits.reshape(-1)
     if per_byte > 1:
@@ -223,7 +221,7 @@ def _read(value: ort.OrtValue, dtype: str) -> Tensor:
     stored = np.dtype(BIT_DTYPES[dtype])
     count = int(np.prod(shape, dtype=np.int64))
     size = -(-count // per_byte) * stored.itemsize
-    # OrtValue.numpy() refuses these types, so the bytes are copied from where they lie
+    # OrtValue.numpy() refuses these types, so the bytes are copied from memory
     raw = ctypes.string_at(value.data_ptr(), size) if size else b""
     flat = np.frombuffer(raw, stored)
     if per_byte > 1:

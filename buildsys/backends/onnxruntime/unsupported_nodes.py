@@ -1,9 +1,10 @@
-"""Which nodes of a graph ONNX Runtime cannot take on a CPU: all of them, where a session names the first."""
+"""All nodes that ONNX Runtime refuses on a CPU; a session names only the first."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,14 @@ from buildsys.backends.onnxruntime.kernels import Operator
 from buildsys.backends.onnxruntime.session import session_options
 
 _DEFAULT_DOMAIN = ("", "ai.onnx")
-_IR_VERSION = 10  # that every ONNX Runtime here reads
+_IR_VERSION = 10  # supported by every ONNX Runtime here
 _NO_KERNEL = "Could not find an implementation"
 
 
 def refused_nodes(model_file: Path, provided: Collection[str] = ()) -> list[UnsupportedNode]:
-    """Return the nodes, also of subgraphs and local functions, that ONNX Runtime on a CPU can have nothing for.
+    """Return the nodes with unknown operators or without a kernel, including subgraphs and functions.
 
-    Those whose operator has no schema in it, and those without a kernel for their types. A session names only the
-    first. ``provided`` are operators that libraries bring along, as DOMAIN::NAME. A file that is no model has none.
+    ``provided`` are operators of custom libraries, as DOMAIN::NAME. A file that is not a model has no nodes.
     """
     try:
         model = onnx.load(str(model_file), load_external_data=False)
@@ -60,10 +60,10 @@ def _unknown(
 
 
 def _without_kernel(model: onnx.ModelProto) -> list[UnsupportedNode]:
-    """Return the nodes of ONNX's own operators that ONNX Runtime has no kernel for in their types.
+    """Return the nodes of ONNX's own operators without a kernel for their types.
 
-    Its table of kernels says which nodes to ask about. Whether it helps itself, with casts around float16 or the body
-    that ONNX gives some operators, only it knows: it is given each such node alone.
+    Nodes that its table of kernels does not contain are tried in a session of their own, as ONNX Runtime may
+    still run them with casts around float16 or with the function body that ONNX gives some operators.
     """
     typed = _inferred(model)
     opset = max(
@@ -71,29 +71,23 @@ def _without_kernel(model: onnx.ModelProto) -> list[UnsupportedNode]:
         default=0,
     )
     types = dict(_tensor_types(typed.graph))
-    verdicts: dict[bytes, UnsupportedNode | None] = {}
+    results: dict[bytes, UnsupportedNode | None] = {}
     found = []
     for index, node in _nodes(typed.graph.node):
         if _has_own_kernel(node, opset, types):
             continue
         kind = _kind_of(node, types)
-        if kind not in verdicts:
-            verdicts[kind] = _asked(node, opset, types)
-        if verdict := verdicts[kind]:
-            found.append(_of_node(verdict, index, node))
+        if kind not in results:
+            results[kind] = _tried(node, opset, types)
+        if result := results[kind]:
+            output = next(iter(node.output), "")
+            found.append(replace(result, index=index, name=node.name, output=output))
     return found
 
 
-def _of_node(verdict: UnsupportedNode, index: int, node: Any) -> UnsupportedNode:
-    output = next(iter(node.output), "")
-    return UnsupportedNode(
-        index, node.name, node.op_type, verdict.reason, since=verdict.since, output=output
-    )
-
-
 def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with its functions in place and the types of its tensors, as far as ONNX can tell them."""
-    with suppress(Exception):  # whatever either meets, nodes of unknown types are not judged
+    """Return the model with inlined functions and inferred types of tensors."""
+    with suppress(Exception):  # of any class; nodes of unknown types are skipped
         model = onnx.inliner.inline_local_functions(model) if model.functions else model
         model = onnx.shape_inference.infer_shapes(model)
     return model
@@ -115,7 +109,7 @@ def _bodies(node: Any) -> Iterator[Any]:
 
 
 def _nodes(nodes: Any) -> Iterator[tuple[int, Any]]:
-    """Yield nodes with the index that their outermost node has in the graph."""
+    """Yield nodes, also of subgraphs, with the index of their outermost node in the graph."""
     for index, node in enumerate(nodes):
         yield index, node
         for body in _bodies(node):
@@ -123,7 +117,7 @@ def _nodes(nodes: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _has_own_kernel(node: Any, opset: int, tensors: Mapping[str, int]) -> bool:
-    """Tell whether there is a kernel for the node, or nothing can be said of it."""
+    """Return whether the node has a kernel; True if its types are unknown."""
     known = all(tensors.get(name) for name in node.input if name)
     own = node.domain in _DEFAULT_DOMAIN and onnx.defs.has(node.op_type, opset, "")
     if not known or not own or any(_bodies(node)):
@@ -131,7 +125,7 @@ def _has_own_kernel(node: Any, opset: int, tensors: Mapping[str, int]) -> bool:
     schema = onnx.defs.get_schema(node.op_type, opset, "")
     types: dict[str, str] = {}
     for formals, names in ((schema.inputs, node.input), (schema.outputs, node.output)):
-        for formal, name in zip(formals, names, strict=False):  # a variadic one stands for the rest
+        for formal, name in zip(formals, names, strict=False):  # a variadic one covers the rest
             if tensors.get(name):
                 types.setdefault(formal.type_str, f"tensor({_type_name(tensors[name])})")
                 types.setdefault(formal.name, f"tensor({_type_name(tensors[name])})")
@@ -139,15 +133,15 @@ def _has_own_kernel(node: Any, opset: int, tensors: Mapping[str, int]) -> bool:
 
 
 def _kind_of(node: Any, tensors: Mapping[str, int]) -> bytes:
-    """Return what nodes that are judged alike have in common."""
-    alike = onnx.NodeProto(op_type=node.op_type, attribute=node.attribute)
-    alike.input.extend(str(tensors.get(name, "")) for name in node.input)
-    return bytes(alike.SerializeToString(deterministic=True))
+    """Return a key for nodes with the same operator, attributes and input types."""
+    kind = onnx.NodeProto(op_type=node.op_type, attribute=node.attribute)
+    kind.input.extend(str(tensors.get(name, "")) for name in node.input)
+    return bytes(kind.SerializeToString(deterministic=True))
 
 
-def _asked(node: Any, opset: int, tensors: Mapping[str, int]) -> UnsupportedNode | None:
-    """Return what ONNX Runtime lacks for such a node, and the next opset at which it lacks nothing."""
-    if _is_taken(node, opset, tensors):
+def _tried(node: Any, opset: int, tensors: Mapping[str, int]) -> UnsupportedNode | None:
+    """Return the refused node with the next opset that ONNX Runtime supports, None if it loads."""
+    if _loads(node, opset, tensors):
         return None
     types = (
         ", ".join(dict.fromkeys(_type_name(tensors[name]) for name in node.input if name))
@@ -155,15 +149,15 @@ def _asked(node: Any, opset: int, tensors: Mapping[str, int]) -> UnsupportedNode
     )
     later = (
         at
-        for at in _turning_points(node.op_type)
-        if at > opset and _is_taken(node, at, tensors, strictly=True)
+        for at in _changed_at(node.op_type)
+        if at > opset and _loads(node, at, tensors, strictly=True)
     )
     reason = f"ONNX Runtime has no CPU kernel for it in {types}"
     return UnsupportedNode(None, node.name, node.op_type, reason, since=next(later, None))
 
 
-def _is_taken(node: Any, opset: int, tensors: Mapping[str, int], *, strictly: bool = False) -> bool:
-    """Tell whether a session opens on this node alone; of other reasons than a kernel only ``strictly`` tells no."""
+def _loads(node: Any, opset: int, tensors: Mapping[str, int], *, strictly: bool = False) -> bool:
+    """Return whether a session opens on this node alone, or fails for another reason unless ``strictly``."""
     inputs = [
         helper.make_tensor_value_info(name, tensors[name], None)
         for name in dict.fromkeys(node.input)
@@ -191,8 +185,8 @@ def _value(name: str, elem_type: int) -> onnx.ValueInfoProto:
     return helper.make_empty_tensor_value_info(name)
 
 
-def _turning_points(operator: str) -> list[int]:
-    """Return the opsets that both libraries know in which an operator changed, or got a body."""
+def _changed_at(operator: str) -> list[int]:
+    """Return the opsets known to both libraries that changed an operator or gave it a function body."""
     newest = min(kernels.newest_opset(), onnx.defs.onnx_opset_version())
     found: set[int] = set()
     for schema in onnx.defs.get_all_schemas_with_history():

@@ -1,4 +1,4 @@
-"""TensorRT 8.6, 10 and 11: engines for the GPU that builds them. See ``buildsys.backends.tensorrt``."""
+"""TensorRT 8.6, 10 and 11: engines for the GPU that builds them."""
 
 from __future__ import annotations
 

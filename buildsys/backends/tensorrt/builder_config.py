@@ -1,8 +1,7 @@
-"""An engine's fields as TensorRT's builder takes them."""
+"""Translation of an engine's fields to TensorRT's builder configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from buildsys.backends.interface import Figures, Options
@@ -13,7 +12,7 @@ from buildsys.backends.tensorrt.enum_tables import (
     PRECISION_FLAGS,
     TACTIC_SOURCES,
     VERBOSITY,
-    either,
+    join_or,
     unsupported_fields,
 )
 from buildsys.backends.tensorrt.library import Library
@@ -27,53 +26,49 @@ _FLAG_FIELDS = {  # field of an engine -> flag
     "exclude_lean_runtime": "exclude_lean_runtime",
 }  # fmt: skip
 _QUANTIZED = ("int8", "fp8")
-_FALLBACK = {
-    "int8": ("int8", "fp16")
-}  # what a precision allows beside fp32: where int8 has no kernel, fp16 has
+# precisions that a builder may use in addition to fp32; fp16 for layers without an int8 kernel
+_ALLOWED = {"int8": ("int8", "fp16")}
 
 
 def check_fields(library: Library, options: Options) -> None:
-    """Check that the library can honour every field of an engine.
+    """Check that the library supports every field of an engine.
 
-    Raises: StageError: all that it cannot, with the versions that can.
+    Raises: StageError: all unsupported fields, with the versions that support them.
     """
-    lacking = unsupported_fields(library, options)
-    if lacking:
-        told = [
-            f"{field} ({either(_of_this_backend(options, versions))} can)"
-            for field, versions in lacking
-        ]
-        raise StageError(
-            f"{library.release} cannot honour {' and '.join(dict.fromkeys(told))}",
-            "use another version, or take the field out of the engine",
-        )
+    found: dict[str, None] = {}
+    for field, versions in unsupported_fields(library, options):
+        own = [v for v in versions if options["backend"] != "tensorrt" or "RTX" not in v]
+        found[f"{field} ({join_or(own or versions)} can)"] = None
+    if found:
+        text = f"{library.release} does not support {' and '.join(found)}"
+        raise StageError(text, "use another version, or remove the field from the engine")
 
 
 def is_strong(options: Options) -> bool:
-    """Tell whether the types of the graph are those of the engine; TensorRT-RTX has no field for it."""
+    """Return whether the graph's types decide the engine's; always for TensorRT-RTX."""
     return bool(options.get("typing", "strong") == "strong")
 
 
 def quantization_of(options: Options) -> str | None:
-    """Return whether the builder of a quantized engine calibrates or the graph has quantizers; None for others."""
-    asked: str | None = options.get("quantization")
-    if asked is None and options["precision"] in _QUANTIZED:
+    """Return "implicit" if the builder calibrates, "explicit" if the graph has quantizers, else None."""
+    chosen: str | None = options.get("quantization")
+    if chosen is None and options["precision"] in _QUANTIZED:
         return "explicit" if is_strong(options) else "implicit"
-    return asked
+    return chosen
 
 
 def precision_flags(options: Options) -> tuple[str, ...]:
-    """Return the flags of the precisions that a weakly typed builder may choose, and of its constraints."""
+    """Return the flags for the precisions and constraints of a weakly typed builder."""
     if is_strong(options):
         return ()
     layers = [entry["precision"] for entry in options["layer_precisions"]]
-    named = [
+    names = [
         flag
         for precision in (options["precision"], *layers)
-        for flag in _FALLBACK.get(precision, (precision,))
+        for flag in _ALLOWED.get(precision, (precision,))
     ]
     constraints = [options["precision_constraints"]] if layers else []
-    return tuple(dict.fromkeys(name for name in (*named, *constraints) if name != "fp32"))
+    return tuple(dict.fromkeys(name for name in (*names, *constraints) if name != "fp32"))
 
 
 def configure(
@@ -90,35 +85,47 @@ def configure(
     config.profiling_verbosity = VERBOSITY.of(library, options["profiling_verbosity"])
     if options["max_aux_streams"] is not None:
         config.max_aux_streams = options["max_aux_streams"]
-    version_adapter.set_tiling(
-        library, config, options["tiling_optimization_level"], options["l2_limit_for_tiling"]
-    )
+    level, l2_limit = options["tiling_optimization_level"], options["l2_limit_for_tiling"]
+    if level != "none" or l2_limit is not None or version_adapter.has_tiling(library):
+        version_adapter.set_tiling(library, config, level, l2_limit)
     for field in POOLS.members:
         if options.get(field) is not None:
             config.set_memory_pool_limit(POOLS.of(library, field), options[field])
-    version_adapter.set_compute_capabilities(
-        library, config, tuple(dict.fromkeys(options.get("compute_capabilities", ())))
-    )
+    if capabilities := tuple(dict.fromkeys(options.get("compute_capabilities", ()))):
+        version_adapter.set_compute_capabilities(library, config, capabilities)
     version_adapter.share_profiles(library, config)
-    _set_target(library, builder, config, options)
-    ignored = [
-        *_set_flags(library, config, _flags(options)),
-        *_set_precision(library, config, options),
-    ]
-    if messages.errors or ignored:
-        refused = "; ".join(
-            dict.fromkeys(
-                [*messages.errors, *(f"the flag {flag} has no effect" for flag in ignored)]
-            )
+    if options.get("tactic_sources") is not None:
+        bits = {1 << int(TACTIC_SOURCES.of(library, name)) for name in options["tactic_sources"]}
+        config.set_tactic_sources(sum(bits))
+    if options.get("hardware_compatibility", "none") != "none":
+        version_adapter.set_hardware_compatibility(
+            library, config, options["hardware_compatibility"]
         )
-        raise StageError(f"{library.title} refuses a field of the engine: {refused}")
+    _set_dla_core(library, builder, config, options.get("dla_core"))
+    ignored = []
+    for name, wanted in _flags(options).items():
+        flag = FLAGS.of(library, name)
+        if wanted:
+            config.set_flag(flag)
+        else:
+            config.clear_flag(flag)
+        if bool(config.get_flag(flag)) != wanted:
+            ignored.append(f"the flag {name} has no effect")
+    for name in precision_flags(options):
+        flag = PRECISION_FLAGS.of(library, name)
+        config.set_flag(flag)
+        if not config.get_flag(flag):
+            ignored.append(f"the flag {name} has no effect")
+    if refused := list(dict.fromkeys([*messages.errors, *ignored])):
+        raise StageError(f"{library.title} refuses a field of the engine: {'; '.join(refused)}")
 
 
 def settings_in_force(library: Library, builder: Any, config: Any, options: Options) -> Figures:
-    """Return the settings as TensorRT will use them, defaults included."""
+    """Return TensorRT's settings, including defaults."""
     quantization = quantization_of(options)
     sources = int(config.get_tactic_sources())
     capabilities = options.get("compute_capabilities")
+    layers = options.get("layer_precisions")
     return {
         "precision": options["precision"],
         "typing": "strong" if is_strong(options) else "weak",
@@ -145,11 +152,7 @@ def settings_in_force(library: Library, builder: Any, config: Any, options: Opti
         "max_threads": int(builder.max_threads),
         "profiling_verbosity": VERBOSITY.words(library)[config.profiling_verbosity],
         **{field: options[field] for field in ("io", "network") if options.get(field)},
-        **(
-            {"layer_precisions": list(options["layer_precisions"])}
-            if options.get("layer_precisions")
-            else {}
-        ),
+        **({"layer_precisions": list(layers)} if layers else {}),
     }
 
 
@@ -157,55 +160,17 @@ def _flags(options: Options) -> dict[str, bool]:
     fields = {
         flag: bool(options[field]) for field, flag in _FLAG_FIELDS.items() if field in options
     }
-    asked = {
-        flag: wanted for flag, wanted in fields.items() if wanted or flag == "tf32"
-    }  # the only one that is on anyway
-    return {**asked, **options["flags"]}
+    # tf32 is the only flag that is on by default
+    changed = {flag: value for flag, value in fields.items() if value or flag == "tf32"}
+    return {**changed, **options["flags"]}
 
 
-def _set_target(library: Library, builder: Any, config: Any, options: Options) -> None:
-    """Say where tactics come from, and what the engine is to run on."""
-    if options.get("tactic_sources") is not None:
-        bits = [
-            1 << int(TACTIC_SOURCES.of(library, source)) for source in options["tactic_sources"]
-        ]
-        config.set_tactic_sources(sum(set(bits)))
-    if options.get("hardware_compatibility", "none") != "none":
-        version_adapter.set_hardware(library, config, options["hardware_compatibility"])
-    core = options.get("dla_core")
+def _set_dla_core(library: Library, builder: Any, config: Any, core: int | None) -> None:
     if core is None:
         return
     if core >= builder.num_DLA_cores:
         found = f"has {builder.num_DLA_cores}" if builder.num_DLA_cores else "has none"
-        raise StageError(
-            f"dla_core: {core} asks for a deep learning accelerator, and this machine {found}"
-        )
+        text = f"dla_core: {core} needs a deep learning accelerator, and this machine {found}"
+        raise StageError(text)
     config.default_device_type = library.trt.DeviceType.DLA
     config.DLA_core = core
-
-
-def _set_precision(library: Library, config: Any, options: Options) -> Iterator[str]:
-    for name in precision_flags(options):
-        flag = PRECISION_FLAGS.of(library, name)
-        config.set_flag(flag)
-        if not config.get_flag(flag):
-            yield name
-
-
-def _set_flags(library: Library, config: Any, flags: Mapping[str, bool]) -> Iterator[str]:
-    """Set and clear flags; yield those that did not take the value."""
-    for name, wanted in flags.items():
-        flag = FLAGS.of(library, name)
-        if wanted:
-            config.set_flag(flag)
-        else:
-            config.clear_flag(flag)
-        if bool(config.get_flag(flag)) != wanted:
-            yield name
-
-
-def _of_this_backend(options: Options, versions: tuple[str, ...]) -> list[str]:
-    """Return the generations that the engine's backend may be; all where it is none of them."""
-    return [
-        version for version in versions if options["backend"] != "tensorrt" or "RTX" not in version
-    ] or [*versions]

@@ -1,4 +1,4 @@
-"""Ranges for int8 that TensorRT's builder measures on batches of data, up to TensorRT 10."""
+"""Calibration of int8 ranges by TensorRT's builder, up to TensorRT 10."""
 
 from __future__ import annotations
 
@@ -35,9 +35,8 @@ def read_batches(file: Path, inputs: Mapping[str, Sequence[int]]) -> list[Batch]
             if match:
                 batches.setdefault(int(match[1]), {})[match[2]] = archive[key]
     if not batches:
-        raise StageError(
-            f"there is no batch to calibrate with in {file.name}", "give calibration data"
-        )
+        text = f"there is no batch to calibrate with in {file.name}"
+        raise StageError(text, "give calibration data")
     found: list[Batch] = [batches[index] for index in sorted(batches)]
     for number, batch in enumerate(found):
         for name, shape in inputs.items():
@@ -46,9 +45,9 @@ def read_batches(file: Path, inputs: Mapping[str, Sequence[int]]) -> list[Batch]
 
 
 def attach_calibrator(
-    library: Library, builder: Any, config: Any, network: Any, given: Calibration
+    library: Library, builder: Any, config: Any, network: Any, calibration: Calibration
 ) -> Any:
-    """Have a builder measure ranges on the batches that are given; return what must live until the build ends.
+    """Let a builder calibrate on the given batches; return objects that must outlive the build.
 
     Raises: StageError: the batches do not fit the network.
     """
@@ -56,15 +55,12 @@ def attach_calibrator(
     dtypes = DTYPES.words(library)
     shapes = {tensor.name: tuple(tensor.shape) for tensor in inputs}
     types = {tensor.name: np.dtype(dtypes[tensor.dtype]) for tensor in inputs}
-    batches = read_batches(given.batches, shapes)
-    feed = Feed(
-        [
-            {name: np.ascontiguousarray(batch[name], types[name]) for name in shapes}
-            for batch in batches
-        ],
-        given,
-    )
-    calibrator = _calibrator(library, feed)
+    batches: list[Batch] = [
+        {name: np.ascontiguousarray(batch[name], types[name]) for name in shapes}
+        for batch in read_batches(calibration.batches, shapes)
+    ]
+    feed = BatchFeed(batches)
+    calibrator = _calibrator(library, feed, calibration)
     profile = builder.create_optimization_profile()
     for name, shape in shapes.items():
         size = batches[0][name].shape
@@ -74,51 +70,32 @@ def attach_calibrator(
     return calibrator, feed, profile
 
 
-class Feed:
-    """The batches on their way to the GPU, one after the other, and the file of what was found."""
+class BatchFeed:
+    """Batches that are uploaded to the GPU one after the other."""
 
-    def __init__(self, batches: Sequence[Batch], given: Calibration) -> None:
-        self.given = given
-        self._batches = batches
-        self._next = 0
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        self._batches = iter(batches)
+        shape = next(iter(batches[0].values())).shape
+        self.batch_size = int(shape[0]) if shape else 1
         self._device = Device(0)
         with self._device.current():
             self._buffers = {
                 name: self._device.allocate(array.nbytes) for name, array in batches[0].items()
             }
 
-    @property
-    def batch_size(self) -> int:
-        """Return the first dimension of the first input."""
-        shape = next(iter(self._batches[0].values())).shape
-        return int(shape[0]) if shape else 1
-
-    def next(self, names: Sequence[str]) -> list[int] | None:
+    def next_addresses(self, names: Sequence[str]) -> list[int] | None:
         """Return the device addresses of the next batch's inputs; None after the last."""
-        if self._next >= len(self._batches):
+        batch = next(self._batches, None)
+        if batch is None:
             return None
-        batch = self._batches[self._next]
-        self._next += 1
         with self._device.current():
             for name in names:
                 self._buffers[name].upload(batch[name])
         return [self._buffers[name].address for name in names]
 
-    def known(self) -> bytes | None:
-        """Return what an earlier build has found."""
-        return self.given.cache.read_bytes() if self.given.cache.is_file() else None
 
-    def keep(self, found: bytes) -> None:
-        """Write what was found, whole or not at all."""
-        replace_file(self.given.cache, found)
-
-    def close(self) -> None:
-        """Give the device memory back."""
-        self._device.close()
-
-
-def _calibrator(library: Library, feed: Feed) -> Any:
-    base = version_adapter.calibrator_base(library, feed.given.algorithm)
+def _calibrator(library: Library, feed: BatchFeed, calibration: Calibration) -> Any:
+    base = version_adapter.calibrator_base(library, calibration.algorithm)
 
     class Calibrator(base):  # type: ignore[misc,valid-type]
         def __init__(self) -> None:
@@ -128,34 +105,29 @@ def _calibrator(library: Library, feed: Feed) -> Any:
             return feed.batch_size
 
         def get_batch(self, names: Sequence[str]) -> list[int] | None:
-            return feed.next(names)
+            return feed.next_addresses(names)
 
         def read_calibration_cache(self) -> bytes | None:
-            return feed.known()
+            return calibration.cache.read_bytes() if calibration.cache.is_file() else None
 
         def write_calibration_cache(self, cache: Any) -> None:
-            feed.keep(bytes(cache))
+            replace_file(calibration.cache, bytes(cache))
 
     return Calibrator()
 
 
 def _check(number: int, name: str, batch: Batch, shape: Sequence[int], first: Batch) -> None:
+    what = f"batch {number} of the calibration data has"
     if name not in batch:
-        raise StageError(
-            f"batch {number} of the calibration data has no input {name}, only {', '.join(batch)}"
-        )
+        raise StageError(f"{what} no input {name}, only {', '.join(batch)}")
     found = batch[name].shape
     if len(found) != len(shape) or any(
         size not in (-1, own) for size, own in zip(shape, found, strict=True)
     ):
-        wanted = [size if size >= 0 else "any" for size in shape]
-        raise StageError(
-            f"batch {number} of the calibration data has {name} of shape {list(found)}, not {wanted}"
-        )
+        expected = [size if size >= 0 else "any" for size in shape]
+        raise StageError(f"{what} {name} of shape {list(found)}, not {expected}")
     if found != first[name].shape:
-        text = (
-            f"batch {number} of the calibration data has {name} of shape {list(found)}, and batch 0"
-        )
         raise StageError(
-            f"{text} has {list(first[name].shape)}", "TensorRT calibrates with batches of one shape"
+            f"{what} {name} of shape {list(found)}, and batch 0 has {list(first[name].shape)}",
+            "TensorRT calibrates with batches of one shape",
         )

@@ -1,4 +1,4 @@
-"""A backend over one TensorRT library: the functions of ``backends.base.Backend`` as methods."""
+"""The backend interface over one TensorRT library."""
 
 from __future__ import annotations
 
@@ -13,35 +13,32 @@ from buildsys.backends.interface import (
     Session,
     UnsupportedNode,
 )
-from buildsys.backends.tensorrt import build as building
+from buildsys.backends.tensorrt import build as engine_build
 from buildsys.backends.tensorrt import gpu_requirements
 from buildsys.backends.tensorrt.builder_config import check_fields, is_strong, quantization_of
-from buildsys.backends.tensorrt.inspector import shortfall
+from buildsys.backends.tensorrt.engine_contenders import TimedSession
+from buildsys.backends.tensorrt.inspector import precision_problem
 from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import log_of
 from buildsys.backends.tensorrt.parse import new_builder, parse
 from buildsys.backends.tensorrt.plugins.load import load_plugins
-from buildsys.backends.tensorrt.session import TensorRtSession, kernel_cache_file
+from buildsys.backends.tensorrt.session import kernel_cache_file
 from buildsys.backends.tensorrt.timing_cache import merge_timing_caches
 from buildsys.errors import StageError, Unavailable
 
-_PRECISION_HINT = (
-    "lower precision_share where that is what you want, or see docs/manifest.md, Typing"
-)
-_IMPLICIT_HINT = (
-    "set quantization: explicit, as a builder ignores calibrated ranges where it fuses a network as a whole, such as a"
-    " transformer (docs/precision.md)"
-)
-
 
 def precision_hint(options: Options) -> str:
-    """Return what to do about an engine that came out in another precision than it was asked for."""
-    calibrated = options["precision"] == "int8" and quantization_of(options) == "implicit"
-    return _IMPLICIT_HINT if calibrated else _PRECISION_HINT
+    """Return the remedy for an engine of another precision than requested."""
+    if options["precision"] == "int8" and quantization_of(options) == "implicit":
+        return (
+            "set quantization: explicit, as a builder ignores calibrated ranges in networks that it"
+            " fuses as a whole, such as transformers (docs/precision.md)"
+        )
+    return "lower precision_share to accept this engine, or see docs/manifest.md, Typing"
 
 
 class TensorRtBackend:
-    """What ``backends.tensorrt`` and ``backends.tensorrt_rtx`` are."""
+    """The functions of ``backends.interface.Backend`` as methods."""
 
     def __init__(self, library: Library) -> None:
         self.library = library
@@ -49,19 +46,16 @@ class TensorRtBackend:
     def prepare(self, options: Options) -> None:
         """Check the engine's fields against the library and this machine.
 
-        Raises: Unavailable: a field needs a GPU that is not here. StageError: a field that can never work.
+        Raises: Unavailable: a field needs a missing GPU. StageError: a field can never work.
         """
         if options["workspace"] == 0:
-            title = self.library.title
-            raise StageError(
-                f"workspace: 0 leaves {title} no memory to work in",
-                "give it a size, or leave it out",
-            )
+            text = f"workspace: 0 leaves {self.library.title} no memory to work in"
+            raise StageError(text, "give it a size, or remove the field")
         check_fields(self.library, options)
         gpu_requirements.check_builder(self.library, options)
 
     def unsupported(self, request: BuildRequest) -> list[UnsupportedNode]:
-        """Return every node that the parser refuses; several for unknown operators, else the first."""
+        """Return all nodes with operators unknown to the parser, else the first refused one."""
         with log_of(self.library).collected():
             load_plugins(self.library, request.operators)
             builder = new_builder(self.library)
@@ -71,18 +65,17 @@ class TensorRtBackend:
     def build(self, request: BuildRequest) -> Figures:
         """Write the engine; return its settings, profiles, tensors and layers.
 
-        Raises: GraphRefusedError: all nodes that the parser refuses. StageError: why the builder gave up.
+        Raises: GraphRefusedError: all nodes that the parser refuses. StageError: the build failed.
         """
-        return building.build(self.library, request)
+        return engine_build.build(self.library, request)
 
     def describe(
         self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
     ) -> Figures:
-        """Return what the engine tells on a GPU that it runs on; {} elsewhere, where it cannot be opened.
+        """Return the facts of an engine; {} without a GPU that runs it.
 
-        Raises: StageError: too few of its layers have the precision that was asked for.
+        Raises: StageError: too few of its layers have the requested precision.
         """
-        least = options["precision_share"]
         try:
             session = self.load(engine, options, operators)
         except Unavailable:
@@ -90,35 +83,35 @@ class TensorRtBackend:
         try:
             facts = session.describe(options["precision"])
         finally:
-            self.unload(session)
-        problem = shortfall(
-            options["precision"], facts.get("precision_shares", {}).get("layers", {}), least
-        )
-        if problem and least:  # 0: the user wants it anyway
+            session.close()
+        least = options["precision_share"]  # 0 accepts any precision
+        shares = facts.get("precision_shares", {}).get("layers", {})
+        problem = precision_problem(options["precision"], shares, least)
+        if problem and least:
             raise StageError(problem, precision_hint(options))
         return facts
 
     def load(
         self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
-    ) -> TensorRtSession:
+    ) -> TimedSession:
         """Load an engine on the first GPU.
 
         Raises: Unavailable: no GPU here, or none that the engine is built for.
         """
         gpu_requirements.check_runner(self.library, options)
-        load_plugins(self.library, operators)  # an engine holds only their fields
+        load_plugins(self.library, operators)  # an engine contains only their fields
         cache = kernel_cache_file(engine) if options.get("runtime_cache") else None
-        return TensorRtSession(self.library, engine, cache)
+        return TimedSession(self.library, engine, cache)
 
     def unload(self, session: Session) -> None:
         """Free the engine and all its device memory."""
-        if isinstance(session, TensorRtSession):
+        if isinstance(session, TimedSession):
             session.close()
 
     def merge_timing_caches(self, files: Sequence[Path], merged: Path) -> list[str]:
-        """Write one timing cache with what several have measured; return a warning for each that cannot be used.
+        """Merge timing caches into one file; return a warning for each that cannot be used.
 
-        Raises: StageError: TensorRT cannot work here, or none of the files can be used.
+        Raises: StageError: TensorRT does not work here, or none of the files can be used.
         """
         return merge_timing_caches(self.library, files, merged)
 

@@ -1,4 +1,4 @@
-"""Outputs whose shapes depend on values: TensorRT asks for their memory, and tells their shapes, while it runs.
+"""Outputs whose shapes depend on values: TensorRT requests their memory while it runs.
 
 Source: TensorRT developer guide, "Dynamically Shaped Output".
 """
@@ -13,10 +13,10 @@ from buildsys.errors import StageError
 
 
 class ValueShapedOutput:
-    """Where an output of unknown size lies, and its shape after a run."""
+    """The memory of an output of unknown size, and its shape after a run."""
 
     def __init__(self, library: Library, device: Device, reserved_bytes: int) -> None:
-        """Reserve some memory; ``allocator`` is what the context takes, and must live as long as it."""
+        """Reserve some memory; ``allocator`` is for the context, which it must outlive."""
         self._device = device
         self.buffer: Buffer = device.allocate(reserved_bytes)
         self.shape: tuple[int, ...] = ()
@@ -24,16 +24,16 @@ class ValueShapedOutput:
         self.allocator = _allocator(library, self)
 
     def address_of(self, size_bytes: int) -> int:
-        """Return the address of so much memory, 0 where there is not so much left: nothing may raise into C++."""
+        """Return the address of enough memory, 0 if too little is left: nothing may raise into C++."""
         if size_bytes > self.buffer.size_bytes:
             try:
                 with self._device.current():
-                    fresh = self._device.allocate(size_bytes)
+                    larger = self._device.allocate(size_bytes)
                     self._device.free(self.buffer)
             except StageError as failure:
                 self.failure = failure
                 return 0
-            self.buffer = fresh
+            self.buffer = larger
         return self.buffer.address
 
     def release(self) -> None:
@@ -48,13 +48,9 @@ def _allocator(library: Library, output: ValueShapedOutput) -> Any:
         def __init__(self) -> None:
             base.__init__(self)
 
-        def reallocate_output(  # TensorRT's signature
-            self,
-            tensor_name: str,  # noqa: ARG002
-            memory: Any,  # noqa: ARG002
-            size: int,
-            alignment: int,  # noqa: ARG002
-        ) -> int:
+        def reallocate_output(
+            self, tensor_name: str, memory: Any, size: int, alignment: int  # noqa: ARG002
+        ) -> int:  # fmt: skip
             return output.address_of(size)
 
         def reallocate_output_async(

@@ -1,66 +1,65 @@
-"""The values of TensorRT's enumerations and the fields of engines, with the generations that have them.
+"""Values of TensorRT's enumerations and fields of engines, with the generations that have them.
 
-tests/unit/backends/test_trt_conformance.py holds each entry against lists of the real libraries.
+tests/unit/backends/test_trt_conformance.py compares each entry with lists of the real libraries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from buildsys.backends.tensorrt.library import GENERATIONS, RTX, SINCE_10, TRT_10, UNTIL_10, Library
 from buildsys.errors import StageError
 
+WITH_RTX = (RTX,)
 
-def either(names: tuple[str, ...] | list[str]) -> str:
-    """Return names as in ``a, b or c``."""
+
+def join_or(names: Sequence[str]) -> str:
+    """Join names as in ``a, b or c``."""
     return " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
 
 
-@dataclass(frozen=True)
-class Member:
-    """A value of an enumeration, and the generations that have it."""
+class Member(NamedTuple):
+    """A value of an enumeration."""
 
     name: str
     generations: tuple[str, ...] = GENERATIONS
 
 
-@dataclass(frozen=True)
-class Values:
-    """The values of one enumeration of TensorRT by the words of manifests and results."""
+class EnumTable(NamedTuple):
+    """The values of one enumeration of TensorRT by their words in manifests and results."""
 
     enumeration: str
     members: Mapping[str, Member]
 
     def of(self, library: Library, word: str) -> Any:
-        """Return a value.
+        """Return the value for a word.
 
-        Raises: StageError: the library does not have it; says which ones do.
+        Raises: StageError: the library does not have it; names the generations with it.
         """
         member = self.members[word]
         value = getattr(getattr(library.trt, self.enumeration, None), member.name, None)
         if library.generation not in member.generations or value is None:
-            raise StageError(
-                f"{library.release} has no {word}", f"{either(member.generations)} has"
-            )
+            text = f"{library.release} has no {word}"
+            raise StageError(text, f"{join_or(member.generations)} has")
         return value
 
     def words(self, library: Library) -> dict[Any, str]:
-        """Return the words of all values that the library has."""
-        known = {
-            word: member
+        """Return the words of all values of the library."""
+        owner = getattr(library.trt, self.enumeration, None)
+        found = {
+            word: getattr(owner, member.name, None)
             for word, member in self.members.items()
             if library.generation in member.generations
         }
-        owner = getattr(library.trt, self.enumeration, None)
-        found = {word: getattr(owner, member.name, None) for word, member in known.items()}
         return {value: word for word, value in found.items() if value is not None}
 
 
-WITH_RTX = (RTX,)
+def _same_in_all(*words: str) -> dict[str, Member]:
+    return {word: Member(word.upper()) for word in words}
 
-DTYPES = Values(
+
+DTYPES = EnumTable(
     "DataType",
     {
         "float32": Member("FLOAT"),
@@ -77,7 +76,7 @@ DTYPES = Values(
         "float4e2m1": Member("FP4", SINCE_10),
     },
 )
-FLAGS = Values(
+FLAGS = EnumTable(
     "BuilderFlag",
     {
         "tf32": Member("TF32"),
@@ -100,7 +99,7 @@ FLAGS = Values(
         "debug": Member("DEBUG"),
     },
 )
-CAPABILITIES = Values(
+CAPABILITIES = EnumTable(
     "ComputeCapability",
     {
         "7.5": Member("SM75", WITH_RTX),
@@ -112,15 +111,15 @@ CAPABILITIES = Values(
         "current": Member("CURRENT", WITH_RTX),
     },
 )
-TILING = Values(
+TILING = EnumTable(
     "TilingOptimizationLevel",
     {word: Member(word.upper(), SINCE_10) for word in ("none", "fast", "moderate", "full")},
 )
-VERBOSITY = Values(
+VERBOSITY = EnumTable(
     "ProfilingVerbosity",
-    {word: Member(word.upper()) for word in ("layer_names_only", "none", "detailed")},
+    _same_in_all("layer_names_only", "none", "detailed"),
 )
-POOLS = Values(
+POOLS = EnumTable(
     "MemoryPoolType",
     {
         "workspace": Member("WORKSPACE"),
@@ -131,7 +130,7 @@ POOLS = Values(
         "dla_global_dram": Member("DLA_GLOBAL_DRAM"),
     },
 )
-PRECISION_FLAGS = Values(
+PRECISION_FLAGS = EnumTable(
     "BuilderFlag",
     {
         "fp16": Member("FP16", UNTIL_10),
@@ -141,7 +140,7 @@ PRECISION_FLAGS = Values(
         "prefer": Member("PREFER_PRECISION_CONSTRAINTS", UNTIL_10),
     },
 )
-TACTIC_SOURCES = Values(
+TACTIC_SOURCES = EnumTable(
     "TacticSource",
     {
         "cublas": Member("CUBLAS", UNTIL_10),
@@ -151,7 +150,7 @@ TACTIC_SOURCES = Values(
         "jit_convolutions": Member("JIT_CONVOLUTIONS"),
     },
 )
-HARDWARE = Values(
+HARDWARE = EnumTable(
     "HardwareCompatibilityLevel",
     {
         "none": Member("NONE"),
@@ -159,30 +158,15 @@ HARDWARE = Values(
         "same_compute_capability": Member("SAME_COMPUTE_CAPABILITY", SINCE_10),
     },
 )
-FORMATS = Values(
+FORMATS = EnumTable(
     "TensorFormat",
-    {
-        word: Member(word.upper())
-        for word in (
-            "linear", "chw2", "chw4", "chw16", "chw32", "hwc", "hwc8", "hwc16", "dhwc", "dhwc8", "cdhw32",
-            "dla_linear",
-        )
-    }
-    | {"dla_hwc4": Member("DLA_HWC4")},
+    _same_in_all(
+        "linear", "chw2", "chw4", "chw16", "chw32", "hwc", "hwc8", "hwc16", "dhwc", "dhwc8", "cdhw32",
+        "dla_linear", "dla_hwc4",
+    ),
 )  # fmt: skip
-TABLES = (
-    FLAGS,
-    PRECISION_FLAGS,
-    CAPABILITIES,
-    TILING,
-    VERBOSITY,
-    POOLS,
-    TACTIC_SOURCES,
-    HARDWARE,
-    FORMATS,
-    DTYPES,
-)
-# fields of engines that not all generations have, at any other value than the one that asks for nothing
+
+# fields that not all generations have, unless they have a value that requests nothing
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "tactic_shared_memory": SINCE_10,
     "tiling_optimization_level": SINCE_10,
@@ -193,44 +177,33 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "weight_streaming": SINCE_10,
     "layer_precisions": UNTIL_10,
 }
-_NOTHING_ASKED: tuple[object, ...] = (None, False, "none", (), [])
+_REQUESTS_NOTHING: tuple[object, ...] = (None, False, "none", (), [])
+_FieldNeeds = list[tuple[str, tuple[str, ...]]]
 
 
-def unsupported_fields(
-    library: Library, options: Mapping[str, Any]
-) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the fields of an engine that a library cannot honour, each with the generations that can."""
-    asked: list[tuple[str, tuple[str, ...]]] = [
+def unsupported_fields(library: Library, options: Mapping[str, Any]) -> _FieldNeeds:
+    """Return the fields of an engine that a library does not support, each with the generations that do."""
+    needs: _FieldNeeds = [
         (field, generations)
         for field, generations in _FIELDS.items()
-        if options.get(field, None) not in _NOTHING_ASKED
+        if options.get(field, None) not in _REQUESTS_NOTHING
     ]
-    asked += [
+    needs += [
         (f"flags.{flag}", FLAGS.members[flag].generations) for flag in options.get("flags", {})
     ]
     for field, table in (("tactic_sources", TACTIC_SOURCES), ("hardware_compatibility", HARDWARE)):
-        values = options.get(field) or ()
-        named = (values,) if isinstance(values, str) else values
-        asked += [(f"{field}: {value}", table.members[value].generations) for value in named]
-    asked += _asked_of_typing(options)
-    return [
-        (field, generations)
-        for field, generations in asked
-        if library.generation not in generations
-    ]
-
-
-def _asked_of_typing(options: Mapping[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
-    precision, typing = options["precision"], options.get("typing", "strong")
-    implicit = (
-        [("quantization: implicit", UNTIL_10)] if options.get("quantization") == "implicit" else []
-    )
-    if typing == "strong":
-        return [("typing: strong", SINCE_10), *implicit]
-    narrow = [precision, *(entry["precision"] for entry in options.get("layer_precisions", ()))]
-    asked = [("typing: weak", UNTIL_10), *implicit]
-    return asked + [
-        (f"precision: {name}", PRECISION_FLAGS.members[name].generations)
-        for name in narrow
-        if name != "fp32"
-    ]
+        values: Iterable[str] = options.get(field) or ()
+        values = (values,) if isinstance(values, str) else values
+        needs += [(f"{field}: {value}", table.members[value].generations) for value in values]
+    is_strong = options.get("typing", "strong") == "strong"
+    needs.append(("typing: strong", SINCE_10) if is_strong else ("typing: weak", UNTIL_10))
+    if options.get("quantization") == "implicit":
+        needs.append(("quantization: implicit", UNTIL_10))
+    if not is_strong:
+        layers = [entry["precision"] for entry in options.get("layer_precisions", ())]
+        needs += [
+            (f"precision: {name}", PRECISION_FLAGS.members[name].generations)
+            for name in (options["precision"], *layers)
+            if name != "fp32"
+        ]
+    return [need for need in needs if library.generation not in need[1]]

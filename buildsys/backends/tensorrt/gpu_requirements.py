@@ -1,111 +1,89 @@
-"""What this machine's GPU allows: to build an engine, and to run one."""
+"""Check that this machine's GPU can build an engine, and run one."""
 
 from __future__ import annotations
 
 from buildsys.backends.cuda.gpus import Gpu, find_driver
 from buildsys.backends.interface import Figures, Options
-from buildsys.backends.tensorrt.enum_tables import CAPABILITIES, either
+from buildsys.backends.tensorrt.enum_tables import CAPABILITIES, join_or
 from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.version_adapter import builds_for_other_gpus
 from buildsys.errors import StageError, Unavailable
 
-_GPU_FLAGS = (
-    "refit",
-    "refit_identical",
-    "strip_plan",
-)  # TensorRT-RTX's builder asks the CUDA driver for them
+# TensorRT-RTX's builder needs the CUDA driver for them
+_GPU_FLAGS = ("refit", "refit_identical", "strip_plan")
 _FIRST_WITH = {"fp16": (5, 3), "int8": (6, 1), "bf16": (8, 0), "fp8": (8, 9)}
 _KNOWN = [capability for capability in CAPABILITIES.members if capability != "current"]
 
 
 def check_builder(library: Library, options: Options) -> None:
-    """Find fields that cannot be honoured on this machine, before anything is built.
+    """Check before a build that this machine supports the engine's fields.
 
-    Raises: Unavailable: a GPU is needed and missing, or not one that the library knows.
+    Raises: Unavailable: a GPU is needed and missing, or the library does not support it.
     """
-    precisions = [
-        options["precision"],
-        *(entry["precision"] for entry in options.get("layer_precisions", ())),
-    ]
+    precision = options["precision"]
     if not builds_for_other_gpus(library):
         gpu = _first_gpu(
             f"{library.title} builds engines on the GPU that they are for",
             "build it on a machine with one",
         )
-        for precision in precisions:
-            if not computes_in(precision, gpu.compute_capability):
-                here = (
-                    f"the {gpu.name} of this machine (compute capability {gpu.compute_capability})"
-                )
-                raise Unavailable(
-                    f"{here} does not compute in {precision}", _where_it_is(precision)
-                )
+        layers = [entry["precision"] for entry in options.get("layer_precisions", ())]
+        for needed in (precision, *layers):
+            if not computes_in(needed, gpu.compute_capability):
+                raise Unavailable(f"{_this(gpu)} does not compute in {needed}", _where(needed))
         return
-    lacking = [
-        each
-        for each in options["compute_capabilities"]
-        if not computes_in(options["precision"], each)
-    ]
-    if lacking:
-        text = (
-            f"GPUs of compute capability {either(lacking)} do not compute in {options['precision']}"
-        )
+    capabilities = options["compute_capabilities"]
+    unsuitable = [each for each in capabilities if not computes_in(precision, each)]
+    if unsuitable:
         raise StageError(
-            text, f"take them out of compute_capabilities; {_where_it_is(options['precision'])}"
+            f"GPUs of compute capability {join_or(unsuitable)} do not compute in {precision}",
+            f"remove them from compute_capabilities; {_where(precision)}",
         )
-    needing = [f"the builder flag {flag}" for flag in _GPU_FLAGS if options["flags"].get(flag)]
-    needing += (
-        ["the compute capability 'current'"] if "current" in options["compute_capabilities"] else []
-    )
-    if needing:
+    needs = [f"the builder flag {flag}" for flag in _GPU_FLAGS if options["flags"].get(flag)]
+    if "current" in capabilities:
+        needs.append("the compute capability 'current'")
+    if needs:
         _first_gpu(
-            f"{' and '.join(needing)} can only be used on a machine with an NVIDIA GPU",
-            "build it on a machine with an RTX GPU, or leave the field out",
+            f"{' and '.join(needs)} can only be used on a machine with an NVIDIA GPU",
+            "build it on a machine with an RTX GPU, or remove the field",
         )
         _check_rtx_gpu()
 
 
 def computes_in(precision: str, compute_capability: str) -> bool:
-    """Tell whether GPUs of a compute capability have arithmetic of a precision.
+    """Return whether GPUs of a compute capability have arithmetic of a precision.
 
-    Source: TensorRT support matrix, "Hardware and Precision"; CUDA programming guide for 6.1, whose fp16 is no help.
+    Source: TensorRT support matrix, "Hardware and Precision"; CUDA programming guide for 6.1, whose fp16 is slow.
     """
     if compute_capability == "current":
         return True
-    here = tuple(int(part) for part in compute_capability.split("."))
-    return here >= _FIRST_WITH.get(precision, (0,)) and (precision, here) != ("fp16", (6, 1))
-
-
-def _where_it_is(precision: str) -> str:
-    first = ".".join(map(str, _FIRST_WITH[precision]))
-    return f"{precision} is for GPUs of compute capability {first} and later"
+    capability = tuple(int(part) for part in compute_capability.split("."))
+    return capability >= _FIRST_WITH.get(precision, (0,)) and (precision, capability) != (
+        "fp16",
+        (6, 1),
+    )
 
 
 def check_runner(library: Library, options: Options) -> None:
-    """Check that an engine built with ``options`` runs on the GPU of this machine, as far as can be told.
+    """Check that an engine with these options runs on this machine's GPU, as far as known.
 
-    Raises: Unavailable: no GPU, or not one of the generations that the engine is for.
+    Raises: Unavailable: no GPU, or none that the engine is for.
     """
     if not builds_for_other_gpus(library):
-        _first_gpu(
-            f"{library.title} engines run on NVIDIA GPUs",
-            "run it on a GPU like the one that built it",
-        )
+        remedy = "run it on a GPU like the one that built it"
+        _first_gpu(f"{library.title} engines run on NVIDIA GPUs", remedy)
         return
     built_for = options["compute_capabilities"]
     named = [capability for capability in built_for if capability != "current"]
     driver = find_driver()
     if not driver.gpus:
-        where = f"of compute capability {either(named)}" if named else "like the one that built it"
-        raise Unavailable(
-            f"no NVIDIA GPU can run the engine on this machine: {driver.missing}",
-            f"run it on a GPU {where}",
-        )
+        where = f"of compute capability {join_or(named)}" if named else "like the one that built it"
+        text = f"no NVIDIA GPU can run the engine on this machine: {driver.missing}"
+        raise Unavailable(text, driver.remedy or f"run it on a GPU {where}")
     gpu = _check_rtx_gpu()
     if gpu.compute_capability not in built_for and "current" not in built_for:
         raise Unavailable(
-            f"the engine is built for compute capability {either(named)}, and the {gpu.name} of this machine"
-            f" has {gpu.compute_capability}",
+            f"the engine is built for compute capability {join_or(named)}, and the {gpu.name} of"
+            f" this machine has {gpu.compute_capability}",
             f"add '{gpu.compute_capability}' to the engine's compute_capabilities",
         )
 
@@ -128,14 +106,22 @@ def device_facts() -> Figures:
 def _first_gpu(purpose: str, hint: str) -> Gpu:
     driver = find_driver()
     if not driver.gpus:
-        raise Unavailable(f"{purpose}, and here {driver.missing}", hint)
+        raise Unavailable(f"{purpose}, and here {driver.missing}", driver.remedy or hint)
     return driver.gpus[0]
 
 
 def _check_rtx_gpu() -> Gpu:
-    where = f"run it on a GPU of compute capability {either(_KNOWN)}"
+    where = f"run it on a GPU of compute capability {join_or(_KNOWN)}"
     gpu = _first_gpu("TensorRT-RTX engines run on NVIDIA GPUs", where)
     if gpu.compute_capability not in _KNOWN:
-        here = f"the {gpu.name} of this machine (compute capability {gpu.compute_capability})"
-        raise Unavailable(f"TensorRT-RTX does not run on {here}", where)
+        raise Unavailable(f"TensorRT-RTX does not run on {_this(gpu)}", where)
     return gpu
+
+
+def _this(gpu: Gpu) -> str:
+    return f"the {gpu.name} of this machine (compute capability {gpu.compute_capability})"
+
+
+def _where(precision: str) -> str:
+    first = ".".join(map(str, _FIRST_WITH[precision]))
+    return f"{precision} needs a GPU of compute capability {first} or later"

@@ -1,11 +1,11 @@
-"""What TensorRT's engine inspector says of a finished engine: the precision of its layers.
+"""Layer precisions of a finished engine, from TensorRT's engine inspector.
 
-The inspector names the type of each tensor that a layer reads and writes, in words that differ between versions:
-``Row major linear FP32``, ``Thirty-two wide channel vectorized row major Int8 format``, ``Half``. Where shapes are
-dynamic, TensorRT 8.6 knows them only for a context whose shapes are set; the type of a layer's weights it always tells.
-A layer counts by the narrowest type among all these. Layers that compute nothing, or only shapes, do not count, nor do
-parts that TensorRT compiles as a whole (Myelin) where all that is seen of them is a wider type at their ends than was
-asked for: that of an int8 swin_t is 97 % of its time, has float16 at its ends, and weights of half the bytes inside.
+The inspector names the type of each input and output of a layer, in words that differ between versions:
+``Row major linear FP32``, ``Thirty-two wide channel vectorized row major Int8 format``, ``Half``. If shapes are
+dynamic, TensorRT 8.6 knows them only for a context whose shapes are set; it always reports the type of weights.
+A layer counts by the narrowest of these types. Layers that compute nothing, or only shapes, do not count. Neither do
+parts compiled as a whole (Myelin) if only wider types than requested are visible at their ends: the one of an int8
+swin_t takes 97 % of its time and has float16 at its ends, but weights of half the bytes inside.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 _WORDS = {
     "float32": ("fp32", "float", "float32", "tf32"),
@@ -28,6 +27,7 @@ _WORDS = {
 }
 _DTYPE_OF = {word: dtype for dtype, words in _WORDS.items() for word in words}
 _NARROWEST_FIRST = ("float4e2m1", "int4", "float8e4m3fn", "int8", "bfloat16", "float16", "float32")
+_RANK = _NARROWEST_FIRST.index
 _TYPE = re.compile(
     rf"(?<![A-Za-z0-9])({'|'.join(sorted(_DTYPE_OF, key=len, reverse=True))})(?![A-Za-z0-9])", re.I
 )
@@ -35,15 +35,13 @@ _COMPUTES_NOTHING = re.compile(
     r"reformat|noop|no_?op|constant|shape|signal|wait|assert|copy|host|device", re.I
 )
 _MOST_OF_THE_TIME = 0.5
-_WHY = "TensorRT tells nothing of what it compiles as a whole, nor of anything below detailed profiling_verbosity"
 DTYPE_OF_PRECISION = {
     "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "float8e4m3fn",
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One layer of an engine; ``dtype`` is None where the inspector does not tell, or it does not count."""
+class EngineLayer(NamedTuple):
+    """One layer of an engine; ``dtype`` is None if it is unknown or does not count."""
 
     name: str
     kind: str
@@ -51,61 +49,69 @@ class Layer:
     is_fused: bool = False  # a whole part of the network
 
 
-def read_layers(text: str, precision: str) -> list[Layer]:
-    """Return the layers in the JSON of an engine inspector; [] where it is none.
+def read_layers(text: str, precision: str) -> list[EngineLayer]:
+    """Return the layers in an inspector's JSON; [] if it is invalid.
 
-    ``precision`` is what the engine was asked for. With a profiling verbosity below detailed, a layer is just its name.
+    ``precision`` is the requested one. With a profiling verbosity below detailed, a layer is just its name.
     """
     try:
         found = json.loads(text, strict=False) if text else {}  # metadata has control characters
     except ValueError:
         return []
     entries = found.get("Layers", []) if isinstance(found, dict) else []
-    return [_layer(entry, DTYPE_OF_PRECISION[precision]) for entry in entries]
+    return [_read_layer(entry, DTYPE_OF_PRECISION[precision]) for entry in entries]
 
 
-def layer_kinds(layers: list[Layer]) -> dict[str, int]:
-    """Return how many layers of each kind there are."""
+def layer_kinds(layers: list[EngineLayer]) -> dict[str, int]:
+    """Return the number of layers of each kind."""
     return dict(sorted(Counter(each.kind for each in layers).items()))
 
 
-def layer_shares(layers: list[Layer]) -> dict[str, float]:
-    """Return the share of layers of each type among those that count; {} where none does."""
+def layer_shares(layers: list[EngineLayer]) -> dict[str, float]:
+    """Return the share of layers of each type among those that count."""
     return _shares((each.dtype, 1.0) for each in layers if each.dtype)
 
 
-def time_shares(layers: list[Layer], times_ms: Mapping[str, float]) -> dict[str, float]:
-    """Return the share of the time that layers of each type take.
+def time_shares(layers: list[EngineLayer], times_ms: Mapping[str, float]) -> dict[str, float]:
+    """Return the share of the time of layers of each type.
 
-    ``other`` has copies and shapes, ``unknown`` parts compiled as a whole that do not tell their type.
+    ``other`` has copies and shapes, ``unknown`` parts compiled as a whole without a known type.
     """
-    known = {each.name: each.dtype or ("unknown" if each.is_fused else "other") for each in layers}
-    return _shares((known.get(name, "other"), time) for name, time in times_ms.items())
+    types = {
+        each.name: each.dtype or ("unknown" if each.is_fused else "other") for each in layers
+    }
+    return _shares((types.get(name, "other"), time) for name, time in times_ms.items())
 
 
 def precision_facts(
-    layers: list[Layer], times_ms: Mapping[str, float], precision: str
+    layers: list[EngineLayer], times_ms: Mapping[str, float], precision: str
 ) -> dict[str, Any]:
-    """Return the shares of each type as ``engine.json`` has them, and what is not known of them, with a warning."""
+    """Return the shares of each type for ``engine.json``, or a warning if they are unknown."""
     shares = layer_shares(layers)
     timed = time_shares(layers, times_ms) if shares else {}
     facts: dict[str, Any] = {}
-    if shares:  # nothing where the engine keeps less than detailed descriptions of its layers
+    if shares:  # unknown below detailed profiling_verbosity
         facts["precision_shares"] = {"layers": shares, **({"time": timed} if timed else {})}
         facts["precision_of"] = "engine"
     if layers and (not shares or timed.get("unknown", 0.0) > _MOST_OF_THE_TIME):
-        much = f"{timed['unknown']:.0%} of the engine's time" if shares else "all of the engine"
-        text = f"{much} is in parts that do not tell their types, so how much of it is in {precision} is not known: {_WHY}"
+        much = (
+            f"{timed['unknown']:.0%} of the engine's time is" if shares else "the whole engine is"
+        )
+        text = (
+            f"{much} in parts of unknown types, so the share of {precision} is unknown: TensorRT"
+            " reports no types inside parts compiled as a whole, nor below detailed"
+            " profiling_verbosity"
+        )
         facts["precision_unknown"] = text
-        if precision != "fp32":  # of which a builder takes nothing away unless it may
+        if precision != "fp32":  # a builder keeps fp32 unless it may use less
             facts["warnings"] = [text]
     return facts
 
 
-def shortfall(precision: str, shares: Mapping[str, float], least: float) -> str:
-    """Return what is wrong with an engine's precision in one sentence, "" where it is as asked.
+def precision_problem(precision: str, shares: Mapping[str, float], least: float) -> str:
+    """Return the problem of an engine's precision in one sentence, "" if there is none.
 
-    An fp32 engine is always as asked: a graph may have layers of other types.
+    An fp32 engine has none: a graph may have layers of other types.
     """
     wanted = DTYPE_OF_PRECISION[precision]
     if wanted == "float32" or not shares:
@@ -113,32 +119,25 @@ def shortfall(precision: str, shares: Mapping[str, float], least: float) -> str:
     share = shares.get(wanted, 0.0)
     if share > 0 and share >= least:
         return ""
-    rest = ", ".join(
-        f"{other:.0%} in {dtype}"
-        for dtype, other in sorted(shares.items(), key=lambda item: -item[1])
-    )
-    has = f"only {share:.1%} of its layers are" if share else "none of its layers is"
-    limit = f" (at least {least:.0%} are wanted)" if least else ""
-    return f"the engine was asked for {precision} and {has} in {wanted}{limit}: {rest}"
+    descending = sorted(shares.items(), key=lambda item: -item[1])
+    rest = ", ".join(f"{other:.0%} in {dtype}" for dtype, other in descending)
+    actual = f"only {share:.1%} of its layers are" if share else "none of its layers is"
+    limit = f" (the minimum is {least:.0%})" if least else ""
+    return f"the engine was requested in {precision}, but {actual} in {wanted}{limit}: {rest}"
 
 
-def _layer(entry: Any, wanted: str) -> Layer:
+def _read_layer(entry: Any, wanted: str) -> EngineLayer:
     if not isinstance(entry, dict):
-        return Layer(str(entry), "layer", None)
+        return EngineLayer(str(entry), "layer", None)
     kind = str(entry.get("LayerType", "layer"))
     name = str(entry.get("Name", ""))
     if _COMPUTES_NOTHING.search(kind) or _COMPUTES_NOTHING.search(str(entry.get("Origin", ""))):
-        return Layer(name, kind, None)
-    dtypes = set(_dtypes(entry))
-    found = next((dtype for dtype in _NARROWEST_FIRST if dtype in dtypes), None)
+        return EngineLayer(name, kind, None)
+    dtype = min(_dtypes(entry), key=_RANK, default=None)
     is_fused = kind == "Myelin" or "ForeignNode[" in name
-    return Layer(name, kind, None if is_fused and not _tells(found, wanted) else found, is_fused)
-
-
-def _tells(dtype: str | None, wanted: str) -> bool:
-    """Tell whether a type at the ends of a whole part says that it has the precision that was asked for."""
-    rank = _NARROWEST_FIRST.index
-    return dtype is not None and dtype != "float32" and rank(dtype) <= rank(wanted)
+    if is_fused and dtype and (dtype == "float32" or _RANK(dtype) > _RANK(wanted)):
+        dtype = None  # the type at its ends says nothing about its inside
+    return EngineLayer(name, kind, dtype, is_fused)
 
 
 def _dtypes(entry: Mapping[str, Any]) -> Iterator[str]:
@@ -153,11 +152,9 @@ def _dtypes(entry: Mapping[str, Any]) -> Iterator[str]:
         yield _DTYPE_OF[match[1].lower()]
 
 
-def _shares(amounts: Iterator[tuple[str, float]]) -> dict[str, float]:
-    sums: Counter[str] = Counter()
+def _shares(amounts: Iterable[tuple[str, float]]) -> dict[str, float]:
+    sums: dict[str, float] = {}
     for name, amount in amounts:
-        sums[name] += amount  # type: ignore[assignment]  # a Counter adds floats as well
+        sums[name] = sums.get(name, 0.0) + amount
     total = sum(sums.values())
-    return (
-        {name: round(amount / total, 4) for name, amount in sorted(sums.items())} if total else {}
-    )
+    return {name: round(each / total, 4) for name, each in sorted(sums.items())} if total else {}

@@ -1,4 +1,4 @@
-"""The TensorRT that a backend works with: its module, its version, and which generation of the API that is."""
+"""A loaded TensorRT: its module, version and API generation."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ class Library:
 
     @property
     def trt(self) -> Any:
-        """Return the module: its bindings have no types."""
+        """Return the module; its bindings have no types."""
         return cast(Any, self.module)
 
     @property
     def generation(self) -> str:
-        """Return which of ``GENERATIONS`` the library's API is."""
+        """Return the API generation, one of ``GENERATIONS``."""
         if self.module.__name__ == "tensorrt_rtx":
             return RTX
         return TRT_8 if self.version < (10,) else TRT_10 if self.version < (11,) else TRT_11
 
     @property
     def title(self) -> str:
-        """Return what messages call it."""
+        """Return the name for messages."""
         return RTX if self.generation == RTX else "TensorRT"
 
     @property
     def release(self) -> str:
-        """Return its name and version, as in ``TensorRT 8.6.0``."""
+        """Return name and version, e.g. ``TensorRT 8.6.0``."""
         return f"{self.title} {'.'.join(map(str, self.version[:3]))}"
 
 
 def library_of(module: ModuleType) -> Library:
-    """Return the library that a module is.
+    """Return the library of a module.
 
-    Raises: Unavailable: it is older than any that is known here.
+    Raises: Unavailable: it is older than TensorRT 8.6.
     """
     version = tuple(int(part) for part in re.findall(r"\d+", str(module.__version__))[:4])
     library = Library(module, version)

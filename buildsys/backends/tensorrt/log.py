@@ -1,8 +1,8 @@
-"""What TensorRT says while it works: its log and its progress.
+"""TensorRT's log, build progress and layer times.
 
 Errors of TensorRT do not raise; they appear in its log alone. TensorRT keeps the first logger that a
-process gives it, whatever later objects are given, so there is exactly one for each library, which never dies.
-A Python IErrorRecorder is no way out: freeing its builder crashes the process.
+process gives it, whatever later objects are given, so there is one per library, which is never freed.
+A Python IErrorRecorder is no alternative: freeing its builder crashes the process.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from buildsys.backends.tensorrt.library import Library
 
 _LOG = logging.getLogger(__name__)
 _NOISE = (
-    re.compile(r"^\d+: (?=\[?[A-Za-z])"),  # the number of an error
-    re.compile(r"^I\w+::\w+: "),  # the API function that logs
-    re.compile(r"^\[[\w.]+::\w+::\d+\] "),  # the source that logs
+    re.compile(r"^\d+: (?=\[?[A-Za-z])"),  # error number
+    re.compile(r"^I\w+::\w+: "),  # API function that logs
+    re.compile(r"^\[[\w.]+::\w+::\d+\] "),  # source that logs
     re.compile(r"^Error Code \d+: "),
-    re.compile(r"\[[\w.]+:\d+: \w+\] "),  # the compiler's source that fails
+    re.compile(r"\[[\w.]+:\d+: \w+\] "),  # source of the compiler
     re.compile(r",? ?In \w+ at /_src/\S+:\d+"),  # "(text. In validate at /_src/…:4023)"
 )
 _WRAPPED = re.compile(
@@ -35,26 +35,40 @@ _SECONDS_BETWEEN_REPORTS = 0.2
 
 @dataclass
 class Messages:
-    """The log of one piece of work, as sentences."""
+    """Logged messages of one piece of work."""
 
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
-    def sentence(self, fallback: str) -> str:
-        """Return all errors in one line, or ``fallback`` when nothing was logged."""
+    def error_text(self, fallback: str) -> str:
+        """Return all errors in one line, or ``fallback`` without errors."""
         return "; ".join(dict.fromkeys(self.errors)) or fallback
 
 
 class Log:
-    """The one logger of a library in this process, and what it was told lately."""
+    """The logger of a library in this process, with recent messages."""
 
     def __init__(self, library: Library) -> None:
         self.messages = Messages()
-        self.logger = _logger(library, self)
+        log, trt = self, library.trt
+
+        class Logger(trt.ILogger):  # type: ignore[misc,name-defined]
+            def __init__(self) -> None:
+                trt.ILogger.__init__(self)
+
+            def log(self, severity: Any, msg: str) -> None:
+                if severity <= trt.ILogger.ERROR:
+                    log.messages.errors.append(clean_message(msg))
+                elif severity == trt.ILogger.WARNING:
+                    log.messages.warnings.append(clean_message(msg))
+                else:
+                    _LOG.debug("%s", msg)
+
+        self.logger = Logger()
 
     @contextmanager
     def collected(self) -> Iterator[Messages]:
-        """Collect what TensorRT logs inside the block, apart from what it logged before."""
+        """Collect the messages logged inside the block, without earlier ones."""
         before, self.messages = self.messages, Messages()
         try:
             yield self.messages
@@ -68,34 +82,16 @@ def log_of(library: Library) -> Log:
     return Log(library)
 
 
-def _logger(library: Library, log: Log) -> Any:
-    trt = library.trt
-
-    class Logger(trt.ILogger):  # type: ignore[misc,name-defined]
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-
-        def log(self, severity: Any, msg: str) -> None:
-            if severity <= trt.ILogger.ERROR:
-                log.messages.errors.append(sentence_of(msg))
-            elif severity == trt.ILogger.WARNING:
-                log.messages.warnings.append(sentence_of(msg))
-            else:
-                _LOG.debug("%s", msg)
-
-    return Logger()
-
-
 @dataclass
-class Phases:
-    """The phases of a build that are under way, reported a few times a second at most."""
+class BuildProgress:
+    """The running phases of a build, reported at most a few times a second."""
 
     report: Callable[[str], None]
     _steps: dict[str, int] = field(default_factory=dict)
-    _last: float = 0.0
+    _last_report: float = 0.0
 
     def start(self, phase: str, steps: int) -> None:
-        """Note how many steps a phase has."""
+        """Start a phase with this many steps."""
         self._steps[phase] = steps
 
     def finish(self, phase: str) -> None:
@@ -103,22 +99,20 @@ class Phases:
         self._steps.pop(phase, None)
 
     def step(self, phase: str, step: int) -> bool:
-        """Report a step. False, which cancels the build, when nobody listens any more."""
+        """Report a step. False, which cancels the build, if nobody listens any more."""
         now = time.monotonic()
-        if now - self._last < _SECONDS_BETWEEN_REPORTS:
+        if now - self._last_report < _SECONDS_BETWEEN_REPORTS:
             return True
-        self._last = now
+        self._last_report = now
         try:
             self.report(f"{phase}: {step + 1} of {self._steps.get(phase, 0)}")
-        except (
-            OSError
-        ):  # the pipe to the orchestrator is closed; an exception must not cross into C++
+        except OSError:  # the orchestrator's pipe is closed; an exception must not cross into C++
             return False
         return True
 
 
-def layer_profiler(library: Library) -> tuple[Any, dict[str, float]]:
-    """Return a profiler for a context, which must outlive it, and the milliseconds of each layer that it collects."""
+def layer_timer(library: Library) -> tuple[Any, dict[str, float]]:
+    """Return a profiler for a context, which it must outlive, and the milliseconds per layer it collects."""
     times: dict[str, float] = {}
     base = library.trt.IProfiler
 
@@ -132,8 +126,8 @@ def layer_profiler(library: Library) -> tuple[Any, dict[str, float]]:
     return Profiler(), times
 
 
-def sentence_of(message: str) -> str:
-    """Return a message without the places in TensorRT's own source, and what it is wrapped in."""
+def clean_message(message: str) -> str:
+    """Return a message without its wrapping and the places in TensorRT's source."""
     for noise in _NOISE:
         message = noise.sub("", message)
     text = " ".join(message.split())

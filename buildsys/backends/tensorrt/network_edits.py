@@ -1,8 +1,8 @@
-"""What is done to a parsed network before it is built: formats and types of tensors, precisions, the user's hook."""
+"""Changes to a parsed network: tensor formats and types, layer precisions, the user's hook."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,8 @@ from buildsys.models.user_code import (
 )
 from buildsys.system.suggestions import nearest
 
-_COMPUTED = (
-    "float32",
-    "float16",
-    "bfloat16",
-    "int8",
-)  # types of tensors that a layer's precision can change
+# types of tensors whose layer has a choice of precision
+_COMPUTED = ("float32", "float16", "bfloat16", "int8")
 
 
 def set_formats(
@@ -35,9 +31,9 @@ def set_formats(
 ) -> None:
     """Set the layout and the type of inputs and outputs.
 
-    Raises: StageError: there is no such tensor, or its type is the graph's.
+    Raises: StageError: there is no such tensor, or its type cannot differ from the graph's.
     """
-    tensors = {tensor.name: tensor for tensor in _io_tensors(network)}
+    tensors = {tensor.name: tensor for tensor in [*_inputs(network), *_outputs(network)]}
     for name, wanted in io.items():
         tensor = tensors.get(name)
         if tensor is None:
@@ -47,21 +43,29 @@ def set_formats(
         if wanted["format"] is not None:
             tensor.allowed_formats = 1 << int(FORMATS.of(library, wanted["format"]))
         dtype = wanted["dtype"]
-        if dtype is None or tensor.dtype == _dtype(library, f"io.{name}.dtype", dtype):
+        if dtype is None:
+            continue
+        if dtype not in DTYPES.members:
+            text = f"io.{name}.dtype: {library.title} has no tensors of {dtype}"
+            raise StageError(text, f"it has {', '.join(DTYPES.members)}")
+        value = DTYPES.of(library, dtype)
+        if tensor.dtype == value:
             continue
         if strong:
-            has = DTYPES.words(library)[tensor.dtype]
-            text = f"io.{name}.dtype: {dtype} is not what the graph has, {has}, and a strongly typed engine keeps that"
-            raise StageError(text, "cast it in the graph (surgery), or set typing: weak")
-        tensor.dtype = _dtype(library, f"io.{name}.dtype", dtype)
+            raise StageError(
+                f"io.{name}.dtype: {dtype} differs from the graph's type,"
+                f" {DTYPES.words(library)[tensor.dtype]}, which a strongly typed engine keeps",
+                "cast it in the graph (surgery), or set typing: weak",
+            )
+        tensor.dtype = value
 
 
 def set_layer_precisions(
     library: Library, network: Any, entries: Sequence[Mapping[str, str]]
 ) -> None:
-    """Give layers the precision of the last entry whose pattern fits their name.
+    """Give layers the precision of the last entry whose pattern matches their name.
 
-    Raises: StageError: a pattern fits no layer.
+    Raises: StageError: a pattern matches no layer.
     """
     computed = _computed_layers(library, network)
     names = [layer.name for layer in computed]
@@ -69,73 +73,72 @@ def set_layer_precisions(
         if not any(fnmatchcase(name, entry["layers"]) for name in names):
             near = nearest(entry["layers"], names, cutoff=0.3)
             hint = f"layers are named like {', '.join(near or names[:3])}"
-            raise StageError(f"layer_precisions: no layer fits the pattern {entry['layers']}", hint)
+            text = f"layer_precisions: the pattern {entry['layers']} matches no layer"
+            raise StageError(text, hint)
     for layer in computed:
-        fitting = [
+        matching = [
             entry["precision"] for entry in entries if fnmatchcase(layer.name, entry["layers"])
         ]
-        if fitting:
-            dtype = DTYPES.of(library, DTYPE_OF_PRECISION[fitting[-1]])
+        if matching:
+            dtype = DTYPES.of(library, DTYPE_OF_PRECISION[matching[-1]])
             version_adapter.set_layer_precision(library, layer, dtype)
 
 
 def call_hook(reference: str, project: Path, network: Any, config: Any, messages: Messages) -> None:
     """Let the user's function change the network and the configuration.
 
-    Raises: StageError: the file or function is not there, takes other parameters, raises, returns something, or did
-    what TensorRT refuses.
+    Raises: StageError: the file or function is missing, takes other parameters, raises, returns a value, or
+    did something that TensorRT refuses.
     """
     hook = load_callable(reference, project)
-    takes = "a network hook takes two, the network and the configuration"
-    check_parameters(hook, reference, 2, takes, "def tweak(network, config): …")
+    parameters = "a network hook takes two, the network and the configuration"
+    check_parameters(hook, reference, 2, parameters, "def tweak(network, config): …")
     with reraise_as_stage_error(f"{reference} failed", project):
         returned = hook(network, config)
     if returned is not None:
-        what = with_article(type(returned).__name__)
-        text = f"{reference} returned {what}; a network hook changes the network in place and returns nothing"
-        raise StageError(text, "take out what it returns")
-    if messages.errors:
-        raise StageError(f"{reference} did what TensorRT refuses: {messages.sentence('')}")
-    if network.num_outputs == 0:
         raise StageError(
-            f"{reference} left the network without outputs", "mark one: network.mark_output(tensor)"
+            f"{reference} returned {with_article(type(returned).__name__)};"
+            " a network hook changes the network in place and returns nothing",
+            "remove the return value",
         )
+    if messages.errors:
+        raise StageError(f"{reference} did what TensorRT refuses: {messages.error_text('')}")
+    if network.num_outputs == 0:
+        text = f"{reference} left the network without outputs"
+        raise StageError(text, "mark one: network.mark_output(tensor)")
 
 
 def io_facts(library: Library, network: Any, io: Mapping[str, Mapping[str, Any]]) -> Figures:
-    """Return the inputs and outputs of a network: name, type, shape with the names of axes, and layout."""
+    """Return name, type, shape with the names of axes, and layout of inputs and outputs."""
     dtypes = DTYPES.words(library)
 
     def facts(tensor: Any) -> Figures:
-        # an axis whose name is unknown reads as ""
         sizes = [
-            n if n >= 0 else tensor.get_dimension_name(axis) or "?"
-            for axis, n in enumerate(tensor.shape)
+            size if size >= 0 else tensor.get_dimension_name(axis) or "?"  # "" if it has no name
+            for axis, size in enumerate(tensor.shape)
         ]
         layout = io.get(tensor.name, {}).get("format") or "linear"
-        return {
-            "name": tensor.name,
-            "dtype": dtypes[tensor.dtype],
-            "shape": sizes,
-            "format": layout,
-        }
+        dtype = dtypes[tensor.dtype]
+        return {"name": tensor.name, "dtype": dtype, "shape": sizes, "format": layout}
 
     return {
-        "inputs": [facts(network.get_input(index)) for index in range(network.num_inputs)],
-        "outputs": [facts(network.get_output(index)) for index in range(network.num_outputs)],
+        "inputs": [facts(tensor) for tensor in _inputs(network)],
+        "outputs": [facts(tensor) for tensor in _outputs(network)],
     }
 
 
-def _io_tensors(network: Any) -> Iterator[Any]:
-    yield from (network.get_input(index) for index in range(network.num_inputs))
-    yield from (network.get_output(index) for index in range(network.num_outputs))
+def _inputs(network: Any) -> list[Any]:
+    return [network.get_input(index) for index in range(network.num_inputs)]
+
+
+def _outputs(network: Any) -> list[Any]:
+    return [network.get_output(index) for index in range(network.num_outputs)]
 
 
 def _computed_layers(library: Library, network: Any) -> list[Any]:
-    """Return the layers whose results have a type that can be chosen: none of constants, quantizers or shapes."""
-    kinds = library.trt.LayerType
+    """Return the layers with a choice of precision: no constants, quantizers or shapes."""
+    kinds, words = library.trt.LayerType, DTYPES.words(library)
     layers = [network.get_layer(index) for index in range(network.num_layers)]
-    words = DTYPES.words(library)
     return [
         layer
         for layer in layers
@@ -146,12 +149,3 @@ def _computed_layers(library: Library, network: Any) -> list[Any]:
             for tensor in (layer.get_output(index) for index in range(layer.num_outputs))
         )
     ]
-
-
-def _dtype(library: Library, field: str, name: str) -> Any:
-    if name not in DTYPES.members:
-        raise StageError(
-            f"{field}: {library.title} has no tensors of {name}",
-            f"it has {', '.join(DTYPES.members)}",
-        )
-    return DTYPES.of(library, name)

@@ -1,12 +1,12 @@
-"""The nodes of an ONNX file, read off its bytes: a toolchain that builds engines need not have the library onnx.
+"""The nodes of an ONNX file, read from its bytes, as a toolchain need not have the library onnx.
 
-Source: onnx.proto for the numbers of the fields.
+Source: onnx.proto for the field numbers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from buildsys.system.protobuf import Content, Field, byte_fields, opened
 
@@ -16,8 +16,7 @@ _NODE_OUTPUT, _NODE_NAME, _NODE_OPERATOR, _NODE_DOMAIN = 2, 3, 4, 7
 _FUNCTION_NAME, _FUNCTION_DOMAIN = 1, 10
 
 
-@dataclass(frozen=True)
-class Node:
+class OnnxNode(NamedTuple):
     """A node of the main graph."""
 
     name: str
@@ -26,43 +25,37 @@ class Node:
     output: str
 
 
-@dataclass(frozen=True)
-class OnnxNodes:
-    """The nodes of a file's main graph, and the functions that it brings, as (domain, name)."""
+class OnnxNodes(NamedTuple):
+    """The nodes of a main graph and the model's local functions, as (domain, name)."""
 
-    nodes: tuple[Node, ...]
-    functions: frozenset[tuple[str, str]]
+    nodes: tuple[OnnxNode, ...] = ()
+    functions: frozenset[tuple[str, str]] = frozenset()
 
 
 def read_nodes(onnx: Path) -> OnnxNodes:
-    """Return the nodes of a file; nothing where it is no ONNX."""
+    """Return the nodes of a file; none if it is not ONNX, which the parser reports."""
+    nodes: list[OnnxNode] = []
+    functions = set()
     with opened(onnx) as content:
         try:
-            return _read(content)
-        except (ValueError, IndexError):  # a broken file: the parser says so
-            return OnnxNodes((), frozenset())
-
-
-def _read(content: Content) -> OnnxNodes:
-    nodes: list[Node] = []
-    functions = set()
-    for field in byte_fields(content, 0, len(content)):
-        if field.number == _MODEL_GRAPH:
-            inner = byte_fields(content, field.start, field.stop)
-            nodes += [_node(content, each) for each in inner if each.number == _GRAPH_NODE]
-        elif field.number == _MODEL_FUNCTION:
-            text = _texts(content, field, _FUNCTION_DOMAIN, _FUNCTION_NAME)
-            functions.add((text[_FUNCTION_DOMAIN], text[_FUNCTION_NAME]))
+            for field in byte_fields(content, 0, len(content)):
+                if field.number == _MODEL_FUNCTION:
+                    texts = _texts(content, field, _FUNCTION_DOMAIN, _FUNCTION_NAME)
+                    functions.add((texts[_FUNCTION_DOMAIN], texts[_FUNCTION_NAME]))
+                if field.number != _MODEL_GRAPH:
+                    continue
+                for inner in byte_fields(content, field.start, field.stop):
+                    if inner.number == _GRAPH_NODE:
+                        numbers = (_NODE_NAME, _NODE_OPERATOR, _NODE_DOMAIN, _NODE_OUTPUT)
+                        texts = _texts(content, inner, *numbers)
+                        nodes.append(OnnxNode(*(texts[number] for number in numbers)))
+        except (ValueError, IndexError):
+            return OnnxNodes()
     return OnnxNodes(tuple(nodes), frozenset(functions))
 
 
-def _node(content: Content, message: Field) -> Node:
-    text = _texts(content, message, _NODE_NAME, _NODE_OPERATOR, _NODE_DOMAIN, _NODE_OUTPUT)
-    return Node(text[_NODE_NAME], text[_NODE_OPERATOR], text[_NODE_DOMAIN], text[_NODE_OUTPUT])
-
-
 def _texts(content: Content, message: Field, *numbers: int) -> dict[int, str]:
-    """Return the first text of each field, "" where there is none."""
+    """Return the first text of each field, "" if there is none."""
     found = dict.fromkeys(numbers, "")
     for number, start, stop in byte_fields(content, message.start, message.stop):
         if number in found and not found[number]:

@@ -1,15 +1,15 @@
-"""An ONNX file as a TensorRT network: parsed, with everything that the parser refuses."""
+"""Parse an ONNX file to a TensorRT network, with everything that the parser refuses."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from buildsys.backends.interface import BuildRequest, Figures, UnsupportedNode, refused
+from buildsys.backends.interface import BuildRequest, Figures, UnsupportedNode, raise_refused
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.enum_tables import DTYPES
 from buildsys.backends.tensorrt.library import Library
@@ -17,12 +17,12 @@ from buildsys.backends.tensorrt.log import Messages, log_of
 from buildsys.backends.tensorrt.onnx_nodes import OnnxNodes, read_nodes
 from buildsys.errors import StageError
 
-# where nobody can look at the graph more closely: an interpreter of a toolchain need not have onnx
+# general remedies: a toolchain need not have onnx, so the graph cannot be examined here
 _REMEDIES = (
-    "export with another opset, give the operator a decomposition (ops: function) or a plugin (ops: plugin), or replace"
-    " it by surgery; doit ops --model MODEL tells what takes which operator"
+    "export with another opset, give the operator a decomposition (ops: function) or a plugin"
+    " (ops: plugin), or replace it by surgery; doit ops --model MODEL lists the support of each operator"
 )
-_ASSERTIONS = (  # the parser's own condition says nothing to a user, the text beside it does
+_ASSERTIONS = (  # the text after the parser's condition is the part for users
     re.compile(r'.*&& "(?P<text>.+)"', re.DOTALL),
     re.compile(r"Assertion failed: .+?: (?P<text>[A-Z].+)", re.DOTALL),
 )
@@ -30,26 +30,13 @@ _ASSERTIONS = (  # the parser's own condition says nothing to a user, the text b
 
 @dataclass
 class Parsed:
-    """A network and what must outlive it: the library does not keep them alive."""
+    """A network and the objects that must outlive it."""
 
     builder: Any
     network: Any
-    parser: Any  # the network's weights are the parser's memory
+    parser: Any  # owns the memory of the network's weights
     refused: list[UnsupportedNode]
     accepted: bool
-
-
-def parse(library: Library, builder: Any, onnx: Path, *, strong: bool = True) -> Parsed:
-    """Parse a file; a parser on a temporary network would crash the process."""
-    network = version_adapter.create_network(library, builder, strong=strong)
-    parser = library.trt.OnnxParser(network, log_of(library).logger)
-    accepted = bool(parser.parse_from_file(str(onnx)))
-    refused = [
-        _refused_node(library, parser.get_error(index)) for index in range(parser.num_errors)
-    ]
-    if not accepted and not version_adapter.names_nodes(library):
-        refused = _named(library, parser, refused, read_nodes(onnx))
-    return Parsed(builder, network, parser, refused, accepted)
 
 
 def new_builder(library: Library) -> Any:
@@ -61,38 +48,49 @@ def new_builder(library: Library) -> Any:
     with log.collected() as messages:
         try:
             builder = library.trt.Builder(log.logger)
-        except TypeError as error:  # what the bindings make of a null pointer
-            reason = (
-                "; ".join(dict.fromkeys([*messages.errors, *messages.warnings]))
-                or "it gives no reason"
-            )
-            hint = "look at nvidia-smi: the driver may be too old, or the GPU full"
+        except TypeError as error:  # the bindings' translation of a null pointer
+            reasons = dict.fromkeys([*messages.errors, *messages.warnings])
+            reason = "; ".join(reasons) or "it gives no reason"
+            hint = "check nvidia-smi: the driver may be too old, or the GPU full"
             raise StageError(f"{library.title} cannot start on this GPU: {reason}", hint) from error
     return builder
+
+
+def parse(library: Library, builder: Any, onnx: Path, *, strong: bool = True) -> Parsed:
+    """Parse a file; a parser on a temporary network would crash the process."""
+    network = version_adapter.create_network(library, builder, strong=strong)
+    parser = library.trt.OnnxParser(network, log_of(library).logger)
+    accepted = bool(parser.parse_from_file(str(onnx)))
+    refused = [
+        _refused_node(library, parser.get_error(index)) for index in range(parser.num_errors)
+    ]
+    if not accepted and not version_adapter.names_all_nodes(library):
+        nodes = read_nodes(onnx)
+        refused = [_named(each, nodes) for each in refused]
+        refused += _unknown_nodes(library, parser, nodes, {each.index for each in refused})
+        refused.sort(key=lambda each: -1 if each.index is None else each.index)
+    return Parsed(builder, network, parser, refused, accepted)
 
 
 def check_parsed(
     library: Library, request: BuildRequest, parsed: Parsed, messages: Messages
 ) -> None:
-    """Check that the parser took the whole graph.
+    """Check that the parser accepted the whole graph.
 
     Raises: GraphRefusedError: all nodes that it refused. StageError: it could not read the file.
     """
     nodes = [node for node in parsed.refused if node.operator]
     others = [node.reason for node in parsed.refused if not node.operator]
     if nodes:
-        refused(request, library.title, nodes, others, _REMEDIES)
+        raise_refused(request, library.title, nodes, others, _REMEDIES)
+    problem = ""
     if others or not parsed.accepted:
-        reason = "; ".join(others) or messages.sentence("no reason is given")
-        raise StageError(
-            f"model {request.model}: {library.title} cannot read {request.onnx.name}: {reason}"
-        )
-    if (
-        parsed.network.num_outputs == 0
-    ):  # the parser takes some files that are no ONNX for an empty model
-        raise StageError(
-            f"model {request.model}: {library.title} finds no graph with outputs in {request.onnx.name}"
-        )
+        reason = "; ".join(others) or messages.error_text("no reason is given")
+        problem = f"cannot read {request.onnx.name}: {reason}"
+    elif parsed.network.num_outputs == 0:  # the parser accepts some files that are not ONNX
+        problem = f"finds no graph with outputs in {request.onnx.name}"
+    if problem:
+        raise StageError(f"model {request.model}: {library.title} {problem}")
 
 
 def network_facts(library: Library, network: Any) -> Figures:
@@ -101,59 +99,39 @@ def network_facts(library: Library, network: Any) -> Figures:
     layers = [network.get_layer(index) for index in range(network.num_layers)]
     kinds = Counter(str(layer.type.name).lower() for layer in layers)
     types = Counter(dtypes[layer.get_output_type(0)] for layer in layers if layer.num_outputs)
-    total = sum(types.values())
+    shares = {name: count / types.total() for name, count in sorted(types.items())}
     return {
         "layers": dict(sorted(kinds.items())),
-        "precision_shares": {
-            "layers": {name: count / total for name, count in sorted(types.items())}
-        },
+        "precision_shares": {"layers": shares},
         "precision_of": "network",
     }
 
 
-def _named(
-    library: Library, parser: Any, refused: Sequence[UnsupportedNode], onnx: OnnxNodes
-) -> list[UnsupportedNode]:
-    """Return refused nodes with name and operator, and all others whose operator the parser does not know.
-
-    A parser that stops at the first node tells no more than its number.
-    """
-    found = []
-    for each in refused:
-        known = each.index is not None and each.index < len(onnx.nodes)
-        node = onnx.nodes[each.index] if known and each.index is not None else None
-        named = (
-            replace(each, name=node.name, operator=node.operator, output=node.output)
-            if node
-            else each
-        )
-        found.append(named)
-    told = {each.index for each in found}
-    for index, node in enumerate(onnx.nodes):
-        is_known = (
-            parser.supports_operator(node.operator)
-            or (node.domain, node.operator) in onnx.functions
-        )
-        if (
-            index not in told
-            and not is_known
-            and version_adapter.find_creator(library, node.operator, "1", "") is None
-        ):
-            reason = "the parser does not know this operator, and there is no plugin for it"
-            found.append(
-                UnsupportedNode(index, node.name, node.operator, reason, output=node.output)
-            )
-    return sorted(found, key=lambda each: -1 if each.index is None else each.index)
-
-
 def _refused_node(library: Library, error: Any) -> UnsupportedNode:
     facts = version_adapter.error_facts(library, error)
-    matches = [match for pattern in _ASSERTIONS if (match := pattern.fullmatch(facts.text))]
-    reason = " ".join((matches[0]["text"] if matches else facts.text).split())
-    return UnsupportedNode(
-        index=facts.index,
-        name=facts.name,
-        operator=facts.operator,
-        reason=reason,
-        functions=facts.functions,
-    )
+    matches = (match for pattern in _ASSERTIONS if (match := pattern.fullmatch(facts.text)))
+    match = next(matches, None)
+    reason = " ".join((match["text"] if match else facts.text).split())
+    return UnsupportedNode(facts.index, facts.name, facts.operator, reason, facts.functions)
+
+
+def _named(refused: UnsupportedNode, onnx: OnnxNodes) -> UnsupportedNode:
+    """Add name and operator to a node that the parser reports by its number only."""
+    if refused.index is None or refused.index >= len(onnx.nodes):
+        return refused
+    node = onnx.nodes[refused.index]
+    return replace(refused, name=node.name, operator=node.operator, output=node.output)
+
+
+def _unknown_nodes(
+    library: Library, parser: Any, onnx: OnnxNodes, reported: Container[int | None]
+) -> Iterator[UnsupportedNode]:
+    """Yield the other nodes with unknown operators, for a parser that stops at the first one."""
+    for index, node in enumerate(onnx.nodes):
+        if index in reported or parser.supports_operator(node.operator):
+            continue
+        is_function = (node.domain, node.operator) in onnx.functions
+        creator = version_adapter.find_creator(library, node.operator, "1", "")
+        if not is_function and creator is None:
+            reason = "the parser does not know this operator, and there is no plugin for it"
+            yield UnsupportedNode(index, node.name, node.operator, reason, output=node.output)

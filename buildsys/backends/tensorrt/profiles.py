@@ -1,4 +1,4 @@
-"""Optimization profiles: the range of shapes of every input that an engine is built for."""
+"""Optimization profiles: the shape ranges that an engine is built for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from buildsys.errors import StageError
 
 Shape = tuple[int, ...]
-# input name -> {"min": shape, "opt": shape, "max": shape}, and {"min_values": …} where its values decide shapes
+# input name -> {"min": shape, "opt": shape, "max": shape}, and {"min_values": …} if its values decide shapes
 Profile = dict[str, dict[str, Shape]]
 _POINTS = ("min", "opt", "max")
 
@@ -19,42 +19,36 @@ def resolve_profiles(
     dims: Mapping[str, Mapping[str, Any]],
     explicit: Sequence[Mapping[str, Mapping[str, Any]]] | None,
 ) -> list[Profile]:
-    """Return the profiles of an engine: the explicit ones, checked, or one from the ranges of ``dims``.
+    """Return an engine's explicit profiles, checked, or one from the ranges of ``dims``.
 
     Inputs without a dynamic dimension have no entry; a model without dynamic inputs has no profile.
-    Raises: StageError: everything that is wrong with the explicit profiles.
+    Raises: StageError: all problems of the explicit profiles.
     """
     dynamic = {
         name: tensor["shape"] for name, tensor in inputs.items() if _is_dynamic(tensor["shape"])
     }
     if explicit is None:
-        return [_profile_of_dims(dynamic, dims)] if dynamic else []
+        profile = {
+            name: {
+                point: tuple(dims[size][point] if isinstance(size, str) else size for size in shape)
+                for point in _POINTS
+            }
+            for name, shape in dynamic.items()
+        }
+        return [profile] if profile else []
     problems: list[str] = []
     profiles = []
     for number, given in enumerate(explicit):
-        complete, found = _checked_profile(given, inputs)
-        wanted = [name for name in inputs if name in dynamic or "values" in given.get(name, ())]
-        profiles.append({name: complete[name] for name in wanted if name in complete})
+        ranges, found = _checked_profile(given, inputs)
+        needed = [name for name in inputs if name in dynamic or "values" in given.get(name, ())]
+        profiles.append({name: ranges[name] for name in needed if name in ranges})
         problems += [f"profile {number}: {problem}" for problem in found]
     if dynamic and not profiles:
-        problems.append(f"there is no profile, but the shape of {_names(dynamic)} is dynamic")
+        problems.append(f"there is no profile, but the shape of {', '.join(dynamic)} is dynamic")
     if problems:
-        raise StageError(
-            "; ".join(problems), "correct the engine's profiles, or leave them out: dims give one"
-        )
+        hint = "correct the engine's profiles, or remove them to use the ranges of dims"
+        raise StageError("; ".join(problems), hint)
     return profiles if any(profiles) else []
-
-
-def _profile_of_dims(
-    dynamic: Mapping[str, Sequence[Any]], dims: Mapping[str, Mapping[str, Any]]
-) -> Profile:
-    def shape_at(point: str, shape: Sequence[Any]) -> Shape:
-        return tuple(dims[size][point] if isinstance(size, str) else size for size in shape)
-
-    return {
-        name: {point: shape_at(point, shape) for point in _POINTS}
-        for name, shape in dynamic.items()
-    }
 
 
 def check_against_graph(
@@ -62,85 +56,79 @@ def check_against_graph(
     shapes: Mapping[str, Sequence[int]],
     deciding: AbstractSet[str] = frozenset(),
 ) -> None:
-    """Check that profiles fit the inputs that a graph really has.
+    """Check that profiles fit the graph's inputs.
 
     ``shapes`` are the graph's, -1 for a dynamic size; the values of the inputs in ``deciding`` decide shapes.
-    Raises: StageError: all that does not fit.
+    Raises: StageError: all problems.
     """
-    problems = []
-    for number, profile in enumerate(profiles):
-        problems += [f"profile {number}: {text}" for text in _misfits(profile, shapes)]
-    dynamic = [name for name, shape in shapes.items() if -1 in shape]
-    unranged = [
-        name for name in dynamic if not profiles or any(name not in profile for profile in profiles)
+    problems = [
+        f"profile {number}: {problem}"
+        for number, profile in enumerate(profiles)
+        for problem in _mismatches(profile, shapes)
     ]
     problems += [
         f"the graph's input {name} has dynamic sizes, and there is no range for it"
-        for name in unranged
+        for name, shape in shapes.items()
+        if -1 in shape and (not profiles or any(name not in profile for profile in profiles))
     ]
     if problems:
-        hint = "give dims, or the engine's profiles, the sizes that the graph takes; or export it with other axes"
+        hint = (
+            "use the graph's sizes in dims or the engine's profiles, or export it with other axes"
+        )
         raise StageError("; ".join(problems), hint)
-    valueless = [
+    without_values = [
         name
         for name in sorted(deciding)
         if not profiles or any("min_values" not in p.get(name, ()) for p in profiles)
     ]
-    if valueless:
-        text = f"the values of the input {_names(valueless)} decide shapes inside the network, and no range is given"
+    if without_values:
         raise StageError(
-            text, f"profiles: [{{{valueless[0]}: {{values: {{min: […], opt: […], max: […]}}}}}}]"
+            f"the values of the input {', '.join(without_values)} decide shapes inside the network,"
+            " and no range is given",
+            f"profiles: [{{{without_values[0]}: {{values: {{min: […], opt: […], max: […]}}}}}}]",
         )
 
 
-def _misfits(spans: Profile, shapes: Mapping[str, Sequence[int]]) -> Iterator[str]:
-    for name, ranges in spans.items():
+def _mismatches(ranges_of: Profile, shapes: Mapping[str, Sequence[int]]) -> Iterator[str]:
+    for name, ranges in ranges_of.items():
         if name not in shapes:
-            yield f"the graph has no input {name}, only {_names(list(shapes))}"
+            yield f"the graph has no input {name}, only {', '.join(shapes)}"
             continue
-        if len(ranges["min"]) != len(shapes[name]):
-            yield f"the graph's input {name} has {len(shapes[name])} dimensions, not {len(ranges['min'])}"
+        rank, given = len(shapes[name]), len(ranges["min"])
+        if given != rank:
+            yield f"the graph's input {name} has {rank} dimensions, not {given}"
             continue
         for axis, size in enumerate(shapes[name]):
             low, high = ranges["min"][axis], ranges["max"][axis]
             if size >= 0 and not low == high == size:
-                yield f"the graph fixes axis {axis} of {name} at {size}, and {low} to {high} is asked for"
-
-
-def _profile_of_values(
-    shape: Sequence[Any], values: Mapping[str, Sequence[int]]
-) -> dict[str, Shape]:
-    sizes = tuple(size for size in shape if isinstance(size, int))
-    return {
-        **dict.fromkeys(_POINTS, sizes),
-        **{f"{point}_values": tuple(values[point]) for point in _POINTS},
-    }
+                yield f"the graph fixes axis {axis} of {name} at {size}, not {low} to {high}"
 
 
 def _checked_profile(
     given: Mapping[str, Mapping[str, Any]], inputs: Mapping[str, Mapping[str, Any]]
 ) -> tuple[Profile, list[str]]:
+    """Return an explicit profile and its problems."""
     problems = []
     profile: Profile = {}
     for name, ranges in given.items():
         if name not in inputs:
-            problems.append(f"there is no input {name!r}, the inputs are {_names(inputs)}")
+            problems.append(f"there is no input {name!r}, the inputs are {', '.join(inputs)}")
             continue
+        shape = inputs[name]["shape"]
         if "values" in ranges:
-            profile[name] = _profile_of_values(inputs[name]["shape"], ranges["values"])
+            sizes = tuple(size for size in shape if isinstance(size, int))
+            values = {f"{point}_values": tuple(ranges["values"][point]) for point in _POINTS}
+            profile[name] = {**dict.fromkeys(_POINTS, sizes), **values}
             continue
         profile[name] = {point: tuple(ranges[point]) for point in _POINTS}
-        problems += [
-            f"{name}: {problem}"
-            for problem in _range_problems(profile[name], inputs[name]["shape"])
-        ]
+        problems += [f"{name}: {problem}" for problem in _range_problems(profile[name], shape)]
     missing = [
         name
         for name, tensor in inputs.items()
         if _is_dynamic(tensor["shape"]) and name not in given
     ]
     if missing:
-        problems.append(f"nothing for {_names(missing)}, whose shape is dynamic")
+        problems.append(f"no range for {', '.join(missing)}, whose shape is dynamic")
     return profile, problems
 
 
@@ -149,16 +137,14 @@ def _range_problems(ranges: Mapping[str, Shape], shape: Sequence[Any]) -> list[s
         f"{point} {list(ranges[point])}" for point in _POINTS if len(ranges[point]) != len(shape)
     ]
     if wrong_rank:
-        return [
-            f"{' and '.join(wrong_rank)} must have the {len(shape)} dimensions of {list(shape)}"
-        ]
+        text = f"must have the {len(shape)} dimensions of {list(shape)}"
+        return [f"{' and '.join(wrong_rank)} {text}"]
     problems = []
     for axis, size in enumerate(shape):
         low, usual, high = (ranges[point][axis] for point in _POINTS)
         if not low <= usual <= high:
-            problems.append(
-                f"axis {axis}: min {low}, opt {usual}, max {high} are not in ascending order"
-            )
+            found = f"min {low}, opt {usual}, max {high}"
+            problems.append(f"axis {axis}: {found} are not in ascending order")
         elif not isinstance(size, str) and (low, high) != (size, size):
             problems.append(f"axis {axis} is always {size}, not {low} to {high}")
     return problems
@@ -166,7 +152,3 @@ def _range_problems(ranges: Mapping[str, Shape], shape: Sequence[Any]) -> list[s
 
 def _is_dynamic(shape: Sequence[Any]) -> bool:
     return any(isinstance(size, str) for size in shape)
-
-
-def _names(names: Mapping[str, Any] | Sequence[str]) -> str:
-    return ", ".join(names)

@@ -1,7 +1,7 @@
-"""Memory layouts of tensors: how an engine's inputs and outputs lie where ``io`` asks for another than rows first.
+"""Memory layouts of an engine's inputs and outputs.
 
 Source: TensorRT developer guide, "I/O Formats": channels in blocks (CHW4: [N, C/4, H, W, 4]) or last (HWC8:
-[N, H, W, C up to a multiple of 8]), filled up with zeros.
+[N, H, W, C up to a multiple of 8]), padded with zeros.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ LINEAR = "linear"
 
 class _Layout(NamedTuple):
     multiple: int  # of the channels
-    is_blocked: bool  # blocks of channels stay where channels were; else channels are last
-    spatial: int  # dimensions behind the channels
+    is_blocked: bool  # channels in blocks, or last
+    spatial: int  # dimensions after the channels
 
 
 _LAYOUTS = {
@@ -31,20 +31,17 @@ _LAYOUTS = {
 
 
 def packed(array: Array, layout: str) -> Array:
-    """Return an array as it lies in memory in a layout."""
+    """Return an array as a layout stores it."""
     if layout == LINEAR:
         return array
-    chosen = _chosen(layout, array.shape)
-    axis = array.ndim - 1 - chosen.spatial
-    padding = [
-        (0, -array.shape[axis] % chosen.multiple if index == axis else 0)
-        for index in range(array.ndim)
-    ]
-    filled = np.pad(array, padding) if any(after for _, after in padding) else array
-    if not chosen.is_blocked:
+    found, axis = _layout(layout, array.shape)
+    padding = [(0, 0)] * array.ndim
+    padding[axis] = (0, -array.shape[axis] % found.multiple)
+    filled = np.pad(array, padding) if padding[axis][1] else array
+    if not found.is_blocked:
         return np.ascontiguousarray(np.moveaxis(filled, axis, -1))
-    blocks = filled.shape[axis] // chosen.multiple
-    split = filled.reshape(*filled.shape[:axis], blocks, chosen.multiple, *filled.shape[axis + 1 :])
+    blocks = filled.shape[axis] // found.multiple
+    split = filled.reshape(*filled.shape[:axis], blocks, found.multiple, *filled.shape[axis + 1 :])
     return np.ascontiguousarray(np.moveaxis(split, axis + 1, -1))
 
 
@@ -52,21 +49,19 @@ def packed_shape(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
     """Return the shape of ``packed`` for an array of a shape."""
     if layout == LINEAR:
         return shape
-    chosen = _chosen(layout, shape)
-    axis = len(shape) - 1 - chosen.spatial
-    blocks = -(-shape[axis] // chosen.multiple)
-    if chosen.is_blocked:
-        return (*shape[:axis], blocks, *shape[axis + 1 :], chosen.multiple)
-    return (*shape[:axis], *shape[axis + 1 :], blocks * chosen.multiple)
+    found, axis = _layout(layout, shape)
+    blocks = -(-shape[axis] // found.multiple)
+    if found.is_blocked:
+        return (*shape[:axis], blocks, *shape[axis + 1 :], found.multiple)
+    return (*shape[:axis], *shape[axis + 1 :], blocks * found.multiple)
 
 
 def unpacked(memory: Array, layout: str, shape: tuple[int, ...]) -> Array:
-    """Return the array of a shape that lies in memory in a layout."""
+    """Return the array of a shape from memory in a layout."""
     if layout == LINEAR:
         return memory
-    chosen = _chosen(layout, shape)
-    axis = len(shape) - 1 - chosen.spatial
-    if chosen.is_blocked:
+    found, axis = _layout(layout, shape)
+    if found.is_blocked:
         split = np.moveaxis(memory, -1, axis + 1)
         filled = split.reshape(*split.shape[:axis], -1, *split.shape[axis + 2 :])
     else:
@@ -75,12 +70,13 @@ def unpacked(memory: Array, layout: str, shape: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(filled[cut])
 
 
-def _chosen(layout: str, shape: tuple[int, ...]) -> _Layout:
-    found = _LAYOUTS.get(layout)
+def _layout(name: str, shape: tuple[int, ...]) -> tuple[_Layout, int]:
+    """Return a layout and the axis of the channels."""
+    found = _LAYOUTS.get(name)
     if found is None:
-        raise StageError(f"tensors in the format {layout} cannot be passed in or out here")
-    if len(shape) <= found.spatial:
-        raise StageError(
-            f"a tensor of shape {list(shape)} has no channels, which the format {layout} arranges"
-        )
-    return found
+        raise StageError(f"tensors in the format {name} cannot be inputs or outputs here")
+    axis = len(shape) - 1 - found.spatial
+    if axis < 0:
+        text = f"a tensor of shape {list(shape)} has no channels for the format {name}"
+        raise StageError(text)
+    return found, axis

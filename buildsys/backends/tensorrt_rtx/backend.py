@@ -1,4 +1,4 @@
-"""TensorRT-RTX: engines for RTX GPUs, built with or without a GPU at hand. See ``buildsys.backends.tensorrt``.
+"""TensorRT-RTX: engines for RTX GPUs, built with or without a GPU.
 
 Its networks are always strongly typed: an engine's precision is that of the ONNX types.
 """

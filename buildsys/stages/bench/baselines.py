@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from buildsys.backends.measurement.contenders import Contender, LocalCall
 from buildsys.backends.measurement.gpu import GpuTiming
-from buildsys.backends.measurement.interleaving import Contender, LocalCall
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import Tensor, load_case
 from buildsys.stages.operators.implementation import implementation_of

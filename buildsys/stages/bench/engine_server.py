@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from buildsys.backends.interface import OperatorUse
+from buildsys.backends.measurement.contenders import Contender
 from buildsys.backends.measurement.gpu import GpuTiming
-from buildsys.backends.measurement.interleaving import Contender
 from buildsys.errors import StageError, Unavailable
 from buildsys.stages.bench.local_engine import LocalEngine
 from buildsys.system.interpreters.toolchain import Toolchain

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from buildsys.backends.measurement.interleaving import Samples
+from buildsys.backends.measurement.contenders import Samples
 
 NS_PER_MS = 1_000_000
 PERCENTILES = (50, 90, 95, 99)

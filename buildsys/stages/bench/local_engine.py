@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 from buildsys.backends import load_backend
 from buildsys.backends.cuda.gpus import find_driver, pci_bus_id
 from buildsys.backends.interface import Figures, OperatorUse, Options, Session
+from buildsys.backends.measurement.contenders import Contender, LocalCall
 from buildsys.backends.measurement.gpu import ENGINE, GpuSession, GpuTiming
-from buildsys.backends.measurement.interleaving import Contender, LocalCall
 from buildsys.onnx_graphs.tensors import load_case
 from buildsys.system.interpreters.toolchain import Toolchain
 

@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 
 import buildsys
 from buildsys.backends.interface import Figures, OperatorUse, Options
+from buildsys.backends.measurement.contenders import Contender, Samples
 from buildsys.backends.measurement.gpu import GpuTiming
-from buildsys.backends.measurement.interleaving import Contender, Samples
 from buildsys.errors import StageError, Unavailable
 from buildsys.stages.bench import engine_server  # so that its code counts for who starts it
 from buildsys.system.interpreters.toolchain import Toolchain

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from buildsys.backends.interface import Options
+from buildsys.backends.measurement.contenders import Pace, Samples, measure
 from buildsys.backends.measurement.gpu import ENGINE, ENGINE_CUDA_GRAPH, GpuTiming
-from buildsys.backends.measurement.interleaving import Pace, Samples, measure
 from buildsys.errors import Unavailable
 from buildsys.onnx_graphs.tensors import load_case
 from buildsys.stages.bench.baselines import Baselines, opened_baselines

@@ -15,8 +15,8 @@ import torch
 
 from buildsys.backends.cuda.device import Device, Stream
 from buildsys.backends.interface import uses_tf32
+from buildsys.backends.measurement.contenders import Contender, LocalCall
 from buildsys.backends.measurement.gpu import GpuContender, GpuTiming, Slot
-from buildsys.backends.measurement.interleaving import Contender, LocalCall
 from buildsys.errors import Unavailable
 from buildsys.models.torch_dtypes import to_torch
 from buildsys.models.torch_model import Network, make_network

@@ -78,7 +78,7 @@ def test_a_failing_call_names_itself() -> None:
     device = Device(0)
     with (
         device.current(),
-        pytest.raises(StageError, match="the GPU is out of memory: 1024 TiB were asked for, and "),
+        pytest.raises(StageError, match="the GPU is out of memory: 1024 TiB were requested, and "),
     ):
         device.allocate(1 << 50)
     device.close()

@@ -1,6 +1,6 @@
 """Running and timing on a GPU: the driver's calls, the harness against bare loops, readings of NVML, real engines.
 
-TensorRT is asked for in the interpreter that BUILDSYS_TEST_TOOLCHAIN names, else in this one. The folder that
+TensorRT is that of the interpreter BUILDSYS_TEST_TOOLCHAIN, else of this one. The folder that
 BUILDSYS_GPU_FIGURES names keeps the figures as JSON.
 """
 

@@ -242,7 +242,7 @@ def test_a_profile_holds_values_that_decide_shapes(tmp_path: Path) -> None:
         (
             (2, 3, 8, 8),
             INPUTS,
-            "profile 0: the graph fixes axis 0 of x at 2, and 1 to 8 is asked for",
+            "profile 0: the graph fixes axis 0 of x at 2, not 1 to 8",
         ),
         (("batch", 3, 8), INPUTS, "profile 0: the graph's input x has 3 dimensions, not 4"),
         (("batch", 3, 8, 8), {"z": INPUTS["x"]}, "profile 0: the graph has no input z, only x"),
@@ -351,7 +351,7 @@ def test_formats_of_tensors_reach_the_network(tmp_path: Path) -> None:
         ),
         (
             {"x": {"dtype": "float16"}},
-            "io.x.dtype: float16 is not what the graph has, float32, and a strongly typed",
+            "io.x.dtype: float16 differs from the graph's type, float32, which a strongly typed",
         ),
         (
             {"x": {"dtype": "float64"}},
@@ -371,7 +371,7 @@ def test_a_graph_without_the_precision_that_was_asked_for_fails_with_the_figure(
     with pytest.raises(StageError) as caught:
         build(tmp_path, conv_bn(), precision="fp16")
     assert str(caught.value).startswith(
-        "model m: the engine was asked for fp16 and none of its layers is in float16: "
+        "model m: the engine was requested in fp16, but none of its layers is in float16: "
     )
     assert not (tmp_path / "engine.engine").exists()
     facts = build(

@@ -115,9 +115,9 @@ def test_what_tensorrt_takes() -> None:
 
 def test_kernels_of_an_open_end_are_for_their_version_alone() -> None:
     kernel = kernels.Kernel(22, 2**31 - 1, {"T": frozenset({"tensor(float)"})})
-    assert kernel.takes_version(22)
-    assert not kernel.takes_version(23)
-    assert kernels.Kernel(9, 21, {}).takes_version(13)
-    assert kernel.takes_types({"T": "tensor(float)"})
-    assert kernel.takes_types({})
-    assert not kernel.takes_types({"T": "tensor(double)"})
+    assert kernel.supports_version(22)
+    assert not kernel.supports_version(23)
+    assert kernels.Kernel(9, 21, {}).supports_version(13)
+    assert kernel.supports_types({"T": "tensor(float)"})
+    assert kernel.supports_types({})
+    assert not kernel.supports_types({"T": "tensor(double)"})

@@ -241,7 +241,7 @@ def test_a_plugin_that_crashes_leaves_its_line_in_the_log(project: Project) -> N
         (
             "class Other(ScaledClipCreator):\n    def __init__(self):\n"
             "        super().__init__()\n        self.plugin_version = '2'\n",
-            "Other has plugin_version '2', and the parser looks for '1'; set plugin_version = '1'",
+            "Other has plugin_version '2', but the parser needs '1'; set plugin_version = '1'",
         ),
         (
             "class Other(ScaledClipCreator):\n    def __init__(self, gain):\n        super().__init__()\n",
@@ -271,11 +271,11 @@ def test_a_file_that_is_missing_is_told(project: Project) -> None:
 def test_a_name_of_another_plugin_is_told(project: Project) -> None:
     own = "MyelinWeightsTransformPlugin"
     assert project.error((f"mydomain::{own}", FILE)) == (
-        f"{FILE}: TensorRT-RTX knows another plugin that mydomain::{own} would be taken for: {own};"
+        f"{FILE}: TensorRT-RTX already has a plugin for mydomain::{own}: {own};"
         " give the operator another name, or each creator its domain as plugin_namespace"
     )
     project.write("", file="plugins/ops/other.py")
-    assert "TensorRT-RTX knows another plugin that" in project.error(
+    assert "TensorRT-RTX already has a plugin for" in project.error(
         (OP, FILE), ("b::ScaledClip", "plugins/ops/other.py")
     )
 

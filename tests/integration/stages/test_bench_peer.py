@@ -21,7 +21,7 @@ from engine_jobs import BATCHES, random_x, resolved, save_at, stage_job, write_g
 from small_graphs import conv_bn
 
 from buildsys.backends.cuda.gpus import find_driver
-from buildsys.backends.measurement.interleaving import Pace, measure
+from buildsys.backends.measurement.contenders import Pace, measure
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import save_case
 from buildsys.stages.bench import remote_engine

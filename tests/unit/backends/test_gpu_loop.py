@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from buildsys.backends.cuda.device import format_size, out_of_memory
+from buildsys.backends.cuda.device import out_of_memory
+from buildsys.backends.cuda.gpus import format_size
 from buildsys.backends.measurement import gpu
 from buildsys.backends.measurement.gpu import GpuContender, Slot
 

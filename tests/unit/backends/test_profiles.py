@@ -67,7 +67,7 @@ def test_what_is_wrong_with_a_profile_is_said(change: dict, problem: str) -> Non
 
 
 def test_a_dynamic_input_without_a_range_is_an_error() -> None:
-    with pytest.raises(StageError, match="profile 0: nothing for image, whose shape is dynamic"):
+    with pytest.raises(StageError, match="profile 0: no range for image, whose shape is dynamic"):
         resolve_profiles(INPUTS, DIMS, [{"ids": GOOD["ids"]}])
     with pytest.raises(
         StageError, match="there is no profile, but the shape of ids, image is dynamic"
@@ -84,7 +84,7 @@ def test_all_problems_come_at_once() -> None:
         )
     for part in (
         "profile 0: there is no input 'x'",
-        "profile 0: nothing for ids, image",
+        "profile 0: no range for ids, image",
         "profile 1: scale: min []",
     ):
         assert part in str(caught.value)

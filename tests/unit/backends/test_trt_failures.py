@@ -1,11 +1,11 @@
-"""What TensorRT logs where it gives up, as sentences: texts of 8.6.0 on an H200, and of the developer guides."""
+"""Explanations of TensorRT's failures: log texts of 8.6.0 on an H200, and of the developer guides."""
 
 from __future__ import annotations
 
 import pytest
 
-from buildsys.backends.tensorrt.error_messages import build_failure, load_failure, shown_bytes
-from buildsys.backends.tensorrt.log import Messages, sentence_of
+from buildsys.backends.tensorrt.error_messages import build_failure, load_failure
+from buildsys.backends.tensorrt.log import Messages, clean_message
 
 TOPK = (
     "4: Could not find any implementation for node /topk due to insufficient workspace. See verbose log for requested"
@@ -47,31 +47,31 @@ OTHER_GPU = (
 
 def logged(*errors: str, warnings: tuple[str, ...] = ()) -> Messages:
     return Messages(
-        [sentence_of(text) for text in errors], [sentence_of(text) for text in warnings]
+        [clean_message(text) for text in errors], [clean_message(text) for text in warnings]
     )
 
 
-def test_a_message_is_its_sentence() -> None:
-    assert sentence_of(TOPK[1]) == sentence_of(TOPK[0])
-    assert sentence_of(CUT) == "Serialization assertion plan->header.size == blobSize failed."
-    assert logged(*LSTM).sentence("") == (
+def test_a_message_is_reduced_to_its_sentence() -> None:
+    assert clean_message(TOPK[1]) == clean_message(TOPK[0])
+    assert clean_message(CUT) == "Serialization assertion plan->header.size == blobSize failed."
+    assert logged(*LSTM).error_text("") == (
         "Could not find any implementation for node {ForeignNode[w...(Unnamed Layer* 48) [LoopOutput]]}."
     )
 
 
 @pytest.mark.parametrize(("errors", "node"), [(TOPK, "/topk"), (LSTM, FOREIGN_NODE)])
-def test_a_workspace_that_is_too_small(errors: tuple[str, ...], node: str) -> None:
+def test_a_too_small_workspace(errors: tuple[str, ...], node: str) -> None:
     failure = build_failure(logged(*errors), {"workspace": 1024}, "TensorRT")
     assert failure.problem.startswith(
-        f"no tactic of {node} works within workspace: 1KiB: Could not find any"
+        f"no tactic of {node} works within workspace: 1 KiB: Could not find any"
     )
-    assert failure.hint == "give the engine more workspace, or leave it out"
+    assert failure.hint == "increase the engine's workspace, or remove the field"
     assert build_failure(logged(*errors), {"workspace": None}, "TensorRT").problem.startswith(
         "Could not find any"
     )
 
 
-def test_what_the_smallest_tactic_asks_for_is_told_where_it_is_known() -> None:
+def test_the_need_of_the_smallest_tactic_is_reported() -> None:
     skipped = tuple(
         "Tactic Device request: 512MB Available: 16MB. Tactic 0x1 skipped due to insufficient memory on requested size"
         f" of {size} detected for tactic 0x1."
@@ -79,12 +79,12 @@ def test_what_the_smallest_tactic_asks_for_is_told_where_it_is_known() -> None:
     )  # fmt: skip
     failure = build_failure(logged(*LSTM, warnings=skipped), {"workspace": 1 << 24}, "TensorRT")
     assert failure.problem.startswith(
-        "workspace: 16MiB is too small for any tactic of {ForeignNode"
+        "workspace: 16 MiB is too small for any tactic of {ForeignNode"
     )
-    assert failure.problem.endswith("which asks for 256MiB or more")
+    assert failure.problem.endswith("which needs 256 MiB or more")
 
 
-def test_a_gpu_that_is_full() -> None:
+def test_a_full_gpu() -> None:
     errors = (
         "1: [defaultAllocator.cpp::allocate::20] Error Code 1: Cuda Runtime (out of memory)",
         "Requested amount of GPU memory (1073741824 bytes) could not be allocated. There may not be enough free"
@@ -92,17 +92,17 @@ def test_a_gpu_that_is_full() -> None:
     )
     failure = build_failure(logged(errors[0], warnings=errors[1:]), {"workspace": None}, "TensorRT")
     assert failure.problem.startswith(
-        "the GPU is out of memory, 1GiB were asked for: out of memory"
+        "the GPU is out of memory, 1 GiB were requested: out of memory"
     )
-    assert "stop what else uses the GPU" in failure.hint
+    assert "stop other programs on the GPU" in failure.hint
     failure = load_failure("e.engine", logged(*errors), "TensorRT 8.6.0")
     assert failure.problem.startswith(
-        "e.engine cannot be loaded: the GPU is out of memory, 1GiB were asked for"
+        "e.engine cannot be loaded: the GPU is out of memory, 1 GiB were requested"
     )
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "expected"),
     [
         (
             OTHER_VERSION,
@@ -111,39 +111,32 @@ def test_a_gpu_that_is_full() -> None:
         (OTHER_GPU, "e.engine was built for a GPU of compute capability 8.6, and this one has 9.0"),
         (
             CUT,
-            "e.engine is no engine of TensorRT 8.6.0, or damaged: Serialization assertion plan->header.size",
+            "e.engine is not an engine of TensorRT 8.6.0, or it is damaged: Serialization assertion plan->header.size",
         ),
         (
             FOREIGN,
-            "e.engine is no engine of TensorRT 8.6.0, or damaged: Serialization assertion plan->header.magicTag",
+            "e.engine is not an engine of TensorRT 8.6.0, or it is damaged: Serialization assertion plan->header.magicTag",
         ),
         (
             EMPTY,
-            "e.engine is no engine of TensorRT 8.6.0, or damaged: Cannot deserialize with an empty memory buffer",
+            "e.engine is not an engine of TensorRT 8.6.0, or it is damaged: Cannot deserialize with an empty memory buffer",
         ),
-        (SHORT, "e.engine is no engine of TensorRT 8.6.0, or damaged: Assertion blobSize"),
+        (
+            SHORT,
+            "e.engine is not an engine of TensorRT 8.6.0, or it is damaged: Assertion blobSize",
+        ),
         ("9: something new", "e.engine: TensorRT 8.6.0 cannot load the engine: something new"),
     ],
 )
-def test_an_engine_that_cannot_be_loaded(error: str, said: str) -> None:
+def test_an_engine_that_cannot_be_loaded(error: str, expected: str) -> None:
     failure = load_failure("e.engine", logged(error), "TensorRT 8.6.0")
-    assert failure.problem.startswith(said)
-    assert failure.hint == "build it again here"
+    assert failure.problem.startswith(expected)
+    assert failure.hint == "build it again on this machine"
 
 
-def test_what_is_not_explained_is_told_as_it_is() -> None:
+def test_an_unknown_error_is_reported_as_it_is() -> None:
     assert build_failure(logged("2: odd"), {"workspace": 1024}, "TensorRT").problem == "odd"
     assert (
         build_failure(logged(), {"workspace": None}, "TensorRT").problem
         == "TensorRT built no engine"
     )
-
-
-def test_sizes_as_people_write_them() -> None:
-    assert [shown_bytes(size) for size in (0, 1023, 1024, 1536, 3 << 30)] == [
-        "0B",
-        "1023B",
-        "1KiB",
-        "1.5KiB",
-        "3GiB",
-    ]

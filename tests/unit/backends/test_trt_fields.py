@@ -126,9 +126,9 @@ def test_all_that_a_version_lacks_is_said_at_once_with_those_that_have_it() -> N
     with pytest.raises(StageError) as caught:
         check_fields(library(TRT_8), options(TRT_8, strip_plan=True, precision="bf16"))
     assert str(caught.value) == (
-        "TensorRT 8.6.0 cannot honour strip_plan (TensorRT 10 or TensorRT 11 can) and precision: bf16"
+        "TensorRT 8.6.0 does not support strip_plan (TensorRT 10 or TensorRT 11 can) and precision: bf16"
         " (TensorRT 10 can);"
-        " use another version, or take the field out of the engine"
+        " use another version, or remove the field from the engine"
     )
 
 
@@ -136,8 +136,8 @@ def test_a_version_without_calibrators_names_those_that_have_them() -> None:
     with pytest.raises(StageError) as caught:
         check_fields(library(TRT_11), planned(TRT_11, precision="int8", quantization="implicit"))
     assert str(caught.value) == (
-        "TensorRT 11.4.0 cannot honour quantization: implicit (TensorRT 8.6 or TensorRT 10 can);"
-        " use another version, or take the field out of the engine"
+        "TensorRT 11.4.0 does not support quantization: implicit (TensorRT 8.6 or TensorRT 10 can);"
+        " use another version, or remove the field from the engine"
     )
 
 
@@ -249,7 +249,7 @@ def test_a_precision_that_the_gpu_lacks_is_unavailable(monkeypatch: pytest.Monke
         gpu_requirements.check_builder(library(TRT_8), options(TRT_8, precision="fp16"))
     assert str(caught.value) == (
         "the Tesla P40 of this machine (compute capability 6.1) does not compute in fp16;"
-        " fp16 is for GPUs of compute capability 5.3 and later"
+        " fp16 needs a GPU of compute capability 5.3 or later"
     )
 
 
@@ -274,7 +274,7 @@ def test_without_a_gpu_an_engine_is_unavailable(monkeypatch: pytest.MonkeyPatch)
 def test_generations_that_lack_the_precision_are_taken_out() -> None:
     with pytest.raises(
         StageError,
-        match=r"GPUs of compute capability 7\.5 do not compute in bf16; take them out of",
+        match=r"GPUs of compute capability 7\.5 do not compute in bf16; remove them from",
     ):
         gpu_requirements.check_builder(
             library(RTX), options(RTX, precision="bf16", compute_capabilities=["7.5", "8.9"])

@@ -12,8 +12,8 @@ from buildsys.backends.tensorrt.inspector import (
     layer_kinds,
     layer_shares,
     precision_facts,
+    precision_problem,
     read_layers,
-    shortfall,
     time_shares,
 )
 
@@ -46,23 +46,23 @@ def test_the_layers_of_a_half_engine() -> None:
     layers = read_layers(answer("fp16"), "fp16")
     assert layer_kinds(layers) == {"CaskConvolution": 5, "Reformat": 2}
     assert layer_shares(layers) == {"float16": 1.0}
-    assert shortfall("fp16", layer_shares(layers), 0.1) == ""
+    assert precision_problem("fp16", layer_shares(layers), 0.1) == ""
 
 
 def test_an_engine_that_came_out_in_float32_is_told_with_the_figure() -> None:
     shares = layer_shares(read_layers(answer("fp32"), "fp16"))
     assert shares == {"float32": 1.0}
-    assert shortfall("fp16", shares, 0.1) == (
-        "the engine was asked for fp16 and none of its layers is in float16 (at least 10% are wanted): 100% in float32"
+    assert precision_problem("fp16", shares, 0.1) == (
+        "the engine was requested in fp16, but none of its layers is in float16 (the minimum is 10%): 100% in float32"
     )
-    assert shortfall("fp32", shares, 0.1) == ""
+    assert precision_problem("fp32", shares, 0.1) == ""
 
 
 def test_a_layer_whose_types_are_not_told_does_not_count() -> None:
     layers = read_layers(answer("attention"), "fp16")
     assert layer_kinds(layers) == {"Myelin": 1}
     assert layer_shares(layers) == {}
-    assert shortfall("fp16", {}, 0.1) == ""
+    assert precision_problem("fp16", {}, 0.1) == ""
 
 
 def test_a_wider_type_at_the_ends_of_a_part_that_is_compiled_as_a_whole_is_no_type() -> None:
@@ -140,7 +140,7 @@ def test_shares_of_layers_and_of_time() -> None:
         (
             0.04,
             0.1,
-            "only 4.0% of its layers are in int8 (at least 10% are wanted): 96% in float32, 4% in int8",
+            "only 4.0% of its layers are in int8 (the minimum is 10%): 96% in float32, 4% in int8",
         ),
         (0.1, 0.1, ""),
         (0.01, 0.0, ""),
@@ -148,8 +148,8 @@ def test_shares_of_layers_and_of_time() -> None:
     ],
 )
 def test_too_small_a_share(share: float, least: float, said: str) -> None:
-    found = shortfall("int8", {"float32": 1 - share, "int8": share}, least)
-    assert found == (f"the engine was asked for int8 and {said}" if said else "")
+    found = precision_problem("int8", {"float32": 1 - share, "int8": share}, least)
+    assert found == (f"the engine was requested in int8, but {said}" if said else "")
 
 
 @pytest.mark.parametrize("text", ["", "no json", "[]", '{"Layers": []}', "{}"])
@@ -175,16 +175,14 @@ def test_an_int8_transformer_of_one_part_tells_of_its_convolution_alone() -> Non
     assert facts["precision_shares"]["time"] == {"int8": 0.0099, "other": 0.0297, "unknown": 0.9604}
     assert facts["warnings"] == [facts["precision_unknown"]]
     assert facts["warnings"][0].startswith(
-        "96% of the engine's time is in parts that do not tell their types, so how much of it is in int8 is not known: "
+        "96% of the engine's time is in parts of unknown types, so the share of int8 is unknown: "
     )
 
 
 @pytest.mark.parametrize(("precision", "warns"), [("fp16", True), ("fp32", False)])
 def test_an_engine_that_tells_nothing_is_told_of(precision: str, *, warns: bool) -> None:
     facts = precision_facts(read_layers(answer("attention"), precision), {}, precision)
-    assert facts["precision_unknown"].startswith(
-        "all of the engine is in parts that do not tell their types"
-    )
+    assert facts["precision_unknown"].startswith("the whole engine is in parts of unknown types")
     assert ("warnings" in facts) is warns
     assert "precision_of" not in facts
 

@@ -54,11 +54,11 @@ def test_linear_is_as_it_is() -> None:
 
 def test_what_cannot_be_arranged() -> None:
     with pytest.raises(
-        StageError, match="tensors in the format dla_hwc4 cannot be passed in or out here"
+        StageError, match="tensors in the format dla_hwc4 cannot be inputs or outputs here"
     ):
         packed(np.ones((1, 4, 2, 2)), "dla_hwc4")
     with pytest.raises(
         StageError,
-        match=r"a tensor of shape \[4, 2\] has no channels, which the format hwc8 arranges",
+        match=r"a tensor of shape \[4, 2\] has no channels for the format hwc8",
     ):
         packed_shape((4, 2), "hwc8")

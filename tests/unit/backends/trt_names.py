@@ -1,10 +1,10 @@
-"""Find every name of TensorRT that the package ``buildsys.backends.tensorrt`` uses, and for which versions it does."""
+"""Find every name of TensorRT in the package ``buildsys.backends.tensorrt``, and the generations it is used for."""
 
 from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,23 +26,23 @@ API: dict[str, dict[str, list[str]]] = {
     generation: json.loads((HERE / "trt_api" / f"{name}.json").read_text())["api"]
     for generation, name in LISTS.items()
 }
-# what a variable or attribute of this name holds, wherever it is in the package
-OWNERS = {
+# name of a variable or attribute anywhere in the package -> TensorRT class of its value
+CLASS_OF_VARIABLE = {
     "builder": "Builder", "config": "IBuilderConfig", "network": "INetworkDefinition", "parser": "OnnxParser",
     "error": "ParserError", "layer": "ILayer", "tensor": "ITensor", "profile": "IOptimizationProfile",
     "inspector": "EngineInspector", "engine": "ICudaEngine", "context": "IExecutionContext", "runtime": "Runtime",
     "registry": "IPluginRegistry", "creator": "IPluginCreator", "timing_cache": "ITimingCache", "total": "ITimingCache",
-    "runtime_config": "IRuntimeConfig", "kernels": "IRuntimeCache",
+    "empty_cache": "ITimingCache", "runtime_config": "IRuntimeConfig", "kernels": "IRuntimeCache",
     "trt": "",
 }  # fmt: skip
-# expressions that are called so and are ours, or Python's
-OURS = {
+# expressions with such a name, but of our own or Python's classes
+NOT_TENSORRT = {
     "request.engine", "request.timing_cache", "type(creator)", "version_adapter",
     "plugin",  # written by the user, in Python
     "error.problem",
 }  # fmt: skip
-# members that other objects have as well: an attribute of this name alone says nothing
-USUAL = {
+# TensorRT's members with names that other objects have as well
+COMMON_MEMBERS = {
     "name", "value", "type", "shape", "dtype", "engine", "builder", "logger", "flags", "metadata", "update", "reset",
     "location", "profiler", "desc", "file", "line", "code", "log",
 }  # fmt: skip
@@ -58,19 +58,22 @@ class Use(NamedTuple):
 
 
 def uses(source: str, module: str) -> Iterator[Use]:
-    """Yield what a module's source uses of TensorRT."""
+    """Yield the names of TensorRT in a module's source."""
     tree = ast.parse(source)
     yield from _uses(tree, _module_generations(tree), module)
 
 
 def unclassified(source: str, module: str) -> list[str]:
-    """Return attributes that have the name of a member of TensorRT, on expressions that ``OWNERS`` does not know."""
+    """Return attributes named like a member of TensorRT on expressions that ``CLASS_OF_VARIABLE`` does not contain."""
     members = {
-        name for api in API.values() for owner in OWNERS.values() for name in api.get(owner, ())
-    } - USUAL
+        name
+        for api in API.values()
+        for owner in CLASS_OF_VARIABLE.values()
+        for name in api.get(owner, ())
+    } - COMMON_MEMBERS
     found = []
     for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Attribute) or ast.unparse(node.value) in OURS:
+        if not isinstance(node, ast.Attribute) or ast.unparse(node.value) in NOT_TENSORRT:
             continue
         if node.attr in members and _owner_of(node.value) is None:
             found.append(f"{module}:{node.lineno}: {ast.unparse(node)}")
@@ -78,16 +81,16 @@ def unclassified(source: str, module: str) -> list[str]:
 
 
 def missing(use: Use) -> list[str]:
-    """Return the generations for which a name is used and which do not have it."""
+    """Return the generations without a name that is used for them."""
     return [each for each in use.generations if use.name not in _names(API[each], use.owner)]
 
 
 def table_uses() -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Yield enumeration, member and generations of every entry in the tables."""
-    for values in vars(enum_tables).values():
-        if isinstance(values, enum_tables.Values):
-            for member in values.members.values():
-                yield values.enumeration, member.name, member.generations
+    for table in vars(enum_tables).values():
+        if isinstance(table, enum_tables.EnumTable):
+            for member in table.members.values():
+                yield table.enumeration, member.name, member.generations
 
 
 def _names(api: dict[str, list[str]], owner: str) -> list[str]:
@@ -95,24 +98,72 @@ def _names(api: dict[str, list[str]], owner: str) -> list[str]:
 
 
 def _uses(node: ast.AST, generations: tuple[str, ...], module: str) -> Iterator[Use]:
-    for child in ast.iter_child_nodes(node):
-        narrowed = generations
-        if isinstance(child, ast.FunctionDef):
-            narrowed = _declared(child.decorator_list) or generations
-        elif isinstance(child, ast.Attribute):
-            owner = _owner_of(child.value)
-            if owner is not None and not child.attr.startswith("__"):
-                yield Use(owner, child.attr, generations, f"{module}:{child.lineno}")
-        yield from _uses(child, narrowed, module)
+    if isinstance(node, (ast.If, ast.IfExp)):
+        within, otherwise = _branches(node.test, generations)
+        yield from _uses(node.test, generations, module)
+        yield from _uses_in_block(_block(node.body), within, module)
+        yield from _uses_in_block(_block(node.orelse), otherwise, module)
+        return
+    if isinstance(node, ast.FunctionDef):
+        generations = _declared(node.decorator_list) or generations
+    if isinstance(node, ast.Attribute):
+        owner = _owner_of(node.value)
+        if owner is not None and not node.attr.startswith("__"):
+            yield Use(owner, node.attr, generations, f"{module}:{node.lineno}")
+    for _, value in ast.iter_fields(node):
+        if isinstance(value, list):
+            yield from _uses_in_block(
+                [each for each in value if isinstance(each, ast.AST)], generations, module
+            )
+        elif isinstance(value, ast.AST):
+            yield from _uses(value, generations, module)
+
+
+def _uses_in_block(
+    nodes: Sequence[ast.AST], generations: tuple[str, ...], module: str
+) -> Iterator[Use]:
+    for node in nodes:
+        yield from _uses(node, generations, module)
+        if isinstance(node, ast.If) and isinstance(node.body[-1], (ast.Return, ast.Raise)):
+            generations = _branches(node.test, generations)[1]
+
+
+def _block(found: ast.expr | list[ast.stmt]) -> list[ast.AST]:
+    return list(found) if isinstance(found, list) else [found]
+
+
+def _branches(
+    test: ast.expr, generations: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the generations possible if a test is true, and if it is false."""
+    if isinstance(test, ast.BoolOp):
+        narrowed = [_branches(each, generations) for each in test.values]
+        # of "a and b", both hold in the body, and either may fail otherwise; "a or b" is the reverse
+        if isinstance(test.op, ast.And):
+            bodies = set(generations).intersection(*(set(body) for body, _ in narrowed))
+            return tuple(each for each in generations if each in bodies), generations
+        rest = set(generations).intersection(*(set(otherwise) for _, otherwise in narrowed))
+        return generations, tuple(each for each in generations if each in rest)
+    if not (
+        isinstance(test, ast.Compare)
+        and ast.unparse(test.left) == "library.generation"
+        and hasattr(library, ast.unparse(test.comparators[0]))
+    ):
+        return generations, generations
+    named = _value(test.comparators[0])
+    within = tuple(each for each in generations if each in named)
+    otherwise = tuple(each for each in generations if each not in named)
+    is_negative = isinstance(test.ops[0], (ast.NotEq, ast.NotIn))
+    return (otherwise, within) if is_negative else (within, otherwise)
 
 
 def _owner_of(value: ast.expr) -> str | None:
     text = ast.unparse(value)
-    if text in OURS:
+    if text in NOT_TENSORRT:
         return None
     if isinstance(value, ast.Attribute) and _owner_of(value.value) == "":  # trt.DataType.FLOAT
         return value.attr
-    return OWNERS.get(text.rpartition(".")[2].lstrip("_"))
+    return CLASS_OF_VARIABLE.get(text.rpartition(".")[2].lstrip("_"))
 
 
 def _declared(decorators: list[ast.expr]) -> tuple[str, ...]:
@@ -123,7 +174,7 @@ def _declared(decorators: list[ast.expr]) -> tuple[str, ...]:
 
 
 def _module_generations(tree: ast.Module) -> tuple[str, ...]:
-    """Return what a module says of itself with ``ONLY = …``; all generations when it says nothing."""
+    """Return the generations in a module's ``ONLY = …``; all without one."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ONLY":
             return _value(node.value)

@@ -1,4 +1,4 @@
-"""The user's plugins for TensorRT: those that an engine needs, before its graph is parsed or it is loaded."""
+"""Registration of the plugins that an engine needs, before its graph is parsed or it is loaded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import faulthandler
 import sys
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from buildsys.backends.interface import Figures, OperatorUse
@@ -18,60 +17,52 @@ from buildsys.backends.tensorrt.plugins.python import register_file
 from buildsys.backends.tensorrt.plugins.shared import load_library
 from buildsys.system.files import sha256_of
 
-_LOADED: dict[
-    tuple[Library, OperatorUse], Figures
-] = {}  # of this process: the registry takes each name once
+# in this process: the registry accepts each name once
+_LOADED: dict[tuple[Library, OperatorUse], Figures] = {}
 
 
 def load_plugins(library: Library, operators: Sequence[OperatorUse]) -> list[Figures]:
-    """Register TensorRT's own plugins and those of operators; return what an engine's result tells of them.
+    """Register TensorRT's own plugins and those of operators; return the facts for the engine's result.
 
-    A failing callback ends the stage, see ``plugin_guard``.
+    A failing callback ends the stage, see ``callback_guard``.
     Raises: StageError: a file has no such plugin, cannot be loaded, or is not for this machine.
     """
-    _register_own(library)
+    _register_bundled(library)
     plugins = [use for use in operators if use.kind == "plugin"]
-    fresh = [use for use in plugins if (library, use) not in _LOADED]
-    if fresh:
-        version_adapter.check_plugin_machinery(library)
-        faulthandler.enable(
-            sys.__stderr__ or sys.stderr
-        )  # a plugin that crashes tells its line in the log
-    for path in dict.fromkeys(use.path for use in fresh):
-        uses = [use for use in fresh if use.path == path]
-        for use, creator in zip(uses, _load(library, path, uses), strict=True):
-            _LOADED[library, use] = _facts(use, creator)
+    new = [use for use in plugins if (library, use) not in _LOADED]
+    if new:
+        version_adapter.check_plugin_library(library)
+        # prints the Python line of a plugin that crashes
+        faulthandler.enable(sys.__stderr__ or sys.stderr)
+    for path in dict.fromkeys(use.path for use in new):
+        uses = [use for use in new if use.path == path]
+        for use, creator in zip(uses, _register(library, uses), strict=True):
+            _LOADED[library, use] = {
+                "operator": use.op,
+                "name": creator.name,
+                "version": creator.plugin_version,
+                "namespace": creator.plugin_namespace,
+                "file": _shown_path(use),
+                "file_sha256": sha256_of(use.path),
+            }
     return [_LOADED[library, use] for use in plugins]
 
 
 @cache
-def _register_own(library: Library) -> None:
-    version_adapter.register_own_plugins(library, log_of(library).logger)
+def _register_bundled(library: Library) -> None:
+    version_adapter.register_bundled_plugins(library, log_of(library).logger)
 
 
-def _load(library: Library, path: Path, uses: Sequence[OperatorUse]) -> list[Any]:
+def _register(library: Library, uses: Sequence[OperatorUse]) -> list[Any]:
+    """Register the plugins of one file; return their creators."""
     operators = [use.op for use in uses]
-    project, shown = uses[0].project, _shown(uses[0])
-    if path.suffix == ".py":
+    first, shown = uses[0], _shown_path(uses[0])
+    if first.path.suffix == ".py":
         version_adapter.check_python_plugins(library, shown)
-        return register_file(shown, operators, Guard(library, project, uses[0].fail))
-    return load_library(path, shown, operators, library)
+        return register_file(shown, operators, Guard(library, first.project, first.fail))
+    return load_library(first.path, shown, operators, library)
 
 
-def _facts(use: OperatorUse, creator: Any) -> Figures:
-    return {
-        "operator": use.op,
-        "name": creator.name,
-        "version": creator.plugin_version,
-        "namespace": creator.plugin_namespace,
-        "file": _shown(use),
-        "file_sha256": sha256_of(use.path),
-    }
-
-
-def _shown(use: OperatorUse) -> str:
-    return (
-        str(use.path.relative_to(use.project))
-        if use.path.is_relative_to(use.project)
-        else use.path.name
-    )
+def _shown_path(use: OperatorUse) -> str:
+    is_own = use.path.is_relative_to(use.project)
+    return str(use.path.relative_to(use.project)) if is_own else use.path.name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from buildsys.backends.measurement.interleaving import LocalCall, Pace, measure
+from buildsys.backends.measurement.contenders import LocalCall, Pace, measure
 from buildsys.errors import StageError
 
 MS = 1_000_000
