@@ -260,9 +260,7 @@ def test_a_profile_that_does_not_fit_the_graph(
     with pytest.raises(StageError) as caught:
         tensorrt_rtx.build(request(write(tmp_path, model), tmp_path, options(), inputs))
     assert said in str(caught.value)
-    assert (
-        "give dims, or the engine's profiles, the sizes that the graph takes" in caught.value.hint
-    )
+    assert "use the graph's sizes in dims or the engine's profiles" in caught.value.hint
 
 
 HOOKS = """\
@@ -467,7 +465,7 @@ def test_without_the_library_the_backend_is_unavailable_and_says_how_to_install_
 
 def test_an_unknown_backend_is_an_error() -> None:
     with pytest.raises(
-        StageError, match="there is no backend 'tvm'; the backends are onnxruntime, tensorrt"
+        StageError, match="there is no backend 'tvm'; use one of onnxruntime, tensorrt"
     ):
         load_backend("tvm")
 

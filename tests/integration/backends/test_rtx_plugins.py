@@ -236,7 +236,7 @@ def test_a_plugin_that_crashes_leaves_its_line_in_the_log(project: Project) -> N
         (
             "class Other(ScaledClipCreator):\n    def __init__(self):\n"
             "        super().__init__()\n        self.plugin_namespace = 'other'\n",
-            "Other has plugin_namespace 'other', and the operator's domain is 'mydomain'; set plugin_namespace",
+            "Other has plugin_namespace 'other', but the operator's domain is 'mydomain'; set plugin_namespace",
         ),
         (
             "class Other(ScaledClipCreator):\n    def __init__(self):\n"
@@ -361,7 +361,7 @@ def test_a_library_without_the_operator_says_what_it_has(project: Project) -> No
     project.compile(name="Sane")
     assert project.error(SAME) == (
         "libsame.so has no plugin creator for the operator mydomain::Same; it has mydomain::Sane 1;"
-        " the parser looks for the name Same, the version 1 and the namespace '' or 'mydomain'"
+        " the parser needs the name Same, the version 1 and the namespace '' or 'mydomain'"
     )
 
 
@@ -371,5 +371,5 @@ def test_a_library_whose_name_is_taken_is_told(project: Project) -> None:
     told = project.error(SAME, ("mydomain::Same", "libagain.so"))
     assert (
         told
-        == "libagain.so: TensorRT-RTX takes no plugin from it; it has none, or one whose name is taken"
+        == "libagain.so: TensorRT-RTX takes no plugin from it; it has none, or one with a name that is taken"
     )
