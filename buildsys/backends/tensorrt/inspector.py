@@ -77,9 +77,7 @@ def time_shares(layers: list[EngineLayer], times_ms: Mapping[str, float]) -> dic
 
     ``other`` has copies and shapes, ``unknown`` parts compiled as a whole without a known type.
     """
-    types = {
-        each.name: each.dtype or ("unknown" if each.is_fused else "other") for each in layers
-    }
+    types = {each.name: each.dtype or ("unknown" if each.is_fused else "other") for each in layers}
     return _shares((types.get(name, "other"), time) for name, time in times_ms.items())
 
 
