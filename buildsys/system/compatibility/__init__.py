@@ -1,13 +1,13 @@
-"""Whether a built engine can run on this machine, told before it is deserialized. Standard library only.
+"""Check that a built engine can run on this machine, before it is deserialized.
 
-``can_run("engines/resnet50/engine.engine")`` gives a verdict that is false where the engine cannot run; its text says
-why, and what to do.
+``can_run("engines/resnet50/engine.engine")`` returns a result that is false if the engine cannot
+run; its text gives the reasons and remedies. Standard library only.
 """
 
 from __future__ import annotations
 
 from buildsys.system.compatibility.check import check
-from buildsys.system.compatibility.verdict import Reason, Verdict
+from buildsys.system.compatibility.result import CompatibilityResult, Reason
 
-__all__ = ["Reason", "Verdict", "can_run", "check"]
+__all__ = ["CompatibilityResult", "Reason", "can_run", "check"]
 can_run = check

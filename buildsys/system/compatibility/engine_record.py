@@ -1,8 +1,7 @@
-"""What is recorded of an engine in the ``engine.json`` beside it, and whether its files are still those."""
+"""The ``engine.json`` next to an engine, and damage to the engine's files."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,117 +9,101 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.system.compatibility.engine_header import Header
-from buildsys.system.compatibility.verdict import Reason
+from buildsys.system.compatibility.result import Reason
+from buildsys.system.files import sha256_of
 
 RECORD_NAME = "engine.json"
-_BLOCK_BYTES = 1 << 20
-_COPY = "copy the engine's whole folder again, or build it"
+_COPY_FOLDER = "copy the engine's whole folder"
+_REPLACE = "copy the engine's whole folder again, or build it"
 
 
 @dataclass(frozen=True)
 class Record:
-    """The fields of an ``engine.json`` that say where the engine runs; what is missing in it is empty here."""
+    """The content of an ``engine.json``; missing fields are empty."""
 
     backend: str
     figures: Mapping[str, Any] = field(repr=False)
 
     def map(self, name: str) -> Mapping[str, Any]:
-        """Return one of its maps."""
+        """Return a field that contains a mapping."""
         found = self.figures.get(name)
         return found if isinstance(found, Mapping) else {}
 
     @property
     def built_with(self) -> Mapping[str, Any]:
-        """Return the libraries and devices that built it."""
+        """Return the libraries and devices that built the engine."""
         return self.map("built_with")
 
     @property
     def portability(self) -> Mapping[str, Any]:
-        """Return what it was built to run on beside the machine that built it."""
+        """Return the machines it was built for, other than the one that built it."""
         return self.map("portability")
 
     @property
     def files(self) -> dict[str, Mapping[str, Any]]:
-        """Return size and digest of the files of its folder, the engine first."""
-        return {
-            str(name): facts
-            for name, facts in self.map("files").items()
-            if isinstance(facts, Mapping)
-        }
+        """Return size and digest of the files in its folder, the engine first."""
+        files = self.map("files").items()
+        return {str(name): facts for name, facts in files if isinstance(facts, Mapping)}
 
 
 def read_record(engine: Path) -> Record | Reason:
-    """Return what lies beside an engine, or why there is nothing to go by."""
+    """Return the record of an engine, or the reason that there is no usable one."""
     path = engine.with_name(RECORD_NAME)
     try:
         figures = json.loads(path.read_bytes())
     except FileNotFoundError:
-        return Reason(
-            "record", f"there is no {RECORD_NAME} beside it", "copy the engine's whole folder"
-        )
+        return Reason("record", f"{RECORD_NAME} is missing", _COPY_FOLDER)
     except OSError as error:
         return Reason("record", f"{path} cannot be read: {error.strerror}", "make it readable")
     except ValueError as error:
-        return Reason("record", f"{path} is damaged: {error}", _COPY)
+        return Reason("record", f"{path} is damaged: {error}", _REPLACE)
     if not isinstance(figures, dict) or not isinstance(figures.get("backend"), str):
-        return Reason("record", f"{path} is not the record of an engine", _COPY)
+        return Reason("record", f"{path} is not the record of an engine", _REPLACE)
     if figures.get("status", "passed") != "passed":
-        told = figures.get("reason") or "its build did not pass"
-        return Reason(
-            "record",
-            f"{path} says that no engine was built: {told}",
-            str(figures.get("hint") or "build it"),
-        )
+        why = figures.get("reason") or "its build did not pass"
+        remedy = str(figures.get("hint") or "build it")
+        return Reason("record", f"{path} says that no engine was built: {why}", remedy)
     return Record(figures["backend"], figures)
 
 
-def damage(engine: Path, record: Record, header: Header, *, digest: bool) -> Iterator[Reason]:
-    """Yield how the files differ from those that were built; ``digest`` reads all their bytes.
+def find_damage(engine: Path, record: Record, header: Header, *, digest: bool) -> Iterator[Reason]:
+    """Yield differences between an engine's files and its record; ``digest`` reads all bytes.
 
-    Raises: OSError: one of them cannot be read.
+    Raises: OSError: a file cannot be read.
     """
     files = record.files
     names = [engine.name if engine.name in files else next(iter(files), engine.name)]
     names += [name for name in files if name not in names]
     for name in names:
         path = engine if name == names[0] else engine.with_name(name)
-        yield from _file_damage(path, files.get(name, {}), digest=digest)
+        yield from _check_file(path, files.get(name, {}), digest=digest)
     if not files and digest:
-        yield from _digest_damage(engine, str(record.figures.get("engine_sha256") or ""))
+        yield from _check_digest(engine, str(record.figures.get("engine_sha256") or ""))
     if header.backend and header.backend != record.backend:
-        problem = f"{engine.name} is an engine of {header.backend}, and {RECORD_NAME} tells of one of {record.backend}"
-        yield Reason("record", problem, _COPY)
-
-
-def _file_damage(path: Path, facts: Mapping[str, Any], *, digest: bool) -> Iterator[Reason]:
-    wanted = facts.get("bytes")
-    if not path.is_file():
-        problem = f"{path.name}, which the engine needs beside it, is missing"
-        yield Reason("file", problem, "copy the engine's whole folder")
-        return
-    size = path.stat().st_size
-    if isinstance(wanted, int) and size < wanted:
-        yield Reason(
-            "truncated", f"{path.name} is truncated: it has {size} of {wanted} bytes", _COPY
-        )
-    elif isinstance(wanted, int) and size > wanted:
         problem = (
-            f"{path.name} is not the file that was built: it has {size} bytes instead of {wanted}"
+            f"{engine.name} is an engine of {header.backend},"
+            f" but {RECORD_NAME} describes one of {record.backend}"
         )
-        yield Reason("digest", problem, _COPY)
+        yield Reason("record", problem, _REPLACE)
+
+
+def _check_file(path: Path, facts: Mapping[str, Any], *, digest: bool) -> Iterator[Reason]:
+    if not path.is_file():
+        problem = f"{path.name} is missing, and the engine needs it in its folder"
+        yield Reason("file", problem, _COPY_FOLDER)
+        return
+    size, recorded = path.stat().st_size, facts.get("bytes")
+    if isinstance(recorded, int) and size < recorded:
+        problem = f"{path.name} is truncated: it has {size} of {recorded} bytes"
+        yield Reason("truncated", problem, _REPLACE)
+    elif isinstance(recorded, int) and size > recorded:
+        problem = f"it has {size} bytes instead of {recorded}"
+        yield Reason("digest", f"{path.name} is not the file that was built: {problem}", _REPLACE)
     elif digest:
-        yield from _digest_damage(path, str(facts.get("sha256") or ""))
+        yield from _check_digest(path, str(facts.get("sha256") or ""))
 
 
-def _digest_damage(path: Path, wanted: str) -> Iterator[Reason]:
-    if wanted and (found := _sha256(path)) != wanted:
-        problem = f"{path.name} is not the file that was built: its SHA-256 is {found[:16]}…, {wanted[:16]}… is recorded"
-        yield Reason("digest", problem, _COPY)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+def _check_digest(path: Path, recorded: str) -> Iterator[Reason]:
+    if recorded and (found := sha256_of(path)) != recorded:
+        problem = f"its SHA-256 is {found[:16]}…, the recorded one is {recorded[:16]}…"
+        yield Reason("digest", f"{path.name} is not the file that was built: {problem}", _REPLACE)

@@ -1,200 +1,188 @@
-"""What decides whether an engine runs on a machine: library, version, GPU, driver, processor.
+"""Rules that decide whether a machine can run an engine: library, version, GPU, driver, CPU.
 
-Source: TensorRT documentation, "Engine Compatibility" and "Support Matrix" (11.4); TensorRT-RTX documentation,
-"Engine Compatibility" and "CPU-Only AOT and TensorRT-RTX Engines".
+Source: TensorRT documentation, "Engine Compatibility" and "Support Matrix" (11.4); TensorRT-RTX
+documentation, "Engine Compatibility" and "CPU-Only AOT and TensorRT-RTX Engines".
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
-from buildsys.system.compatibility.engine_record import Record
-from buildsys.system.compatibility.verdict import Reason
+from buildsys.system.compatibility.engine_record import RECORD_NAME, Record
+from buildsys.system.compatibility.result import Reason
 from buildsys.system.cpu import engine_instructions
 from buildsys.system.engine_environment import (
     LIBRARIES,
     MissingLibraryError,
     cuda_of_library,
     first_gpu,
-    kinds_of_gpu,
+    gpu_models,
     library_version,
-    numbers_of,
     platform_name,
+    version_numbers,
     why_no_gpu,
 )
 
 TITLES = {"onnxruntime": "ONNX Runtime", "tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX"}
 _PACKAGES = {"onnxruntime": "onnxruntime", "tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt-rtx"}
-_NEWER_MAJORS = {
-    (8, 10),
-    (10, 11),
-}  # the only runtimes of another major version that take version compatible engines
+# major versions of a build and of the only later runtimes that take its version-compatible engines
+_LATER_MAJORS = {(8, 10), (10, 11)}
 _DRIVERS = {11: "450.80", 12: "525.60", 13: "580.65"}  # the oldest for each CUDA, on Linux
 _AMPERE = (8, 0)
 _LAYOUTS = ("avx", "avx2", "avx512f")  # ONNX Runtime blocks the channels of weights by their width
-_RELEASE = 3  # numbers of a version that make it another engine format
+_RELEASE = 3  # numbers of a version that identify an engine format
 
 
-def obstacles(record: Record) -> Iterator[Reason]:
-    """Yield everything about this machine that keeps a recorded engine from running."""
-    yield from _platform(record)
+def machine_reasons(record: Record) -> Iterator[Reason]:
+    """Yield all reasons that this machine cannot run a recorded engine."""
+    if record.backend not in LIBRARIES:  # a record may come from anywhere: import nothing it names
+        problem = f"{RECORD_NAME} names an unknown backend: {record.backend!r}"
+        yield Reason("record", problem, f"known backends: {', '.join(LIBRARIES)}")
+        return
+    yield from _check_platform(record)
     version = ""
     try:
-        version = library_version(LIBRARIES.get(record.backend, record.backend))
+        version = library_version(LIBRARIES[record.backend])
     except MissingLibraryError as error:
-        yield _missing_library(record, str(error))
+        title, install = TITLES[record.backend], _install_command(record)
+        cause = f"cannot be used here: {error}" if str(error) else "is not installed here"
+        yield Reason("library", f"{title} {cause}", install)
     if version:
-        yield from _version(record, version)
+        yield from _check_version(record, version)
     if needs_gpu(record):
-        yield from _gpu(record)
+        yield from _check_gpu(record)
         if record.backend == "onnxruntime" and version:
-            yield from _cuda_provider()
+            providers = import_module("onnxruntime").get_available_providers()
+            if "CUDAExecutionProvider" not in providers:
+                problem = (
+                    "it needs ONNX Runtime's CUDA provider, but the installed onnxruntime has none"
+                )
+                remedy = "pip uninstall onnxruntime; pip install onnxruntime-gpu"
+                yield Reason("library", problem, remedy)
     elif record.backend == "onnxruntime":
-        yield from _processor(record)
+        yield from _check_processor(record)
 
 
-def remarks(record: Record) -> Iterator[str]:
-    """Yield what keeps the engine from nothing and is worth knowing."""
-    gpu, built_on = first_gpu(), record.built_with
+def machine_notes(record: Record) -> Iterator[str]:
+    """Yield facts worth knowing before the engine runs here."""
+    gpu, built_on, models = first_gpu(), record.built_with, gpu_models()
     same = gpu.get("compute_capability") == built_on.get("compute_capability")
     if record.backend == "tensorrt" and same and gpu and gpu["gpu"] != built_on.get("gpu"):
-        yield f"built on {built_on.get('gpu')}, and this is {gpu['gpu']}: it may be slower than one built here"
-    if (
-        needs_gpu(record)
-        and len(kinds_of_gpu()) > 1
-        and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
-    ):
-        kinds = " and ".join(kinds_of_gpu())
-        yield f"{kinds} are visible, and CUDA may take another one first: set CUDA_DEVICE_ORDER=PCI_BUS_ID to be sure"
+        yield (
+            f"built on {built_on.get('gpu')}, and this is {gpu['gpu']}:"
+            " an engine built here may be faster"
+        )
+    pci_order = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    if needs_gpu(record) and len(models) > 1 and not pci_order:
+        yield (
+            f"{' and '.join(models)} are visible, and CUDA may select another one first:"
+            " set CUDA_DEVICE_ORDER=PCI_BUS_ID to be sure"
+        )
     if record.portability.get("version_compatible"):
-        yield "set runtime.engine_host_code_allowed = True before deserializing: it carries its own runtime"
+        yield (
+            "set runtime.engine_host_code_allowed = True before deserializing:"
+            " it contains its own runtime"
+        )
     if record.portability.get("exclude_lean_runtime"):
-        yield f"its lean runtime was left out: load that of {TITLES['tensorrt']} {built_version(record)} first"
+        library = f"{TITLES['tensorrt']} {built_version(record)}"
+        yield f"it does not contain its lean runtime: load that of {library} first"
 
 
 def needs_gpu(record: Record) -> bool:
-    """Tell whether an engine runs on a GPU."""
+    """Return True if an engine runs on a GPU."""
     return record.backend != "onnxruntime" or record.map("settings").get("provider") == "cuda"
 
 
 def built_version(record: Record) -> str:
-    """Return the version of the library that built it."""
+    """Return the version of the library that built an engine."""
     module = LIBRARIES.get(record.backend, record.backend)
     return str(record.built_with.get(module) or record.map("toolchain").get(module) or "")
 
 
-def library_is_here(backend: str) -> bool:
-    """Tell whether the library of a backend can be loaded."""
-    try:
-        return bool(library_version(LIBRARIES.get(backend, backend)))
-    except MissingLibraryError:
-        return False
+def _install_command(record: Record) -> str:
+    version = f"=={built_version(record)}" if built_version(record) else ""
+    return f"pip install '{_PACKAGES[record.backend]}{version}'"
 
 
-def _missing_library(record: Record, why: str) -> Reason:
-    title = TITLES.get(record.backend, record.backend)
-    problem = f"{title} is not installed here" if not why else f"{title} cannot be used here: {why}"
-    wanted = f"=={built_version(record)}" if built_version(record) else ""
-    return Reason(
-        "library", problem, f"pip install '{_PACKAGES.get(record.backend, record.backend)}{wanted}'"
-    )
+def _check_platform(record: Record) -> Iterator[Reason]:
+    built, here = str(record.built_with.get("platform") or ""), platform_name()
+    problem = f"it was built on {built}, but this is {here}"
+    if record.backend == "tensorrt" and built and built != here:
+        yield Reason("platform", problem, "build it on such a machine")
+    elif built and built.rpartition(" ")[2] != here.rpartition(" ")[2]:
+        yield Reason("platform", problem, "build it for this processor family")
 
 
-def _version(record: Record, here: str) -> Iterator[Reason]:
-    built, found = numbers_of(built_version(record)), numbers_of(here)
+def _check_version(record: Record, here: str) -> Iterator[Reason]:
+    built, found = version_numbers(built_version(record)), version_numbers(here)
     if not built or not found:
         return
-    title, flexible = (
-        TITLES.get(record.backend, record.backend),
-        bool(record.portability.get("version_compatible")),
-    )
-    shown = f"it was built with {title} {built_version(record)}, and {here} is installed"
-    install = (
-        f"pip install '{_PACKAGES.get(record.backend, record.backend)}=={built_version(record)}'"
-    )
+    title, install = TITLES[record.backend], _install_command(record)
+    problem = f"it was built with {title} {built_version(record)}, but {here} is installed"
+    rebuild = f"{install}, or build it with the installed version"
     if record.backend == "onnxruntime":
         if found[:2] < built[:2]:
-            problem = f"{shown}: an older one may lack operators that the newer one put into it"
+            problem += ": an older version may not support operators that the newer one added"
             yield Reason("version", problem, f"{install} or newer")
-    elif record.backend == "tensorrt" and flexible:
-        if not _runs_later(built, found):
-            problem = f"{shown}: it is version compatible, which reaches to later versions only, {_reach(built)}"
-            yield Reason(
-                "version", problem, f"{install}, or build it with the version that is installed"
+    elif record.backend == "tensorrt" and record.portability.get("version_compatible"):
+        later_minor = built[0] == found[0] and found >= built[: len(found)]
+        if not later_minor and (built[0], found[0]) not in _LATER_MAJORS:
+            later = [str(newer) for older, newer in sorted(_LATER_MAJORS) if older == built[0]]
+            majors = " and ".join([str(built[0]), *later])
+            problem += (
+                f": a version-compatible engine only runs with later versions of TensorRT {majors}"
             )
-    elif not _same(built, found):
-        hint = (
-            ""
-            if record.backend == "tensorrt_rtx"
-            else ", or set version_compatible: true for later versions"
-        )
-        problem = f"{shown}: such an engine runs with exactly its own version"
-        yield Reason(
-            "version", problem, f"{install}, or build it with the version that is installed{hint}"
-        )
+            yield Reason("version", problem, rebuild)
+    else:
+        shared = max(_RELEASE, min(len(built), len(found)))
+        if built[:shared] != found[:shared]:
+            problem += ": such an engine only runs with its own version"
+            if record.backend == "tensorrt":
+                rebuild += ", or set version_compatible: true for later versions"
+            yield Reason("version", problem, rebuild)
 
 
-def _same(built: tuple[int, ...], found: tuple[int, ...]) -> bool:
-    shared = max(_RELEASE, min(len(built), len(found)))
-    return built[:shared] == found[:shared]
-
-
-def _runs_later(built: tuple[int, ...], found: tuple[int, ...]) -> bool:
-    if built[0] == found[0]:
-        return found >= built[: len(found)]
-    return (built[0], found[0]) in _NEWER_MAJORS
-
-
-def _reach(built: tuple[int, ...]) -> str:
-    majors = [
-        str(built[0]),
-        *(str(newer) for older, newer in sorted(_NEWER_MAJORS) if older == built[0]),
-    ]
-    return f"those of TensorRT {' and '.join(majors)}"
-
-
-def _gpu(record: Record) -> Iterator[Reason]:
-    gpu, wanted = first_gpu(), _capabilities(record)
-    where = (
-        f"run it on a GPU of compute capability {wanted}"
-        if wanted
-        else "run it on a machine with an NVIDIA GPU"
-    )
+def _check_gpu(record: Record) -> Iterator[Reason]:
+    gpu, built_for = first_gpu(), _supported_capabilities(record)
     if not gpu:
-        yield Reason("gpu", f"it needs an NVIDIA GPU, and here {why_no_gpu()}", where)
+        target = f"a GPU of compute capability {built_for}" if built_for else "an NVIDIA GPU"
+        yield Reason("gpu", f"it needs an NVIDIA GPU, but {why_no_gpu()}", f"run it on {target}")
         return
-    yield from _driver(record, gpu)
+    if record.backend in ("tensorrt", "tensorrt_rtx"):
+        yield from _check_driver(record, gpu)
     here = gpu["compute_capability"]
-    if record.backend == "tensorrt" and not _fits(record, here):
-        built_on = record.built_with.get("gpu") or "another GPU"
-        problem = f"it was built on {built_on} for compute capability {wanted}, and {gpu['gpu']} here has {here}"
-        remedy = f"build it on a GPU like this one, or with hardware_compatibility: {_wider(record, here)}"
-        yield Reason("compute capability", problem, remedy)
+    built = str(record.built_with.get("compute_capability") or "")
+    if record.backend == "tensorrt":
+        if record.portability.get("hardware_compatibility") == "ampere_plus":
+            fits = version_numbers(here) >= _AMPERE
+        else:
+            fits = not built or built == here
+        if not fits:
+            built_on = record.built_with.get("gpu") or "another GPU"
+            problem = f"it was built on {built_on} for compute capability {built_for}"
+            wider = "ampere_plus on GPUs from 8.0 on (one of these two is older)"
+            if min(version_numbers(here), version_numbers(built)) >= _AMPERE:
+                wider = "ampere_plus, which is for 8.0 and all later ones"
+            remedy = f"build it on a GPU like this one, or with hardware_compatibility: {wider}"
+            yield Reason(
+                "compute capability", f"{problem}, but {gpu['gpu']} here has {here}", remedy
+            )
     elif record.backend == "tensorrt_rtx" and here not in _rtx_capabilities(record):
-        problem = f"it was built for compute capability {wanted}, and {gpu['gpu']} here has {here}"
+        problem = (
+            f"it was built for compute capability {built_for}, but {gpu['gpu']} here has {here}"
+        )
         remedy = f"add '{here}' to its compute_capabilities and build it again"
         yield Reason("compute capability", problem, remedy)
 
 
-def _fits(record: Record, here: str) -> bool:
-    built = str(record.built_with.get("compute_capability") or "")
-    if record.portability.get("hardware_compatibility") == "ampere_plus":
-        return numbers_of(here) >= _AMPERE
-    return not built or built == here
-
-
-def _wider(record: Record, here: str) -> str:
-    ours = [numbers_of(here), numbers_of(str(record.built_with.get("compute_capability") or ""))]
-    if all(capability >= _AMPERE for capability in ours):
-        return "ampere_plus, which is for 8.0 and all later ones"
-    return "ampere_plus on GPUs from 8.0 on (this combination has an older one)"
-
-
-def _capabilities(record: Record) -> str:
+def _supported_capabilities(record: Record) -> str:
+    """Return the compute capabilities that an engine was built for, in words."""
     if record.backend == "tensorrt_rtx":
-        return _either(_rtx_capabilities(record))
+        *others, last = _rtx_capabilities(record) or [""]
+        return f"{', '.join(others)} or {last}" if others else last
     if record.portability.get("hardware_compatibility") == "ampere_plus":
         return "8.0 or later"
     return str(record.built_with.get("compute_capability") or "")
@@ -202,70 +190,37 @@ def _capabilities(record: Record) -> str:
 
 def _rtx_capabilities(record: Record) -> list[str]:
     own = str(record.built_with.get("compute_capability") or "")
-    named = (
-        record.portability.get("compute_capabilities")
-        or record.map("settings").get("compute_capabilities")
-        or []
-    )
-    return [own if name == "current" else str(name) for name in named]
+    for recorded in (record.portability, record.map("settings")):
+        names = recorded.get("compute_capabilities")
+        if isinstance(names, list) and names:
+            return [own if name == "current" else str(name) for name in names]
+    return []
 
 
-def _driver(record: Record, gpu: Mapping[str, Any]) -> Iterator[Reason]:
-    if record.backend not in ("tensorrt", "tensorrt_rtx"):
-        return
+def _check_driver(record: Record, gpu: Mapping[str, Any]) -> Iterator[Reason]:
     module, title = LIBRARIES[record.backend], TITLES[record.backend]
     needed = cuda_of_library(module) or str(record.built_with.get("cuda_runtime") or "")
-    there = numbers_of(str(gpu.get("cuda") or ""))
-    if needed.isdigit() and there and there[0] < int(needed):
-        driver = (
-            f"the NVIDIA driver {gpu.get('driver')} is too old: it runs CUDA up to {gpu['cuda']}"
+    supported = version_numbers(str(gpu.get("cuda") or ""))
+    if needed.isdigit() and supported and supported[0] < int(needed):
+        problem = (
+            f"the NVIDIA driver {gpu.get('driver')} is too old: it supports CUDA up to"
+            f" {gpu['cuda']}, but {title} here needs CUDA {needed}"
         )
         oldest = _DRIVERS.get(int(needed), "")
-        remedy = (
-            f"install a driver of version {oldest} or newer" if oldest else "install a newer driver"
-        )
-        yield Reason("driver", f"{driver}, and {title} here is made for CUDA {needed}", remedy)
+        newer = f"a driver of version {oldest} or newer" if oldest else "a newer driver"
+        yield Reason("driver", problem, f"install {newer}")
 
 
-def _platform(record: Record) -> Iterator[Reason]:
-    built, here = str(record.built_with.get("platform") or ""), platform_name()
-    if record.backend == "tensorrt" and built and built != here:
-        yield Reason(
-            "platform", f"it was built on {built}, and this is {here}", "build it on such a machine"
-        )
-    elif built and built.rpartition(" ")[2] != here.rpartition(" ")[2]:
-        yield Reason(
-            "platform",
-            f"it was built on {built}, and this is {here}",
-            "build it for this processor family",
-        )
-
-
-def _processor(record: Record) -> Iterator[Reason]:
+def _check_processor(record: Record) -> Iterator[Reason]:
     if record.map("settings").get("graph_optimization_level", "all") != "all":
         return
-    here = engine_instructions()
-    lacking = [
-        name
-        for name in record.built_with.get("instructions") or ()
-        if name in _LAYOUTS and name not in here
-    ]
-    if lacking:
+    here, recorded = engine_instructions(), record.built_with.get("instructions")
+    names = recorded if isinstance(recorded, list) else []
+    missing = [name for name in names if name in _LAYOUTS and name not in here]
+    if missing:
         problem = (
-            f"its weights are laid out for {', '.join(lacking)}, which this processor does not have"
+            f"its weights are laid out for {', '.join(missing)},"
+            " which this processor does not support"
         )
-        yield Reason(
-            "processor", problem, "build it here, or with graph_optimization_level: extended"
-        )
-
-
-def _cuda_provider() -> Iterator[Reason]:
-    from importlib import import_module
-
-    if "CUDAExecutionProvider" not in import_module("onnxruntime").get_available_providers():
-        problem = "it needs ONNX Runtime's CUDA provider, which the installed onnxruntime lacks"
-        yield Reason("library", problem, "pip uninstall onnxruntime; pip install onnxruntime-gpu")
-
-
-def _either(names: list[str]) -> str:
-    return " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+        remedy = "build it here, or with graph_optimization_level: extended"
+        yield Reason("processor", problem, remedy)

@@ -56,7 +56,7 @@ def nvml_session(*, fallback: bool = False) -> Iterator[Any]:
     except ModuleNotFoundError as error:
         if not fallback:
             raise GpuError("nvidia-ml-py is missing: pip install nvidia-ml-py") from error
-        nvml = import_module("buildsys.system.gpus.devices_fallback")
+        nvml = import_module("buildsys.system.gpus.nvml_fallback")
     try:
         nvml.nvmlInit()
         try:

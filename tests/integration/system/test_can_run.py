@@ -1,4 +1,4 @@
-"""The doctor on real engines: what is wrong with a copy of one is told, all of it, before anything is loaded."""
+"""Compatibility checks of real engines: all problems with a copy are reported before it is loaded."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import datetime, timezone
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from small_graphs import conv_bn
 from buildsys import can_run
 from buildsys.stages.engine import stage as engine
 from buildsys.system import compatibility
-from buildsys.system.compatibility import Verdict
+from buildsys.system.compatibility import CompatibilityResult
 from buildsys.workers.result_file import write_result
 
 H200 = {
@@ -78,15 +79,15 @@ def with_gpu(monkeypatch: pytest.MonkeyPatch, gpu: dict[str, str] | None = RTX40
     )
 
 
-def kinds(verdict: Verdict) -> list[str]:
-    return [reason.kind for reason in verdict.reasons]
+def kinds(result: CompatibilityResult) -> list[str]:
+    return [reason.kind for reason in result.reasons]
 
 
 def test_a_whole_engine_of_this_machine_can_run(ort_built: Path, tmp_path: Path) -> None:
-    verdict = can_run(copied(ort_built, tmp_path))
-    assert verdict, str(verdict)
-    assert verdict.built.startswith("m:e, ONNX Runtime ")
-    assert "it can run here" in str(verdict)
+    result = can_run(copied(ort_built, tmp_path))
+    assert result, str(result)
+    assert result.built.startswith("m:e, ONNX Runtime ")
+    assert "it can run here" in str(result)
     assert compatibility.check(ort_built.parent).reasons == ()  # the folder will do
     renamed = ort_built.rename(ort_built.with_name("resnet.onnx"))
     assert can_run(renamed), "an engine is known by its bytes, not by its name"
@@ -141,10 +142,10 @@ def test_a_truncated_engine(request: pytest.FixtureRequest, tmp_path: Path, kind
     file = copied(request.getfixturevalue(kind), tmp_path)
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
-    verdict = can_run(file)
-    assert verdict.reasons[0].kind == "truncated"
+    result = can_run(file)
+    assert result.reasons[0].kind == "truncated"
     assert (
-        verdict.reasons[0].problem
+        result.reasons[0].problem
         == f"{file.name} is truncated: it has {len(whole) // 2} of {len(whole)} bytes"
     )
     file.write_bytes(b"")
@@ -157,10 +158,10 @@ def test_a_corrupt_engine(request: pytest.FixtureRequest, tmp_path: Path, kind: 
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    verdict = can_run(file)
-    assert verdict.reasons[0].kind == "digest"
+    result = can_run(file)
+    assert result.reasons[0].kind == "digest"
     assert (
-        f"{file.name} is not the file that was built: its SHA-256 is " in verdict.reasons[0].problem
+        f"{file.name} is not the file that was built: its SHA-256 is " in result.reasons[0].problem
     )
     assert "digest" not in kinds(compatibility.check(file, digest=False))
     file.write_bytes(bytes(content) + b"more")
@@ -172,16 +173,16 @@ def test_an_engine_of_another_version(ort_built: Path, rtx_built: Path, tmp_path
     edit(newer, lambda figures: figures["built_with"].update(onnxruntime="99.1.0"))
     (reason,) = can_run(newer).reasons
     assert reason.kind == "version"
-    assert reason.problem.startswith("it was built with ONNX Runtime 99.1.0, and ")
+    assert reason.problem.startswith("it was built with ONNX Runtime 99.1.0, but ")
     assert reason.remedy == "pip install 'onnxruntime==99.1.0' or newer"
     edit(newer, lambda figures: figures["built_with"].update(onnxruntime="1.2.0"))
     assert can_run(newer)
     other = copied(rtx_built, tmp_path / "rtx")
     edit(other, lambda figures: figures["built_with"].update(tensorrt_rtx="1.4.0.76"))
     reason = next(reason for reason in can_run(other).reasons if reason.kind == "version")
-    assert "such an engine runs with exactly its own version" in reason.problem
+    assert "such an engine only runs with its own version" in reason.problem
     assert reason.remedy.startswith(
-        "pip install 'tensorrt-rtx==1.4.0.76', or build it with the version that is"
+        "pip install 'tensorrt-rtx==1.4.0.76', or build it with the installed version"
     )
 
 
@@ -194,7 +195,7 @@ def test_an_engine_of_another_gpu(
     (reason,) = can_run(rtx_built).reasons
     assert reason.kind == "compute capability"
     assert reason.problem == (
-        "it was built for compute capability 8.6, 8.9 or 12.0, and NVIDIA H200 here has 9.0"
+        "it was built for compute capability 8.6, 8.9 or 12.0, but NVIDIA H200 here has 9.0"
     )
     assert reason.remedy == "add '9.0' to its compute_capabilities and build it again"
     current = copied(rtx_built, tmp_path)
@@ -204,7 +205,7 @@ def test_an_engine_of_another_gpu(
     assert (
         can_run(current)
         .reasons[0]
-        .problem.startswith("it was built for compute capability 8.6, and")
+        .problem.startswith("it was built for compute capability 8.6, but")
     )
 
 
@@ -214,7 +215,7 @@ def test_several_kinds_of_gpu(rtx_built: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     assert (
-        "CUDA may take another one first: set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        "CUDA may select another one first: set CUDA_DEVICE_ORDER=PCI_BUS_ID"
         in can_run(rtx_built).notes[0]
     )
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
@@ -230,7 +231,7 @@ def test_without_a_gpu(rtx_built: Path, monkeypatch: pytest.MonkeyPatch) -> None
     (reason,) = can_run(rtx_built).reasons
     assert (
         reason.problem
-        == "it needs an NVIDIA GPU, and here CUDA_VISIBLE_DEVICES= hides the GPUs of this machine"
+        == "it needs an NVIDIA GPU, but CUDA_VISIBLE_DEVICES= hides the GPUs of this machine"
     )
     assert reason.remedy == "run it on a GPU of compute capability 8.6, 8.9 or 12.0"
 
@@ -240,7 +241,7 @@ def test_a_driver_that_is_too_old(rtx_built: Path, monkeypatch: pytest.MonkeyPat
     (reason,) = can_run(rtx_built).reasons
     assert reason.kind == "driver"
     assert reason.problem == (
-        "the NVIDIA driver 535.183 is too old: it runs CUDA up to 12.2, and TensorRT-RTX here is made for CUDA 13"
+        "the NVIDIA driver 535.183 is too old: it supports CUDA up to 12.2, but TensorRT-RTX here needs CUDA 13"
     )
     assert reason.remedy == "install a driver of version 580.65 or newer"
 
@@ -286,9 +287,9 @@ def test_versions_of_tensorrt(
 ) -> None:
     monkeypatch.setattr("buildsys.system.compatibility.rules.library_version", lambda module: here)
     with_gpu(monkeypatch, {**H200, "name": "NVIDIA A100-SXM4-80GB", "compute_capability": "8.0"})
-    verdict = can_run(tensorrt_engine(tmp_path, tensorrt=built, portability=portability))
-    assert kinds(verdict) == ([] if runs else ["version"]), str(verdict)
-    assert ("engine_host_code_allowed" in str(verdict)) == bool(portability)
+    result = can_run(tensorrt_engine(tmp_path, tensorrt=built, portability=portability))
+    assert kinds(result) == ([] if runs else ["version"]), str(result)
+    assert ("engine_host_code_allowed" in str(result)) == bool(portability)
 
 
 @pytest.mark.parametrize(
@@ -308,41 +309,41 @@ def test_gpus_of_tensorrt(
     )
     with_gpu(monkeypatch, {**H200, "name": "Some GPU", "compute_capability": capability})
     asked = {"hardware_compatibility": hardware} if hardware else {}
-    verdict = can_run(tensorrt_engine(tmp_path, portability=asked))
-    assert kinds(verdict) == ([] if runs else ["compute capability"]), str(verdict)
+    result = can_run(tensorrt_engine(tmp_path, portability=asked))
+    assert kinds(result) == ([] if runs else ["compute capability"]), str(result)
     if not runs and not hardware:
         assert (
-            "it was built on NVIDIA A100-SXM4-80GB for compute capability 8.0, and Some GPU here has 8.6"
-            in str(verdict)
+            "it was built on NVIDIA A100-SXM4-80GB for compute capability 8.0, but Some GPU here has 8.6"
+            in str(result)
         )
-        assert "with hardware_compatibility: ampere_plus" in str(verdict)
+        assert "with hardware_compatibility: ampere_plus" in str(result)
     if runs and capability == "8.0":
-        assert verdict.notes == (
-            "built on NVIDIA A100-SXM4-80GB, and this is Some GPU: it may be slower than one built here",
+        assert result.notes == (
+            "built on NVIDIA A100-SXM4-80GB, and this is Some GPU: an engine built here may be faster",
         )
 
 
-def test_everything_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_gpu(monkeypatch, {**H200, "driver": "470.1", "cuda_driver": "11.4"})
     file = tensorrt_engine(tmp_path, platform="Windows AMD64")
     edit(file, lambda figures: figures["files"].update({"swish.so": {"bytes": 5, "sha256": "ab"}}))
     file.write_bytes(file.read_bytes()[:50])
-    verdict = can_run(file)
+    result = can_run(file)
     expected = ["truncated", "file", "platform", "library", "driver", "compute capability"]
-    if compatibility.rules.library_is_here("tensorrt"):
+    if find_spec("tensorrt"):
         expected.remove("library")
-    assert kinds(verdict) == expected
-    text = str(verdict)
+    assert kinds(result) == expected
+    text = str(result)
     assert (
-        "swish.so, which the engine needs beside it, is missing; copy the engine's whole folder"
+        "swish.so is missing, and the engine needs it in its folder; copy the engine's whole folder"
         in text
     )
-    assert "it was built on Windows AMD64, and this is Linux" in text
+    assert "it was built on Windows AMD64, but this is Linux" in text
     assert len(text.splitlines()) == 2 + len(expected)
 
 
 def test_a_library_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if compatibility.rules.library_is_here("tensorrt"):
+    if find_spec("tensorrt"):
         pytest.skip("TensorRT is installed here")
     with_gpu(monkeypatch, {**H200, "compute_capability": "8.0"})
     (reason,) = can_run(tensorrt_engine(tmp_path)).reasons
@@ -373,11 +374,12 @@ def test_a_processor_without_the_instructions(
         file, lambda figures: figures["built_with"].update(instructions=["avx", "avx2", "avx512f"])
     )
     monkeypatch.setattr(
-        "buildsys.system.compatibility.rules.cpu_instructions", lambda: ["avx", "avx2"]
+        "buildsys.system.compatibility.rules.engine_instructions", lambda: ["avx", "avx2"]
     )
     (reason,) = can_run(file).reasons
     assert (
-        reason.problem == "its weights are laid out for avx512f, which this processor does not have"
+        reason.problem
+        == "its weights are laid out for avx512f, which this processor does not support"
     )
     edit(file, lambda figures: figures["settings"].update(graph_optimization_level="extended"))
     assert can_run(file)
@@ -386,8 +388,8 @@ def test_a_processor_without_the_instructions(
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        ("ort_built", "what its own bytes say: an engine of ONNX Runtime, "),
-        ("rtx_built", "what its own bytes say: an engine of TensorRT-RTX 1."),
+        ("ort_built", "an engine of ONNX Runtime ("),
+        ("rtx_built", "an engine of TensorRT-RTX 1."),
     ],
 )
 def test_an_engine_without_its_record(
@@ -396,22 +398,22 @@ def test_an_engine_without_its_record(
     built = request.getfixturevalue(kind)
     alone = tmp_path / built.name
     shutil.copy(built, alone)
-    verdict = can_run(alone)
-    assert verdict.reasons[0].kind == "record"
-    assert verdict.reasons[0].problem.startswith(
-        "there is no engine.json beside it, so nothing is known of it but "
+    result = can_run(alone)
+    assert result.reasons[0].kind == "record"
+    assert result.reasons[0].problem.startswith(
+        "engine.json is missing; the file only shows that it is "
     )
-    assert told in verdict.reasons[0].problem
-    assert verdict.reasons[0].remedy == "copy the engine's whole folder"
+    assert told in result.reasons[0].problem
+    assert result.reasons[0].remedy == "copy the engine's whole folder"
     whole = alone.read_bytes()
     for cut in (30, len(whole) // 2, len(whole) - 1):
         alone.write_bytes(whole[:cut])
         assert "truncated" in kinds(can_run(alone)), f"at {cut} of {len(whole)}"
     alone.write_bytes(b"MZ this is no engine")
-    assert "do not begin like an engine" in str(can_run(alone))
+    assert "does not begin like an engine" in str(can_run(alone))
 
 
-def test_the_header_of_an_rtx_engine_tells_its_version(rtx_built: Path, tmp_path: Path) -> None:
+def test_the_header_of_an_rtx_engine_has_its_version(rtx_built: Path, tmp_path: Path) -> None:
     import tensorrt_rtx
 
     alone = tmp_path / "engine.engine"
@@ -420,7 +422,7 @@ def test_the_header_of_an_rtx_engine_tells_its_version(rtx_built: Path, tmp_path
     older = bytearray(alone.read_bytes())
     older[24:28] = (1, 2, 0, 54)
     alone.write_bytes(older)
-    assert "it was built with TensorRT-RTX 1.2.0.54, and" in str(can_run(alone))
+    assert "it was built with TensorRT-RTX 1.2.0.54, but" in str(can_run(alone))
 
 
 @pytest.mark.parametrize(
@@ -432,16 +434,29 @@ def test_the_header_of_an_rtx_engine_tells_its_version(rtx_built: Path, tmp_path
          "says that no engine was built: no GPU"),
     ],
 )  # fmt: skip
-def test_a_record_that_is_none(ort_built: Path, tmp_path: Path, content: str, told: str) -> None:
+def test_an_invalid_record(ort_built: Path, tmp_path: Path, content: str, told: str) -> None:
     file = copied(ort_built, tmp_path)
     file.with_name("engine.json").write_text(content)
     assert told in can_run(file).reasons[0].problem
 
 
+def test_a_record_names_no_module_to_import(
+    ort_built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    file = copied(ort_built, tmp_path)
+    edit(file, lambda figures: figures.update(backend="evil"))
+    assert "engine.json names an unknown backend: 'evil'" in str(can_run(file))
+    edit(file, lambda figures: figures.update(backend="onnxruntime"))
+    edit(file, lambda figures: figures["built_with"].update(instructions=3))
+    assert can_run(file)
+
+
 def test_a_record_of_another_engine(ort_built: Path, rtx_built: Path, tmp_path: Path) -> None:
     file = copied(rtx_built, tmp_path)
     shutil.copy(ort_built.with_name("engine.json"), file.with_name("engine.json"))
-    assert "is an engine of tensorrt_rtx, and engine.json tells of one of onnxruntime" in str(
+    assert "is an engine of tensorrt_rtx, but engine.json describes one of onnxruntime" in str(
         can_run(file)
     )
 
@@ -511,14 +526,14 @@ def test_plugins_that_are_missing_or_others(
     assert reason.kind == "plugin"
     assert reason.problem == (
         "the plugin DoctorsSwish 1 for demo::swish is not registered in this process, "
-        "and its file plugins/ops/swish_plugin.py is not beside it"
+        "and its file plugins/ops/swish_plugin.py is not in the engine's folder"
     )
     in_project = tmp_path / "project/plugins/ops/swish_plugin.py"
     in_project.parent.mkdir(parents=True)
     in_project.write_bytes(source)
-    verdict = compatibility.check(file, project=tmp_path / "project")
-    assert verdict, str(verdict)
-    assert verdict.notes == (
+    result = compatibility.check(file, project=tmp_path / "project")
+    assert result, str(result)
+    assert result.notes == (
         "register before deserializing: DoctorsSwish (plugins/ops/swish_plugin.py)",
     )
     file.with_name("swish_plugin.py").write_bytes(source + b"changed")
@@ -546,5 +561,5 @@ def test_a_plugin_that_is_registered_is_found(
         file,
         lambda figures: figures.update(plugins=[{"operator": "x::y", "file": "y.py", **names}]),
     )
-    verdict = can_run(file)
-    assert (bool(verdict), verdict.notes) == (True, ())
+    result = can_run(file)
+    assert (bool(result), result.notes) == (True, ())

@@ -1,8 +1,8 @@
-"""The doctor's answer: all reasons at once, each with what to do about it."""
+"""The result of a compatibility check: all reasons at once, each with a remedy."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 SCHEMA = "buildsys/doctor/1"
@@ -10,32 +10,32 @@ SCHEMA = "buildsys/doctor/1"
 
 @dataclass(frozen=True)
 class Reason:
-    """Why an engine cannot run here, or cannot be trusted to."""
+    """A reason that an engine cannot run here, or cannot be trusted to."""
 
-    kind: str  # a word that programs may rely on: "gpu", "library", "version", "digest", …
+    kind: str  # for programs: "gpu", "library", "version", "digest", …
     problem: str
     remedy: str
 
     def __str__(self) -> str:
-        """Return both as one line."""
+        """Return problem and remedy on one line."""
         return f"{self.problem}; {self.remedy}" if self.remedy else self.problem
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Whether an engine can run here; it is true where it can."""
+class CompatibilityResult:
+    """The result of a check; true if the engine can run."""
 
-    engine: str  # the path that was asked for
-    built: str  # in a few words, what it is: library, version, precision, GPU
+    engine: str  # the path as given
+    built: str  # a summary: library, version, precision, GPU
     reasons: tuple[Reason, ...]
-    notes: tuple[str, ...] = ()  # what keeps it from nothing, and is worth knowing
+    notes: tuple[str, ...] = ()  # worth knowing, but no obstacle
 
     def __bool__(self) -> bool:
-        """Return whether it can run."""
+        """Return True if the engine can run."""
         return not self.reasons
 
     def __str__(self) -> str:
-        """Return the whole answer, a line for each reason."""
+        """Return the result with one line per reason."""
         head = f"{self.engine}: {self.built}" if self.built else self.engine
         lines = [head, "it can run here" if self else "it cannot run here:"]
         lines += [f"  - {reason}" for reason in self.reasons]
@@ -43,7 +43,7 @@ class Verdict:
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the answer for programs."""
-        reasons = [{"kind": r.kind, "problem": r.problem, "remedy": r.remedy} for r in self.reasons]
+        """Return the result for programs."""
         facts = {"schema": SCHEMA, "engine": self.engine, "built": self.built, "runs": bool(self)}
+        reasons = [asdict(reason) for reason in self.reasons]
         return {**facts, "reasons": reasons, "notes": list(self.notes)}
