@@ -1,4 +1,4 @@
-"""Work in the background of a run: flushing outputs, copying them into the store."""
+"""A background thread for flushing and storing outputs."""
 
 from __future__ import annotations
 

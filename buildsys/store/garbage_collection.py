@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from buildsys.errors import StageError
 from buildsys.store.file_digests import hash_file
@@ -18,7 +17,7 @@ from buildsys.store.record_file import RecordError, decode_record
 
 @dataclass(frozen=True)
 class StageUsage:
-    """The share of a stage in the store; shared content counts for its first record."""
+    """The share of a stage; shared content counts for its first record."""
 
     stage: str
     actions: int
@@ -37,7 +36,7 @@ class Collection:
 
 
 def usage(store: Store) -> list[StageUsage]:
-    """Return the usage of each stage, and last that of objects without a record.
+    """Return the usage per stage, and last of objects without a record.
 
     Raises: OSError: the store cannot be read.
     """
@@ -53,14 +52,24 @@ def usage(store: Store) -> list[StageUsage]:
 
 
 def verify(store: Store, progress: Callable[[int, int], None]) -> list[str]:
-    """Read the whole store; quarantine damaged files and return a sentence on each.
+    """Quarantine all damaged files; return a sentence on each.
 
-    ``progress`` receives the numbers of files read and of all files. Raises: OSError: the store cannot be read.
+    ``progress`` receives the number of files read and of all files.
+    Raises: OSError: the store cannot be read.
     """
     objects, records = list(store.objects()), sorted(store.folder.glob("actions/??/*.json"))
     problems = []
     for count, path in enumerate([*objects, *records], 1):
-        problem = _object_problem(path) if count <= len(objects) else _record_problem(path)
+        problem = ""
+        try:
+            if count > len(objects):
+                decode_record(path.read_bytes(), "", path.stem)
+            elif hash_file(str(path)).digest != path.name:
+                problem = "does not match its digest"
+        except RecordError as error:
+            problem = "" if error.newer else str(error)
+        except (StageError, OSError) as error:
+            problem = f"cannot be read: {getattr(error, 'strerror', error)}"
         if problem:
             store.quarantine(path)
             problems.append(f"{path} {problem}")
@@ -78,7 +87,8 @@ def collect(
 ) -> Collection:
     """Remove unreached records by age and size, then objects without a record.
 
-    Without ``unused_for_s`` and ``max_bytes`` all unreached records are removed; reached ones always stay.
+    Without ``unused_for_s`` and ``max_bytes`` all unreached records are removed; reached ones
+    always stay.
     Raises: OSError: the store cannot be read or written.
     """
     with store.lock_for_removal():
@@ -129,21 +139,3 @@ def _sizes(store: Store) -> dict[str, int]:
         with suppress(FileNotFoundError):
             sizes[path.name] = path.stat().st_size
     return sizes
-
-
-def _object_problem(path: Path) -> str:
-    try:
-        digest = hash_file(str(path)).digest
-    except StageError as error:
-        return f"cannot be read: {error}"
-    return "" if digest == path.name else "does not match its digest"
-
-
-def _record_problem(path: Path) -> str:
-    try:
-        decode_record(path.read_bytes(), "", path.stem)
-    except RecordError as error:
-        return "" if error.newer else str(error)
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    return ""

@@ -1,4 +1,6 @@
-"""The ledger: action records and the history of runs, one transaction per action."""
+"""The ledger of action records and runs, one transaction per action."""
+
+# ruff: noqa: S608 - all names in the statements are our own
 
 from __future__ import annotations
 
@@ -17,13 +19,13 @@ KEEP_HISTORY = 100
 _SUMMARY_ITEMS = 16  # longer lists (raw samples) stay in the result file
 
 _RECORD = "target, key, parts, outputs, status, started, seconds, reason, hint, figures, log"
-_SELECT_RECORD = f"SELECT {_RECORD} FROM records WHERE target = ?"  # noqa: S608 - our own column names
+_SELECT_RECORD = f"SELECT {_RECORD} FROM records WHERE target = ?"
 _INSERT_RECORD = (
-    f"INSERT OR REPLACE INTO records ({_RECORD}, seq) VALUES ({'?, ' * 11}last_insert_rowid())"  # noqa: S608
+    f"INSERT OR REPLACE INTO records ({_RECORD}, seq) VALUES ({'?, ' * 11}last_insert_rowid())"
 )
 _ENTRY = "target, key, status, started, seconds, reason, why"
-_SELECT_HISTORY = f"SELECT {_ENTRY} FROM history WHERE target = ? ORDER BY seq DESC LIMIT ?"  # noqa: S608
-_INSERT_HISTORY = f"INSERT INTO history ({_ENTRY}) VALUES (?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
+_SELECT_HISTORY = f"SELECT {_ENTRY} FROM history WHERE target = ? ORDER BY seq DESC LIMIT ?"
+_INSERT_HISTORY = f"INSERT INTO history ({_ENTRY}) VALUES (?, ?, ?, ?, ?, ?, ?)"
 _CLAIM = "INSERT OR REPLACE INTO owned VALUES (?, ?)"
 _PRUNE = """
 DELETE FROM {0} WHERE target = ?
@@ -44,7 +46,7 @@ Outputs = Mapping[str, "OutputFile | None"]
 
 @dataclass(frozen=True)
 class ActionRecord:
-    """The result of an action: the parts of its key, its outputs and figures."""
+    """The result of an action: key parts, outputs, figures."""
 
     target: str
     key: str
@@ -60,7 +62,7 @@ class ActionRecord:
 
     @property
     def files(self) -> dict[str, OutputFile]:
-        """The outputs that exist."""
+        """The existing outputs."""
         return {path: output for path, output in self.outputs.items() if output is not None}
 
 
@@ -98,7 +100,7 @@ class Ledger:
         return [record for record in map(_record, rows) if record is not None]
 
     def outputs(self, target: str, key: str) -> tuple[str, Outputs] | None:
-        """Return only status and outputs of a record, which is faster than ``lookup``."""
+        """Return only status and outputs of a record, faster than ``lookup``."""
         rows = self._db.read(
             "SELECT status, outputs FROM records WHERE target = ? AND key = ?", (target, key)
         )
@@ -106,20 +108,15 @@ class Ledger:
         return None if found is None else (rows[0][0], found)
 
     def add(self, record: ActionRecord, *, why: str = "", restored: bool = False) -> None:
-        """Store the record of a finished action; the target then owns exactly its outputs."""
+        """Add a record; its outputs become the only files of the target."""
         row = (
             record.target, record.key, _to_json(record.parts), _to_json(record.outputs),
             record.status, record.started, record.seconds, record.reason, record.hint,
             _to_json(record.figures), record.log,
         )  # fmt: skip
+        status = RESTORED if restored else record.status
         entry = HistoryEntry(
-            target=record.target,
-            key=record.key,
-            status=RESTORED if restored else record.status,
-            started=record.started,
-            seconds=record.seconds,
-            reason=record.reason,
-            why=why,
+            record.target, record.key, status, record.started, record.seconds, record.reason, why
         )
         self._db.write(
             [
@@ -132,7 +129,7 @@ class Ledger:
         )
 
     def add_failure(self, entry: HistoryEntry, files: Iterable[str]) -> None:
-        """Add a failed check to the history; ``files`` are its files in the build folder."""
+        """Add a failed check and its files in the build folder."""
         ownership = _ownership(entry.target, files)
         self._db.write([(_INSERT_HISTORY, entry), *ownership, *_pruning(entry.target)])
 
@@ -141,7 +138,7 @@ class Ledger:
         self._db.write([(_INSERT_HISTORY, entry), *_pruning(entry.target)])
 
     def claim(self, target: str, paths: Iterable[str]) -> None:
-        """Record ownership of files before they are published, in case of a kill midway."""
+        """Record files before their publication, in case of a kill midway."""
         self._db.write([(_CLAIM, (path, target)) for path in paths])
 
     def owned(self, target: str) -> set[str]:
@@ -150,7 +147,7 @@ class Ledger:
         return {path for (path,) in rows if isinstance(path, str) and _is_inside(path)}
 
     def forget(self, target: str) -> None:
-        """Drop all records of a target, so that it is built again. Files and history stay."""
+        """Drop all records of a target. Its files and history stay."""
         self._db.write(
             [
                 ("DELETE FROM records WHERE target = ?", (target,)),
@@ -159,11 +156,11 @@ class Ledger:
         )
 
     def is_forgotten(self, target: str) -> bool:
-        """Return whether a target has not been built since it was forgotten."""
+        """Return True for a target not built since it was forgotten."""
         return bool(self._db.read("SELECT 1 FROM forgotten WHERE target = ?", (target,)))
 
     def has_records(self, target: str) -> bool:
-        """Return whether a target has any record, readable or not."""
+        """Return True for a target with any record, readable or not."""
         return bool(self._db.read("SELECT 1 FROM records WHERE target = ? LIMIT 1", (target,)))
 
     def history(self, target: str, limit: int = 10) -> list[HistoryEntry]:
@@ -198,7 +195,7 @@ def _pruning(target: str) -> list[Statement]:
 
 
 def _record(row: Row) -> ActionRecord | None:
-    """Return a row as a record; None if it is unreadable, which makes its target stale."""
+    """Return a row as a record, None if it is unreadable."""
     target, key, parts, outputs, status, started, seconds, reason, hint, figures, log = row
     published = _outputs(outputs)
     if published is None:
@@ -213,7 +210,7 @@ def _record(row: Row) -> ActionRecord | None:
 
 
 def _outputs(text: str) -> dict[str, OutputFile | None] | None:
-    """Return published outputs; None if they are unreadable or outside the build folder."""
+    """Return published outputs, None if unreadable or outside the build folder."""
     try:
         found = {
             path: None if output is None else OutputFile(*output)
@@ -221,11 +218,11 @@ def _outputs(text: str) -> dict[str, OutputFile | None] | None:
         }
     except (AttributeError, TypeError, ValueError, RecursionError):
         return None
-    return found if all(map(_is_inside, found)) else None
+    return found if all(map(_is_inside, found)) else None  # recorded files may be deleted
 
 
 def _is_inside(path: str) -> bool:
-    """Return whether a relative path stays in its folder, as recorded files may be deleted."""
+    """Return True for a path inside the build folder."""
     return not path.startswith("/") and ".." not in path.split("/") and "\0" not in path
 
 

@@ -37,11 +37,11 @@ OnWait = Callable[["LockHolder | None"], None]
 
 
 class InterruptedWaitError(StageError):
-    """A wait for a lock that ended because this process is exiting."""
+    """A wait for a lock, ended by the exit of this process."""
 
 
 def machine_lock_folder(fallback: Path) -> Path:
-    """Return the folder of the locks shared by all projects of this user.
+    """Return the folder of the locks shared by a user's projects.
 
     BUILDSYS_MACHINE_LOCK overrides it. ``fallback`` replaces a folder in the temporary directory
     that another user owns.
@@ -73,7 +73,7 @@ class Locks:
 
     @contextmanager
     def target(self, target: str, on_wait: OnWait) -> Iterator[bool]:
-        """Hold a target exclusively; yield True if another process or thread had it first."""
+        """Hold a target exclusively; yield True after a wait."""
         with self._exclusive(self._folder / _file_name(target), target, on_wait) as waited:
             yield waited
 
@@ -94,7 +94,7 @@ class Locks:
 
     @contextmanager
     def devices(self, names: Iterable[str], target: str, on_wait: OnWait) -> Iterator[None]:
-        """Hold devices, named by their UUIDs, exclusively among the projects of this user."""
+        """Hold devices (UUIDs) exclusively among the projects of this user."""
         folder = self._machine or machine_lock_folder(self._folder)
         with ExitStack() as stack:
             for name in sorted(set(names)):  # the same order everywhere, against deadlocks
@@ -130,7 +130,7 @@ class Locks:
             _release(handle, signed=True)
 
     def _acquire(self, path: Path, on_wait: OnWait, *, shared: bool = False) -> tuple[int, bool]:
-        """Return the open, locked file, and True if another holder had it first."""
+        """Return the open, locked file, and True after a wait."""
         waited = False
         while True:
             try:

@@ -3,10 +3,12 @@
     objects/ab/<BLAKE3 digest>    the content of an output, never written again
     actions/ab/<action key>.json  an action record: its outputs and their digests
     quarantine/                   files whose content does not match their name
-    tmp/, lock                    files being added; the lock is shared by writers, exclusive for removal
+    tmp/                          files being added
+    lock                          shared by writers, exclusive for removal
 
-Nothing here is trusted: a record has a checksum, and every object is compared with its digest when it is fetched. Files
-are copied, never linked, into a build folder: an edit there must not reach the store.
+Nothing here is trusted: a record has a checksum, and every object is compared with its digest when
+it is fetched. Files are copied, never linked, into a build folder: an edit there must not reach the
+store.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ _ABANDONED_S = 3600.0
 
 
 class DamagedError(StageError):
-    """A file in the store that did not match its name and was put into quarantine."""
+    """A damaged file in the store, now in quarantine."""
 
 
 class StoreWriteError(Exception):
-    """An error writing to the store, in contrast to one reading what is added."""
+    """A failed write to the store, not a failed read."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(str(cause))
@@ -78,14 +80,14 @@ class Store:
                 continue  # just removed, or damaged, which `verify` reports
 
     def holds(self, file: OutputFile) -> bool:
-        """Return whether an object of this name and size exists."""
+        """Return True if an object of this name and size exists."""
         try:
             return self.object_path(file.digest).stat().st_size == file.size
         except OSError:
             return False
 
     def put(self, source: Path, file: OutputFile) -> bool:
-        """Copy a file in; return False if its content is gone or has changed.
+        """Copy a file in; return False if it is missing or changed.
 
         Raises: OSError: the store cannot be written.
         """
@@ -103,7 +105,7 @@ class Store:
         return True
 
     def add(self, file: OutputFile, chunks: Iterable[bytes]) -> bool:
-        """Store content that arrives in chunks; return False if it does not match ``file``.
+        """Store content from chunks; return False if it does not match ``file``.
 
         Raises: StoreWriteError: the store cannot be written; what ``chunks`` raises.
         """
@@ -139,7 +141,8 @@ class Store:
     def read_action(self, target: str, key: str, *, read_only: bool = False) -> ActionRecord | None:
         """Return the record of a key, None if there is none.
 
-        Raises: DamagedError: it is truncated or edited; unless ``read_only`` it goes into quarantine.
+        Raises: DamagedError: it is truncated or edited; it goes into quarantine unless
+        ``read_only``.
         StageError: it cannot be read, or was written by a newer buildsys.
         """
         path = self.action_path(key)
@@ -222,7 +225,7 @@ def _write_errors() -> Iterator[None]:
 
 
 def copy_file(source: Path, target: Path, *, cache_pages: bool = True) -> str:
-    """Copy a file, sharing its blocks if possible; return the BLAKE3 digest of the copy.
+    """Copy a file, sharing blocks if possible; return the copy's BLAKE3 digest.
 
     Without ``cache_pages`` the kernel may drop the copy from the page cache at once.
     Raises: OSError: one of them cannot be read or written; a partial copy is removed.

@@ -1,7 +1,7 @@
-"""Atomic publication of outputs: written under ``build/.tmp``, digested, then renamed into place.
+"""Atomic publication of outputs: written under ``build/.tmp``, digested, renamed.
 
-They are flushed in the background, while later stages run. After a power cut they are digested again, and a file that
-did not survive it is stale.
+They are flushed in the background, while later stages run. After a power cut they are digested
+again, and a file that did not survive it is stale.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Publisher:
 
     @contextmanager
     def staging(self, target: str) -> Iterator[Path]:
-        """Yield an empty temporary folder on the file system of the build folder."""
+        """Yield a temporary folder on the build folder's file system."""
         with _disk_errors(f"make a temporary folder in {self._build}"):
             folder, lock = self._make_folder(target)
         try:
@@ -69,7 +69,7 @@ class Publisher:
                 _discard(folder, lock)
 
     def digest_outputs(self, tree: Path) -> dict[str, FileDigest]:
-        """Return the digests of all files in a finished tree; symbolic links are left out."""
+        """Return the digests of all files in a tree, without symbolic links."""
         paths = [p for p in sorted(tree.rglob("*")) if p.is_file() and not p.is_symlink()]
         with _disk_errors("read the outputs"):
             in_threads = sum(map(_backdate, paths)) >= THREADS_FROM_BYTES
@@ -90,7 +90,7 @@ class Publisher:
     def publish(
         self, tree: Path, outputs: Mapping[str, FileDigest], last: str, *, restored: bool = False
     ) -> None:
-        """Rename outputs into the build folder, ``last`` (the result file) after all others.
+        """Rename outputs into the build folder, the result file ``last``.
 
         ``restored`` outputs are not flushed: the store has them as well.
         """
@@ -109,7 +109,7 @@ class Publisher:
             self._background.submit(partial(self._flush, [str(self._build / n) for n in outputs]))
 
     def low_disk_note(self) -> str:
-        """Return a sentence if the disk of the build folder is almost full, else an empty string."""
+        """Return a sentence if the disk is almost full, else ""."""
         try:
             found = os.statvfs(self._build)
         except OSError:
@@ -120,7 +120,7 @@ class Publisher:
         )
 
     def remove(self, names: Iterable[str]) -> None:
-        """Delete published files that a target no longer produces."""
+        """Delete published files."""
         for name in names:
             with _disk_errors(f"remove {self._build / name}"):
                 (self._build / name).unlink(missing_ok=True)
@@ -158,22 +158,22 @@ class Publisher:
             os.close(lock)
 
     def _remember(self, outputs: Mapping[str, FileDigest]) -> None:
-        """Cache the digests under the stamps that the renames have left.
+        """Cache the digests under the stamps after the renames.
 
-        Nobody can write the files while they are in our temporary folder. A later write shows in the modification
-        time, if that is older than a step of the clock.
+        Nobody can write the files while they are in our temporary folder. A later write shows in
+        the modification time, if that is older than a step of the clock.
         """
-        settled = []
+        cached = []
         for name, (digest, before) in outputs.items():
             path = str(self._build / name)
             now = stamp_file(path)
             unchanged = now is not None and now._replace(ctime_ns=before.ctime_ns) == before
             if now is not None and unchanged and now.ctime_ns - now.mtime_ns > SETTLE_NS:
-                settled.append((path, FileDigest(digest, now)))
-        self._digests.add(settled)
+                cached.append((path, FileDigest(digest, now)))
+        self._digests.add(cached)
 
     def _flush(self, paths: Iterable[str]) -> None:
-        """Write published files to disk; the digest of a file that cannot be written is dropped."""
+        """Write published files to disk; drop the digests of failures."""
         for path in paths:
             try:
                 fsync(path)
@@ -192,9 +192,10 @@ def publish_failure(
     files: Mapping[str, bytes],
     result: str,
 ) -> None:
-    """Publish ``files`` (path in the build folder -> content) as outputs of a failed run.
+    """Publish ``files`` (path -> content) as outputs of a failed run.
 
-    They replace the target's outputs, which the store still has, and make it stale. ``result`` is placed last.
+    They replace the target's outputs, which the store still has, and make it stale. ``result`` is
+    placed last.
     Raises: StageError, OSError: some or no files are in place, and the target is stale.
     """
     with publisher.staging(entry.target) as tree:
@@ -225,9 +226,9 @@ def _discard(folder: Path, lock: int) -> None:
 
 
 def _backdate(path: Path) -> int:
-    """Set the time of a file written just now back a moment; return its size in bytes.
+    """Backdate a new file by a moment; return its size.
 
-    A write right after the rename then shows in its times, so that its digest can be cached at once.
+    A write right after the rename then shows in its times, so its digest can be cached at once.
     """
     found = path.stat()
     if time.time_ns() - found.st_mtime_ns < 2 * SETTLE_NS:

@@ -1,4 +1,4 @@
-"""The file format of an action record: a line with the checksum of the rest, then JSON."""
+"""The file format of an action record: a checksum line, then JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCHEMA = 1
 
 
 class RecordError(Exception):
-    """An unusable record, ``newer`` if only this buildsys is too old for it."""
+    """An unusable record; a ``newer`` one needs a newer buildsys."""
 
     def __init__(self, problem: str, *, newer: bool = False) -> None:
         super().__init__(problem)

@@ -1,7 +1,7 @@
-"""The shared cache: the layout of the store in a place that fsspec reaches (a folder, SFTP, S3).
+"""The shared cache: a store reached through fsspec (a folder, SFTP, S3).
 
-Everything read from there is compared with its digest. A place that does not answer within its time-out is not used for
-the rest of the run: it costs that time and one warning, never a build.
+Everything read from there is compared with its digest. A place that does not answer within its
+time-out is not used for the rest of the run: it costs that time and one warning, never a build.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class SharedCache:
 
     @property
     def writable(self) -> bool:
-        """Whether results may be added."""
+        """True if results may be added."""
         return self.settings.mode == READ_WRITE and not self._off
 
     def read_action(self, target: str, key: str) -> ActionRecord | None:
-        """Return the record of a key, None if there is no usable one."""
+        """Return the record of a key, None if none is usable."""
         path = _action(key)
         content = self._within(lambda place: place.read(path), f"look up {target}")
         if content is None:
@@ -64,7 +64,7 @@ class SharedCache:
             return None
 
     def fetch(self, files: Iterable[OutputFile], store: Store) -> bool:
-        """Copy objects into the store; return False if one is missing, damaged or too slow.
+        """Copy objects into the store; return False unless all are valid.
 
         Raises: OSError: the store cannot be written.
         """
@@ -93,7 +93,7 @@ class SharedCache:
         return result is True
 
     def push(self, record: ActionRecord, store: Store) -> None:
-        """Add a record, after those of its objects that are missing."""
+        """Add a record, after its missing objects."""
         if not self.writable:
             return
         timed_out = threading.Event()
@@ -119,7 +119,7 @@ class SharedCache:
         attempt: str,
         timed_out: threading.Event | None = None,
     ) -> T | None:
-        """Return the result of ``work``; after an error or the time-out None, and turn off."""
+        """Return the result of ``work``; turn off after an error or time-out."""
         if self._off:
             return None
         results: list[T] = []

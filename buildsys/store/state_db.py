@@ -1,7 +1,7 @@
 """The SQLite database of the state folder.
 
-All of its content can be made again. A damaged file is therefore set aside with a warning, which costs time but never
-correctness.
+All of its content can be made again. A damaged file is therefore set aside with a warning, which
+costs time but never correctness.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def warn_on_stderr(message: str) -> None:
 
 
 class StateDb:
-    """A SQLite connection that survives a deleted, replaced or corrupted file.
+    """A SQLite connection, safe against a deleted, replaced or corrupted file.
 
-    WAL with synchronous=NORMAL: a killed process loses nothing that it committed. A power cut may lose the last
-    commits, which makes their targets stale.
+    WAL with synchronous=NORMAL: a killed process loses nothing that it committed. A power cut may
+    lose the last commits, which makes their targets stale.
     """
 
     def __init__(self, path: Path, notify: Callable[[str], None] = warn_on_stderr) -> None:
@@ -74,7 +74,7 @@ class StateDb:
         self._read_only: sqlite3.Connection | None = None  # on a read-only or full disk
 
     def read(self, query: str, values: Sequence[Any] = ()) -> list[Row]:
-        """Return all rows of a query; on a read-only disk those of the last complete commit."""
+        """Return all rows of a query; a read-only disk is enough."""
         with self._guard:
             if self._read_only is None:
                 try:
@@ -123,7 +123,7 @@ class StateDb:
             self._connection = self._read_only = None
 
     def _attempt(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Do work with an open connection, twice if the file had to be set aside or reopened."""
+        """Do work with an open connection, again after a recovery."""
         try:
             return work(self._open())
         except sqlite3.DatabaseError as error:
@@ -180,7 +180,7 @@ class StateDb:
             )
 
     def _is_current(self) -> bool:
-        """Return whether the opened file is still at its path."""
+        """Return True if the opened file is still at its path."""
         inode = _inode(self.path)
         return inode != 0 and inode == self._inode  # 0: it was deleted, perhaps while it was opened
 
@@ -196,13 +196,13 @@ class StateDb:
 
 
 class ReadOnlyStateDb(StateDb):
-    """The state database for commands that only look: it is never written, moved or created.
+    """The state database for read-only commands: never written, moved or created.
 
     A missing or unreadable file counts as empty; writes are dropped.
     """
 
     def read(self, query: str, values: Sequence[object] = ()) -> list[Row]:
-        """Return all rows of a query; none if the state is damaged, with one warning."""
+        """Return all rows of a query; none, with one warning, if damaged."""
         with self._guard:
             try:
                 if self._read_only is None:
@@ -223,8 +223,9 @@ class ReadOnlyStateDb(StateDb):
     def _open_existing(self) -> sqlite3.Connection:
         """Open the file without leaving a trace.
 
-        Even to read a database with a write-ahead log, SQLite writes next to it. ``immutable`` prevents that and is
-        correct while there is no log, as then no process has the file open. If one way fails, the other may work.
+        Even to read a database with a write-ahead log, SQLite writes next to it. ``immutable``
+        prevents that and is correct while there is no log, as then no process has the file open. If
+        one way fails, the other may work.
         """
         modes = ["mode=ro&immutable=1", "mode=ro"]
         if self.path.with_name(self.path.name + "-wal").exists():
@@ -259,7 +260,7 @@ def _empty() -> sqlite3.Connection:
 
 
 def _has_tables(connection: sqlite3.Connection) -> bool:
-    """Return whether a database has been set up. Raises: sqlite3.DatabaseError: other version."""
+    """Return True for an initialized database. Raises: sqlite3.DatabaseError: other version."""
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if version not in (0, VERSION):
         raise sqlite3.DatabaseError(f"it has version {version}, this buildsys writes {VERSION}")

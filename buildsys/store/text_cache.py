@@ -6,7 +6,7 @@ from buildsys.store.state_db import StateDb
 
 
 class StateTextCache:
-    """A ``TextCache`` that outlives the process."""
+    """A ``TextCache`` in the state database."""
 
     def __init__(self, db: StateDb) -> None:
         self._db = db

@@ -1,1 +1,1 @@
-"""TensorRT timing caches: tactic times measured by one engine build, reused by later ones."""
+"""TensorRT timing caches: measured tactic times, reused by later builds."""

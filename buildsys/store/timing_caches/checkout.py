@@ -1,6 +1,7 @@
 """Private copies of timing caches for builds, merged back under a lock.
 
-A cache only saves time: any problem with it costs a warning and a slower build. Only a pinned cache is required.
+A cache only saves time: any problem with it costs a warning and a slower build. Only a pinned cache
+is required.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class SharedTimingCache:
         return self.folder / f"{file_stem(self.conditions)}{SUFFIX}"
 
     def checkout(self, private: Path) -> TimingCacheData | None:
-        """Write the shared cache to a private file and return it, None if there is none."""
+        """Copy the shared cache to a private file and return it."""
         try:
             content = self._read()
             if content is not None:
@@ -73,7 +74,7 @@ class SharedTimingCache:
     def merge_back(
         self, private: Path, original: TimingCacheData | None, messages: Sequence[str] = ()
     ) -> dict[str, Any]:
-        """Merge the private file of a finished build; return the figures of its result.
+        """Merge the private file of a finished build; return its figures.
 
         A shared cache that the builder refused, according to its ``messages``, is set aside.
         """
@@ -173,7 +174,7 @@ def checkout_pinned(folder: Path, sha256: str, private: Path, engine: str) -> Ti
 def pinned_figures(
     folder: Path, private: Path, original: TimingCacheData, messages: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the figures of a build with a pinned cache; missing timings count as misses.
+    """Return the figures of a build with a pinned cache.
 
     A cache that grew is stored as well, so that it can be pinned instead.
     Raises: StageError: the builder refused the cache.
@@ -205,7 +206,7 @@ def pinned_figures(
 
 
 def pinned_cache_warning(figures: Mapping[str, Any]) -> str:
-    """Return a warning about timings missing from a pinned cache, or an empty string."""
+    """Return a warning about missing timings, or ""."""
     if not figures.get("pinned") or not (figures.get("misses") or figures.get("added_bytes")):
         return ""
     grown = figures.get("grown_digest")
@@ -217,7 +218,7 @@ def pinned_cache_warning(figures: Mapping[str, Any]) -> str:
 
 
 def file_stem(conditions: Conditions) -> str:
-    """Return the name of a shared file: a readable part and the digest of all conditions."""
+    """Return a shared file's name: a readable part and a digest."""
     content = json.dumps(dict(conditions), sort_keys=True).encode()
     known = [conditions[name] for name in ("library", "gpu", "cuda") if conditions.get(name)]
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", "_".join(known))[:120]

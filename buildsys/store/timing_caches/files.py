@@ -1,6 +1,6 @@
 """The files of timing caches, checked at every read and replaced atomically.
 
-FOLDER/LIBRARY-VERSION_GPU_….timing_cache   shared: one line of JSON with its conditions, then TensorRT's bytes
+FOLDER/LIBRARY-VERSION_GPU_….timing_cache   shared: a JSON line of conditions, TensorRT's bytes
 FOLDER/by_digest/SHA-256                    TensorRT's bytes alone, as a build left them
 FOLDER/….broken-TIME                        a damaged file, or one for other conditions
 """
@@ -25,7 +25,7 @@ Conditions = Mapping[str, str]  # library, GPU, driver and builder settings that
 
 
 class BrokenCacheError(Exception):
-    """A file that is not a timing cache, or not the one it should be."""
+    """An unusable timing cache file."""
 
 
 @dataclass(frozen=True)

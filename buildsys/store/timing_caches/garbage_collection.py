@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +33,9 @@ class TimingCacheCollection:
 def usage(folder: Path) -> TimingCacheUsage:
     """Return the usage of a folder. Raises: OSError: it cannot be read."""
     kinds = shared_files(folder), files_by_digest(folder), broken_files(folder)
+    size = sum(found.st_size for kind in kinds for found in _stats(kind).values())
     shared, kept, broken = map(len, kinds)
-    return TimingCacheUsage(
-        shared, kept, broken, sum(_size(path) for kind in kinds for path in kind)
-    )
+    return TimingCacheUsage(shared, kept, broken, size)
 
 
 def collect(
@@ -48,32 +48,30 @@ def collect(
 ) -> TimingCacheCollection:
     """Remove caches stored by digest except ``wanted`` ones, and files set aside.
 
-    With ``unused_for_s`` only files unused for that long are removed, including shared caches. Without it nothing is
-    removed from a folder that is not ``private``: other clones may pin caches that this one does not know.
+    With ``unused_for_s`` only files unused for that long are removed, including shared caches.
+    Without it nothing is removed from a folder that is not ``private``: other clones may pin caches
+    unknown here.
     Raises: OSError: the folder cannot be read or written.
     """
     files = [path for path in files_by_digest(folder) if path.name not in wanted]
     files += broken_files(folder)
     if unused_for_s is not None:
         limit = time.time() - unused_for_s
-        files = [path for path in [*files, *shared_files(folder)] if _used(path) < limit]
-    elif not private:
-        files = []
-    size = sum(map(_size, files))
+        stats = _stats([*files, *shared_files(folder)])
+        stats = {path: found for path, found in stats.items() if found.st_mtime < limit}
+    else:
+        stats = _stats(files) if private else {}
     if not dry_run:
-        for path in files:
+        for path in stats:
             path.unlink(missing_ok=True)
             path.with_suffix(".lock").unlink(missing_ok=True)
-    return TimingCacheCollection(len(files), size)
+    return TimingCacheCollection(len(stats), sum(found.st_size for found in stats.values()))
 
 
-def _size(path: Path) -> int:
-    with suppress(FileNotFoundError):
-        return path.stat().st_size
-    return 0
-
-
-def _used(path: Path) -> float:
-    with suppress(FileNotFoundError):
-        return path.stat().st_mtime
-    return time.time()
+def _stats(paths: Iterable[Path]) -> dict[Path, os.stat_result]:
+    """Return the stats of existing files; another process may remove some meanwhile."""
+    found = {}
+    for path in paths:
+        with suppress(FileNotFoundError):
+            found[path] = path.stat()
+    return found
