@@ -1,4 +1,4 @@
-"""Tell whether two graphs compute the same: both run in ONNX Runtime on equal inputs."""
+"""Equivalence of two graphs: both run in ONNX Runtime on the same inputs."""
 
 from __future__ import annotations
 
@@ -20,19 +20,12 @@ from buildsys.workers.job import Job
 Tensors = Mapping[str, Tensor]
 Limits = Mapping[str, float]
 
-_RANDOM_OPERATORS = frozenset(
-    (
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-        "Multinomial",
-        "Bernoulli",
-        "Dropout",
-    )
-)
-# Both graphs run in one runtime on equal inputs, so only the order of additions may differ: far less
-# than between two frameworks. The narrowest float type of the graph decides.
+_RANDOM_OPERATORS = frozenset((
+    "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+    "RandomUniformLike",
+))  # fmt: skip
+# Both graphs run in one runtime on the same inputs, so only the order of additions may differ: far
+# less than between two frameworks. The narrowest float type of the graph decides.
 _LIMITS: Mapping[str, Limits] = {
     "float32": {"rtol": 1e-5, "cosine": 0.99999},
     "float16": {"rtol": 1e-2, "cosine": 0.9999},
@@ -41,7 +34,7 @@ _LIMITS: Mapping[str, Limits] = {
 
 
 def limits_of(model: ModelProto) -> Limits:
-    """Return how far the outputs of a graph may be from those of another form of it."""
+    """Return the tolerance between two equivalent forms of a graph."""
     stored = {
         dtype_name(t.data_type) for t in tensors_of(model) if t.data_type != TensorProto.UNDEFINED
     }
@@ -53,7 +46,7 @@ def limits_of(model: ModelProto) -> Limits:
 
 @dataclass(frozen=True)
 class Runtime:
-    """ONNX Runtime as all graphs of a job are run in it: with what implements their custom operators."""
+    """ONNX Runtime with the custom operators and threads of a job."""
 
     implementation: Implementation
     scratch: Path
@@ -61,11 +54,11 @@ class Runtime:
 
     @classmethod
     def of(cls, job: Job) -> Runtime:
-        """Return the runtime of a job."""
+        """Return the runtime for the graphs of ``job``."""
         return cls(implementation_of(job), job.outputs["result"].parent, job.threads)
 
     def open(self, path: Path) -> OrtGraph:
-        """Load a graph without optimizations, or the runtime's own fusions would stand between two graphs."""
+        """Load a graph without optimizations, so fusions cannot hide differences."""
         options = session_options(
             optimization="disable", intra_op_threads=self.threads, few_runs=True
         )
@@ -75,7 +68,7 @@ class Runtime:
 def run_cases(
     path: Path, feeds: Mapping[str, Tensors], runtime: Runtime
 ) -> dict[str, dict[str, Tensor]]:
-    """Return case -> outputs of a graph; it is closed again: two sessions at once would double the memory."""
+    """Return case -> outputs; the session is closed, as two would double the memory."""
     graph = runtime.open(path)
     return {case: graph.run(inputs) for case, inputs in feeds.items()}
 
@@ -95,15 +88,15 @@ def compare_cases(
 
 
 def random_operators(operators: Collection[str]) -> list[str]:
-    """Return which of a graph's operators draw random numbers."""
+    """Return the operators that draw random numbers."""
     return sorted(_RANDOM_OPERATORS.intersection(operators))
 
 
 def refuse_random_graph(
     path: Path, what: str, inputs: Tensors, limits: Limits, drawn_by: list[str], runtime: Runtime
 ) -> None:
-    """Raise CheckFailed where two runs on the same inputs differ; ``what`` names the graph."""
-    # Two runs of one session: a new session starts its random numbers anew and hides that they are random.
+    """Raise CheckFailed if two runs on the same inputs differ; ``what`` names the graph."""
+    # One session runs twice: a new session would restart its random sequence and repeat it.
     graph = runtime.open(path)
     first, second = graph.run(inputs), graph.run(inputs)
     for name, tensor in first.items():

@@ -1,4 +1,4 @@
-"""Compare what graphs compute with the golden outputs, and keep the tensors of what failed."""
+"""Comparison of graph outputs with golden outputs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from buildsys.onnx_graphs.tensor_comparison import Comparison, compare
 from buildsys.onnx_graphs.tensors import Case, Tensor, save_tensors
-from buildsys.report.results.header import ComparedCases
+from buildsys.report.results.header import CheckFailure, ComparedCases
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One output: the golden one and what a graph gave for it, either may be missing."""
+class OutputCheck:
+    """One output of one graph in one case; a missing side is None."""
 
     graph: str
     case: str
@@ -24,93 +24,86 @@ class Finding:
     comparison: Comparison
 
     def sentence(self) -> str:
-        """Return what is wrong, with output, case, index and both values."""
+        """Return the difference with output, case, index and both values."""
         where = f"{self.output} differs in case {self.case} of the {self.graph} graph"
         return f"{where}: {self.comparison.sentence('ONNX Runtime', 'PyTorch')}"
 
-    def failure(self) -> dict[str, Any]:
-        """Return what is wrong, for a result file."""
-        return {
-            "graph": self.graph,
-            "case": self.case,
-            "output": self.output,
-            **self.comparison.failure(),
-        }
+    def failure(self) -> CheckFailure:
+        """Return the difference as an entry of a result file."""
+        place: CheckFailure = {"graph": self.graph, "case": self.case, "output": self.output}
+        return {**place, **self.comparison.failure()}  # type: ignore[typeddict-item]
 
 
-def judge_outputs(
+def check_outputs(
     graph: str,
     case: str,
     actual: Mapping[str, Tensor],
     expected: Mapping[str, Tensor],
     tolerance: Mapping[str, Any],
-) -> Iterator[Finding]:
-    """Yield a finding per output; one that only one of both sides has is a failure."""
+) -> Iterator[OutputCheck]:
+    """Yield one check per output; an output that only one side has fails."""
+
+    def unmatched(problem: str) -> Comparison:
+        return Comparison(float("inf"), float("inf"), None, None, False, problem=problem)
+
     for output, reference in expected.items():
         found = actual.get(output)
-        comparison = (
-            _missing("is missing in the graph")
-            if found is None
-            else compare(found, reference, tolerance)
-        )
-        yield Finding(graph, case, output, reference, found, comparison)
+        missing = unmatched("is missing in the graph")
+        comparison = missing if found is None else compare(found, reference, tolerance)
+        yield OutputCheck(graph, case, output, reference, found, comparison)
     for output in sorted(actual.keys() - expected.keys()):
-        surplus = _missing(
-            f"is an output of the graph that PyTorch does not give ({len(expected)} outputs)"
+        extra = unmatched(
+            f"is an extra output of the graph: PyTorch returns {len(expected)} outputs"
         )
-        yield Finding(graph, case, output, None, actual[output], surplus)
+        yield OutputCheck(graph, case, output, None, actual[output], extra)
 
 
-def judged(
-    findings: Iterable[Finding],
+def summarize_checks(
+    checks: Sequence[OutputCheck],
     golden: Mapping[str, Case],
     tolerance: Mapping[str, Any],
     folder: Path,
-) -> tuple[list[Finding], dict[str, Any]]:
-    """Return the findings that did not pass, whose tensors are kept in ``folder``, and the figures of all of them."""
-    findings = list(findings)
-    failed = failures(findings)
-    keep_failed(folder, failed, golden)
+) -> tuple[list[OutputCheck], dict[str, Any]]:
+    """Return failed checks and the figures of all; failing tensors go to ``folder``."""
+    failed = failed_checks(checks)
+    save_failed_tensors(folder, failed, golden)
     return failed, {
-        "cases": case_figures(findings),
+        "cases": compared_cases(checks),
         "tolerance": dict(tolerance),
-        "failures": [finding.failure() for finding in failed],
+        "failures": [check.failure() for check in failed],
     }
 
 
-def failures(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings that did not pass."""
-    return [finding for finding in findings if not finding.comparison.passed]
+def failed_checks(checks: Iterable[OutputCheck]) -> list[OutputCheck]:
+    """Return the failed checks."""
+    return [check for check in checks if not check.comparison.passed]
 
 
-def case_figures(findings: Iterable[Finding]) -> ComparedCases:
-    """Return case -> output -> numbers, for a result file."""
+def compared_cases(checks: Iterable[OutputCheck]) -> ComparedCases:
+    """Return case -> output -> figures for a result file."""
     cases: ComparedCases = {}
-    for finding in findings:
-        cases.setdefault(finding.case, {})[finding.output] = finding.comparison.figures()
+    for check in checks:
+        cases.setdefault(check.case, {})[check.output] = check.comparison.figures()
     return cases
 
 
-def and_more(failed: Sequence[Finding]) -> str:
-    """Return how many failures there are beside the first, as an ending of its sentence."""
+def and_more(failed: Sequence[object]) -> str:
+    """Return the number of further failures as the end of a sentence."""
     return f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
 
 
-def keep_failed(folder: Path, failed: Sequence[Finding], golden: Mapping[str, Case]) -> None:
-    """Write each failed case to ``folder`` as ``GRAPH-CASE.npz`` (keys ``in.``, ``expected.`` and ``actual.``)."""
-    for graph, case in dict.fromkeys((finding.graph, finding.case) for finding in failed):
+def save_failed_tensors(
+    folder: Path, failed: Sequence[OutputCheck], golden: Mapping[str, Case]
+) -> None:
+    """Write each failed case as ``GRAPH-CASE.npz``: keys ``in.``, ``expected.``, ``actual.``."""
+    by_case: dict[tuple[str, str], list[OutputCheck]] = {}
+    for check in failed:
+        by_case.setdefault((check.graph, check.case), []).append(check)
+    for (graph, case), checks in by_case.items():
         tensors = {f"in.{name}": tensor for name, tensor in golden[case].inputs.items()}
-        for finding in failed:
-            if (finding.graph, finding.case) == (graph, case):
-                sides = {"expected": finding.expected, "actual": finding.actual}
-                tensors |= {
-                    f"{side}.{finding.output}": tensor
-                    for side, tensor in sides.items()
-                    if tensor is not None
-                }
+        for check in checks:
+            for side, tensor in (("expected", check.expected), ("actual", check.actual)):
+                if tensor is not None:
+                    tensors[f"{side}.{check.output}"] = tensor
         folder.mkdir(parents=True, exist_ok=True)
         save_tensors(folder / f"{graph}-{case}.npz", tensors)
-
-
-def _missing(problem: str) -> Comparison:
-    return Comparison(float("inf"), float("inf"), None, None, False, problem=problem)

@@ -29,7 +29,12 @@ from buildsys.onnx_graphs.onnx_file import (
 from buildsys.onnx_graphs.rounding.emulation import emulate
 from buildsys.onnx_graphs.rounding.tensor_types import DTYPES, ELEM_TYPES, element_types
 from buildsys.onnx_graphs.tensors import Case, load_case
-from buildsys.stages.common.golden_check import Finding, and_more, judge_outputs, judged
+from buildsys.stages.common.golden_check import (
+    OutputCheck,
+    and_more,
+    check_outputs,
+    summarize_checks,
+)
 from buildsys.stages.convert.cast_graph import HEAVY, Conversion, convert_precision
 from buildsys.stages.convert.opset import raise_opset
 from buildsys.stages.convert.overflow import Origin, add_probes, find_origin
@@ -60,7 +65,8 @@ def run(job: Job) -> StageResult:
     figures = _convert(job)
     golden = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
     folder = job.outputs["result"].parent / "failed"
-    failed, numbers = judged(_findings(job, golden), golden, job.options["tolerance"], folder)
+    checks = list(_findings(job, golden))
+    failed, numbers = summarize_checks(checks, golden, job.options["tolerance"], folder)
     figures |= numbers
     if not failed:
         return StageResult(figures=figures)
@@ -137,14 +143,14 @@ def _by_autocast(source: Path, precision: str, job: Job) -> tuple[ModelProto, di
     return model, {**_figures(model, method), **kept, "warnings": []}
 
 
-def _findings(job: Job, golden: Mapping[str, Case]) -> Iterator[Finding]:
+def _findings(job: Job, golden: Mapping[str, Case]) -> Iterator[OutputCheck]:
     precision = job.options["precision"]
     job.progress(f"running the {precision} graph with its rounding in {len(golden)} cases")
     # the written file is what engines are built from
     graph = _open(job, emulate(load_model(job.outputs["model"]), precision))
     for case, tensors in golden.items():
         actual = graph.run(tensors.inputs)
-        yield from judge_outputs(precision, case, actual, tensors.outputs, job.options["tolerance"])
+        yield from check_outputs(precision, case, actual, tensors.outputs, job.options["tolerance"])
 
 
 def _origin(job: Job, golden: Case) -> Origin | None:
@@ -171,7 +177,7 @@ def _open(job: Job, model: ModelProto) -> OrtGraph:
         return OrtGraph(path, options, libraries=implementation.libraries)
 
 
-def _reason(job: Job, failed: list[Finding], origin: Origin | None) -> str:
+def _reason(job: Job, failed: list[OutputCheck], origin: Origin | None) -> str:
     sentence = failed[0].sentence() + and_more(failed)
     if origin is None:
         return sentence

@@ -1,4 +1,4 @@
-"""The timing cache of one build: checked out before it, merged back after it."""
+"""The timing cache of one build: checkout, merge, record."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from buildsys.workers.job import Job
 _BACKENDS = ("tensorrt",)  # TensorRT-RTX has no timings: its timing cache is empty
 # fields without effect on tactic times; any other field, also a new one, keeps caches apart
 _NOT_TIMED = (
-    "backend", "precision", "typing", "profiles", "workspace", "profiling_verbosity", "network", "layer_precisions",
-    "precision_constraints", "precision_share", "io", "timing_cache", "toolchain", "max_threads", "calibration",
-    "quantization",
+    "backend", "precision", "typing", "profiles", "workspace", "profiling_verbosity", "network",
+    "layer_precisions", "precision_constraints", "precision_share", "io", "timing_cache",
+    "toolchain", "max_threads", "calibration", "quantization",
 )  # fmt: skip
 
 
 @dataclass
 class TimingCacheCopy:
-    """A private timing cache for one build; ``path`` is None if the builder does not use one."""
+    """A private timing cache for one build; ``path`` is None if unused."""
 
     path: Path | None = None
     merge_back: Callable[[list[str]], Figures] = field(default=lambda _messages: {})
     warnings: list[str] = field(default_factory=list)
 
     def figures(self, messages: list[str]) -> Figures:
-        """Merge the copy back; return the engine's figures, with warnings among its messages."""
+        """Merge the copy back; return its figures and all messages."""
         found = self.merge_back(messages)  # may add warnings
         warnings = [text for text in (*self.warnings, pinned_cache_warning(found)) if text]
         return {

@@ -26,7 +26,12 @@ from buildsys.onnx_graphs.onnx_file import (
     save_model,
 )
 from buildsys.onnx_graphs.tensors import Case, load_case
-from buildsys.stages.common.golden_check import Finding, and_more, judge_outputs, judged
+from buildsys.stages.common.golden_check import (
+    OutputCheck,
+    and_more,
+    check_outputs,
+    summarize_checks,
+)
 from buildsys.stages.convert.opset import raise_opset
 from buildsys.stages.operators.implementation import Implementation, implementation_of
 from buildsys.stages.quantize.batches import load_batches
@@ -57,7 +62,7 @@ def run(job: Job) -> StageResult:
     figures = _convert(job)
     golden = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
     folder = job.outputs["result"].parent / "failed"
-    failed, numbers = judged(
+    failed, numbers = summarize_checks(
         _findings(job, golden, job.outputs["model"]), golden, job.options["tolerance"], folder
     )
     figures |= numbers
@@ -87,7 +92,7 @@ def _is_cut(options: Mapping[str, Any]) -> bool:
     )
 
 
-def _uncut(job: Job, worst: Finding, case: Case) -> Finding:
+def _uncut(job: Job, worst: OutputCheck, case: Case) -> OutputCheck:
     """Return what the same output would be with ranges that are not cut."""
     job.progress("trying whole ranges")
     original = load_model(job.inputs["model"])
@@ -100,7 +105,7 @@ def _uncut(job: Job, worst: Finding, case: Case) -> Finding:
     return next(finding for finding in found if finding.output == worst.output)
 
 
-def _whole_ranges(worst: Finding, uncut: Finding | None) -> list[str]:
+def _whole_ranges(worst: OutputCheck, uncut: OutputCheck | None) -> list[str]:
     if uncut is None:
         return []
     cut, whole = worst.comparison, uncut.comparison
@@ -231,7 +236,7 @@ def _warnings(job: Job) -> list[str]:
     return []
 
 
-def _findings(job: Job, golden: Mapping[str, Case], quantized: Path) -> list[Finding]:
+def _findings(job: Job, golden: Mapping[str, Case], quantized: Path) -> list[OutputCheck]:
     precision = job.options["precision"]
     job.progress(f"running the {precision} graph in {len(golden)} cases")
     implementation, model = _implemented(job, quantized)
@@ -246,7 +251,7 @@ def _findings(job: Job, golden: Mapping[str, Case], quantized: Path) -> list[Fin
     return [
         finding
         for case, tensors in golden.items()
-        for finding in judge_outputs(
+        for finding in check_outputs(
             precision, case, graph.run(tensors.inputs), tensors.outputs, limits
         )
     ]

@@ -12,7 +12,7 @@ from buildsys.onnx_graphs.onnx_file import check_file, copy_model, file_facts, l
 from buildsys.onnx_graphs.result_types import GraphSummary
 from buildsys.onnx_graphs.tensors import load_case, save_case
 from buildsys.stages.common.equivalence import Runtime, run_cases
-from buildsys.stages.common.golden_check import Finding, keep_failed
+from buildsys.stages.common.golden_check import OutputCheck, save_failed_tensors
 from buildsys.stages.surgery.state import Point, Setting
 from buildsys.stages.surgery.steps import Taken, take, title_of
 from buildsys.workers.job import Job, StageResult
@@ -83,7 +83,7 @@ def _failure(job: Job, number: int, taken: Taken) -> str:
     found = list(taken.failures())
     if not found:
         return ""
-    keep_failed(
+    save_failed_tensors(
         job.outputs["result"].parent / "failed", list(_findings(number, taken)), taken.point.golden
     )
     case, name, comparison = found[0]
@@ -92,10 +92,10 @@ def _failure(job: Job, number: int, taken: Taken) -> str:
     return f"surgery step {number} ({taken.title}) changed {name} in case {case}: {told}{more}"
 
 
-def _findings(number: int, taken: Taken) -> Iterator[Finding]:
+def _findings(number: int, taken: Taken) -> Iterator[OutputCheck]:
     for case, name, comparison in taken.failures():
         expected, actual = taken.expected[case].get(name), taken.point.computed[case].get(name)
-        yield Finding(f"step{number}", case, name, expected, actual, comparison)
+        yield OutputCheck(f"step{number}", case, name, expected, actual, comparison)
 
 
 def _figures(before: GraphSummary, taken: Sequence[Taken]) -> dict[str, Any]:

@@ -1,19 +1,19 @@
-"""Check the exported and the simplified graph in ONNX Runtime against PyTorch's golden outputs."""
+"""The validate stage: exported and simplified graphs in ONNX Runtime against PyTorch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from buildsys.backends.onnxruntime.session import session_options
 from buildsys.onnx_graphs.tensors import Case, load_case
+from buildsys.report.results.validate import ValidateResult
 from buildsys.stages.common.golden_check import (
-    Finding,
+    OutputCheck,
     and_more,
-    case_figures,
-    failures,
-    judge_outputs,
-    keep_failed,
+    check_outputs,
+    compared_cases,
+    failed_checks,
+    save_failed_tensors,
 )
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.operators.open_graph import open_graph
@@ -25,50 +25,25 @@ _GRAPHS = ("exported", "simplified")
 def run(job: Job) -> StageResult:
     """Compare both graphs with the golden outputs in every case.
 
-    A failure names the output, the case, the index and both values; the tensors of each failed case are
-    kept as ``failed/GRAPH-CASE.npz`` (keys ``in.``, ``expected.`` and ``actual.``) beside the result.
+    A failure states output, case, index and both values. The tensors of each failed case are saved as
+    ``failed/GRAPH-CASE.npz`` (keys ``in.``, ``expected.`` and ``actual.``) next to the result.
     """
-    findings: list[Finding] = []
-    for graph, golden in _golden(job).items():
-        found = list(_findings(job, graph, golden))
-        keep_failed(job.outputs["result"].parent / "failed", failures(found), golden)
-        findings += found
-    failed = failures(findings)
-    figures = _figures(job, findings, failed)
-    if not failed:
-        return StageResult(figures=figures)
-    return StageResult("failed", failed[0].sentence() + and_more(failed), figures=figures)
-
-
-def _golden(job: Job) -> dict[str, dict[str, Case]]:
-    """Return graph -> its golden cases; the simplified graph has its own where surgery has changed it."""
     shared = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
-    if "simplified_cases" not in job.options:
-        return dict.fromkeys(_GRAPHS, shared)
-    own = {
-        case: load_case(job.inputs[f"simplified.case.{case}"])
-        for case in job.options["simplified_cases"]
-    }
-    return {"exported": shared, "simplified": own}
-
-
-def _findings(job: Job, name: str, golden: Mapping[str, Case]) -> Iterator[Finding]:
-    job.progress(f"running the {name} graph in {len(golden)} cases")
-    # ONNX Runtime's own optimizations are off, so that each node is computed as the file says. With them a
-    # fusion could hide what other runtimes will meet, and an error of a fusion would be blamed on the
-    # export; the optimized graph is judged on its own when an ONNX Runtime engine is verified.
-    options = session_options(optimization="disable", intra_op_threads=job.threads, few_runs=True)
-    file, scratch = job.inputs[f"{name}.model"], job.outputs["result"].parent
-    graph = open_graph(file, implementation_of(job), options, scratch)
-    for case, tensors in golden.items():
-        actual = graph.run(tensors.inputs)
-        yield from judge_outputs(name, case, actual, tensors.outputs, job.options["tolerance"])
-
-
-def _figures(job: Job, findings: list[Finding], failed: list[Finding]) -> dict[str, Any]:
-    worst = max(findings, key=lambda finding: finding.comparison.relative, default=None)
-    return {
-        "graphs": {name: case_figures(finding for finding in findings if finding.graph == name) for name in _GRAPHS},
+    golden = dict.fromkeys(_GRAPHS, shared)
+    if "simplified_cases" in job.options:  # surgery changed the inputs or outputs
+        golden["simplified"] = {
+            case: load_case(job.inputs[f"simplified.case.{case}"])
+            for case in job.options["simplified_cases"]
+        }
+    checks = {graph: list(_run_graph(job, graph, golden[graph])) for graph in _GRAPHS}
+    for graph in _GRAPHS:
+        folder = job.outputs["result"].parent / "failed"
+        save_failed_tensors(folder, failed_checks(checks[graph]), golden[graph])
+    every = [check for graph in _GRAPHS for check in checks[graph]]
+    failed = failed_checks(every)
+    worst = max(every, key=lambda check: check.comparison.relative, default=None)
+    figures: ValidateResult = {
+        "graphs": {graph: compared_cases(checks[graph]) for graph in _GRAPHS},
         "tolerance": dict(job.options["tolerance"]),
         "worst": None if worst is None else {
             "graph": worst.graph,
@@ -76,5 +51,21 @@ def _figures(job: Job, findings: list[Finding], failed: list[Finding]) -> dict[s
             "output": worst.output,
             "relative": worst.comparison.figures()["relative"],
         },
-        "failures": [finding.failure() for finding in failed],
+        "failures": [check.failure() for check in failed],
     }  # fmt: skip
+    if not failed:
+        return StageResult(figures=figures)
+    return StageResult("failed", failed[0].sentence() + and_more(failed), figures=figures)
+
+
+def _run_graph(job: Job, name: str, golden: Mapping[str, Case]) -> Iterator[OutputCheck]:
+    job.progress(f"running the {name} graph in {len(golden)} cases")
+    # ONNX Runtime's optimizations are off, so each node is computed as the file says. A fusion could
+    # hide what other runtimes will meet, and a faulty fusion would be blamed on the export; the
+    # optimized graph has its own check when an ONNX Runtime engine is verified.
+    options = session_options(optimization="disable", intra_op_threads=job.threads, few_runs=True)
+    file, scratch = job.inputs[f"{name}.model"], job.outputs["result"].parent
+    graph = open_graph(file, implementation_of(job), options, scratch)
+    for case, tensors in golden.items():
+        actual = graph.run(tensors.inputs)
+        yield from check_outputs(name, case, actual, tensors.outputs, job.options["tolerance"])

@@ -1,8 +1,8 @@
-"""Which golden case runs in which optimization profile of an engine."""
+"""Golden cases and the optimization profiles they fit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,60 +12,56 @@ Ranges = Mapping[str, Mapping[str, Shape]]  # input -> {"min": shape, "opt": sha
 
 @dataclass(frozen=True)
 class CaseRun:
-    """One golden case in one profile; ``profile`` is None where the engine has none to choose from."""
+    """One golden case in one profile; ``profile`` is None for an engine without profiles."""
 
     case: str
     profile: int | None
 
 
-def runs_of(profiles: Sequence[Ranges], shapes: Mapping[str, Mapping[str, Shape]]) -> list[CaseRun]:
-    """Return every case in every profile that holds it, profile by profile.
+def plan_runs(
+    profiles: Sequence[Ranges], shapes: Mapping[str, Mapping[str, Shape]]
+) -> list[CaseRun]:
+    """Return every case in every profile it fits, profile by profile.
 
-    ``shapes`` has the shapes of each case's inputs. An engine without profiles takes every case.
+    ``shapes`` maps each case to the shapes of its inputs. An engine without profiles takes every case.
     """
     if not profiles:
         return [CaseRun(case, None) for case in shapes]
-    return [CaseRun(case, index) for index, case in _held(profiles, shapes)]
+    return [
+        CaseRun(case, index)
+        for index, ranges in enumerate(profiles)
+        for case, inputs in shapes.items()
+        if all(_fits(inputs[name], span) for name, span in ranges.items() if name in inputs)
+    ]
 
 
-def homeless(runs: Sequence[CaseRun], cases: Sequence[str]) -> list[str]:
-    """Return the cases that no profile holds."""
-    held = {run.case for run in runs}
-    return [case for case in cases if case not in held]
+def _fits(shape: Shape, span: Mapping[str, Shape]) -> bool:
+    low, high = span["min"], span["max"]
+    return len(low) == len(shape) and all(
+        a <= size <= b for a, size, b in zip(low, shape, high, strict=True)
+    )
 
 
-def idle(runs: Sequence[CaseRun], profiles: Sequence[Ranges]) -> list[int]:
-    """Return the profiles in which nothing runs."""
+def uncovered_cases(runs: Sequence[CaseRun], cases: Sequence[str]) -> list[str]:
+    """Return the cases that fit no profile."""
+    covered = {run.case for run in runs}
+    return [case for case in cases if case not in covered]
+
+
+def unused_profiles(runs: Sequence[CaseRun], profiles: Sequence[Ranges]) -> list[int]:
+    """Return the profiles that no case fits."""
     used = {run.profile for run in runs}
     return [index for index in range(len(profiles)) if index not in used]
 
 
-def shown_ranges(ranges: Ranges) -> str:
-    """Return the ranges of a profile for a sentence: ``x [1, 3] to [8, 3]``."""
+def format_ranges(ranges: Ranges) -> str:
+    """Return the ranges of a profile, as in ``x [1, 3] to [8, 3]``."""
     return ", ".join(
         f"{name} {list(span['min'])} to {list(span['max'])}" for name, span in ranges.items()
     )
 
 
-def shown_case(case: str, dims: Mapping[str, Any]) -> str:
-    """Return a case with its sizes for a sentence: ``odd (batch 3)``; some are named after these already."""
+def format_case(case: str, dims: Mapping[str, Any]) -> str:
+    """Return a case with its sizes, as in ``odd (batch 3)``; ``batch=3`` has them already."""
     sizes = ", ".join(f"{name} {size}" for name, size in dims.items())
     return f"{case} ({sizes})" if sizes and "=" not in case else case
-
-
-def _held(
-    profiles: Sequence[Ranges], shapes: Mapping[str, Mapping[str, Shape]]
-) -> Iterator[tuple[int, str]]:
-    for index, ranges in enumerate(profiles):
-        for case, inputs in shapes.items():
-            if all(
-                name not in inputs or _holds(span, inputs[name]) for name, span in ranges.items()
-            ):
-                yield index, case
-
-
-def _holds(span: Mapping[str, Shape], shape: Shape) -> bool:
-    low, high = span["min"], span["max"]
-    return len(low) == len(shape) and all(
-        a <= n <= b for a, n, b in zip(low, shape, high, strict=True)
-    )

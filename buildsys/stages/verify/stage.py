@@ -1,10 +1,13 @@
-"""Check a built engine against the golden outputs: every case in every optimization profile that holds it."""
+"""The verify stage: a built engine against the golden outputs.
+
+Every case runs in every optimization profile it fits. The loaded engine, not the manifest, is asked
+for its profiles, because the engine is what will be shipped.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from buildsys.backends import load_backend
@@ -12,43 +15,46 @@ from buildsys.backends.interface import Session, uses_tf32
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensor_comparison import Comparison, compare
 from buildsys.onnx_graphs.tensors import Case, Tensor, load_case, save_tensors, tensor_of
+from buildsys.report.results.header import CheckFailure
+from buildsys.report.results.verify import VerifyResult
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.verify.profiles import (
     CaseRun,
     Ranges,
-    homeless,
-    idle,
-    runs_of,
-    shown_case,
-    shown_ranges,
+    format_case,
+    format_ranges,
+    plan_runs,
+    uncovered_cases,
+    unused_profiles,
 )
 from buildsys.workers.job import Job, StageResult
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
-# the most that TF32 was seen to change outputs by, where its kernels cut float32 instead of rounding it: 0.11 of the
-# largest one of efficientnet_b0
-_OFF_BY_TF32 = 0.15
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
-Compared = dict[str, Comparison]  # by output
+# The largest change by TF32 seen, on kernels that truncate float32 instead of rounding it, was 0.11
+# of the largest output (efficientnet_b0).
+_MAX_TF32_ERROR = 0.15
 
 
 @dataclass
 class _Checks:
-    """What was compared so far."""
+    """Everything compared so far."""
 
+    cases: Mapping[str, Mapping[str, int]]  # case -> dims
     profiles: list[Ranges]
-    compared: dict[CaseRun, Compared] = field(default_factory=dict)
-    failures: list[dict[str, Any]] = field(default_factory=list)
+    compared: dict[CaseRun, dict[str, Comparison]] = field(default_factory=dict)  # by output
+    failures: list[CheckFailure] = field(default_factory=list)
     sentences: list[str] = field(default_factory=list)
-    not_held: list[str] = field(default_factory=list)  # cases of dims outside all explicit profiles
+    outside: list[str] = field(default_factory=list)  # cases outside all explicit profiles
+
+    def name(self, case: str) -> str:
+        return format_case(case, self.cases[case])
 
 
 def run(job: Job) -> StageResult:
-    """Run every case through the engine and compare all outputs. NaN and infinity always fail."""
+    """Run every case through the engine and compare all outputs; NaN and infinity always fail."""
     if "engine" not in job.inputs:
-        return StageResult(
-            "unavailable", "there is no engine to check: see the result of the engine target"
-        )
+        return StageResult("unavailable", "there is no engine: see the result of its engine target")
     options = job.options["engine"]
     try:
         backend = load_backend(options["backend"], job.toolchain)
@@ -57,7 +63,7 @@ def run(job: Job) -> StageResult:
     except Unavailable as reason:
         return StageResult("unavailable", reason.problem, reason.hint)
     try:
-        checks = _check_cases(job, session)
+        checks = _run_cases(job, session)
     finally:
         backend.unload(session)
     figures = _figures(job, checks)
@@ -66,81 +72,80 @@ def run(job: Job) -> StageResult:
     return StageResult(figures=figures)
 
 
-def _check_cases(job: Job, session: Session) -> _Checks:
+def _run_cases(job: Job, session: Session) -> _Checks:
     golden = {name: load_case(job.inputs[f"case.{name}"]) for name in job.options["cases"]}
     shapes = {
-        case: {n: tensor.shape for n, tensor in held.inputs.items()}
-        for case, held in golden.items()
+        name: {input_: tensor.shape for input_, tensor in case.inputs.items()}
+        for name, case in golden.items()
     }
-    checks = _Checks(profiles=[dict(ranges) for ranges in session.profiles])
-    runs = runs_of(checks.profiles, shapes)
+    checks = _Checks(job.options["cases"], [dict(ranges) for ranges in session.profiles])
+    runs = plan_runs(checks.profiles, shapes)
     _check_coverage(job, checks, runs)
     for run in runs:
-        place = "" if run.profile is None else f" in profile {run.profile}"
-        job.progress(f"case {run.case}{place}")
+        where = "" if run.profile is None else f" in profile {run.profile}"
+        job.progress(f"case {run.case}{where}")
         actual = session.run(golden[run.case].inputs, run.profile)
-        _judge(job, checks, run, golden[run.case], actual)
+        _compare_run(job, checks, run, golden[run.case], actual)
     return checks
 
 
 def _check_coverage(job: Job, checks: _Checks, runs: list[CaseRun]) -> None:
-    """Note what no profile holds; it is a failure unless the manifest itself gives the engine narrower profiles."""
-    outside = homeless(runs, list(job.options["cases"]))
+    """Record uncovered cases and unused profiles.
+
+    An uncovered case fails, unless the manifest gives the engine explicit, narrower profiles.
+    """
+    outside = uncovered_cases(runs, list(checks.cases))
     if job.options["engine"].get("profiles") is not None:
-        checks.not_held = outside
+        checks.outside = outside
     else:
         for case in outside:
-            text = f"case {_shown(job, case)} fits no optimization profile of the engine"
-            checks.sentences.append(f"{text} ({'; '.join(map(shown_ranges, checks.profiles))})")
-            checks.failures.append(
-                {"case": case, "dims": dict(job.options["cases"][case]), "problem": text}
-            )
-    for index in idle(runs, checks.profiles):
-        text = f"no golden case fits profile {index} ({shown_ranges(checks.profiles[index])}), so nothing is known of it"
-        checks.sentences.append(text)
-        checks.failures.append({"profile": index, "problem": text})
+            problem = f"case {checks.name(case)} fits no optimization profile of the engine"
+            profiles = "; ".join(map(format_ranges, checks.profiles))
+            checks.sentences.append(f"{problem} ({profiles})")
+            dims = dict(checks.cases[case])
+            checks.failures.append({"case": case, "dims": dims, "problem": problem})
+    for index in unused_profiles(runs, checks.profiles):
+        ranges = format_ranges(checks.profiles[index])
+        problem = f"no golden case fits profile {index} ({ranges}), so it is unverified"
+        checks.sentences.append(problem)
+        checks.failures.append({"profile": index, "problem": problem})
 
 
-def _judge(
+def _compare_run(
     job: Job, checks: _Checks, run: CaseRun, golden: Case, actual: Mapping[str, Tensor]
 ) -> None:
-    compared = dict(_compare_outputs(actual, golden.outputs, job.options["tolerance"]))
-    checks.compared[run] = compared
-    failed = {
-        output: comparison for output, comparison in compared.items() if not comparison.passed
+    missing = next((output for output in golden.outputs if output not in actual), None)
+    if missing is not None:
+        raise StageError(f"the engine has no output '{missing}', only {', '.join(actual)}")
+    compared = {
+        output: compare(*_in_one_type(actual[output], reference), job.options["tolerance"])
+        for output, reference in golden.outputs.items()
     }
-    where = "" if run.profile is None or len(checks.profiles) == 1 else f", profile {run.profile}"
-    numbered = {} if run.profile is None else {"profile": run.profile}
+    checks.compared[run] = compared
+    failed = {output: found for output, found in compared.items() if not found.passed}
+    if not failed:
+        return
+    several = run.profile is not None and len(checks.profiles) > 1
+    where = f", profile {run.profile}" if several else ""
     for output, comparison in failed.items():
-        place = {
-            **numbered,
-            "case": run.case,
-            "dims": dict(job.options["cases"][run.case]),
-            "output": output,
-        }
-        checks.failures.append({**place, **comparison.failure()})
-        told = comparison.sentence("the engine", "the reference")
-        checks.sentences.append(f"output '{output}', case {_shown(job, run.case)}{where}: {told}")
-    if failed:
-        name = f"{job.variant}{where.removeprefix(', ').replace('profile ', '-profile')}-{run.case}.npz"
-        _keep_tensors(job.outputs["result"].parent / "failed" / name, golden, actual, failed)
-
-
-def _compare_outputs(
-    actual: Mapping[str, Tensor],
-    expected: Mapping[str, Tensor],
-    tolerance: Mapping[str, float | None],
-) -> Iterator[tuple[str, Comparison]]:
-    for output, reference in expected.items():
-        if output not in actual:
-            raise StageError(f"the engine has no output '{output}', only {', '.join(actual)}")
-        yield output, compare(*_in_one_type(actual[output], reference), tolerance)
+        place: CheckFailure = {} if run.profile is None else {"profile": run.profile}
+        place |= {"case": run.case, "dims": dict(checks.cases[run.case]), "output": output}
+        checks.failures.append({**place, **comparison.failure()})  # type: ignore[typeddict-item]
+        difference = comparison.sentence("the engine", "the reference")
+        case = f"output '{output}', case {checks.name(run.case)}{where}"
+        checks.sentences.append(f"{case}: {difference}")
+    suffix = f"-profile{run.profile}" if several else ""
+    file = job.outputs["result"].parent / "failed" / f"{job.variant}{suffix}-{run.case}.npz"
+    file.parent.mkdir(exist_ok=True)  # shared with the model's other engines
+    tensors = {f"in.{name}": tensor for name, tensor in golden.inputs.items()}
+    tensors |= {f"expected.{name}": golden.outputs[name] for name in failed}
+    save_tensors(file, tensors | {f"actual.{name}": actual[name] for name in failed})
 
 
 def _in_one_type(actual: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two tensors of numbers in a type that holds both: an engine may answer in another than PyTorch.
+    """Return both tensors in one type, as an engine may use another than PyTorch.
 
-    TensorRT 8.6, for one, has no int64 and answers in int32.
+    TensorRT 8.6 has no int64 and returns int32.
     """
     for names, widest in ((_FLOATS, "float64"), (_INTEGERS, "int64")):
         if actual.dtype != reference.dtype and {actual.dtype, reference.dtype} <= set(names):
@@ -148,124 +153,90 @@ def _in_one_type(actual: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
     return actual, reference
 
 
-def _figures(job: Job, checks: _Checks) -> dict[str, Any]:
-    """Return the numbers of every case (of several profiles the worst), and below them those of each profile."""
-    cases: dict[str, dict[str, Any]] = {}
+def _figures(job: Job, checks: _Checks) -> VerifyResult:
+    """Return the figures of every case (the worst profile) and of every profile."""
+
+    def badness(comparison: Comparison) -> tuple[bool, bool, float]:
+        return not comparison.passed, comparison.non_finite > 0, comparison.relative
+
+    cases: dict[str, dict[str, Comparison]] = {}
     for run, compared in checks.compared.items():
         for output, comparison in compared.items():
             known = cases.setdefault(run.case, {})
-            if output not in known or _badness(comparison) > _badness(known[output]):
+            if output not in known or badness(comparison) > badness(known[output]):
                 known[output] = comparison
-    ran = {case: cases[case] for case in job.options["cases"] if case in cases}
-    return {
-        "cases": {case: _numbers(compared) for case, compared in ran.items()},
-        "dims": {case: dict(job.options["cases"][case]) for case in ran},
-        **({"profiles": _profile_figures(checks)} if checks.profiles else {}),
-        **(
-            {"outside_profiles": checks.not_held, "warnings": [_outside(job, checks)]}
-            if checks.not_held
-            else {}
-        ),
-        "tolerance": dict(job.options["tolerance"]),
-        "failures": checks.failures,
-    }
-
-
-def _profile_figures(checks: _Checks) -> list[dict[str, Any]]:
-    return [
-        {
-            "profile": index,
-            "ranges": {
-                name: {point: list(shape) for point, shape in span.items()}
-                for name, span in ranges.items()
-            },
-            "cases": {
-                r.case: _numbers(compared)
-                for r, compared in checks.compared.items()
-                if r.profile == index
-            },
-        }
-        for index, ranges in enumerate(checks.profiles)
-    ]
-
-
-def _numbers(compared: Compared) -> dict[str, Any]:
-    return {output: comparison.figures() for output, comparison in compared.items()}
-
-
-def _badness(comparison: Comparison) -> tuple[bool, bool, float]:
-    return not comparison.passed, comparison.non_finite > 0, comparison.relative
-
-
-def _outside(job: Job, checks: _Checks) -> str:
-    names = ", ".join(_shown(job, case) for case in checks.not_held)
-    return f"dims have cases that none of the engine's profiles holds, so it does not run them: {names}"
-
-
-def _shown(job: Job, case: str) -> str:
-    return shown_case(case, job.options["cases"][case])
-
-
-def _keep_tensors(
-    file: Path, golden: Case, actual: Mapping[str, Tensor], failed: Mapping[str, Comparison]
-) -> None:
-    file.parent.mkdir(exist_ok=True)  # shared with the model's other engines
-    save_tensors(
-        file,
-        {
-            **{f"in.{name}": tensor for name, tensor in golden.inputs.items()},
-            **{f"expected.{name}": golden.outputs[name] for name in failed},
-            **{f"actual.{name}": actual[name] for name in failed},
+    ran = {case: cases[case] for case in checks.cases if case in cases}
+    figures: VerifyResult = {
+        "cases": {
+            case: {output: found.figures() for output, found in compared.items()}
+            for case, compared in ran.items()
         },
-    )
+        "dims": {case: dict(checks.cases[case]) for case in ran},
+    }
+    if checks.profiles:
+        figures["profiles"] = [
+            {
+                "profile": index,
+                "ranges": {
+                    name: {point: list(shape) for point, shape in span.items()}
+                    for name, span in ranges.items()
+                },
+                "cases": {
+                    run.case: {output: found.figures() for output, found in compared.items()}
+                    for run, compared in checks.compared.items()
+                    if run.profile == index
+                },
+            }
+            for index, ranges in enumerate(checks.profiles)
+        ]
+    if checks.outside:
+        names = ", ".join(map(checks.name, checks.outside))
+        figures["outside_profiles"] = checks.outside
+        figures["warnings"] = [
+            f"these cases fit none of the engine's profiles and are not run: {names}"
+        ]
+    figures["tolerance"] = dict(job.options["tolerance"])
+    figures["failures"] = checks.failures
+    return figures
 
 
 def _reason(job: Job, checks: _Checks) -> str:
-    """Return the first failure, and how many cases are wrong beside those that are right."""
+    """Return the first failure, the number of wrong cases, and the right ones."""
+    ran = {run.case for run in checks.compared}
     wrong = {
         run.case
         for run, compared in checks.compared.items()
-        if not all(c.passed for c in compared.values())
+        if not all(comparison.passed for comparison in compared.values())
     }
-    right = [
-        case
-        for case in job.options["cases"]
-        if case in {run.case for run in checks.compared} - wrong
-    ]
-    share = f" in {len(wrong)} of {len(wrong) + len(right)} cases" if wrong and right else ""
+    right = [case for case in checks.cases if case in ran - wrong]
+    share, fine = "", ""
+    if wrong and right:
+        share = f" in {len(wrong)} of {len(wrong) + len(right)} cases"
+        fine = f"; it is right in case {', '.join(map(checks.name, right))}"
     more = f" (and {len(checks.sentences) - 1} more)" if len(checks.sentences) > 1 else ""
-    fine = (
-        f"; it is right in case {', '.join(_shown(job, case) for case in right)}"
-        if wrong and right
-        else ""
-    )
-    return f"the engine {job.variant} of {job.model} is wrong{share}: {checks.sentences[0]}{more}{fine}"
+    engine = f"the engine {job.variant} of {job.model}"
+    return f"{engine} is wrong{share}: {checks.sentences[0]}{more}{fine}"
 
 
 def _hint(job: Job, checks: _Checks) -> str:
-    kept = f"the failing tensors lie in {job.model}/verify/failed/ as {job.variant}-CASE.npz"
-    without = without_tf32(job.options["engine"])
-    if not without or not _may_be_tf32(checks):
-        return kept
-    return f"{without} computes in all bits of float32, which may be all that it lacks; {kept}"
+    saved = f"the failing tensors are in {job.model}/verify/failed/ as {job.variant}-CASE.npz"
+    remedy = tf32_remedy(job.options["engine"])
+    wrong = [
+        comparison
+        for compared in checks.compared.values()
+        for comparison in compared.values()
+        if not comparison.passed
+    ]
+    if not remedy or not wrong or not all(
+        comparison.non_finite == 0 and comparison.relative < _MAX_TF32_ERROR for comparison in wrong
+    ):  # fmt: skip
+        return saved
+    return f"the error is no larger than TF32 can cause: try {remedy}, which computes in full float32; {saved}"
 
 
-def without_tf32(options: Mapping[str, Any]) -> str:
-    """Return how the manifest keeps an engine from multiplying in TF32; "" where it does not do that."""
+def tf32_remedy(options: Mapping[str, Any]) -> str:
+    """Return the YAML that turns TF32 off; empty if the engine does not use it."""
     of_tensorrt = options["precision"] == "fp32" and options["backend"].startswith("tensorrt")
     if not of_tensorrt or not uses_tf32(options):
         return ""
     return "tf32: false" if "tf32" in options else "flags: {tf32: false}"
-
-
-def _may_be_tf32(checks: _Checks) -> bool:
-    """Tell whether TF32 may be all that is wrong."""
-    wrong = [
-        found
-        for compared in checks.compared.values()
-        for found in compared.values()
-        if not found.passed
-    ]
-    return bool(wrong) and all(
-        found.non_finite == 0 and found.relative < _OFF_BY_TF32 for found in wrong
-    )

@@ -1,4 +1,4 @@
-"""What the stage verify advises where an engine is off by no more than TF32 explains."""
+"""The hint of verify for errors that TF32 can explain."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from buildsys.stages.verify.stage import without_tf32
+from buildsys.stages.verify.stage import tf32_remedy
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from buildsys.stages.verify.stage import without_tf32
         ({"backend": "onnxruntime", "precision": "fp32"}, ""),
     ],
 )
-def test_only_engines_that_multiply_in_tf32_are_told_how_not_to(
+def test_the_tf32_remedy_is_for_engines_that_use_tf32(
     options: dict[str, Any], advice: str
 ) -> None:
-    assert without_tf32(options) == advice
+    assert tf32_remedy(options) == advice
