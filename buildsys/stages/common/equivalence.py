@@ -1,4 +1,4 @@
-"""Equivalence of two graphs: both run in ONNX Runtime on the same inputs."""
+"""Equivalence of two graphs, tested in ONNX Runtime on equal inputs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ class Runtime:
 def run_cases(
     path: Path, feeds: Mapping[str, Tensors], runtime: Runtime
 ) -> dict[str, dict[str, Tensor]]:
-    """Return case -> outputs; the session is closed, as two would double the memory."""
+    """Return case -> outputs of a graph.
+
+    The session is closed: two at a time would double the memory.
+    """
     graph = runtime.open(path)
     return {case: graph.run(inputs) for case, inputs in feeds.items()}
 
@@ -88,14 +91,17 @@ def compare_cases(
 
 
 def random_operators(operators: Collection[str]) -> list[str]:
-    """Return the operators that draw random numbers."""
+    """Return the operators with random output."""
     return sorted(_RANDOM_OPERATORS.intersection(operators))
 
 
 def refuse_random_graph(
     path: Path, what: str, inputs: Tensors, limits: Limits, drawn_by: list[str], runtime: Runtime
 ) -> None:
-    """Raise CheckFailed if two runs on the same inputs differ; ``what`` names the graph."""
+    """Raise CheckFailed if two runs on the same inputs differ.
+
+    ``what`` names the graph.
+    """
     # One session runs twice: a new session would restart its random sequence and repeat it.
     graph = runtime.open(path)
     first, second = graph.run(inputs), graph.run(inputs)

@@ -14,7 +14,7 @@ from buildsys.report.results.header import CheckFailure, ComparedCases
 
 @dataclass(frozen=True)
 class OutputCheck:
-    """One output of one graph in one case; a missing side is None."""
+    """One output of a graph in one case; None if missing."""
 
     graph: str
     case: str
@@ -31,7 +31,7 @@ class OutputCheck:
     def failure(self) -> CheckFailure:
         """Return the difference as an entry of a result file."""
         place: CheckFailure = {"graph": self.graph, "case": self.case, "output": self.output}
-        return {**place, **self.comparison.failure()}  # type: ignore[typeddict-item]
+        return {**place, **self.comparison.failure()}
 
 
 def check_outputs(
@@ -41,7 +41,7 @@ def check_outputs(
     expected: Mapping[str, Tensor],
     tolerance: Mapping[str, Any],
 ) -> Iterator[OutputCheck]:
-    """Yield one check per output; an output that only one side has fails."""
+    """Yield one check per output; an unmatched output fails."""
 
     def unmatched(problem: str) -> Comparison:
         return Comparison(float("inf"), float("inf"), None, None, False, problem=problem)
@@ -64,7 +64,10 @@ def summarize_checks(
     tolerance: Mapping[str, Any],
     folder: Path,
 ) -> tuple[list[OutputCheck], dict[str, Any]]:
-    """Return failed checks and the figures of all; failing tensors go to ``folder``."""
+    """Return the failed checks and the figures of all.
+
+    The tensors of failed cases are saved in ``folder``.
+    """
     failed = failed_checks(checks)
     save_failed_tensors(folder, failed, golden)
     return failed, {

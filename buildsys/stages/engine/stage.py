@@ -131,14 +131,14 @@ def _build(job: Job, backend: Backend) -> Figures:
 
 
 def _portability(options: Mapping[str, Any]) -> Figures:
-    """Return the settings that let an engine run elsewhere than on its build machine."""
+    """Return the settings for running on other machines."""
     flags = options.get("flags") or {}
     values = {name: options.get(name, flags.get(name)) for name in _PORTABILITY}
     return {name: value for name, value in values.items() if value not in (None, False, "none")}
 
 
 def _calibration(job: Job) -> Calibration | None:
-    """Return the int8 calibration a builder does itself; None for a graph with quantizers."""
+    """Return the builder's own int8 calibration; None for a quantized graph."""
     if "calibration" not in job.options:
         return None
     algorithm = job.options["calibration"]["algorithm"]
@@ -170,7 +170,7 @@ def _engine_files(job: Job) -> list[Path]:
 
 
 def _copy_libraries(job: Job) -> list[Path]:
-    """Copy operator libraries next to the engine, as it needs them wherever it runs."""
+    """Copy operator libraries next to the engine; it needs them to run."""
     roles = [role for role in job.outputs if role.startswith("library.")]
     for role in roles:
         shutil.copyfile(job.inputs[role], job.outputs[role])

@@ -1,4 +1,4 @@
-"""The reference stage: golden inputs of every shape case and the model's outputs for them."""
+"""The reference stage: golden inputs and outputs of every shape case."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _torch_model(job: Job) -> tuple[Model, str]:
 
 
 def _onnx_model(job: Job) -> tuple[Model, str]:
-    """Return an ONNX source in ONNX Runtime, and the origin of its weights."""
+    """Return the ONNX source in a session, and its weights' origin."""
     from buildsys.models.onnx_reference import OnnxReference
 
     name = job.options["source"]["onnx"]
@@ -94,7 +94,7 @@ def _onnx_model(job: Job) -> tuple[Model, str]:
 
 
 def _implemented_file(job: Job, folder: Path) -> Path:
-    """Return the ONNX source, or a copy with the custom operators of the manifest."""
+    """Return the ONNX source, with custom operators if there are any."""
     source: Path = job.project / job.options["source"]["onnx"]
     if "operators" not in job.options and "graph_functions" not in job.inputs:
         return source
@@ -123,7 +123,7 @@ def _require_finite(outputs: Tensors, case: str) -> None:
 
 
 def _output_figures(tensor: Tensor) -> GoldenOutput:
-    """Return type, shape and magnitude; the magnitude is None if empty or not numeric."""
+    """Return type, shape and magnitude of an output."""
     values = tensor.values()
     largest = mean = None
     if values.dtype.kind in "fciub" and values.size:

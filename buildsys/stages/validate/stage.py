@@ -25,8 +25,8 @@ _GRAPHS = ("exported", "simplified")
 def run(job: Job) -> StageResult:
     """Compare both graphs with the golden outputs in every case.
 
-    A failure states output, case, index and both values. The tensors of each failed case are saved as
-    ``failed/GRAPH-CASE.npz`` (keys ``in.``, ``expected.`` and ``actual.``) next to the result.
+    A failure states output, case, index and both values. The tensors of each failed case are saved
+    as ``failed/GRAPH-CASE.npz`` (keys ``in.``, ``expected.`` and ``actual.``) next to the result.
     """
     shared = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
     golden = dict.fromkeys(_GRAPHS, shared)
@@ -60,8 +60,8 @@ def run(job: Job) -> StageResult:
 
 def _run_graph(job: Job, name: str, golden: Mapping[str, Case]) -> Iterator[OutputCheck]:
     job.progress(f"running the {name} graph in {len(golden)} cases")
-    # ONNX Runtime's optimizations are off, so each node is computed as the file says. A fusion could
-    # hide what other runtimes will meet, and a faulty fusion would be blamed on the export; the
+    # ONNX Runtime's optimizations are off, so each node is computed as the file says. A fusion
+    # could hide what other runtimes will meet, and a faulty one would be blamed on the export; the
     # optimized graph has its own check when an ONNX Runtime engine is verified.
     options = session_options(optimization="disable", intra_op_threads=job.threads, few_runs=True)
     file, scratch = job.inputs[f"{name}.model"], job.outputs["result"].parent

@@ -12,7 +12,7 @@ Ranges = Mapping[str, Mapping[str, Shape]]  # input -> {"min": shape, "opt": sha
 
 @dataclass(frozen=True)
 class CaseRun:
-    """One golden case in one profile; ``profile`` is None for an engine without profiles."""
+    """One golden case in one profile; None without profiles."""
 
     case: str
     profile: int | None
@@ -23,7 +23,7 @@ def plan_runs(
 ) -> list[CaseRun]:
     """Return every case in every profile it fits, profile by profile.
 
-    ``shapes`` maps each case to the shapes of its inputs. An engine without profiles takes every case.
+    ``shapes`` maps each case to its input shapes. An engine without profiles takes every case.
     """
     if not profiles:
         return [CaseRun(case, None) for case in shapes]
@@ -43,25 +43,25 @@ def _fits(shape: Shape, span: Mapping[str, Shape]) -> bool:
 
 
 def uncovered_cases(runs: Sequence[CaseRun], cases: Sequence[str]) -> list[str]:
-    """Return the cases that fit no profile."""
+    """Return the cases without a fitting profile."""
     covered = {run.case for run in runs}
     return [case for case in cases if case not in covered]
 
 
 def unused_profiles(runs: Sequence[CaseRun], profiles: Sequence[Ranges]) -> list[int]:
-    """Return the profiles that no case fits."""
+    """Return the profiles without a fitting case."""
     used = {run.profile for run in runs}
     return [index for index in range(len(profiles)) if index not in used]
 
 
 def format_ranges(ranges: Ranges) -> str:
-    """Return the ranges of a profile, as in ``x [1, 3] to [8, 3]``."""
+    """Return the ranges as in ``x [1, 3] to [8, 3]``."""
     return ", ".join(
         f"{name} {list(span['min'])} to {list(span['max'])}" for name, span in ranges.items()
     )
 
 
 def format_case(case: str, dims: Mapping[str, Any]) -> str:
-    """Return a case with its sizes, as in ``odd (batch 3)``; ``batch=3`` has them already."""
+    """Return a case with its sizes, as in ``odd (batch 3)``."""
     sizes = ", ".join(f"{name} {size}" for name, size in dims.items())
     return f"{case} ({sizes})" if sizes and "=" not in case else case

@@ -52,7 +52,7 @@ class _Checks:
 
 
 def run(job: Job) -> StageResult:
-    """Run every case through the engine and compare all outputs; NaN and infinity always fail."""
+    """Compare all outputs of the engine in every case; NaN and infinity fail."""
     if "engine" not in job.inputs:
         return StageResult("unavailable", "there is no engine: see the result of its engine target")
     options = job.options["engine"]
@@ -130,7 +130,7 @@ def _compare_run(
     for output, comparison in failed.items():
         place: CheckFailure = {} if run.profile is None else {"profile": run.profile}
         place |= {"case": run.case, "dims": dict(checks.cases[run.case]), "output": output}
-        checks.failures.append({**place, **comparison.failure()})  # type: ignore[typeddict-item]
+        checks.failures.append({**place, **comparison.failure()})
         difference = comparison.sentence("the engine", "the reference")
         case = f"output '{output}', case {checks.name(run.case)}{where}"
         checks.sentences.append(f"{case}: {difference}")
@@ -143,10 +143,7 @@ def _compare_run(
 
 
 def _in_one_type(actual: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both tensors in one type, as an engine may use another than PyTorch.
-
-    TensorRT 8.6 has no int64 and returns int32.
-    """
+    """Return both tensors in one type: TensorRT 8.6 returns int32 for int64."""
     for names, widest in ((_FLOATS, "float64"), (_INTEGERS, "int64")):
         if actual.dtype != reference.dtype and {actual.dtype, reference.dtype} <= set(names):
             return tensor_of(actual.values(), widest), tensor_of(reference.values(), widest)
@@ -154,7 +151,10 @@ def _in_one_type(actual: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _figures(job: Job, checks: _Checks) -> VerifyResult:
-    """Return the figures of every case (the worst profile) and of every profile."""
+    """Return the figures of every case and every profile.
+
+    A case has those of its worst profile.
+    """
 
     def badness(comparison: Comparison) -> tuple[bool, bool, float]:
         return not comparison.passed, comparison.non_finite > 0, comparison.relative
@@ -201,7 +201,7 @@ def _figures(job: Job, checks: _Checks) -> VerifyResult:
 
 
 def _reason(job: Job, checks: _Checks) -> str:
-    """Return the first failure, the number of wrong cases, and the right ones."""
+    """Return the first failure and the number of wrong cases."""
     ran = {run.case for run in checks.compared}
     wrong = {
         run.case
@@ -231,11 +231,12 @@ def _hint(job: Job, checks: _Checks) -> str:
         comparison.non_finite == 0 and comparison.relative < _MAX_TF32_ERROR for comparison in wrong
     ):  # fmt: skip
         return saved
-    return f"the error is no larger than TF32 can cause: try {remedy}, which computes in full float32; {saved}"
+    cause = "the error is no larger than TF32 can cause"
+    return f"{cause}: try {remedy}, which computes in full float32; {saved}"
 
 
 def tf32_remedy(options: Mapping[str, Any]) -> str:
-    """Return the YAML that turns TF32 off; empty if the engine does not use it."""
+    """Return the YAML to turn TF32 off; empty if unused."""
     of_tensorrt = options["precision"] == "fp32" and options["backend"].startswith("tensorrt")
     if not of_tensorrt or not uses_tf32(options):
         return ""

@@ -177,13 +177,13 @@ def test_a_private_copy_is_lent_and_what_a_build_adds_is_shared(
 def test_what_a_builder_calibrated_with_is_recorded(tmp_path: Path) -> None:
     batches, cache = tmp_path / "batches.npz", tmp_path / "calibration.cache"
     batches.write_bytes(b"batches")
-    assert engine._calibrated(None) == {}
-    assert engine._calibrated(Calibration(batches, "entropy", cache)) == {
+    assert engine._calibration_figures(None) == {}
+    assert engine._calibration_figures(Calibration(batches, "entropy", cache)) == {
         "calibration": {
             "algorithm": "entropy",
             "batches_sha256": hashlib.sha256(b"batches").hexdigest(),
         }
     }
     cache.write_bytes(b"ranges")
-    found = engine._calibrated(Calibration(batches, "minmax", cache))["calibration"]
+    found = engine._calibration_figures(Calibration(batches, "minmax", cache))["calibration"]
     assert found["cache_sha256"] == hashlib.sha256(b"ranges").hexdigest()

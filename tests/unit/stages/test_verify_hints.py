@@ -20,7 +20,5 @@ from buildsys.stages.verify.stage import tf32_remedy
         ({"backend": "onnxruntime", "precision": "fp32"}, ""),
     ],
 )
-def test_the_tf32_remedy_is_for_engines_that_use_tf32(
-    options: dict[str, Any], advice: str
-) -> None:
+def test_the_tf32_remedy_is_for_engines_that_use_tf32(options: dict[str, Any], advice: str) -> None:
     assert tf32_remedy(options) == advice

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from buildsys.stages.verify.profiles import (
     CaseRun,
-    uncovered_cases,
-    unused_profiles,
-    plan_runs,
     format_case,
     format_ranges,
+    plan_runs,
+    uncovered_cases,
+    unused_profiles,
 )
 
 SMALL = {"x": {"min": (1, 3), "opt": (2, 3), "max": (4, 3)}}
