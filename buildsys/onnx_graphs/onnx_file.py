@@ -29,8 +29,8 @@ from buildsys.system.files import start_writeback
 
 DATA_SUFFIX = ".data"  # external data of model.onnx is model.onnx.data
 ONE_MESSAGE_LIMIT = 1_500_000_000  # bytes; protobuf's limit is 2 GiB, and libraries add to a graph
-# Larger weights are external data, which readers (checker, ONNX Runtime) map or skip: for 500 MB, 0.4 s
-# instead of 1.5 s per session, and nothing instead of 0.8 s per check.
+# Larger weights are external data, which readers (checker, ONNX Runtime) map or skip: for 500 MB,
+# 0.4 s instead of 1.5 s per session, and nothing instead of 0.8 s per check.
 INLINE_LIMIT = 64 * 2**20  # bytes
 _EXTERNAL_FROM = 1024  # bytes; shape inference needs shapes and other small constants inline
 _COPY_BYTES = 1 << 20  # at a time

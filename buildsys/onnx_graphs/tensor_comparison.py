@@ -24,8 +24,8 @@ class Comparison:
     """Errors of an output against its reference, and the verdict.
 
     ``relative`` is max |a - b| over max |b|: 0 if both are zero, infinite if only b is. ``cosine`` is
-    None for strings, ``top1`` (share of rows with equal arg-max on the last axis) if there are no rows.
-    ``worst_*`` is the element with the largest difference. ``problem`` is empty if ``passed``.
+    None for strings, ``top1`` (share of rows with equal arg-max on the last axis) if there are no
+    rows. ``worst_*`` is the element with the largest difference. ``problem`` is empty if ``passed``.
     """
 
     max_abs: float
@@ -79,7 +79,8 @@ def compare(actual: Tensor | Array, expected: Tensor | Array, tolerance: Toleran
     """Compare an output with its reference in float64, or exactly.
 
     Integers, booleans and strings must be equal. ``tolerance`` has ``rtol``, ``cosine`` and
-    optionally ``atol`` and ``top1``; all of them must hold. A NaN on either side, or an infinity on one side only, always fails.
+    optionally ``atol`` and ``top1``; all of them must hold. A NaN on either side, or an infinity
+    on one side only, always fails.
     """
     ours, theirs = (v if isinstance(v, Tensor) else tensor_of(v) for v in (actual, expected))
     for what, one, other in (

@@ -1,7 +1,8 @@
 """Tensors of every ONNX type as numpy arrays, and their files.
 
 ONNX types unknown to numpy (bfloat16, float8, 4-bit types) are stored as bits in unsigned integers,
-so numpy alone loads and stores everything. Only computing with float8 and float4 needs ``ml_dtypes``.
+so numpy alone loads and stores everything. Only computing with float8 and float4 types needs
+``ml_dtypes``.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from buildsys.errors import StageError
 Array = npt.NDArray[Any]
 
 NATIVE_DTYPES = (
-    "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-    "bool", "complex64", "complex128",
+    "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
+    "uint64", "bool", "complex64", "complex128",
 )  # fmt: skip
 BIT_DTYPES = {
     "bfloat16": "uint16",
@@ -35,12 +36,13 @@ BIT_DTYPES = {
 }
 _ML_DTYPES = {
     "bfloat16": "bfloat16", "float8e4m3fn": "float8_e4m3fn", "float8e4m3fnuz": "float8_e4m3fnuz",
-    "float8e5m2": "float8_e5m2", "float8e5m2fnuz": "float8_e5m2fnuz", "float8e8m0": "float8_e8m0fnu",
-    "float4e2m1": "float4_e2m1fn", "int4": "int4", "uint4": "uint4", "int2": "int2", "uint2": "uint2",
+    "float8e5m2": "float8_e5m2", "float8e5m2fnuz": "float8_e5m2fnuz",
+    "float8e8m0": "float8_e8m0fnu", "float4e2m1": "float4_e2m1fn",
+    "int4": "int4", "uint4": "uint4", "int2": "int2", "uint2": "uint2",
 }  # fmt: skip
 _NAME_OF_ML_DTYPE = {theirs: ours for ours, theirs in _ML_DTYPES.items()}
 _INTEGER_BITS = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2}
-_CHUNK = 1 << 18  # elements; temporaries fit into the cache: ten times faster for large weights
+_CHUNK = 1 << 18  # elements; temporaries fit the cache: ten times faster for large weights
 _DTYPES_KEY = "__dtypes__"
 _EPOCH = (
     1980,
@@ -87,7 +89,7 @@ class Case:
 def tensor_of(array: npt.ArrayLike, dtype: str | None = None) -> Tensor:
     """Return ``array`` as a tensor, rounded if ``dtype`` is narrower.
 
-    ``dtype`` defaults to the type of the array, which may be an ``ml_dtypes`` array. Unsigned arrays
+    ``dtype`` defaults to the type of the array, possibly one of ``ml_dtypes``. Unsigned arrays
     are values, not bits; build ``Tensor(bits, dtype)`` for bits.
     """
     values = np.asarray(array)

@@ -145,8 +145,8 @@ def _notes(result: Result[BenchResult]) -> Iterator[str]:
     counts = [line.samples for line in timings([result]) if line.samples]
     if counts and min(counts) < _FEW_SAMPLES:
         yield (
-            f"{result.target}: only {min(counts)} samples; with fewer than {_FEW_SAMPLES}, p99 is the"
-            " largest sample"
+            f"{result.target}: only {min(counts)} samples;"
+            f" with fewer than {_FEW_SAMPLES}, p99 is the largest sample"
         )
 
 

@@ -17,9 +17,14 @@ _SHOWN_DIGITS = 16
 NOT_SETTINGS = ("name", "backend", "precision", "required", "tolerance", "profiles", "toolchain")
 # TensorRT's come from the manifest's schema; this copy spares most reports the import of pydantic
 ONNXRUNTIME_DEFAULTS: Mapping[str, Any] = {
-    "provider": "cpu", "intra_op_threads": 0, "inter_op_threads": 1, "graph_optimization_level": "all",
-    "execution_mode": "sequential", "spinning": True, "session_config": {},
-}  # fmt: skip
+    "provider": "cpu",
+    "intra_op_threads": 0,
+    "inter_op_threads": 1,
+    "graph_optimization_level": "all",
+    "execution_mode": "sequential",
+    "spinning": True,
+    "session_config": {},
+}
 
 
 def engine_lines(
@@ -103,7 +108,8 @@ def _toolchain(versions: Mapping[str, str]) -> str:
 
 
 def _built_with(facts: BuildEnvironment) -> str:
-    parts = [f"{title} {facts[name]}" for name, title in _LIBRARIES.items() if facts.get(name)]  # type: ignore[literal-required]
+    versions: Mapping[str, object] = facts
+    parts = [f"{title} {versions[n]}" for n, title in _LIBRARIES.items() if versions.get(n)]
     capability = facts.get("compute_capability")
     if facts.get("gpu"):
         parts.append(facts["gpu"] + (f" (compute capability {capability})" if capability else ""))

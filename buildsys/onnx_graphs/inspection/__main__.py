@@ -1,7 +1,7 @@
 """Child process for questions about graphs: ``python -m buildsys.onnx_graphs.inspection``.
 
-The request on stdin is JSON with ``question`` (a key of ``_QUESTIONS``) and its arguments. The answer
-on stdout is JSON as well; a user error is ``{"error": problem, "hint": …}``.
+The request on stdin is JSON with ``question`` (a key of ``_QUESTIONS``) and its arguments. The
+answer on stdout is JSON as well; a user error is ``{"error": problem, "hint": …}``.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ def compare(first: PlainModel, second: PlainModel) -> dict[str, Any]:
     histograms = operator_histogram(first), operator_histogram(second)
     bodies = compare_bodies(first.body, second.body)
     functions = [
-        {one.name: _function_text(one.nodes) for one in network.functions}
-        for network in (first, second)
+        {one.name: _function_text(one.nodes) for one in model.functions}
+        for model in (first, second)
     ]
     header = {
         "ir_version": (first.ir_version, second.ir_version),
@@ -138,11 +138,11 @@ def _mapping_changes(
 
 
 def _function_text(nodes: Sequence[PlainNode]) -> str:
-    listed = (
-        f"{node.operator}({', '.join(node.inputs)})→{', '.join(node.outputs)}{dict(node.attributes)}"
+    return "; ".join(
+        f"{node.operator}({', '.join(node.inputs)})→{', '.join(node.outputs)}"
+        f"{dict(node.attributes)}"
         for node in nodes
     )
-    return "; ".join(listed)
 
 
 def _is_filled(value: Any) -> bool:

@@ -1,6 +1,6 @@
 """Multiply-accumulates of convolutions, matrix products and recurrent layers, from their shapes.
 
-Element-wise operators, normalizations, poolings and resizes count as 0: their cost is memory traffic.
+Element-wise operators, normalizations, poolings and resizes count as 0: they cost memory traffic.
 """
 
 from __future__ import annotations
@@ -187,8 +187,8 @@ _COUNTS: Mapping[str, Callable[[_Shapes], int]] = {
 }  # fmt: skip
 COUNTED = tuple(_COUNTS)
 _WITHOUT_MACS = re.compile(
-    r"com\.microsoft(\.nchwc)?::(Quick)?(Gelu|FastGelu|BiasGelu|QuickGelu|ReorderInput|ReorderOutput|"
-    r"SkipLayerNormalization|LayerNormalization|MaxPool|AveragePool|GlobalMaxPool|"
+    r"com\.microsoft(\.nchwc)?::(Quick)?(Gelu|FastGelu|BiasGelu|QuickGelu|ReorderInput|"
+    r"ReorderOutput|SkipLayerNormalization|LayerNormalization|MaxPool|AveragePool|GlobalMaxPool|"
     r"GlobalAveragePool|Upsample|QLinear\w+|DynamicQuantizeLinear|Dequantize\w*|Quantize\w*)"
 )
 
@@ -212,8 +212,8 @@ def formula(
 ) -> dict[str, int] | None:
     """Return the count as a polynomial, e.g. ``{"": 5, "batch": 3, "batch*steps^2": 1}``.
 
-    ``macs_at`` counts at given sizes. The polynomial in at most two dimensions is fitted to counts at
-    multiples of ``base`` and tested at another one; None if it does not fit.
+    ``macs_at`` counts at given sizes. The polynomial in at most two dimensions is fitted to counts
+    at multiples of ``base`` and tested at another one; None if it does not fit.
     """
     names = list(base)
     if len(names) > 2:

@@ -12,7 +12,7 @@ from buildsys.onnx_graphs.onnx_file import all_nodes, subgraphs
 def with_shapes(model: ModelProto) -> ModelProto:
     """Return a model with inferred shapes, unchanged if inference fails.
 
-    Inference fails on types of a later ONNX and on contradictory shapes. The model has no large weights.
+    Inference fails on types of a later ONNX and on contradictory shapes. Large weights are removed.
     """
     try:
         return shape_inference.infer_shapes(model, data_prop=True)
@@ -57,7 +57,7 @@ def _graphs(graph: GraphProto) -> list[GraphProto]:
 
 
 def _forget_shapes(graph: GraphProto) -> None:
-    """Drop shapes with names. Types stay: inference lacks custom operators."""
+    """Drop shapes with names. Types of custom operators cannot be inferred, so all types stay."""
     for part in _graphs(graph):
         for value in part.value_info:
             if any(not dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim):

@@ -1,9 +1,10 @@
 """Emulation of 16-bit graphs in float32, with 16-bit rounding and range.
 
-ONNX Runtime has few bfloat16 kernels for the CPU. Its float16 kernels compute in float32 without rounding
-in between, so values beyond float16's range survive that overflow on a GPU. A float32 graph with every
-result cast to the type and back computes like a device that accumulates in float32 and rounds once per
-operator. Explicit casts stay at every optimization level. Accumulation in 16 bits is not emulated.
+ONNX Runtime has few bfloat16 kernels for the CPU. Its float16 kernels compute in float32 without
+rounding in between, so values beyond float16's range survive that overflow on a GPU. A float32
+graph with every result cast to the type and back computes like a device that accumulates in float32
+and rounds once per operator. Explicit casts stay at every optimization level. Accumulation in 16
+bits is not emulated.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from buildsys.onnx_graphs.tensors import Tensor
 _FLOAT = TensorProto.FLOAT
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")
 # they only select or move values that are rounded already
-_EXACT = frozenset(
-    ("Abs", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "Max", "MaxPool", "Min", "Neg", "Relu",
-     "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where")
+_EXACT = (
+    "Abs", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "Max", "MaxPool", "Min",
+    "Neg", "Relu", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose",
+    "Unsqueeze", "Where",
 )  # fmt: skip
 
 

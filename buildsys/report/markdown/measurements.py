@@ -198,8 +198,8 @@ def _comparisons(check: Check) -> Lines:
     worst = sorted(found, key=badness, reverse=True)[:_MOST_ROWS]
     shown = [line for line in found if line in worst] if len(found) > _MOST_ROWS else found
     columns = (
-        "graph or engine", "case", "output", "max abs error>", "relative error>", "cosine>", "top-1>",
-        "within limits",
+        "graph or engine", "case", "output", "max abs error>", "relative error>", "cosine>",
+        "top-1>", "within limits",
     )  # fmt: skip
     yield from ("", *table(columns, map(_comparison, shown)))
     if len(shown) < len(found):

@@ -1,7 +1,7 @@
 """Types shared by several result files.
 
-All fields of a result file are optional (``total=False``): older versions wrote fewer of them, and so
-do stages that fail or are unavailable.
+All fields of a result file are optional (``total=False``): older versions wrote fewer of them, and
+so do stages that fail or are unavailable.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tolerant reader of result files.
 
-Result files may be missing, damaged or written by an older version. A file that cannot be used never
-counts as passed. In a usable file, values of the wrong type are dropped, so what the reader returns
-has the types of its definition, but any field can be missing.
+Result files may be missing, damaged or written by an older version. An unusable file never counts
+as passed. In a usable one, values of a wrong type are dropped: what the reader returns has the
+types of its definition, but any field can be missing.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def parse(value: Mapping[str, object], kind: type[Content]) -> Content:
 def _convert(value: Any, kind: Any) -> Any:
     """Return ``value`` as ``kind``, or ``_WRONG_TYPE``.
 
-    "nan" and "inf" are numbers, an integral float is an integer, and a single text is a list of one.
+    "nan" and "inf" are numbers, floats are truncated to integers, a single text is a list of one.
     """
     if is_typeddict(kind):  # an empty one instead of a wrong type: a missing check must not vanish
         entries = value if isinstance(value, Mapping) else {}

@@ -1,7 +1,8 @@
 """Grouping of nodes into few boxes: runs, branches and repeated blocks.
 
-The reduction is that of series-parallel graphs (Valdes, Tarjan, Lawler 1982): consecutive nodes become a
-series, branches between the same two nodes become one unit. Each remaining series is drawn as a column.
+The reduction is that of series-parallel graphs (Valdes, Tarjan, Lawler 1982): consecutive nodes
+become a series, branches between the same two nodes become one unit. Each remaining series is drawn
+as a column.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def group(
 ) -> list[list[Box]]:
     """Return columns of boxes. Within a column, every box leads to the next.
 
-    ``fixed`` nodes (the ends of the picture) stay single boxes, and few nodes are not grouped at all.
+    ``fixed`` nodes (the ends of the picture) stay single boxes; few nodes are not grouped at all.
     Blocks count as repeated if their operators and the ``form`` of their nodes are equal.
     """
     if len(nodes) <= PLAIN_LIMIT:
@@ -71,7 +72,11 @@ def group(
     for begin, end in edges:
         _tie(units[begin], units[end])
     alone = {units[node] for node in fixed}
-    left = _reduced(list(units.values()), alone)
+    left = list(units.values())
+    changed = True
+    while changed:
+        changed = _join_series(left, alone)
+        changed = _join_branches(left, alone) or changed
     _open_large(left, alone, len(nodes))
     return [boxes_of(unit.items, form) for unit in sorted(left, key=lambda unit: unit.order)]
 
@@ -89,14 +94,6 @@ def all_nodes(items: Iterable[Item]) -> Iterator[PlainNode]:
 def _tie(begin: _Unit, end: _Unit) -> None:
     begin.after[end] = None
     end.before[begin] = None
-
-
-def _reduced(units: list[_Unit], alone: set[_Unit]) -> list[_Unit]:
-    changed = True
-    while changed:
-        changed = _join_series(units, alone)
-        changed = _join_branches(units, alone) or changed
-    return units
 
 
 def _join_series(units: list[_Unit], alone: set[_Unit]) -> bool:
@@ -222,9 +219,13 @@ def _repeats(blocks: list[Block], form: Callable[[PlainNode], str]) -> list[Box]
     chosen: tuple[int, int, int] | None = None  # begin, length, count
     for length in range(1, len(blocks) // 2 + 1):
         for begin in range(len(blocks) - 2 * length + 1):
-            count = _count_repeats(signatures, begin, length)
-            pattern = blocks[begin : begin + length]
-            if count < 2 or not _is_worth_it(pattern, count):
+            count, pattern = 1, blocks[begin : begin + length]
+            signature = signatures[begin : begin + length]
+            while signatures[begin + count * length :][:length] == signature:
+                count += 1
+            has_branches = any(isinstance(block[0], Parallel) for block in pattern)
+            # else no more than a run such as Reshape → Reshape
+            if count < 2 or not (has_branches or length > 1 or count > 3):
                 continue
             size = count * sum(1 for block in pattern for _ in all_nodes(block))
             rank = (size, isinstance(pattern[0][0], Parallel), -length, -begin)
@@ -243,37 +244,19 @@ def _repeats(blocks: list[Block], form: Callable[[PlainNode], str]) -> list[Box]
     ]
 
 
-def _count_repeats(signatures: Sequence[str], begin: int, length: int) -> int:
-    count = 1
-    pattern = signatures[begin : begin + length]
-    while signatures[begin + count * length : begin + (count + 1) * length] == pattern:
-        count += 1
-    return count
-
-
-def _is_worth_it(pattern: Sequence[Block], count: int) -> bool:
-    """Return True unless it is a run such as Reshape → Reshape."""
-    return any(isinstance(block[0], Parallel) for block in pattern) or len(pattern) > 1 or count > 3
-
-
 def _runs(boxes: Sequence[Box]) -> list[Box]:
     """Join consecutive single nodes; one or two after branches join these."""
     found: list[Box] = []
     run: list[Item] = []
 
     def finish() -> None:
-        is_few = (
-            len(run) <= 2
-            and found
-            and found[-1].count == 1
-            and isinstance(found[-1].items[0], Parallel)
-        )
-        if run and is_few:
-            found[-1] = Box((*found[-1].items, *run))
-        elif run:
-            found.extend(
-                Box(tuple(run[at : at + _LONGEST_RUN])) for at in range(0, len(run), _LONGEST_RUN)
-            )
+        last = found[-1] if found else None
+        after_branches = last and last.count == 1 and isinstance(last.items[0], Parallel)
+        if run and last and after_branches and len(run) <= 2:
+            found[-1] = Box((*last.items, *run))
+        else:
+            starts = range(0, len(run), _LONGEST_RUN)
+            found.extend(Box(tuple(run[at : at + _LONGEST_RUN])) for at in starts)
         run.clear()
 
     for box in boxes:
@@ -294,11 +277,8 @@ def outline(items: Sequence[Item], longest: int = _LONGEST_OUTLINE) -> str:
     if not longest or len(text) <= longest:
         return text
     counts = Counter(node.operator for node in all_nodes(items)).most_common()
-    shown = ", ".join(
-        f"{operator} {TIMES}{count}" if count > 1 else operator
-        for operator, count in counts[:_SHOWN_OPERATORS]
-    )
-    return shown + (", …" if len(counts) > _SHOWN_OPERATORS else "")
+    shown = [f"{name} {TIMES}{n}" if n > 1 else name for name, n in counts[:_SHOWN_OPERATORS]]
+    return ", ".join(shown + ["…"] * (len(counts) > _SHOWN_OPERATORS))
 
 
 def _branches(item: Parallel) -> str:

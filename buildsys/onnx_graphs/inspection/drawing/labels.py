@@ -20,19 +20,24 @@ _BREAKS = re.compile(r"(?<=[/.,:_\- ])")
 _TITLE_CHARACTERS, _LINE_CHARACTERS = 34, 42
 _SHOWN_NAMES = 12  # nodes in a tooltip
 _KINDS = {
-    "product": "Conv ConvTranspose Gemm MatMul Einsum LSTM GRU RNN Attention ConvInteger QLinearConv "
-               "MatMulInteger QLinearMatMul DeformConv FusedConv FusedGemm FusedMatMul",
-    "norm": "BatchNormalization LayerNormalization InstanceNormalization GroupNormalization "
-            "LpNormalization RMSNormalization LRN MeanVarianceNormalization",
-    "activation": "Relu LeakyRelu PRelu Elu Celu Selu Sigmoid HardSigmoid HardSwish Swish Tanh Gelu "
-                  "Softmax Clip Mish LogSoftmax Softplus Softsign Erf ThresholdedRelu",
-    "pool": "MaxPool AveragePool GlobalMaxPool GlobalAveragePool LpPool Resize Upsample GridSample "
-            "RoiAlign ReduceMean ReduceMax ReduceSum ReduceMin TopK",
-    "shape": "Reshape Transpose Flatten Squeeze Unsqueeze Slice Split Concat Gather GatherND "
-             "GatherElements Shape Size Expand Tile Pad Cast Identity ConstantOfShape Range ScatterND "
-             "ScatterElements DepthToSpace SpaceToDepth",
+    "product": """
+        Conv ConvTranspose Gemm MatMul Einsum LSTM GRU RNN Attention ConvInteger QLinearConv
+        MatMulInteger QLinearMatMul DeformConv FusedConv FusedGemm FusedMatMul""",
+    "norm": """
+        BatchNormalization LayerNormalization InstanceNormalization GroupNormalization
+        LpNormalization RMSNormalization LRN MeanVarianceNormalization""",
+    "activation": """
+        Relu LeakyRelu PRelu Elu Celu Selu Sigmoid HardSigmoid HardSwish Swish Tanh Gelu Softmax
+        Clip Mish LogSoftmax Softplus Softsign Erf ThresholdedRelu""",
+    "pool": """
+        MaxPool AveragePool GlobalMaxPool GlobalAveragePool LpPool Resize Upsample GridSample
+        RoiAlign ReduceMean ReduceMax ReduceSum ReduceMin TopK""",
+    "shape": """
+        Reshape Transpose Flatten Squeeze Unsqueeze Slice Split Concat Gather GatherND
+        GatherElements Shape Size Expand Tile Pad Cast Identity ConstantOfShape Range ScatterND
+        ScatterElements DepthToSpace SpaceToDepth""",
     "flow": "If Loop Scan SequenceMap",
-}  # fmt: skip
+}
 _KIND_OF = {operator: kind for kind, operators in _KINDS.items() for operator in operators.split()}
 _ATTRIBUTES = {  # title of the shown ones, and values that are not worth showing
     "kernel_shape": ("kernel", ()), "strides": ("stride", ("[1, 1]", "[1]", "[1, 1, 1]")),

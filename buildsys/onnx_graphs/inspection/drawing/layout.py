@@ -1,8 +1,8 @@
 """Layered layout with few crossings and no edge through a box.
 
-Method: Sugiyama, Tagawa and Toda (1981): ranks, a slot in every row that a long edge passes, order by
-barycenters; then x by least squares under that order (pool adjacent violators). All units are pixels.
-docs/architecture.md compares it with the library grandalf.
+Method: Sugiyama, Tagawa and Toda (1981): ranks, a slot in every row that a long edge passes, order
+by barycenters; then x by least squares under that order (pool adjacent violators). All units are
+pixels. docs/architecture.md compares it with the library grandalf.
 """
 
 from __future__ import annotations

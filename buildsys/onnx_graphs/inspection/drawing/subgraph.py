@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from buildsys.errors import UsageError
-from buildsys.onnx_graphs.inspection.node_matching import CONSTANT
+from buildsys.onnx_graphs.inspection.node_matching import CONSTANT, is_stored
 from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainNode
 from buildsys.system.suggestions import nearest
 
@@ -27,16 +27,23 @@ def choose(body: Body, begin: str = "", end: str = "", depth: int | None = None)
 
     Raises: UsageError: unknown node or tensor, or no path between them.
     """
+
+    def consumers(node: PlainNode) -> Iterable[PlainNode]:
+        return (taker for name in node.outputs for taker in body.consumers.get(name, ()))
+
+    def producers(node: PlainNode) -> Iterable[PlainNode]:
+        return (body.producers[name] for name in node.reads if name in body.producers)
+
     nodes = [node for node in body.nodes if node.operator != CONSTANT]
     wanted = set(nodes)
     if begin or (depth is not None and not end):
         names = [begin] if begin else body.inputs
         starts = [node for name in names for node in _nodes(body, name, forwards=True)]
-        wanted &= _reached(starts, lambda node: _consumers(node, body), depth)
+        wanted &= _reached(starts, consumers, depth)
     if end:
         limit = depth if not begin else None
         ends = _nodes(body, end, forwards=False)
-        wanted &= _reached(ends, lambda node: _producers(node, body), limit)
+        wanted &= _reached(ends, producers, limit)
     if not wanted:
         raise UsageError(f"no path leads from {begin or 'the inputs'} to {end or 'the outputs'}" + (
             f" within {depth} nodes" if depth is not None else ""
@@ -63,14 +70,6 @@ def _nodes(body: Body, name: str, *, forwards: bool) -> list[PlainNode]:
     raise UsageError(f"the graph has no node or tensor {name!r}", hint)
 
 
-def _consumers(node: PlainNode, body: Body) -> Iterable[PlainNode]:
-    return (taker for name in node.outputs for taker in body.consumers.get(name, ()))
-
-
-def _producers(node: PlainNode, body: Body) -> Iterable[PlainNode]:
-    return (body.producers[name] for name in node.reads if name in body.producers)
-
-
 def _reached(
     starts: Iterable[PlainNode], step: Callable[[PlainNode], Iterable[PlainNode]], depth: int | None
 ) -> set[PlainNode]:
@@ -85,7 +84,7 @@ def _reached(
     return set(found)
 
 
-def neighbours(part: Part) -> Mapping[str, list[str]]:
+def tensors_across_border(part: Part) -> Mapping[str, list[str]]:
     """Return the tensors across the border, ``in`` and ``out``."""
     members, body = set(part.nodes), part.body
     incoming: dict[str, None] = {}
@@ -93,11 +92,7 @@ def neighbours(part: Part) -> Mapping[str, list[str]]:
     for node in part.nodes:
         for name in node.reads:
             maker = body.producers.get(name)
-            if (
-                maker not in members
-                and name not in body.initializers
-                and not (maker and maker.operator == CONSTANT)
-            ):
+            if maker not in members and not is_stored(name, body):
                 incoming[name] = None
         for name in node.outputs:
             if name in body.outputs or any(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from html import escape as escape_markup
 
-from buildsys.onnx_graphs.inspection.drawing.grouping import Box, group
+from buildsys.onnx_graphs.inspection.drawing.grouping import group
 from buildsys.onnx_graphs.inspection.drawing.labels import (
     INPUT,
     LINE_HEIGHT,
@@ -20,19 +20,37 @@ from buildsys.onnx_graphs.inspection.drawing.labels import (
     text_width,
 )
 from buildsys.onnx_graphs.inspection.drawing.layout import Point, place
-from buildsys.onnx_graphs.inspection.drawing.subgraph import Part, choose, neighbours
+from buildsys.onnx_graphs.inspection.drawing.subgraph import Part, choose, tensors_across_border
 from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainNode
 
 _MARGIN = 20.0
 _CONTROL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _FONT = f'font-family="DejaVu Sans, Verdana, sans-serif" font-size="{SMALL}"'
+_BOLD = f' font-size="{TITLE}" font-weight="bold"'
 _STACK_OFFSET = 5.0  # pixels between the two boxes of a stack
 _PALETTE = {  # fill, line
-    "product": ("#e3edf7", "#5b84b1"), "norm": ("#e6f0e2", "#6f9a5e"), "activation": ("#faf3dc", "#b79b45"),
-    "pool": ("#e0f0ee", "#549a92"), "shape": ("#f2f2f0", "#9a9a94"), "flow": ("#efe8f5", "#8a6bab"),
-    "custom": ("#fae6dd", "#c07a55"), "plain": ("#ffffff", "#8a8a8a"), "group": ("#ffffff", "#4a4a4a"),
+    "product": ("#e3edf7", "#5b84b1"),
+    "norm": ("#e6f0e2", "#6f9a5e"),
+    "activation": ("#faf3dc", "#b79b45"),
+    "pool": ("#e0f0ee", "#549a92"),
+    "shape": ("#f2f2f0", "#9a9a94"),
+    "flow": ("#efe8f5", "#8a6bab"),
+    "custom": ("#fae6dd", "#c07a55"),
+    "plain": ("#ffffff", "#8a8a8a"),
+    "group": ("#ffffff", "#4a4a4a"),
     "end": ("#4a4a4a", "#4a4a4a"),
-}  # fmt: skip
+}
+_DOCUMENT = """\
+<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" \
+viewBox="0 0 {width} {height}" {font}>
+<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" \
+orient="auto"><path d="M0,0.8 L8,4 L0,7.2 z" fill="#777777"/></marker></defs>
+<rect width="100%" height="100%" fill="#ffffff"/>
+{title}
+<g transform="translate({left},{top})">
+{shapes}</g>
+</svg>
+"""
 
 
 def draw(
@@ -45,64 +63,43 @@ def draw(
     part = choose(body, begin, end, depth)
     picture = _picture(part)
     width = max(picture.width, text_width(title, TITLE, bold=True)) + 2 * _MARGIN
-    height = picture.height + 2 * _MARGIN + 2 * LINE_HEIGHT
-    left = _number((width - picture.width) / 2)
-    document = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_number(width)}" height="{_number(height)}" '
-        f'viewBox="0 0 {_number(width)} {_number(height)}" {_FONT}>\n'
-        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-        '<path d="M0,0.8 L8,4 L0,7.2 z" fill="#777777"/></marker></defs>\n'
-        '<rect width="100%" height="100%" fill="#ffffff"/>\n'
-        f'<text x="{_number(width / 2)}" y="{_number(_MARGIN + 6)}" text-anchor="middle" font-size="{TITLE}" '
-        f'font-weight="bold" fill="#222222">{_escaped(title)}</text>\n'
-        f'<g transform="translate({left},{_number(_MARGIN + 2 * LINE_HEIGHT)})">\n{picture.shapes}</g>\n</svg>\n'
+    document = _DOCUMENT.format(
+        font=_FONT,
+        width=_number(width),
+        height=_number(picture.height + 2 * _MARGIN + 2 * LINE_HEIGHT),
+        title=_text(title, width / 2, _MARGIN + 6, "#222222", _BOLD),
+        left=_number((width - picture.width) / 2),
+        top=_number(_MARGIN + 2 * LINE_HEIGHT),
+        shapes=picture.shapes,
     )
     return document, {"nodes": len(part.nodes), "boxes": picture.boxes}
 
 
 def _picture(part: Part) -> Picture:
-    ends = neighbours(part)
-    inputs = [PlainNode(name, INPUT, (), (name,)) for name in ends["in"]]
-    outputs = [PlainNode(name, OUTPUT, (name,), ()) for name in ends["out"]]
+    body, border = part.body, tensors_across_border(part)
+    inputs = [PlainNode(name, INPUT, (), (name,)) for name in border["in"]]
+    outputs = [PlainNode(name, OUTPUT, (name,), ()) for name in border["out"]]
     nodes = [*inputs, *part.nodes, *outputs]
     makers = {name: node for node in nodes for name in node.outputs if name}
     edges = [(makers[name], node) for node in nodes for name in node.reads if name in makers]
-    columns = group(
-        nodes,
-        dict.fromkeys(edges),
-        fixed=(*inputs, *outputs),
-        form=lambda node: _form(node, part.body),
-    )
+
+    def known_sizes(node: PlainNode) -> str:
+        value = body.value(node.outputs[0]) if node.outputs else None
+        if value is None or value.shape is None:
+            return ""
+        return str([size if isinstance(size, int) else "" for size in value.shape])
+
+    ends = (*inputs, *outputs)
+    columns = group(nodes, dict.fromkeys(edges), fixed=ends, form=known_sizes)
     boxes = [box for column in columns for box in column]
-    labels = [label_of(box, part.body, lambda body: _picture(choose(body))) for box in boxes]
-    layout = place([label.size for label in labels], _box_edges(boxes, edges))
+    labels = [label_of(box, body, lambda inner: _picture(choose(inner))) for box in boxes]
+    home = {node: at for at, box in enumerate(boxes) for node in box.nodes}
+    box_edges = {(home[a], home[b]): None for a, b in edges if home[a] != home[b]}
+    layout = place([label.size for label in labels], list(box_edges))
     shapes = [_edge(path) for path in layout.paths]
-    shapes += [_drawn(label, corner) for label, corner in zip(labels, layout.corners, strict=True)]
-    return Picture(
-        "".join(shapes),
-        layout.width + _STACK_OFFSET,
-        layout.height,
-        len(boxes) - len(inputs) - len(outputs),
-    )
-
-
-def _form(node: PlainNode, body: Body) -> str:
-    """Return the known sizes of a node's first output."""
-    value = body.value(node.outputs[0]) if node.outputs else None
-    return (
-        ""
-        if value is None or value.shape is None
-        else str([size if isinstance(size, int) else "" for size in value.shape])
-    )
-
-
-def _box_edges(
-    boxes: Sequence[Box], edges: Sequence[tuple[PlainNode, PlainNode]]
-) -> list[tuple[int, int]]:
-    number = {box: at for at, box in enumerate(boxes)}
-    home = {node: number[box] for box in boxes for node in box.nodes}
-    found = {(home[begin], home[end]): None for begin, end in edges if home[begin] != home[end]}
-    return list(found)
+    shapes += [_box(label, corner) for label, corner in zip(labels, layout.corners, strict=True)]
+    width = layout.width + _STACK_OFFSET
+    return Picture("".join(shapes), width, layout.height, len(boxes) - len(ends))
 
 
 def _edge(path: Sequence[Point]) -> str:
@@ -110,58 +107,49 @@ def _edge(path: Sequence[Point]) -> str:
     (x, y), *rest = path
     drawn = f"M{_number(x)},{_number(y)}"
     for at, (to_x, to_y) in enumerate(rest):
+        target = f"{_number(to_x)},{_number(to_y)}"
         if at % 2 == 0:
-            drawn += f" L{_number(to_x)},{_number(to_y)}"
+            drawn += f" L{target}"
         else:
             middle = _number((y + to_y) / 2)
-            drawn += (
-                f" C{_number(x)},{middle} {_number(to_x)},{middle} {_number(to_x)},{_number(to_y)}"
-            )
+            drawn += f" C{_number(x)},{middle} {_number(to_x)},{middle} {target}"
         x, y = to_x, to_y
-    return f'<path d="{drawn}" fill="none" stroke="#777777" stroke-width="1.1" marker-end="url(#tip)"/>\n'
+    line = 'stroke="#777777" stroke-width="1.1" marker-end="url(#tip)"'
+    return f'<path d="{drawn}" fill="none" {line}/>\n'
 
 
-def _drawn(label: BoxLabel, corner: Point) -> str:
+def _box(label: BoxLabel, corner: Point) -> str:
     (x, y), (width, height) = corner, label.size
     fill, line = _PALETTE[label.kind]
     radius = 11 if label.kind == "end" else 4
-    frame = (
-        f'width="{_number(width)}" height="{_number(height)}" rx="{radius}" fill="{fill}" stroke="{line}" '
-        'stroke-width="1.1"'
-    )
-    stack = _rectangle(x + _STACK_OFFSET, y + _STACK_OFFSET, frame) if label.stacked else ""
+    size = f'width="{_number(width)}" height="{_number(height)}" rx="{radius}"'
+    frame = f'{size} fill="{fill}" stroke="{line}" stroke-width="1.1"'
+    drawn = _rectangle(x + _STACK_OFFSET, y + _STACK_OFFSET, frame) if label.stacked else ""
+    drawn += _rectangle(x, y, frame)
     ink, faint = ("#ffffff", "#e8e8e8") if label.kind == "end" else ("#222222", "#5f5f5f")
-    middle, baseline = _number(x + width / 2), y + PADDING * 0.7 + TITLE
-    texts = []
-    for text in label.title:
-        texts.append(f'<text x="{middle}" y="{_number(baseline)}" text-anchor="middle" font-size="{TITLE}" '
-                     f'font-weight="bold" fill="{ink}">{_escaped(text)}</text>')  # fmt: skip
+    baseline = y + PADDING * 0.7 + TITLE
+    for text, color, style in (
+        *((text, ink, _BOLD) for text in label.title),
+        *((text, faint, "") for text in label.lines),
+    ):
+        drawn += _text(text, x + width / 2, baseline, color, style)
         baseline += LINE_HEIGHT
-    for text in label.lines:
-        texts.append(
-            f'<text x="{middle}" y="{_number(baseline)}" text-anchor="middle" fill="{faint}">{_escaped(text)}</text>'
-        )
-        baseline += LINE_HEIGHT
-    drawn = _rectangle(x, y, frame) + "".join(texts) + _inner(label, x + PADDING, baseline)
-    return f"<g><title>{_escaped(label.tooltip)}</title>{stack}{drawn}</g>\n"
+    x += PADDING
+    for name, picture in label.inner:  # the bodies side by side, below their names
+        drawn += _text(name, x + picture.width / 2, baseline, "#5f5f5f", ' font-style="italic"')
+        place = f"{_number(x)},{_number(baseline + LINE_HEIGHT * 0.8)}"
+        drawn += f'<g transform="translate({place})">{picture.shapes}</g>'
+        x += picture.width + 2 * PADDING
+    return f"<g><title>{_escaped(label.tooltip)}</title>{drawn}</g>\n"
+
+
+def _text(text: str, x: float, y: float, color: str, style: str = "") -> str:
+    place = f'x="{_number(x)}" y="{_number(y)}" text-anchor="middle"'
+    return f'<text {place}{style} fill="{color}">{_escaped(text)}</text>'
 
 
 def _rectangle(x: float, y: float, frame: str) -> str:
     return f'<rect x="{_number(x)}" y="{_number(y)}" {frame}/>'
-
-
-def _inner(label: BoxLabel, x: float, y: float) -> str:
-    """Return the bodies of a node side by side, below their names."""
-    drawn = ""
-    for name, picture in label.inner:
-        middle = _number(x + picture.width / 2)
-        drawn += (
-            f'<text x="{middle}" y="{_number(y)}" text-anchor="middle" font-style="italic" fill="#5f5f5f">'
-            f"{_escaped(name)}</text>"
-        )
-        drawn += f'<g transform="translate({_number(x)},{_number(y + LINE_HEIGHT * 0.8)})">{picture.shapes}</g>'
-        x += picture.width + 2 * PADDING
-    return drawn
 
 
 def _number(value: float) -> str:
