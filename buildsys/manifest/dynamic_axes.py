@@ -12,7 +12,7 @@ _INTEGER = re.compile(r"-?[0-9]{1,9}")
 
 
 def name_dynamic_axes(tree: ValueNode) -> tuple[ValueNode, list[Problem]]:
-    """Return the tree with ``dynamic_axes`` moved into the shapes of inputs and outputs.
+    """Move ``dynamic_axes`` into the shapes of inputs and outputs.
 
     A list of axes, ``{input0: [0]}``, gets the names torch would make: input0_dynamic_axes_1, ….
     """

@@ -1,4 +1,4 @@
-"""Engine presets of ``configs/engines.yaml``, and the entries of ``engines:`` that use them."""
+"""Engine presets of ``configs/engines.yaml`` and their use in ``engines:``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Presets = Mapping[str, "ValueNode | None"]  # None: broken and already reported
 
 
 def build_presets(document: ValueNode) -> tuple[dict[str, ValueNode | None], list[Problem]]:
-    """Return every preset of engines.yaml, merged over the one that it uses."""
+    """Return every preset of engines.yaml, merged over its base."""
     if not isinstance(document.value, dict):
         return {}, [Problem(document.origin, expected("a map of engine presets", document.value))]
     presets: dict[str, ValueNode | None] = dict.fromkeys(document.value)

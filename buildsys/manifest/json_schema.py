@@ -1,7 +1,7 @@
 """JSON Schemas of manifest files, for completion and checks in editors.
 
-A file may be incomplete, as extends, project defaults and engine presets add to it. So no field is required:
-the loader checks for missing fields once all layers are merged.
+A file may be incomplete, as extends, project defaults and engine presets add to it. So no field is
+required: the loader checks for missing fields once all layers are merged.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _PATH: Schema = {"type": "string", "minLength": 1}
 _MATRIX: Schema = {
     "type": "object",
-    "description": "Field path -> values: one model per combination, named MODEL-VALUE… or by placeholders.",
+    "description": "Field path -> values: one model per combination, named MODEL-VALUE….",
     "additionalProperties": {"type": "array", "minItems": 1},
 }
 _DYNAMIC_AXES: Schema = {
     "type": "object",
-    "description": "As in torch.onnx.export: tensor -> {axis: dimension} or axes. Better: names in `shape`.",
+    "description": "As in torch.onnx.export: tensor -> {axis: dimension} or a list of axes.",
     "additionalProperties": {
         "anyOf": [
             {"type": "object", "additionalProperties": {"type": "string"}},

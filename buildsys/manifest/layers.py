@@ -1,4 +1,4 @@
-"""Layers of a manifest: the files named by ``extends``, merged field by field."""
+"""Merging of a manifest with the files named by ``extends``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _is_replaced(base: ValueNode, override: ValueNode, path: FieldPath) -> bool:
 
 
 class Layers:
-    """The files extended by one manifest; ``problems`` collects those that cannot be used."""
+    """The files extended by one manifest, and problems with them."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
@@ -51,7 +51,7 @@ class Layers:
         self.problems: list[Problem | ManifestError] = []
 
     def read(self, file: Path, users: tuple[Path, ...] = ()) -> ValueNode:
-        """Return a file merged over the files that it extends.
+        """Return a file merged over its ``extends``.
 
         ``users`` are the files that led to this one.
         Raises: ManifestError: the file cannot be read or is not a map.

@@ -1,7 +1,7 @@
-"""Cache of resolved manifests, valid while the stamps of their files are unchanged.
+"""Cache of resolved manifests, checked by the stamps of their files.
 
-A load from the cache imports neither pydantic nor yaml, and keeps each model as JSON text: a run may need
-one of a thousand models. A missing, broken or read-only cache costs only time.
+A load from the cache imports neither pydantic nor yaml, and keeps each model as JSON text: a run
+may need one of a thousand models. A missing, broken or read-only cache costs only time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SCHEMA = "buildsys/manifests/2"
 
 @dataclass(frozen=True)
 class Entry:
-    """The models of one file as (name, JSON text), and the paths that they depend on."""
+    """The models of one file (name, JSON text) and their dependencies."""
 
     models: list[tuple[str, str]]
     paths: list[str]
@@ -31,14 +31,14 @@ class Entry:
 
 @dataclass
 class Cache:
-    """Entries by file, and the stamps of all paths that they depend on."""
+    """Entries by file, and the stamps of their dependencies."""
 
     entries: dict[str, Entry] = field(default_factory=dict)
     stamps: dict[str, Stamp | None] = field(default_factory=dict)
     digests: dict[str, tuple[Stamp, str]] = field(default_factory=dict)
 
     def valid_entries(self, root: Path) -> dict[str, Entry]:
-        """Return the entries whose paths all have unchanged stamps."""
+        """Return the entries with unchanged stamps."""
         start = f"{root}{os.sep}"  # joined as text: there may be thousands
         unchanged = {
             path
@@ -51,7 +51,7 @@ class Cache:
 
 
 def read_cache(file: Path, configs: str) -> Cache:
-    """Return the cache in ``file``; an empty one if it is broken or from other code."""
+    """Return the cache in ``file``, empty if broken or outdated."""
     try:
         checksum, _, body = file.read_bytes().partition(b"\n")
         if int(checksum, 16) != zlib.crc32(body):
@@ -92,7 +92,7 @@ def write_cache(file: Path, configs: str, cache: Cache) -> None:
 
 
 def _writer(configs: str) -> list[Any]:
-    """Return the identity of the code that resolved the entries, including pydantic."""
+    """Return the identity of this code and of pydantic."""
     here = Path(__file__).parent
     code = sorted(
         entry.path

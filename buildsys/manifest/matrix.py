@@ -1,4 +1,4 @@
-"""``matrix:``, which makes one named model per combination of values."""
+"""Expansion of ``matrix:`` into one named model per combination."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ BACKEND_KINDS = {
 
 
 def implementations(entry: Mapping[str, Any], backend: str) -> dict[str, Any]:
-    """Return the implementations in an entry of ``ops`` for a backend, preferred kind first."""
+    """Return a backend's implementations of an operator, preferred kind first."""
     function, other = BACKEND_KINDS[backend]
     named = entry.get("function")
     if isinstance(named, Mapping):
@@ -23,6 +23,6 @@ def implementations(entry: Mapping[str, Any], backend: str) -> dict[str, Any]:
 
 
 def chosen_kind(entry: Mapping[str, Any], backend: str) -> str | None:
-    """Return the kind chosen by ``use``, else the first one given; None if there is none."""
+    """Return the kind chosen by ``use``, else the first one given."""
     chosen: str | None = (entry.get("use") or {}).get(backend)
     return chosen or next(iter(implementations(entry, backend)), None)

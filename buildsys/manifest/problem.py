@@ -28,7 +28,7 @@ class Problem:
 def problem_at(
     tree: ValueNode, path: FieldPath, text: str, hint: str = "", *, of_key: bool = False
 ) -> Problem:
-    """Return a problem at ``path`` of a tree, located in the file that set the value.
+    """Return a problem at ``path``, located in the file of the value.
 
     A field that no file set is located in its nearest parent.
     """
@@ -37,7 +37,7 @@ def problem_at(
 
 
 def suggest(name: str, known: Iterable[str], *, what: str = "known") -> str:
-    """Return ``did you mean X?`` for a near miss, else a list of known names."""
+    """Return ``did you mean X?`` or a list of known names."""
     names = list(dict.fromkeys(known))
     close = nearest(name, names, count=1)
     if close:
@@ -47,7 +47,7 @@ def suggest(name: str, known: Iterable[str], *, what: str = "known") -> str:
 
 
 def suggest_file(path: Path) -> str:
-    """Return ``did you mean X?`` for a similarly named file in the same folder, else ""."""
+    """Return ``did you mean X?`` for a similarly named file, else ""."""
     try:
         others = [entry for entry in path.parent.iterdir() if entry.suffix == path.suffix]
     except OSError:

@@ -25,8 +25,8 @@ STATE_FOLDER = ".buildsys"
 class ResolvedModel:
     """One model, after extends, matrix, defaults and engine presets have been applied.
 
-    ``text`` is ``data`` as JSON; equal texts mean equal models. ``origins`` maps a dotted field to the
-    ``file:line`` that set it, and has no entry for defaults of the schema.
+    ``text`` is ``data`` as JSON; equal texts mean equal models. ``origins`` maps a dotted field to
+    the ``file:line`` that set it, without entries for defaults of the schema.
     """
 
     name: str
@@ -62,8 +62,8 @@ def load_project(
     """Load the manifests below ``configs/models``, except files to extend (``_*``).
 
     BUILDSYS_CONFIGS and BUILDSYS_BUILD, absolute or relative to ``root``, move the two folders; the
-    argument ``configs`` takes precedence. Without ``remember`` the cache is not written. Files of the
-    project may be links into ``links_into``.
+    argument ``configs`` takes precedence. Without ``remember`` the cache is not written. Files of
+    the project may be links into ``links_into``.
 
     Raises: ManifestErrors: all errors of all files.
     """
@@ -92,7 +92,7 @@ def empty_project(root: Path, *, configs: Path | None = None) -> Project:
 
 
 class _Load:
-    """One load, which takes valid models from the cache and resolves the others."""
+    """One load of a project, from the cache or from manifests."""
 
     def __init__(self, project: Project, remember: bool, links_into: Path | None) -> None:
         self._project = project
@@ -149,7 +149,7 @@ class _Load:
     def _updated_cache(
         self, entries: Mapping[str, Entry], valid: Mapping[str, Entry], cache: Cache
     ) -> Cache:
-        """Return the cache for the next load: entries whose files have settled."""
+        """Return the cache for the next load, without recently changed files."""
         resolved = "_resolver" in self.__dict__
         stamps = self._resolver.workspace.stamps if resolved else {}
         digests = self._resolver.workspace.digests if resolved else cache.digests
@@ -200,7 +200,7 @@ class _Load:
 
 
 class _Origins(Mapping[str, str]):
-    """The origins of one model, found by resolving its manifest again on first use."""
+    """The origins of one model, traced on first use."""
 
     def __init__(self, project: Project, file: str, name: str) -> None:
         self._model = project, file, name
@@ -229,7 +229,7 @@ class _Origins(Mapping[str, str]):
 
 
 def _yaml_files(folder: str) -> Iterator[str]:
-    """Yield the manifests below a folder, except hidden files and files to extend."""
+    """Yield the manifests below a folder, except hidden and ``_`` files."""
     for entry in os.scandir(folder):
         if entry.name.startswith((".", "_")):
             continue

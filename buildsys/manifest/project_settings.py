@@ -1,6 +1,7 @@
-"""Settings of configs/project.yaml that the models do not depend on.
+"""Settings of configs/project.yaml without influence on models.
 
-The file was checked when the project was loaded. A run without these settings must not pay for importing yaml.
+The file was checked when the project was loaded. A run without these settings must not pay for
+importing yaml.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from buildsys.manifest.units import parse_duration
 
 
 def shared_cache(root: Path, configs: Path) -> dict[str, Any] | None:
-    """Return url, mode and timeout_s of the shared cache; None if there is none.
+    """Return url, mode and timeout_s of the shared cache, or None.
 
     A folder is relative to ``root``. BUILDSYS_REMOTE overrides it; empty means none.
     """
@@ -33,7 +34,8 @@ def shared_cache(root: Path, configs: Path) -> dict[str, Any] | None:
 def timing_caches_folder(root: Path, configs: Path, state: Path) -> Path:
     """Return the folder of TensorRT's timing caches.
 
-    BUILDSYS_TIMING_CACHES, ``timing_caches`` of project.yaml (both relative to ``root``), or one below ``state``.
+    BUILDSYS_TIMING_CACHES or ``timing_caches`` of project.yaml, relative to ``root``; else a folder
+    below ``state``.
     """
     chosen = os.environ.get("BUILDSYS_TIMING_CACHES") or _setting(configs, "timing_caches")
     return root / Path(str(chosen)).expanduser() if chosen else state / "timing_caches"

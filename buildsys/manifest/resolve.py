@@ -5,7 +5,7 @@ Layers, matrix, ``dynamic_axes`` and engine presets are expanded first, then eve
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,9 @@ from buildsys.manifest.matrix import expand_matrix
 from buildsys.manifest.problem import Problem, expected, problem_at
 from buildsys.manifest.schema.model import Engine, ModelSpec
 from buildsys.manifest.schema.project import ProjectSpec
-from buildsys.manifest.schema_errors import SchemaFindings, schema_findings
+from buildsys.manifest.schema_errors import SchemaFindings, known_fields, schema_findings
 from buildsys.manifest.value_ranges import default_high
-from buildsys.manifest.value_tree import ValueNode, ValueOrigin, leaves, plain
+from buildsys.manifest.value_tree import FieldPath, ValueNode, ValueOrigin, leaves, plain
 from buildsys.manifest.workspace import Workspace
 
 _NOT_SHARED = ("model", "extends", "matrix")  # not allowed in project defaults
@@ -76,24 +76,27 @@ class Resolver:
         problems = [*layers.problems, *matrix_problems]
         resolutions = []
         for variant in variants:
-            resolution, found = self._resolve_model(variant, self.workspace.shown(file))
+            # a broken layer may set any field that is missing
+            unset = [name for name in known_fields(ModelSpec, ()) if variant.get(name) is None]
+            unknown = [(name,) for name in unset] if layers.problems else []
+            resolution, found = self._resolve_model(variant, self.workspace.shown(file), unknown)
             problems += found
             resolutions += [resolution] if resolution else []
         return resolutions, self.workspace.errors(problems)
 
     def _resolve_model(
-        self, tree: ValueNode, file: Path
+        self, tree: ValueNode, file: Path, unknown: Sequence[FieldPath]
     ) -> tuple[Resolution | None, list[Problem]]:
         tree, axes_problems = name_dynamic_axes(tree)
         tree, engine_problems = resolve_engines(tree, self._presets)
         tree = _without_shared_dims(tree, file)
         problems = [*axes_problems, *engine_problems]
         data: dict[str, Any] = {}
-        findings = SchemaFindings()
+        findings = SchemaFindings(refused=[*unknown])
         try:
             data = ModelSpec.model_validate(plain(tree)).model_dump(mode="json", by_alias=True)
         except ValidationError as error:
-            findings = schema_findings(error, tree, ModelSpec)
+            findings = schema_findings(error, tree, ModelSpec, unknown)
             problems += findings.problems
         reported = {problem.origin for problem in problems}
         reported |= {problem_at(tree, path, "").origin for path in findings.refused}
@@ -103,7 +106,7 @@ class Resolver:
         for engine in engines.value if engines and isinstance(engines.value, list) else []:
             checks += unknown_toolchain(engine, self._toolchains)
         problems += [problem for problem in checks if not _is_reported(problem.origin, reported)]
-        if problems:
+        if problems or not data:  # no data: the missing fields of a broken layer
             return None, problems
         _fill_dependent_defaults(data, tree)
         used = {engine["toolchain"] for engine in data["engines"]}
@@ -158,13 +161,13 @@ def origins_of(tree: ValueNode, workspace: Workspace) -> dict[str, str]:
 
 
 def _is_reported(origin: ValueOrigin, reported: Set[ValueOrigin]) -> bool:
-    """Return whether a field or one of its parents has been reported."""
+    """Return true if a field or a parent has been reported."""
     file, path = origin
     return any(ValueOrigin(file, path[:depth]) in reported for depth in range(1, len(path) + 1))
 
 
 def _validate(node: ValueNode, spec: Any) -> SchemaFindings:
-    """Return the findings on a part validated without the rest of a manifest."""
+    """Validate a part without the rest of a manifest."""
     if spec is ProjectSpec and not isinstance(node.value, dict):
         return SchemaFindings([Problem(node.origin, expected("a map of settings", node.value))])
     validator: TypeAdapter[Any] = TypeAdapter(spec)
@@ -176,7 +179,7 @@ def _validate(node: ValueNode, spec: Any) -> SchemaFindings:
 
 
 def _without_shared_dims(tree: ValueNode, file: Path) -> ValueNode:
-    """Drop the dimensions declared by shared files and not used by this model."""
+    """Drop unused dimensions declared by shared files."""
     dims = tree.get("dims")
     if dims is None or not isinstance(dims.value, dict):
         return tree
@@ -186,7 +189,7 @@ def _without_shared_dims(tree: ValueNode, file: Path) -> ValueNode:
 
 
 def _fill_dependent_defaults(data: dict[str, Any], tree: ValueNode) -> None:
-    """Fill in the defaults that depend on another field."""
+    """Fill in defaults dependent on other fields."""
     for name, tensor in data["inputs"].items():
         written = plain(tree.value["inputs"].value[name]).get("data") or {}
         if written.get("random") == "integers" and written.get("high") is None:

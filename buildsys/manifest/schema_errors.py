@@ -59,18 +59,21 @@ _BOUNDS = {  # pydantic's error type -> limit in its context, words
 
 @dataclass
 class SchemaFindings:
-    """Problems found by the schema, and the fields with unknown values because of them."""
+    """Problems found by the schema, and the fields left unknown."""
 
     problems: list[Problem] = field(default_factory=list)
     refused: list[FieldPath] = field(default_factory=list)
 
 
-def schema_findings(error: ValidationError, tree: ValueNode, root: Any) -> SchemaFindings:
-    """Return the findings on ``tree``, which was validated as the type ``root``.
+def schema_findings(
+    error: ValidationError, tree: ValueNode, root: Any, unknown: Iterable[FieldPath] = ()
+) -> SchemaFindings:
+    """Return the findings on ``tree``, validated as the type ``root``.
 
-    A misspelled field leaves the intended one unknown: only the misspelling is reported.
+    A misspelled field leaves the intended one unknown: only the misspelling is reported. ``unknown``
+    are fields that a file already reported may set.
     """
-    findings = SchemaFindings()
+    findings = SchemaFindings(refused=[*unknown])
     missing: list[tuple[FieldPath, Problem]] = []
     for found in error.errors(include_url=False):
         location, kind = found["loc"], found["type"]
@@ -99,7 +102,7 @@ def schema_findings(error: ValidationError, tree: ValueNode, root: Any) -> Schem
 
 
 def known_fields(root: Any, location: FieldPath) -> list[str]:
-    """Return the field names at ``location``, a path of pydantic with its union tags."""
+    """Return the field names at ``location``, a path with union tags."""
     for step in location:
         root = _step(root, step)
     specs = [member for member in (root, *_members(root)) if _is_spec(member)]
@@ -151,7 +154,7 @@ def _other_field(name: str, known: Iterable[str]) -> str:
 
 
 def _is_internal(step: str | int) -> bool:
-    """Return whether pydantic added this step of a path: a union's tag or ``[key]``."""
+    """Return true for steps added by pydantic, such as ``[key]``."""
     return isinstance(step, str) and (
         step == "[key]" or (step.startswith("<") and step.endswith(">"))
     )
@@ -176,7 +179,7 @@ def _step(root: Any, step: str | int) -> Any:
 
 
 def _members(root: Any) -> list[Any]:
-    """Return the members of a union and of nested unions, or the annotated type."""
+    """Return the members of a union, or the annotated type."""
     bare = _bare(root)
     if get_origin(bare) in (Union, types.UnionType):
         return [inner for member in get_args(bare) for inner in (member, *_members(member))]

@@ -1,4 +1,4 @@
-"""Shape cases: the values of the dynamic dimensions in the cases min, opt, max and odd."""
+"""Shape cases: dimension values for min, opt, max and odd."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def case_values(dims: Mapping[str, DimRange]) -> dict[str, Dims]:
 
 
 def representatives(every: Mapping[str, Dims]) -> dict[str, str]:
-    """Return case -> the case that represents its values."""
+    """Return case -> representative case with the same values."""
     preferred = [*_PREFERENCE, *(case for case in every if case not in _PREFERENCE)]
     return {case: next(name for name in preferred if every[name] == every[case]) for case in every}
 
@@ -49,9 +49,9 @@ def distinct_cases(every: Mapping[str, Dims], wanted: Iterable[str] = _ORDER) ->
 def example_dims(dims: Mapping[str, DimRange]) -> Dims:
     """Return the dimension values for tracing an export.
 
-    As small as the ranges allow, but at least 2 (a size of 1 broadcasts, and a tracer may bake that in)
-    and different from each other (a tracer may take equal sizes for one dimension). They depend on
-    ``min`` alone if possible, so a changed ``opt`` or ``max`` does not affect the export.
+    As small as the ranges allow, but at least 2 (a size of 1 broadcasts, and a tracer may bake that
+    in) and different from each other (a tracer may take equal sizes for one dimension). They depend
+    on ``min`` alone if possible, so a changed ``opt`` or ``max`` does not affect the export.
     """
     values: Dims = {}
     for name, span in dims.items():

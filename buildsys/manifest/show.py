@@ -17,7 +17,7 @@ Line = tuple[str, str]  # text, comment
 
 
 def resolved_text(model: ResolvedModel) -> str:
-    """Return a resolved manifest as YAML, with each value's ``file:line`` or ``# default``.
+    """Return a resolved manifest as YAML with the origin of each value.
 
     The text is a manifest itself: in a project without defaults it resolves to the same data.
     """

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a graph after surgery, computed from the manifest alone."""
+"""Inputs and outputs of a graph after surgery, from the manifest alone."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ KINDS = ("function", "rename", "fix_dims", "free_dims", "cut", "replace", "remov
 
 @dataclass(frozen=True)
 class Interface:
-    """Inputs with shapes and dtypes, and names of outputs; None if not declared."""
+    """Inputs with shapes and dtypes, and declared outputs."""
 
     inputs: Inputs
     outputs: tuple[str, ...] | None
 
 
 def kind_of(step: Step) -> str:
-    """Return the field that selects the kind of a step, "" if there is none."""
+    """Return the field selecting the kind of a step, or ""."""
     return next((kind for kind in KINDS if kind in step), "")
 
 

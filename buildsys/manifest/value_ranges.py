@@ -1,4 +1,4 @@
-"""Values that an input of a given dtype can hold."""
+"""Ranges of dtypes, and checks of input data against them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def default_high(dtype: str) -> float:
 
 
 def data_problem(dtype: object, data: object) -> Found | None:
-    """Return why ``data`` cannot make values of ``dtype``, or None."""
+    """Return the problem with ``data`` for ``dtype``, or None."""
     if not isinstance(dtype, str):
         return None
     if data is None:

@@ -1,4 +1,4 @@
-"""Manifest values, each with the field and file that set it."""
+"""Manifest values with their origins."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class ValueOrigin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ValueNode:
-    """A value with its origin: a scalar, a dict of nodes or a list of nodes."""
+    """A scalar, dict or list of nodes, with its origin."""
 
     value: Any
     origin: ValueOrigin
 
     def get(self, name: str) -> ValueNode | None:
-        """Return a member; None if this is not a map or has no such member."""
+        """Return a member, or None."""
         return self.value.get(name) if isinstance(self.value, dict) else None
 
     def items(self) -> Iterator[tuple[str, ValueNode]]:
@@ -64,7 +64,7 @@ def plain(node: ValueNode) -> Any:
 
 
 def nearest(node: ValueNode, path: FieldPath) -> tuple[ValueNode, FieldPath]:
-    """Return the deepest existing node on ``path``, and the rest of the path."""
+    """Return the deepest node on ``path`` and the remaining path."""
     for depth, step in enumerate(path):
         members = node.value
         in_list = isinstance(members, list) and isinstance(step, int) and 0 <= step < len(members)
@@ -75,7 +75,7 @@ def nearest(node: ValueNode, path: FieldPath) -> tuple[ValueNode, FieldPath]:
 
 
 def replace_at(node: ValueNode, path: FieldPath, new: ValueNode) -> ValueNode:
-    """Return the tree with ``new`` at ``path``, adding missing maps on the way.
+    """Return the tree with ``new`` at ``path``, adding missing maps.
 
     Raises: LookupError: the path leads through a scalar or past the end of a list.
     """
@@ -97,7 +97,7 @@ def replace_at(node: ValueNode, path: FieldPath, new: ValueNode) -> ValueNode:
 
 
 def leaves(node: ValueNode, path: FieldPath = ()) -> Iterator[tuple[FieldPath, ValueNode]]:
-    """Yield the path and node of every scalar, list of scalars and empty map."""
+    """Yield every scalar, list of scalars and empty map."""
     value = node.value
     if isinstance(value, dict) and value:
         for name, member in value.items():

@@ -1,4 +1,4 @@
-"""The files of one load, each read once and stamped before it is read."""
+"""The files of one load, stamped before they are read once."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Workspace:
             self._recorded = before
 
     def shown(self, path: Path) -> Path:
-        """Return a path as shown in errors: relative to the project if it is inside."""
+        """Return a path relative to the project, if inside."""
         return path.relative_to(self.root) if path.is_relative_to(self.root) else path
 
     def stamp(self, path: Path) -> Stamp | None:
-        """Record a path and return its stamp; None if it does not exist."""
+        """Record a path and return its stamp, or None."""
         name = str(self.shown(path))
         self._recorded.add(name)
         if name not in self.stamps:
@@ -54,7 +54,7 @@ class Workspace:
         return self.stamps[name]
 
     def exists(self, path: Path) -> bool:
-        """Record a path and return whether it exists."""
+        """Record a path and return true if it exists."""
         return self.stamp(path) is not None
 
     def document(self, path: Path) -> ValueNode:
@@ -78,7 +78,7 @@ class Workspace:
         return found
 
     def sha256(self, path: Path) -> str:
-        """Return the digest of a file, from the last load if its stamp is unchanged."""
+        """Return the digest of a file, cached by its stamp."""
         name, current = str(self.shown(path)), self.stamp(path)
         known = self.digests.get(name)
         if known and known[0] == current:

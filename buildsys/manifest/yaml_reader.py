@@ -1,7 +1,7 @@
-"""YAML 1.2 reader that refuses YAML's pitfalls with line and column.
+"""YAML 1.2 reader without YAML's pitfalls.
 
-PyYAML alone reads ``1e-3`` as a string, ``on`` as true, ``010`` as 8 and ``12:30`` as 750, keeps the last
-of two equal keys and expands aliases without bound, so only its event stream is used.
+PyYAML alone reads ``1e-3`` as a string, ``on`` as true, ``010`` as 8 and ``12:30`` as 750, keeps
+the last of two equal keys and expands aliases without bound, so only its event stream is used.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def read_yaml(file: Path, content: bytes) -> Any:
 
 
 def read_positions(file: Path, content: bytes) -> Positions:
-    """Return the positions in a file accepted by `read_yaml`; only errors need them."""
+    """Return the positions in a file accepted by `read_yaml`."""
     positions = Positions()
     _Builder(file, _decode(file, content), positions).document()
     return positions
@@ -98,7 +98,7 @@ def _mark(before: str) -> Mark:
 
 
 class _Builder:
-    """Builder of one document's data from its events, with bounded depth and size."""
+    """Builder of one document from its events, bounded in depth and size."""
 
     def __init__(self, file: Path, text: str, positions: Positions | None) -> None:
         self._file = file
@@ -177,7 +177,7 @@ class _Builder:
         return values
 
     def _key(self, event: Any, path: FieldPath) -> str:
-        """Return a key; an integer, such as an axis of ``dynamic_axes``, becomes its digits."""
+        """Return a key; an integer (an axis) becomes its digits."""
         if not isinstance(event, yaml.ScalarEvent):
             self._refuse(event, path, "a key must be a scalar", "use a string")
         name = self._scalar(event, path)

@@ -1,4 +1,4 @@
-"""Images that look a little like photographs: large soft areas, edges and noise, normalised as for ImageNet."""
+"""Synthetic photographs: soft areas, edges and noise, normalized as for ImageNet."""
 
 import zlib
 
@@ -8,7 +8,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def photos(shape, dtype, which, seed):
-    """Return the same images for the same arguments; `which` is a shape case, or the number of a calibration batch."""
+    """Return images for a shape case or the number of a batch."""
     rng = np.random.default_rng([seed, zlib.crc32(str(which).encode())])
     pixels = np.stack([_photo(rng, *shape[2:]) for _ in range(shape[0])])
     mean, std = (np.reshape(values, (1, 3, 1, 1)) for values in (MEAN, STD))

@@ -1,4 +1,4 @@
-"""Hooks that put into a graph what the program around it wants to read there."""
+"""Hooks that add metadata to a graph."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ CLASSES = ("car", "cyclist", "pedestrian", "sign")
 
 
 def add_labels(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Store the names of the classes in the file, in the order of the score channels."""
+    """Store the class names in the order of the score channels."""
     onnx.helper.set_model_props(model, {"classes": ",".join(CLASSES)})
     return model

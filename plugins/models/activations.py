@@ -1,4 +1,4 @@
-"""Small networks around operators that an exporter does not know by itself."""
+"""Small networks with operators missing from an exporter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 class Asinh(nn.Module):
-    """The inverse hyperbolic sine, which the torchscript exporter cannot translate by itself."""
+    """The inverse hyperbolic sine, unknown to the torchscript exporter."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return asinh of every element."""
@@ -17,7 +17,7 @@ class Asinh(nn.Module):
 
 
 class ClampSwish(torch.autograd.Function):
-    """Swish of what is above zero, as an autograd function; both exporters inline its forward."""
+    """Swish of max(x, 0) as an autograd function; both exporters inline it."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -28,7 +28,7 @@ class ClampSwish(torch.autograd.Function):
 
 
 class ClampSwishNet(nn.Module):
-    """The autograd function alone."""
+    """The autograd function only."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the clamped swish of every element."""
@@ -37,7 +37,7 @@ class ClampSwishNet(nn.Module):
 
 
 class ShiftedWindows(nn.Module):
-    """Cut an image into windows after a cyclic shift, mix each, and put it back: the window shift of Swin."""
+    """Swin's shifted windows: shift cyclically, mix within windows, shift back."""
 
     def __init__(self, channels: int = 8, window: int = 4) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""An activation of one's own as one node of the graph: an autograd function with a ``symbolic`` method."""
+"""A custom activation as one graph node, through a ``symbolic`` method."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from torch import nn
 
 
 class ClampSwish(torch.autograd.Function):
-    """``z / (1 + exp(-z))`` with ``z = max(x, 0)``; the TorchScript exporter writes it as custom_domain::customOp2.
+    """``z / (1 + exp(-z))`` with ``z = max(x, 0)``, exported as one node.
 
-    The dynamo exporter does not look at ``symbolic``: it writes the operators of ``forward``.
+    The torchscript exporter writes custom_domain::customOp2. The dynamo exporter ignores
+    ``symbolic`` and writes the operators of ``forward``.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG004 (nothing is kept for a backward)
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG004 (no backward)
         """Compute the activation."""
         z = x.clamp(min=0)
         return z / (1 + torch.exp(-z))
 
     @staticmethod
     def symbolic(g: Any, x: Any) -> Any:
-        """Return the node; the type of its output is that of its input, which the exporter cannot know."""
+        """Return the node, with the output type set to the input's."""
         return g.op("custom_domain::customOp2", x).setType(x.type())
 
 
 class ClampSwishNet(nn.Module):
-    """A convolution, the activation, and a linear layer on the mean over all positions."""
+    """A convolution, the activation, global average pooling and a linear layer."""
 
     def __init__(self, channels: int = 8, classes: int = 10) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""An activation of one's own as an operator of torch: the dynamo exporter keeps it as one node."""
+"""A custom activation as a torch operator, one node with dynamo."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 
 class ClampSwishNet(nn.Module):
-    """A convolution, the activation, and a linear layer on the mean over all positions."""
+    """A convolution, the activation, global average pooling and a linear layer."""
 
     def __init__(self, channels: int = 8, classes: int = 10) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A network around an operator that no library has: scaled clipping, which also tells what it has left alone."""
+"""A network with an operator missing from every library: scaled clipping."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import nn
 
 
 class ScaledClip(torch.autograd.Function):
-    """Scale, then clip: exported as one node ``mydomain::ScaledClip`` with two attributes and two outputs."""
+    """Scaled clipping, exported as ``mydomain::ScaledClip`` with two outputs."""
 
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, scale: float, low: float, high: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the clipped values, and where they lie strictly between the bounds."""
+        """Return the clipped values and a mask of unclipped ones."""
         scaled = x * scale
         inside = (scaled > low) & (scaled < high)
         ctx.save_for_backward(inside)
@@ -25,13 +25,13 @@ class ScaledClip(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradient of ``x``: nothing passes where a value was clipped."""
+        """Return the gradient of ``x``, zero for clipped values."""
         (inside,) = ctx.saved_tensors
         return gradients[0] * inside * ctx.scale, None, None, None
 
     @staticmethod
     def symbolic(g: Any, x: Any, scale: float, low: float, high: float) -> Any:
-        """Write the node; without the types, the graph would lose its shapes behind it."""
+        """Write the node; without types, downstream shapes would be unknown."""
         clipped, inside = g.op(
             "mydomain::ScaledClip", x, scale_f=scale, bounds_f=[low, high], outputs=2
         )
@@ -41,14 +41,14 @@ class ScaledClip(torch.autograd.Function):
 
 
 class ClippedSignal(nn.Module):
-    """Clip an image in float32 and a signal in float16, each with its own bounds."""
+    """Clip a float32 image and a float16 signal with different bounds."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 8, 3, padding=1)
 
     def forward(self, image: torch.Tensor, signal: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return features of the clipped image and where it was not clipped; the same of the signal, counted."""
+        """Return image features and mask, and the signal with a count."""
         clipped, inside = ScaledClip.apply(image, 0.5, -0.4, 0.6)
         levels, valid = ScaledClip.apply(signal, 2.0, -1.0, 1.0)
         return (

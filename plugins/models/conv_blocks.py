@@ -1,4 +1,4 @@
-"""Small convolution networks: what exporting folds, and what simplification removes."""
+"""Small convolution networks for export and simplification."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from torch import nn
 
 
 def conv_bn_relu(inputs: int, outputs: int, kernel: int, padding: int = 0) -> nn.Sequential:
-    """Return a convolution, a batch norm and a ReLU. In eval mode the first two are one convolution."""
+    """Return a convolution, a batch norm and a ReLU."""
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel, padding=padding), nn.BatchNorm2d(outputs), nn.ReLU()
     )
 
 
 class FlattenHead(nn.Module):
-    """Two blocks, a mean over all positions by way of flatten, and a linear layer.
+    """Two blocks, global average pooling through flatten, and a linear layer.
 
-    ``torch.flatten(x, 2, 3)`` of a dynamic batch exports as shape arithmetic, of which simplification
-    removes what it can.
+    With a dynamic batch, ``torch.flatten(x, 2, 3)`` exports as shape arithmetic, most of it
+    removed by simplification.
     """
 
     def __init__(self, classes: int = 10) -> None:

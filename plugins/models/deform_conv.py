@@ -1,4 +1,4 @@
-"""Deformable convolution with all its inputs: offsets and a mask that the network computes, weights and a bias."""
+"""Deformable convolution with computed offsets and mask."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torchvision.ops import DeformConv2d
 
 
 class DeformableBlock(nn.Module):
-    """torchvision's deformable convolution (v2) of two groups, whose offsets and mask a convolution predicts."""
+    """torchvision's deformable convolution (v2) with two groups."""
 
     def __init__(
         self, inputs: int = 8, outputs: int = 12, kernel: int = 3, offset_groups: int = 2

@@ -1,4 +1,4 @@
-"""A small single-shot detector that picks its best boxes itself, as detectors are often exported."""
+"""A small single-shot detector that selects its best boxes itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Detector(nn.Module):
-    """Boxes and scores on a grid, of which the ``best`` ones are returned."""
+    """The ``best`` boxes and scores of a grid."""
 
     def __init__(self, classes: int = 4, best: int = 8) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Detector(nn.Module):
         self.register_buffer("std", torch.tensor(STD).view(1, 3, 1, 1))
 
     def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the boxes (batch, best, 4) and scores (batch, best) of images with values from 0 to 255."""
+        """Return boxes (batch, best, 4) and scores (batch, best) for 8-bit images."""
         features = self.backbone((image / 255 - self.mean) / self.std)
         boxes = self.boxes(features).flatten(2).transpose(1, 2)
         scores = torch.sigmoid(self.classes(features)).flatten(2).amax(1)

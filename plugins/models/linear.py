@@ -1,4 +1,4 @@
-"""Linear layers with given weights: their outputs can be checked by hand."""
+"""Linear layers with fixed weights, for checks by hand."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Linear(nn.Module):
         self.linear = _layer(0.0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``x`` times the given weights."""
+        """Return ``x`` times the fixed weights."""
         out: torch.Tensor = self.linear(x)
         return out
 
 
 class TwoHeads(nn.Module):
-    """Two linear layers on one input; the second one's weights are greater by one."""
+    """Two linear layers on one input; the second has weights plus one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,5 +37,5 @@ class TwoHeads(nn.Module):
         self.second = _layer(1.0)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what both heads say about ``x``."""
+        """Return the outputs of both heads."""
         return self.first(x), self.second(x)

@@ -1,4 +1,4 @@
-"""A small text network: token ids and a mask, both of any batch and length."""
+"""A small text network on token ids and a mask of any length."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 class TokenScorer(nn.Module):
-    """Embed tokens, mix each with its neighbours, and score them one by one and all together."""
+    """Embed tokens, mix neighbors, and score tokens and sequence."""
 
     def __init__(self, vocabulary: int = 100, width: int = 32, classes: int = 5) -> None:
         super().__init__()
@@ -17,7 +17,7 @@ class TokenScorer(nn.Module):
         self.score = nn.Linear(width, classes)
 
     def forward(self, ids: torch.Tensor, *, mask: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return scores per token and their mean over the tokens that ``mask`` weighs above zero."""
+        """Return token scores and their mean, weighted by ``mask``."""
         weight = mask.unsqueeze(-1)
         tokens = self.embed(ids) * weight
         mixed = self.mix(tokens.transpose(1, 2)).transpose(1, 2)

@@ -1,4 +1,4 @@
-/* custom_domain::customOp2 for ONNX Runtime: y = z / (1 + exp(-z)) with z = max(x, 0), on floats of any shape. */
+/* custom_domain::customOp2 for ONNX Runtime: y = z / (1 + exp(-z)), z = max(x, 0), on floats. */
 #include "ort_custom_op.h"
 
 #include <math.h>
@@ -17,12 +17,13 @@ static void *create(const OrtCustomOp *op, const OrtApi *api, const void *info) 
     return kernel;
 }
 
-/* Returns the number of elements; a rank beyond MAX_RANK has none that could be written. */
+/* Returns the number of elements, 0 if the rank exceeds MAX_RANK. */
 static int64_t shape_of(const OrtApi *api, const void *tensor, int64_t *sizes, size_t *rank) {
     void *shape = NULL;
     int64_t count = 1;
     if (ORT_SHAPE_OF(api)(tensor, &shape)) return 0;
-    if (ORT_RANK(api)(shape, rank) || *rank > MAX_RANK || ORT_SIZES(api)(shape, sizes, *rank)) count = 0;
+    if (ORT_RANK(api)(shape, rank) || *rank > MAX_RANK) count = 0;
+    if (count && ORT_SIZES(api)(shape, sizes, *rank)) count = 0;
     for (size_t axis = 0; count && axis < *rank; ++axis) count *= sizes[axis];
     ORT_RELEASE_SHAPE(api)(shape);
     return count;
@@ -48,13 +49,15 @@ static void compute(void *state, void *context) {
 
 static const char *name(const OrtCustomOp *op) { return (void)op, "customOp2"; }
 static const char *provider(const OrtCustomOp *op) { return (void)op, NULL; }
-static int float_type(const OrtCustomOp *op, size_t index) { return (void)op, (void)index, ORT_TENSOR_FLOAT; }
+static int float_type(const OrtCustomOp *op, size_t index) {
+    return (void)op, (void)index, ORT_TENSOR_FLOAT;
+}
 static size_t one(const OrtCustomOp *op) { return (void)op, 1; }
 static int required(const OrtCustomOp *op, size_t index) { return (void)op, (void)index, 0; }
 
 static const OrtCustomOp OPERATOR = {
-    ORT_CUSTOM_OP_VERSION, create, name, provider, float_type, one, float_type, one, compute, free, required, required,
-    {NULL},
+    ORT_CUSTOM_OP_VERSION, create, name, provider, float_type, one, float_type, one, compute, free,
+    required, required, {NULL},
 };
 
 OrtStatus *RegisterCustomOps(void *options, const OrtApiBase *base) {

@@ -1,7 +1,8 @@
-"""custom_domain::deformConv2d as local functions: ONNX's DeformConv, and the same in operators that TensorRT has.
+"""custom_domain::deformConv2d through DeformConv, or through operators of TensorRT.
 
-Both take x (N, C, H, W), weight (M, C / group, KH, KW), offset (N, 2 · offset_group · KH · KW, OH, OW), bias (M) and
-mask (N, offset_group · KH · KW, OH, OW), as DeformConv of opset 19 does.
+Inputs, as of DeformConv in opset 19: x (N, C, H, W), weight (M, C / group, KH, KW),
+offset (N, 2 · offset_group · KH · KW, OH, OW), bias (M),
+mask (N, offset_group · KH · KW, OH, OW).
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ domain = Opset("custom_domain", 1)
 @script(domain, default_opset=op)
 def deform_conv(
     x, weight, offset, bias, mask,
-    strides: Sequence[int], pads: Sequence[int], dilations: Sequence[int], group: int, offset_group: int,
+    strides: Sequence[int], pads: Sequence[int], dilations: Sequence[int],
+    group: int, offset_group: int,
 ):  # fmt: skip
-    """Use the operator of ONNX, for which ONNX Runtime has a kernel."""
+    """Use ONNX's operator, supported by ONNX Runtime."""
     return op.DeformConv(
         x, weight, offset, bias, mask,
         strides=strides, pads=pads, dilations=dilations, group=group, offset_group=offset_group,
@@ -30,11 +32,12 @@ def deform_conv(
 @script(domain, default_opset=op)
 def grid_sample_conv(
     x, weight, offset, bias, mask,
-    strides: Sequence[int], pads: Sequence[int], dilations: Sequence[int], group: int, offset_group: int,
+    strides: Sequence[int], pads: Sequence[int], dilations: Sequence[int],
+    group: int, offset_group: int,
 ):  # fmt: skip
-    """Sample every point of the kernel by GridSample, and convolve the samples with a kernel of 1 by 1.
+    """Sample each kernel point with GridSample, then apply a 1x1 Conv.
 
-    Position p of an axis of size s is (2p + 1) / s - 1 on the grid, with align_corners=0.
+    With align_corners=0, position p on an axis of size s is (2p + 1) / s - 1 on the grid.
     """
     one = op.Constant(value_ints=[1])
     two = op.Constant(value_ints=[2])
@@ -60,7 +63,7 @@ def grid_sample_conv(
     start = op.Constant(value_int=0)
     step = op.Constant(value_int=1)
 
-    # where the undeformed kernel would look: (1, K, OH, 1) and (1, K, 1, OW)
+    # positions of the undeformed kernel: (1, K, OH, 1) and (1, K, 1, OW)
     kernel_y = op.Reshape(
         op.Range(start, op.Squeeze(kernel_rows), step), op.Constant(value_ints=[-1, 1])
     )

@@ -1,7 +1,7 @@
-/* What a custom operator of ONNX Runtime needs of its C API, for the onnxruntime wheel, which has no headers.
+/* The part of ONNX Runtime's C API for custom operators; the onnxruntime wheel has no headers.
  *
- * Only slots of version 1 of OrtApi are used, which never move, and OrtCustomOp as it was in version 8: ONNX Runtime
- * reads the members that the version in the structure has, but expects room for all that it knows.
+ * Uses only slots of OrtApi version 1, which never move, and OrtCustomOp of version 8: ONNX Runtime
+ * reads only the members of the structure's version, but expects room for all members it knows.
  * Source: include/onnxruntime/core/session/onnxruntime_c_api.h.
  */
 #ifndef ORT_CUSTOM_OP_H
@@ -12,7 +12,7 @@
 
 enum { ORT_TENSOR_FLOAT = 1, ORT_API_VERSION = 1, ORT_CUSTOM_OP_VERSION = 8 };
 
-typedef void OrtStatus; /* NULL: all is well */
+typedef void OrtStatus; /* NULL: success */
 
 typedef struct OrtApi {
     const void *slots[102];
@@ -50,7 +50,8 @@ typedef struct OrtCustomOp {
     size_t (*output_count)(const struct OrtCustomOp *);
     void (*compute)(void *kernel, void *context);
     void (*destroy_kernel)(void *kernel);
-    int (*input_characteristic)(const struct OrtCustomOp *, size_t index); /* 0: required, 1: optional */
+    /* 0: required, 1: optional */
+    int (*input_characteristic)(const struct OrtCustomOp *, size_t index);
     int (*output_characteristic)(const struct OrtCustomOp *, size_t index);
     const void *later[14]; /* members of later versions */
 } OrtCustomOp;

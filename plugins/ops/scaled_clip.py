@@ -1,4 +1,4 @@
-"""``mydomain::ScaledClip`` for ONNX Runtime: an ONNX function made of operators that it has."""
+"""``mydomain::ScaledClip`` for ONNX Runtime, as a function of standard operators."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from onnxscript.values import Opset
 
 
 @script(Opset("mydomain", 1), default_opset=op)
-def ScaledClip(  # noqa: N802 (the operator is called so)
+def ScaledClip(  # noqa: N802 (the operator's name)
     x: FLOAT[...], scale: float, bounds: Sequence[float]
 ) -> tuple[FLOAT[...], BOOL[...]]:
-    """Return the clipped values, and where they lie strictly between the bounds."""
+    """Return the clipped values and a mask of unclipped ones."""
     scaled = x * op.CastLike(op.Constant(value_float=scale), x)
     limits = op.CastLike(op.Constant(value_floats=bounds), x)
     low = op.Gather(limits, op.Constant(value_int=0))

@@ -1,4 +1,4 @@
-"""``mydomain::ScaledClip`` for TensorRT-RTX: a plugin in Python, whose work on the GPU is PyTorch's."""
+"""``mydomain::ScaledClip`` for TensorRT-RTX: a Python plugin using PyTorch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     import torch
 
 FIELDS = ("scale", "bounds")
-# how PyTorch reads memory that another library owns
+# for __cuda_array_interface__
 CUDA_TYPES = {trt.DataType.FLOAT: "<f4", trt.DataType.HALF: "<f2", trt.DataType.BOOL: "|b1"}
 
 
 class ScaledClip(
     trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime
 ):
-    """Scale, then clip: the clipped values, and where they lie strictly between the bounds."""
+    """Scaled clipping: the clipped values and a mask of unclipped ones."""
 
     def __init__(self, scale: float, bounds: Iterable[float]) -> None:
         trt.IPluginV3.__init__(self)
@@ -35,7 +35,7 @@ class ScaledClip(
         self.kept = np.array([self.scale], np.float32), np.array([self.low, self.high], np.float32)
 
     def get_capability_interface(self, kind: trt.PluginCapabilityType) -> trt.IPluginCapability:
-        """Return this object for building as for running."""
+        """Return this object, for building and running."""
         return self
 
     def clone(self) -> trt.IPluginV3:
@@ -43,7 +43,7 @@ class ScaledClip(
         return ScaledClip(self.scale, (self.low, self.high))
 
     def get_fields_to_serialize(self) -> trt.PluginFieldCollection:
-        """Return what the engine's file keeps: ``create_plugin`` gets it back when the engine is loaded."""
+        """Return the fields stored in the engine, passed to ``create_plugin`` on load."""
         pairs = zip(FIELDS, self.kept, strict=True)
         return trt.PluginFieldCollection(
             [trt.PluginField(name, values, trt.PluginFieldType.FLOAT32) for name, values in pairs]
@@ -65,12 +65,9 @@ class ScaledClip(
         return [trt.DimsExprs(inputs[0]), trt.DimsExprs(inputs[0])]
 
     def supports_format_combination(
-        self,
-        position: int,
-        tensors: Sequence[trt.DynamicPluginTensorDesc],
-        inputs: int,
+        self, position: int, tensors: Sequence[trt.DynamicPluginTensorDesc], inputs: int
     ) -> bool:
-        """Take plain layouts of float32 and float16; position 0 is the input, 1 and 2 are the outputs."""
+        """Accept linear float32 and float16; position 0 is the input."""
         tensor, first = tensors[position].desc, tensors[0].desc
         if tensor.format != trt.TensorFormat.LINEAR:
             return False
@@ -79,7 +76,7 @@ class ScaledClip(
         return tensor.type in (trt.DataType.FLOAT, trt.DataType.HALF) and tensor.type == first.type
 
     def configure_plugin(self, inputs: Any, outputs: Any) -> None:
-        """Have nothing to choose."""
+        """Do nothing: there is no choice."""
 
     # running
 
@@ -88,7 +85,7 @@ class ScaledClip(
         return self.clone()
 
     def on_shape_change(self, inputs: Any, outputs: Any) -> None:
-        """Have nothing to prepare."""
+        """Do nothing: there is no state."""
 
     def enqueue(
         self,
@@ -99,7 +96,7 @@ class ScaledClip(
         workspace: int,
         stream: int,
     ) -> None:
-        """Compute on TensorRT's stream, in its memory; must not wait for the GPU."""
+        """Compute on TensorRT's stream, in its memory, without waiting."""
         import torch  # not needed to build
 
         with torch.cuda.stream(torch.cuda.ExternalStream(stream)), torch.inference_mode():
@@ -113,22 +110,19 @@ class ScaledClip(
 
 
 class ScaledClipCreator(trt.IPluginCreatorV3One):
-    """Makes the plugin, from the attributes of an ONNX node or from the fields in an engine's file."""
+    """Creator of the plugin, from an ONNX node or an engine's fields."""
 
     def __init__(self) -> None:
         trt.IPluginCreatorV3One.__init__(self)
         self.name, self.plugin_version, self.plugin_namespace = "ScaledClip", "1", ""
-        # attributes that are not listed here do not arrive
+        # TensorRT passes only the attributes listed here
         empty = np.array([], np.float32)
         self.field_names = trt.PluginFieldCollection(
             [trt.PluginField(name, empty, trt.PluginFieldType.FLOAT32) for name in FIELDS]
         )
 
     def create_plugin(
-        self,
-        name: str,
-        fields: trt.PluginFieldCollection,
-        phase: trt.TensorRTPhase,
+        self, name: str, fields: trt.PluginFieldCollection, phase: trt.TensorRTPhase
     ) -> trt.IPluginV3:
         """Return a plugin. Raises: KeyError: an attribute is missing."""
         values = {field.name: field.data.copy() for field in fields}
@@ -136,7 +130,7 @@ class ScaledClipCreator(trt.IPluginCreatorV3One):
 
 
 def on_gpu(address: int, tensor: trt.PluginTensorDesc) -> torch.Tensor:
-    """Return TensorRT's memory as a tensor of PyTorch, without a copy."""
+    """Return TensorRT's memory as a PyTorch tensor, without a copy."""
     import torch
 
     interface = {

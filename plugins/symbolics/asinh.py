@@ -1,4 +1,4 @@
-"""asinh for the torchscript exporter, to be named in a manifest."""
+"""asinh for the torchscript exporter."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from typing import Any
 
 
 def asinh(g: Any, x: Any) -> Any:
-    """Write ONNX's own operator, which is there from opset 9 on."""
+    """Write ONNX's operator, available from opset 9."""
     return g.op("Asinh", x)

@@ -1,4 +1,4 @@
-"""asinh for the torchscript exporter, registered by torch's decorator when this file is imported."""
+"""asinh for the torchscript exporter, registered on import."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from torch.onnx._internal.torchscript_exporter import registration
 @registration.onnx_symbolic("aten::asinh", opset=9)
 @symbolic_helper.parse_args("v")
 def asinh(g: Any, x: Any) -> Any:
-    """Write ONNX's own operator."""
+    """Write ONNX's operator."""
     return g.op("Asinh", x)

@@ -1,4 +1,4 @@
-"""custom_domain::clamp_swish of torch as one node custom_domain::customOp2, which no ONNX schema knows."""
+"""torch's custom_domain::clamp_swish as one node custom_domain::customOp2."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ _SCHEMA = OpSchema(
 
 
 def clamp_swish(x: Any) -> Any:
-    """Return the node; its output has the shape that ``register_fake`` gives."""
+    """Return the node; ``register_fake`` gives its output shape."""
     return Op(Opset("custom_domain", 1), "customOp2", _SCHEMA)(x)

@@ -1,1 +1,1 @@
-"""Checks across fields that a schema cannot express."""
+"""Checks between fields."""

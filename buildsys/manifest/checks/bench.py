@@ -16,10 +16,10 @@ _TENSORRT_ONLY = {  # field -> values with no effect
 
 
 def bench_problems(view: ManifestView) -> Iterator[Problem]:
-    """Yield duplicate baselines, and options that no engine of the model supports.
+    """Yield duplicate baselines and options unsupported by all engines.
 
-    One engine that supports an option is enough. Options from shared files are not checked, as other
-    models may have other engines.
+    One engine that supports an option is enough. Options from shared files are not checked, as
+    other models may have other engines.
     """
     baselines = view.list("bench", "baselines")
     for index, name in enumerate(baselines):

@@ -33,7 +33,7 @@ def engine_problems(view: ManifestView) -> Iterator[Problem]:
 
 
 def int8_layers(engine: dict[str, Any]) -> list[int]:
-    """Return the indexes of an engine's layer precisions that are int8."""
+    """Return the indexes of an engine's int8 layer precisions."""
     entries = engine.get("layer_precisions")
     given = enumerate(entries) if isinstance(entries, list) else ()
     return [i for i, entry in given if isinstance(entry, dict) and entry.get("precision") == "int8"]

@@ -45,7 +45,7 @@ def check_model(view: ManifestView) -> Iterator[Problem]:
 
 
 def unused_dims(view: ManifestView) -> list[str]:
-    """Return the declared dimensions that neither inputs nor surgery use."""
+    """Return the declared dimensions unused by inputs and surgery."""
     used = {size for _, size in view.find("inputs", ..., "shape", ...) if isinstance(size, str)}
     used |= dims_named_by_surgery(view)
     return [name for name in view.map("dims") if name not in used]

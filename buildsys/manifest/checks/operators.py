@@ -21,7 +21,7 @@ _ONNX_DOMAINS = (
 
 
 def operator_problems(view: ManifestView) -> Iterator[Problem]:
-    """Yield operators declared twice, in a domain of ONNX, or without an implementation."""
+    """Yield duplicate, misplaced and unimplemented operators."""
     first: dict[str, FieldPath] = {}
     for path, entry in view.maps("ops", ...):
         op = entry.get("op")

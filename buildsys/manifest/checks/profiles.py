@@ -129,7 +129,7 @@ def _conflicting_sizes(
     shape: Shape,
     sizes: dict[tuple[str, str], tuple[str, int]],
 ) -> Iterator[Problem]:
-    """Yield a dimension with two sizes at one point of a profile: no shape can have both."""
+    """Yield dimensions with two sizes at one point of a profile."""
     for axis, name in enumerate(shape):
         for point, given in ranges.items() if isinstance(name, str) else ():
             here = f"axis {axis} of {path[-1]}", given[axis]

@@ -18,7 +18,7 @@ _TENSORRT_ALGORITHMS = ("entropy", "minmax")
 
 
 def quantization_problems(view: ManifestView) -> Iterator[Problem]:
-    """Yield what int8 and fp8 engines need and do not have, and unsupported combinations."""
+    """Yield missing data and unsupported combinations of int8 and fp8 engines."""
     shapes = shapes_after_surgery(view)
     if shapes is not None and isinstance(view.get("calibration"), dict):
         yield from _calibration_problems(view, shapes)

@@ -64,7 +64,7 @@ def file_problems(view: ManifestView, workspace: Workspace) -> Iterator[Problem]
 
 
 def locate(root: Path, path: str, links_into: Path) -> Path | str:
-    """Return the absolute path of a project file, or the problem with it.
+    """Return the absolute path of a project file, or a problem.
 
     It may be a link to another file of the project, or into ``links_into``.
     """
@@ -113,7 +113,7 @@ def _file_problems(
 
 
 def _missing_callable(name: str, file: Path, callable_name: str) -> tuple[str, str] | None:
-    """Return problem and hint if a Python file does not define a name."""
+    """Return problem and hint for a name missing from a Python file."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in user code are not our business
@@ -130,7 +130,7 @@ def _missing_callable(name: str, file: Path, callable_name: str) -> tuple[str, s
 
 
 class _Names(ast.NodeVisitor):
-    """The names bound at the top level of a module, including below if, try and with."""
+    """Names bound at module level, including in if, try and with."""
 
     def __init__(self) -> None:
         self.found: set[str] = set()
@@ -147,7 +147,7 @@ class _Names(ast.NodeVisitor):
     visit_ClassDef = visit_FunctionDef  # noqa: N815
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
-        """Skip the body, which has a separate scope."""
+        """Skip the body, a separate scope."""
 
     def visit_Name(self, node: ast.Name) -> None:
         """Add assigned names."""

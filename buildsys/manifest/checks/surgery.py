@@ -1,7 +1,7 @@
 """Checks of surgery steps against the rest of the manifest.
 
-Steps are followed in order, each with the inputs and outputs that the previous ones leave. Only the stage
-knows names inside the graph, and outputs that the manifest does not declare.
+Steps are followed in order, each with the inputs and outputs that the previous ones leave. Names
+inside the graph and undeclared outputs are known to the stage only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Found = tuple[FieldPath, str, str]  # path below the step, problem, hint
 
 
 def surgery_problems(view: ManifestView) -> Iterator[Problem]:
-    """Yield the problems of all steps up to the first one refused by the schema."""
+    """Yield the problems of steps, up to the first refused one."""
     if not (view.is_known("inputs") and view.is_known("outputs")):
         return
     interface = exported_interface(view.data)
@@ -46,7 +46,7 @@ def surgery_problems(view: ManifestView) -> Iterator[Problem]:
 
 
 def shapes_after_surgery(view: ManifestView) -> dict[str, list[Any]] | None:
-    """Return the shapes of the inputs of engines; None if the schema has refused a part."""
+    """Return the shapes of engine inputs; None if a part is refused."""
     if not all(view.is_known(section) for section in ("inputs", "outputs", "surgery")):
         return None
     interface = exported_interface(view.data)
@@ -56,7 +56,7 @@ def shapes_after_surgery(view: ManifestView) -> dict[str, list[Any]] | None:
 
 
 def dims_named_by_surgery(view: ManifestView) -> set[str]:
-    """Return the dimensions named by the shapes and freed axes of all steps."""
+    """Return the dimensions named in steps."""
     patterns = (
         ("free_dims", ..., ...),
         ("inputs", ..., "shape", ...),

@@ -17,7 +17,7 @@ _SECTIONS = {"symbolics": ("torchscript", "translations"), "translations": ("dyn
 
 
 def registration_problems(view: ManifestView) -> Iterator[Problem]:
-    """Yield the problems of both sections, and a section for the wrong exporter."""
+    """Yield the problems of both sections."""
     exporter = view.get("export", "exporter") or "torchscript"
     for section, (used_by, other) in _SECTIONS.items():
         if not view.list(section):
@@ -48,7 +48,7 @@ def registration_problems(view: ManifestView) -> Iterator[Problem]:
 
 
 def reaches(exported: int, registered: int) -> bool:
-    """Return whether an export to one opset may use a symbolic of another.
+    """Check that an export may use a symbolic of another opset.
 
     Source: torch.onnx._internal.torchscript_exporter.registration._dispatch_opset_version.
     """

@@ -1,4 +1,4 @@
-"""Checks of the toolchains of project.yaml and of the engines that use them."""
+"""Checks of toolchains and their use by engines."""
 
 from __future__ import annotations
 

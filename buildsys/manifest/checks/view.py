@@ -1,8 +1,8 @@
 """Access to a merged manifest for the checks across fields.
 
-Checks run even if the schema has refused some values, so that one run reports everything. A refused value is
-replaced by REFUSED: every other value has the type that the schema gives it, and no check computes with a
-value already reported.
+Checks run even if the schema has refused some values, so that one run reports everything. A refused
+value is replaced by REFUSED, so all other values have the types of the schema and no check computes
+with a value already reported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REFUSED: Final = _Refused()
 
 
 class ManifestView:
-    """The merged data of one model, and the tree that locates its problems.
+    """Merged data of one model, with the tree for locating problems.
 
     ``file`` is the model's own manifest; ``refused`` are the fields already reported.
     """
@@ -42,7 +42,7 @@ class ManifestView:
                 parent[int(last)] = REFUSED
 
     def get(self, *path: str | int) -> Any:
-        """Return the value at ``path``; None if not set, REFUSED if it or a parent is refused."""
+        """Return the value at ``path``: None if not set, or REFUSED."""
         value: Any = self.data
         for step in path:
             if isinstance(value, dict):
@@ -64,26 +64,26 @@ class ManifestView:
         return value if isinstance(value, list) else []
 
     def find(self, *pattern: str | int | EllipsisType) -> Iterator[tuple[FieldPath, Any]]:
-        """Yield path and value of each set field; ``...`` matches every member of a map or list."""
+        """Yield path and value of each match; ``...`` matches every member."""
         return _find(self.data, pattern, ())
 
     def maps(
         self, *pattern: str | int | EllipsisType
     ) -> Iterator[tuple[FieldPath, dict[str, Any]]]:
-        """Yield path and value of each map that matches ``pattern``."""
+        """Yield path and value of each matching map."""
         return (found for found in self.find(*pattern) if isinstance(found[1], dict))
 
     def is_known(self, *path: str | int) -> bool:
-        """Return whether the schema has refused neither ``path`` nor a part of it."""
+        """Return true if no part of ``path`` is refused."""
         return not contains_refused(self.get(*path))
 
     def is_own(self, *path: str | int) -> bool:
-        """Return whether the model's own manifest set the value, not a shared file."""
+        """Return true if the model's own manifest set the value."""
         node, missing = nearest(self._tree, path)
         return not missing and node.origin.file == self._file
 
     def dim_range(self, name: str) -> tuple[int, int, int] | None:
-        """Return min, max and step of a dimension; None if it is not declared or invalid."""
+        """Return min, max and step of a dimension, None if unknown."""
         span = self.map("dims", name)
         low, high, step = span.get("min"), span.get("max"), span.get("multiple_of", 1)
         if isinstance(low, int) and isinstance(high, int) and isinstance(step, int):
@@ -91,7 +91,7 @@ class ManifestView:
         return None
 
     def undeclared(self, size: object) -> tuple[str, str] | None:
-        """Return problem and hint if a size names a dimension missing from ``dims``."""
+        """Return problem and hint for a size missing from ``dims``."""
         declared = self.map("dims")
         if not isinstance(size, str) or size in declared or self.get("dims") is REFUSED:
             return None
@@ -107,7 +107,7 @@ class ManifestView:
 
 
 def contains_refused(value: Any) -> bool:
-    """Return whether a value is REFUSED or has a refused part."""
+    """Return true if a value or a part of it is REFUSED."""
     if isinstance(value, (dict, list)):
         return any(map(contains_refused, value.values() if isinstance(value, dict) else value))
     return value is REFUSED

@@ -75,7 +75,7 @@ ALL_CASES: tuple[Case, ...] = ("min", "opt", "max", "odd")
 class Spec(BaseModel):
     """Base of every section: immutable, with unknown fields refused.
 
-    Validators are built on first use, so only the validated model pays and not each of its sections.
+    Validators are built on first use, so only the validated model pays, not each section.
     """
 
     model_config = ConfigDict(
@@ -94,12 +94,12 @@ class Spec(BaseModel):
 
 
 def section(alias: str | None = None) -> Any:
-    """Return a field whose default is the section's defaults, validated with the whole."""
+    """Return a field with the section's own defaults."""
     return Field(default_factory=dict, validate_default=True, alias=alias)
 
 
 def kind_by_field(kinds: tuple[str, ...]) -> Function[[object], str | None]:
-    """Return a discriminator: the tag of the first of ``kinds`` set in a map or spec.
+    """Return a discriminator by the first of ``kinds`` in a map.
 
     A tag in angle brackets marks a step of pydantic's error paths that no user wrote.
     """

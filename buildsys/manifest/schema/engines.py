@@ -23,7 +23,7 @@ class EngineBase(Spec):
 
 
 class OnnxRuntimeEngine(EngineBase):
-    """An ONNX Runtime session; the engine is the optimized model saved by the session."""
+    """An ONNX Runtime session, saved as an optimized model."""
 
     backend: Literal["onnxruntime"]
     provider: Literal["cpu", "cuda"] = "cpu"

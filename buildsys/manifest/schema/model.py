@@ -1,7 +1,7 @@
 """The manifest of one model as frozen pydantic models.
 
-The JSON Schema for editors is generated from these models, so users read a field's description while
-typing. Nothing here reads a file or imports a library used by a stage.
+The JSON Schema for editors is generated from these models, so users read a field's description
+while typing. Nothing here reads a file or imports a library used by a stage.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ class ModelSpec(Spec):
     model: Name = Field(description="Name of the model in targets and paths.")
     description: str = Field("", description="One sentence about the model, for the report.")
     source: Source = Field(description="Origin of the network: torchvision, python or onnx.")
-    inputs: dict[TensorName, InputSpec] = Field(
-        min_length=1, description="Inputs in the order of the graph."
-    )
+    inputs: dict[TensorName, InputSpec] = Field(min_length=1, description="Inputs in graph order.")
     outputs: dict[TensorName, OutputSpec] = Field(
         {}, description="Outputs in order; default: as returned by the model."
     )
@@ -67,15 +65,11 @@ class ModelSpec(Spec):
     surgery: tuple[SurgeryStep, ...] = Field((), description="Changes to the graph, in order.")
     simplify: SimplifySpec = section()
     convert: ConvertSpec = section()
-    calibration: CalibrationSpec | None = Field(
-        None, description="Data and algorithm for int8 and fp8."
-    )
+    calibration: CalibrationSpec | None = Field(None, description="Calibration of int8 and fp8.")
     quantize: QuantizeSpec = section()
     validation: ValidateSpec = section(alias="validate")
     engines: tuple[Engine, ...] = Field((), description="Engines to build, verify and benchmark.")
     verify: VerifySpec = section()
     bench: BenchSpec = section()
     report: ReportSpec = section()
-    timeout: dict[Stage, Seconds] = Field(
-        {}, description="Time limit per stage, such as {export: 10min}."
-    )
+    timeout: dict[Stage, Seconds] = Field({}, description="Limit by stage, e.g. {export: 10min}.")

@@ -61,20 +61,18 @@ class TorchvisionSource(_Source):
 
 
 class PythonSource(_Source):
-    """A callable of the project that returns a torch.nn.Module."""
+    """A callable of the project, returning a torch.nn.Module."""
 
     python: Callable = Field(description="FILE.py:CALLABLE")
     weights: WeightsFile | None = Field(
-        None, description="null: as initialized by the callable; or a file."
+        None, description="null: as set by the callable; or a file."
     )
-    randomize: bool = Field(
-        False, description="Draw weights and batch-norm statistics from `seed`."
-    )
+    randomize: bool = Field(False, description="Draw weights and batch-norm statistics by `seed`.")
     kwargs: dict[str, Any] = Field({}, description="Arguments of the callable.")
 
 
 class OnnxSource(_Source):
-    """An ONNX file; its outputs in ONNX Runtime without optimization are the reference."""
+    """An ONNX file, with unoptimized ONNX Runtime as reference."""
 
     onnx: str = Field(description="Path relative to the project.")
 
@@ -99,20 +97,19 @@ class RandomData(Spec):
     std: float = Field(1.0, ge=0)
     low: float = Field(0.0, description="Lower bound of uniform and integers.")
     high: float = Field(
-        1.0,
-        description="Upper bound, exclusive for integers (default: 10; bool 2; 4-bit types 8).",
+        1.0, description="Upper bound, exclusive for integers (default: 10; bool 2; 4-bit types 8)."
     )
 
 
 class NpzData(Spec):
-    """Values from an array of a .npz file, cropped from the start to the shape of each case."""
+    """Values from a .npz file, cropped to the shape of each case."""
 
     npz: str = Field(description="Path relative to the project.")
     key: str | None = Field(None, description="Array in the file; default: the input's name.")
 
 
 class PythonData(Spec):
-    """Values from a callable of the project: ``f(shape, dtype, case, seed) -> numpy array``."""
+    """Values from a callable: f(shape, dtype, case, seed) -> numpy array."""
 
     python: Callable = Field(description="FILE.py:CALLABLE")
 

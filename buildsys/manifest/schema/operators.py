@@ -78,7 +78,7 @@ OperatorPlugin = Annotated[
         custom_error_message="unknown kind of plugin",
     ),
 ]
-FunctionOrPlugin = Literal["function", "plugin"]
+PluginUse = Literal["function", "plugin"]
 
 
 class OperatorUse(Spec):
@@ -87,10 +87,8 @@ class OperatorUse(Spec):
     onnxruntime: Literal["function", "library"] | None = Field(
         None, description="Default: the function, else the library."
     )
-    tensorrt: FunctionOrPlugin | None = Field(None, description="Default: function, else plugin.")
-    tensorrt_rtx: FunctionOrPlugin | None = Field(
-        None, description="Default: function, else plugin."
-    )
+    tensorrt: PluginUse | None = Field(None, description="Default: function, else plugin.")
+    tensorrt_rtx: PluginUse | None = Field(None, description="Default: function, else plugin.")
 
 
 class OperatorSpec(Spec):

@@ -13,7 +13,7 @@ class CacheSpec(Spec):
     """A cache of built outputs, shared between people and machines."""
 
     remote: str = Field(
-        min_length=1, description="A folder, or a URL: sftp://host/path, s3://bucket/path."
+        min_length=1, description="Folder or URL: sftp://host/dir, s3://bucket/dir."
     )
     mode: Literal["read-only", "read-write"] = Field(
         "read-only", description="read-write adds results of this machine."
@@ -24,11 +24,9 @@ class CacheSpec(Spec):
 
 
 class ToolchainSpec(Spec):
-    """Another Python interpreter with its libraries, for engines that name it."""
+    """Another Python interpreter with its libraries."""
 
-    python: str = Field(
-        min_length=1, description="Absolute, relative to the project, or a program on PATH."
-    )
+    python: str = Field(min_length=1, description="Absolute, relative to the project, or on PATH.")
     env: dict[Annotated[str, Field(pattern=VARIABLE_PATTERN)], str] = Field(
         {}, description="Additional environment variables; {prefix} is the environment's folder."
     )
@@ -38,9 +36,7 @@ class ProjectSpec(Spec):
     """configs/project.yaml, the settings shared by all models."""
 
     defaults: dict[str, Any] = Field({}, description="Manifest sections that models override.")
-    cache: CacheSpec | None = Field(
-        None, description="Shared cache, used after the store of this project."
-    )
+    cache: CacheSpec | None = Field(None, description="Shared cache, used after the local store.")
     timing_caches: str | None = Field(
         None, min_length=1, description="Folder of TensorRT's timing caches, shared by clones."
     )

@@ -25,7 +25,7 @@ class ConvertSpec(Spec):
 
 
 class CalibrationSpec(Spec):
-    """Data and algorithm that determine the value ranges of int8 and fp8 networks."""
+    """Data and algorithm for the value ranges of int8 and fp8 networks."""
 
     data: dict[TensorName, InputData] = Field(
         {}, description="Values by input; default: the data of `inputs`, if given."

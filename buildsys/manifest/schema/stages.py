@@ -89,7 +89,7 @@ class SimplifySpec(Spec):
 
 
 class Tolerance(Spec):
-    """Limits within which outputs count as equal; all given limits must hold."""
+    """Limits for equal outputs; all must hold."""
 
     rtol: float = Field(1e-4, ge=0, description=_RTOL)
     cosine: float = Field(0.9999, ge=-1, le=1, description=_COSINE)
@@ -132,7 +132,7 @@ class Fp8Tolerance(Tolerance):
 
 
 class EngineTolerance(Spec):
-    """Limits of one engine; unset limits are those of `verify` for its precision."""
+    """Limits of one engine; unset ones are those of `verify`."""
 
     rtol: float | None = Field(None, ge=0, description=_RTOL)
     cosine: float | None = Field(None, ge=-1, le=1, description=_COSINE)
@@ -160,9 +160,7 @@ class VerifySpec(Spec):
 class BenchSpec(Spec):
     """Latency and throughput of an engine, interleaved with its baselines."""
 
-    duration: Seconds = Field(
-        3.0, gt=0, description="Minimum measured time per case and contender."
-    )
+    duration: Seconds = Field(3.0, gt=0, description="Least measured time per case and contender.")
     warmup: Seconds = Field(0.2, ge=0, description="Warm-up time per case and contender.")
     min_samples: int = Field(10, ge=1, description="Minimum number of samples.")
     cases: tuple[Case, ...] = Field(("opt",), min_length=1)
@@ -179,9 +177,7 @@ class BenchSpec(Spec):
         "none", description="Copies between host and GPU in the measured time (TensorRT)."
     )
     in_flight: int = Field(1, ge=1, le=64, description="Concurrent inferences (TensorRT).")
-    wait: Literal["spin", "block"] = Field(
-        "spin", description="Waiting of the host for the GPU (TensorRT)."
-    )
+    wait: Literal["spin", "block"] = Field("spin", description="Host waits for the GPU (TensorRT).")
 
 
 class ReportSpec(Spec):

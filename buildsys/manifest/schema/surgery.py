@@ -1,4 +1,4 @@
-"""The section ``surgery``: steps that change the exported or the simplified graph."""
+"""The section ``surgery``: changes to the exported or simplified graph."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NodeType = Annotated[str, Field(pattern=NODE_PATTERN)]
 
 
 class TensorSpec(Spec):
-    """A tensor that becomes an input or output."""
+    """A tensor to be an input or output."""
 
     shape: tuple[Dim | None, ...] | None = Field(
         None, description="Numbers, names of `dims`, or null."
@@ -46,11 +46,9 @@ class NewInput(Spec):
 
 
 class Reference(Spec):
-    """Expected outputs after a step that changes the numbers."""
+    """Expected outputs after a numeric change."""
 
-    npz: str | None = Field(
-        None, description="Arrays named CASE.OUTPUT, or OUTPUT if there is one case."
-    )
+    npz: str | None = Field(None, description="Arrays CASE.OUTPUT, or OUTPUT if there is one case.")
     python: Callable | None = Field(
         None, description="FILE.py:CALLABLE, called with a case's golden inputs."
     )
@@ -86,7 +84,7 @@ class _NumericStep(_Step):
 
 
 class FunctionStep(_NumericStep):
-    """A hook of the project, called with the graph and returning a graph."""
+    """A hook of the project, called with the graph."""
 
     function: Callable = Field(description="FILE.py:CALLABLE")
     graph: Literal["onnx", "graphsurgeon"] = Field(
@@ -126,7 +124,7 @@ class FreeDimsStep(_Step):
 
 
 class Cut(Spec):
-    """The tensors at which a graph is cut."""
+    """The tensors to cut a graph at."""
 
     inputs: dict[InnerName, TensorSpec] | None = Field(None, description="Default: unchanged.")
     outputs: tuple[InnerName, ...] | None = Field(
@@ -168,9 +166,7 @@ class RemoveStep(_NumericStep):
     remove: tuple[NodeType, ...] = Field(
         min_length=1, description="Operators such as Identity, Dropout, Cast."
     )
-    name: str | None = Field(
-        None, min_length=1, description="Pattern of node names, such as *head*."
-    )
+    name: str | None = Field(None, min_length=1, description="Pattern of node names, e.g. *head*.")
 
 
 class CastStep(_Step):

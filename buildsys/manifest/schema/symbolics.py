@@ -12,7 +12,7 @@ PythonFile = Annotated[str, Field(pattern=MODULE_PATTERN)]
 
 
 class SymbolicSpec(Spec):
-    """A symbolic function for exporter: torchscript, or a file that registers such functions."""
+    """A symbolic function, or a file registering such functions, for torchscript."""
 
     op: str | None = Field(None, description="Operator without overload, such as aten::asinh.")
     function: Callable | None = Field(None, description="FILE.py:CALLABLE, f(g, *inputs).")
@@ -28,6 +28,4 @@ class TranslationSpec(Spec):
     """A translation of an operator to ONNX for exporter: dynamo."""
 
     op: str = Field(description="Operator of PyTorch, such as aten::asinh or aten::add.Tensor.")
-    function: Callable = Field(
-        description="FILE.py:CALLABLE of onnxscript operators, called as f(*inputs)."
-    )
+    function: Callable = Field(description="FILE.py:CALLABLE of onnxscript operators: f(*inputs).")

@@ -47,7 +47,7 @@ class ValueRange(Spec):
 
 
 class ShapeValues(Spec):
-    """An input whose values determine shapes inside the network."""
+    """An input with values determining shapes inside the network."""
 
     values: ValueRange
 
@@ -97,9 +97,7 @@ class TensorRtBase(EngineBase):
     tiling_optimization_level: Literal["none", "fast", "moderate", "full"] = Field(
         "none", description="Effort of the search for tilings; not on 8.6."
     )
-    l2_limit_for_tiling: Bytes | None = Field(
-        None, description="L2 cache available to tilings; not on 8.6."
-    )
+    l2_limit_for_tiling: Bytes | None = Field(None, description="L2 cache for tilings; not on 8.6.")
     max_aux_streams: int | None = Field(None, ge=0)
     avg_timing_iterations: int = Field(1, ge=1)
     max_threads: int | None = Field(None, ge=1, description="Threads of the builder.")
@@ -115,7 +113,7 @@ class TensorRtBase(EngineBase):
 
 
 class TensorRtEngine(TensorRtBase):
-    """An engine of TensorRT 8.6, 10 or 11 for the GPU that builds it."""
+    """A TensorRT 8.6, 10 or 11 engine for the GPU building it."""
 
     backend: Literal["tensorrt"]
     typing: Literal["auto", "weak", "strong"] = Field(
@@ -135,9 +133,7 @@ class TensorRtEngine(TensorRtBase):
     sparsity: bool = Field(False, description="Use sparse kernels for 2:4 sparse weights.")
     refit: bool = Field(False, description="Allow replacing the weights later.")
     refit_identical: bool = Field(False, description="By equal values only; not on 8.6.")
-    refit_individual: bool = Field(
-        False, description="Only those marked by the network hook; not on 8.6."
-    )
+    refit_individual: bool = Field(False, description="Only those marked by the hook; not on 8.6.")
     strip_plan: bool = Field(False, description="Leave the weights out of the engine; not on 8.6.")
     version_compatible: bool = Field(False, description="Run on later versions as well.")
     exclude_lean_runtime: bool = Field(
@@ -176,6 +172,4 @@ class TensorRtRtxEngine(TensorRtBase):
     )
     flags: dict[RtxFlag, bool] = Field({}, description="Builder flags to set or clear.")
     profiling_verbosity: Literal["layer_names_only", "none", "detailed"] = "layer_names_only"
-    runtime_cache: bool = Field(
-        False, description="Keep kernels compiled while loading, for the next load."
-    )
+    runtime_cache: bool = Field(False, description="Keep kernels compiled while loading for later.")

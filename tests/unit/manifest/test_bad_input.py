@@ -126,10 +126,7 @@ FIELDS = [
     ),
     ("validate: {rtol: -1}", "6:18: validate.rtol: expected at least 0, found -1"),
     ("validate: {rtol: .nan}", "6:18: validate.rtol: expected a finite number, found nan"),
-    (
-        "timeout: {exprot: 3s}",
-        '6:11: timeout.exprot: unknown value "exprot"; did you mean export?',
-    ),
+    ("timeout: {exprot: 3s}", '6:11: timeout.exprot: unknown value "exprot"; did you mean export?'),
     ("verify: [min]", "6:9: verify: expected a map, found a list"),
     ("dynamic_axes: {y: {0: batch}}", '6:16: dynamic_axes.y: unknown input or output "y"'),
     (
@@ -453,6 +450,18 @@ def test_a_misspelled_section_is_the_only_error(project):
     assert project.errors() == [f"{NET}:5:1: dmis: unknown field; did you mean dims?"]
     project.write(NET, MANIFEST.replace("shape:", "sahpe:"))
     assert project.errors() == [f"{NET}:4:7: inputs.x.sahpe: unknown field; did you mean shape?"]
+
+
+def test_a_broken_base_is_the_only_error(project):
+    base = project.write("configs/models/_base.yaml", "source: {torchvision: resnet18\n")
+    project.write(
+        NET, "extends: _base.yaml\nmodel: net\ninputs: {x: {shape: [batch]}}\nengines: [ort-cpu]\n"
+    )
+    (error,) = project.errors()
+    assert error.startswith("configs/models/_base.yaml:2:1: not valid YAML")
+    base.unlink()
+    (error,) = project.errors()
+    assert error.startswith(f"{NET}:1:10: extends: file _base.yaml does not exist")
 
 
 @pytest.mark.parametrize(
