@@ -1,4 +1,4 @@
-"""Registry of backends by their names in manifests; a backend's library is imported on first use."""
+"""Registry of backends; a backend's library is imported on first use."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ _REGISTRY = {
 
 
 def load_backend(name: str, toolchain: Toolchain | None = None) -> Backend:
-    """Import and return a backend; this interpreter is that of ``toolchain``, if given.
+    """Import and return a backend.
 
+    This interpreter belongs to ``toolchain``, if given.
     Raises: Unavailable: one of its libraries is not installed or cannot be loaded.
     """
     entry = _REGISTRY.get(name)
@@ -49,7 +50,8 @@ def load_backend(name: str, toolchain: Toolchain | None = None) -> Backend:
             if error.name and f"{module}.".startswith(f"{error.name}."):
                 text = f"the library {library} is not installed{where}"
             else:
-                text = f"the library {library}{where} needs the module {error.name}, which is not installed"
+                missing = f"the module {error.name}, which is not installed"
+                text = f"the library {library}{where} needs {missing}"
             raise Unavailable(text, install) from error
         except (
             ImportError,

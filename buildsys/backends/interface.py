@@ -1,7 +1,8 @@
 """The interface between stages and backends.
 
-A backend is a module ``backends/NAME/backend.py`` that satisfies ``Backend``. It needs the standard library, numpy
-and its own libraries only, so that another Python with other versions of them can run it.
+A backend is a module ``backends/NAME/backend.py`` that satisfies ``Backend``. It needs the
+standard library, numpy and its own libraries only, so that another Python with other versions of
+them can run it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _raise(error: StageError) -> NoReturn:
 
 @dataclass(frozen=True)
 class OperatorUse:
-    """A custom operator that this backend implements by a library or plugin.
+    """A custom operator implemented by a library or plugin.
 
     Operators with a local function are in the graph, not here.
     """
@@ -72,7 +73,7 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class UnsupportedNode:
-    """A node of the graph that the backend refuses, and the reason."""
+    """A node refused by a backend, and the reason."""
 
     index: int | None
     name: str
@@ -93,7 +94,7 @@ class UnsupportedNode:
 
 @dataclass(eq=False)
 class GraphRefusedError(StageError):
-    """A backend refuses nodes of a graph: all of them, with the reason of each."""
+    """A backend refuses nodes of a graph."""
 
     nodes: tuple[UnsupportedNode, ...] = ()
     others: tuple[str, ...] = ()  # problems without a node
@@ -106,7 +107,7 @@ def raise_refused(
     others: Sequence[str] = (),
     hint: str = "",
 ) -> NoReturn:
-    """Raise GraphRefusedError with the count, the first node and the reason of every operator."""
+    """Raise GraphRefusedError with count, first node and reason per operator."""
     by_operator: dict[str, list[UnsupportedNode]] = {}
     for node in nodes:
         by_operator.setdefault(node.operator, []).append(node)
@@ -136,12 +137,13 @@ class Session(Protocol):
     def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:
         """Return the outputs by name, in the order of the graph.
 
-        Raises: StageError: ``profile``, an index into ``profiles``, does not hold the inputs' shapes.
+        Raises: StageError: ``profile``, an index into ``profiles``, does not hold the inputs'
+        shapes.
         """
         ...
 
     def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:
-        """Prepare everything for these inputs; return a call that only computes.
+        """Prepare everything for these inputs; return a call for the computation alone.
 
         It returns when the outputs are complete. Only the call of the last ``bind`` may be used.
         """
@@ -152,7 +154,7 @@ class Backend(Protocol):
     """The functions of a backend module."""
 
     def prepare(self, options: Options) -> None:
-        """Check that the library and this machine can build with these options.
+        """Check the options against the library and this machine.
 
         Raises: Unavailable: they cannot; says what to install or where to build.
         StageError: the options contradict each other.
@@ -160,7 +162,7 @@ class Backend(Protocol):
         ...
 
     def unsupported(self, request: BuildRequest) -> list[UnsupportedNode]:
-        """Return every node that the backend refuses, without building anything."""
+        """Return every refused node, without building anything."""
         ...
 
     def build(self, request: BuildRequest) -> Figures:
@@ -174,7 +176,7 @@ class Backend(Protocol):
     def describe(
         self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
     ) -> Figures:
-        """Return the facts of a finished engine; {} if this machine cannot read them."""
+        """Return the facts of an engine; {} if unreadable on this machine."""
         ...
 
     def load(
@@ -187,15 +189,15 @@ class Backend(Protocol):
         ...
 
     def unload(self, session: Session) -> None:
-        """Free everything that a session holds."""
+        """Free all resources of a session."""
         ...
 
     def device(self, options: Options) -> Figures:
-        """Return the facts of the device for engines with these options; never raises."""
+        """Return the facts of the engine's device; never raises."""
         ...
 
 
 def uses_tf32(options: Options) -> bool:
-    """Return whether an fp32 engine of TensorRT multiplies in TF32, which is the default."""
+    """Return True if an fp32 engine of TensorRT multiplies in TF32, the default."""
     chosen = options.get("tf32", (options.get("flags") or {}).get("tf32"))
     return True if chosen is None else bool(chosen)

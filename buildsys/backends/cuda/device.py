@@ -1,7 +1,7 @@
 """A GPU in use: its context, memory, streams, events and graphs.
 
-Source: CUDA Driver API reference, "Primary Context Management", "Memory Management", "Stream Management",
-"Event Management", "Graph Management".
+Source: CUDA Driver API reference, "Primary Context Management", "Memory Management", "Stream
+Management", "Event Management", "Graph Management".
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Stream:
     """An in-order queue of GPU work. Its device must be current for every call."""
 
     def __init__(self, handle: int | None = None) -> None:
-        """Create a stream, or wrap the ``handle`` of one that another library owns."""
+        """Create a stream, or wrap the ``handle`` of another library's stream."""
         self._owned = handle is None
         self.argument: Any = (
             call(cuda.cuStreamCreate, _STREAM_FLAGS) if handle is None else cuda.CUstream(handle)
@@ -54,7 +54,7 @@ class Stream:
 
     @property
     def handle(self) -> int:
-        """Return the stream as the number that other libraries take."""
+        """Return the stream as a number, for other libraries."""
         return int(self.argument)
 
     def synchronize(self) -> None:
@@ -71,10 +71,10 @@ class Stream:
 
 
 class Event:
-    """A point in a stream, with the time at which the GPU passed it."""
+    """A point in a stream, with the GPU's time of passing."""
 
     def __init__(self, *, blocking: bool = False) -> None:
-        """Create an event; waiting for it spins, or sleeps if it is ``blocking``."""
+        """Create an event; a wait spins, or sleeps if it is ``blocking``."""
         flag = cuda.CUevent_flags.CU_EVENT_BLOCKING_SYNC if blocking else 0
         self._handle = call(cuda.cuEventCreate, int(flag))
 
@@ -122,13 +122,13 @@ class Buffer:
         return int(self._pointer)
 
     def upload(self, values: Array) -> None:
-        """Copy an array into the buffer and wait; the array may be freed afterwards."""
+        """Copy an array into the buffer and wait for the copy."""
         source = np.ascontiguousarray(values)
         self._copy_in(source.ctypes.data, source.nbytes, self._stream)
         self._stream.synchronize()
 
     def download(self, target: Array) -> None:
-        """Fill a contiguous array from the buffer after all work on the stream."""
+        """Fill a contiguous array after all work on the stream."""
         self._copy_out(target.ctypes.data, target.nbytes, self._stream)
         self._stream.synchronize()
 
@@ -159,7 +159,7 @@ class Buffer:
 
 
 class HostBuffer:
-    """Page-locked host memory: copies to and from it run while the host continues."""
+    """Page-locked host memory for copies in parallel with the host."""
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -185,12 +185,13 @@ class HostBuffer:
 
 
 class CudaGraph:
-    """Captured work that one call launches."""
+    """Captured work, launched by one call."""
 
     def __init__(self, stream: Stream, work: Callable[[], object]) -> None:
-        """Capture what ``work`` puts on ``stream``; nothing of it runs yet.
+        """Capture the calls of ``work`` on ``stream``; nothing runs yet.
 
-        Raises: StageError: the work waits for the GPU or allocates, so it cannot be captured, or there is none.
+        Raises: StageError: the work waits for the GPU or allocates, so it cannot be captured, or
+        there is none.
         """
         call(cuda.cuStreamBeginCapture, stream.argument, _CAPTURE_MODE)
         try:
@@ -225,15 +226,16 @@ class CudaGraph:
         call(cuda.cuGraphLaunch, self._executable, stream.argument)
 
     def release(self) -> None:
-        """Destroy the graph, which must have finished running."""
+        """Destroy the graph; it must have finished."""
         _release(cuda.cuGraphExecDestroy, self._executable)
         _release(cuda.cuGraphDestroy, self._graph)
 
 
 class Device:
-    """A GPU in use: its primary context, shared with other CUDA libraries, and one stream.
+    """A GPU's primary context, shared with other CUDA libraries, and one stream.
 
-    Everything created from it must be used in the creating thread and lives until ``free`` or ``close``.
+    Everything created from it must be used in the creating thread and lives until ``free`` or
+    ``close``.
     """
 
     def __init__(self, index: int = 0) -> None:
@@ -250,7 +252,7 @@ class Device:
 
     @property
     def stream(self) -> int:
-        """Return the main stream as the number that other libraries take."""
+        """Return the main stream as a number, for other libraries."""
         return self.main_stream.handle
 
     @contextmanager
@@ -282,7 +284,7 @@ class Device:
         return self.hold(Event(blocking=blocking))
 
     def capture(self, stream: Stream, work: Callable[[], object]) -> CudaGraph:
-        """Return the graph of what ``work`` puts on ``stream``.
+        """Return the graph of the calls of ``work`` on ``stream``.
 
         Raises: StageError: the work cannot be captured.
         """
@@ -332,19 +334,20 @@ def memory_info() -> MemoryInfo:
 
 
 def out_of_memory(requested_bytes: int, free_bytes: int, total_bytes: int) -> StageError:
-    """Return the error for an allocation that does not fit."""
+    """Return the error for a too large allocation."""
     return StageError(
         f"the GPU is out of memory: {format_size(requested_bytes)} were requested, and"
         f" {format_size(free_bytes)} of its {format_size(total_bytes)} are free"
         " (CUDA_ERROR_OUT_OF_MEMORY)",
-        "end other programs on this GPU (nvidia-smi lists them), or use smaller dims or fewer in flight",
+        "end other programs on this GPU (nvidia-smi lists them), or use smaller dims or fewer in"
+        " flight",
     )
 
 
 def _release(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> None:
     """Free something and ignore the status.
 
-    CUDA answers with errors of earlier work, which its caller has already reported; raised here they would
-    replace the first error.
+    CUDA answers with errors of earlier work, which its caller has already reported; raised here
+    they would replace the first error.
     """
     function(*arguments)

@@ -1,6 +1,7 @@
 """The GPUs of this machine as the CUDA driver sees them.
 
-``cuda.bindings`` is imported only when GPUs are looked for: engines that run on a CPU do without it.
+``cuda.bindings`` is imported only when GPUs are looked for: engines that run on a CPU do without
+it.
 
 Source: CUDA Driver API reference, "Initialization", "Version Management", "Device Management".
 """
@@ -39,7 +40,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Driver:
-    """The CUDA driver of this machine and its GPUs; ``missing`` explains why there are none."""
+    """The CUDA driver and its GPUs; ``missing`` explains their absence."""
 
     cuda_version: str  # newest CUDA that the driver supports, "" without a driver
     gpus: tuple[Gpu, ...]
@@ -49,7 +50,7 @@ class Driver:
 
 @lru_cache(maxsize=1)
 def find_driver() -> Driver:
-    """Return the driver and its GPUs; a machine without them is not an error."""
+    """Return the driver and its GPUs; their absence is not an error."""
     try:
         from cuda.bindings import driver as cuda
     except ImportError as error:

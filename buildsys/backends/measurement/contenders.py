@@ -1,11 +1,12 @@
-"""Interleaved timing of several contenders, so that all of them meet the same machine.
+"""Interleaved timing of several contenders under equal conditions.
 
-Clock speed, caches and neighbours change over seconds; contenders that are timed one after the other
-meet different ones. Here each gets a short block of calls, and the order is reversed every round. The
-first calls of a turn do not count: the previous contender leaves cold caches and threads that still spin
-while they wait for work. Measured with ResNet-18 on two cores: PyTorch's first call after ONNX Runtime
-took 2.2 times as long as its later ones with spinning threads and 1.0 times without, ONNX Runtime's first
-call after PyTorch 1.3 and 1.2 times; from the third call on, neither was disturbed.
+Clock speed, caches and neighbours change over seconds; contenders that are timed one after the
+other meet different ones. Here each gets a short block of calls, and the order is reversed every
+round. The first calls of a turn do not count: the previous contender leaves cold caches and threads
+that still spin while they wait for work. Measured with ResNet-18 on two cores: PyTorch's first call
+after ONNX Runtime took 2.2 times as long as its later ones with spinning threads and 1.0 times
+without, ONNX Runtime's first call after PyTorch 1.3 and 1.2 times; from the third call on, neither
+was disturbed.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _NS = 1_000_000_000
 class Samples:
     """Measurements of one contender, in ns and in the order measured.
 
-    On a GPU, lone inferences give the host's time and queued inferences the GPU's: the GPU time of a lone
-    inference would include the wait for the host to launch it.
+    On a GPU, lone inferences give the host's time and queued inferences the GPU's: the GPU time of
+    a lone inference would include the wait for the host to launch it.
     """
 
     wall_ns: list[int] = field(default_factory=list)  # of each inference, by the host's clock
@@ -48,10 +49,10 @@ class Samples:
 
 
 class Contender(Protocol):
-    """Anything that can be timed, in this process or another."""
+    """A subject of timing, in this process or another."""
 
     def block(self, at_least_s: float, at_least_runs: int) -> Samples:
-        """Run inferences without a break for at least this long and this often; return their times."""
+        """Run inferences without a break, at least this long and often."""
         ...
 
 
@@ -69,10 +70,10 @@ class Pace:
 
 
 class LocalCall:
-    """A contender that calls a function in this process."""
+    """A contender in this process: a function call."""
 
     def __init__(self, call: Callable[[], object], clock: Clock = time.perf_counter_ns) -> None:
-        """Time ``call``, which returns when its work is complete."""
+        """Time ``call``; it must return after its work is complete."""
         self._call = call
         self._clock = clock
 

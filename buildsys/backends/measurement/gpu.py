@@ -1,12 +1,13 @@
 """Timing of GPU work, by the host's clock and by the GPU's.
 
-With one inference in flight, half of the time goes to lone inferences, each waited for: the latency of a
-single request. The other half goes to queued inferences, each between two events: the GPU's own time. Events
-around a lone inference would also count the GPU's wait for the host to launch the first kernel. With several
-in flight both clocks time the same inferences, which then share the GPU.
+With one inference in flight, half of the time goes to lone inferences, each waited for: the
+latency of a single request. The other half goes to queued inferences, each between two events: the
+GPU's own time. Events around a lone inference would also count the GPU's wait for the host to
+launch the first kernel. With several in flight both clocks time the same inferences, which then
+share the GPU.
 
-Source: TensorRT developer guide, "Performance Benchmarking using trtexec": its GPU compute time is that of
-queued inferences, too.
+Source: TensorRT developer guide, "Performance Benchmarking using trtexec": its GPU compute time is
+that of queued inferences, too.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ class GpuTiming:
 
     @property
     def copies_in(self) -> bool:
-        """Return whether inputs are copied from the host."""
+        """Return True if inputs are copied from the host."""
         return self.transfers in ("in", "both")
 
     @property
     def copies_out(self) -> bool:
-        """Return whether outputs are copied to the host."""
+        """Return True if outputs are copied to the host."""
         return self.transfers in ("out", "both")
 
 
 @dataclass
 class Slot:
-    """One inference in flight: its stream, and the call that launches it there."""
+    """One inference in flight: its stream and its launching call."""
 
     stream: Stream
     launch: Launch
@@ -61,14 +62,14 @@ class Slot:
 
 @runtime_checkable
 class GpuSession(Protocol):
-    """A loaded engine with contenders that use the GPU's clock."""
+    """A loaded engine with contenders on the GPU's clock."""
 
     def contenders(self, inputs: Mapping[str, Tensor], timing: GpuTiming) -> dict[str, Contender]:
-        """Return contenders on these inputs; only those of the last call may be used."""
+        """Return contenders on these inputs; they invalidate earlier ones."""
         ...
 
     def memory_figures(self) -> dict[str, Any]:
-        """Return the memory needs that the engine reports."""
+        """Return the engine's memory needs."""
         ...
 
 
@@ -87,7 +88,7 @@ class GpuContender:
             ]
 
     def block(self, at_least_s: float, at_least_runs: int) -> Samples:
-        """Run inferences without a break for at least this long and this often; return their times."""
+        """Run inferences without a break, at least this long and often."""
         with self._device.current():
             if len(self._slots) > 1:
                 return self._time_concurrent(at_least_s, at_least_runs)

@@ -1,8 +1,8 @@
-"""ONNX Runtime: an engine is the optimized graph that a session saves.
+"""ONNX Runtime: engines are optimized graphs, saved by a session.
 
-A saved graph is loaded without further optimization, so what runs is what was built. On a CPU, float16
-graphs run through Cast nodes that ONNX Runtime inserts, in float32 between them: that hides an overflow,
-which the stage convert checks for.
+A saved graph is loaded without further optimization, so what runs is what was built. On a CPU,
+float16 graphs run through Cast nodes that ONNX Runtime inserts, in float32 between them: that hides
+an overflow, which the stage convert checks for.
 """
 
 from __future__ import annotations
@@ -56,12 +56,14 @@ class OrtSession:
         """Return no profiles: an engine accepts the same shapes as the graph."""
         return []
 
-    def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:  # noqa: ARG002
+    def run(
+        self, inputs: Mapping[str, Tensor], profile: int | None = None  # noqa: ARG002
+    ) -> dict[str, Tensor]:  # fmt: skip
         """Return the outputs by name."""
         return self.graph.run(inputs)
 
     def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:  # noqa: ARG002
-        """Return a call that runs the graph on inputs on its device; outputs stay there."""
+        """Return a call for inputs and outputs on the device."""
         self.graph.run(inputs)  # reports wrong inputs
         ports = (*self.graph.inputs, *self.graph.outputs)
         if any(port.dtype == "string" or port.dtype in BIT_DTYPES for port in ports):
@@ -83,7 +85,7 @@ class OrtSession:
 
 
 def prepare(options: Options) -> None:
-    """Check that the execution provider is available.
+    """Check the availability of the execution provider.
 
     Raises: Unavailable: this onnxruntime has no CUDA, or the machine no GPU.
     """
@@ -92,7 +94,8 @@ def prepare(options: Options) -> None:
     if _PROVIDERS["cuda"] not in ort.get_available_providers():
         raise Unavailable(
             "the installed onnxruntime has no CUDA provider",
-            "pip uninstall onnxruntime; pip install onnxruntime-gpu, on a machine with an NVIDIA GPU",
+            "pip uninstall onnxruntime; pip install onnxruntime-gpu, on a machine with an NVIDIA"
+            " GPU",
         )
     driver = find_driver()
     if not driver.gpus:
@@ -101,9 +104,10 @@ def prepare(options: Options) -> None:
 
 
 def unsupported(request: BuildRequest) -> list[UnsupportedNode]:
-    """Return the nodes with unknown operators, or without a kernel for their types.
+    """Return the nodes with unknown operators or without a kernel.
 
-    ONNX Runtime's optimizations may still remove a node without a kernel, so a graph that loads has none.
+    ONNX Runtime's optimizations may still remove a node without a kernel, so a graph that loads
+    has none.
     """
     with TemporaryDirectory(dir=request.engine.parent) as folder:
         source = _source(request, Path(folder))
@@ -117,7 +121,7 @@ def unsupported(request: BuildRequest) -> list[UnsupportedNode]:
 
 
 def build(request: BuildRequest) -> Figures:
-    """Optimize the graph and save it as the engine; return the settings in force.
+    """Save the optimized graph as the engine; return the settings.
 
     Raises: GraphRefusedError: every refused node. StageError: the graph was refused otherwise.
     """
@@ -155,8 +159,10 @@ def build(request: BuildRequest) -> Figures:
     return {"settings": settings, "profiles": [], "messages": _messages(options)}
 
 
-def describe(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> Figures:  # noqa: ARG001
-    """Return the nodes per operator, the types and the tensors of the optimized graph."""
+def describe(
+    engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()  # noqa: ARG001
+) -> Figures:  # fmt: skip
+    """Return operators, types and tensors of the optimized graph."""
     try:
         from buildsys.backends.onnxruntime.graph_facts import graph_facts  # needs onnx
     except ModuleNotFoundError as error:  # in a toolchain that has only onnxruntime
@@ -179,9 +185,10 @@ def load(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
 def load_graph(
     model: Path, provider: str, intra_op_threads: int, operators: tuple[OperatorUse, ...] = ()
 ) -> OrtSession:
-    """Load an ONNX graph that is not an engine, with ONNX Runtime's default optimizations.
+    """Load any ONNX graph with ONNX Runtime's default optimizations.
 
-    Raises: Unavailable: its execution provider is not available. StageError: ONNX Runtime refuses the graph.
+    Raises: Unavailable: its execution provider is not available. StageError: ONNX Runtime refuses
+    the graph.
     """
     options = {"provider": provider}
     prepare(options)
@@ -190,7 +197,7 @@ def load_graph(
 
 
 def unload(session: Session) -> None:
-    """Free the session with its threads and memory, even if the caller still holds it."""
+    """Free the session's threads and memory, despite remaining references."""
     if isinstance(session, OrtSession):
         del session.graph
 
@@ -207,12 +214,13 @@ def device(options: Options) -> Figures:
 
 
 def _threads(options: Options) -> int:
-    """Return the threads of one operator; 0 in the manifest is one per usable core."""
+    """Return the threads of one operator; 0 means all usable cores."""
     return int(options["intra_op_threads"]) or usable_cores()
 
 
 def _session_options(options: Options, optimization: str) -> ort.SessionOptions:
-    # an explicit number of threads: for 0, ONNX Runtime also pins them to cores, which other libraries then share
+    # an explicit number of threads: for 0, ONNX Runtime also pins them to cores, which other
+    # libraries then share
     session = session_options(
         optimization=optimization,
         intra_op_threads=_threads(options),
@@ -241,7 +249,7 @@ def _open(
 
 
 def _source(request: BuildRequest, folder: Path) -> Path:
-    """Return the graph to optimize: for an emulated engine, a float32 one that rounds to bfloat16."""
+    """Return the graph to optimize; emulated bfloat16 is float32 with rounding."""
     if not _is_emulated(request.options):
         return request.onnx
     # these need onnx, unlike running an engine
@@ -271,8 +279,8 @@ def _refused_nodes(request: BuildRequest, source: Path) -> list[UnsupportedNode]
 def _optimization(options: Options) -> str:
     """Return the optimization level in force; at most basic for fp8.
 
-    Beyond basic, ONNX Runtime removes a Relu before a float8 quantizer, as if float8 had no negative values (1.31),
-    and fuses quantizers to integer kernels, which do not support float8.
+    Beyond basic, ONNX Runtime removes a Relu before a float8 quantizer, as if float8 had no
+    negative values (1.31), and fuses quantizers to integer kernels, which do not support float8.
     """
     level: str = options["graph_optimization_level"]
     return "basic" if options["precision"] == "fp8" and level in ("extended", "all") else level
@@ -282,7 +290,8 @@ def _messages(options: Options) -> list[str]:
     messages = []
     if _optimization(options) == "all":
         messages.append(
-            "optimized for the kind of processor that built it: it may not run, or run slowly, on others"
+            "optimized for the kind of processor that built it: it may not run, or run slowly, on"
+            " others"
         )
     if options["provider"] == "cpu" and options["precision"] == "fp16":
         messages.append(
@@ -291,10 +300,12 @@ def _messages(options: Options) -> list[str]:
         )
     if options["precision"] == "fp8":
         messages.append(
-            "fp8 is computed in float32 between its quantizers, optimized up to basic; its speed is not meaningful"
+            "fp8 is computed in float32 between its quantizers, optimized up to basic; its speed is"
+            " not meaningful"
         )
     if _is_emulated(options):
         messages.append(
-            "bfloat16 is emulated: computed in float32, every result rounded; its speed is not meaningful"
+            "bfloat16 is emulated: computed in float32, every result rounded; its speed is not"
+            " meaningful"
         )
     return messages

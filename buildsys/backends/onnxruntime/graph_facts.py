@@ -16,13 +16,14 @@ from buildsys.backends.onnxruntime import kernels
 
 _INDEX_OPERATORS = ("Shape", "Size", "ArgMax", "ArgMin", "NonZero")
 _BOOL_OPERATORS = (
-    "And", "Or", "Xor", "Not", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN", "IsInf",
+    "And", "Or", "Xor", "Not", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
+    "IsNaN", "IsInf",
 )  # fmt: skip
 _CONDITIONAL_OPERATORS = ("Where", "If", "Loop")  # their type is not that of their first input
 
 
 def graph_facts(model_file: Path) -> Figures:
-    """Return the tensors of a graph, its nodes per operator, and the share of each type in nodes and weights."""
+    """Return a graph's tensors, operators, and shares of types."""
     model = onnx.load(str(model_file), load_external_data=False)
     nodes = Counter(
         f"{node.domain}:{node.op_type}" if node.domain else node.op_type
@@ -44,15 +45,15 @@ def graph_facts(model_file: Path) -> Figures:
 
 
 def known_operators() -> frozenset[tuple[str, str]]:
-    """Return domain and name of ONNX Runtime's own operators; ONNX's domain is empty."""
+    """Return (domain, name) of ONNX Runtime's operators; ONNX's domain is ""."""
     return frozenset(kernels.schema_versions())
 
 
 def _node_types(graph: Any) -> Counter[str]:
     """Count nodes by the type of their first output.
 
-    A saved graph has no types for its inner tensors, and ONNX cannot infer them across ONNX Runtime's own
-    operators, so they are derived from Casts and weights.
+    A saved graph has no types for its inner tensors, and ONNX cannot infer them across ONNX
+    Runtime's own operators, so they are derived from Casts and weights.
     """
     types: dict[str, int] = {tensor.name: tensor.data_type for tensor in graph.initializer}
     for values in (graph.input, graph.value_info, graph.output):

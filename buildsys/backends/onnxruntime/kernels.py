@@ -1,4 +1,4 @@
-"""Schemas and kernels of this build of ONNX Runtime, by operator, opset and type."""
+"""Schemas and kernels of ONNX Runtime by operator, opset and type."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Kernel(NamedTuple):
     types: Mapping[str, frozenset[str]]
 
     def supports_version(self, since_version: int) -> bool:
-        """Return whether it implements a version, by the rules of ONNX Runtime's registry."""
+        """Return True if ONNX Runtime's registry selects it for a version."""
         return self.first == since_version or (
             self.last != _OPEN and self.first <= since_version <= self.last
         )
 
     def supports_types(self, types: Mapping[str, str]) -> bool:
-        """Return whether it implements these types; unknown ones count as supported."""
+        """Return True if it implements these types; unknown ones count as supported."""
         return all(
             name not in types or types[name] in allowed for name, allowed in self.types.items()
         )
@@ -42,7 +42,7 @@ class Kernel(NamedTuple):
 
 @lru_cache(maxsize=1)
 def kernels(provider: str = CPU) -> Mapping[Operator, tuple[Kernel, ...]]:
-    """Return the kernels of an execution provider; none if this build does not list them."""
+    """Return an execution provider's kernels; none if they are not listed."""
     list_kernels = getattr(ort_state, "get_all_opkernel_def", None)
     found: dict[Operator, list[Kernel]] = {}
     for kernel in list_kernels() if list_kernels else ():
@@ -56,7 +56,7 @@ def kernels(provider: str = CPU) -> Mapping[Operator, tuple[Kernel, ...]]:
 
 @lru_cache(maxsize=1)
 def schema_versions() -> Mapping[Operator, tuple[int, ...]]:
-    """Return the opsets that added or changed each operator, as far as this build knows them."""
+    """Return the known opsets with a new version of each operator."""
     found: dict[Operator, set[int]] = {}
     for schema in ort_state.get_all_operator_schema():
         operator = Operator(_domain(schema.domain), schema.name)
@@ -65,19 +65,19 @@ def schema_versions() -> Mapping[Operator, tuple[int, ...]]:
 
 
 def newest_opset() -> int:
-    """Return the newest opset of ONNX's own domain in which this build knows an operator."""
+    """Return the newest known opset of ONNX's own domain."""
     return max(
         versions[-1] for operator, versions in schema_versions().items() if not operator.domain
     )
 
 
 def knows(operator: Operator) -> bool:
-    """Return whether an operator has a schema or a kernel."""
+    """Return True if an operator has a schema or a kernel."""
     return operator in schema_versions() or operator in kernels()
 
 
 def has_kernel(operator: Operator, since_version: int, types: Mapping[str, str]) -> bool:
-    """Return whether the CPU provider implements a version of an operator for these types."""
+    """Return True if the CPU provider implements it for these types."""
     return any(
         kernel.supports_version(since_version) and kernel.supports_types(types)
         for kernel in kernels().get(operator, ())

@@ -19,14 +19,14 @@ from buildsys.onnx_graphs.tensors import BIT_DTYPES, Array, Tensor, tensor_of
 
 _ORT_NAMES = {"float": "float32", "double": "float64"}  # others have ONNX's names
 _ONNX_TYPE_NUMBERS = {
-    "bfloat16": 16, "float8e4m3fn": 17, "float8e4m3fnuz": 18, "float8e5m2": 19, "float8e5m2fnuz": 20, "uint4": 21,
-    "int4": 22, "float4e2m1": 23, "float8e8m0": 24, "uint2": 25, "int2": 26,
+    "bfloat16": 16, "float8e4m3fn": 17, "float8e4m3fnuz": 18, "float8e5m2": 19, "float8e5m2fnuz": 20,
+    "uint4": 21, "int4": 22, "float4e2m1": 23, "float8e8m0": 24, "uint2": 25, "int2": 26,
 }  # fmt: skip
 _PER_BYTE = {"uint4": 2, "int4": 2, "float4e2m1": 2, "uint2": 4, "int2": 4}
 _FAILURES = (
     *(getattr(ort_errors, name) for name in (
-        "EngineError", "EPFail", "Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "ModelLoaded", "NoModel",
-        "NoSuchFile", "NotImplemented", "RuntimeException",
+        "EngineError", "EPFail", "Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf",
+        "ModelLoaded", "NoModel", "NoSuchFile", "NotImplemented", "RuntimeException",
     ) if hasattr(ort_errors, name)),
     RuntimeError, ValueError, TypeError,
 )  # fmt: skip
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Port:
-    """One input or output of a session; a dynamic size is a name or None."""
+    """An input or output; a dynamic size is a name or None."""
 
     name: str
     dtype: str
@@ -57,10 +57,11 @@ class OrtGraph:
         providers: Sequence[Any] | None = None,
         libraries: Iterable[Path] = (),
     ) -> None:
-        """Load ``model``; it must be a path if the graph has external data.
+        """Load ``model``; a graph with external data needs a path.
 
         ``libraries`` contain custom operators; each is registered once.
-        Raises: StageError: ONNX Runtime refuses the graph (names the node without a kernel) or a library.
+        Raises: StageError: ONNX Runtime refuses the graph (names the node without a kernel) or a
+        library.
         """
         source = str(model) if isinstance(model, Path) else model
         settings = options or session_options()
@@ -78,7 +79,7 @@ class OrtGraph:
         self.outputs = tuple(_port(argument) for argument in self.session.get_outputs())
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the outputs by name; tensors that are no inputs of the graph are ignored.
+        """Return the outputs by name; unknown input tensors are ignored.
 
         Raises: StageError: an input is missing or does not fit, or a node failed.
         """
@@ -97,7 +98,7 @@ class OrtGraph:
         }
 
     def _run_for_bits(self, names: list[str], feeds: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Run with OrtValues on both sides: ``run`` cannot return types unknown to numpy."""
+        """Run with OrtValues: ``run`` cannot return types unknown to numpy."""
         texts = [
             name
             for name, value in feeds.items()
@@ -133,9 +134,9 @@ def session_options(
 ) -> ort.SessionOptions:
     """Return options for ``OrtGraph``; ``optimization`` is disable, basic, extended or all.
 
-    ``few_runs`` disables prepacking of weights: for vgg11 it takes half a second and a copy of all weights, too much
-    for a handful of runs.
-    ``severity`` 3 logs errors only. The log of ONNX Runtime goes to stderr, in a worker to the target's log.
+    ``few_runs`` disables prepacking of weights: for vgg11 it takes half a second and a copy of all
+    weights, too much for a handful of runs. ``severity`` 3 logs errors only. The log of ONNX
+    Runtime goes to stderr, in a worker to the target's log.
     """
     options = ort.SessionOptions()
     level = {
@@ -202,7 +203,7 @@ def _feed(tensor: Tensor) -> Any:
 
 
 def _pack(bits: Array, dtype: str) -> Array:
-    """Return an array of the logical shape; its first bytes are the bits packed as in ONNX."""
+    """Return an array of the same shape; its first bytes are packed bits."""
     per_byte = _PER_BYTE.get(dtype, 1)
     flat = bits.reshape(-1)
     if per_byte > 1:

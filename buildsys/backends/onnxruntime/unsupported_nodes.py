@@ -1,4 +1,4 @@
-"""All nodes that ONNX Runtime refuses on a CPU; a session names only the first."""
+"""All nodes refused by ONNX Runtime; a session names only the first."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ _NO_KERNEL = "Could not find an implementation"
 
 
 def refused_nodes(model_file: Path, provided: Collection[str] = ()) -> list[UnsupportedNode]:
-    """Return the nodes with unknown operators or without a kernel, including subgraphs and functions.
+    """Return all nodes with unknown operators or without a CPU kernel.
 
-    ``provided`` are operators of custom libraries, as DOMAIN::NAME. A file that is not a model has no nodes.
+    ``provided`` are operators of custom libraries, as DOMAIN::NAME. A file that is not a model has
+    no nodes.
     """
     try:
         model = onnx.load(str(model_file), load_external_data=False)
@@ -60,10 +61,11 @@ def _unknown(
 
 
 def _without_kernel(model: onnx.ModelProto) -> list[UnsupportedNode]:
-    """Return the nodes of ONNX's own operators without a kernel for their types.
+    """Return the nodes of ONNX's operators without a kernel.
 
-    Nodes that its table of kernels does not contain are tried in a session of their own, as ONNX Runtime may
-    still run them with casts around float16 or with the function body that ONNX gives some operators.
+    Nodes that its table of kernels does not contain are tried in a session of their own, as ONNX
+    Runtime may still run them with casts around float16 or with the function body that ONNX gives
+    some operators.
     """
     typed = _inferred(model)
     opset = max(
@@ -109,7 +111,7 @@ def _bodies(node: Any) -> Iterator[Any]:
 
 
 def _nodes(nodes: Any) -> Iterator[tuple[int, Any]]:
-    """Yield nodes, also of subgraphs, with the index of their outermost node in the graph."""
+    """Yield nodes of all levels with their outermost node's index."""
     for index, node in enumerate(nodes):
         yield index, node
         for body in _bodies(node):
@@ -117,7 +119,7 @@ def _nodes(nodes: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _has_own_kernel(node: Any, opset: int, tensors: Mapping[str, int]) -> bool:
-    """Return whether the node has a kernel; True if its types are unknown."""
+    """Return True if the node has a kernel or unknown types."""
     known = all(tensors.get(name) for name in node.input if name)
     own = node.domain in _DEFAULT_DOMAIN and onnx.defs.has(node.op_type, opset, "")
     if not known or not own or any(_bodies(node)):
@@ -133,14 +135,14 @@ def _has_own_kernel(node: Any, opset: int, tensors: Mapping[str, int]) -> bool:
 
 
 def _kind_of(node: Any, tensors: Mapping[str, int]) -> bytes:
-    """Return a key for nodes with the same operator, attributes and input types."""
+    """Return a key of operator, attributes and input types."""
     kind = onnx.NodeProto(op_type=node.op_type, attribute=node.attribute)
     kind.input.extend(str(tensors.get(name, "")) for name in node.input)
     return bytes(kind.SerializeToString(deterministic=True))
 
 
 def _tried(node: Any, opset: int, tensors: Mapping[str, int]) -> UnsupportedNode | None:
-    """Return the refused node with the next opset that ONNX Runtime supports, None if it loads."""
+    """Return the refused node, None if ONNX Runtime loads it."""
     if _loads(node, opset, tensors):
         return None
     types = (
@@ -157,7 +159,10 @@ def _tried(node: Any, opset: int, tensors: Mapping[str, int]) -> UnsupportedNode
 
 
 def _loads(node: Any, opset: int, tensors: Mapping[str, int], *, strictly: bool = False) -> bool:
-    """Return whether a session opens on this node alone, or fails for another reason unless ``strictly``."""
+    """Return True if a session loads the node alone.
+
+    Unless ``strictly``, failures for other reasons than a kernel count as loaded.
+    """
     inputs = [
         helper.make_tensor_value_info(name, tensors[name], None)
         for name in dict.fromkeys(node.input)
@@ -186,7 +191,7 @@ def _value(name: str, elem_type: int) -> onnx.ValueInfoProto:
 
 
 def _changed_at(operator: str) -> list[int]:
-    """Return the opsets known to both libraries that changed an operator or gave it a function body."""
+    """Return the opsets with a new version or function body of an operator."""
     newest = min(kernels.newest_opset(), onnx.defs.onnx_opset_version())
     found: set[int] = set()
     for schema in onnx.defs.get_all_schemas_with_history():

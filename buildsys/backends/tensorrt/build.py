@@ -1,7 +1,7 @@
 """Build an engine from an ONNX file with TensorRT's builder.
 
-TensorRT does not keep logger, builder and network alive, so references to them are kept for as long as anything
-made from them.
+TensorRT does not keep logger, builder and network alive, so references to them are kept for as
+long as anything made from them.
 """
 
 from __future__ import annotations

@@ -20,10 +20,11 @@ from buildsys.backends.tensorrt.log import Messages
 from buildsys.errors import StageError
 
 _FLAG_FIELDS = {  # field of an engine -> flag
-    "tf32": "tf32", "sparsity": "sparse_weights", "direct_io": "direct_io", "gpu_fallback": "gpu_fallback",
-    "refit": "refit", "refit_identical": "refit_identical", "refit_individual": "refit_individual",
-    "strip_plan": "strip_plan", "weight_streaming": "weight_streaming", "version_compatible": "version_compatible",
-    "exclude_lean_runtime": "exclude_lean_runtime",
+    "sparsity": "sparse_weights",
+    **{name: name for name in (
+        "tf32", "direct_io", "gpu_fallback", "refit", "refit_identical", "refit_individual",
+        "strip_plan", "weight_streaming", "version_compatible", "exclude_lean_runtime",
+    )},
 }  # fmt: skip
 _QUANTIZED = ("int8", "fp8")
 # precisions that a builder may use in addition to fp32; fp16 for layers without an int8 kernel
@@ -45,12 +46,12 @@ def check_fields(library: Library, options: Options) -> None:
 
 
 def is_strong(options: Options) -> bool:
-    """Return whether the graph's types decide the engine's; always for TensorRT-RTX."""
+    """Return True if the graph's types decide the engine's."""
     return bool(options.get("typing", "strong") == "strong")
 
 
 def quantization_of(options: Options) -> str | None:
-    """Return "implicit" if the builder calibrates, "explicit" if the graph has quantizers, else None."""
+    """Return "implicit" (the builder calibrates), "explicit" (quantizers) or None."""
     chosen: str | None = options.get("quantization")
     if chosen is None and options["precision"] in _QUANTIZED:
         return "explicit" if is_strong(options) else "implicit"
@@ -58,7 +59,7 @@ def quantization_of(options: Options) -> str | None:
 
 
 def precision_flags(options: Options) -> tuple[str, ...]:
-    """Return the flags for the precisions and constraints of a weakly typed builder."""
+    """Return the precision flags of a weakly typed builder."""
     if is_strong(options):
         return ()
     layers = [entry["precision"] for entry in options["layer_precisions"]]

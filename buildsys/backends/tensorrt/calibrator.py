@@ -23,10 +23,11 @@ Batch = Mapping[str, Array]
 
 
 def read_batches(file: Path, inputs: Mapping[str, Sequence[int]]) -> list[Batch]:
-    """Return the batches of an .npz file with an array ``INDEX/INPUT`` for each input of each batch.
+    """Return the batches of an .npz file of arrays ``INDEX/INPUT``.
 
     ``inputs`` has the shapes of the network's inputs, -1 for a dynamic dimension.
-    Raises: StageError: there is no batch, an input is missing, or a shape does not fit the network or the others.
+    Raises: StageError: there is no batch, an input is missing, or a shape does not fit the network
+    or the others.
     """
     batches: dict[int, dict[str, Array]] = {}
     with np.load(file) as archive:
@@ -47,7 +48,7 @@ def read_batches(file: Path, inputs: Mapping[str, Sequence[int]]) -> list[Batch]
 def attach_calibrator(
     library: Library, builder: Any, config: Any, network: Any, calibration: Calibration
 ) -> Any:
-    """Let a builder calibrate on the given batches; return objects that must outlive the build.
+    """Calibrate on the given batches; keep the result until the build ends.
 
     Raises: StageError: the batches do not fit the network.
     """
@@ -71,7 +72,7 @@ def attach_calibrator(
 
 
 class BatchFeed:
-    """Batches that are uploaded to the GPU one after the other."""
+    """Batches, uploaded to the GPU one after the other."""
 
     def __init__(self, batches: Sequence[Batch]) -> None:
         self._batches = iter(batches)
@@ -84,7 +85,7 @@ class BatchFeed:
             }
 
     def next_addresses(self, names: Sequence[str]) -> list[int] | None:
-        """Return the device addresses of the next batch's inputs; None after the last."""
+        """Return the next batch's device addresses; None after the last."""
         batch = next(self._batches, None)
         if batch is None:
             return None

@@ -55,7 +55,7 @@ class TensorRtBackend:
         gpu_requirements.check_builder(self.library, options)
 
     def unsupported(self, request: BuildRequest) -> list[UnsupportedNode]:
-        """Return all nodes with operators unknown to the parser, else the first refused one."""
+        """Return all nodes with unknown operators, else the first refused one."""
         with log_of(self.library).collected():
             load_plugins(self.library, request.operators)
             builder = new_builder(self.library)
@@ -72,7 +72,7 @@ class TensorRtBackend:
     def describe(
         self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
     ) -> Figures:
-        """Return the facts of an engine; {} without a GPU that runs it.
+        """Return the facts of an engine; {} without a suitable GPU.
 
         Raises: StageError: too few of its layers have the requested precision.
         """
@@ -109,12 +109,12 @@ class TensorRtBackend:
             session.close()
 
     def merge_timing_caches(self, files: Sequence[Path], merged: Path) -> list[str]:
-        """Merge timing caches into one file; return a warning for each that cannot be used.
+        """Merge timing caches; return a warning per unusable one.
 
         Raises: StageError: TensorRT does not work here, or none of the files can be used.
         """
         return merge_timing_caches(self.library, files, merged)
 
     def device(self, options: Options) -> Figures:  # noqa: ARG002 (the same for all options)
-        """Return the first GPU and the driver, or why there is none."""
+        """Return the first GPU and the driver, or the reason for none."""
         return gpu_requirements.device_facts()

@@ -1,4 +1,4 @@
-"""Outputs whose shapes depend on values: TensorRT requests their memory while it runs.
+"""Outputs of value-dependent shapes: TensorRT requests memory while it runs.
 
 Source: TensorRT developer guide, "Dynamically Shaped Output".
 """
@@ -13,10 +13,10 @@ from buildsys.errors import StageError
 
 
 class ValueShapedOutput:
-    """The memory of an output of unknown size, and its shape after a run."""
+    """The memory and shape of an output of unknown size."""
 
     def __init__(self, library: Library, device: Device, reserved_bytes: int) -> None:
-        """Reserve some memory; ``allocator`` is for the context, which it must outlive."""
+        """Reserve some memory; ``allocator`` must outlive the context."""
         self._device = device
         self.buffer: Buffer = device.allocate(reserved_bytes)
         self.shape: tuple[int, ...] = ()
@@ -24,7 +24,7 @@ class ValueShapedOutput:
         self.allocator = _allocator(library, self)
 
     def address_of(self, size_bytes: int) -> int:
-        """Return the address of enough memory, 0 if too little is left: nothing may raise into C++."""
+        """Return the address of enough memory, or 0; never raise into C++."""
         if size_bytes > self.buffer.size_bytes:
             try:
                 with self._device.current():
@@ -54,7 +54,8 @@ def _allocator(library: Library, output: ValueShapedOutput) -> Any:
             return output.address_of(size)
 
         def reallocate_output_async(
-            self, tensor_name: str, memory: Any, size: int, alignment: int, stream: Any,  # noqa: ARG002
+            self, tensor_name: str, memory: Any, size: int,  # noqa: ARG002
+            alignment: int, stream: Any,  # noqa: ARG002
         ) -> int:  # fmt: skip
             return output.address_of(size)
 

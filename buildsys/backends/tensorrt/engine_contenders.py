@@ -35,7 +35,7 @@ class TimedSession(TensorRtSession):
     _contenders: EngineContenders | None = None
 
     def contenders(self, inputs: Mapping[str, Tensor], timing: GpuTiming) -> dict[str, Contender]:
-        """Return the contenders on these inputs by name; only those of the last call may be used.
+        """Return contenders by name; they invalidate earlier ones.
 
         Raises: StageError: the engine cannot be captured, or allows fewer inferences in flight.
         """
@@ -63,7 +63,8 @@ class EngineContenders:
         self._stack = ExitStack()
         self._timing = timing
         try:
-            # the session itself is the first: a second context cannot have its profile if a TensorRT 8.6
+            # the session itself is the first: a second context cannot have its profile if a
+            # TensorRT 8.6
             # engine was built without profile sharing
             first.bind(inputs)()  # includes one-time work of a context
             sessions = [first]
@@ -103,7 +104,7 @@ class EngineContenders:
         return _LoggedContender(contender, sessions[0].log)
 
     def _launch(self, session: TensorRtSession, *, graph: bool) -> Run:
-        """Return the call that puts one inference with its copies on the context's stream."""
+        """Return a call to launch one inference with its copies."""
         timing, device, stream = self._timing, session.gpu, session.gpu.main_stream
         compute = self._captured(session) if graph else session.enqueue
         copies_in: list[tuple[HostBuffer, Callable[[HostBuffer, Stream], None]]] = []
@@ -152,7 +153,7 @@ class EngineContenders:
 
 
 class _LoggedContender:
-    """A contender that explains failures with TensorRT's log."""
+    """A contender with TensorRT's log in its failures."""
 
     def __init__(self, contender: GpuContender, log: Log) -> None:
         self._contender = contender

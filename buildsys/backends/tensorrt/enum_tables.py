@@ -1,4 +1,4 @@
-"""Values of TensorRT's enumerations and fields of engines, with the generations that have them.
+"""TensorRT's enumerations and engine fields by API generation.
 
 tests/unit/backends/test_trt_conformance.py compares each entry with lists of the real libraries.
 """
@@ -27,7 +27,7 @@ class Member(NamedTuple):
 
 
 class EnumTable(NamedTuple):
-    """The values of one enumeration of TensorRT by their words in manifests and results."""
+    """The values of one enumeration by their words in manifests."""
 
     enumeration: str
     members: Mapping[str, Member]
@@ -161,8 +161,8 @@ HARDWARE = EnumTable(
 FORMATS = EnumTable(
     "TensorFormat",
     _same_in_all(
-        "linear", "chw2", "chw4", "chw16", "chw32", "hwc", "hwc8", "hwc16", "dhwc", "dhwc8", "cdhw32",
-        "dla_linear", "dla_hwc4",
+        "linear", "chw2", "chw4", "chw16", "chw32", "hwc", "hwc8", "hwc16", "dhwc", "dhwc8",
+        "cdhw32", "dla_linear", "dla_hwc4",
     ),
 )  # fmt: skip
 
@@ -182,7 +182,7 @@ _FieldNeeds = list[tuple[str, tuple[str, ...]]]
 
 
 def unsupported_fields(library: Library, options: Mapping[str, Any]) -> _FieldNeeds:
-    """Return the fields of an engine that a library does not support, each with the generations that do."""
+    """Return unsupported fields of an engine, with the generations supporting each."""
     needs: _FieldNeeds = [
         (field, generations)
         for field, generations in _FIELDS.items()

@@ -1,4 +1,4 @@
-"""Explanations and remedies for TensorRT failures, read from its log, since it raises nothing."""
+"""Explanations and remedies for TensorRT failures, from its log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _OUT_OF_MEMORY = re.compile(
     re.I,
 )
 _REQUESTED = re.compile(
-    r"(?:requested (?:amount of GPU memory \(|size of |size was )|failed to allocate )(?P<size>\d+)",
+    r"(?:requested (?:amount of GPU memory \(|size of |size was )|failed to allocate )"
+    r"(?P<size>\d+)",
     re.I,
 )
 _OTHER_VERSION = re.compile(
@@ -62,13 +63,14 @@ def build_failure(messages: Messages, options: Options, title: str) -> StageErro
         memory = _memory_problem([*messages.errors, *messages.warnings])
         return StageError(
             f"{memory}: {reason}",
-            "stop other programs on the GPU, limit the engine's workspace, or build smaller profiles",
+            "stop other programs on the GPU, limit the engine's workspace, or build smaller"
+            " profiles",
         )
     return StageError(reason)
 
 
 def load_failure(file: str, messages: Messages, release: str) -> StageError:
-    """Return the error for an engine that cannot be loaded."""
+    """Return the error for a failed load."""
     reason = messages.error_text("it gives no reason")
     rebuild = "build it again on this machine"
     version = _OTHER_VERSION.search(reason)

@@ -1,4 +1,4 @@
-"""Check that this machine's GPU can build an engine, and run one."""
+"""Requirements of building and running engines on this machine's GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KNOWN = [capability for capability in CAPABILITIES.members if capability != "cu
 
 
 def check_builder(library: Library, options: Options) -> None:
-    """Check before a build that this machine supports the engine's fields.
+    """Check an engine's fields against this machine before a build.
 
     Raises: Unavailable: a GPU is needed and missing, or the library does not support it.
     """
@@ -50,9 +50,10 @@ def check_builder(library: Library, options: Options) -> None:
 
 
 def computes_in(precision: str, compute_capability: str) -> bool:
-    """Return whether GPUs of a compute capability have arithmetic of a precision.
+    """Return True if GPUs of a compute capability compute in a precision.
 
-    Source: TensorRT support matrix, "Hardware and Precision"; CUDA programming guide for 6.1, whose fp16 is slow.
+    Source: TensorRT support matrix, "Hardware and Precision"; CUDA programming guide for 6.1, whose
+    fp16 is slow.
     """
     if compute_capability == "current":
         return True
@@ -64,7 +65,7 @@ def computes_in(precision: str, compute_capability: str) -> bool:
 
 
 def check_runner(library: Library, options: Options) -> None:
-    """Check that an engine with these options runs on this machine's GPU, as far as known.
+    """Check an engine's options against this machine's GPU before a run.
 
     Raises: Unavailable: no GPU, or none that the engine is for.
     """
@@ -89,7 +90,7 @@ def check_runner(library: Library, options: Options) -> None:
 
 
 def device_facts() -> Figures:
-    """Return the first GPU and the driver, or why there is none."""
+    """Return the first GPU and the driver, or the reason for none."""
     driver = find_driver()
     if not driver.gpus:
         return {"kind": "gpu", "missing": driver.missing}

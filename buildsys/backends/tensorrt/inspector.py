@@ -1,11 +1,12 @@
 """Layer precisions of a finished engine, from TensorRT's engine inspector.
 
-The inspector names the type of each input and output of a layer, in words that differ between versions:
-``Row major linear FP32``, ``Thirty-two wide channel vectorized row major Int8 format``, ``Half``. If shapes are
-dynamic, TensorRT 8.6 knows them only for a context whose shapes are set; it always reports the type of weights.
-A layer counts by the narrowest of these types. Layers that compute nothing, or only shapes, do not count. Neither do
-parts compiled as a whole (Myelin) if only wider types than requested are visible at their ends: the one of an int8
-swin_t takes 97 % of its time and has float16 at its ends, but weights of half the bytes inside.
+The inspector names the type of each input and output of a layer, in words that differ between
+versions: ``Row major linear FP32``, ``Thirty-two wide channel vectorized row major Int8 format``,
+``Half``. If shapes are dynamic, TensorRT 8.6 knows them only for a context whose shapes are set; it
+always reports the type of weights. A layer counts by the narrowest of these types. Layers that
+compute nothing, or only shapes, do not count. Neither do parts compiled as a whole (Myelin) if only
+wider types than requested are visible at their ends: the one of an int8 swin_t takes 97 % of its
+time and has float16 at its ends, but weights of half the bytes inside.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ DTYPE_OF_PRECISION = {
 
 
 class EngineLayer(NamedTuple):
-    """One layer of an engine; ``dtype`` is None if it is unknown or does not count."""
+    """One layer of an engine; ``dtype`` is None if unknown or ignored."""
 
     name: str
     kind: str
@@ -52,7 +53,8 @@ class EngineLayer(NamedTuple):
 def read_layers(text: str, precision: str) -> list[EngineLayer]:
     """Return the layers in an inspector's JSON; [] if it is invalid.
 
-    ``precision`` is the requested one. With a profiling verbosity below detailed, a layer is just its name.
+    ``precision`` is the requested one. With a profiling verbosity below detailed, a layer is just
+    its name.
     """
     try:
         found = json.loads(text, strict=False) if text else {}  # metadata has control characters
@@ -68,7 +70,7 @@ def layer_kinds(layers: list[EngineLayer]) -> dict[str, int]:
 
 
 def layer_shares(layers: list[EngineLayer]) -> dict[str, float]:
-    """Return the share of layers of each type among those that count."""
+    """Return the share of layers per type."""
     return _shares((each.dtype, 1.0) for each in layers if each.dtype)
 
 
@@ -84,7 +86,7 @@ def time_shares(layers: list[EngineLayer], times_ms: Mapping[str, float]) -> dic
 def precision_facts(
     layers: list[EngineLayer], times_ms: Mapping[str, float], precision: str
 ) -> dict[str, Any]:
-    """Return the shares of each type for ``engine.json``, or a warning if they are unknown."""
+    """Return the shares per type for ``engine.json``, or a warning."""
     shares = layer_shares(layers)
     timed = time_shares(layers, times_ms) if shares else {}
     facts: dict[str, Any] = {}
@@ -107,7 +109,7 @@ def precision_facts(
 
 
 def precision_problem(precision: str, shares: Mapping[str, float], least: float) -> str:
-    """Return the problem of an engine's precision in one sentence, "" if there is none.
+    """Return the problem of an engine's precision, "" without one.
 
     An fp32 engine has none: a graph may have layers of other types.
     """

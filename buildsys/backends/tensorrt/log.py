@@ -1,8 +1,8 @@
 """TensorRT's log, build progress and layer times.
 
-Errors of TensorRT do not raise; they appear in its log alone. TensorRT keeps the first logger that a
-process gives it, whatever later objects are given, so there is one per library, which is never freed.
-A Python IErrorRecorder is no alternative: freeing its builder crashes the process.
+Errors of TensorRT do not raise; they appear in its log alone. TensorRT keeps the first logger that
+a process gives it, whatever later objects are given, so there is one per library, which is never
+freed. A Python IErrorRecorder is no alternative: freeing its builder crashes the process.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def log_of(library: Library) -> Log:
 
 @dataclass
 class BuildProgress:
-    """The running phases of a build, reported at most a few times a second."""
+    """The running phases of a build, reported a few times a second."""
 
     report: Callable[[str], None]
     _steps: dict[str, int] = field(default_factory=dict)
@@ -112,7 +112,10 @@ class BuildProgress:
 
 
 def layer_timer(library: Library) -> tuple[Any, dict[str, float]]:
-    """Return a profiler for a context, which it must outlive, and the milliseconds per layer it collects."""
+    """Return a context's profiler and the milliseconds per layer.
+
+    The profiler must outlive the context.
+    """
     times: dict[str, float] = {}
     base = library.trt.IProfiler
 

@@ -1,4 +1,4 @@
-"""Changes to a parsed network: tensor formats and types, layer precisions, the user's hook."""
+"""Changes to a parsed network: formats, types, precisions, the user's hook."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def set_formats(
 def set_layer_precisions(
     library: Library, network: Any, entries: Sequence[Mapping[str, str]]
 ) -> None:
-    """Give layers the precision of the last entry whose pattern matches their name.
+    """Give layers the precision of the last matching entry.
 
     Raises: StageError: a pattern matches no layer.
     """
@@ -87,8 +87,8 @@ def set_layer_precisions(
 def call_hook(reference: str, project: Path, network: Any, config: Any, messages: Messages) -> None:
     """Let the user's function change the network and the configuration.
 
-    Raises: StageError: the file or function is missing, takes other parameters, raises, returns a value, or
-    did something that TensorRT refuses.
+    Raises: StageError: the file or function is missing, takes other parameters, raises, returns a
+    value, or did something that TensorRT refuses.
     """
     hook = load_callable(reference, project)
     parameters = "a network hook takes two, the network and the configuration"
@@ -109,7 +109,7 @@ def call_hook(reference: str, project: Path, network: Any, config: Any, messages
 
 
 def io_facts(library: Library, network: Any, io: Mapping[str, Mapping[str, Any]]) -> Figures:
-    """Return name, type, shape with the names of axes, and layout of inputs and outputs."""
+    """Return name, type, shape and layout of inputs and outputs."""
     dtypes = DTYPES.words(library)
 
     def facts(tensor: Any) -> Figures:
@@ -136,7 +136,7 @@ def _outputs(network: Any) -> list[Any]:
 
 
 def _computed_layers(library: Library, network: Any) -> list[Any]:
-    """Return the layers with a choice of precision: no constants, quantizers or shapes."""
+    """Return the layers with a choice of precision."""
     kinds, words = library.trt.LayerType, DTYPES.words(library)
     layers = [network.get_layer(index) for index in range(network.num_layers)]
     return [

@@ -1,4 +1,4 @@
-"""The nodes of an ONNX file, read from its bytes, as a toolchain need not have the library onnx.
+"""The nodes of an ONNX file, read without the library onnx.
 
 Source: onnx.proto for the field numbers.
 """
@@ -26,14 +26,14 @@ class OnnxNode(NamedTuple):
 
 
 class OnnxNodes(NamedTuple):
-    """The nodes of a main graph and the model's local functions, as (domain, name)."""
+    """Nodes of a main graph, and local functions as (domain, name)."""
 
     nodes: tuple[OnnxNode, ...] = ()
     functions: frozenset[tuple[str, str]] = frozenset()
 
 
 def read_nodes(onnx: Path) -> OnnxNodes:
-    """Return the nodes of a file; none if it is not ONNX, which the parser reports."""
+    """Return the nodes of a file; none if it is not ONNX."""
     nodes: list[OnnxNode] = []
     functions = set()
     with opened(onnx) as content:

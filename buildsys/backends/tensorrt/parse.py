@@ -1,4 +1,4 @@
-"""Parse an ONNX file to a TensorRT network, with everything that the parser refuses."""
+"""Parse an ONNX file to a TensorRT network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from buildsys.errors import StageError
 # general remedies: a toolchain need not have onnx, so the graph cannot be examined here
 _REMEDIES = (
     "export with another opset, give the operator a decomposition (ops: function) or a plugin"
-    " (ops: plugin), or replace it by surgery; doit ops --model MODEL lists the support of each operator"
+    " (ops: plugin), or replace it by surgery; doit ops --model MODEL lists the support of each"
+    " operator"
 )
 _ASSERTIONS = (  # the text after the parser's condition is the part for users
     re.compile(r'.*&& "(?P<text>.+)"', re.DOTALL),
@@ -30,7 +31,7 @@ _ASSERTIONS = (  # the text after the parser's condition is the part for users
 
 @dataclass
 class Parsed:
-    """A network and the objects that must outlive it."""
+    """A network and the objects to keep alive with it."""
 
     builder: Any
     network: Any
@@ -57,7 +58,7 @@ def new_builder(library: Library) -> Any:
 
 
 def parse(library: Library, builder: Any, onnx: Path, *, strong: bool = True) -> Parsed:
-    """Parse a file; a parser on a temporary network would crash the process."""
+    """Parse a file; keep the network, as a temporary one crashes."""
     network = version_adapter.create_network(library, builder, strong=strong)
     parser = library.trt.OnnxParser(network, log_of(library).logger)
     accepted = bool(parser.parse_from_file(str(onnx)))
@@ -75,7 +76,7 @@ def parse(library: Library, builder: Any, onnx: Path, *, strong: bool = True) ->
 def check_parsed(
     library: Library, request: BuildRequest, parsed: Parsed, messages: Messages
 ) -> None:
-    """Check that the parser accepted the whole graph.
+    """Check a parsed graph for refused nodes.
 
     Raises: GraphRefusedError: all nodes that it refused. StageError: it could not read the file.
     """
@@ -94,7 +95,7 @@ def check_parsed(
 
 
 def network_facts(library: Library, network: Any) -> Figures:
-    """Return the layers and the share of each type, before TensorRT fuses the network."""
+    """Return layers and shares per type, before fusion."""
     dtypes = DTYPES.words(library)
     layers = [network.get_layer(index) for index in range(network.num_layers)]
     kinds = Counter(str(layer.type.name).lower() for layer in layers)
@@ -116,7 +117,7 @@ def _refused_node(library: Library, error: Any) -> UnsupportedNode:
 
 
 def _named(refused: UnsupportedNode, onnx: OnnxNodes) -> UnsupportedNode:
-    """Add name and operator to a node that the parser reports by its number only."""
+    """Add name and operator to a node reported by its number."""
     if refused.index is None or refused.index >= len(onnx.nodes):
         return refused
     node = onnx.nodes[refused.index]
@@ -126,7 +127,7 @@ def _named(refused: UnsupportedNode, onnx: OnnxNodes) -> UnsupportedNode:
 def _unknown_nodes(
     library: Library, parser: Any, onnx: OnnxNodes, reported: Container[int | None]
 ) -> Iterator[UnsupportedNode]:
-    """Yield the other nodes with unknown operators, for a parser that stops at the first one."""
+    """Yield unreported nodes with unknown operators."""
     for index, node in enumerate(onnx.nodes):
         if index in reported or parser.supports_operator(node.operator):
             continue

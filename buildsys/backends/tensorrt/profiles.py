@@ -1,4 +1,4 @@
-"""Optimization profiles: the shape ranges that an engine is built for."""
+"""Optimization profiles: an engine's ranges of shapes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 from buildsys.errors import StageError
 
 Shape = tuple[int, ...]
-# input name -> {"min": shape, "opt": shape, "max": shape}, and {"min_values": …} if its values decide shapes
+# input name -> {"min": shape, "opt": shape, "max": shape}, and {"min_values": …} if its values
+# decide shapes
 Profile = dict[str, dict[str, Shape]]
 _POINTS = ("min", "opt", "max")
 
@@ -19,7 +20,7 @@ def resolve_profiles(
     dims: Mapping[str, Mapping[str, Any]],
     explicit: Sequence[Mapping[str, Mapping[str, Any]]] | None,
 ) -> list[Profile]:
-    """Return an engine's explicit profiles, checked, or one from the ranges of ``dims``.
+    """Return an engine's explicit profiles, or one from ``dims``.
 
     Inputs without a dynamic dimension have no entry; a model without dynamic inputs has no profile.
     Raises: StageError: all problems of the explicit profiles.
@@ -56,9 +57,10 @@ def check_against_graph(
     shapes: Mapping[str, Sequence[int]],
     deciding: AbstractSet[str] = frozenset(),
 ) -> None:
-    """Check that profiles fit the graph's inputs.
+    """Check profiles against the graph's inputs.
 
-    ``shapes`` are the graph's, -1 for a dynamic size; the values of the inputs in ``deciding`` decide shapes.
+    ``shapes`` are the graph's, -1 for a dynamic size; the values of the inputs in ``deciding``
+    decide shapes.
     Raises: StageError: all problems.
     """
     problems = [

@@ -32,7 +32,7 @@ class TensorRtSession:
     """A loaded engine with one execution context, on the first GPU."""
 
     def __init__(self, library: Library, engine_file: Path, kernels: Path | None = None) -> None:
-        """Load an engine; ``kernels`` is the file in which TensorRT-RTX keeps compiled kernels."""
+        """Load an engine; ``kernels`` is TensorRT-RTX's cache of compiled kernels."""
         self._library, self._log = library, log_of(library)
         self._stack = ExitStack()
         self._device = Device(0)
@@ -65,7 +65,7 @@ class TensorRtSession:
 
     @property
     def profiles(self) -> list[Profile]:
-        """Return the optimization profiles: the shape ranges of all inputs, including fixed ones."""
+        """Return the shape ranges of all inputs per optimization profile."""
         count = self._engine.num_optimization_profiles  # one if all shapes are fixed
         return [
             {name: self._range(name, profile) for name in self._inputs} for profile in range(count)
@@ -95,7 +95,7 @@ class TensorRtSession:
         ]
 
     def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:
-        """Return the outputs by name on the host; uses the first profile that fits by default."""
+        """Return the outputs by name; default is the first fitting profile."""
         self.bind(inputs, profile)()
         results = {
             **self._results,
@@ -112,7 +112,7 @@ class TensorRtSession:
         return found
 
     def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:
-        """Upload the inputs; return a call that computes and waits, without copies to or from the GPU."""
+        """Upload the inputs; return a call to compute without copies."""
         missing = [name for name in self._inputs if name not in inputs]
         if missing:
             raise StageError(f"the engine's input {', '.join(missing)} is not given")
@@ -130,7 +130,7 @@ class TensorRtSession:
         return self._execute
 
     def enqueue(self) -> None:
-        """Put one inference on the stream of the device, which must be current.
+        """Put one inference on the current device's stream.
 
         Raises: StageError: TensorRT refuses.
         """
@@ -138,7 +138,7 @@ class TensorRtSession:
             raise StageError("the engine did not run")
 
     def describe(self, precision: str) -> Figures:
-        """Return TensorRT's layers with their precision, the tensor formats, and the memory of a context.
+        """Return layers with their precision, tensor formats and memory needs.
 
         ``precision`` is the requested precision of the engine.
         """
@@ -156,15 +156,16 @@ class TensorRtSession:
         }
 
     def memory_figures(self) -> Figures:
-        """Return the memory that a context of the engine needs in addition to the weights."""
+        """Return a context's memory in addition to the weights."""
         return {
             "device_memory_bytes": version_adapter.device_memory_bytes(self._library, self._engine)
         }
 
     def duplicate(self) -> TensorRtSession:
-        """Return another session of this engine, with its own context, stream and buffers.
+        """Return a session of this engine with its own context.
 
-        It must be closed before this one. Raises: StageError: there is no memory for another context.
+        It must be closed before this one. Raises: StageError: there is no memory for another
+        context.
         """
         other = copy(self)
         other._device, other._stack = Device(0), ExitStack()
@@ -204,7 +205,7 @@ class TensorRtSession:
             self._device.synchronize()
 
     def _layer_times(self) -> dict[str, float]:
-        """Return the milliseconds of every layer in one run on zeros; {} if zeros cannot be run."""
+        """Return the milliseconds per layer on zeros; {} if they fail."""
         try:
             call = self.bind(self._zeros())
             call()
@@ -216,7 +217,10 @@ class TensorRtSession:
         return times
 
     def _zeros(self) -> dict[str, Tensor]:
-        """Return inputs of the first profile's opt shapes; its opt values if they decide shapes."""
+        """Return zeros of the first profile's opt shapes.
+
+        Inputs with opt values have those, as they decide shapes.
+        """
         found = {}
         for name, span in self.profiles[0].items():
             values = np.zeros(span["opt"], _numpy_dtype(self._dtype(name)))
@@ -320,7 +324,7 @@ class TensorRtSession:
 
 
 def kernel_cache_file(engine: Path) -> Path:
-    """Return the file for compiled kernels of an engine, named after the engine's digest."""
+    """Return the file for compiled kernels, named after the engine's digest."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return folder / "buildsys" / "kernels" / f"{sha256_of(engine)}.cache"
 
@@ -348,8 +352,9 @@ def _numpy_dtype(dtype: str) -> np.dtype[np.generic]:
 
 
 def _as_dtype(name: str, given: Tensor, dtype: str) -> Array:
-    """Convert an input to the engine's type; TensorRT has no float64, and 8.6 no int64.
+    """Convert an input to the engine's type.
 
+    TensorRT has no float64, and 8.6 no int64.
     Raises: StageError: an integer does not fit the narrower type.
     """
     if given.dtype == dtype:

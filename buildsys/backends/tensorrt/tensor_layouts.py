@@ -1,7 +1,7 @@
 """Memory layouts of an engine's inputs and outputs.
 
-Source: TensorRT developer guide, "I/O Formats": channels in blocks (CHW4: [N, C/4, H, W, 4]) or last (HWC8:
-[N, H, W, C up to a multiple of 8]), padded with zeros.
+Source: TensorRT developer guide, "I/O Formats": channels in blocks (CHW4: [N, C/4, H, W, 4]) or
+last (HWC8: [N, H, W, C up to a multiple of 8]), padded with zeros.
 """
 
 from __future__ import annotations

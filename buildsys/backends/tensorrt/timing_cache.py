@@ -1,7 +1,7 @@
 """The timing cache of TensorRT's builder: tactic timings, kept between builds.
 
-A cache belongs to one version of TensorRT and one GPU. A broken or foreign one costs a warning and time, but no
-build fails.
+A cache belongs to one version of TensorRT and one GPU. A broken or foreign one costs a warning and
+time, but no build fails.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def use_timing_cache(library: Library, config: Any, file: Path | None, messages:
         messages.warnings.append(problem)
     with log_of(library).collected() as found:
         accepted = config.set_timing_cache(timing_cache, False)
-        # the file's name says that it is of this GPU; TensorRT 8.6 refuses its own if Myelin's part is unreadable
+        # the file's name says that it is of this GPU; TensorRT 8.6 refuses its own if Myelin's part
+        # is unreadable
         if not accepted and _concerns_myelin_only(found):
             accepted = config.set_timing_cache(timing_cache, True)
     if not accepted:
@@ -40,7 +41,7 @@ def use_timing_cache(library: Library, config: Any, file: Path | None, messages:
 
 
 def keep_timing_cache(library: Library, config: Any, file: Path | None) -> Figures:
-    """Write a builder's timings to ``file`` atomically; return the facts of the cache."""
+    """Write a builder's timings to ``file``; return the cache's facts."""
     if file is None or not version_adapter.uses_timing_caches(library):
         return {}
     timing_cache = config.get_timing_cache()
@@ -57,7 +58,7 @@ def keep_timing_cache(library: Library, config: Any, file: Path | None) -> Figur
 
 
 def merge_timing_caches(library: Library, files: Sequence[Path], merged: Path) -> list[str]:
-    """Merge timing caches into one file; return a warning for each that cannot be used.
+    """Merge timing caches; return a warning per unusable one.
 
     If two have the same entry, the first one counts.
     Raises: StageError: TensorRT does not work here, or none of the files can be used.
@@ -91,7 +92,7 @@ def merge_timing_caches(library: Library, files: Sequence[Path], merged: Path) -
 
 
 def _read(library: Library, config: Any, file: Path) -> tuple[Any, str]:
-    """Return a cache with the content of ``file`` and its problem; an empty cache if it cannot be used."""
+    """Return a file's cache, or an empty one, and its problem."""
     if not file.is_file():
         return config.create_timing_cache(b""), ""
     with log_of(library).collected() as found:
@@ -112,9 +113,10 @@ def _read(library: Library, config: Any, file: Path) -> tuple[Any, str]:
 
 
 def _concerns_myelin_only(found: Messages) -> bool:
-    """Return whether only the cache's part for fused graphs is broken, which its kernels do not need.
+    """Return True if only the cache's part for fused graphs is broken.
 
-    Seen with TensorRT 8.6.0 on an H200 with a driver of CUDA 13: it loads all kernel timings of a cache that it
-    has just written, and reports errors for the rest; with them a ResNet-50 takes 22 s instead of 82 s.
+    Seen with TensorRT 8.6.0 on an H200 with a driver of CUDA 13: it loads all kernel timings of a
+    cache that it has just written, and reports errors for the rest; with them a ResNet-50 takes 22
+    s instead of 82 s.
     """
     return bool(found.errors) and all(text.startswith(_MYELIN) for text in found.errors)

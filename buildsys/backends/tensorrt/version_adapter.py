@@ -1,8 +1,9 @@
 """The differences between TensorRT 8.6, 10, 11 and TensorRT-RTX.
 
-All of them are in this module. A function decorated with ``only``, or a branch on ``library.generation``, may use
-names that only those generations have; everything else in the package uses what all four have.
-tests/unit/backends/test_trt_conformance.py compares both with lists of the real libraries.
+All of them are in this module. A function decorated with ``only``, or a branch on
+``library.generation``, may use names that only those generations have; everything else in the
+package uses what all four have. tests/unit/backends/test_trt_conformance.py compares both with
+lists of the real libraries.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def only(*generations: str) -> Callable[[Call], Call]:
 
 
 def create_network(library: Library, builder: Any, *, strong: bool) -> Any:
-    """Return a new network with a dynamic batch, typed by its graph if it is ``strong``."""
+    """Return a new network with explicit batch; ``strong`` typing is optional."""
     if library.generation == TRT_8:
         return builder.create_network(
             1 << int(library.trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
@@ -63,7 +64,7 @@ def create_network(library: Library, builder: Any, *, strong: bool) -> Any:
 
 
 def share_profiles(library: Library, config: Any) -> None:
-    """Let several execution contexts use one optimization profile; the default since TensorRT 10."""
+    """Share optimization profiles between contexts; the default since TensorRT 10."""
     if library.generation == TRT_8:
         config.set_preview_feature(library.trt.PreviewFeature.PROFILE_SHARING_0806, True)
 
@@ -79,7 +80,7 @@ def set_layer_precision(library: Library, layer: Any, dtype: Any) -> None:  # no
 def profile_values(
     library: Library, engine: Any, name: str, profile: int
 ) -> list[tuple[int, ...]] | None:
-    """Return the values of an input at min, opt and max of a profile; None if they do not decide shapes."""
+    """Return an input's values in a profile; None unless they decide shapes."""
     if not engine.is_shape_inference_io(name):
         return None
     if library.generation in SINCE_10:
@@ -90,12 +91,14 @@ def profile_values(
 
 
 def has_calibrators(library: Library) -> bool:
-    """Return whether the builder can calibrate int8 ranges."""
+    """Return True if the builder can calibrate int8 ranges."""
     return library.generation in UNTIL_10
 
 
 @only(TRT_8, TRT_10)
-def set_calibrator(library: Library, config: Any, calibrator: Any, profile: Any) -> None:  # noqa: ARG001
+def set_calibrator(
+    library: Library, config: Any, calibrator: Any, profile: Any  # noqa: ARG001
+) -> None:  # fmt: skip
     """Calibrate int8 ranges on shapes of one profile."""
     config.int8_calibrator = calibrator
     config.set_calibration_profile(profile)
@@ -110,7 +113,7 @@ def calibrator_base(library: Library, algorithm: str) -> Any:
 
 @only(TRT_8, TRT_10, TRT_11)
 def set_hardware_compatibility(library: Library, config: Any, level: str) -> None:
-    """Set the other GPUs that an engine may run on."""
+    """Set the engine's compatibility with other GPUs."""
     config.hardware_compatibility_level = HARDWARE.of(library, level)
 
 
@@ -123,13 +126,13 @@ def hardware_facts(library: Library, config: Any) -> dict[str, Any]:
 
 
 def uses_timing_caches(library: Library) -> bool:
-    """Return whether a timing cache has any effect."""
+    """Return True if a timing cache has any effect."""
     return library.generation != RTX
 
 
 @contextmanager
 def runtime_cache(library: Library, engine: Any, file: Path | None) -> Iterator[Any]:
-    """Yield settings for an execution context so that ``file`` keeps its compiled kernels, or None."""
+    """Yield context settings to keep compiled kernels in ``file``, or None."""
     if file is None or library.generation != RTX:
         yield None
         return
@@ -143,7 +146,7 @@ def runtime_cache(library: Library, engine: Any, file: Path | None) -> Iterator[
 
 
 def check_plugin_library(library: Library) -> None:
-    """Check for the library that TensorRT-RTX's parser opens for plugins, or aborts the process.
+    """Check for the library of TensorRT-RTX's parser, or it aborts.
 
     Raises: StageError: it is not found under the parser's name for it, which no wheel contains.
     """
@@ -159,7 +162,7 @@ def check_plugin_library(library: Library) -> None:
 
 
 def check_python_plugins(library: Library, file: str) -> None:
-    """Check that the library accepts plugins written in Python.
+    """Check the library's support of plugins in Python.
 
     Raises: StageError: it does not.
     """
@@ -188,13 +191,13 @@ def all_creators(library: Library) -> list[Any]:
 
 
 def register_bundled_plugins(library: Library, logger: Any) -> None:
-    """Register TensorRT's own plugins, used by its parser for some operators and by engines."""
+    """Register TensorRT's own plugins for its parser and engines."""
     if library.generation != RTX:
         library.trt.init_libnvinfer_plugins(logger, "")
 
 
 def monitor_progress(library: Library, config: Any, report: Callable[[str], None]) -> Any:
-    """Report the phases of a build if TensorRT does; return an object that must outlive it."""
+    """Report the phases of a build; keep the result until it ends."""
     if library.generation == TRT_8:
         return None
     trt, progress = library.trt, BuildProgress(report)
@@ -203,7 +206,9 @@ def monitor_progress(library: Library, config: Any, report: Callable[[str], None
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
 
-        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:  # noqa: ARG002
+        def phase_start(
+            self, phase_name: str, parent_phase: str | None, num_steps: int  # noqa: ARG002
+        ) -> None:  # fmt: skip
             progress.start(phase_name, num_steps)
 
         def phase_finish(self, phase_name: str) -> None:
@@ -229,7 +234,7 @@ class ParserErrorFacts:
 
 
 def names_all_nodes(library: Library) -> bool:
-    """Return whether a parser reports all refused nodes at once, with name and operator."""
+    """Return True if a parser reports all refused nodes by name."""
     return library.generation in SINCE_10
 
 
@@ -244,14 +249,14 @@ def error_facts(library: Library, error: Any) -> ParserErrorFacts:
 
 
 def device_memory_bytes(library: Library, engine: Any) -> int:
-    """Return the memory that an execution context needs in addition to the weights."""
+    """Return an execution context's memory in addition to the weights."""
     if library.generation in SINCE_10:
         return int(engine.device_memory_size_v2)
     return int(engine.device_memory_size)
 
 
 def builds_for_other_gpus(library: Library) -> bool:
-    """Return whether the builder works without a GPU, for given compute capabilities."""
+    """Return True if the builder works without a GPU."""
     return library.generation == RTX
 
 
@@ -265,14 +270,14 @@ def set_compute_capabilities(library: Library, config: Any, names: tuple[str, ..
 
 @only(TRT_10, TRT_11, RTX)
 def set_tiling(library: Library, config: Any, level: str, l2_limit_bytes: int | None) -> None:
-    """Set the effort of the tiling search and its limit of L2 cache."""
+    """Set the tiling search's effort and limit of L2 cache."""
     config.tiling_optimization_level = TILING.of(library, level)
     if l2_limit_bytes is not None:
         config.l2_limit_for_tiling = l2_limit_bytes
 
 
 def has_tiling(library: Library) -> bool:
-    """Return whether the builder searches tilings."""
+    """Return True if the builder searches tilings."""
     return library.generation in SINCE_10
 
 

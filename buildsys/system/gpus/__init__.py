@@ -1,1 +1,1 @@
-"""NVIDIA GPUs as their management library (NVML) describes them, without a CUDA context."""
+"""NVIDIA GPUs as described by NVML, without a CUDA context."""

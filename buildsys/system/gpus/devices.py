@@ -25,7 +25,7 @@ class GpuError(BuildsysError):
 
 @dataclass(frozen=True)
 class GpuDetails:
-    """One GPU that CUDA shows; None and "" stand for unknown."""
+    """One GPU visible to CUDA; None and "" stand for unknown."""
 
     name: str
     compute_capability: str
@@ -44,7 +44,8 @@ class GpuDetails:
 def nvml_session(*, fallback: bool = False) -> Iterator[Any]:
     """Initialize NVML and yield the module ``pynvml``.
 
-    ``fallback`` accepts an interpreter without nvidia-ml-py; the few functions of ``nvml_fallback`` must then do.
+    ``fallback`` accepts an interpreter without nvidia-ml-py; the few functions of
+    ``nvml_fallback`` must then do.
     Raises: GpuError: the driver is missing or an NVML call fails.
     """
     try:
@@ -68,10 +69,10 @@ def nvml_session(*, fallback: bool = False) -> Iterator[Any]:
 
 
 def read_gpus(visible: str | None) -> list[dict[str, str]]:
-    """Return name, compute_capability, driver and cuda_driver of each GPU that CUDA shows.
+    """Return name, compute_capability, driver and cuda_driver of visible GPUs.
 
-    ``visible`` is CUDA_VISIBLE_DEVICES: None for all, else indices (in PCI order) or UUID prefixes, up to
-    the first that does not exist.
+    ``visible`` is CUDA_VISIBLE_DEVICES: None for all, else indices (in PCI order) or UUID
+    prefixes, up to the first that does not exist.
 
     Raises: GpuError: the driver is missing or does not answer.
     """
@@ -80,7 +81,7 @@ def read_gpus(visible: str | None) -> list[dict[str, str]]:
 
 
 def read_uuids(visible: str | None) -> list[tuple[str, str]]:
-    """Return UUID and name of each GPU that CUDA shows; ``visible`` is as for ``read_gpus``.
+    """Return UUID and name of visible GPUs, as ``read_gpus``.
 
     Raises: GpuError: the driver is missing or does not answer.
     """
@@ -92,7 +93,7 @@ def read_uuids(visible: str | None) -> list[tuple[str, str]]:
 
 
 def read_details(visible: str | None) -> list[GpuDetails]:
-    """Return the GPUs that CUDA shows with memory and MIG mode; ``visible`` is as for ``read_gpus``.
+    """Return visible GPUs with memory and MIG mode, as ``read_gpus``.
 
     Raises: GpuError: the driver is missing or does not answer.
     """
@@ -115,7 +116,7 @@ def read_details(visible: str | None) -> list[GpuDetails]:
 
 
 def reported(nvml: Any, query: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of an NVML query, None if the GPU does not support it."""
+    """Return the result of an NVML query, None if unsupported."""
     try:
         return query(*arguments)
     except nvml.NVMLError:

@@ -1,5 +1,5 @@
 # ruff: noqa: D103, N802 - functions are named and documented as in pynvml
-"""The NVML queries that identify GPUs and driver, for interpreters without nvidia-ml-py.
+"""NVML queries to identify GPUs and driver without nvidia-ml-py.
 
 ``buildsys.can_run`` and ``python -m buildsys.doctor`` need the standard library only.
 Source: NVML API reference, "System Queries", "Device Queries".

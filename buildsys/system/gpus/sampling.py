@@ -32,7 +32,7 @@ _HARMLESS = 0x1 | 0x2  # an idle GPU, and clocks that a user has set
 
 @dataclass(frozen=True)
 class Reading:
-    """One reading of a GPU; None for a quantity it does not report."""
+    """One reading of a GPU; None for unsupported quantities."""
 
     sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None
@@ -49,7 +49,7 @@ class Readings:
     missing: str = ""
 
     def figures(self) -> dict[str, Any]:
-        """Return min, median and max of each quantity, and the share of readings per throttle reason."""
+        """Return min, median and max per quantity, and throttle shares."""
         if not self.taken:
             return {"missing": self.missing or "nothing was read"}
         quantities = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
@@ -62,7 +62,10 @@ class Readings:
 
 
 def throttle_shares(bits: Iterable[int | None]) -> dict[str, float]:
-    """Return the share of readings per throttle reason, except for idle and user-chosen clocks."""
+    """Return the share of readings per throttle reason.
+
+    Idle and clocks chosen by a user are no reasons.
+    """
     known = [reading & ~_HARMLESS for reading in bits if reading is not None]
     counts = Counter(
         THROTTLE_REASONS.get(1 << place, f"reason {1 << place:#x}")
@@ -74,7 +77,7 @@ def throttle_shares(bits: Iterable[int | None]) -> dict[str, float]:
 
 
 def throttled(case: str, figures: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence if the GPU was throttled while a case was measured."""
+    """Yield a sentence if the GPU was throttled during a case."""
     shares = figures.get("throttle") or {}
     if shares:
         reasons = ", ".join(
@@ -85,7 +88,7 @@ def throttled(case: str, figures: Mapping[str, Any]) -> Iterator[str]:
 
 @contextmanager
 def sampled(pci_bus_id: str, every_s: float = 0.2) -> Iterator[Readings]:
-    """Read a GPU ``every_s`` in a thread until the block ends, and once more at its end.
+    """Read a GPU ``every_s`` in a thread, and at the block's end.
 
     A GPU that cannot be read is not an error: the readings say why they are missing.
     """

@@ -1,4 +1,4 @@
-"""The GPUs that CUDA selects: their facts for action keys, their UUIDs for locks.
+"""GPUs selected by CUDA: facts for action keys, UUIDs for locks.
 
 CUDA sorts GPUs by speed unless CUDA_DEVICE_ORDER=PCI_BUS_ID; the driver sorts them by PCI bus id.
 With GPUs of several models CUDA's choice is unknown here, so all of them count.
@@ -17,7 +17,7 @@ _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")  #
 
 @cache
 def gpu_facts() -> Mapping[str, str]:
-    """Return the parts of an action key that describe the GPU; ``none`` without one."""
+    """Return the GPU's parts of an action key; ``none`` without one."""
     nothing = {f"gpu.{fact}": NONE for fact in GPU_FACTS}
     if not has_driver():
         return nothing
@@ -40,7 +40,7 @@ def gpu_facts() -> Mapping[str, str]:
 
 
 def gpu_uuids(variables: Iterable[tuple[str, str]] = ()) -> tuple[str, ...]:
-    """Return the UUIDs of the GPUs that CUDA may select, here or with further variables."""
+    """Return UUIDs of CUDA's possible GPUs, here or with further variables."""
     if not has_driver():
         return ()
     environments = ({**os.environ, **changes} for changes in ({}, dict(variables)))

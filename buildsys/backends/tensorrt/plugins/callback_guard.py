@@ -1,9 +1,10 @@
-"""Guard around Python plugins: a failing callback ends the stage with its reason.
+"""Guard around Python plugins: failing callbacks end the stage.
 
-TensorRT's bindings print the exception of a callback and go on with a status that the caller may ignore. Seen with
-TensorRT-RTX 1.7: an exception in ``clone`` is a segmentation fault, one in ``get_capability_interface`` damages the
-heap, after one in ``get_fields_to_serialize`` or ``get_workspace_size`` the engine looks like any other.
-So no failure is returned to TensorRT: the process, which serves this stage only, reports it and ends.
+TensorRT's bindings print the exception of a callback and go on with a status that the caller may
+ignore. Seen with TensorRT-RTX 1.7: an exception in ``clone`` is a segmentation fault, one in
+``get_capability_interface`` damages the heap, after one in ``get_fields_to_serialize`` or
+``get_workspace_size`` the engine looks like any other. So no failure is returned to TensorRT: the
+process, which serves this stage only, reports it and ends.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Guard:
         return self.library.trt
 
     def wrap_creator(self, creator: Any, label: str) -> None:
-        """Guard a creator and everything it creates; ``label`` names the plugin in messages."""
+        """Guard a creator and its plugins; ``label`` is for messages."""
         self._wrap(type(creator), ("create_plugin",), label)
 
     def _wrap_plugin(self, plugin: Any, label: str) -> None:
@@ -69,7 +70,7 @@ class Guard:
                     self.fail(StageError(text, "set it in __init__"))
 
     def _wrap(self, owner: type, callbacks: Iterable[str], label: str) -> None:
-        """Replace callbacks in the class itself, where the bindings look them up."""
+        """Replace callbacks in the class itself, for the bindings."""
         for name in (*callbacks, *_WITH_DEFAULT):
             method = getattr(owner, name, None)
             is_python = isroutine(method) and hasattr(
@@ -102,7 +103,7 @@ class Guard:
         return call
 
     def _result_problem(self, name: str, plugin: Any, value: Any) -> str:
-        """Return the problem of a callback's result, which TensorRT does not check or report."""
+        """Return the problem of a callback's result, unchecked by TensorRT."""
         trt = self.trt
         types: dict[str, type] = {
             "create_plugin": trt.IPluginV3,

@@ -1,4 +1,4 @@
-"""Registration of the plugins that an engine needs, before its graph is parsed or it is loaded."""
+"""Registration of an engine's plugins, before parsing or loading."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOADED: dict[tuple[Library, OperatorUse], Figures] = {}
 
 
 def load_plugins(library: Library, operators: Sequence[OperatorUse]) -> list[Figures]:
-    """Register TensorRT's own plugins and those of operators; return the facts for the engine's result.
+    """Register TensorRT's plugins and those of operators; return their facts.
 
     A failing callback ends the stage, see ``callback_guard``.
     Raises: StageError: a file has no such plugin, cannot be loaded, or is not for this machine.

@@ -1,8 +1,8 @@
-"""Plugins in Python files of a project: find, check and register the creator of an operator.
+"""Plugins in Python files of a project.
 
-A file defines a class derived from ``IPluginCreatorV3One`` with a constructor without arguments and the operator's
-name as ``name``. It may have several, for several operators. A file that registers its creators itself, as the
-tutorials do, is accepted as well.
+A file defines a class derived from ``IPluginCreatorV3One`` with a constructor without arguments
+and the operator's name as ``name``. It may have several, for several operators. A file that
+registers its creators itself, as the tutorials do, is accepted as well.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def register_file(path: str, operators: Sequence[str], guard: Guard) -> list[Any
 
 
 def registered_creator(library: Library, operator: str) -> Any:
-    """Return the creator that the parser finds for ``domain::Name`` or None."""
+    """Return the parser's creator for ``domain::Name`` or None."""
     domain, _, name = operator.rpartition("::")
     for namespace in ("", domain):  # the parser's order
         creator = version_adapter.find_creator(library, name, VERSION, namespace)
@@ -93,7 +93,8 @@ def _check_version_and_namespace(creator: Any, path: str, domain: str) -> None:
     who = f"{path}: {type(creator).__name__}"
     if creator.plugin_version != VERSION:
         raise StageError(
-            f"{who} has plugin_version '{creator.plugin_version}', but the parser needs '{VERSION}'",
+            f"{who} has plugin_version '{creator.plugin_version}',"
+            f" but the parser needs '{VERSION}'",
             f"set plugin_version = '{VERSION}'",
         )
     if creator.plugin_namespace not in ("", domain):

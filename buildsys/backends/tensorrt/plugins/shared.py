@@ -1,5 +1,6 @@
-"""Plugins in shared libraries, opened first by the loader, since TensorRT explains little.
+"""Plugins in shared libraries.
 
+The loader opens them before TensorRT, which explains little.
 The stage ``operators`` has checked that a library is made for this machine.
 """
 
@@ -19,8 +20,9 @@ _ENTRY_POINTS = ("getCreators", "getPluginCreators")  # for the registry, the fi
 
 
 def load_library(file: Path, shown: str, operators: Sequence[str], library: Library) -> list[Any]:
-    """Load a plugin library, ``shown`` in messages; return its creators of ``operators``, ``domain::Name``.
+    """Load a plugin library; return its creators of ``operators``.
 
+    Operators are given as ``domain::Name``; ``shown`` is the file in messages.
     Raises: StageError: it cannot be loaded, or has no such creator.
     """
     try:
