@@ -178,7 +178,7 @@ def run_all(jobs: Sequence[Callable[[], T]], *, in_threads: bool) -> list[T]:
     """
     if not in_threads or len(jobs) < 2:
         return [job() for job in jobs]
-    from concurrent.futures import ThreadPoolExecutor  # 10 ms, little beside large files
+    from concurrent.futures import ThreadPoolExecutor  # 10 ms, negligible for large files
 
     with ThreadPoolExecutor(min(2 * (os.cpu_count() or 1), 8)) as pool:
         return [running.result() for running in [pool.submit(job) for job in jobs]]
