@@ -1,8 +1,8 @@
-"""The failures that buildsys expects, and the exit code of each.
+"""Expected failures and their exit codes.
 
-Every class prints as one line that says what is wrong, where, and what to do next; where there is a choice of that, as
-a short list below the line. Errors cross the
-border between a worker and the orchestrator as JSON, so each is made of plain strings only.
+Each prints as one line: what is wrong, where, and what to do next. If there is a choice of remedies,
+they follow as a short list. Errors cross the border between worker and orchestrator as JSON, so
+they consist of strings only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class BuildsysError(Exception):
 
 @dataclass(eq=False)
 class ManifestError(BuildsysError):
-    """A manifest is wrong: says where, what, and how to put it right."""
+    """An error in a manifest, with its position and a remedy."""
 
     exit_code: ClassVar[int] = 3
 
@@ -32,10 +32,9 @@ class ManifestError(BuildsysError):
     column: int | None = None
 
     def __str__(self) -> str:
-        """Return ``file:line:column: dotted.key: problem; hint`` with the parts that are known."""
-        where = ":".join(
-            str(part) for part in (self.file, self.line, self.column) if part is not None
-        )
+        """Return ``file:line:column: dotted.key: problem; hint``, as far as known."""
+        position = (self.file, self.line, self.column)
+        where = ":".join(str(part) for part in position if part is not None)
         dotted = ".".join(str(part) for part in self.key)
         head = f"{where}: {dotted}: " if dotted else f"{where}: "
         return head + self.problem + (f"; {self.hint}" if self.hint else "")
@@ -43,7 +42,7 @@ class ManifestError(BuildsysError):
 
 @dataclass(eq=False)
 class ManifestErrors(BuildsysError):
-    """All that is wrong with the manifests of a project, found in one pass."""
+    """All errors in the manifests of a project."""
 
     exit_code: ClassVar[int] = 3
 
@@ -55,19 +54,19 @@ class ManifestErrors(BuildsysError):
 
 
 def with_hint(problem: str, hint: str) -> str:
-    """Return a problem and what to do about it: on one line, or where the hint has several lines, above these."""
+    """Return problem and hint on one line, or a hint of several lines below the problem."""
     return f"{problem}\n{hint}" if "\n" in hint else problem + (f"; {hint}" if hint else "")
 
 
 def joined(*sentences: str) -> str:
-    """Return sentences as one, or one below the other where one of them is a list."""
+    """Return the nonempty sentences on one line, or on several lines if one contains a list."""
     kept = [sentence for sentence in sentences if sentence]
     return ("\n" if any("\n" in sentence for sentence in kept) else "; ").join(kept)
 
 
 @dataclass(eq=False)
 class UsageError(BuildsysError):
-    """A command was called in a way that cannot work."""
+    """A command with invalid arguments or settings."""
 
     exit_code: ClassVar[int] = 3
 
@@ -75,34 +74,34 @@ class UsageError(BuildsysError):
     hint: str = ""
 
     def __str__(self) -> str:
-        """Return the problem and the hint on one line."""
+        """Return problem and hint on one line."""
         return self.problem + (f"; {self.hint}" if self.hint else "")
 
 
 @dataclass(eq=False)
 class StageError(BuildsysError):
-    """A stage could not do its work for a reason that its user can act on."""
+    """A stage failed for a reason that its user can act on."""
 
     problem: str
     hint: str = ""  # one line, or a short list of lines
 
     def __str__(self) -> str:
-        """Return the problem and the hint."""
+        """Return problem and hint."""
         return with_hint(self.problem, self.hint)
 
 
 @dataclass(eq=False)
 class CheckFailed(StageError):
-    """A check that the manifest asks for did not hold (numbers, node support, output names)."""
+    """A check required by the manifest failed (numbers, node support, output names)."""
 
     exit_code: ClassVar[int] = 1
 
 
 @dataclass(eq=False)
 class Unavailable(StageError):
-    """The stage cannot run on this machine: the reason, and what to install or where to run it."""
+    """A stage cannot run on this machine; the hint says what to install or where to run it."""
 
 
 @dataclass(eq=False)
 class WorkerDied(StageError):
-    """A worker process ended without an answer: crash, kill, out of memory or time-out."""
+    """A worker process ended without a result: crash, kill, out of memory or time limit."""

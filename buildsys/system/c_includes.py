@@ -1,4 +1,4 @@
-"""Which files of the project a C or C++ source includes, told from its text."""
+"""C and C++ sources: their language, and the files they include."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 
 
 def language_of(source: str) -> str:
-    """Return which compiler a source needs: ``cc`` or ``c++``."""
+    """Return the compiler for a source: ``cc`` or ``c++``."""
     return "cc" if source.endswith(".c") else "c++"
 
 
 def linker_of(sources: Iterable[str]) -> str:
-    """Return which compiler links objects of all these sources."""
+    """Return the compiler to link the objects of ``sources``."""
     return "c++" if "c++" in map(language_of, sources) else "cc"
 
 
 def find_includes(code: bytes) -> list[str]:
-    """Return what ``#include "…"`` names, as written: relative to the file's folder."""
+    """Return the paths in ``#include "…"``, relative to the file's folder."""
     joined = code.replace(b"\\\r\n", b"").replace(b"\\\n", b"")
     return sorted({os.fsdecode(name) for name in _INCLUDE.findall(joined)})
 
 
 def included_files(source: Path) -> set[Path]:
-    """Return a source and all that it includes by relative paths, directly or not."""
+    """Return a source and its direct and indirect relative includes."""
     found: set[Path] = set()
     waiting = [Path(os.path.normpath(source))]
     while waiting:

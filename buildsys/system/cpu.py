@@ -22,7 +22,7 @@ _ENGINE_INSTRUCTIONS = (
 
 
 def read_cpuinfo() -> dict[str, str]:
-    """Return the fields of the first processor in /proc/cpuinfo; {} without that file."""
+    """Return the first processor's fields in /proc/cpuinfo. {} without that file."""
     fields: dict[str, str] = {}
     try:
         with Path("/proc/cpuinfo").open(errors="replace") as lines:
@@ -48,14 +48,14 @@ def cpu_flags() -> str:
 
 
 def engine_instructions() -> list[str]:
-    """Return the instruction sets of this processor that ONNX Runtime engines depend on."""
+    """Return the instruction sets relevant to ONNX Runtime engines."""
     present = set(cpu_flags().split())
     return [name for name in _ENGINE_INSTRUCTIONS if name in present]
 
 
 @cache
 def cpu_facts() -> Mapping[str, str]:
-    """Return the parts of an action key that describe the processor."""
+    """Return an action key's parts about the processor."""
     fields = read_cpuinfo()
     model = fields.get("model name") or fields.get("CPU part") or cpu_model()
     return {
@@ -65,19 +65,19 @@ def cpu_facts() -> Mapping[str, str]:
 
 
 def core_facts() -> Mapping[str, str]:
-    """Return the part of an action key that counts the usable logical processors."""
+    """Return an action key's part about the number of logical processors."""
     return {"cpu.cores": str(len(usable_processors()))}
 
 
 def usable_processors() -> list[int]:
-    """Return the logical processors that this process may use."""
+    """Return the logical processors available to this process."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def usable_cores() -> int:
-    """Return the number of usable physical cores; hyperthreads of one core count once."""
+    """Return the number of usable physical cores."""
 
     def siblings(processor: int) -> str:
         try:
@@ -100,13 +100,13 @@ class OtherLoad:
     """CPU usage of other processes since this object was created."""
 
     def __init__(self, ours: Sequence[int] = ()) -> None:
-        """Start measuring; ``ours`` are pids that count as this process."""
+        """Start measuring. The pids in ``ours`` count as this process."""
         self._ours = tuple(ours)
         self._start = _machine_ticks()
         self._own_start = self._own_ticks()
 
     def share(self) -> float | None:
-        """Return the share of all CPU time used by other processes; None if unknown."""
+        """Return the share of CPU time used by others. None if unknown."""
         now = _machine_ticks()
         if now is None or self._start is None:
             return None
@@ -120,7 +120,7 @@ class OtherLoad:
 
 
 def _process_ticks(pid: int) -> int:
-    """Return the CPU time of another process in clock ticks; 0 after it ended."""
+    """Return the CPU time of a process in ticks. 0 after it ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -129,7 +129,7 @@ def _process_ticks(pid: int) -> int:
 
 
 def _machine_ticks() -> tuple[int, int] | None:
-    """Return the busy and the total time of all processors, in clock ticks."""
+    """Return busy and total time of all processors in ticks."""
     try:
         first_line = Path("/proc/stat").read_text().split("\n", 1)[0]
         fields = [int(field) for field in first_line.split()[1:9]]

@@ -1,4 +1,4 @@
-"""Facts about the devices that an action's result depends on."""
+"""Facts about the devices of an action."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Installed distributions that provide the modules a user's file imports."""
+"""Installed distributions of the modules imported by a user's file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LIBRARY_FOLDERS = ("site-packages", "dist-packages")
 
 
 class Provider(NamedTuple):
-    """The provider of a module: distributions with versions, or a folder outside all libraries."""
+    """The provider of a module: distributions, or a folder outside all libraries."""
 
     versions: Mapping[str, str]
     root: str | None
@@ -57,7 +57,7 @@ def distributions_of(
 
 
 def source_root(module: str, path: tuple[str, ...] | None = None) -> str | None:
-    """Return the folder of a module that no library folder contains, or None."""
+    """Return the folder of a module outside all libraries, or None."""
     try:
         spec = util.find_spec(module) if path is None else PathFinder.find_spec(module, list(path))
     except (ImportError, ValueError, AttributeError):  # third-party finders raise any of these

@@ -1,4 +1,4 @@
-"""Libraries, GPU, driver and CPU that build or run an engine. Standard library only.
+"""Libraries, GPU, driver and CPU of an engine's build or run. Standard library only.
 
 The stage that builds an engine records these facts; the compatibility check compares them with
 those of the machine it runs on.
@@ -24,15 +24,13 @@ _CUDA_IN_NAME = re.compile(
     r"(?:^|[-_])cu(\d{2})(?:[-_]|$)"
 )  # tensorrt_cu12, tensorrt_rtx_cu13_libs
 _GPU_FACTS = {
-    "gpu": "name",
-    "compute_capability": "compute_capability",
-    "driver": "driver",
+    "gpu": "name", "compute_capability": "compute_capability", "driver": "driver",
     "cuda": "cuda_driver",
-}
+}  # fmt: skip
 
 
 class MissingLibraryError(Exception):
-    """A library is not installed (no text) or cannot be loaded (the text says why)."""
+    """An engine library is not installed (no text) or cannot be loaded."""
 
 
 def built_with(backend: str, device: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,7 +68,7 @@ def library_version(module: str) -> str:
 
 
 def cuda_of_library(module: str) -> str:
-    """Return the CUDA major version in the name of an installed library, or ""."""
+    """Return the CUDA major version in an installed library's name, or ""."""
     for folder in map(Path, sys.path):
         for entry in sorted(folder.glob(f"{module}_cu*.dist-info")):
             found = _CUDA_IN_NAME.search(entry.name.partition(".")[0].rpartition("-")[0])
@@ -80,7 +78,7 @@ def cuda_of_library(module: str) -> str:
 
 
 def first_gpu() -> dict[str, str]:
-    """Return gpu, compute_capability, driver and cuda of CUDA's first GPU; {} without one.
+    """Return the facts about CUDA's first GPU. {} without one.
 
     ``cuda`` is the latest version that the driver supports.
     """
@@ -89,7 +87,7 @@ def first_gpu() -> dict[str, str]:
 
 
 def gpu_models() -> list[str]:
-    """Return the distinct names of the GPUs that CUDA shows; it chooses the order of several."""
+    """Return the distinct names of the visible GPUs. CUDA chooses their order."""
     return list(dict.fromkeys(gpu["name"] for gpu in _visible_gpus()))
 
 
@@ -101,7 +99,7 @@ def _visible_gpus() -> list[dict[str, str]]:
 
 
 def why_no_gpu() -> str:
-    """Return the reason that no GPU can be used here, as a clause."""
+    """Return the reason for the absence of a GPU, as a clause."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         if read_gpus(None):
@@ -119,6 +117,6 @@ def platform_name() -> str:
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version: (8, 6, 1, 6) for ``8.6.1.6``; () if it has none."""
+    """Return the numbers in a version, e.g. (8, 6, 1, 6), or ()."""
     found = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(int(part) for part in found[0].split(".")) if found else ()

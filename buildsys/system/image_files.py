@@ -1,20 +1,17 @@
-"""Which files of a folder are images, in the order in which they are read."""
+"""Image files in a folder, in the order in which data loaders read them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
 def image_files(folder: str) -> list[str]:
-    """Return the paths of the images in a folder and the folders below it, sorted by their relative path."""
-    return sorted(_images_below(folder))
-
-
-def _images_below(folder: str) -> Iterator[str]:
-    for path, _, names in os.walk(folder):  # a folder that does not exist holds nothing
-        for name in names:
-            if name.lower().endswith(SUFFIXES):
-                yield f"{path}/{name}"
+    """Return the images in a folder and its subfolders, sorted; [] if it does not exist."""
+    return sorted(
+        f"{path}/{name}"
+        for path, _, names in os.walk(folder)
+        for name in names
+        if name.lower().endswith(SUFFIXES)
+    )

@@ -29,7 +29,7 @@ _CRASHES = {
 
 @dataclass(frozen=True)
 class Process:
-    """A process that need not be a child of this one.
+    """Any process, not only a child of this one.
 
     The start time distinguishes it from a later process with the same pid.
     """
@@ -39,7 +39,7 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """Return the process that has this pid now."""
+        """Return the current process with this pid."""
         return cls(pid, _start_ticks(pid))
 
     @property
@@ -48,7 +48,7 @@ class Process:
         return self.started > 0 and _start_ticks(self.pid) == self.started
 
     def wait(self, limit_s: float) -> bool:
-        """Wait for the process to end; return False if it is still running after ``limit_s``."""
+        """Wait for the end of the process. Return False after ``limit_s``."""
         deadline = time.monotonic() + limit_s
         while self.is_running:
             if time.monotonic() > deadline:
@@ -57,7 +57,7 @@ class Process:
         return True
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal unless the process has ended or belongs to another user."""
+        """Send a signal, unless the process has ended or is another user's."""
         if self.is_running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, number)
@@ -78,7 +78,7 @@ def kill_group(pid: int) -> None:
 
 
 def die_with_parent(parent: int, number: signal.Signals) -> None:
-    """Receive ``number`` when the parent thread ends (Linux), or now if ``parent`` is gone.
+    """Receive ``number`` at the end of the parent, or now if it has ended.
 
     Linux sends it when the *thread* that started this process ends, not its process.
     """
@@ -89,7 +89,7 @@ def die_with_parent(parent: int, number: signal.Signals) -> None:
 
 
 def describe_exit(code: int | None) -> str:
-    """Return the predicate of a sentence such as "the worker of export:m …".
+    """Return the predicate of a sentence like "the worker of export:m …".
 
     ``code`` is an exit code, a negative signal number, or None for a process that hung.
     """
@@ -116,7 +116,7 @@ class ChildResult:
 
     @property
     def problem(self) -> str:
-        """Return the last line of stderr, else how the process ended; "" if it succeeded."""
+        """Return the last line of stderr, or the exit cause. "" after success."""
         if self.code == 0:
             return ""
         lines = [line for line in self.stderr.splitlines() if line.strip()]
@@ -158,7 +158,7 @@ def run_python(
 
 
 def package_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return an environment (default: this process's) that can import this package anywhere."""
+    """Return an environment with this package on its module path."""
     base = dict(os.environ if environment is None else environment)
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, (root, base.get("PYTHONPATH", ""))))

@@ -23,31 +23,29 @@ _OTHER_BUILDS = {"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")}
 # the same, one per CUDA version; a package with the plain name may depend on one of these
 _CUDA_BUILDS = {
     "tensorrt": (
-        "tensorrt-cu11",
-        "tensorrt-cu12",
-        "tensorrt-cu13",
-        "tensorrt-bindings",
-        "nvidia-tensorrt",
+        "tensorrt-cu11", "tensorrt-cu12", "tensorrt-cu13", "tensorrt-bindings", "nvidia-tensorrt",
     ),
     "tensorrt-rtx": ("tensorrt-rtx-cu12", "tensorrt-rtx-cu13"),
-}
+}  # fmt: skip
 # environment variables that change what a library computes, by library
 ENVIRONMENT = {
     "torch": re.compile(
-        r"(TORCH|PYTORCH|ATEN|ONEDNN|DNNL|ONNXSCRIPT|TORCHDYNAMO|TORCHLIB)_.+|MKL_(CBWR|ENABLE_INSTRUCTIONS)"
+        r"(TORCH|PYTORCH|ATEN|ONEDNN|DNNL|ONNXSCRIPT|TORCHDYNAMO|TORCHLIB)_.+"
+        r"|MKL_(CBWR|ENABLE_INSTRUCTIONS)"
     ),
     "onnxruntime": re.compile(r"ORT_.+"),
     "onnxsim": re.compile(r"ONNXSIM_.+"),
     "onnxslim": re.compile(r"ONNXSLIM_.+"),
     "gpu": re.compile(r"NVIDIA_TF32_OVERRIDE|CUBLAS_.+|CUBLASLT_.+|CUDNN_.+|TRT_.+|TENSORRT_.+"),
     "speed": re.compile(
-        r"(OMP|GOMP|KMP|MKL|OPENBLAS|MALLOC|CUDA)_.+|LD_PRELOAD|GLIBC_TUNABLES|PYTHONOPTIMIZE|PYTHONMALLOC"
+        r"(OMP|GOMP|KMP|MKL|OPENBLAS|MALLOC|CUDA)_.+"
+        r"|LD_PRELOAD|GLIBC_TUNABLES|PYTHONOPTIMIZE|PYTHONMALLOC"
     ),
 }
 # variables for paths and logging, and the choice of a GPU, whose facts are in the key instead
 _NO_RESULT = re.compile(
-    r"(_HOME|_DIR|_PATH|_ROOT|_LOGS?|_LOG_.*|_CACHE.*|_STACKTRACES|_VERBOSE)$|^ORT_DISABLE_TELEMETRY$"
-    r"|^CUDA_(VISIBLE_DEVICES|DEVICE_ORDER)$"
+    r"(_HOME|_DIR|_PATH|_ROOT|_LOGS?|_LOG_.*|_CACHE.*|_STACKTRACES|_VERBOSE)$"
+    r"|^ORT_DISABLE_TELEMETRY$|^CUDA_(VISIBLE_DEVICES|DEVICE_ORDER)$"
 )
 
 
@@ -57,7 +55,7 @@ def tool_versions(
     """Return the installed version of each distribution, or ``absent``.
 
     ``python`` is the interpreter's major and minor version; ``cc`` and ``c++`` are compilers.
-    With a ``toolchain`` they are those of its interpreter; ``texts`` caches what required starting it.
+    With a ``toolchain`` they are those of its interpreter; ``texts`` caches what it reported.
     """
     if toolchain is None:
         return {name: _version(name) for name in names}
@@ -104,7 +102,7 @@ def distribution_version(name: str) -> str:
 
 
 def _listed_version(name: str, installed: Mapping[str, str]) -> str:
-    """Return the version of a distribution or its other builds; "" if none is installed."""
+    """Return the version of a distribution or its other builds, or ""."""
     plain = normalized(name)
     found = {
         build: installed[build]
@@ -120,7 +118,7 @@ def _listed_version(name: str, installed: Mapping[str, str]) -> str:
 
 
 def module_path(toolchain: Toolchain, texts: TextCache | None = None) -> tuple[str, ...]:
-    """Return the module search path of a toolchain's interpreter; () if it is unusable."""
+    """Return the module path of a toolchain's interpreter. () if it is unusable."""
     from buildsys.system.interpreters.interpreter import check_interpreter
 
     interpreter = check_interpreter(toolchain, texts).interpreter
@@ -133,7 +131,7 @@ def python_version() -> str:
 
 
 def environment_facts(families: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables in ``environment`` that affect ``families`` (keys of ENVIRONMENT)."""
+    """Return the variables relevant to ``families`` (keys of ENVIRONMENT)."""
     patterns = [ENVIRONMENT[family] for family in families]
     return {
         name: value

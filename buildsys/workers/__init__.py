@@ -1,1 +1,1 @@
-"""Worker processes that run stages: servers that fork one child per job."""
+"""Worker processes for stages: servers with one forked child per job."""

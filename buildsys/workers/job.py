@@ -47,13 +47,13 @@ class Job:
     fail: Callable[[BuildsysError], NoReturn] = field(default=_raise, compare=False)
 
     def display_path(self, path: Path) -> str:
-        """Return ``path`` relative to the project folder where possible."""
+        """Return ``path`` relative to the project folder, if it is inside."""
         return str(path.relative_to(self.project) if path.is_relative_to(self.project) else path)
 
 
 @dataclass(frozen=True)
 class StageResult:
-    """The result of a stage, written to the target's result file below the common header."""
+    """The result of a stage. The result file has it below the common header."""
 
     status: str = "passed"  # passed | failed | unavailable
     reason: str = ""  # one sentence; empty if passed

@@ -37,7 +37,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 class LineBuffer:
-    """A buffer that splits received bytes into messages."""
+    """A buffer to split received bytes into messages."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -87,7 +87,7 @@ def job_from_json(fields: Message, **local: Any) -> Job:
 
 
 def error_to_json(error: BuildsysError) -> Message:
-    """Return ``error`` as JSON values; errors without a class of their own are stage errors."""
+    """Return ``error`` as JSON values. Other classes become stage errors."""
     if isinstance(error, StageError) and type(error).__name__ in _ERRORS:
         return {"class": type(error).__name__, "problem": error.problem, "hint": error.hint}
     return {"class": StageError.__name__, "problem": str(error), "hint": ""}

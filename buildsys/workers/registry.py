@@ -1,7 +1,7 @@
 """The folder of this user's shared servers: their sockets, records and lock.
 
-Each server has a socket and a JSON record next to it; one lock serves them all. Whoever connects
-to a server, starts one or retires one holds the lock, so nobody connects to a server that is ending.
+Each server has a socket and a JSON record; one lock serves them all. Whoever connects to a server,
+starts one or retires one holds the lock, so nobody connects to a server that is ending.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CONNECT_LIMIT_S = 1.0
 
 
 def idle_limit_s(environment: Mapping[str, str]) -> float:
-    """Return the time a server stays without work; 0: it ends with the run that started it.
+    """Return the lifetime of an idle server. 0: it ends with its run.
 
     Raises: UsageError: BUILDSYS_WORKER_IDLE is not a duration.
     """
@@ -72,7 +72,7 @@ class ServerRecord:
 
 
 def server_folder(environment: Mapping[str, str]) -> Path | None:
-    """Return the folder of this user's servers, created if necessary; None if none is safe.
+    """Return the folder of this user's servers, created if necessary. None if none is safe.
 
     It must belong to this user alone: anyone with write access could impersonate a server.
     """
@@ -114,7 +114,7 @@ def locked(folder: Path, limit_s: float = _LOCK_LIMIT_S) -> Iterator[None]:
 
 
 def connect(path: Path) -> socket.socket | None:
-    """Return a connection to the server at ``path``; None if nobody or another user listens."""
+    """Return a connection to the server at ``path``. None unless this user's server listens."""
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         channel.settimeout(
@@ -144,7 +144,7 @@ def record_path(path: Path) -> Path:
 
 
 def read_record(path: Path) -> ServerRecord | None:
-    """Return the record of the server at ``path``, or None if there is no valid one."""
+    """Return the record of the server at ``path``. None without a valid one."""
     try:
         return ServerRecord(**json.loads(record_path(path).read_bytes()))
     except (OSError, ValueError, TypeError):
@@ -163,7 +163,7 @@ def remove(path: Path) -> None:
 
 
 def retire_others(path: Path, log: Path) -> None:
-    """Retire other servers of the same kind and project than the one at ``path``."""
+    """Retire the other servers of this kind and project."""
     for other in path.parent.glob("*.sock"):
         record = read_record(other)
         if other == path or record is None or record.log != str(log):

@@ -1,4 +1,4 @@
-"""The result file of a target: a common header, then its stage's figures, as readable JSON."""
+"""The result file of a target: common header and stage figures as JSON."""
 
 from __future__ import annotations
 
@@ -14,19 +14,9 @@ from buildsys.workers.job import RESULT_SCHEMA, Job, StageResult
 from buildsys.workers.server_kinds import toolchain_of
 
 _LIBRARIES = (
-    "ml_dtypes",
-    "modelopt",
-    "numpy",
-    "onnx",
-    "onnxruntime",
-    "onnxscript",
-    "onnxsim",
-    "onnxslim",
-    "tensorrt",
-    "tensorrt_rtx",
-    "torch",
-    "torchvision",
-)
+    "ml_dtypes", "modelopt", "numpy", "onnx", "onnxruntime", "onnxscript", "onnxsim", "onnxslim",
+    "tensorrt", "tensorrt_rtx", "torch", "torchvision",
+)  # fmt: skip
 _REPLY_ITEMS = 16
 _SCALARS = (str, int, float, type(None))
 
@@ -40,7 +30,7 @@ def write_result(
     peak_rss_mib: float,
     versions: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the output ``result`` of ``job``; ``versions`` default to those in this process.
+    """Write the output ``result`` of ``job``. ``versions`` default to those in this process.
 
     Raises: TypeError, ValueError: a figure is not JSON; nothing is written.
     """
@@ -57,7 +47,7 @@ def write_result(
 
 
 class TargetNames(Protocol):
-    """The names of a target, as an action or a job has them."""
+    """The names of a target, in an action or a job."""
 
     @property
     def target(self) -> str: ...  # noqa: D102
@@ -98,14 +88,14 @@ def result_text(
 
 
 def loaded_versions() -> dict[str, str]:
-    """Return the versions of Python and of the libraries loaded in this process."""
+    """Return the versions of Python and of this process's libraries."""
     loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in _LIBRARIES}
     versions = {name: str(version) for name, version in loaded.items() if version}
     return {"python": platform.python_version(), **versions}
 
 
 def without_long_lists(figures: Any) -> Any:
-    """Return ``figures`` for the orchestrator: long lists (raw samples) stay in the result file."""
+    """Return ``figures`` without long lists. Raw samples stay in the result file."""
 
     def is_long(value: Any) -> bool:
         return isinstance(value, (list, tuple)) and len(value) > _REPLY_ITEMS
@@ -119,7 +109,7 @@ def without_long_lists(figures: Any) -> Any:
 
 
 def format_figures(figures: Mapping[str, Any]) -> str:
-    """Return ``figures`` as indented JSON, with each list of scalars on one line.
+    """Return ``figures`` as indented JSON. A list of scalars takes one line.
 
     JSON has no NaN and no infinity: they become ``null``, which readers treat as unknown.
     """

@@ -47,12 +47,12 @@ _DYNAMO = (
 
 
 def toolchain_of(job: Job) -> Toolchain | None:
-    """Return the toolchain whose interpreter runs ``job``; None for the default interpreter."""
+    """Return the toolchain to run ``job``. None for the default interpreter."""
     return None if job.stage in _DEFAULT_INTERPRETER_STAGES else job.toolchain
 
 
 def server_kind_of(job: Job) -> ServerKind:
-    """Return the kind of server for ``job``; a stage given as a module path gets a bare one."""
+    """Return the kind of server for ``job``. A stage given as a module path gets a bare one."""
     toolchain = toolchain_of(job)
     if toolchain is not None:
         return ServerKind(f"toolchain-{toolchain.name}", preload=_TOOLCHAIN_PRELOAD)
@@ -68,6 +68,6 @@ def server_kind_of(job: Job) -> ServerKind:
 
 
 def late_preload(job: Job) -> tuple[str, ...]:
-    """Return modules that the server imports when it receives the first such job."""
+    """Return modules to import into the server at the first such job."""
     dynamo = job.stage == "export" and job.options.get("export", {}).get("exporter") == "dynamo"
     return _DYNAMO if dynamo else ()

@@ -1,4 +1,4 @@
-"""Check that a built engine can run on this machine, before it is deserialized.
+"""Compatibility of built engines with this machine, checked before deserialization.
 
 ``can_run("engines/resnet50/engine.engine")`` returns a result that is false if the engine cannot
 run; its text gives the reasons and remedies. Standard library only.

@@ -31,7 +31,7 @@ def check(
     digest: bool = True,
     project: str | os.PathLike[str] | None = None,
 ) -> CompatibilityResult:
-    """Check that an engine can run on this machine, without deserializing it.
+    """Check an engine's compatibility with this machine without deserializing it.
 
     ``engine`` is an engine file or its folder, with its ``engine.json``. With ``digest`` the files
     are compared with their recorded SHA-256 (about 1 GB/s). Files of plugins that are not yet
@@ -72,7 +72,7 @@ def _check(path: Path, name: str, digest: bool, project: Path | None) -> Compati
 
 
 def _check_without_record(path: Path, header: Header, why: Reason) -> Iterator[Reason]:
-    """Yield what the file alone shows; that is never enough to say that it runs."""
+    """Yield the facts in the file alone. They never suffice to say that it runs."""
     size = path.stat().st_size
     shown = f"the file ({size} bytes) does not begin like an engine"
     if header.backend:

@@ -1,4 +1,4 @@
-"""Facts in the first bytes of an engine file, read without any library.
+"""The first bytes of an engine file, read without any library.
 
 The header of TensorRT-RTX engines was found by inspection: ``vtrt``, at byte 16 the size of the
 file in 8 bytes, at byte 24 the version in 4. A TensorRT engine (``ftrt``) with its file's size in
@@ -23,7 +23,7 @@ _ONNX_FIELDS, _GRAPH = {1, 2, 3, 4, 5, 6, 7, 8, 14, 20, 25, 26}, 7  # of ModelPr
 
 @dataclass(frozen=True)
 class Header:
-    """Facts in an engine file; ``backend`` is "" for an unknown kind of file."""
+    """The facts in an engine file. ``backend`` is "" for an unknown kind."""
 
     backend: str
     version: str = ""
@@ -67,7 +67,7 @@ def _walk_onnx(stream: BinaryIO, size: int) -> Header:
 
 
 def _read_varint(stream: BinaryIO) -> int:
-    """Return the number at this position; -1 if the file ends in it."""
+    """Return the number at this position, or -1 at the end."""
     number = 0
     for shift in range(0, 70, 7):
         byte = stream.read(1)

@@ -25,29 +25,29 @@ class Record:
     figures: Mapping[str, Any] = field(repr=False)
 
     def map(self, name: str) -> Mapping[str, Any]:
-        """Return a field that contains a mapping."""
+        """Return a mapping field."""
         found = self.figures.get(name)
         return found if isinstance(found, Mapping) else {}
 
     @property
     def built_with(self) -> Mapping[str, Any]:
-        """Return the libraries and devices that built the engine."""
+        """Return the libraries and devices of the build."""
         return self.map("built_with")
 
     @property
     def portability(self) -> Mapping[str, Any]:
-        """Return the machines it was built for, other than the one that built it."""
+        """Return its portability to other machines."""
         return self.map("portability")
 
     @property
     def files(self) -> dict[str, Mapping[str, Any]]:
-        """Return size and digest of the files in its folder, the engine first."""
+        """Return the facts about the files in its folder, engine first."""
         files = self.map("files").items()
         return {str(name): facts for name, facts in files if isinstance(facts, Mapping)}
 
 
 def read_record(engine: Path) -> Record | Reason:
-    """Return the record of an engine, or the reason that there is no usable one."""
+    """Return the record of an engine, or the reason for its absence."""
     path = engine.with_name(RECORD_NAME)
     try:
         figures = json.loads(path.read_bytes())
@@ -67,7 +67,7 @@ def read_record(engine: Path) -> Record | Reason:
 
 
 def find_damage(engine: Path, record: Record, header: Header, *, digest: bool) -> Iterator[Reason]:
-    """Yield differences between an engine's files and its record; ``digest`` reads all bytes.
+    """Yield differences between an engine's files and its record. ``digest`` reads all bytes.
 
     Raises: OSError: a file cannot be read.
     """

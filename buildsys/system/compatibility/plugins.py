@@ -1,4 +1,4 @@
-"""The TensorRT plugins that an engine needs: registered, or in files that can be found."""
+"""The TensorRT plugins of an engine: registered, or in files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHOWN_DIGITS = 16
 
 
 def plugin_reasons(record: Record, engine: Path, project: Path | None) -> Iterator[Reason]:
-    """Yield the plugins that are neither registered in this process nor found."""
+    """Yield a reason per plugin neither registered nor found."""
     for plugin in _needed_plugins(record):
         file = Path(str(plugin.get("file")))
         # a shared library in the engine's folder was checked with its other files
@@ -63,7 +63,7 @@ def _needed_plugins(record: Record) -> list[Mapping[str, Any]]:
 
 
 def _is_registered(record: Record, plugin: Mapping[str, Any]) -> bool:
-    """Return True if the library is loaded and its registry has the plugin."""
+    """Return True if the registry of the loaded library has the plugin."""
     module: Any = sys.modules.get(LIBRARIES.get(record.backend, ""))
     registry = module.get_plugin_registry() if hasattr(module, "get_plugin_registry") else None
     # the second name is that of TensorRT 8.6

@@ -1,4 +1,4 @@
-"""The result of a compatibility check: all reasons at once, each with a remedy."""
+"""The result of a compatibility check: all reasons with their remedies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SCHEMA = "buildsys/doctor/1"
 
 @dataclass(frozen=True)
 class Reason:
-    """A reason that an engine cannot run here, or cannot be trusted to."""
+    """A reason against running an engine here."""
 
     kind: str  # for programs: "gpu", "library", "version", "digest", …
     problem: str

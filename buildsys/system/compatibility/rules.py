@@ -1,4 +1,4 @@
-"""Rules that decide whether a machine can run an engine: library, version, GPU, driver, CPU.
+"""Rules for running an engine: library, version, GPU, driver, CPU.
 
 Source: TensorRT documentation, "Engine Compatibility" and "Support Matrix" (11.4); TensorRT-RTX
 documentation, "Engine Compatibility" and "CPU-Only AOT and TensorRT-RTX Engines".
@@ -37,7 +37,7 @@ _RELEASE = 3  # numbers of a version that identify an engine format
 
 
 def machine_reasons(record: Record) -> Iterator[Reason]:
-    """Yield all reasons that this machine cannot run a recorded engine."""
+    """Yield all reasons against running a recorded engine on this machine."""
     if record.backend not in LIBRARIES:  # a record may come from anywhere: import nothing it names
         problem = f"{RECORD_NAME} names an unknown backend: {record.backend!r}"
         yield Reason("record", problem, f"known backends: {', '.join(LIBRARIES)}")
@@ -97,7 +97,7 @@ def needs_gpu(record: Record) -> bool:
 
 
 def built_version(record: Record) -> str:
-    """Return the version of the library that built an engine."""
+    """Return the library version of an engine's build."""
     module = LIBRARIES.get(record.backend, record.backend)
     return str(record.built_with.get(module) or record.map("toolchain").get(module) or "")
 
@@ -179,7 +179,7 @@ def _check_gpu(record: Record) -> Iterator[Reason]:
 
 
 def _supported_capabilities(record: Record) -> str:
-    """Return the compute capabilities that an engine was built for, in words."""
+    """Return the compute capabilities of an engine, in words."""
     if record.backend == "tensorrt_rtx":
         *others, last = _rtx_capabilities(record) or [""]
         return f"{', '.join(others)} or {last}" if others else last

@@ -1,4 +1,4 @@
-"""The Python interpreter of a toolchain: its version and module path, or why it is unusable.
+"""The Python interpreter of a toolchain: version and module path, or its problem.
 
 It is started once: the result is cached by the stat of the interpreter, ``pyvenv.cfg``, the folders
 on its module path and their ``.pth`` files.
@@ -51,7 +51,7 @@ class Interpreter:
 
 @dataclass(frozen=True)
 class InterpreterCheck:
-    """The interpreter of a toolchain, with the problem that makes it unusable."""
+    """The interpreter of a toolchain, or the problem with it."""
 
     interpreter: Interpreter | None
     problem: str = ""
@@ -80,7 +80,7 @@ _probing = threading.Lock()
 
 
 def check_interpreter(toolchain: Toolchain, texts: TextCache | None = None) -> InterpreterCheck:
-    """Check a toolchain's interpreter; start it only if neither this process nor ``texts`` knows it.
+    """Check a toolchain's interpreter. It is started unless ``texts`` has the result.
 
     Raises: UsageError: BUILDSYS_INTERPRETER_LIMIT is not a duration.
     """
@@ -169,13 +169,14 @@ def _explain_failure(toolchain: Toolchain, result: ProbeResult) -> InterpreterCh
 def _unusable(toolchain: Toolchain, problem: str, hint: str = "") -> InterpreterCheck:
     name = toolchain.name
     hint = hint or (
-        f"set toolchains.{name}.python in configs/project.yaml, or {override_variable(name)} on this machine"
+        f"set toolchains.{name}.python in configs/project.yaml,"
+        f" or {override_variable(name)} on this machine"
     )
     return InterpreterCheck(None, f"the toolchain {name} cannot be used: {problem}", hint)
 
 
 def _cache_name(toolchain: Toolchain, environment: Mapping[str, str]) -> str:
-    """Return a name made of everything that decides which interpreter starts, and how."""
+    """Return a cache name from everything relevant to starting the interpreter."""
     python = toolchain.python
     configs = (python.parent / "pyvenv.cfg", python.parent.parent / "pyvenv.cfg")
     files = _stamps(map(str, (python, python.resolve(), *configs)))
@@ -189,7 +190,7 @@ def _cache_name(toolchain: Toolchain, environment: Mapping[str, str]) -> str:
 
 
 def _path_files(interpreter: Interpreter) -> list[str]:
-    """Return the folders of its module path, and the .pth files that extend the path."""
+    """Return the folders of its module path and their .pth files."""
     files = []
     for entry in interpreter.path:
         files.append(entry)

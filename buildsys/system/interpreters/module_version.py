@@ -1,4 +1,4 @@
-"""Versions of modules without a distribution, such as a library unpacked from an archive."""
+"""Versions of modules without a distribution, e.g. unpacked from an archive."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def written_version(module: str, path: Sequence[str]) -> str | None:
 def imported_version(
     module: str, path: Sequence[str], toolchain: Toolchain, texts: TextCache | None
 ) -> str | None:
-    """Return the version a package reports when imported, or None if there is no package.
+    """Return the version reported by a package on import, or None without a package.
 
     It is imported once per state of its files. Without a version, the files identify it.
     """

@@ -1,6 +1,6 @@
-"""Probes: short scripts run by another interpreter to learn about it and its libraries.
+"""Probes: short scripts that another interpreter runs to describe itself.
 
-A script writes JSON to a descriptor of its own (``argv[1]``), so nothing printed by
+A script writes JSON to a separate descriptor (``argv[1]``), so nothing printed by
 ``sitecustomize`` or a library is mistaken for the result.
 """
 
@@ -49,7 +49,7 @@ LIBRARY_SCRIPT = """
 import json, os, sys
 name, answer = sys.argv[2], {}
 if name == "onnxsim":
-    sys.modules["torch"] = None  # onnxsim imports it if installed, for seconds, and never needs it here
+    sys.modules["torch"] = None  # onnxsim imports it for seconds without needing it here
 sys.path[:] = [entry for entry in sys.path if entry]
 try:
     module = __import__(name)
@@ -78,7 +78,7 @@ os._exit(0)
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """The result of a script, or how its process ended without one."""
+    """The result of a script, or the end of its process."""
 
     fields: Mapping[str, Any] | None
     ending: str = ""  # without a result, e.g. "exited with code 1 without a result"
@@ -153,7 +153,7 @@ def run_probe(
 
 
 def _read_all(descriptor: int, limit_s: float) -> bytes | None:
-    """Read until the other end closes; None if that exceeds the limit."""
+    """Read until the other end closes. None if the limit is exceeded."""
     deadline, pieces = time.monotonic() + limit_s, list[bytes]()
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
@@ -184,7 +184,7 @@ class Library:
 def check_libraries(
     python: Path, names: Iterable[str], environment: Mapping[str, str], limit_s: float
 ) -> dict[str, Library]:
-    """Import each library in a process of its own: one may crash or hang without harming others."""
+    """Import each library in a separate process: some crash or hang."""
 
     def check(name: str) -> Library:
         try:

@@ -11,21 +11,15 @@ from pathlib import Path
 OVERRIDE_PREFIX = "BUILDSYS_TOOLCHAIN_"
 # variables of our interpreter that would change the modules another one finds
 _INTERPRETER_VARIABLES = (
-    "PYTHONEXECUTABLE",
-    "PYTHONHOME",
-    "PYTHONPATH",
-    "PYTHONPLATLIBDIR",
-    "PYTHONSTARTUP",
-    "VIRTUAL_ENV",
-    "VIRTUAL_ENV_PROMPT",
-    "__PYVENV_LAUNCHER__",
-)
+    "PYTHONEXECUTABLE", "PYTHONHOME", "PYTHONPATH", "PYTHONPLATLIBDIR", "PYTHONSTARTUP",
+    "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "__PYVENV_LAUNCHER__",
+)  # fmt: skip
 _PREFIX = "{prefix}"  # in a variable's value: the root folder of the interpreter's environment
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """A Python interpreter that builds and runs engines."""
+    """A Python interpreter for building and running engines."""
 
     name: str
     python: Path  # absolute, unless no such program was found on PATH
@@ -33,7 +27,7 @@ class Toolchain:
 
     @property
     def pip(self) -> str:
-        """Return the command that installs a package, without the package's name."""
+        """Return the command to install a package, without the package's name."""
         return f"{self.python} -m pip install"
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
@@ -43,7 +37,7 @@ class Toolchain:
 
 
 def override_variable(name: str) -> str:
-    """Return the environment variable that overrides a toolchain's interpreter."""
+    """Return the environment variable to override a toolchain's interpreter."""
     return OVERRIDE_PREFIX + re.sub(r"[^A-Za-z0-9]", "_", name).upper()
 
 
@@ -60,9 +54,10 @@ def locate_toolchain(
     ``~`` is expanded.
     """
     entry = environment.get(override_variable(name)) or python
-    path = Path(os.path.expanduser(entry))  # noqa: PTH111 - Path.expanduser raises for an unknown user
+    path = Path(os.path.expanduser(entry))  # noqa: PTH111 - Path's raises for an unknown user
     if "/" in entry:
-        path = Path(os.path.abspath(project / path))  # noqa: PTH100 - a link leads into another environment
+        # unresolved: a link may lead into another environment
+        path = Path(os.path.abspath(project / path))  # noqa: PTH100
     else:
         import shutil  # slow to import, rarely needed
 

@@ -20,37 +20,13 @@ _KEEP_MEMORY = {
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
 # no library reads these at import; they differ between terminals or calls
-_PER_CALL = frozenset(
-    {
-        "_",
-        "ALACRITTY_WINDOW_ID",
-        "COLUMNS",
-        "GNOME_TERMINAL_SCREEN",
-        "GPG_TTY",
-        "INVOCATION_ID",
-        "ITERM_SESSION_ID",
-        "JOURNAL_STREAM",
-        "KITTY_PID",
-        "KITTY_WINDOW_ID",
-        "LINES",
-        "OLDPWD",
-        "PWD",
-        "PYTEST_CURRENT_TEST",
-        "SHLVL",
-        "SSH_AUTH_SOCK",
-        "SSH_CLIENT",
-        "SSH_CONNECTION",
-        "SSH_TTY",
-        "STY",
-        "TERM",
-        "TERM_SESSION_ID",
-        "TMUX",
-        "TMUX_PANE",
-        "WEZTERM_PANE",
-        "WINDOWID",
-        "XDG_SESSION_ID",
-    }
-)
+_PER_CALL = (
+    "_", "ALACRITTY_WINDOW_ID", "COLUMNS", "GNOME_TERMINAL_SCREEN", "GPG_TTY", "INVOCATION_ID",
+    "ITERM_SESSION_ID", "JOURNAL_STREAM", "KITTY_PID", "KITTY_WINDOW_ID", "LINES", "OLDPWD",
+    "PWD", "PYTEST_CURRENT_TEST", "SHLVL", "SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION",
+    "SSH_TTY", "STY", "TERM", "TERM_SESSION_ID", "TMUX", "TMUX_PANE", "WEZTERM_PANE", "WINDOWID",
+    "XDG_SESSION_ID",
+)  # fmt: skip
 
 
 def split_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -1,4 +1,4 @@
-"""Fingerprint of a worker server's environment; equal fingerprints mean it can be reused.
+"""Fingerprint of a worker server's environment. An equal one means it can be reused.
 
 It misses an edit deep inside an installed library that leaves its folder list, its version and its
 ``__init__.py`` unchanged; ``doit workers --stop`` is for those who edit libraries.
@@ -23,16 +23,9 @@ from buildsys.workers.server_kinds import ServerKind
 
 _SCHEMA = "buildsys/server/1"
 _STATUS = (
-    "Umask",
-    "Uid",
-    "Gid",
-    "Groups",
-    "CapEff",
-    "NoNewPrivs",
-    "Seccomp",
-    "Cpus_allowed_list",
+    "Umask", "Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Seccomp", "Cpus_allowed_list",
     "Mems_allowed_list",
-)
+)  # fmt: skip
 _SYSTEM_FILES = ("/proc/sys/kernel/random/boot_id", "/proc/self/cgroup", "/proc/self/oom_score_adj")
 _LIBRARY_CACHE = "/etc/ld.so.cache"  # rewritten when a system library or the driver is installed
 
@@ -45,7 +38,7 @@ def fingerprint(
     folder: Path,
     interpreter: Interpreter | None = None,
 ) -> str:
-    """Return a SHA-256 over everything that a server started now would depend on.
+    """Return a SHA-256 over everything a server started now depends on.
 
     ``folder`` is the project's folder of worker logs: projects do not share servers.
     ``interpreter`` describes ``python`` unless that is this process's interpreter.
@@ -84,14 +77,14 @@ def fingerprint(
 
 
 def server_modules() -> list[Path]:
-    """Return the files of this package that a server may have imported when it forks."""
+    """Return the files of this package possibly imported by a server."""
     package = Path(buildsys.__file__).parent
     loaded = (*package.glob("system/**/*.py"), *package.glob("workers/**/*.py"))
     return [package / "__init__.py", package / "errors.py", *sorted(loaded)]
 
 
 def _modules(folder: str) -> Iterator[tuple[str, Stamp | None]]:
-    """Yield a stamp of everything importable: packages by __init__.py, releases by RECORD."""
+    """Yield a stamp of everything importable in a folder."""
     try:
         with os.scandir(folder) as found:
             names = sorted(item.name for item in found)
@@ -111,7 +104,7 @@ def _modules(folder: str) -> Iterator[tuple[str, Stamp | None]]:
 
 
 def _inherited_state() -> dict[str, Any]:
-    """Return the state that a child process inherits, other than environment variables."""
+    """Return the inherited state of child processes, except environment variables."""
     lines = Path("/proc/self/status").read_text().splitlines()
     status = dict(line.split(":", 1) for line in lines if ":" in line)
     limits = sorted(name for name in vars(resource) if name.startswith("RLIMIT_"))
@@ -129,7 +122,7 @@ def _inherited_state() -> dict[str, Any]:
 
 
 def _folder_mark(folder: Path) -> str:
-    """Return a random mark: a folder created later under this name may get the same inode."""
+    """Return a random mark. A later folder of this name may get the same inode."""
     file = folder / ".mark"
     if not file.exists():
         new = folder / f".mark.{os.getpid()}"

@@ -1,4 +1,4 @@
-"""The orchestrator's channels for one job: events from the child, status from the server."""
+"""The orchestrator's channels for one job, to child and server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OnEvent = Callable[[Message], None]
 
 
 class JobChannels:
-    """The events pipe and the status socket of one job, and a view of the control socket."""
+    """The events pipe and status socket of one job, with the control socket."""
 
     def __init__(self, control: socket.socket) -> None:
         self.pid: int | None = None  # of the child, once it started
@@ -37,12 +37,12 @@ class JobChannels:
         return [self._remote_events, self._remote_status.fileno()]
 
     def close_remote(self) -> None:
-        """Close this process's copies of the descriptors that were sent."""
+        """Close this process's copies of the sent descriptors."""
         os.close(self._remote_events)
         self._remote_status.close()
 
     def close(self) -> None:
-        """Close the channels; the server then kills a child that still runs."""
+        """Close the channels. The server then kills a running child."""
         os.close(self._events)
         self._status.close()
         self._control.close()
@@ -83,7 +83,7 @@ class JobChannels:
         return self._status_lines.feed(piece) if piece else None
 
     def _read_events(self, on_event: OnEvent, selector: selectors.BaseSelector) -> Message | None:
-        """Pass on the events received so far; return the child's answer if it is one of them."""
+        """Pass on the received events. Return the child's answer if it arrived."""
         while True:
             try:
                 piece = os.read(self._events, 1 << 16)

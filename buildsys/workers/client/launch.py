@@ -1,4 +1,4 @@
-"""Start a worker server for this run, or connect to one that several runs share."""
+"""Start a worker server for this run, or connect to a shared one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BACKLOG = 128  # connections waiting while a server still loads libraries
 def start_server(
     kind: ServerKind, *, python: str, folder: Path, toolchain: Toolchain | None = None
 ) -> ServerHandle:
-    """Return a server for jobs of one kind, preferably one that already runs.
+    """Return a server for jobs of one kind, preferably a running one.
 
     ``folder`` receives its log. ``python`` is the interpreter of ``toolchain`` if that is given.
     Raises: OSError: it cannot be started. UsageError: BUILDSYS_WORKER_IDLE is not a duration.
@@ -58,7 +58,7 @@ def start_server(
 
 @dataclass(frozen=True)
 class _Launch:
-    """Everything that a server is started from."""
+    """Everything a server is started from."""
 
     kind: ServerKind
     python: str
@@ -68,7 +68,7 @@ class _Launch:
     interpreter: Interpreter | None  # None: that of this process
 
     def start_own(self) -> OwnServer:
-        """Start a server that ends with this process."""
+        """Start a server for the lifetime of this process."""
         control, remote = socket.socketpair()
         try:
             process = self._spawn({"control": remote.fileno(), "parent": os.getpid()}, remote)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JobReply:
-    """The reply to a job; ``figures`` lack the long lists of the result file."""
+    """The reply to a job. ``figures`` are without the long lists of the result file."""
 
     status: str  # passed | failed | unavailable
     reason: str
@@ -37,7 +37,7 @@ def _ignore_event(event: dict[str, Any]) -> None:
 
 
 class WorkerPool:
-    """A thread-safe pool that runs each job in a worker process.
+    """A thread-safe pool of worker processes.
 
     A job's process ends with this one, however that ends; ``close`` ends it at once. A server may
     stay for a while, so that the next run finds its libraries loaded (``BUILDSYS_WORKER_IDLE``).
@@ -64,7 +64,7 @@ class WorkerPool:
         timeout_s: float | None = None,
         on_event: Callable[[dict[str, Any]], None] = _ignore_event,
     ) -> JobReply:
-        """Run ``job`` in a process of its own, with all output in ``log``.
+        """Run ``job`` in a separate process, with all output in ``log``.
 
         Events: ``started`` (pid), any number of ``progress`` (message), ``finished`` (status,
         seconds, peak_rss_mib). They arrive in the calling thread; an exception there stops the job.
@@ -110,7 +110,7 @@ class WorkerPool:
         )
 
     def close(self) -> None:
-        """End all servers; jobs that still run in other threads fail at once."""
+        """End all servers. Jobs in other threads fail at once."""
         with self._lock:
             self._closed = True
             for server in self._servers.values():

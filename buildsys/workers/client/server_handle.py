@@ -1,4 +1,4 @@
-"""The orchestrator's handle of one worker server: run a job, end the server."""
+"""The orchestrator's handle of a worker server: run jobs, end it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _CLOSE_LIMIT_S = 1.0
 
 
 class JobNotStartedError(WorkerDied):
-    """The server ended or hangs before it started the job, so another one can run it."""
+    """The server did not start the job, so another one can run it."""
 
 
 class ServerHandle:
-    """A thread-safe connection to a running server; each job has its own channels."""
+    """A thread-safe connection to a running server. Each job has its own channels."""
 
     reused = False  # True if an earlier run started the server
 
@@ -97,7 +97,7 @@ class ServerHandle:
         raise NotImplementedError
 
     def _end_server(self) -> str:
-        """Return how the server ended; kill it if it only stopped responding."""
+        """Return the exit cause of the server. Kill it if it hangs."""
         raise NotImplementedError
 
     def _send(self, request: bytes) -> JobChannels | None:
@@ -127,7 +127,7 @@ class ServerHandle:
 
 
 class OwnServer(ServerHandle):
-    """A server for this process alone, which ends with it."""
+    """A server for this process alone, ended with it."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class OwnServer(ServerHandle):
 
 
 class SharedServer(ServerHandle):
-    """A server that other processes may use at the same time and later."""
+    """A server for several processes, at the same time and later."""
 
     def __init__(
         self,

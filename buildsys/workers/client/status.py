@@ -1,4 +1,4 @@
-"""List and stop the worker servers that outlive a run (``doit workers``)."""
+"""Shared worker servers, listed and stopped for ``doit workers``."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def format_running(running: Sequence[RunningServer]) -> str:
 
 
 def format_stopped(stopped: Sequence[RunningServer]) -> str:
-    """Return one line per server that was ended."""
+    """Return one line per stopped server."""
     lines = [
         f"ended {server.record.pid} ({server.record.kind}, {server.record.project})\n"
         for server in stopped

@@ -1,4 +1,4 @@
-"""Jobs that cannot run because their toolchain is unusable."""
+"""Jobs with an unusable toolchain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from buildsys.workers.result_file import write_result
 
 
 def check_toolchain(job: Job, toolchain: Toolchain, log: Path) -> Unavailable | None:
-    """Return the reason that ``job`` cannot run, after writing its result file; else None.
+    """Write the result file of ``job`` if its toolchain is unusable. Return the reason, or None.
 
     Raises: StageError: the interpreter hangs or crashes; the next attempt may succeed.
     """

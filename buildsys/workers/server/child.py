@@ -1,4 +1,4 @@
-"""A forked child: run one stage, write its result file, report to the orchestrator, end.
+"""A forked child: run one stage, write its result file, report, end.
 
 It ends by ``os._exit`` after flushing, as the teardown of an interpreter with torch takes a second.
 """
@@ -38,7 +38,7 @@ _OUT_OF_MEMORY = (
 
 
 def run_child(job: Job, log: Path, events: int) -> NoReturn:
-    """Run ``job`` with its output in ``log``, report on descriptor ``events``, end this process."""
+    """Run ``job`` with its output in ``log``, report on ``events``, end."""
     channel = _EventChannel(events)
     channel.send({"event": "started", "pid": os.getpid()})
     try:
@@ -67,7 +67,7 @@ def run_child(job: Job, log: Path, events: int) -> NoReturn:
 
 
 class _EventChannel:
-    """The write end of the events pipe; threads of a stage may share it."""
+    """The write end of the events pipe, shared by a stage's threads."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -85,7 +85,7 @@ class _EventChannel:
 
 
 def _run_job(job: Job, log: Path) -> Message:
-    """Run the stage, write its result file and return the message to the orchestrator."""
+    """Run the stage, write its result file, return the final message."""
     started, clock = datetime.now(timezone.utc), time.perf_counter()
     result: StageResult | None = None
     error: BuildsysError | None = None
@@ -126,7 +126,7 @@ def _run_stage(job: Job) -> StageResult:
 
 
 def _as_expected(error: Exception, job: Job, log: Path) -> BuildsysError:
-    """Return ``error`` as an expected one, and write its details to the log."""
+    """Return ``error`` as an expected one. Write details to the log."""
     if isinstance(error, BuildsysError):
         _log(str(error))
         if error.__cause__ is not None or error.__context__ is not None:
@@ -142,7 +142,7 @@ def _as_expected(error: Exception, job: Job, log: Path) -> BuildsysError:
 
 
 def peak_rss_mib() -> float:
-    """Return the peak memory of this process, including pages shared with its server."""
+    """Return the peak memory of this process. It includes pages shared with the server."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return round(peak / (1 << 20 if sys.platform == "darwin" else 1 << 10), 1)
 

@@ -18,7 +18,7 @@ SERVER_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
 
 
 def fork_child(work: Callable[[], NoReturn]) -> int:
-    """Run ``work`` in a forked child, a process group of its own; return its pid.
+    """Run ``work`` in a forked child with its own process group. Return its pid.
 
     Raises: OSError: no memory or no process is left.
     """
@@ -61,7 +61,7 @@ def signal_group(pid: int, number: signal.Signals) -> None:
 
 
 def flush() -> None:
-    """Write out the buffers of Python and C, which a child would write again."""
+    """Write out the buffers of Python and C. A child would write them again."""
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)

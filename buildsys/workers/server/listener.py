@@ -37,7 +37,7 @@ class Listener:
         return accepted
 
     def mark_ready(self) -> None:
-        """Record that all libraries are loaded."""
+        """Record the end of the preload."""
         # on failure, clients only wait longer for a server that hangs
         with contextlib.suppress(OSError), registry.locked(self._path.parent):
             record = registry.read_record(self._path)
@@ -50,7 +50,7 @@ class Listener:
             os.utime(registry.record_path(self._path))
 
     def close(self) -> list[socket.socket]:
-        """Retire the address; return the connections that arrived before.
+        """Retire the address. Return the connections made before.
 
         Raises: BlockingIOError: another process is connecting or starting a server; try again.
         """

@@ -21,7 +21,7 @@ from buildsys.workers.server.server import Server
 
 
 def main() -> NoReturn:
-    """Serve the orchestrator that started this process, or all that connect."""
+    """Serve the parent of this process, or all clients."""
     faulthandler.enable()
     # OpenBLAS, the only library here that starts threads at import, handles forks itself
     warnings.filterwarnings(

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def preload(modules: Iterable[str], without: Iterable[str] = ()) -> str:
-    """Import ``modules`` while ``without`` look missing; return the problem with the first one.
+    """Import ``modules`` while ``without`` look missing. Return the first one's problem.
 
     Later ones that cannot be imported are skipped: a stage that needs them reports that.
     """

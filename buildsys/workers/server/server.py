@@ -1,4 +1,4 @@
-"""The main loop of a worker server: receive jobs and fork a child for each.
+"""The main loop of a worker server: receive jobs, fork children.
 
 Single-threaded on purpose: a fork copies one thread only. Standard library only.
 """
@@ -50,7 +50,7 @@ class _RunningJob:
 
 
 class Server:
-    """A server that forks one child per job and reports how each one ended.
+    """A server with one forked child per job.
 
     With a ``parent`` it serves that process over one connection and ends with it. With a
     ``listener`` it serves all that connect, and ends ``idle_s`` after the last one disconnected.
@@ -95,7 +95,7 @@ class Server:
             die_with_parent(self._parent, signal.SIGUSR1)
 
     def serve(self, problem: str) -> NoReturn:
-        """Run jobs until nobody can send one; with a ``problem`` every job is refused."""
+        """Run jobs until nobody can send one. A ``problem`` refuses every job."""
         self._problem = problem
         self._retiring = bool(problem)
         self._end_at = time.monotonic() + self._idle_s
@@ -141,7 +141,7 @@ class Server:
                 self._start_job(message, connection)
 
     def _drop_connection(self, connection: _Connection) -> None:
-        """Kill the jobs of an orchestrator that is gone."""
+        """Drop a connection and kill its jobs."""
         if self._parent is not None:
             self._stop()
         for job in self._jobs.values():
@@ -157,7 +157,7 @@ class Server:
         self._note_use()
 
     def _close_if_unused(self, connection: _Connection) -> None:
-        """Close a dropped connection once its jobs have ended: its orchestrator waits for that."""
+        """Close a dropped connection without jobs. Its orchestrator waits for that."""
         if not any(job.connection is connection for job in self._jobs.values()):
             connection.control.close()
 
@@ -197,7 +197,7 @@ class Server:
         self._note_use()
 
     def _close_inherited(self) -> None:
-        """Close the server's descriptors in a child: a copy would hide the end of the original."""
+        """Close the server's descriptors in a child. A copy would hide the original's end."""
         self._selector.close()
         if self._listener is not None:
             self._listener.socket.close()
@@ -258,7 +258,7 @@ class Server:
                 signal_group(job.pid, signal.SIGTERM)
 
     def _end_if_idle(self) -> None:
-        """End a server that nobody needs, unless a client connects at the last moment."""
+        """End an idle server, unless a client connects at the last moment."""
         idle = not self._connections and time.monotonic() >= self._end_at
         if self._listener is not None and (self._retiring or idle):
             try:
@@ -287,7 +287,7 @@ class Server:
 
 
 def _next_ended_child() -> int | None:
-    """Return the pid of a child that has ended and is not yet reaped."""
+    """Return the pid of an ended child before it is reaped."""
     try:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -296,6 +296,6 @@ def _next_ended_child() -> int | None:
 
 
 def _send_status(status: socket.socket, message: Message) -> None:
-    """Send a message that fits into the socket's buffer, unless the client is gone."""
+    """Send a small message, unless the client is gone."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         status.sendall(encode(message))
