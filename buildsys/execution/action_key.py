@@ -1,4 +1,4 @@
-"""Action keys: a digest over labelled, readable parts, and the differences between two keys."""
+"""Action keys: digests over labelled parts, and their differences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _encode = json.JSONEncoder().encode  # json.dumps evaluates its options again fo
 
 @dataclass(frozen=True)
 class ActionKey:
-    """The key of an action at one moment and the files that it was computed from."""
+    """The key of an action at one moment, with its files."""
 
     target: str
     parts: Mapping[str, str]
@@ -31,12 +31,12 @@ class ActionKey:
 
     @cached_property
     def digest(self) -> str:
-        """The digest of all parts, under which a result is recorded and stored."""
+        """The digest of all parts, used in records and stores."""
         return digest_parts(self.target, self.parts)
 
 
 class PartChange(NamedTuple):
-    """A part that differs between two keys; None in a key without it."""
+    """A part with different values in two keys, None if absent."""
 
     label: str
     old: str | None
@@ -54,7 +54,7 @@ def digest_parts(target: str, parts: Mapping[str, str]) -> str:
 
 
 def declared_parts(action: Action) -> dict[str, str]:
-    """Return the parts for the options of an action and the roles of its files."""
+    """Return the parts for an action's options and file roles."""
     parts = flatten_options(action.options, "config:")
     parts["inputs"] = _roles(action.inputs)
     parts["outputs"] = _roles(action.outputs)
@@ -67,7 +67,7 @@ def content_parts(kind: str, digests: Mapping[str, str | None]) -> dict[str, str
 
 
 def flatten_options(options: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return dotted names and JSON texts of all leaves; the result is unique per options.
+    """Return dotted names and JSON texts of all leaves, unique per options.
 
     A list of plain values is one leaf (``[1, 3, 224, 224]``), other lists are numbered
     (``profiles[0].x``). Empty maps and lists are leaves. Dots, brackets and backslashes in names

@@ -1,4 +1,4 @@
-"""Outputs of earlier builds by action key: the project's store and the shared cache.
+"""Outputs of earlier builds, in the project's store and the shared cache.
 
 A cache only saves time: a problem with it costs a warning and a rebuild, never a build.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class BuildCache:
-    """Records in the ledger and the store of a project, then in the shared cache, if any."""
+    """Lookup in the ledger, the store and the shared cache."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class BuildCache:
         self._warned: set[str] = set()
 
     def find(self, action: Action, key: ActionKey) -> ActionRecord | None:
-        """Return a record with this key and outputs that can all be fetched."""
+        """Return a record with this key and complete outputs."""
         for look_up in (self._ledger.lookup, self._stored):
             found = look_up(action.target, key.digest)
             if (
@@ -66,7 +66,7 @@ class BuildCache:
         return None
 
     def fetch(self, record: ActionRecord, names: Mapping[str, OutputFile], tree: Path) -> bool:
-        """Copy outputs into an empty folder; return False if one of them is damaged."""
+        """Copy outputs into an empty folder, False if one is damaged."""
         jobs = []
         for name, file in names.items():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ class BuildCache:
         return True
 
     def keep(self, action: Action, record: ActionRecord) -> None:
-        """Copy published outputs into the store and the shared cache, in the background."""
+        """Copy published outputs into the caches in the background."""
         share = record.status == PASSED and not action.measures
         self._background.submit(partial(self._keep, record, share))
 
@@ -107,7 +107,7 @@ class BuildCache:
             return None
 
     def _is_valid(self, found: ActionRecord, action: Action, key: ActionKey) -> bool:
-        """Return True if a record has the key's parts and only files of the target."""
+        """Return True if a record matches the key and the target's folders."""
         folders = {PurePosixPath(ref.path).parent for ref in action.outputs.values()}
         record = f"a stored record of {action.target}"
         for name in found.outputs:
@@ -138,7 +138,7 @@ class BuildCache:
 
 
 def stored_in(store: Store, ledger: Ledger) -> Callable[[Action, ActionKey], bool]:
-    """Return a check for restorable targets that writes nothing."""
+    """Return a read-only check for restorable targets."""
 
     def is_stored(action: Action, key: ActionKey) -> bool:
         target, digest = action.target, key.digest
@@ -156,5 +156,5 @@ def stored_in(store: Store, ledger: Ledger) -> Callable[[Action, ActionKey], boo
 
 
 def store_folder(state: Path) -> Path:
-    """Return the folder of the store: BUILDSYS_STORE, or one in the state folder."""
+    """Return the store's folder: BUILDSYS_STORE or inside the state folder."""
     return state.parent / (os.environ.get("BUILDSYS_STORE") or state / "store")

@@ -1,4 +1,4 @@
-"""TensorRT versions of a project's interpreters, by which engines are planned."""
+"""TensorRT versions of a project's interpreters, an input of planning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def builder_versions(root: Path, state: Path) -> VersionOf:
-    """Return a lookup of the TensorRT version in a toolchain or our own interpreter."""
+    """Return a lookup of TensorRT versions by toolchain."""
 
     @cache
     def version_of(toolchain: ToolchainRef | None) -> str:

@@ -1,4 +1,4 @@
-"""Execution of one action: lock, check, restore or run, check the inputs again, publish."""
+"""Executor: brings one target at a time up to date."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from buildsys.workers.job import Job
 
 if TYPE_CHECKING:
     from buildsys.store.shared_cache import SharedCache
-    from buildsys.workers.client.pool import WorkerPool
+    from buildsys.workers.client.pool import JobReply, WorkerPool
 
 Event = dict[str, Any]
 _RESULT = "result"  # the role that every action has
@@ -69,18 +69,6 @@ class Outcome:
     log: Path = Path()
     waited: bool = False  # not run: another process or thread built it meanwhile
     restored: bool = False  # not run: its outputs came from the store
-
-
-@dataclass(frozen=True)
-class _StageResult:
-    """The answer of a worker, also for a failed check or an unavailable target."""
-
-    status: str
-    reason: str
-    hint: str
-    figures: Mapping[str, Any]
-    started: str  # ISO, UTC
-    seconds: float
 
 
 class Executor:
@@ -134,7 +122,7 @@ class Executor:
         return self.up_to_date_key(target) is not None
 
     def up_to_date_key(self, target: str) -> str | None:
-        """Return the key digest of an up-to-date target, None for a stale one."""
+        """Return the key digest of a target, None if it is stale."""
         try:
             return self._checker.up_to_date_key(self._actions[target])
         except StageError:
@@ -145,15 +133,16 @@ class Executor:
         return self._checker.examine(self._actions[target])
 
     def remembered_models(self, models: Mapping[str, str]) -> dict[str, list[str]]:
-        """Return the targets of unchanged models that an earlier run found up to date.
+        """Return the targets of unchanged, up-to-date models of earlier runs.
 
         ``models`` maps names to resolved manifests. Raises: StageError: the state cannot be used.
         """
         return self._models.find(models)
 
     def check_models(self, models: Mapping[str, PlannedModel]) -> dict[str, list[str]]:
-        """Check models in full and remember those up to date; return their targets.
+        """Check models in full; remember those up to date.
 
+        Returns their targets.
         Raises: StageError: the state cannot be used.
         """
         found = list(self._models.check(models, self.up_to_date_key))
@@ -162,7 +151,7 @@ class Executor:
         return {model.name: list(model.keys) for model in found}
 
     def run(self, target: str, *, force: bool = False) -> Outcome:
-        """Bring a target up to date; with ``force`` rebuild it in any case.
+        """Bring a target up to date, or with ``force`` rebuild it.
 
         Raises: CheckFailed: its result file is published. StageError: nothing is published.
         The target is stale after both.
@@ -194,10 +183,11 @@ class Executor:
     def replace_by_failure(
         self, target: str, write: Callable[[], tuple[Mapping[str, bytes], str]]
     ) -> None:
-        """Replace the outputs of a target, which stay in the store; it counts as failed.
+        """Replace the outputs of a target by files about a failure.
 
         ``write`` is called under the target's lock. It returns the files (path relative to the
-        build folder -> content) and the reason; without files nothing changes.
+        build folder -> content) and the reason; without files nothing changes. The target counts
+        as failed; the store keeps its outputs.
         Raises: StageError, OSError: the files cannot be replaced.
         """
         action = self._actions[target]
@@ -210,11 +200,11 @@ class Executor:
                 publish_failure(self._publisher, self._ledger, run, files, result)
 
     def owned(self, target: str) -> set[str]:
-        """Return all files of a target in the build folder, relative to it."""
+        """Return the files of a target, relative to the build folder."""
         return self._ledger.owned(target)
 
     def forget(self, target: str) -> None:
-        """Drop a target's records, so that it is stale."""
+        """Drop the records of a target to make it stale."""
         self._ledger.forget(target)
 
     def close(self) -> None:
@@ -226,7 +216,7 @@ class Executor:
             self._db.close()
 
     def _restore(self, action: Action, key: ActionKey, why: str) -> ActionRecord | None:
-        """Restore the outputs of an earlier build with this key, if a store has them."""
+        """Restore the outputs of an earlier build with this key."""
         record = self._cache.find(action, key)
         if record is None or (record.status == UNAVAILABLE and is_required(action)):
             return None
@@ -263,7 +253,7 @@ class Executor:
             started = utc_now()
             with self._publisher.staging(target) as tree:
                 try:
-                    result = self._run_stage(action, tree, started)
+                    reply = self._run_stage(action, tree)
                 except BuildsysError as error:
                     if isinstance(error, StageError):  # libraries do not always report a full disk
                         error.hint = joined(self._publisher.low_disk_note(), error.hint)
@@ -279,13 +269,13 @@ class Executor:
                     )
                 # equal content is no proof (a branch may have been checked out and back)
                 if now.files == key.files:
-                    return self._publish(action, key, tree, result, why)
+                    return self._publish(action, key, tree, reply, started, why)
             key = now
         raise StageError(
             f"a file that {target} reads was written repeatedly while it ran", "run it again"
         )
 
-    def _run_stage(self, action: Action, tree: Path, started: str) -> _StageResult:
+    def _run_stage(self, action: Action, tree: Path) -> JobReply:
         log, begun, toolchain = self._log(action), time.perf_counter(), action.toolchain
         outputs = {role: tree / ref.path for role, ref in action.outputs.items()}
         try:
@@ -309,25 +299,24 @@ class Executor:
         )
         on_event = partial(self._on_event, action.target)
         try:
-            reply = self._pool.run(job, log=log, timeout_s=action.timeout_s, on_event=on_event)
+            return self._pool.run(job, log=log, timeout_s=action.timeout_s, on_event=on_event)
         except (CheckFailed, Unavailable) as error:
             if not outputs[_RESULT].exists():
                 raise
+            from buildsys.workers.client.pool import JobReply
+
             status = FAILED if isinstance(error, CheckFailed) else UNAVAILABLE
             seconds = time.perf_counter() - begun
-            return _StageResult(status, error.problem, error.hint, {}, started, seconds)
-        return _StageResult(
-            reply.status, reply.reason, reply.hint, reply.figures, started, reply.seconds
-        )
+            return JobReply(status, error.problem, error.hint, {}, seconds, log)
 
     def _existing(self, files: Mapping[str, FileRef]) -> dict[str, Path]:
         paths = {role: self._build / ref.path for role, ref in files.items()}
         return {role: path for role, path in paths.items() if path.exists()}
 
     def _publish(
-        self, action: Action, key: ActionKey, tree: Path, result: _StageResult, why: str
+        self, action: Action, key: ActionKey, tree: Path, reply: JobReply, started: str, why: str
     ) -> Outcome:
-        target, status, main = action.target, result.status, action.outputs[_RESULT].path
+        target, status, main = action.target, reply.status, action.outputs[_RESULT].path
         declared = dict.fromkeys(ref.path for ref in action.outputs.values())
         for role, ref in action.outputs.items():
             needed = role == _RESULT or (status == PASSED and not ref.optional)
@@ -342,10 +331,10 @@ class Executor:
         self._publisher.publish(tree, sealed, last=main)
         self._publisher.remove(unwanted)
         if status == FAILED:
-            run = (target, key.digest, FAILED, result.started, result.seconds, result.reason, why)
+            run = (target, key.digest, FAILED, started, reply.seconds, reply.reason, why)
             self._ledger.add_failure(HistoryEntry(*run), sealed)
             details = f"details: {self._shown(self._build / main)}"
-            raise CheckFailed(result.reason, joined(result.hint, details))
+            raise CheckFailed(reply.reason, joined(reply.hint, details))
         outputs: dict[str, OutputFile | None] = dict.fromkeys(declared)
         outputs |= {name: OutputFile(digest, s.size) for name, (digest, s) in sealed.items()}
         record = ActionRecord(
@@ -354,17 +343,17 @@ class Executor:
             parts=key.parts,
             outputs=outputs,
             status=status,
-            started=result.started,
-            seconds=result.seconds,
-            reason=result.reason,
-            hint=result.hint,
-            figures=summary(result.figures),
+            started=started,
+            seconds=reply.seconds,
+            reason=reply.reason,
+            hint=reply.hint,
+            figures=summary(reply.figures),
             log=self._shown(self._log(action)),
         )
         self._ledger.add(record, why=why)
         self._cache.keep(action, record)
         if status == UNAVAILABLE and is_required(action):
-            raise StageError(f"{target} is required, but unavailable: {result.reason}", result.hint)
+            raise StageError(f"{target} is required, but unavailable: {reply.reason}", reply.hint)
         return self._outcome(record)
 
     def _outcome(

@@ -57,7 +57,7 @@ class LastRun:
 
 @dataclass(frozen=True)
 class Freshness:
-    """The decision on one target at one moment, and everything that it is based on."""
+    """The decision on one target at one moment, with its reasons."""
 
     target: str
     up_to_date: bool = False
@@ -75,7 +75,7 @@ class Freshness:
 
     @cached_property
     def reasons(self) -> tuple[Reason, ...]:
-        """The target's own reasons to be stale; none if it is up to date."""
+        """The target's own reasons to be stale."""
         if self.up_to_date:
             return ()
         if self.unreadable:
@@ -92,7 +92,7 @@ class Freshness:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The state of a target before the next run, including the effect of upstream targets."""
+    """The state of a target before the next run, including upstream effects."""
 
     target: str
     state: str  # FRESH, STALE, or MAY_RERUN: its own key matches, but an input will be rebuilt
@@ -105,9 +105,9 @@ class Explanation:
 def explain(
     targets: Iterable[Freshness], after: Mapping[str, Sequence[str]]
 ) -> dict[str, Explanation]:
-    """Return the explanations of ``targets``, which come after their upstream targets.
+    """Return the explanations of ``targets`` in the order of the graph.
 
-    ``after`` maps each target to those whose outputs it reads.
+    ``after`` maps each target to the targets whose outputs it reads.
     """
     explained: dict[str, Explanation] = {}
     for found in targets:
@@ -129,7 +129,7 @@ def explain(
 
 
 class FreshnessChecker:
-    """Decides which targets are up to date.
+    """Checker of targets against their records and outputs.
 
     ``is_stored`` returns whether the outputs of a stale target could be restored.
     """
@@ -149,7 +149,7 @@ class FreshnessChecker:
         self._is_stored = is_stored
 
     def up_to_date_key(self, action: Action) -> str | None:
-        """Return the key digest of an up-to-date target, None for a stale one.
+        """Return the key digest of a target, None if it is stale.
 
         Raises: StageError: a file cannot be read.
         """
@@ -161,7 +161,7 @@ class FreshnessChecker:
         return self._check(action, self._ledger.history(action.target, _RECENT_RUNS))
 
     def examine(self, action: Action) -> Freshness:
-        """Return the freshness of a target; an unreadable file is one of its reasons.
+        """Return the freshness of a target, with unreadable files as reasons.
 
         Raises: StageError: the state cannot be read.
         """
@@ -254,7 +254,7 @@ def read_only_checker(
 
 
 def is_required(action: Action) -> bool:
-    """Return True if the manifest or BUILDSYS_STRICT requires the target to be available."""
+    """Return True if an unavailable target fails (manifest or BUILDSYS_STRICT)."""
     return action.required or os.environ.get("BUILDSYS_STRICT", "0") not in ("", "0")
 
 
@@ -263,7 +263,10 @@ def _is_readable(parts: object) -> bool:
 
 
 def _from_history(target: str, runs: list[HistoryEntry]) -> Freshness:
-    """Return the usual time and the last run; importing statistics for a median would cost 10 ms."""
+    """Return the usual time and the last run.
+
+    Importing statistics for the median would cost 10 ms.
+    """
     seconds = sorted([run.seconds for run in runs if run.status == ledger.PASSED][:_TYPICAL_RUNS])
     middle = len(seconds) // 2
     median = (seconds[middle] + seconds[-middle - 1]) / 2 if seconds else None

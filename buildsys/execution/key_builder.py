@@ -1,4 +1,4 @@
-"""Builder of action keys from manifests, files, libraries, devices and our own code."""
+"""Builder of action keys: options, files, libraries, devices and code."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class KeyBuilder:
         return ActionKey(action.target, parts, files, missing)
 
     def changed_file(self, action: Action, before: ActionKey, now: ActionKey) -> str:
-        """Return a file or module that changed since ``before``, or an empty string."""
+        """Return a file or module changed since ``before``, or an empty string."""
         for label in sorted(before.files.keys() | now.files.keys()):
             if _digest(before.files.get(label)) != _digest(now.files.get(label)):
                 return label.partition(":")[2]
@@ -76,7 +76,7 @@ class KeyBuilder:
         return next(changed, "")
 
     def _add_inputs(self, action: Action, parts: Parts, files: Files) -> tuple[str, ...]:
-        """Add the inputs; return those that are required and missing."""
+        """Add the inputs; return missing required ones."""
         paths = {ref.path: f"{self._build}/{ref.path}" for ref in action.inputs.values()}
         found = self._digests.digests(paths.values())
         for name, path in paths.items():
@@ -183,7 +183,7 @@ class KeyBuilder:
         return SourceTree(root, look, self._texts, package=package, listings=self._listings)
 
     def _code_of(self, modules: tuple[str, ...]) -> dict[str, str | None]:
-        """Return the digests of our ``modules`` and of all that they import, by module name."""
+        """Return the digests of our ``modules`` and their imports by name."""
         if modules not in self._code:
             own = [name for name in modules if name.partition(".")[0] == _PACKAGE]
             cached = f"closure/1:{self._code_digest}:{' '.join(own)}"
@@ -206,7 +206,7 @@ class KeyBuilder:
 
     @cached_property
     def _loaded_code(self) -> dict[str, FileDigest | None]:
-        """Digests of our own modules, all taken before a worker can have loaded any."""
+        """Digests of our own modules, taken before any worker loads them."""
         return self._digests.digests(sorted(own_code()))
 
     @cached_property
@@ -217,7 +217,7 @@ class KeyBuilder:
 
 
 def own_code(folder: str = "") -> Iterator[str]:
-    """Yield the paths of all modules of this package, or of one of its folders."""
+    """Yield the paths of our modules, or of those in a folder."""
     for entry in os.scandir(folder or f"{_CODE_ROOT}/{_PACKAGE}"):
         if entry.name.endswith(".py"):
             yield entry.path

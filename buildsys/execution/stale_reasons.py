@@ -41,7 +41,7 @@ TEXTS = {
 
 
 class Reason(NamedTuple):
-    """One reason for a stale target; ``old`` and ``new`` are the values of a changed part."""
+    """One reason for a stale target, with old and new value."""
 
     kind: str  # one of the constants above, or the kind of a key part such as "config"
     subject: str = ""  # a field, file, library, device fact, target or sentence
@@ -66,7 +66,7 @@ def part_reasons(old: Mapping[str, str], new: Mapping[str, str]) -> list[Reason]
 
 
 def format_reasons(reasons: Iterable[Reason]) -> list[str]:
-    """Return one line per reason; upstream targets of the same state share one."""
+    """Return one line per reason, upstream targets joined."""
     lines: dict[tuple[str, str] | Reason, list[Reason]] = {}
     for reason in reasons:
         shared = (UPSTREAM, reason.new or "") if reason.kind == UPSTREAM else reason
@@ -80,14 +80,14 @@ def format_reasons(reasons: Iterable[Reason]) -> list[str]:
 
 
 def summarize_reasons(reasons: Sequence[Reason], shown: int = 1) -> str:
-    """Return the first reasons on one line and the number of further ones."""
+    """Return the first reasons and the number of others on one line."""
     lines = format_reasons(reasons)
     more = f" and {len(lines) - shown} more" if len(lines) > shown else ""
     return "; ".join(lines[:shown]) + more
 
 
 def encode_reasons(reasons: Sequence[Reason]) -> str:
-    """Return reasons as JSON for the history, with long values and lists cut."""
+    """Return reasons as JSON for the history, shortened."""
     kept = [
         [text[:_KEPT_CHARACTERS] if isinstance(text, str) else text for text in reason]
         for reason in reasons[:_KEPT_REASONS]
@@ -99,7 +99,8 @@ def decode_reasons(text: object) -> tuple[Reason, ...]:
     """Return the reasons in a history, without unreadable ones."""
     try:
         # older histories have a fifth field, the first changed line
-        return tuple(Reason(*item[:4]) for item in json.loads(text) if _is_reason(item))  # type: ignore[arg-type]
+        items = json.loads(text)  # type: ignore[arg-type]
+        return tuple(Reason(*item[:4]) for item in items if _is_reason(item))
     except (TypeError, ValueError):
         return ()
 
@@ -113,7 +114,7 @@ def _is_reason(item: Any) -> bool:
 
 
 def _reasons_of(change: PartChange) -> Iterator[Reason]:
-    """Yield one reason, or one per entry if the part maps roles to files."""
+    """Yield one reason, or one per entry of a map of roles."""
     kind, colon, name = change.label.partition(":")
     old, new = _as_map(change.old), _as_map(change.new)
     if colon or old is None or new is None:
@@ -135,7 +136,7 @@ def _as_map(value: str | None) -> dict[str, str] | None:
 
 
 def _describe_part(reason: Reason) -> str:
-    """Return the text for a changed part: a digest, or a readable value."""
+    """Return the text for a changed part."""
     kind, subject, old, new = reason
     name = subject if subject == kind else _PREFIX.get(kind, f"{kind} ") + subject
     values = [value for value in (old, new) if value is not None and value != ABSENT]
@@ -152,7 +153,7 @@ def _describe_part(reason: Reason) -> str:
 
 
 def _shortened(old: str, new: str) -> tuple[str, str]:
-    """Return the values, or their surroundings of the first difference if they are long."""
+    """Return the values, cut around their first difference if long."""
     if max(len(old), len(new)) <= _SHOWN_CHARACTERS:
         return old, new
     pairs = enumerate(zip(old, new, strict=False))

@@ -30,8 +30,8 @@ _FEW = 100  # models are read by name up to this number, and all at once above i
 
 # fields covered by the manifest, by the stamps of files and by our own code
 COVERED_ELSEWHERE = frozenset((
-    "target", "stage", "model", "variant", "options", "inputs", "outputs", "after", "order", "code", "advisory",
-    "required", "measures", "exclusive", "alone_on_gpu", "timeout_s", "doc",
+    "target", "stage", "model", "variant", "options", "inputs", "outputs", "after", "order", "code",
+    "advisory", "required", "measures", "exclusive", "alone_on_gpu", "timeout_s", "doc",
 ))  # fmt: skip
 _ENVIRONMENT = [field.name for field in fields(Action) if field.name not in COVERED_ELSEWHERE]
 
@@ -56,7 +56,7 @@ class PlannedModel(NamedTuple):
 
 @dataclass(frozen=True)
 class UpToDateModel:
-    """A model found up to date, and everything that the finding depends on."""
+    """A model found up to date, with everything this depends on."""
 
     name: str
     valid_in: str  # boot of the machine, and everything common to all models
@@ -64,11 +64,11 @@ class UpToDateModel:
     environments: str  # of its actions: one line of JSON each
     files: Sequence[str]  # inputs and outputs, relative to the build folder
     keys: Mapping[str, str]  # target -> key digest
-    is_settled: bool  # every later change of a file would show in its stamp
+    is_safe: bool  # every later change of a file would show in its stamp
 
 
 class UpToDateModels:
-    """The up-to-date models of a project, kept in its state until the next boot."""
+    """The up-to-date models of a project, remembered until the next boot."""
 
     def __init__(self, build: Path, db: StateDb, keys: KeyBuilder) -> None:
         self._build = f"{build}{os.sep}"
@@ -123,14 +123,14 @@ class UpToDateModels:
                 state = now.state(environments, files)
                 token = _token(models[name].text, state, records)
                 # a second write within the resolution of file times would not show
-                settled = state.newest_ns + SETTLE_NS < begun_ns
-                yield UpToDateModel(name, now.valid_in, token, environments, files, keys, settled)
+                safe = state.newest_ns + SETTLE_NS < begun_ns
+                yield UpToDateModel(name, now.valid_in, token, environments, files, keys, safe)
 
     def keep(self, models: Iterable[UpToDateModel]) -> None:
-        """Store settled models. Raises: StageError: the state cannot be written."""
+        """Store models safe to remember. Raises: StageError: the state cannot be written."""
         statements: list[Statement] = []
         for model in models:
-            if model.is_settled:
+            if model.is_safe:
                 files = "\n".join(model.files)
                 row = (model.name, model.valid_in, model.token, model.environments, files)
                 statements += [(_KEEP_MODEL, row), (_DROP_TARGETS, (model.name,))]
@@ -141,7 +141,7 @@ class UpToDateModels:
     def _check(
         self, actions: Sequence[Action], up_to_date_key: Callable[[str], str | None]
     ) -> dict[str, str]:
-        """Return the keys of a model's targets, nothing if one of them is stale."""
+        """Return the keys of a model's targets, none if one is stale."""
         keys: dict[str, str] = {}
         for action in actions:
             key = up_to_date_key(action.target)
@@ -167,7 +167,7 @@ class _State(NamedTuple):
 
 
 class _Moment:
-    """The state of the machine at one moment; everything that models share is read once."""
+    """The state of the machine at one moment, shared by all models."""
 
     def __init__(self, build: str, keys: KeyBuilder) -> None:
         self._build = build
@@ -184,7 +184,7 @@ class _Moment:
 
     @cached_property
     def valid_in(self) -> str:
-        """The boot of the machine and the state of everything common to all models."""
+        """The boot of the machine and the state common to all models."""
         return f"{boot_id()} {self._common.digest}"
 
     @cached_property
@@ -203,12 +203,15 @@ class _Moment:
 
 
 def environment_of(action: Action) -> str:
-    """Return everything that an action uses besides its inputs, as one line of JSON."""
+    """Return the environment of an action as one line of JSON."""
     return json.dumps({name: getattr(action, name) for name in _ENVIRONMENT}, sort_keys=True)
 
 
 def action_in(line: str) -> Action:
-    """Return an action without options and files, whose key is the state of an environment."""
+    """Return an action without options and files for an environment.
+
+    Its key is the state of the environment.
+    """
     used: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in json.loads(line).items()

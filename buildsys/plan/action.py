@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class FileRef:
-    """A file, relative to the build folder (inputs, outputs) or to the project (sources)."""
+    """A file by its path in the build folder."""
 
     path: str
     optional: bool = False
 
 
 class ToolchainRef(NamedTuple):
-    """A toolchain as the project names it; its interpreter is located when needed."""
+    """A toolchain of the project, located on use."""
 
     name: str
     python: str  # not in the key: the versions of what it has installed are
@@ -25,7 +25,7 @@ class ToolchainRef(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A complete target: two actions with equal key parts give the same result.
+    """A complete target; equal key parts give equal results.
 
     ``options`` holds exactly the resolved manifest fields that the stage uses. The worker receives
     them and the action key digests them, so no stage can depend on a field outside its key.
@@ -46,7 +46,7 @@ class Action:
     code: tuple[str, ...] = ()  # buildsys modules in the key, together with what they import
     tools: tuple[str, ...] = ()  # distributions whose versions are in the key
     toolchain: ToolchainRef | None = None  # ``tools`` are looked up there, unless peer_tools is set
-    # distributions of the toolchain, if the stage itself runs in our interpreter; ``tools`` are ours
+    # distributions of the toolchain if the stage runs in our interpreter; ``tools`` are then ours
     peer_tools: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()  # device facts in the key: "cpu", "cores", "gpu"
     environment: tuple[str, ...] = ()  # families of environment variables in the key
@@ -61,5 +61,5 @@ class Action:
 
     @property
     def runs_in(self) -> ToolchainRef | None:
-        """The toolchain whose interpreter runs the stage; None for our own."""
+        """The toolchain of the stage's interpreter, None for our own."""
         return None if self.peer_tools else self.toolchain

@@ -26,7 +26,7 @@ class OperatorUse(NamedTuple):
 
     @property
     def tools(self) -> tuple[str, ...]:
-        """Libraries to edit the graph for a backend and to run Python plugins."""
+        """Libraries to edit the graph and to run Python plugins."""
         return (*(("onnx",) if self.options else ()), *self.plugin_tools)
 
     @property
@@ -95,7 +95,7 @@ class CustomOperators:
         return {"functions": self.file("functions")} if "functions" in self.functions else {}
 
     def file(self, role: str) -> FileRef:
-        """Return an output of the operators stage: a library or a file of functions."""
+        """Return a library or a file of functions of the operators stage."""
         kind, _, name = role.partition(".")
         file = f"{name}.so" if kind == "library" else f"{role}.onnx"
         return FileRef(f"{self._model}/operators/{file}")

@@ -33,7 +33,7 @@ _NEW_INTERFACE = ("rename", "free_dims", "cut", "cast")  # kinds of steps
 
 
 class Graph(NamedTuple):
-    """An ONNX graph in the build folder and the target that writes it."""
+    """An ONNX graph in the build folder and its target."""
 
     folder: str
     target: str
@@ -62,7 +62,7 @@ class GraphPoint:
         return distinct_cases(self.values, wanted)
 
     def golden_cases(self) -> dict[str, Dims]:
-        """Return all cases with golden tensors: those of ``dims`` and of explicit profiles."""
+        """Return all cases of ``dims`` and of explicit profiles."""
         return distinct_cases(self.values, self.values)
 
     def origins(self) -> dict[str, str]:
@@ -107,7 +107,7 @@ def graph_points(spec: Spec) -> GraphPoints:
 
 
 def changes_golden(steps: Iterable[Step]) -> bool:
-    """Return True if ``steps`` change names, shapes, types or values of golden tensors."""
+    """Return True if ``steps`` change golden tensors or their names."""
     return any(
         kind_of(step) in _NEW_INTERFACE
         or step.get("changes") == "numbers"

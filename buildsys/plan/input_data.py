@@ -9,7 +9,7 @@ DataEntry = Mapping[str, Any]
 
 
 def data_files(entries: Iterable[DataEntry | None]) -> tuple[str, ...]:
-    """Return the user's files in ``entries``; a folder of images ends in a slash."""
+    """Return the user's files in ``entries``, image folders with a slash."""
     files = []
     for entry in entries:
         data = entry or {}

@@ -82,7 +82,7 @@ class ModelPlan:
 
     @cached_property
     def small_float_tools(self) -> tuple[str, ...]:
-        """The library for 8 and 4 bit floats, if a tensor has such a type."""
+        """The library for 8 and 4 bit floats, if needed."""
         tensors = [*self.spec["inputs"].values(), *self.spec["outputs"].values()]
         tensors += [*self.unsimplified.inputs.values(), *self.final.inputs.values()]
         small = any((tensor["dtype"] or "").startswith(("float8", "float4")) for tensor in tensors)

@@ -18,7 +18,7 @@ Inputs = Mapping[str, Mapping[str, Any]]
 def profile_cases(
     profile: Profile, inputs: Inputs, dims: Mapping[str, DimRange]
 ) -> dict[str, Dims]:
-    """Return the values of the named dimensions in the four cases of one profile.
+    """Return the dimensions in the four cases of one profile.
 
     ``multiple_of`` and ``odd`` of ``dims`` apply here as well, as far as they fit the range.
     """
@@ -42,7 +42,7 @@ def profile_cases(
 
 
 def name_of(values: Mapping[str, int]) -> str:
-    """Return the name of a case outside ``dims``: its sizes, so that engines share it."""
+    """Return the name of a profile's case: its sizes, shared by engines."""
     name = ",".join(f"{dim}={value}" for dim, value in sorted(values.items()))
     if len(name) <= _LONGEST_NAME:
         return name

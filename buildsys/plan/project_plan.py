@@ -40,7 +40,7 @@ ENGINE_STAGES = (plan_engine, plan_verify, plan_bench)  # then plan_report, of a
 
 
 def plan_model(spec: Spec, version_of: VersionOf = unknown_version) -> tuple[Action, ...]:
-    """Return the actions of one model, each after those whose outputs it reads.
+    """Return the actions of one model in the order of dependencies.
 
     ``version_of`` returns the TensorRT version that builds an engine, as it decides which graph
     the engine is built from.
@@ -52,7 +52,7 @@ def plan_model(spec: Spec, version_of: VersionOf = unknown_version) -> tuple[Act
 
 
 class ProjectPlan(Mapping[str, Action]):
-    """Target -> action in the order of models and stages; a model is planned on first use."""
+    """Target -> action; each model is planned on first use."""
 
     def __init__(
         self, models: Mapping[str, ResolvedModel], version_of: VersionOf = unknown_version
@@ -83,5 +83,5 @@ class ProjectPlan(Mapping[str, Action]):
 
 
 def model_of(target: str) -> str:
-    """Return the model that a target belongs to."""
+    """Return the model of a target."""
     return (*target.split(":", 2), "")[1]

@@ -495,10 +495,12 @@ class KeyProject:
         session.executor.close()
         return ran
 
-    def labels(self) -> dict[str, set[str]]:
-        """Return the labels in the key of every target."""
+    def keys(self) -> dict[str, dict[str, str]]:
+        """Return the parts of the key that each target has now, without building anything."""
+        forget_facts()
         session = self.session()
-        found = {t: set(session.executor._keys.build(a).parts) for t, a in session.actions.items()}
+        build_key = session.executor._keys.build
+        found = {t: dict(build_key(action).parts) for t, action in session.actions.items()}
         session.executor.close()
         return found
 

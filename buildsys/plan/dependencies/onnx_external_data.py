@@ -1,4 +1,4 @@
-"""External data files of an ONNX file, read from its protobuf fields without onnx."""
+"""External data files of an ONNX file, found without onnx."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KEY, _VALUE, _LOCATION = 1, 2, b"location"
 
 
 def external_files(path: str) -> list[str]:
-    """Return the external data files of an ONNX file, relative to its folder.
+    """Return the external data files, relative to the folder of ``path``.
 
     An invalid file has none: its own digest is in the key, and the stage will report the error.
     Raises: OSError: the file cannot be read.

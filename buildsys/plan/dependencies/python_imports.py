@@ -10,7 +10,10 @@ from typing import NamedTuple
 
 
 class Import(NamedTuple):
-    """One import statement: ``from ..a import b`` is level 2, module ``a``, names ``[b]``."""
+    """One import statement.
+
+    ``from ..a import b`` has level 2, module ``a`` and names ``[b]``.
+    """
 
     level: int
     module: str

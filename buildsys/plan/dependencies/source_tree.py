@@ -70,7 +70,7 @@ class SourceTree:
 
     If Python could import any of several files, all of them count: an unneeded rebuild costs time,
     a missed one gives a stale result. Modules with computed names and files opened by the code are
-    not found. With ``package``, only modules of that package count. Files are examined once per
+    not found. With ``package``, only modules of that package count. Folders are listed once per
     instance, so create a new one to see later changes.
     """
 
@@ -89,7 +89,6 @@ class SourceTree:
         self._package = package
         self._listings = listings or FolderListings()
         self._names: dict[str, frozenset[str]] = {}
-        self._known: dict[tuple[str, str], _FileDependencies] = {}
 
     def dependencies(self, sources: Iterable[str], modules: Iterable[Import] = ()) -> Dependencies:
         """Return ``sources`` (relative paths) and ``modules`` with all their dependencies.
@@ -111,9 +110,7 @@ class SourceTree:
                 path = waiting.pop()
                 if path in digests:
                     continue
-                found = self._known.get((path, folder))
-                if found is None:
-                    found = self._known[path, folder] = self._examine(path, folder)
+                found = self._examine(path, folder)
                 digests[path] = found.digest
                 waiting += found.files
                 outside.update((i.level, i.module, tuple(i.names)) for i in found.outside)
@@ -131,9 +128,9 @@ class SourceTree:
         if digest is None or path.endswith(data) or path.lower().endswith(IMAGE_SUFFIXES):
             return _FileDependencies(digest)
         if path.endswith(c_includes.SUFFIXES):
-            included = self._cached(f"include/1:{digest}", lambda: _read_includes(path))
-            files = self._inside_root(path, included)
-            return _FileDependencies(digest, [file for file in files if os.path.isfile(file)])  # noqa: PTH113
+            names = self._cached(f"include/1:{digest}", lambda: _read_includes(path))
+            included = list(filter(os.path.isfile, self._inside_root(path, names)))
+            return _FileDependencies(digest, included)
         if not path.endswith(".py"):  # perhaps an ONNX file; onnx rejects data outside its folder
             external = self._cached(f"onnx/1:{digest}", lambda: external_files(path))
             return _FileDependencies(digest, list(self._inside_root(path, external)))
@@ -157,7 +154,8 @@ class SourceTree:
 
     def _inside_root(self, path: str, names: Iterable[str]) -> Iterator[str]:
         for name in names:
-            file = os.path.normpath(os.path.join(os.path.dirname(path), name))  # noqa: PTH118, PTH120
+            joined = os.path.join(os.path.dirname(path), name)  # noqa: PTH118, PTH120
+            file = os.path.normpath(joined)
             if file.startswith(self._root + os.sep):
                 yield file
 
@@ -172,7 +170,7 @@ class SourceTree:
             yield from self._modules(self._root, item)
 
     def _modules(self, folder: str, item: Import) -> Iterator[str]:
-        """Yield the files that importing ``item`` from ``folder`` may execute."""
+        """Yield the files possibly executed by importing ``item`` from ``folder``."""
         if folder != self._root and not folder.startswith(self._root + os.sep):
             return
         if item.level:
@@ -192,9 +190,8 @@ class SourceTree:
 
     def _existing(self, folder: str, module: str) -> Iterator[str]:
         names = self._listed(folder)
-        for suffix in _MODULE_SUFFIXES:
-            if module + suffix in names and os.path.isfile(path := f"{folder}/{module}{suffix}"):  # noqa: PTH113
-                yield path
+        paths = (f"{folder}/{module}{end}" for end in _MODULE_SUFFIXES if module + end in names)
+        yield from filter(os.path.isfile, paths)
 
     def _listed(self, folder: str) -> frozenset[str]:
         if folder not in self._names:

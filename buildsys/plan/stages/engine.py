@@ -1,4 +1,4 @@
-"""Plan of the engine stage: one engine from the simplified or a converted graph."""
+"""Plan of the engine stage: one engine from a graph."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ _REGISTRATIONS = ("symbolics", "translations")  # sections that add operators to
 
 
 def plan_export(model: ModelPlan) -> Iterator[Action]:
-    """Plan the export of a network, or the copy of an ONNX file."""
+    """Plan the export of a network or copy of an ONNX file."""
     spec, name = model.spec, model.name
     functions = model.operators.graph_functions
     exporter: tuple[str, ...] = ()
