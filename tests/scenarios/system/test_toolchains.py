@@ -196,6 +196,9 @@ def test_one_that_hangs_crashes_or_is_required_fails_its_targets_alone(
     assert "full log: build/a/engine/other/engine.log" in ran.out
     gone = "is required, but unavailable: the toolchain gone cannot be used: there is no /nowhere/bin/python"
     assert gone in ran.out
+    again = ready.doit("engine:a:gone")  # not restored as unavailable
+    assert again.code == 2
+    assert gone in again.out
 
 
 def test_its_server_outlives_a_run_and_is_replaced_when_it_is_killed(

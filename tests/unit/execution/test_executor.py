@@ -155,6 +155,16 @@ def test_what_is_forgotten_is_built_and_not_restored(root: Path) -> None:
     assert build(root) == []
 
 
+def test_a_forgotten_target_is_restored_again_once_it_has_been_built(root: Path) -> None:
+    build(root)
+    executor, _ = make_executor(root)
+    executor.forget(EXPORT)
+    executor.close()
+    assert build(root) == [EXPORT]
+    assert build(root, actions(opset=18)) == ALL
+    assert build(root) == []
+
+
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone", "record"])
 def test_a_damaged_store_costs_a_rebuild_and_is_told(
     root: Path, damage: str, capsys: pytest.CaptureFixture[str]
@@ -442,14 +452,16 @@ def test_an_unavailable_engine_is_an_outcome_and_fresh(root: Path, how: tuple[st
 
 def test_a_required_engine_must_be_available(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order(root, ENGINE, "unavailable")
-    executor, _ = make_executor(root, actions(required=True))
-    executor.run(EXPORT)
+    make_executor(root)[0].run(EXPORT)
     for _ in range(2):
+        executor, pool = make_executor(root, actions(required=True))
         with pytest.raises(
             StageError, match="engine:m:e is required, but unavailable: no GPU; do something"
         ):
             executor.run(ENGINE)
         assert not executor.is_fresh(ENGINE)
+        executor.close()  # its record is in the store then, and must not be restored
+        assert pool.ran == [ENGINE]
     lenient, _ = make_executor(root)
     lenient.run(ENGINE)
     assert lenient.is_fresh(ENGINE)

@@ -29,6 +29,7 @@ from tiny_project import (
 
 import buildsys
 from buildsys.errors import StageError
+from buildsys.execution import key_builder
 from buildsys.workers.job import Job
 
 
@@ -47,6 +48,20 @@ def test_an_input_edited_while_the_stage_runs_is_a_failure_that_names_it(root: P
     pool.meanwhile = lambda job: (root / "build" / MODEL).write_text("other") and None
     with pytest.raises(StageError, match=r"m/export/model\.onnx changed while engine:m:e ran"):
         executor.run(ENGINE)
+
+
+def test_own_code_edited_while_the_stage_runs_is_a_failure_that_names_it(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "code" / "buildsys" / "errors.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("# as loaded by the worker\n")
+    monkeypatch.setattr(key_builder, "_CODE_ROOT", str(tmp_path / "code"))
+    executor, pool = make_executor(root)
+    pool.meanwhile = lambda job: module.write_text("# edited\n") and None
+    with pytest.raises(StageError, match=r"^buildsys\.errors changed while export:m ran"):
+        executor.run(EXPORT)
+    assert published(root) == {}
 
 
 def test_an_optional_input_that_appears_meanwhile_is_noticed(root: Path) -> None:
