@@ -214,7 +214,7 @@ class Model:
         network = action.stage in ("export", "reference") or bool(
             action.stage == "bench" and world["baselines"]
         )
-        if part.origin == "(file)" and network:
+        if part.origin == "files" and network:
             if part.label.startswith("weights"):
                 return [world["tensor"], world["saved"]] if world["weights"] else []
             block = [world["block"]] if world["imports"] else []
@@ -224,10 +224,10 @@ class Model:
                 else []
             )
             return [world["imports"], world["comment"], *block, *data]
-        if part.origin == "(input)":
+        if part.origin == "inputs":
             inputs = {ref.path: self._root / "build" / ref.path for ref in action.inputs.values()}
             return [{name: digest(path) for name, path in inputs.items() if path.exists()}]
-        if part.origin == "(plan)":
+        if part.origin == "plan":
             return [sorted(ref.path for ref in (*action.inputs.values(), *action.outputs.values()))]
         sections = [spec if name == "*" else self._section(spec, name, action) for name in
                     re.findall("`([^`]+)`", part.origin)]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The tables of docs/keys.md, row by row: one edit at a time in a built project.
+"""The lists of docs/keys.md, entry by entry: one edit at a time in a built project.
 
 The keys after an edit are compared with those of the last build. The project is rebuilt where an
 edit has effects downstream, and for some representatives of the others.
@@ -50,20 +50,33 @@ class Part(NamedTuple):
     why: str
 
 
-def rows(title: str) -> list[list[str]]:
+def entries(title: str) -> list[str]:
+    """Return the headings and the entries of a section, each on one line."""
     section = PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-    lines = [line for line in section.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+    listed = re.findall(r"^(?:###|-) .*(?:\n  .*)*", section, re.MULTILINE)
+    return [" ".join(entry.split()) for entry in listed]
 
 
-PARTS = [
-    Part(s, label.strip("`"), origin, edits.split(", "), why)
-    for s, label, origin, edits, why in rows("Parts")
-]
-RERUNS = {
-    edit: re.findall("`([^`]+)`", reruns)
-    for edit, _, reruns in (row[:3] for row in rows("What runs again"))
-}
+def read_parts() -> Iterator[Part]:
+    stage = ""
+    for entry in entries("Parts"):
+        if entry.startswith("### "):
+            stage = entry.removeprefix("### ").replace("all stages", "*")
+            continue
+        found = re.fullmatch(r"- `([^`]+)` from (.+?) \(([^)]+)\): (.+)\.", entry)
+        assert found is not None, entry
+        yield Part(stage, found[1], found[2], found[3].split(", "), found[4])
+
+
+def read_reruns() -> Iterator[tuple[str, list[str]]]:
+    for entry in entries("Reruns"):
+        found = re.fullmatch(r"- \*\*([^*]+)\*\*: .+ → (.+)", entry)
+        if found is not None:  # else a model of the test project
+            yield found[1], re.findall("`([^`]+)`", found[2])
+
+
+PARTS = list(read_parts())
+RERUNS = dict(read_reruns())
 
 
 @dataclass
@@ -375,7 +388,7 @@ def test_an_edit_reruns_exactly_what_the_page_says(
 def test_an_edit_changes_only_the_parts_that_come_from_it(
     outcome_of: Callable[[str], Outcome], edit: str
 ) -> None:
-    """A part of the manifest is changed by the fields of its row alone, any other by the edits of its row alone."""
+    """Parts from the manifest change by their fields only, others by their edits only."""
     found = outcome_of(edit)
     report = {
         label
@@ -426,7 +439,7 @@ def test_the_tables_are_complete(bench: Bench) -> None:
     labels = {(target, label) for target, parts in bench.project.keys().items() for label in parts}
     for target, label in labels:
         assert any(explains(part, target, label) for part in PARTS), (
-            f"docs/keys.md has no row for {label} of {target}"
+            f"docs/keys.md has no entry for {label} of {target}"
         )
     for part in PARTS:
         used = any(explains(part, target, label) for target, label in labels)
