@@ -1,1 +1,1 @@
-"""What a benchmark times, and how its figures come about: engines in this process or another, and their baselines."""
+"""The bench stage: latency of an engine and its baselines."""

@@ -1,6 +1,7 @@
-"""What an engine is timed beside: PyTorch in three forms and ONNX Runtime, on the engine's kind of device.
+"""Baselines of a benchmark: PyTorch in three forms and ONNX Runtime.
 
-A baseline that cannot run here is left out with its reason; one that cannot take the inputs fails the benchmark.
+They run on the engine's kind of device. A baseline that cannot run here is left out with its
+reason; a baseline that rejects the inputs fails the benchmark.
 """
 
 from __future__ import annotations
@@ -18,20 +19,23 @@ from buildsys.stages.operators.implementation import implementation_of
 from buildsys.workers.job import Job
 
 Inputs = Mapping[str, Tensor]
-Bind = Callable[[Inputs], Contender]  # from inputs to what times them; may be called once per case
+Bind = Callable[[Inputs], Contender]  # called once per case
 ONNXRUNTIME = "onnxruntime"
 
 
 @dataclass
 class Baselines:
-    """Those that run, by name, and why others do not."""
+    """Running baselines, and the reasons of those left out."""
 
     running: dict[str, Bind] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
-    settings: dict[str, str] = field(default_factory=dict)  # how they run, in words
+    settings: dict[str, str] = field(default_factory=dict)  # how they run
 
     def bind(self, engine_case: Path, network_case: Path) -> dict[str, Contender]:
-        """Return a contender for each: the network's inputs are not the engine's where surgery changes these."""
+        """Return a contender per baseline.
+
+        After surgery, the network's inputs differ from the engine's.
+        """
         contenders: dict[str, Contender] = {}
         for name in tuple(self.running):
             case = engine_case if name == ONNXRUNTIME else network_case
@@ -44,10 +48,10 @@ class Baselines:
 
 
 @contextmanager
-def opened_baselines(
+def open_baselines(
     job: Job, threads: int, kind: str, timing: GpuTiming | None
 ) -> Iterator[Baselines]:
-    """Yield the baselines that a bench job asks for, on the processor or the GPU (``kind``)."""
+    """Yield a bench job's baselines on the CPU or GPU (``kind``)."""
     asked, baselines = job.options["bench"]["baselines"], Baselines()
     with ExitStack() as stack:
         of_torch = [name for name in asked if name != ONNXRUNTIME]
@@ -69,19 +73,17 @@ def _add_torch(
     timing: GpuTiming | None,
     baselines: Baselines,
 ) -> None:
-    from buildsys.stages.bench.torch_baseline import (
-        TorchNetwork,
-    )  # and torch, which only these need
+    from buildsys.stages.bench.torch_baseline import TorchNetwork  # imports torch
 
     try:
         network = TorchNetwork(job, kind, timing)
     except Unavailable as reason:
         baselines.left_out.update(dict.fromkeys(names, str(reason)))
         return
-    stack.enter_context(network.in_force(threads))
+    stack.enter_context(network.activate(threads))
     baselines.running.update({name: network.form(name) for name in names})
     if kind == "gpu":
-        baselines.settings["torch"] = network.described()
+        baselines.settings["torch"] = network.describe()
 
 
 def _add_onnxruntime(
@@ -94,25 +96,21 @@ def _add_onnxruntime(
 ) -> None:
     try:
         if timing is not None and timing.transfers != "none":
-            raise Unavailable(
-                "its inputs and outputs stay on the device, and here transfers are timed"
-            )
+            raise Unavailable("it keeps inputs and outputs on the device, and transfers are timed")
         baselines.running[ONNXRUNTIME] = _onnxruntime(stack, job, threads, kind)
     except StageError as reason:
         baselines.left_out[ONNXRUNTIME] = str(reason)
 
 
 def _onnxruntime(stack: ExitStack, job: Job, threads: int, kind: str) -> Bind:
-    """Return what times the graph that engines are built from in ONNX Runtime with its own defaults."""
+    """Return ONNX Runtime with default settings on the engine's graph."""
     from buildsys.backends import load_backend
 
     backend = load_backend(ONNXRUNTIME)
     from buildsys.backends.onnxruntime.backend import load_graph
 
     own = job.options["engine"]["backend"] == ONNXRUNTIME
-    uses = (
-        implementation_of(job).uses if own else ()
-    )  # operators of the engine's backend, and of no other
+    uses = implementation_of(job).uses if own else ()  # operators belong to one backend
     session = load_graph(job.inputs["model"], "cuda" if kind == "gpu" else "cpu", threads, uses)
     stack.callback(backend.unload, session)
     return lambda inputs: LocalCall(session.bind(inputs))

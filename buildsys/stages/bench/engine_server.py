@@ -1,9 +1,9 @@
-"""The program of a peer: times an engine for a bench stage that runs in another interpreter.
+"""Timing server in a toolchain's interpreter, the counterpart of ``remote_engine``.
 
-Requests come as JSON lines on stdin, ``{"do": "load" | "bind" | "facts" | "block", …}``; each is answered with one line
-on stdout, ``{"ok": …}`` or ``{"error": {"kind", "problem", "hint"}}``. At the end of stdin the process ends. Whatever
-else is written to stdout, by libraries in C++ too, goes to stderr, which is the target's log. Runs on Python 3.10 with
-numpy and the engine's own library.
+Requests are JSON lines on stdin, ``{"do": "load" | "bind" | "facts" | "block", …}``. Each gets one
+line on stdout: ``{"ok": …}`` or ``{"error": {"kind", "problem", "hint"}}``. The process ends with
+stdin. All other output to stdout, also from C++ libraries, goes to stderr, the target's log. Needs
+Python 3.10, numpy and the engine's own library.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from buildsys.workers.result_file import loaded_versions
 Message = Mapping[str, Any]
 
 
-class Service:
-    """One engine, and what was asked of it."""
+class EngineServer:
+    """One loaded engine and its bound contenders."""
 
     def __init__(self) -> None:
         self._engine: LocalEngine | None = None
@@ -43,7 +43,7 @@ class Service:
         }
 
     def answer(self, request: Message) -> dict[str, Any]:
-        """Return what a request is answered with. An expected failure is an answer too."""
+        """Return the answer to a request; expected failures are answers too."""
         try:
             return {"ok": self._answers[request["do"]](request)}
         except Unavailable as reason:
@@ -53,7 +53,7 @@ class Service:
             return _failure("error", error)
 
     def close(self) -> None:
-        """Give back the engine."""
+        """Close the engine."""
         if self._engine is not None:
             self._engine.close()
 
@@ -69,21 +69,14 @@ class Service:
         return {"device": self._engine.device, "versions": loaded_versions()}
 
     def _bind(self, request: Message) -> list[str]:
-        asked = request["timing"]
-        timing = (
-            None
-            if asked is None
-            else GpuTiming(**{**asked, "cuda_graph": tuple(asked["cuda_graph"])})
-        )
+        gpu = request["timing"]
+        timing = GpuTiming(**{**gpu, "cuda_graph": tuple(gpu["cuda_graph"])}) if gpu else None
         self._contenders = self._loaded().bind(Path(request["case"]), timing)
         return list(self._contenders)
 
     def _block(self, request: Message) -> dict[str, Any]:
-        return vars(
-            self._contenders[request["contender"]].block(
-                request["at_least_s"], request["at_least_runs"]
-            )
-        )
+        contender = self._contenders[request["contender"]]
+        return vars(contender.block(request["at_least_s"], request["at_least_runs"]))
 
     def _loaded(self) -> LocalEngine:
         if self._engine is None:
@@ -92,20 +85,20 @@ class Service:
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer requests until there are no more."""
-    service = Service()
+    """Answer requests until the end of ``requests``."""
+    server = EngineServer()
     try:
         for line in requests:
-            answers.write(json.dumps(service.answer(json.loads(line))).encode() + b"\n")
+            answers.write(json.dumps(server.answer(json.loads(line))).encode() + b"\n")
             answers.flush()
     finally:
-        service.close()
+        server.close()
 
 
 def main() -> None:
-    """Serve the process that started this one, whose number is the first argument; the second is the project."""
+    """Serve the parent process. Arguments: its process ID and the project folder."""
     parent, project = int(sys.argv[1]), sys.argv[2]
-    if os.getppid() == parent:  # else a script lies between, and the end of stdin must do
+    if os.getppid() == parent:  # else a wrapper script is the parent; rely on the end of stdin
         die_with_parent(parent, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

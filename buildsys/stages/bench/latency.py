@@ -1,19 +1,20 @@
-"""Latencies: samples in, percentiles and throughput out."""
+"""Percentiles and throughput of latency samples."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 from buildsys.backends.measurement.contenders import Samples
+from buildsys.report.results.bench import ContenderResult, Latencies
 
 NS_PER_MS = 1_000_000
 PERCENTILES = (50, 90, 95, 99)
 
 
 def percentile(ascending: Sequence[float], percent: float) -> float:
-    """Return a percentile of sorted samples, by linear interpolation between the two nearest ranks.
+    """Return a percentile of sorted samples by linear interpolation.
 
     The lowest sample is the 0th percentile and the highest the 100th, as in ``numpy.percentile``.
     """
@@ -38,42 +39,47 @@ def variation(samples: Sequence[float]) -> float:
     )
 
 
-def summarize(samples_ns: Sequence[int], batch: int) -> dict[str, Any]:
-    """Return the figures of one contender: raw samples and percentiles in ms, throughput in items per second.
+def summarize(samples_ns: Sequence[int], batch: int) -> ContenderResult:
+    """Return samples and percentiles in ms, and throughput in items per second.
 
-    Throughput is ``batch`` over the mean latency: calls follow one another, none run side by side.
+    Throughput is ``batch`` over the mean latency, as calls never overlap.
     """
-    figures = describe(samples_ns)
+    figures = cast(ContenderResult, describe(samples_ns))
     mean_ms = figures["mean_ms"]
-    return {**figures, "throughput_per_s": batch * 1000 / mean_ms if mean_ms else None}
+    figures["throughput_per_s"] = batch * 1000 / mean_ms if mean_ms else None
+    return figures
 
 
-def summarize_gpu(samples: Samples, batch: int) -> dict[str, Any]:
-    """Return the figures of a contender on a GPU: as ``summarize`` by the host's clock, ``gpu`` by the GPU's.
+def summarize_gpu(samples: Samples, batch: int) -> ContenderResult:
+    """Return figures by the host's clock, and by the GPU's in ``gpu``.
 
-    Throughput is by the host's clock: ``batch`` times all inferences over the time in which they were made.
-    ``gpu.throughput_per_s`` is that of inferences that were queued one behind the other.
+    Throughput counts all inferences over their time by the host's clock;
+    ``gpu.throughput_per_s`` counts queued inferences.
     """
-    own = describe(samples.gpu_ns)
+    gpu = describe(samples.gpu_ns)
     if samples.queued_ns:
-        own["throughput_per_s"] = _throughput(batch, len(samples.gpu_ns), samples.queued_ns)
-    throughput = _throughput(batch, len(samples.wall_ns), samples.elapsed_ns)
-    return {**describe(samples.wall_ns), "throughput_per_s": throughput, "gpu": own}
+        gpu["throughput_per_s"] = _throughput(batch, len(samples.gpu_ns), samples.queued_ns)
+    figures = cast(ContenderResult, describe(samples.wall_ns))
+    figures["throughput_per_s"] = _throughput(batch, len(samples.wall_ns), samples.elapsed_ns)
+    figures["gpu"] = gpu
+    return figures
 
 
-def describe(samples_ns: Sequence[int]) -> dict[str, Any]:
-    """Return raw samples, mean, percentiles and extremes in ms, and the coefficient of variation."""
+def describe(samples_ns: Sequence[int]) -> Latencies:
+    """Return samples, mean, percentiles and extremes in ms, and their variation."""
     samples_ms = [round(sample / NS_PER_MS, 6) for sample in samples_ns]
     ascending = sorted(samples_ms)
-    return {
+    percentiles = {f"p{percent}_ms": percentile(ascending, percent) for percent in PERCENTILES}
+    figures = {
         "samples_ms": samples_ms,
         "count": len(samples_ms),
         "mean_ms": math.fsum(samples_ms) / len(samples_ms),
-        **{f"p{percent}_ms": percentile(ascending, percent) for percent in PERCENTILES},
+        **percentiles,
         "min_ms": ascending[0],
         "max_ms": ascending[-1],
         "variation": variation(samples_ms),
     }
+    return cast(Latencies, figures)
 
 
 def _throughput(batch: int, count: int, taken_ns: int) -> float | None:

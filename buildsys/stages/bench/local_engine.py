@@ -1,4 +1,4 @@
-"""A loaded engine as contenders of a benchmark, in this process. Needs the engine's own library and numpy only."""
+"""A loaded engine in this process; imports numpy and its library."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 
 class TimedEngine(Protocol):
-    """An engine that can be timed, here or in another process."""
+    """An engine in this or another process, ready to be timed."""
 
-    device: Figures  # what it runs on
-    versions: Mapping[str, str]  # of the libraries that run it, where that is another process
-    processes: tuple[int, ...]  # numbers of the other processes that run it
+    device: Figures
+    versions: Mapping[str, str]  # of the libraries in another process
+    processes: tuple[int, ...]  # IDs of the other processes
 
     def bind(self, case: Path, timing: GpuTiming | None) -> dict[str, Contender]:
-        """Return the engine's contenders on the golden inputs of a case; only those of the last call may be used.
+        """Return the engine's contenders on the golden inputs of a case.
 
-        ``timing`` is None for an engine on a CPU.
+        Only those of the last call may be used. ``timing`` is None for an engine on a CPU.
         """
         ...
 
     def facts(self) -> Figures:
-        """Return what is known while contenders are bound: which GPU it is, and what memory they take."""
+        """Return the GPU and its memory use while contenders are bound."""
         ...
 
     def close(self) -> None:
-        """Give back all that the engine holds."""
+        """Release everything the engine holds."""
         ...
 
 
@@ -56,7 +56,7 @@ class LocalEngine:
         uses: tuple[OperatorUse, ...],
         toolchain: Toolchain | None = None,
     ) -> None:
-        """Load an engine; ``toolchain`` is the one that this interpreter belongs to."""
+        """Load an engine in this interpreter's ``toolchain``."""
         self._backend = load_backend(name, toolchain)
         self.device = self._backend.device(options)
         self.versions: Mapping[str, str] = {}
@@ -66,24 +66,24 @@ class LocalEngine:
             from buildsys.backends.cuda.device import Device  # needs cuda-bindings
 
             self._gpu = Device(0)
-        self._taken_bytes = 0  # of the GPU, by what was free before and after
+        self._taken_bytes = 0  # by free GPU memory before and after
         try:
-            with self._noting_memory():
+            with self._record_memory():
                 self._session: Session = self._backend.load(engine, options, uses)
         except BaseException:
             self._close_gpu()
             raise
 
     def bind(self, case: Path, timing: GpuTiming | None) -> dict[str, Contender]:
-        """Return the contenders of the engine on the golden inputs of ``case``."""
+        """Return the engine's contenders on the golden inputs of ``case``."""
         inputs = load_case(case).inputs
-        with self._noting_memory():
+        with self._record_memory():
             if timing is not None and isinstance(self._session, GpuSession):
                 return self._session.contenders(inputs, timing)
             return {ENGINE: LocalCall(self._session.bind(inputs))}
 
     def facts(self) -> Figures:
-        """Return what is known while contenders are bound."""
+        """Return the GPU and its memory use while contenders are bound."""
         if self._gpu is None:
             return {}
         described = self._session.memory_figures() if isinstance(self._session, GpuSession) else {}
@@ -94,14 +94,14 @@ class LocalEngine:
         }
 
     def close(self) -> None:
-        """Give back the session and the GPU."""
+        """Release the session and the GPU."""
         try:
             self._backend.unload(self._session)
         finally:
             self._close_gpu()
 
     @contextmanager
-    def _noting_memory(self) -> Iterator[None]:
+    def _record_memory(self) -> Iterator[None]:
         before = self._free_bytes()
         yield
         self._taken_bytes += before - self._free_bytes()

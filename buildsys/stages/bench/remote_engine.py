@@ -1,4 +1,4 @@
-"""An engine that another process times, in another interpreter: the bench stage's end of ``timing.serve``."""
+"""An engine timed in a process of another interpreter: client of ``engine_server``."""
 
 from __future__ import annotations
 
@@ -18,23 +18,28 @@ from buildsys.backends.interface import Figures, OperatorUse, Options
 from buildsys.backends.measurement.contenders import Contender, Samples
 from buildsys.backends.measurement.gpu import GpuTiming
 from buildsys.errors import StageError, Unavailable
-from buildsys.stages.bench import engine_server  # so that its code counts for who starts it
+from buildsys.stages.bench import engine_server  # imported so that its code is in the key
 from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.system.processes import describe_exit
 
-# our own package comes last on the path: what lies beside it may be the libraries of another interpreter
-_PROGRAM = f"import sys; sys.path.append(sys.argv.pop(1)); from {engine_server.__name__} import main; main()"
-_ANSWER_LIMIT_S = 600.0  # a large engine is read from a slow disk, and its memory filled
-_BLOCK_LIMIT_S = 60.0  # beside ten times what a block should take, by those before it
+# Our package comes last on the path: the folder may also hold libraries of another interpreter.
+_PROGRAM = (
+    "import sys; sys.path.append(sys.argv.pop(1)); "
+    f"from {engine_server.__name__} import main; main()"
+)
+_ANSWER_LIMIT_S = 600.0  # loading a large engine from a slow disk
+_BLOCK_LIMIT_S = 60.0  # plus ten times the expected duration of a block
 _END_LIMIT_S = 10.0
-_LOG = "what it wrote is in this target's log"
-_SHOWN = 200  # characters of what is no answer
+_LOG = "its output is in this target's log"
+_SHOWN = 200  # characters of an invalid answer
 
 
-class PeerEngine:
-    """An engine in another process, which ends with this one. Its output goes where this process's stderr goes.
+class RemoteEngine:
+    """An engine in a child process.
 
-    Raises: Unavailable: the engine cannot run there. StageError: the process cannot be started, or ended.
+    The child ends with this process, and its output goes to this process's stderr.
+
+    Raises: Unavailable: the engine cannot run there. StageError: the process does not start, or ends.
     """
 
     def __init__(
@@ -48,7 +53,7 @@ class PeerEngine:
         project: Path,
         folder: Path,
     ) -> None:
-        """Start the process in ``folder``, where no module lies, and load the engine there."""
+        """Start the process in ``folder``, free of modules, and load the engine."""
         self._toolchain = toolchain
         self._process = _start(toolchain, project, folder)
         self.processes: tuple[int, ...] = (self._process.pid,)
@@ -58,8 +63,8 @@ class PeerEngine:
             for u in uses
         ]
         load = {
-            "do": "load", "backend": backend, "engine": str(engine), "options": options, "operators": operators,
-            "toolchain": toolchain.name, "python": str(toolchain.python),
+            "do": "load", "backend": backend, "engine": str(engine), "options": options,
+            "operators": operators, "toolchain": toolchain.name, "python": str(toolchain.python),
         }  # fmt: skip
         try:
             loaded = self.ask(load, "loaded the engine")
@@ -76,21 +81,19 @@ class PeerEngine:
             "case": str(case),
             "timing": None if timing is None else asdict(timing),
         }
-        return {name: _PeerContender(self, name) for name in self.ask(asked, "took the inputs")}
+        return {name: _RemoteContender(self, name) for name in self.ask(asked, "took the inputs")}
 
     def facts(self) -> Figures:
-        """Return what is known while contenders are bound."""
-        facts: Figures = self.ask({"do": "facts"}, "told its facts")
+        """Return facts about the GPU and its memory while contenders are bound."""
+        facts: Figures = self.ask({"do": "facts"}, "reported its facts")
         return facts
 
     def close(self) -> None:
-        """End the process: by itself, or where it does not, by force."""
+        """Close the pipes, wait for the process, and kill it if needed."""
         process = self._process
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                with suppress(
-                    BrokenPipeError
-                ):  # it has ended already, and its last request was not read
+                with suppress(BrokenPipeError):  # it ended before it read its last request
                     pipe.close()
         try:
             process.wait(_END_LIMIT_S)
@@ -101,7 +104,7 @@ class PeerEngine:
     def ask(self, request: Mapping[str, Any], doing: str, limit_s: float = _ANSWER_LIMIT_S) -> Any:
         """Return the answer to a request.
 
-        Raises: StageError: the process ended, does not answer within ``limit_s``, or answers with something else.
+        Raises: StageError: the process ended, or gave no valid answer within ``limit_s``.
         """
         assert self._process.stdin is not None
         try:
@@ -121,9 +124,8 @@ class PeerEngine:
             self._process.kill()
             shown = line.decode(errors="replace").strip()[:_SHOWN]
             problem = f"{self._who()} wrote {shown!r} instead of an answer while it {doing}"
-            raise StageError(
-                problem, "its interpreter must write nothing of its own to stdout"
-            ) from error
+            hint = "nothing in its interpreter may write to stdout"
+            raise StageError(problem, hint) from error
 
     def _line(self, doing: str, limit_s: float) -> bytes:
         assert self._process.stdout is not None
@@ -152,19 +154,20 @@ class PeerEngine:
         raise StageError(f"{self._who()} {describe_exit(code)} while it {doing}", _LOG)
 
     def _who(self) -> str:
-        return f"the process that times the engine (toolchain {self._toolchain.name}, {self._toolchain.python})"
+        toolchain = f"toolchain {self._toolchain.name}, {self._toolchain.python}"
+        return f"the process that times the engine ({toolchain})"
 
 
-class _PeerContender:
-    """A contender that a peer runs."""
+class _RemoteContender:
+    """A contender in the child process."""
 
-    def __init__(self, peer: PeerEngine, name: str) -> None:
-        self._peer = peer
+    def __init__(self, engine: RemoteEngine, name: str) -> None:
+        self._engine = engine
         self._name = name
-        self._slowest_s: float | None = None  # inference of the last block
+        self._slowest_s: float | None = None  # slowest inference of the last block
 
     def block(self, at_least_s: float, at_least_runs: int) -> Samples:
-        """Return what the peer measures: the time of its answer is not in it."""
+        """Return the child's samples; transport is not part of any of them."""
         asked = {
             "do": "block",
             "contender": self._name,
@@ -174,7 +177,7 @@ class _PeerContender:
         limit_s = _ANSWER_LIMIT_S
         if self._slowest_s is not None:
             limit_s = _BLOCK_LIMIT_S + 10 * max(at_least_s, 2 * at_least_runs * self._slowest_s)
-        samples = Samples(**self._peer.ask(asked, f"timed {self._name}", limit_s))
+        samples = Samples(**self._engine.ask(asked, f"timed {self._name}", limit_s))
         self._slowest_s = max(samples.wall_ns) / 1e9
         return samples
 
@@ -192,6 +195,6 @@ def _start(toolchain: Toolchain, project: Path, folder: Path) -> subprocess.Pope
         )
     except OSError as error:
         raise StageError(
-            f"the interpreter of the toolchain {toolchain.name} cannot be started: {toolchain.python}:"
-            f" {(error.strerror or str(error)).lower()}"
+            f"the interpreter of the toolchain {toolchain.name} cannot be started: "
+            f"{toolchain.python}: {(error.strerror or str(error)).lower()}"
         ) from error

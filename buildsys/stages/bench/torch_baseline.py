@@ -1,6 +1,7 @@
-"""The PyTorch network beside an engine: eager, as a CUDA graph, and compiled.
+"""PyTorch baselines: eager, as a CUDA graph, and compiled.
 
-Source: PyTorch documentation, "CUDA semantics: CUDA Graphs", "torch.compile", "Channels Last Memory Format".
+Source: PyTorch documentation, "CUDA semantics: CUDA Graphs", "torch.compile", "Channels Last Memory
+Format".
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from buildsys.workers.job import Job
 Call = Callable[[], Any]
 Tensors = dict[str, torch.Tensor]
 _DTYPES = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
-_WARM_UP_CALLS = 3  # before a capture, and until compiled code has been captured
+_WARM_UP_CALLS = 3  # before a capture
 _IMAGE_RANK = 4  # tensors of this rank have a channels-last form
 
 
 class TorchNetwork:
-    """The network on the engine's kind of device and in the precision that was asked for.
+    """The network on the engine's kind of device, in the requested precision.
 
     Raises: Unavailable: the engine runs on a GPU, and this PyTorch sees none.
     """
@@ -55,8 +56,8 @@ class TorchNetwork:
         self._stream: Any = None
 
     @contextmanager
-    def in_force(self, threads: int) -> Iterator[None]:
-        """Run PyTorch with so many threads, for inference, and on a GPU on a stream of its own."""
+    def activate(self, threads: int) -> Iterator[None]:
+        """Set threads and inference mode, and on a GPU a separate stream."""
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
@@ -68,14 +69,14 @@ class TorchNetwork:
         finally:
             torch.set_num_threads(before)
 
-    def described(self) -> str:
-        """Return how the network runs, in words."""
+    def describe(self) -> str:
+        """Return a description of the network's settings."""
         layout = ", channels last" if _DTYPES[self._precision] is not None else ""
         tf32 = f", TF32 {'on' if self._tf32 else 'off'}" if self._precision == "fp32" else ""
         return f"{self._precision}{layout}{tf32}, cuDNN chooses by timing, one inference in flight"
 
     def form(self, name: str) -> Callable[[Mapping[str, Tensor]], Contender]:
-        """Return what binds inputs to a form of the network: torch, torch_cuda_graph or torch_compile."""
+        """Return the binding of one form: torch, torch_cuda_graph or torch_compile."""
         forms: dict[str, Callable[[Tensors], Call]] = {
             "torch": self._eager,
             "torch_cuda_graph": self._captured,
@@ -85,7 +86,7 @@ class TorchNetwork:
 
     def _bind(self, form: Callable[[Tensors], Call], inputs: Mapping[str, Tensor]) -> Contender:
         tensors = {name: self._placed(to_torch(tensor)) for name, tensor in inputs.items()}
-        self._network.result(tensors)  # wrong inputs are explained here
+        self._network.result(tensors)  # explains wrong inputs
         call = form(tensors)
         if not self._on_gpu:
             return LocalCall(call)
@@ -110,9 +111,8 @@ class TorchNetwork:
 
     def _eager(self, tensors: Tensors, module: Callable[..., Any] | None = None) -> Call:
         positional, named = self._network.arguments(tensors)
-        called = (
-            self._network.module if module is None else module
-        )  # a compiled one has no truth value
+        # a compiled module has no truth value
+        called = self._network.module if module is None else module
         return lambda: called(*positional, **named)
 
     def _captured(self, tensors: Tensors) -> Call:
@@ -143,14 +143,14 @@ class TorchNetwork:
             )
             for _ in range(_WARM_UP_CALLS):
                 call()
-        except Exception as error:  # of any of the libraries and programs that it compiles with
+        except Exception as error:  # from any library or compiler it calls
             raise Unavailable(
                 f"torch.compile fails on the network: {_first_line(error)}"
             ) from error
         return call
 
     def _with_transfers(self, call: Call, tensors: Tensors) -> Call:
-        """Return a call that also copies between page-locked memory of the host and the GPU."""
+        """Return a call with copies between page-locked host memory and the GPU."""
         timing = self._timing
         if timing is None or timing.transfers == "none":
             return call
@@ -172,14 +172,12 @@ class TorchNetwork:
         return launch
 
     def _open_gpu(self) -> None:
-        self._gpu = Device(0)  # PyTorch has the same context
+        self._gpu = Device(0)  # shares PyTorch's context
         self._stack.callback(self._gpu.close)
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._stack.enter_context(torch.cuda.stream(self._stream))
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # the newer names of these settings are not there before PyTorch 2.9
+            warnings.simplefilter("ignore")  # their newer names need PyTorch 2.9
             before = torch.get_float32_matmul_precision()
             torch.set_float32_matmul_precision("high" if self._tf32 else "highest")
             self._stack.callback(torch.set_float32_matmul_precision, before)

@@ -146,7 +146,7 @@ def test_pytorch_gets_its_own_inputs_where_surgery_has_renamed_those_of_the_engi
     )
     figures = bench.run(stage_job(spec, "bench", tmp_path)).figures
     assert set(figures["cases"]["opt"]["contenders"]) == {"engine", "torch"}
-    assert figures["settings"]["torch"] == "is the network from before surgery, with its own inputs"
+    assert figures["settings"]["torch"] == "is the network before surgery, with its own inputs"
 
 
 def test_the_machine_and_the_settings_are_recorded(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_noise_is_said() -> None:
     cases = {"opt": {"contenders": {"engine": steady, "torch": {"variation": 0.4}}}}
     assert list(noise(cases, 0.5)) == [
         "torch, case opt: the latencies vary by 40% of their mean",
-        "other processes used 50% of the processors meanwhile",
+        "other processes used 50% of the processors during the benchmark",
     ]
     assert list(noise({"opt": {"contenders": {"engine": steady}}}, 0.01)) == []
     assert list(noise({}, None)) == []
@@ -215,7 +215,7 @@ def test_without_an_engine_the_bench_is_unavailable(tmp_path: Path) -> None:
     write_golden(tmp_path, {case: {} for case in INPUTS}, INPUTS)
     result = bench.run(stage_job(resolved({"backend": "onnxruntime"}), "bench", tmp_path))
     assert result.status == "unavailable"
-    assert "there is no engine to measure" in result.reason
+    assert "there is no engine: see the result" in result.reason
 
 
 @pytest.mark.skipif(

@@ -180,7 +180,8 @@ def test_layers_are_summed_over_kinds_and_devices_are_in_words(results: Results)
 
 def test_a_noisy_benchmark_is_a_warning(results: Results) -> None:
     results.passed(
-        "bench:tiny:ort-cpu", noisy=["other processes used 40% of the processors meanwhile"]
+        "bench:tiny:ort-cpu",
+        noisy=["other processes used 40% of the processors during the benchmark"],
     )
     assert any(
         text.startswith("bench:tiny:ort-cpu: other processes used 40%")

@@ -27,7 +27,7 @@ from buildsys.onnx_graphs.tensors import save_case
 from buildsys.stages.bench import remote_engine
 from buildsys.stages.bench import stage as bench
 from buildsys.stages.bench.local_engine import LocalEngine
-from buildsys.stages.bench.remote_engine import PeerEngine
+from buildsys.stages.bench.remote_engine import RemoteEngine
 from buildsys.stages.engine import stage as engine
 from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.workers.job import Job
@@ -57,10 +57,10 @@ def stack() -> Iterator[ExitStack]:
         yield opened
 
 
-def opened_peer(job: Job, toolchain: Toolchain = HERE, **changed: Any) -> PeerEngine:
+def opened_peer(job: Job, toolchain: Toolchain = HERE, **changed: Any) -> RemoteEngine:
     options = {**job.options["engine"], **changed}
     folder = job.outputs["result"].parent
-    return PeerEngine(
+    return RemoteEngine(
         toolchain,
         options["backend"],
         job.inputs["engine"],
@@ -152,7 +152,7 @@ def test_a_peer_that_hangs_is_ended(
     built: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_engine, "_ANSWER_LIMIT_S", 0.3)
-    monkeypatch.setattr(PeerEngine.ask, "__defaults__", (0.3,))
+    monkeypatch.setattr(RemoteEngine.ask, "__defaults__", (0.3,))
     with pytest.raises(StageError, match="gave no answer for 0 s while it loaded the engine"):
         opened_peer(built, script(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 60"))
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
@@ -208,10 +208,10 @@ def test_a_peer_ends_with_its_stage_even_when_that_is_killed(built: Job, tmp_pat
         import json, sys, time
         from pathlib import Path
         from buildsys.system.interpreters.toolchain import Toolchain
-        from buildsys.stages.bench.remote_engine import PeerEngine
+        from buildsys.stages.bench.remote_engine import RemoteEngine
         asked = json.loads(sys.argv[1])
         here = Toolchain("here", Path(sys.executable), {})
-        peer = PeerEngine(here, "onnxruntime", Path(asked["engine"]), asked["options"], (),
+        peer = RemoteEngine(here, "onnxruntime", Path(asked["engine"]), asked["options"], (),
                           project=Path(asked["folder"]), folder=Path(asked["folder"]))
         contender = peer.bind(Path(asked["case"]), None)["engine"]
         print(peer.processes[0], flush=True)
