@@ -1,4 +1,4 @@
-"""The float32 graph that stands for a 16-bit one computes exactly what the 16-bit type gives."""
+"""The float32 emulation of 16-bit graphs against exact 16-bit arithmetic."""
 
 from __future__ import annotations
 
@@ -48,10 +48,11 @@ def rounded(values: Array, precision: str) -> Array:
         return tensor_of(values, TYPES[precision][0]).values().astype(np.float32)
 
 
-# What numpy computes in float16 itself, each result rounded once.
+# numpy computes these in float16 itself and rounds each result once
 ELEMENTWISE: dict[str, Callable[[Array, Array], Array]] = {
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Max": np.maximum,
-    "Neg": lambda a, _: -a, "Abs": lambda a, _: np.abs(a), "Relu": lambda a, _: np.maximum(a, np.float16(0)),
+    "Neg": lambda a, _: -a, "Abs": lambda a, _: np.abs(a),
+    "Relu": lambda a, _: np.maximum(a, np.float16(0)),
     "Sqrt": lambda a, _: np.sqrt(np.abs(a)), "Reciprocal": lambda a, _: np.float16(1) / a,
 }  # fmt: skip
 UNARY = ("Neg", "Abs", "Relu", "Sqrt", "Reciprocal")
@@ -77,7 +78,7 @@ def chain(operators: list[str]) -> onnx.ModelProto:
     st.integers(0, 2**32),
     st.booleans(),
 )
-def test_chains_of_operators_give_what_float16_gives(
+def test_chains_of_operators_compute_like_float16(
     operators: list[str], seed: int, optimized: bool
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -97,7 +98,8 @@ def test_chains_of_operators_give_what_float16_gives(
 
 
 def test_float16_rounds_and_overflows_as_numpy_does() -> None:
-    # 65520 is half-way to the float16 that there is none of; ties; subnormals, half of the smallest; beyond at once
+    # 65520 is halfway to the first value beyond float16; ties; subnormals; half of the smallest;
+    # far beyond
     x = np.float32(
         [65504, 65504, 65504, 1, 1 + 2**-10, 1 + 3 * 2**-11, 2**-24, 2**-25, 1.5 * 2**-25, -1e6]
     )
@@ -191,7 +193,7 @@ def test_a_graph_without_the_type_stays_as_it_is() -> None:
     assert emulate(model, "bf16") == model
 
 
-def test_names_that_are_taken_are_not_given_again() -> None:
+def test_fresh_names_are_unused() -> None:
     nodes = [node("Add", ["x", "x"], ["h"]), node("Mul", ["h", "h_unrounded"], ["y"])]
     inputs = {"x": (FLOAT16, [1]), "h_unrounded": (FLOAT16, [1])}
     emulated = emulate(make_model(nodes, inputs, {"y": (FLOAT16, [1])}), "fp16")
@@ -239,7 +241,7 @@ def hidden_in_a_function() -> onnx.ModelProto:
         (hidden_in_a_function(), "the local function Twice"),
     ],
 )
-def test_what_cannot_be_emulated_is_refused(model: onnx.ModelProto, place: str) -> None:
+def test_types_in_subgraphs_and_functions_are_refused(model: onnx.ModelProto, place: str) -> None:
     with pytest.raises(
         StageError, match=f"{place} computes in float16, which cannot be emulated on the CPU"
     ):

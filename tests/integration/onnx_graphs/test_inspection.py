@@ -1,4 +1,4 @@
-"""What is read off real graphs: exported by torch, simplified by onnxsim, with bodies, functions and external data."""
+"""Inspection of real graphs: exported, simplified, with bodies, functions and external data."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def compared(first: Path, second: Path) -> dict[str, Any]:
 
 
 def both_graphs(folder: Path, shape: list[int | str], **sections: Any) -> tuple[Path, Path]:
-    """Export a network of the project's plugins and simplify it; return both files."""
+    """Export and simplify a network of the plugins. Return both files."""
     spec = manifest(inputs={"x": {"shape": shape}}, **sections)
     job = stage_job("export", spec, folder)
     assert export.run(job).status == "passed"
@@ -121,7 +121,7 @@ def test_a_graph_is_described_whole(tmp_path: Path) -> None:
     assert (tensor["shape"], tensor["sized"]) == (["batch", 4, 8, 8], [4, 4, 8, 8])
 
 
-def test_bodies_functions_and_custom_domains_are_told(tmp_path: Path) -> None:
+def test_bodies_functions_and_custom_domains_are_described(tmp_path: Path) -> None:
     found = described(write(tmp_path, parser.parse_model(BRANCHES)), b=2)
     assert found["custom_domains"] == {"my.domain": {"swish": 1}}
     (function,) = found["functions"]
@@ -166,8 +166,8 @@ def test_the_products_of_a_local_function_count(tmp_path: Path) -> None:
     )
 
 
-def test_external_data_stays_where_it_is(tmp_path: Path) -> None:
-    """Eight GiB in a file with a hole: who read it would take seconds, and more memory than there may be."""
+def test_external_data_is_not_read(tmp_path: Path) -> None:
+    """Test with 8 GiB in a sparse file: reading it would take seconds and too much memory."""
     model = conv_bn()
     large = model.graph.initializer.add(name="large", data_type=TensorProto.FLOAT, dims=[2**31])
     large.data_location = TensorProto.EXTERNAL
@@ -191,7 +191,7 @@ def test_external_data_stays_where_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("inline_limit", [2**30, 0])
-def test_weights_are_compared_by_content_wherever_they_lie(
+def test_inline_and_external_weights_are_compared_by_content(
     tmp_path: Path, inline_limit: int
 ) -> None:
     def written(name: str, seed: int) -> Path:
@@ -215,7 +215,7 @@ def test_weights_are_compared_by_content_wherever_they_lie(
     assert [change["operator"] for change in found["changed"]] == ["MatMul"]
 
 
-def test_a_file_that_is_not_onnx_is_told(tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(b"\xff" * 100)
     found = answer({"question": "describe", "graph": graph(path), "dims": {}})

@@ -1,4 +1,4 @@
-"""Graphs as plain data, for tests that need no onnx."""
+"""Graphs as plain data, for tests without onnx."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def body(
     stored: Mapping[str, str] | None = None,
     values: Mapping[str, Sequence[int | str | None]] | None = None,
 ) -> Body:
-    """Return a graph; ``stored`` is initializer -> digest, each of 4 float32 values."""
+    """Return a graph. ``stored`` maps initializers of 4 float32 values to digests."""
     return Body(
         tuple(inputs.split()),
         tuple(outputs.split()),
@@ -38,13 +38,13 @@ def body(
 
 
 def chain(*operators: str, prefix: str = "t", begin: str = "x", end: str = "y") -> list[PlainNode]:
-    """Return nodes that follow each other from one tensor to another."""
+    """Return consecutive nodes from one tensor to another."""
     names = [begin, *(f"{prefix}{at}" for at in range(1, len(operators))), end]
     return [node(operator, names[at], names[at + 1]) for at, operator in enumerate(operators)]
 
 
 def residual_blocks(count: int) -> list[PlainNode]:
-    """Return blocks of two convolutions beside which their input goes past."""
+    """Return residual blocks of two convolutions."""
     nodes: list[PlainNode] = []
     for at in range(count):
         begin, end = f"b{at}", f"b{at + 1}"

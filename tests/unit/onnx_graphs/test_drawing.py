@@ -15,15 +15,16 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def forked() -> Body:
-    return body([*chain("Conv", "Relu", end="r"), *chain("Neg", "Exp", prefix="l", begin="r", end="p"),
-                 node("Abs", "r", "q"), node("Add", "p q", "y")])  # fmt: skip
+    stem = chain("Conv", "Relu", end="r")
+    left = chain("Neg", "Exp", prefix="l", begin="r", end="p")
+    return body([*stem, *left, node("Abs", "r", "q"), node("Add", "p q", "y")])
 
 
 def labels(graph: Body, *ends: object) -> list[str]:
     return [one.operator for one in choose(graph, *ends).nodes]  # type: ignore[arg-type]
 
 
-def test_a_part_is_all_ways_between_two_names() -> None:
+def test_a_part_has_all_paths_between_two_names() -> None:
     graph = forked()
     assert labels(graph, "r", "p") == ["Neg", "Exp"]
     assert labels(graph, "n_r", "y") == ["Relu", "Neg", "Exp", "Abs", "Add"]
@@ -34,14 +35,14 @@ def test_a_part_is_all_ways_between_two_names() -> None:
     assert labels(graph, "", "y", 2) == ["Exp", "Abs", "Add"]
 
 
-def test_a_name_that_is_not_there_and_ends_without_a_way_are_mistakes() -> None:
+def test_unknown_names_and_missing_paths_are_usage_errors() -> None:
     with pytest.raises(UsageError, match="no node or tensor 'n_rr'; nearest: n_r"):
         choose(forked(), "n_rr")
     with pytest.raises(UsageError, match="no path leads from p to q"):
         choose(forked(), "p", "q")
 
 
-def test_the_document_is_well_formed_and_says_all() -> None:
+def test_the_document_is_well_formed_and_complete() -> None:
     graph = body(
         [node("Conv", "x w", "a<b"), node("my::Op&", "a<b", "y")], values={"y": [1, "batch"]}
     )
@@ -75,7 +76,7 @@ def test_the_same_graph_gives_the_same_bytes_and_few_boxes() -> None:
     assert "100 times in a row" in first
 
 
-def test_bodies_are_drawn_within_their_node() -> None:
+def test_bodies_are_drawn_inside_their_node() -> None:
     branch = body([node("Sigmoid", "x", "t")], "", "t")
     graph = body(
         [
@@ -96,7 +97,7 @@ def test_bodies_are_drawn_within_their_node() -> None:
     assert {"If", "then_branch", "Sigmoid"} <= set(words)
 
 
-def test_long_words_are_broken_and_nothing_is_lost() -> None:
+def test_long_words_are_wrapped_completely() -> None:
     name = "/features/features.1/features.1.0/attn/" + "x" * 50
     lines = wrapped(name, 20)
     assert "".join(lines) == name

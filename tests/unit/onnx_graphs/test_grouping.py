@@ -22,8 +22,10 @@ def grouped(graph: Body, form: object = None) -> list[Box]:
         for name in taker.reads
         if name in graph.producers
     ]
-    told = form if callable(form) else (lambda node: "")
-    return [box for column in group(graph.nodes, dict.fromkeys(edges), form=told) for box in column]
+    form_of = form if callable(form) else (lambda node: "")
+    return [
+        box for column in group(graph.nodes, dict.fromkeys(edges), form=form_of) for box in column
+    ]
 
 
 def texts(boxes: list[Box]) -> list[tuple[str, int]]:
@@ -34,7 +36,7 @@ def nodes_of(boxes: list[Box]) -> list[PlainNode]:
     return [one for box in boxes for one in box.nodes]
 
 
-def test_few_nodes_are_boxes_of_their_own() -> None:
+def test_few_nodes_are_single_boxes() -> None:
     graph = body(residual_blocks(3), "b0", "b3")
     assert [box.items for box in grouped(graph)] == [(one,) for one in graph.nodes]
 
@@ -57,7 +59,7 @@ def test_every_node_is_in_exactly_one_box() -> None:
     assert set(found) == set(graph.nodes)
 
 
-def test_blocks_of_another_form_are_not_counted_together() -> None:
+def test_blocks_of_different_form_are_separate_repeats() -> None:
     graph = body([node("Neg", "x", "b0"), *residual_blocks(16)], "x", "b16")
     half = set(graph.nodes[:41])
     boxes = grouped(graph, lambda one: "wide" if one in half else "narrow")
@@ -72,7 +74,7 @@ def test_a_skip_around_nearly_everything_is_drawn() -> None:
     assert len(nodes_of(boxes)) == len(graph.nodes) > PLAIN_LIMIT
 
 
-def test_ends_stay_alone() -> None:
+def test_ends_stay_single_boxes() -> None:
     nodes = [
         PlainNode("x", "input", (), ("x",)),
         *chain(*["Neg"] * 70),

@@ -48,7 +48,7 @@ def test_products_are_counted(
     assert found.is_complete
 
 
-def test_what_is_not_known_is_not_passed_over() -> None:
+def test_unknown_operators_and_shapes_are_reported() -> None:
     nodes = [node("MatMul", "x w", "a"), node("my.domain::Op", "a", "y")]
     found = count_macs(body(nodes, values={"x": [2, "n"], "a": [2, 4]}))
     assert (found.total, dict(found.unknown), dict(found.opaque)) == (
@@ -90,7 +90,7 @@ def test_a_formula_is_found_in_one_and_two_dimensions() -> None:
 @pytest.mark.parametrize(
     "count", [lambda dims: dims["n"] ** 3, lambda dims: dims["n"] // 3, lambda dims: None]
 )
-def test_there_is_no_formula_where_none_fits(count: object) -> None:
+def test_without_a_fitting_polynomial_there_is_no_formula(count: object) -> None:
     assert callable(count)
     assert formula(count, {"n": 4}) is None
     assert formula(lambda dims: 1, {"a": 2, "b": 2, "c": 2}) is None

@@ -63,7 +63,7 @@ def test_strings_survive_a_round_trip(
     assert read.array.reshape(-1).tolist() == array.tolist()
 
 
-def test_a_string_that_numpy_would_cut_is_refused() -> None:
+def test_a_string_with_a_trailing_nul_is_refused() -> None:
     with pytest.raises(StageError, match="NUL"):
         tensor_of(np.array(["a\0"], dtype=object))
 

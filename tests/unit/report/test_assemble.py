@@ -25,7 +25,7 @@ def test_the_verdict_is_passed_only_when_everything_ran(results: Results) -> Non
     assert "all 11 targets passed" in report_on(results).verdict.text
 
 
-def test_targets_that_did_not_run_make_the_verdict_partial(results: Results) -> None:
+def test_missing_targets_make_the_verdict_partial(results: Results) -> None:
     results.without_gpu()
     report = report_on(results)
     assert report.verdict.status == "partial"
@@ -75,14 +75,12 @@ def test_a_status_against_its_own_numbers_fails_the_verdict(results: Results) ->
     results.passed("verify:tiny:ort-cpu", cases={"min": {"scores": wrong}})
     report = report_on(results)
     assert report.verdict.status == "failed"
-    assert (
-        "verify:tiny:ort-cpu has passed, although output scores in case min is not within the limits"
-        in report.verdict.text
-    )
+    contradiction = "output scores in case min is not within the limits"
+    assert f"verify:tiny:ort-cpu has passed, although {contradiction}" in report.verdict.text
     assert report.warnings[0] in report.verdict.text
 
 
-def test_a_check_that_compared_nothing_has_not_passed(results: Results) -> None:
+def test_an_empty_check_has_not_passed(results: Results) -> None:
     results.passed("validate:tiny", graphs={})
     report = report_on(results)
     assert report.verdict.status == "failed"
@@ -99,7 +97,8 @@ def test_the_numbers_of_a_conversion_are_among_the_checks(results: Results) -> N
     check = next(check for check in report.checks if check.target == "convert:tiny:fp16")
     assert check.subject == "golden outputs against the rounded fp16 graph"
     assert [(line.subject, line.case, line.relative) for line in check.comparisons] == [
-        ("fp16", "min", 2e-3), ("fp16", "opt", 3e-3), ("fp16", "max", 2.5e-3), ("fp16", "odd", 2e-3),
+        ("fp16", "min", 2e-3), ("fp16", "opt", 3e-3), ("fp16", "max", 2.5e-3),
+        ("fp16", "odd", 2e-3),
     ]  # fmt: skip
     line = next(line for line in report.summary if line.target == "convert:tiny:fp16")
     assert line.outcome.endswith("worst relative error 3.0e-03 (opt scores)")
@@ -108,7 +107,8 @@ def test_the_numbers_of_a_conversion_are_among_the_checks(results: Results) -> N
 def test_folded_batch_norms_are_counted(results: Results) -> None:
     graph = report_on(results).graph
     assert graph.folded == (
-        "2 of 2 batch norms were folded by the exporter: BatchNormalization 2 → 0 in the exported graph.",
+        "2 of 2 batch norms were folded by the exporter:"
+        " BatchNormalization 2 → 0 in the exported graph.",
     )
     line = next(line for line in graph.modules if line.modules == ("BatchNorm2d",))
     assert (line.count, line.exported, line.simplified) == (2, 0, 0)
@@ -118,7 +118,8 @@ def test_batch_norms_folded_by_simplification_are_counted(results: Results) -> N
     operators = {"Conv": 2, "BatchNormalization": 2}
     results.passed("export:tiny", operators=operators)
     assert report_on(results).graph.folded == (
-        "2 of 2 batch norms were folded by simplification: BatchNormalization 2 → 0 in the simplified graph.",
+        "2 of 2 batch norms were folded by simplification:"
+        " BatchNormalization 2 → 0 in the simplified graph.",
     )
 
 
@@ -235,7 +236,7 @@ def test_results_without_content_still_give_a_report(results: Results) -> None:
     assert len(report.summary) == len(results.inputs)
 
 
-def test_provenance_of_an_engine_says_what_it_was_built_with(results: Results) -> None:
+def test_engine_provenance_lists_libraries_and_settings(results: Results) -> None:
     rtx = next(made for made in report_on(results).engine_provenance if made.engine == "rtx-fp16")
     assert rtx.lines == {
         "built with": "TensorRT-RTX 1.7.1.116, Linux x86_64",
@@ -247,7 +248,9 @@ def test_provenance_of_an_engine_says_what_it_was_built_with(results: Results) -
             f"demo::swish by plugin Swish 1 (plugins/swish_plugin.py, sha256 {'f' * 16}…), "
             "demo::clip by library clip.so"
         ),
-        "optimization profiles": "0: image [1, 3] to [16, 3], optimized for [8, 3]; 1: image [1, 3]",
+        "optimization profiles": (
+            "0: image [1, 3] to [16, 3], optimized for [8, 3]; 1: image [1, 3]"
+        ),
         "build": "prepare 100 ms, build 4.00 s, read back 100 ms",
         "timing cache": f"{'d' * 16}…, started with shared timings, 1.50 kB added",
     }

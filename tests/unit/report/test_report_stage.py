@@ -65,7 +65,7 @@ def test_the_stage_passes_whenever_the_report_is_written(results: Results, tmp_p
     json.dumps(result.figures, allow_nan=False)
 
 
-def test_markdown_is_written_only_where_it_is_asked_for(results: Results, tmp_path: Path) -> None:
+def test_markdown_is_written_only_if_it_is_an_output(results: Results, tmp_path: Path) -> None:
     run(job_for(results, tmp_path / "report", markdown=False))
     assert not (tmp_path / "report" / "report.md").exists()
 
@@ -112,7 +112,7 @@ def test_a_failure_names_output_case_index_and_both_values(
     )
 
 
-def test_targets_that_did_not_run_have_reason_and_remedy(results: Results, tmp_path: Path) -> None:
+def test_missing_targets_have_reason_and_remedy(results: Results, tmp_path: Path) -> None:
     results.without_gpu()
     text = markdown_of(results, tmp_path / "report")
     both = "`verify:tiny:rtx-fp16`, `bench:tiny:rtx-fp16` — not run: "
@@ -227,9 +227,9 @@ def test_each_graph_of_the_chain_has_a_line(results: Results) -> None:
     assert (
         f"The MACs of simplify are unknown, because `MatMul` {TIMES}71 cannot be counted." in text
     )
-    told = as_json(report)["graph"]
-    assert told["macs_at"] == {"batch": 8}
-    assert [stage["macs"] for stage in told["stages"]] == [8 * 4_089_184_256 + 5, None]
+    graph = as_json(report)["graph"]
+    assert graph["macs_at"] == {"batch": 8}
+    assert [stage["macs"] for stage in graph["stages"]] == [8 * 4_089_184_256 + 5, None]
 
 
 def test_a_comparison_without_verdict_is_not_within_limits(

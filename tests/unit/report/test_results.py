@@ -1,4 +1,4 @@
-"""The types of result files against what stages write, and their tolerant reader."""
+"""Types of result files and their tolerant reader."""
 
 from __future__ import annotations
 

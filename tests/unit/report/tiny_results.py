@@ -1,4 +1,4 @@
-"""Result files of a model as the stages write them, to be varied by each test."""
+"""Result files of a small model, for tests to modify."""
 
 from __future__ import annotations
 
@@ -236,8 +236,12 @@ NO_GPU = (
     "no NVIDIA GPU was found (libcuda.so.1 is not installed)",
     "run it on a machine with an RTX GPU and its driver",
 )
-_FILES = {"export": "export/export.json", "reference": "reference/reference.json", "simplify": "simplify/graph.json",
-          "validate": "validate/result.json"}  # fmt: skip
+_FILES = {
+    "export": "export/export.json",
+    "reference": "reference/reference.json",
+    "simplify": "simplify/graph.json",
+    "validate": "validate/result.json",
+}
 
 
 def result_path(build: Path, target: str) -> Path:
@@ -248,7 +252,7 @@ def result_path(build: Path, target: str) -> Path:
 
 
 class Results:
-    """The results of a build in a folder; every change rewrites the file that it concerns."""
+    """The results of a build in a folder. Every change rewrites its file."""
 
     def __init__(self, build: Path) -> None:
         self.build = build

@@ -58,7 +58,7 @@ def test_sizes_have_decimal_units(value: float, text: str) -> None:
     ("value", "text"),
     [(0.0352, "35 ms"), (1.0, "1.00 s"), (59.94, "59.9 s"), (185, "3 min 5 s"), (None, "—")],
 )
-def test_durations_are_in_the_unit_that_fits(value: float | None, text: str) -> None:
+def test_durations_have_a_suitable_unit(value: float | None, text: str) -> None:
     assert q.duration(value) == text
 
 

@@ -62,7 +62,7 @@ def test_without_a_failure_it_is_stale(results: Results) -> None:
     )  # fmt: skip
 
 
-def test_a_report_that_could_not_be_written_itself(results: Results) -> None:
+def test_a_failed_report_target_fails_the_verdict(results: Results) -> None:
     report = report_on(results, report__tiny=TargetProblem("the worker crashed", failed=True))
     assert report.verdict.text == "FAILED: report:tiny: the worker crashed"
 

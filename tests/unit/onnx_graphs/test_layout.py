@@ -44,7 +44,7 @@ def test_boxes_do_not_overlap_and_data_flows_down(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_edge_runs_through_a_box(seed: int) -> None:
-    """Within a row an edge is a vertical line; between rows, where it bends, there are no boxes."""
+    """Edges are vertical within rows and bend only between rows, without boxes."""
     sizes, edges = random_graph(seed)
     layout = place(sizes, edges)
     boxes = frames(layout, sizes)
@@ -82,17 +82,17 @@ def test_a_chain_is_a_straight_column() -> None:
     assert middles == [45, 45, 45]
 
 
-def test_what_begins_late_is_close_to_where_it_leads() -> None:
+def test_a_late_source_is_directly_above_its_target() -> None:
     layout = place([(10, 10)] * 4, [(0, 1), (1, 2), (3, 2)])
     assert layout.corners[3][1] == layout.corners[1][1]
     assert abs(layout.corners[3][0] - layout.corners[1][0]) >= 10 + COLUMN_GAP
 
 
-def test_crossings_are_undone() -> None:
+def test_crossings_are_removed() -> None:
     layout = place([(10, 10)] * 4, [(0, 3), (1, 2)])
     (a, b, c, d) = (x for x, _ in layout.corners)
     assert (a < b) == (d < c)
 
 
-def test_nothing_takes_no_room() -> None:
+def test_an_empty_graph_has_no_size() -> None:
     assert place([], []) == Layout([], [], 0.0, 0.0)

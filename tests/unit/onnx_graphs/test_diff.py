@@ -34,7 +34,7 @@ def batch_norm() -> tuple[Body, Body]:
     return before, after
 
 
-def test_a_folded_batch_norm_is_told_as_such() -> None:
+def test_a_folded_batch_norm_is_recognized() -> None:
     found = compare_bodies(*batch_norm())
     (gone,) = found["gone"]
     assert (gone["chain"], gone["fate"], gone["into"]) == ("BatchNormalization", "folded", ["Conv"])
@@ -46,14 +46,14 @@ def test_a_folded_batch_norm_is_told_as_such() -> None:
     assert found["come"] == []
 
 
-def test_a_batch_norm_that_is_only_left_out_is_not_folded() -> None:
+def test_an_omitted_batch_norm_is_not_folded() -> None:
     before, after = batch_norm()
     after = body([node("Conv", "x w", "b", "conv"), node("Relu", "b", "y")], stored={"w": "old"})
     (gone,) = compare_bodies(before, after)["gone"]
     assert gone["fate"] == "left out"
 
 
-def test_what_is_folded_into_the_node_behind_it_is_found() -> None:
+def test_folding_into_the_next_node_is_recognized() -> None:
     nodes = [node("Relu", "x", "r"), node("Mul", "r two", "m"), node("Conv", "m w", "y")]
     before = body(nodes, stored={"two": "2", "w": "a"})
     after = body([node("Relu", "x", "r"), node("Conv", "r w", "y")], stored={"w": "b"})
@@ -61,7 +61,7 @@ def test_what_is_folded_into_the_node_behind_it_is_found() -> None:
     assert (gone["chain"], gone["fate"], gone["into"]) == ("Mul", "folded", ["Conv"])
 
 
-def test_a_chain_of_shapes_that_became_a_constant_is_one_group() -> None:
+def test_a_shape_chain_folded_to_a_constant_is_one_group() -> None:
     shapes = chain("Shape", "Slice", "Concat", begin="r", end="target")
     before = body([node("Relu", "x", "r"), *shapes, node("Reshape", "r target", "y")])
     after = body([node("Relu", "x", "r"), node("Reshape", "r fixed", "y")], stored={"fixed": "s"})
@@ -70,7 +70,7 @@ def test_a_chain_of_shapes_that_became_a_constant_is_one_group() -> None:
     assert [end["kind"] for end in (*gone["from"], *gone["to"])] == ["Relu", "Reshape"]
 
 
-def test_replaced_nodes_name_what_came_for_them() -> None:
+def test_replaced_nodes_name_their_replacement() -> None:
     before = body([*chain("MatMul", "Add", begin="x", end="s"), node("Relu", "s", "y")])
     after = body([node("Gemm", "x", "s"), node("Relu", "s", "y")])
     found = compare_bodies(before, after)
@@ -79,7 +79,7 @@ def test_replaced_nodes_name_what_came_for_them() -> None:
     assert [(group["chain"], group["fate"]) for group in found["come"]] == [("Gemm", "replaces")]
 
 
-def test_nodes_are_found_again_by_structure_when_all_names_have_changed() -> None:
+def test_renamed_nodes_are_matched_by_structure() -> None:
     first = body([*chain("Conv", "Relu", "Conv", "Relu", end="s"), node("Add", "s x", "y")])
     second = body([
         node("Conv", "x", "1", "a"), node("Relu", "1", "2", "b"), node("Conv", "2", "3", "c"),
@@ -89,7 +89,7 @@ def test_nodes_are_found_again_by_structure_when_all_names_have_changed() -> Non
     assert compare_bodies(first, second)["changed"] == []
 
 
-def test_twins_are_told_apart_by_what_they_hold() -> None:
+def test_similar_nodes_are_matched_by_their_weights() -> None:
     first = body(
         [node("Conv", "x u", "a"), node("Conv", "x v", "b"), node("Add", "a b", "y")],
         stored={"u": "1", "v": "2"},
@@ -102,13 +102,13 @@ def test_twins_are_told_apart_by_what_they_hold() -> None:
     assert compare_bodies(first, second)["changed"] == []
 
 
-def test_the_node_behind_a_new_one_is_found_from_its_takers() -> None:
+def test_a_node_after_an_added_one_is_matched_by_its_consumers() -> None:
     first = body([node("Neg", "x", "a"), node("Conv", "a", "b"), node("Relu", "b", "y")])
     second = body([node("Exp", "x", "k"), node("Conv", "k", "l", "other"), node("Relu", "l", "y")])
     assert matched(first, second)["n_b"] == "other"
 
 
-def test_attributes_inputs_and_shapes_that_changed_are_told() -> None:
+def test_changed_attributes_inputs_and_shapes_are_listed() -> None:
     first = body(
         [node("Softmax", "x", "s", axis="1"), node("Add", "s x", "y")], values={"s": [1, 4]}
     )
@@ -153,7 +153,7 @@ def test_equal_graphs_have_no_difference() -> None:
     assert found["nodes"] == [3, 2]
 
 
-def test_an_input_that_has_only_another_name_ties_the_same_nodes() -> None:
+def test_a_renamed_input_matches() -> None:
     first, second = (
         body(chain("Neg", "Exp")),
         body(chain("Neg", "Exp", prefix="u", begin="image"), inputs="image"),

@@ -81,7 +81,7 @@ def test_the_engine_is_first_with_both_clocks_and_its_memory(result: Result[Benc
     assert "power cap 25%" in text
 
 
-def test_a_gpu_that_could_not_be_read_says_why(result: Result[BenchResult]) -> None:
+def test_an_unreadable_gpu_has_a_reason(result: Result[BenchResult]) -> None:
     result.content["cases"]["opt"]["gpu"] = {"missing": "NVML answers with error 3"}
     (state,) = gpu_states([result])
     assert state.throttle == "not known: NVML answers with error 3"
