@@ -1,4 +1,4 @@
-"""Full and read-only disks, really mounted, and a limit on the size of files, which needs no right to mount."""
+"""Full and read-only disks (mounted) and a limit on file sizes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def fill(folder: Path) -> Path:
 
 
 def sentence(ran: Ran) -> str:
-    """Return what was told of the one target that failed."""
+    """Return the line of the one failed target."""
     (line,) = [line for line in ran.out.splitlines() if line.startswith("failed ")]
     return line
 
@@ -96,7 +96,7 @@ def test_a_full_state_folder(ready: ReadyProject) -> None:
     assert built == ready.clean_contents()
 
 
-def test_a_state_folder_without_any_room(ready: ReadyProject) -> None:
+def test_a_state_folder_without_space(ready: ReadyProject) -> None:
     with small_disk(ready.root / ".buildsys", "4k"):
         full = ready.doit()
         assert (full.code, full.out) == (3, "")

@@ -1,4 +1,4 @@
-"""What we keep is damaged, lost or lies: it costs time, with one clear sentence, and the build is right in the end."""
+"""Damaged, lost or forged state: builds stay correct."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def test_a_damaged_state_is_set_aside(ready_built: ReadyProject) -> None:
         damage(path)
         ran = ready_built.doit()
         assert (ran.code, ran.ran, ran.restored) == (0, ALL, ALL)
-        (told,) = ran.err.splitlines()
-        assert told.startswith(f"buildsys: warning: the build state {path} is not readable (")
-        assert "); set aside as state.db.broken-" in told
+        (warning,) = ran.err.splitlines()
+        assert warning.startswith(f"buildsys: warning: the build state {path} is not readable (")
+        assert "); set aside as state.db.broken-" in warning
         assert ready_built.doit() == UP_TO_DATE
         assert contents(ready_built.root / "build") == ready_built.clean_contents()
 
@@ -59,9 +59,9 @@ def test_a_damaged_record_of_doit_costs_nothing(ready_built: ReadyProject) -> No
         damage(state(ready_built, "doit.db"))
         ran = ready_built.doit()
         assert (ran.code, ran.out) == (0, UP_TO_DATE.out), ran
-        (told,) = ran.err.splitlines()
-        assert told.startswith("buildsys: warning: doit's own record ")
-        assert told.endswith(": only what `doit ignore` has marked is lost")
+        (warning,) = ran.err.splitlines()
+        assert warning.startswith("buildsys: warning: doit's own record ")
+        assert warning.endswith(": only what `doit ignore` has marked is lost")
         assert ready_built.doit() == UP_TO_DATE
 
 
@@ -77,14 +77,14 @@ def test_another_database_in_place_of_doits_is_set_aside_as_well(ready_built: Re
     assert ready_built.doit() == UP_TO_DATE
 
 
-def test_damaged_resolved_manifests_are_made_again(ready_built: ReadyProject) -> None:
+def test_damaged_resolved_manifests_are_resolved_again(ready_built: ReadyProject) -> None:
     for damage in (cut, fill_with_garbage, Path.unlink):
         damage(state(ready_built, "manifests.json"))
         assert ready_built.doit() == UP_TO_DATE
 
 
 @pytest.mark.parametrize("what", ["state.db", "."])
-def test_what_is_kept_is_deleted_while_a_run_goes_on(ready: ReadyProject, what: str) -> None:
+def test_the_state_is_deleted_during_a_run(ready: ReadyProject, what: str) -> None:
     ready.hold()
     process = ready.start("-n", "2")
     wait_until(lambda: ready.is_held, 60, "reference:a is at work")
@@ -103,11 +103,12 @@ def test_what_is_kept_is_deleted_while_a_run_goes_on(ready: ReadyProject, what: 
     assert contents(ready.root / "build") == ready.clean_contents()
 
 
-def test_a_record_that_is_cut_short_is_none(ready_built: ReadyProject) -> None:
+def test_a_truncated_record_counts_as_missing(ready_built: ReadyProject) -> None:
     for column in ("parts", "figures", "outputs"):
-        cut_short = f"UPDATE records SET {column} = substr({column}, 1, length({column}) / 2) WHERE target = ?"
-        execute(state(ready_built), cut_short, "simplify:a")
-        if column == "outputs":  # all that judging needs
+        half = f"substr({column}, 1, length({column}) / 2)"
+        truncate = f"UPDATE records SET {column} = {half} WHERE target = ?"
+        execute(state(ready_built), truncate, "simplify:a")
+        if column == "outputs":  # all that a freshness check needs
             ran = ready_built.doit()
             assert (ran.code, ran.ran, ran.passed) == (0, {"simplify:a"}, set())
             assert "simplify:a  … the record of its last build cannot be read\n" in ran.out
@@ -115,7 +116,7 @@ def test_a_record_that_is_cut_short_is_none(ready_built: ReadyProject) -> None:
     assert contents(ready_built.root / "build") == ready_built.clean_contents()
 
 
-def test_a_record_does_not_reach_out_of_the_build_folder(ready_built: ReadyProject) -> None:
+def test_a_record_cannot_name_files_outside_the_build_folder(ready_built: ReadyProject) -> None:
     precious = ready_built.root.parent / "precious"
     precious.write_text("of somebody else")
     for lie in ("../../precious", str(precious), "a/../../../precious"):
@@ -141,15 +142,15 @@ def test_a_record_does_not_reach_out_of_the_build_folder(ready_built: ReadyProje
         assert ready_built.doit().code == 0
 
 
-def test_records_without_outputs_count_for_nothing(ready_built: ReadyProject) -> None:
+def test_records_without_outputs_count_as_missing(ready_built: ReadyProject) -> None:
     execute(state(ready_built), "UPDATE records SET outputs = '{}'")
     shutil.rmtree(ready_built.root / "build")
     assert ready_built.doit().ran == ALL
     assert contents(ready_built.root / "build") == ready_built.clean_contents()
 
 
-def test_a_clock_that_was_wrong_runs_nothing(ready_built: ReadyProject) -> None:
-    """Also a clock that jumps back: what it has dated before lies in the future then."""
+def test_a_wrong_clock_reruns_nothing(ready_built: ReadyProject) -> None:
+    """After a jump back, earlier times are in the future."""
     assert ready_built.doit() == UP_TO_DATE
     for table in ("records", "history"):
         execute(state(ready_built), f"UPDATE {table} SET started = '2099-01-01T00:00:00Z'")
@@ -198,7 +199,7 @@ def test_odd_paths_and_links(tmp_path: Path, runtime_folder: Path) -> None:
         project.end()
 
 
-def test_a_build_folder_that_is_a_link_to_nowhere(ready: ReadyProject) -> None:
+def test_a_build_folder_with_a_dangling_link(ready: ReadyProject) -> None:
     (ready.root / "build").symlink_to("nowhere")
     ran = ready.doit()
     assert ran.code == 2

@@ -1,4 +1,4 @@
-"""`doit cache` and timing caches, and a pin that cannot be met; builds with real ones are under tests/gpu."""
+"""Timing caches in `doit cache`; builds with real ones are under tests/gpu."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def digest(data: bytes) -> str:
 
 
 def fill(folder: Path) -> None:
-    """Make a folder with one shared cache, three kept ones and one that was set aside."""
+    """Fill a folder: one shared cache, three by digest, one set aside."""
     write_shared(folder / "some.timing_cache", TimingCacheData.of(b"a" * 1000), CONDITIONS)
     for data in (b"pinned", b"loose", b"another"):
         store_by_digest(folder, TimingCacheData.of(data))
@@ -67,11 +67,11 @@ def test_show_verify_and_collect(project: ProjectFolder, tmp_path: Path) -> None
     facts = json.loads(project.doit("cache", "--json").out)["timing_caches"]
     assert (facts["shared"], facts["kept"], facts["broken"]) == (1, 3, 1)
 
-    told = project.doit("cache", "gc", "--dry-run")
-    assert "would remove 3 timing caches, " in told.out
+    ran = project.doit("cache", "gc", "--dry-run")
+    assert "would remove 3 timing caches, " in ran.out
     assert len(kept(folder)) == 3
-    told = project.doit("cache", "gc")
-    assert "removed 3 timing caches, " in told.out
+    ran = project.doit("cache", "gc")
+    assert "removed 3 timing caches, " in ran.out
     assert kept(folder) == {digest(b"pinned")}, "what a manifest pins stays"
     assert (folder / "some.timing_cache").is_file(), "the shared one goes by age alone"
     os.utime(folder / "some.timing_cache", (time.time() - 9e6,) * 2)
@@ -99,17 +99,17 @@ def test_a_folder_that_clones_share(project: ProjectFolder, tmp_path: Path) -> N
     assert f"{project.root}/here: " in project.doit("cache").out
 
 
-def test_a_pin_that_is_no_digest_is_an_error_of_the_manifest(project: ProjectFolder) -> None:
+def test_an_invalid_pin_is_a_manifest_error(project: ProjectFolder) -> None:
     (project.root / "configs/models/pinned.yaml").write_text(TENSORRT.replace("PIN", "latest"))
-    told = project.doit("list")
-    assert told.code == 3
-    assert "configs/models/pinned.yaml:5:" in told.err
-    assert "engines.0.timing_cache.pin: " in told.err
-    assert "a SHA-256 digest of 64 hexadecimal digits" in told.err
+    ran = project.doit("list")
+    assert ran.code == 3
+    assert "configs/models/pinned.yaml:5:" in ran.err
+    assert "engines.0.timing_cache.pin: " in ran.err
+    assert "a SHA-256 digest of 64 hexadecimal digits" in ran.err
 
 
 def build_on(folder: Path, scratch: Path) -> list[str]:
-    """Do what two builds do with their timing caches; return the warnings of the second one."""
+    """Act like two builds; return the warnings of the second one."""
     shared_cache = SharedTimingCache(
         folder, CONDITIONS, lambda files, merged: merged.write_bytes(files[-1].read_bytes()) and []
     )
@@ -123,21 +123,21 @@ def build_on(folder: Path, scratch: Path) -> list[str]:
     return shared_cache.warnings
 
 
-def test_a_disk_that_is_full(tmp_path: Path) -> None:
+def test_a_full_disk(tmp_path: Path) -> None:
     folder = tmp_path / "caches"
     with small_disk(folder, "16k"):
         (warning,) = build_on(folder, tmp_path)
         assert "cannot be kept in" in warning
         assert "No space left on device; the next build times its tactics again" in warning
-        assert list(damaged(folder)) == [], "what lies there is whole"
+        assert list(damaged(folder)) == [], "its files are complete"
         (path,) = shared_files(folder)
         assert read_shared(path, CONDITIONS) is not None
         assert not [path for path in folder.rglob(".*") if path.is_file()], (
-            "nothing temporary stays"
+            "a temporary file is left"
         )
 
 
-def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_read_only_disk(tmp_path: Path) -> None:
     folder = tmp_path / "caches"
     assert build_on(folder, tmp_path) == []
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(SSHD is None, reason="no sshd: apt-get install o
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the URL of a cache behind sshd, and the home folder with the key for it."""
+    """Yield the URL of a cache on sshd and a home with its key."""
     home = tmp_path / "home"
     (home / ".ssh").mkdir(parents=True, mode=0o700)
     for key in (home / ".ssh/id_ed25519", tmp_path / "host_key"):
@@ -33,11 +33,11 @@ def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     config.write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {tmp_path}/host_key\n"
         f"AuthorizedKeysFile {tmp_path}/authorized_keys\n"
-        f"PidFile {tmp_path}/sshd.pid\nStrictModes no\nUsePAM no\nPermitRootLogin yes\nSubsystem sftp internal-sftp\n"
+        f"PidFile {tmp_path}/sshd.pid\nStrictModes no\nUsePAM no\nPermitRootLogin yes\n"
+        "Subsystem sftp internal-sftp\n"
     )
-    Path("/run/sshd").mkdir(
-        exist_ok=True
-    )  # where sshd separates its privileges, when it is started by root
+    # sshd, started by root, separates its privileges there
+    Path("/run/sshd").mkdir(exist_ok=True)
     process = subprocess.Popen([SSHD, "-D", "-e", "-f", config], stderr=subprocess.DEVNULL)
     try:
         wait_for(port)
@@ -68,7 +68,7 @@ def checkout(root: Path, url: str, home: Path) -> ProjectFolder:
     return project
 
 
-def test_what_one_checkout_built_another_takes_over_sftp(
+def test_another_checkout_reuses_a_build_over_sftp(
     server: tuple[str, Path], tmp_path: Path
 ) -> None:
     one, two = (checkout(tmp_path / name, *server) for name in ("one", "two"))
@@ -88,7 +88,7 @@ def test_what_one_checkout_built_another_takes_over_sftp(
     assert shared == {"actions"}  # no temporary parts are left; objects have no suffix
 
 
-def test_a_server_that_refuses_costs_one_warning(server: tuple[str, Path], tmp_path: Path) -> None:
+def test_a_refusing_server_costs_one_warning(server: tuple[str, Path], tmp_path: Path) -> None:
     url, home = server
     (home / ".ssh/id_ed25519").unlink()
     project = checkout(tmp_path / "one", url, home)

@@ -11,9 +11,9 @@ from buildsys.store.state_db import StateDb
 
 @pytest.fixture
 def background() -> Iterator[Background]:
-    beside = Background()
-    yield beside
-    beside.close()
+    thread = Background()
+    yield thread
+    thread.close()
 
 
 @pytest.fixture

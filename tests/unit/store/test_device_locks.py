@@ -1,4 +1,4 @@
-"""Device locks between processes: one timed job per GPU, while stages on the CPU go on."""
+"""Device locks between processes: one timed job per GPU."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ import pytest
 
 from buildsys.store.locks import LockHolder, Locks
 
-# holds the GPUs of argv[3] with the machine shared, as a benchmark on a GPU does, until its stdin ends
+# like a benchmark on the GPUs of argv[3], with the machine shared, until its stdin ends
 HOLD = """
 import sys
 from pathlib import Path
 from buildsys.store.locks import Locks
 locks = Locks(Path(sys.argv[1]), Path(sys.argv[2]))
-with locks.resources("bench:m:trt", devices=sys.argv[3].split(), exclusive=False, on_wait=lambda holder: None):
+gpus = sys.argv[3].split()
+with locks.resources("bench:m:trt", devices=gpus, exclusive=False, on_wait=lambda holder: None):
     print("held", flush=True)
     sys.stdin.read()
 """
 
 
 class OtherProcess:
-    """Another process that holds GPUs."""
+    """Another process, holding GPUs."""
 
     def __init__(self, folder: Path, gpus: str) -> None:
         command = [sys.executable, "-c", HOLD, folder / "another-project", folder / "machine", gpus]

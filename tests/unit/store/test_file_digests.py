@@ -17,7 +17,7 @@ from buildsys.system.files import SETTLE_NS
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the list of the files that are really read."""
+    """Return the names of the files read."""
     read: list[str] = []
 
     def counting(path: str) -> digest_module.FileDigest:
@@ -49,8 +49,8 @@ def test_the_digest_is_blake3_of_the_content(tmp_path: Path, size: int) -> None:
 
 def test_a_settled_file_is_read_once(db: StateDb, tmp_path: Path, reads: list[str]) -> None:
     path = settled_file(tmp_path / "f", b"x")
-    memo = DigestCache(db)
-    assert [memo.digest(path).digest for _ in range(3)] == [sha(b"x")] * 3
+    cache = DigestCache(db)
+    assert [cache.digest(path).digest for _ in range(3)] == [sha(b"x")] * 3
     assert DigestCache(db).digests([path])[path].digest == sha(b"x")  # what the next process does
     assert reads == ["f"]
 
@@ -61,9 +61,9 @@ def test_a_file_just_written_is_read_again(
     monkeypatch.setattr(files, "SETTLE_NS", 3600 * 10**9)  # however long this test takes
     path = tmp_path / "f"
     path.write_bytes(b"x")
-    memo = DigestCache(db)
-    memo.digest(str(path))
-    memo.digest(str(path))
+    cache = DigestCache(db)
+    cache.digest(str(path))
+    cache.digest(str(path))
     assert reads == ["f", "f"]
 
 
@@ -71,10 +71,10 @@ def test_a_touched_file_is_read_and_has_the_same_digest(
     db: StateDb, tmp_path: Path, reads: list[str]
 ) -> None:
     path = settled_file(tmp_path / "f", b"x")
-    memo = DigestCache(db)
-    before = memo.digest(path)
+    cache = DigestCache(db)
+    before = cache.digest(path)
     os.utime(path)
-    after = memo.digest(path)
+    after = cache.digest(path)
     assert after.digest == before.digest
     assert after.stamp != before.stamp
     assert reads == ["f", "f"]
@@ -82,32 +82,32 @@ def test_a_touched_file_is_read_and_has_the_same_digest(
 
 def test_new_content_under_the_old_modification_time_is_seen(db: StateDb, tmp_path: Path) -> None:
     path = settled_file(tmp_path / "f", b"old")
-    memo = DigestCache(db)
-    memo.digest(path)
+    cache = DigestCache(db)
+    cache.digest(path)
     times = Path(path).stat()
     Path(path).write_bytes(b"new")
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert memo.digest(path).digest == sha(b"new")
+    assert cache.digest(path).digest == sha(b"new")
 
 
 def test_a_replaced_file_of_the_same_size_is_seen(db: StateDb, tmp_path: Path) -> None:
     path = settled_file(tmp_path / "f", b"old")
-    memo = DigestCache(db)
-    memo.digest(path)
+    cache = DigestCache(db)
+    cache.digest(path)
     settled_file(tmp_path / "g", b"new")
     times = Path(path).stat()
     os.utime(tmp_path / "g", ns=(times.st_atime_ns, times.st_mtime_ns))
     (tmp_path / "g").replace(path)
-    assert memo.digest(path).digest == sha(b"new")
+    assert cache.digest(path).digest == sha(b"new")
 
 
-def test_what_another_process_has_read_is_not_read_again(
+def test_a_file_read_by_another_process_is_not_read_again(
     db: StateDb, tmp_path: Path, reads: list[str]
 ) -> None:
     path = settled_file(tmp_path / "f", b"x")
     first, second = DigestCache(db), DigestCache(StateDb(db.path))
     second.digest(str(tmp_path / "not-there"))
-    second.digests([])  # has loaded the memo before the first one reads the file
+    second.digests([])  # has loaded the cache before the first one reads the file
     first.digest(path)
     second.digest(path)
     assert reads == ["f"]
@@ -152,7 +152,7 @@ def test_a_folder_is_an_error_that_names_it(db: StateDb, tmp_path: Path) -> None
         DigestCache(db).digest(str(tmp_path))
 
 
-def test_a_file_that_never_rests_is_an_error(
+def test_a_file_that_keeps_changing_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "f"
@@ -167,7 +167,7 @@ def test_a_file_that_never_rests_is_an_error(
         hash_file(str(path))
 
 
-def test_the_whole_memo_is_read_only_for_many_files(
+def test_all_digests_are_loaded_only_for_many_files(
     db: StateDb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("buildsys.store.file_digests._FEW_FILES", 3)

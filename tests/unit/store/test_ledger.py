@@ -27,7 +27,7 @@ RECORD = ActionRecord(
 )
 
 
-def test_a_record_comes_back_whole(db: StateDb) -> None:
+def test_a_record_survives_a_round_trip(db: StateDb) -> None:
     Ledger(db).add(RECORD)
     ledger = Ledger(StateDb(db.path))
     assert ledger.lookup("export:m", "k1") == RECORD
@@ -53,7 +53,7 @@ def test_the_latest_is_the_one_written_last_even_under_an_old_key(db: StateDb) -
     assert [run.key for run in ledger.history("export:m")] == ["k1", "k2", "k1"]
 
 
-def test_forgetting_drops_records_but_not_the_knowledge_of_files(db: StateDb) -> None:
+def test_forgetting_drops_records_but_not_ownership(db: StateDb) -> None:
     ledger = Ledger(db)
     ledger.add(RECORD)
     ledger.forget("export:m")
@@ -62,7 +62,7 @@ def test_forgetting_drops_records_but_not_the_knowledge_of_files(db: StateDb) ->
     assert len(ledger.history("export:m")) == 1
 
 
-def test_a_failure_is_history_and_no_record(db: StateDb) -> None:
+def test_a_failure_is_in_the_history_without_a_record(db: StateDb) -> None:
     ledger = Ledger(db)
     ledger.add(RECORD)
     ledger.add_failure(
@@ -101,7 +101,7 @@ def test_a_record_that_cannot_be_read_counts_as_absent(db: StateDb) -> None:
     assert ledger.outputs("export:m", "k1") is None
 
 
-def test_imports_are_remembered_across_processes(db: StateDb) -> None:
+def test_texts_survive_the_process(db: StateDb) -> None:
     StateTextCache(db).set("digest", "[]")
     assert StateTextCache(StateDb(db.path)).get("digest") == "[]"
     assert StateTextCache(db).get("other") is None

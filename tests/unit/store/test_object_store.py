@@ -46,7 +46,7 @@ def record(key: str, target: str = "export:m", **outputs: OutputFile | None) -> 
 
 
 @pytest.mark.parametrize("size", [0, 1, (4 << 20) - 1, 4 << 20, (4 << 20) + 7])
-def test_what_is_put_in_comes_out(store: Store, tmp_path: Path, size: int) -> None:
+def test_an_object_is_stored_and_fetched(store: Store, tmp_path: Path, size: int) -> None:
     content = os.urandom(size)
     file = kept(store, tmp_path, content)
     assert store.holds(file)
@@ -55,7 +55,7 @@ def test_what_is_put_in_comes_out(store: Store, tmp_path: Path, size: int) -> No
     assert list((store.folder / "tmp").iterdir()) == []
 
 
-def test_no_file_of_the_store_is_shared_with_anyone(store: Store, tmp_path: Path) -> None:
+def test_stored_files_are_never_linked(store: Store, tmp_path: Path) -> None:
     file = kept(store, tmp_path, b"content")
     store.fetch(file, tmp_path / "out")
     assert store.object_path(file.digest).stat().st_nlink == 1
@@ -66,7 +66,7 @@ def test_no_file_of_the_store_is_shared_with_anyone(store: Store, tmp_path: Path
     assert store.object_path(file.digest).stat().st_mode & 0o222 == 0
 
 
-def test_a_file_that_has_changed_meanwhile_is_not_put_in(store: Store, tmp_path: Path) -> None:
+def test_a_changed_file_is_not_stored(store: Store, tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(b"other")
     file = OutputFile(blake3(b"content").hexdigest(), 7)
     assert not store.put(tmp_path / "source", file)
@@ -75,7 +75,7 @@ def test_a_file_that_has_changed_meanwhile_is_not_put_in(store: Store, tmp_path:
 
 
 @pytest.mark.parametrize("damage", [b"", b"conten", b"contenT"])
-def test_a_damaged_object_is_not_handed_out(store: Store, tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_object_is_quarantined(store: Store, tmp_path: Path, damage: bytes) -> None:
     file = kept(store, tmp_path, b"content")
     path = store.object_path(file.digest)
     path.chmod(0o644)
@@ -89,7 +89,7 @@ def test_a_damaged_object_is_not_handed_out(store: Store, tmp_path: Path, damage
     store.fetch(file, tmp_path / "out")
 
 
-def test_a_record_comes_back_whole(store: Store) -> None:
+def test_a_record_survives_a_round_trip(store: Store) -> None:
     given = record("a", model=OutputFile("d" * 64, 5), data=None)
     store.write_action(given)
     assert store.read_action("export:m", "a" * 64) == given
@@ -133,9 +133,7 @@ def forged(store: Store, **fields: object) -> None:
         ("new", 1),
     ],
 )
-def test_a_record_that_says_something_else_is_not_used(
-    store: Store, field: str, value: object
-) -> None:
+def test_a_forged_record_is_not_used(store: Store, field: str, value: object) -> None:
     forged(store, **{field: value})
     with pytest.raises(DamagedError):
         store.read_action("export:m", "a" * 64)
@@ -152,11 +150,11 @@ def test_a_record_of_a_newer_buildsys_is_left_alone(store: Store) -> None:
     assert verify(store, lambda done, total: None) == []
 
 
-def test_blocks_are_shared_only_where_the_file_system_can(
+def test_blocks_are_shared_if_the_file_system_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def share(writer: int, request: int, reader: int) -> None:
-        os.write(writer, b"content")  # what the file system does behind our back
+        os.write(writer, b"content")  # as the file system does
 
     monkeypatch.setattr(object_store.fcntl, "ioctl", share)
     (tmp_path / "source").write_bytes(b"content")
@@ -177,7 +175,7 @@ def test_copies_of_every_size(
 
 
 def test_a_full_disk_leaves_no_partial_copy(tmp_path: Path) -> None:
-    """A limit on this process stands for a full disk: the same call fails."""
+    """A limit on file sizes makes the same call fail."""
     code = (
         "import resource, sys; from pathlib import Path\n"
         "from buildsys.store.object_store import copy_file\n"
@@ -211,7 +209,7 @@ def test_an_object_appears_by_a_rename(
     assert [path for path in store.folder.rglob("*") if path.is_file()] == []
 
 
-def test_a_killed_process_leaves_nothing_half(store: Store, tmp_path: Path) -> None:
+def test_a_killed_process_leaves_no_partial_object(store: Store, tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from buildsys.store.object_store import Store\n"
         "from buildsys.store.ledger import OutputFile\n"
@@ -226,11 +224,11 @@ def test_a_killed_process_leaves_nothing_half(store: Store, tmp_path: Path) -> N
     assert not left.exists()
 
 
-# --- what `doit cache` does --------------------------------------------------------------------------
+# --- `doit cache` ---
 
 
 def filled(store: Store, tmp_path: Path) -> dict[str, OutputFile]:
-    """Two exports that share weights, an engine, and one object that nobody names."""
+    """Return files: two exports with shared weights, an engine, a lost object."""
     files = {
         name: kept(store, tmp_path, name.encode() * 100)
         for name in ("weights", "one", "two", "engine", "lost")
@@ -249,7 +247,7 @@ def test_usage_counts_shared_content_once(store: Store, tmp_path: Path) -> None:
     assert found == {"export": (2, 700 + 300 + 300), "engine": (1, 600), "": (0, 400)}
 
 
-def test_verify_finds_what_is_damaged(store: Store, tmp_path: Path) -> None:
+def test_verify_finds_damaged_objects(store: Store, tmp_path: Path) -> None:
     files = filled(store, tmp_path)
     assert verify(store, lambda done, total: None) == []
     path = store.object_path(files["two"].digest)
@@ -265,7 +263,7 @@ def names(store: Store) -> set[str]:
     return {action.record.key[0] for action in store.actions()}
 
 
-def test_collecting_keeps_what_is_reached(store: Store, tmp_path: Path) -> None:
+def test_collect_keeps_reached_records(store: Store, tmp_path: Path) -> None:
     files = filled(store, tmp_path)
     done = collect(
         store,
@@ -283,14 +281,14 @@ def test_collecting_keeps_what_is_reached(store: Store, tmp_path: Path) -> None:
     )
 
 
-def test_a_dry_run_tells_the_same_and_removes_nothing(store: Store, tmp_path: Path) -> None:
+def test_a_dry_run_returns_the_same_and_removes_nothing(store: Store, tmp_path: Path) -> None:
     filled(store, tmp_path)
     before = sorted(store.folder.rglob("*"))
-    told = [
+    found = [
         collect(store, unused_for_s=None, max_bytes=None, reached=lambda found: False, dry_run=dry)
         for dry in (True, False)
     ]
-    assert told[0] == told[1]
+    assert found[0] == found[1]
     assert len(before) > len(sorted(store.folder.rglob("*")))
 
 
@@ -307,7 +305,7 @@ def test_age_counts_from_the_last_use(store: Store, tmp_path: Path) -> None:
     assert names(store) == {"a", "b"}
 
 
-def test_size_takes_the_longest_unused_first(store: Store, tmp_path: Path) -> None:
+def test_a_size_limit_removes_the_least_recently_used_first(store: Store, tmp_path: Path) -> None:
     filled(store, tmp_path)
     done = collect(
         store, unused_for_s=None, max_bytes=1700, reached=lambda found: False, dry_run=False
@@ -324,7 +322,7 @@ def test_size_takes_the_longest_unused_first(store: Store, tmp_path: Path) -> No
     assert names(store) == {"b"}  # what is reached stays, whatever its size
 
 
-def test_nothing_is_collected_while_somebody_adds(store: Store, tmp_path: Path) -> None:
+def test_nothing_is_collected_during_an_addition(store: Store, tmp_path: Path) -> None:
     filled(store, tmp_path)
     order: list[str] = []
 
@@ -344,9 +342,7 @@ def test_nothing_is_collected_while_somebody_adds(store: Store, tmp_path: Path) 
     assert store.holds(file)
 
 
-def test_a_record_whose_output_leaves_the_store_does_not_reach_outside(
-    store: Store, tmp_path: Path
-) -> None:
+def test_a_record_cannot_name_files_outside_the_store(store: Store, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("precious")
     store.write_action(replace(record("a"), outputs={"m/x": OutputFile("../../outside", 8)}))

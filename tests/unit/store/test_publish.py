@@ -55,7 +55,7 @@ def test_everything_in_the_tree_is_published(publisher: Publisher, build: Path) 
     assert list((build / ".tmp").iterdir()) == []
 
 
-def test_nothing_is_seen_before_it_is_placed(publisher: Publisher, build: Path) -> None:
+def test_nothing_is_visible_before_publication(publisher: Publisher, build: Path) -> None:
     with publisher.staging("export:m") as tree:
         write(tree, model_onnx=b"half")
         publisher.digest_outputs(tree)
@@ -75,7 +75,7 @@ def test_the_result_file_comes_last(publisher: Publisher, monkeypatch: pytest.Mo
     assert renamed == ["model.onnx", "zzz", "export.json"]
 
 
-def test_a_reader_never_sees_a_half_file(publisher: Publisher, build: Path) -> None:
+def test_a_reader_never_sees_a_partial_file(publisher: Publisher, build: Path) -> None:
     contents = [bytes([value]) * 300_000 for value in (65, 66)]
     publish(publisher, model_onnx=contents[0])
     stop, seen = threading.Event(), set()
@@ -118,7 +118,7 @@ def test_a_file_written_right_after_publishing_is_noticed(
     )
 
 
-def test_a_full_disk_is_one_clear_error_and_harms_nothing(
+def test_a_full_disk_is_a_clear_error_and_harms_nothing(
     publisher: Publisher, build: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(publisher, export_json=b"{}", model_onnx=b"good")
@@ -133,7 +133,7 @@ def test_a_full_disk_is_one_clear_error_and_harms_nothing(
     assert list((build / ".tmp").iterdir()) == []
 
 
-def test_what_a_power_cut_took_is_read_again(
+def test_a_file_is_read_again_after_a_power_cut(
     publisher: Publisher, build: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(publisher, model_onnx=b"model")
@@ -150,7 +150,7 @@ def test_what_a_power_cut_took_is_read_again(
     assert DigestCache(db).digest(str(path)).digest == blake3(bytes(5)).hexdigest()
 
 
-def test_a_disk_that_fails_later_is_told_and_the_file_looked_at_again(
+def test_a_failed_flush_warns_and_drops_the_digest(
     publisher: Publisher, build: Path, db: StateDb, background: Background,
     monkeypatch: pytest.MonkeyPatch, warnings_given: list[str],
 ) -> None:  # fmt: skip
@@ -173,7 +173,7 @@ def test_a_folder_in_the_way_is_a_clear_error(publisher: Publisher, build: Path)
         publish(publisher, model_onnx=b"x")
 
 
-def test_sweeping_takes_only_what_dead_processes_left(publisher: Publisher, build: Path) -> None:
+def test_only_folders_of_dead_processes_are_removed(publisher: Publisher, build: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from buildsys.store.publish import Publisher\n"
         "with Publisher(Path(sys.argv[1]), None, None).staging('export:dead') as tree:\n"

@@ -23,7 +23,7 @@ def state(tmp_path: Path) -> Path:
     return db.path
 
 
-def test_it_reads_and_leaves_no_trace(state: Path, warnings_given: list[str]) -> None:
+def test_reading_leaves_no_trace(state: Path, warnings_given: list[str]) -> None:
     before = stamps(state.parent)
     view = ReadOnlyStateDb(state, warnings_given.append)
     assert view.read(COUNT) == [(1,)]
@@ -33,12 +33,12 @@ def test_it_reads_and_leaves_no_trace(state: Path, warnings_given: list[str]) ->
     assert (stamps(state.parent), warnings_given) == (before, [])
 
 
-def test_what_is_missing_counts_as_empty_and_is_not_made(tmp_path: Path) -> None:
+def test_a_missing_database_is_empty_and_not_created(tmp_path: Path) -> None:
     assert ReadOnlyStateDb(tmp_path / "state" / "state.db").read(COUNT) == [(0,)]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_reads_what_a_running_build_has_just_written(state: Path) -> None:
+def test_the_write_ahead_log_is_read(state: Path) -> None:
     writer = StateDb(state)
     writer.write([(INSERT, ("b", "t"))])  # in the write-ahead log, not yet in the file
     assert (state.parent / "state.db-wal").stat().st_size
@@ -68,7 +68,7 @@ def damage_tables(state: Path) -> None:
         lambda state: (state.unlink(), state.mkdir()),
     ],
 )
-def test_what_cannot_be_read_is_told_once_and_left_as_it_is(
+def test_an_unreadable_database_warns_once_and_is_left_alone(
     state: Path, damage: object, warnings_given: list[str]
 ) -> None:
     assert callable(damage)

@@ -30,7 +30,7 @@ def shared(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Callable[[str], Path]:
-    """Return a function that makes a checkout of the project, as on another machine."""
+    """Return a function to make a checkout of the project."""
 
     def make(name: str) -> Path:
         folder = tmp_path / name
@@ -42,19 +42,21 @@ def clone(tmp_path: Path) -> Callable[[str], Path]:
 
 
 class Checkout:
-    """One machine: an executor with what it was told."""
+    """An executor on one machine, with its warnings and events."""
 
     def __init__(
         self, root: Path, url: str | Path, mode: str = READ_WRITE, timeout_s: float = 10.0
     ) -> None:
-        self.told: list[str] = []
+        self.warnings: list[str] = []
         self.events: list[Any] = []
         self.executor: Executor
         self.pool: InlinePool
         self.executor, self.pool = make_executor(
             root,
-            remote=SharedCache(SharedCacheSettings(str(url), mode, timeout_s), self.told.append),
-            notify=self.told.append,
+            remote=SharedCache(
+                SharedCacheSettings(str(url), mode, timeout_s), self.warnings.append
+            ),
+            notify=self.warnings.append,
             on_event=lambda target, event: self.events.append((target, event)),
         )
 
@@ -72,13 +74,13 @@ def files(root: Path) -> list[Path]:
     return [path for path in root.rglob("*") if path.is_file()]
 
 
-def test_what_one_machine_built_another_takes(clone: Callable[[str], Path], shared: Path) -> None:
+def test_another_machine_reuses_a_build(clone: Callable[[str], Path], shared: Path) -> None:
     one, two = Checkout(clone("one"), shared), Checkout(clone("two"), shared)
     assert restored(one.build()) == []
     found = two.build(EXPORT, ENGINE)
     assert restored(found) == [EXPORT, ENGINE]
     assert two.pool.ran == []
-    assert one.told == two.told == []
+    assert one.warnings == two.warnings == []
     assert not list(shared.rglob("*.part"))
 
 
@@ -95,9 +97,7 @@ def test_a_read_only_cache_is_never_written(clone: Callable[[str], Path], shared
     assert files(shared) == []
 
 
-def test_what_came_from_elsewhere_is_in_the_store_too(
-    clone: Callable[[str], Path], shared: Path
-) -> None:
+def test_fetched_outputs_are_stored_locally(clone: Callable[[str], Path], shared: Path) -> None:
     Checkout(clone("one"), shared).build()
     root = clone("two")
     Checkout(root, shared).build(EXPORT)
@@ -107,7 +107,7 @@ def test_what_came_from_elsewhere_is_in_the_store_too(
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone", "record", "path", "other key"])
-def test_a_damaged_cache_is_not_believed(
+def test_damage_is_detected_and_repaired(
     clone: Callable[[str], Path], shared: Path, damage: str
 ) -> None:
     one = clone("one")
@@ -126,15 +126,15 @@ def test_a_damaged_cache_is_not_believed(
     two = Checkout(clone("two"), shared)
     two.build(EXPORT)
     assert two.pool.ran == [EXPORT]
-    assert (len(two.told) == 1) == (damage != "gone")
+    assert (len(two.warnings) == 1) == (damage != "gone")
     assert not (shared.parent / "outside").exists()
     three = Checkout(clone("three"), shared)  # what was rebuilt has replaced what was damaged
     assert restored(three.build(EXPORT)) == [EXPORT]
-    assert three.told == []
+    assert three.warnings == []
 
 
 def rewrite(file: Path, damage: str) -> None:
-    """Forge a record whose checksum fits."""
+    """Forge a record with a matching checksum."""
     from blake3 import blake3
 
     stored = json.loads(file.read_bytes().partition(b"\n")[2])
@@ -147,16 +147,18 @@ def rewrite(file: Path, damage: str) -> None:
     file.write_bytes(blake3(body).hexdigest().encode() + b"\n" + body)
 
 
-def test_a_dead_cache_is_one_warning(clone: Callable[[str], Path], tmp_path: Path) -> None:
+def test_an_unreachable_cache_costs_one_warning(
+    clone: Callable[[str], Path], tmp_path: Path
+) -> None:
     (tmp_path / "a-file").touch()
     one = Checkout(clone("one"), tmp_path / "a-file" / "below")
     one.build()
     assert one.pool.ran == ALL
-    assert len(one.told) == 1
-    assert "this run goes on without it" in one.told[0]
+    assert len(one.warnings) == 1
+    assert "this run goes on without it" in one.warnings[0]
 
 
-def test_a_slow_cache_costs_its_time_out_once(
+def test_a_slow_cache_costs_its_timeout_once(
     clone: Callable[[str], Path], shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -167,16 +169,17 @@ def test_a_slow_cache_costs_its_time_out_once(
     one.build()
     assert time.monotonic() - begun < 10
     assert one.pool.ran == ALL
-    assert one.told == [
-        f"the shared cache {shared} did not look up export:m within 0.3 s; this run goes on without it"
+    assert one.warnings == [
+        f"the shared cache {shared} did not look up export:m within 0.3 s; "
+        "this run goes on without it"
     ]
 
 
-def test_a_password_is_not_told(clone: Callable[[str], Path]) -> None:
+def test_a_password_is_not_shown(clone: Callable[[str], Path]) -> None:
     one = Checkout(clone("one"), "nosuchprotocol://me:secret@host/path")
     one.build(EXPORT)
-    assert "me:***@host" in one.told[0]
-    assert "secret" not in one.told[0]
+    assert "me:***@host" in one.warnings[0]
+    assert "secret" not in one.warnings[0]
 
 
 def test_two_machines_may_build_a_target_at_once(
@@ -192,6 +195,6 @@ def test_two_machines_may_build_a_target_at_once(
     for thread in threads:
         thread.join(60)
     assert one.pool.ran == two.pool.ran == [EXPORT]
-    assert one.told == two.told == []
+    assert one.warnings == two.warnings == []
     assert restored(Checkout(clone("three"), shared).build(EXPORT)) == [EXPORT]
     assert not list(shared.rglob("*.part"))

@@ -64,7 +64,7 @@ def test_a_missing_table_is_set_aside(db: StateDb, warnings_given: list[str]) ->
     assert len(warnings_given) == 1
 
 
-def test_a_deleted_file_is_made_again(db: StateDb, warnings_given: list[str]) -> None:
+def test_a_deleted_file_is_created_again(db: StateDb, warnings_given: list[str]) -> None:
     db.write([(INSERT, ("a", "t"))])
     for path in list(db.path.parent.iterdir()):
         path.unlink()
@@ -73,7 +73,7 @@ def test_a_deleted_file_is_made_again(db: StateDb, warnings_given: list[str]) ->
     assert warnings_given == []
 
 
-def test_a_file_that_is_deleted_while_it_is_opened_is_made_again(
+def test_a_file_deleted_during_the_open_is_created_again(
     db: StateDb, monkeypatch: pytest.MonkeyPatch, warnings_given: list[str]
 ) -> None:
     inode = state_db._inode
@@ -92,13 +92,13 @@ def test_a_file_that_is_deleted_while_it_is_opened_is_made_again(
     assert warnings_given == []
 
 
-def test_a_state_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_state_folder_that_cannot_be_created_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file where the folder belongs")
     with pytest.raises(StageError, match=r"cannot use the build state .*state\.db.*writable"):
         StateDb(tmp_path / "state" / "state.db").read(COUNT)
 
 
-def test_a_read_only_state_folder_is_one_clear_error(db: StateDb) -> None:
+def test_a_read_only_state_folder_is_a_clear_error(db: StateDb) -> None:
     db.write([(INSERT, ("a", "t"))])
     db.close()
     read_only = StateDb(Path("/proc/self/state.db"))  # not even root can write there
@@ -123,7 +123,8 @@ def test_processes_that_start_together_share_it(db: StateDb, tmp_path: Path) -> 
     code = (
         "import sys; from pathlib import Path; from buildsys.store.state_db import StateDb\n"
         "db = StateDb(Path(sys.argv[1]))\n"
-        "for n in range(50): db.write([('INSERT INTO owned VALUES (?, ?)', (f'{sys.argv[2]}-{n}', 't'))])\n"
+        "insert = 'INSERT INTO owned VALUES (?, ?)'\n"
+        "for n in range(50): db.write([(insert, (f'{sys.argv[2]}-{n}', 't'))])\n"
     )
     running = [
         subprocess.Popen([sys.executable, "-c", code, db.path, str(number)]) for number in range(3)

@@ -1,4 +1,4 @@
-"""Timing cache files and checkouts, with invented bytes and merges of lines; real caches are under tests/gpu."""
+"""Timing cache files and checkouts; real ones are under tests/gpu."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def build(shared: SharedTimingCache, scratch: Path, timings: bytes) -> dict[str, object]:
-    """Do what a build does: begin with what is original, add timings, give it back."""
+    """Check out a copy, add timings, merge it back."""
     scratch.mkdir(exist_ok=True)
     private = scratch / "timing_cache"
     private.unlink(missing_ok=True)
@@ -91,7 +91,7 @@ def build(shared: SharedTimingCache, scratch: Path, timings: bytes) -> dict[str,
     return shared.merge_back(private, original)
 
 
-def test_what_one_build_times_the_next_one_is_lent(folder: Path, tmp_path: Path) -> None:
+def test_a_build_reuses_earlier_timings(folder: Path, tmp_path: Path) -> None:
     shared = SharedTimingCache(folder, CONDITIONS, merge_lines)
     first = build(shared, tmp_path / "1", b"conv 1 us\n")
     assert first == {"digest": sha256(b"conv 1 us\n").hexdigest(), "bytes": 10, "added_bytes": 10}
@@ -104,7 +104,7 @@ def test_what_one_build_times_the_next_one_is_lent(folder: Path, tmp_path: Path)
         [str(first["digest"]), str(second["digest"])]
     )
     assert not [path for path in folder.rglob("*") if path.name.startswith(".")], (
-        "nothing temporary stays"
+        "a temporary file is left"
     )
 
 
@@ -123,7 +123,7 @@ def test_other_conditions_have_another_file(folder: Path, tmp_path: Path) -> Non
     )
 
 
-def test_three_builds_at_once_all_end_up_in_it(folder: Path, tmp_path: Path) -> None:
+def test_parallel_builds_are_all_merged(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "barrier").mkdir()
     here = str(Path(__file__).parent)
     processes = [
@@ -174,7 +174,7 @@ def test_a_broken_or_foreign_file_is_set_aside_with_a_warning(
     assert shared.checkout(tmp_path / "look") == TimingCacheData.of(b"gemm 2 us\n")
 
 
-def test_what_cannot_be_merged_is_set_aside(folder: Path, tmp_path: Path) -> None:
+def test_an_unmergeable_cache_is_set_aside(folder: Path, tmp_path: Path) -> None:
     shared = SharedTimingCache(folder, CONDITIONS, refuse)
     private = tmp_path / "private"
     original = shared.checkout(private)
@@ -186,7 +186,7 @@ def test_what_cannot_be_merged_is_set_aside(folder: Path, tmp_path: Path) -> Non
     assert shared.checkout(tmp_path / "look") == TimingCacheData.of(b"gemm 2 us\n")
 
 
-def test_a_builder_that_leaves_nothing_is_not_recorded(folder: Path, tmp_path: Path) -> None:
+def test_an_empty_cache_is_not_recorded(folder: Path, tmp_path: Path) -> None:
     shared = SharedTimingCache(folder, CONDITIONS, merge_lines)
     assert shared.merge_back(tmp_path / "nothing", None) == {}
     (tmp_path / "empty").touch()
@@ -208,7 +208,7 @@ def test_a_folder_that_cannot_be_made_costs_a_warning(tmp_path: Path) -> None:
     assert "Not a directory; the next build times its tactics again" in shared.warnings[1]
 
 
-def test_a_full_disk_leaves_the_file_before_and_nothing_half(
+def test_a_full_disk_leaves_the_previous_file(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build(SharedTimingCache(folder, CONDITIONS, merge_lines), tmp_path / "1", b"conv 1 us\n")
@@ -239,7 +239,7 @@ def test_a_pinned_cache_is_replayed_exactly(folder: Path, tmp_path: Path) -> Non
     assert pinned_cache_warning(figures) == ""
 
 
-def test_misses_of_a_pinned_cache_are_told_with_what_to_pin_instead(
+def test_misses_of_a_pinned_cache_warn_with_the_complete_cache(
     folder: Path, tmp_path: Path
 ) -> None:
     store_by_digest(folder, TimingCacheData.of(b"conv 1 us\n"))
@@ -254,12 +254,12 @@ def test_misses_of_a_pinned_cache_are_told_with_what_to_pin_instead(
         10,
     )
     assert figures["grown_digest"] == grown
-    told = pinned_cache_warning(figures)
-    assert told.startswith(
+    warning = pinned_cache_warning(figures)
+    assert warning.startswith(
         "timings were missing from the pinned timing cache "
         f"{original.sha256[:16]}… (it grew by 10 bytes)"
     )
-    assert told.endswith(f"the complete cache is {grown}")
+    assert warning.endswith(f"the complete cache is {grown}")
     assert checkout_pinned(folder, grown, private, "the engine e").data == b"conv 1 us\ngemm 2 us\n"
 
 
@@ -282,7 +282,7 @@ def test_a_pinned_cache_that_the_builder_refuses_fails_the_build(
             )
 
 
-def test_a_shared_cache_that_the_builder_began_anew_is_not_told_as_lent(
+def test_a_cache_restarted_by_the_builder_does_not_count_as_reused(
     folder: Path, tmp_path: Path
 ) -> None:
     shared = SharedTimingCache(folder, CONDITIONS, merge_lines)
@@ -311,7 +311,7 @@ def test_a_shared_cache_that_the_builder_refuses_is_set_aside(folder: Path, tmp_
     assert shared.checkout(private) == TimingCacheData.of(b"timings of all layers\n")
 
 
-def test_a_pin_is_found_in_a_shared_cache_as_well(folder: Path, tmp_path: Path) -> None:
+def test_a_pin_is_also_found_in_a_shared_cache(folder: Path, tmp_path: Path) -> None:
     write_shared(
         folder / "from-a-colleague.timing_cache", TimingCacheData.of(b"timings"), CONDITIONS
     )
@@ -323,9 +323,7 @@ def test_a_pin_is_found_in_a_shared_cache_as_well(folder: Path, tmp_path: Path) 
     )
 
 
-def test_a_pin_that_does_not_exist_says_where_it_was_looked_for(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_missing_pin_lists_the_places_searched(folder: Path, tmp_path: Path) -> None:
     pin = "ab" * 32
     with pytest.raises(StageError) as caught:
         checkout_pinned(folder, pin, tmp_path / "private", "the engine e")
@@ -341,7 +339,7 @@ def test_a_pin_that_does_not_exist_says_where_it_was_looked_for(
     assert [path.name.partition(".broken-")[0] for path in broken_files(folder)] == [pin]
 
 
-def test_everything_damaged_is_found(folder: Path, tmp_path: Path) -> None:
+def test_all_damaged_files_are_found(folder: Path, tmp_path: Path) -> None:
     build(SharedTimingCache(folder, CONDITIONS, merge_lines), tmp_path / "1", b"conv 1 us\n")
     assert list(damaged(folder)) == []
     for path in (*shared_files(folder), *files_by_digest(folder)):
@@ -354,14 +352,14 @@ def test_everything_damaged_is_found(folder: Path, tmp_path: Path) -> None:
         read_by_digest(folder, files_by_digest(folder)[0].name)
 
 
-def test_the_header_is_one_line_for_people(folder: Path, tmp_path: Path) -> None:
+def test_the_header_is_one_readable_line(folder: Path, tmp_path: Path) -> None:
     build(SharedTimingCache(folder, CONDITIONS, merge_lines), tmp_path / "1", b"binary\n\x00")
     header, _, data = shared_files(folder)[0].read_bytes().partition(b"\n")
     assert json.loads(header)["made_for"] == CONDITIONS
     assert data == b"binary\n\x00"
 
 
-def test_refusals_are_known_by_the_words_of_the_backend() -> None:
+def test_refusals_match_the_messages_of_the_backend() -> None:
     source = (Path(buildsys.__file__).parent / "backends/tensorrt/timing_cache.py").read_text()
     for words in (
         "the timing cache {file.name} is not used: ",
