@@ -79,10 +79,7 @@ def build(library: Library, request: BuildRequest) -> Figures:
         times.end("configure")
         cache_facts = _build_engine(library, request, parsed, config, messages)
         times.end("build")
-        facts = {
-            **network_facts(library, network),
-            **io_facts(library, network, options["io"]),
-        }
+        facts = {**network_facts(library, network), **io_facts(library, network, options["io"])}
     if is_strong(options) and options["precision_share"]:  # 0 accepts any precision
         # the engine of a strongly typed network has the same types
         shares = facts["precision_shares"]["layers"]

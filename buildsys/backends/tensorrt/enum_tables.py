@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 from buildsys.backends.tensorrt.library import GENERATIONS, RTX, SINCE_10, TRT_10, UNTIL_10, Library
 from buildsys.errors import StageError
 
-WITH_RTX = (RTX,)
-
 
 def join_or(names: Sequence[str]) -> str:
     """Join names as in ``a, b or c``."""
@@ -55,8 +53,9 @@ class EnumTable(NamedTuple):
         return {value: word for word, value in found.items() if value is not None}
 
 
-def _same_in_all(*words: str) -> dict[str, Member]:
-    return {word: Member(word.upper()) for word in words}
+def _members(generations: tuple[str, ...], *words: str) -> dict[str, Member]:
+    """Return members named like their words."""
+    return {word: Member(word.upper(), generations) for word in words}
 
 
 DTYPES = EnumTable(
@@ -65,9 +64,7 @@ DTYPES = EnumTable(
         "float32": Member("FLOAT"),
         "float16": Member("HALF"),
         "bfloat16": Member("BF16", SINCE_10),
-        "int8": Member("INT8"),
-        "uint8": Member("UINT8"),
-        "int32": Member("INT32"),
+        **_members(GENERATIONS, "int8", "uint8", "int32"),
         "int64": Member("INT64", SINCE_10),
         "bool": Member("BOOL"),
         "float8e4m3fn": Member("FP8"),
@@ -79,55 +76,37 @@ DTYPES = EnumTable(
 FLAGS = EnumTable(
     "BuilderFlag",
     {
-        "tf32": Member("TF32"),
-        "sparse_weights": Member("SPARSE_WEIGHTS"),
-        "direct_io": Member("DIRECT_IO"),
-        "gpu_fallback": Member("GPU_FALLBACK"),
-        "refit": Member("REFIT"),
-        "refit_individual": Member("REFIT_INDIVIDUAL", SINCE_10),
-        "refit_identical": Member("REFIT_IDENTICAL", SINCE_10),
-        "strip_plan": Member("STRIP_PLAN", SINCE_10),
-        "weight_streaming": Member("WEIGHT_STREAMING", SINCE_10),
-        "strict_nans": Member("STRICT_NANS", SINCE_10),
-        "editable_timing_cache": Member("EDITABLE_TIMING_CACHE", SINCE_10),
-        "disable_compilation_cache": Member("DISABLE_COMPILATION_CACHE", SINCE_10),
-        "monitor_memory": Member("MONITOR_MEMORY", SINCE_10),
-        "distributive_independence": Member("DISTRIBUTIVE_INDEPENDENCE", SINCE_10),
-        "require_user_allocation": Member("REQUIRE_USER_ALLOCATION", WITH_RTX),
-        "version_compatible": Member("VERSION_COMPATIBLE"),
-        "exclude_lean_runtime": Member("EXCLUDE_LEAN_RUNTIME"),
-        "debug": Member("DEBUG"),
+        **_members(GENERATIONS, "tf32", "sparse_weights", "direct_io", "gpu_fallback", "refit"),
+        **_members(SINCE_10, "refit_individual", "refit_identical", "strip_plan"),
+        **_members(SINCE_10, "weight_streaming", "strict_nans", "editable_timing_cache"),
+        **_members(SINCE_10, "disable_compilation_cache", "monitor_memory"),
+        **_members(SINCE_10, "distributive_independence"),
+        **_members((RTX,), "require_user_allocation"),
+        **_members(GENERATIONS, "version_compatible", "exclude_lean_runtime", "debug"),
     },
 )
 CAPABILITIES = EnumTable(
     "ComputeCapability",
     {
-        "7.5": Member("SM75", WITH_RTX),
-        "8.0": Member("SM80", WITH_RTX),
-        "8.6": Member("SM86", WITH_RTX),
-        "8.9": Member("SM89", WITH_RTX),
-        "12.0": Member("SM120", WITH_RTX),
-        "12.1": Member("SM121", WITH_RTX),
-        "current": Member("CURRENT", WITH_RTX),
+        **{
+            name: Member(f"SM{name.replace('.', '')}", (RTX,))
+            for name in ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
+        },
+        **_members((RTX,), "current"),
     },
 )
 TILING = EnumTable(
-    "TilingOptimizationLevel",
-    {word: Member(word.upper(), SINCE_10) for word in ("none", "fast", "moderate", "full")},
+    "TilingOptimizationLevel", _members(SINCE_10, "none", "fast", "moderate", "full")
 )
 VERBOSITY = EnumTable(
-    "ProfilingVerbosity",
-    _same_in_all("layer_names_only", "none", "detailed"),
+    "ProfilingVerbosity", _members(GENERATIONS, "layer_names_only", "none", "detailed")
 )
 POOLS = EnumTable(
     "MemoryPoolType",
     {
-        "workspace": Member("WORKSPACE"),
-        "tactic_dram": Member("TACTIC_DRAM"),
-        "tactic_shared_memory": Member("TACTIC_SHARED_MEMORY", SINCE_10),
-        "dla_managed_sram": Member("DLA_MANAGED_SRAM"),
-        "dla_local_dram": Member("DLA_LOCAL_DRAM"),
-        "dla_global_dram": Member("DLA_GLOBAL_DRAM"),
+        **_members(GENERATIONS, "workspace", "tactic_dram"),
+        **_members(SINCE_10, "tactic_shared_memory"),
+        **_members(GENERATIONS, "dla_managed_sram", "dla_local_dram", "dla_global_dram"),
     },
 )
 PRECISION_FLAGS = EnumTable(
@@ -143,28 +122,24 @@ PRECISION_FLAGS = EnumTable(
 TACTIC_SOURCES = EnumTable(
     "TacticSource",
     {
-        "cublas": Member("CUBLAS", UNTIL_10),
-        "cublas_lt": Member("CUBLAS_LT", UNTIL_10),
-        "cudnn": Member("CUDNN", UNTIL_10),
-        "edge_mask_convolutions": Member("EDGE_MASK_CONVOLUTIONS"),
-        "jit_convolutions": Member("JIT_CONVOLUTIONS"),
+        **_members(UNTIL_10, "cublas", "cublas_lt", "cudnn"),
+        **_members(GENERATIONS, "edge_mask_convolutions", "jit_convolutions"),
     },
 )
 HARDWARE = EnumTable(
     "HardwareCompatibilityLevel",
     {
-        "none": Member("NONE"),
-        "ampere_plus": Member("AMPERE_PLUS"),
-        "same_compute_capability": Member("SAME_COMPUTE_CAPABILITY", SINCE_10),
+        **_members(GENERATIONS, "none", "ampere_plus"),
+        **_members(SINCE_10, "same_compute_capability"),
     },
 )
 FORMATS = EnumTable(
     "TensorFormat",
-    _same_in_all(
-        "linear", "chw2", "chw4", "chw16", "chw32", "hwc", "hwc8", "hwc16", "dhwc", "dhwc8",
-        "cdhw32", "dla_linear", "dla_hwc4",
-    ),
-)  # fmt: skip
+    {
+        **_members(GENERATIONS, "linear", "chw2", "chw4", "chw16", "chw32", "hwc", "hwc8", "hwc16"),
+        **_members(GENERATIONS, "dhwc", "dhwc8", "cdhw32", "dla_linear", "dla_hwc4"),
+    },
+)
 
 # fields that not all generations have, unless they have a value that requests nothing
 _FIELDS: Mapping[str, tuple[str, ...]] = {

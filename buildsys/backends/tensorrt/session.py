@@ -33,12 +33,13 @@ class TensorRtSession:
 
     def __init__(self, library: Library, engine_file: Path, kernels: Path | None = None) -> None:
         """Load an engine; ``kernels`` is TensorRT-RTX's cache of compiled kernels."""
-        self._library, self._log = library, log_of(library)
+        self.log: Log = log_of(library)
+        self._library = library
         self._stack = ExitStack()
-        self._device = Device(0)
+        self.gpu = Device(0)
         try:
-            with self._device.current(), self._log.collected() as messages:
-                self._runtime = library.trt.Runtime(self._log.logger)
+            with self.gpu.current(), self.log.collected() as messages:
+                self._runtime = library.trt.Runtime(self.log.logger)
                 self._engine = self._runtime.deserialize_cuda_engine(engine_file.read_bytes())
                 if self._engine is None:
                     raise load_failure(engine_file.name, messages, library.release)
@@ -50,7 +51,7 @@ class TensorRtSession:
                 if self._context is None:
                     raise load_failure(engine_file.name, messages, library.release)
         except BaseException:
-            self._device.close()
+            self.gpu.close()
             raise
         modes, engine = library.trt.TensorIOMode, self._engine
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
@@ -72,21 +73,6 @@ class TensorRtSession:
         ]
 
     @property
-    def gpu(self) -> Device:
-        """Return the device, with the stream of this session."""
-        return self._device
-
-    @property
-    def log(self) -> Log:
-        """Return TensorRT's log."""
-        return self._log
-
-    @property
-    def input_buffers(self) -> Mapping[str, tuple[Buffer, Array]]:
-        """Return the bound inputs on the device with their values."""
-        return self._uploaded
-
-    @property
     def output_buffers(self) -> list[Buffer]:
         """Return the outputs of the bound inputs on the device."""
         return [
@@ -102,7 +88,7 @@ class TensorRtSession:
             **{name: (out.buffer, out.shape) for name, out in self._value_shaped.items()},
         }
         found = {}
-        with self._device.current():
+        with self.gpu.current():
             for name in self._outputs:
                 buffer, shape = results[name]
                 dtype, layout = self._dtype(name), self._layouts[name]
@@ -116,7 +102,7 @@ class TensorRtSession:
         missing = [name for name in self._inputs if name not in inputs]
         if missing:
             raise StageError(f"the engine's input {', '.join(missing)} is not given")
-        with self._device.current(), self._log.collected() as messages:
+        with self.gpu.current(), self.log.collected() as messages:
             self._free_buffers()
             self._choose_profile({name: inputs[name] for name in self._inputs}, profile)
             for name in self._inputs:
@@ -134,7 +120,7 @@ class TensorRtSession:
 
         Raises: StageError: TensorRT refuses.
         """
-        if not self._context.execute_async_v3(self._device.stream):
+        if not self._context.execute_async_v3(self.gpu.stream):
             raise StageError("the engine did not run")
 
     def describe(self, precision: str) -> Figures:
@@ -168,12 +154,12 @@ class TensorRtSession:
         context.
         """
         other = copy(self)
-        other._device, other._stack = Device(0), ExitStack()
+        other.gpu, other._stack = Device(0), ExitStack()
         other._reset_buffers()
-        with other._device.current(), self._log.collected() as messages:
+        with other.gpu.current(), self.log.collected() as messages:
             other._context = self._engine.create_execution_context()
         if other._context is None:
-            other._device.close()
+            other.gpu.close()
             text = messages.error_text("the engine has no other execution context")
             raise StageError(text)
         # choosing a profile that another context uses crashes TensorRT 8.6.0
@@ -187,22 +173,22 @@ class TensorRtSession:
         """Free the context, the engine and the device memory, in this order."""
         if self._engine is None:
             return
-        with self._device.current():
+        with self.gpu.current():
             self._context = None
             self._stack.close()
             self._engine = self._runtime = None
         self._reset_buffers()
-        self._device.close()
+        self.gpu.close()
 
     def _execute(self) -> None:
-        with self._device.current(), self._log.collected() as messages:
-            if not self._context.execute_async_v3(self._device.stream):
+        with self.gpu.current(), self.log.collected() as messages:
+            if not self._context.execute_async_v3(self.gpu.stream):
                 for output in self._value_shaped.values():
                     if output.failure:
                         raise output.failure
                 reason = messages.error_text("TensorRT gives no reason")
                 raise StageError(f"the engine did not run: {reason}")
-            self._device.synchronize()
+            self.gpu.synchronize()
 
     def _layer_times(self) -> dict[str, float]:
         """Return the milliseconds per layer on zeros; {} if they fail."""
@@ -245,9 +231,9 @@ class TensorRtSession:
             raise StageError(f"no optimization profile of the engine holds the shapes {shapes}")
         chosen = fitting[0] if wanted is None else wanted
         if chosen != self._context.active_optimization_profile:
-            if not self._context.set_optimization_profile_async(chosen, self._device.stream):
+            if not self._context.set_optimization_profile_async(chosen, self.gpu.stream):
                 raise StageError(f"the engine's optimization profile {chosen} cannot be chosen")
-            self._device.synchronize()
+            self.gpu.synchronize()
 
     def _range(self, name: str, profile: int) -> dict[str, tuple[int, ...]]:
         low, usual, high = map(tuple, self._engine.get_tensor_profile_shape(name, profile))
@@ -270,14 +256,14 @@ class TensorRtSession:
         values = packed(values, self._layouts[name])
         buffer = self._new_buffer(name, values.nbytes)
         buffer.upload(values)
-        self._uploaded[name] = (buffer, values)
+        self.input_buffers[name] = (buffer, values)
         self._set_address(name, buffer.address)
 
     def _set_output(self, name: str) -> None:
         shape = tuple(self._context.get_tensor_shape(name))
         itemsize = _numpy_dtype(self._dtype(name)).itemsize
         if any(size < 0 for size in shape):
-            output = ValueShapedOutput(self._library, self._device, itemsize)
+            output = ValueShapedOutput(self._library, self.gpu, itemsize)
             self._value_shaped[name] = output
             if not self._context.set_output_allocator(name, output.allocator):
                 raise StageError(f"the engine does not take memory for {name} while it runs")
@@ -300,7 +286,7 @@ class TensorRtSession:
 
     def _new_buffer(self, name: str, size_bytes: int) -> Buffer:
         try:
-            buffer = self._device.allocate(size_bytes)
+            buffer = self.gpu.allocate(size_bytes)
         except StageError as failure:
             text = f"there is no memory for {name}: {failure.problem}"
             raise StageError(text, failure.hint) from failure
@@ -310,7 +296,7 @@ class TensorRtSession:
     def _free_buffers(self) -> None:
         """Free the buffers of the last inputs."""
         while self._buffers:
-            self._device.free(self._buffers.pop())
+            self.gpu.free(self._buffers.pop())
         for output in self._value_shaped.values():
             output.release()
         self._reset_buffers()
@@ -320,7 +306,7 @@ class TensorRtSession:
         self._host: list[Array] = []  # keeps inputs in host memory alive
         self._results: dict[str, tuple[Buffer, tuple[int, ...]]] = {}
         self._value_shaped: dict[str, ValueShapedOutput] = {}
-        self._uploaded: dict[str, tuple[Buffer, Array]] = {}
+        self.input_buffers: dict[str, tuple[Buffer, Array]] = {}  # with their values
 
 
 def kernel_cache_file(engine: Path) -> Path:

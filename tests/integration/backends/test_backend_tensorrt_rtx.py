@@ -239,11 +239,7 @@ def test_a_profile_holds_values_that_decide_shapes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "inputs", "said"),
     [
-        (
-            (2, 3, 8, 8),
-            INPUTS,
-            "profile 0: the graph fixes axis 0 of x at 2, not 1 to 8",
-        ),
+        ((2, 3, 8, 8), INPUTS, "profile 0: the graph fixes axis 0 of x at 2, not 1 to 8"),
         (("batch", 3, 8), INPUTS, "profile 0: the graph's input x has 3 dimensions, not 4"),
         (("batch", 3, 8, 8), {"z": INPUTS["x"]}, "profile 0: the graph has no input z, only x"),
         (

@@ -58,7 +58,6 @@ def test_what_cannot_be_arranged() -> None:
     ):
         packed(np.ones((1, 4, 2, 2)), "dla_hwc4")
     with pytest.raises(
-        StageError,
-        match=r"a tensor of shape \[4, 2\] has no channels for the format hwc8",
+        StageError, match=r"a tensor of shape \[4, 2\] has no channels for the format hwc8"
     ):
         packed_shape((4, 2), "hwc8")
