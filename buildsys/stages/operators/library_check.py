@@ -5,12 +5,11 @@ from __future__ import annotations
 import platform
 import re
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
 from buildsys.errors import StageError
-from buildsys.system.processes import describe_exit
+from buildsys.system.processes import describe_exit, run_python
 
 _MACHINES = {
     3: "i686", 21: "ppc64le", 22: "s390x", 40: "armv7l", 62: "x86_64", 183: "aarch64",
@@ -62,32 +61,27 @@ def check_library(path: Path, shown: str, symbol: str) -> None:
 
 def _check_loads(path: Path, shown: str, symbol: str, *, is_mangled: bool) -> None:
     """Load the library in a child process, safe from crashes."""
-    command = [sys.executable, "-c", _LOAD, str(path.absolute()), symbol]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace",
-            timeout=_LOAD_TIMEOUT_S, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
+    arguments = ["-c", _LOAD, str(path.absolute()), symbol]
+    done = run_python(arguments, limit_s=_LOAD_TIMEOUT_S)
+    if done.code is None:
         raise StageError(
             f"{shown} does not finish loading within {_LOAD_TIMEOUT_S} s",
-            "check what its initialization waits for",
-        ) from error
+            "check its initialization code",
+        )
     sys.stderr.write(done.stderr)  # to the target's log
-    if done.returncode == _MISSING_SYMBOL:
+    if done.code == _MISSING_SYMBOL:
         raise StageError(
             f"{shown} exports no {symbol}, which ONNX Runtime calls to register operators",
             f'declare it extern "C" {symbol}' if is_mangled else f"define {symbol}",
         )
-    if done.returncode < 0:
+    if done.code < 0:
         raise StageError(
-            f"{shown} cannot be loaded: the process {describe_exit(done.returncode)}",
+            f"{shown} cannot be loaded: the process {describe_exit(done.code)}",
             "check its initialization code",
         )
-    if done.returncode:
-        lines = done.stderr.replace(f"{path.absolute()}: ", "").strip().splitlines()
+    if done.code:
         raise StageError(
-            f"{shown} cannot be loaded: {lines[-1] if lines else 'no message'}",
+            f"{shown} cannot be loaded: {done.problem.replace(f'{path.absolute()}: ', '')}",
             "link it with the libraries that it needs",
         )
 

@@ -1,1 +1,1 @@
-"""The simplify stage: a smaller graph with equal outputs."""
+"""Simplification of the exported graph, with equal outputs."""

@@ -1,4 +1,4 @@
-"""Call onnxsim, and undo what it leaves behind: metadata and data files with random names."""
+"""Simplification by onnxsim, without its metadata and random file names."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from buildsys.onnx_graphs.onnx_file import (
     save_model,
     tensors_of,
 )
-from buildsys.stages.simplify.offloaded_weights import put_back, set_aside
+from buildsys.stages.simplify.offloaded_weights import offload_weights, restore_weights
 
-_LARGEST_THRESHOLD = 2**31 - 10000  # beyond it onnxsim refuses
+_MAX_THRESHOLD = 2**31 - 10000  # onnxsim refuses larger ones
 _METADATA_PREFIX = "onnxsim."
 
 
@@ -37,86 +37,86 @@ def simplify(
 ) -> None:
     """Write the simplified graph of ``source`` to ``target``.
 
-    Raises: StageError: onnxsim refuses the graph, or an option has no meaning for it.
+    Raises: StageError: onnxsim refuses the graph or an option.
     """
-    options = {**_options(spec), "mutable_initializer": initializers_are_inputs}
+    options: dict[str, Any] = {
+        "skip_constant_folding": not spec["constant_folding"],
+        "skip_shape_inference": not spec["shape_inference"],
+        "perform_optimization": spec["fuse"],
+        "mutable_initializer": initializers_are_inputs,
+    }
+    threshold = spec["tensor_size_threshold"]
+    if threshold is not None and threshold > _MAX_THRESHOLD:
+        raise StageError(
+            f"simplify.tensor_size_threshold: {threshold} bytes exceed onnxsim's limit of 2 GB",
+            f"set at most {_MAX_THRESHOLD}",
+        )
+    if threshold is not None:
+        options["tensor_size_threshold"] = f"{threshold}B"
     onnxsim = _import_onnxsim()
     try:
-        with _uncertified():
-            # a graph that holds its weights would hold them once more while the tool has its own copies
-            skeleton = (
-                load_model(source, external_data=False)
-                if has_outside_weights(source)
-                else ModelProto()
-            )
-            order = {tensor.name: place for place, tensor in enumerate(skeleton.graph.initializer)}
-            aside = [] if initializers_are_inputs else set_aside(skeleton, source.parent)
-            if file_bytes(source) - sum(map(outside_bytes, aside)) < ONE_MESSAGE_LIMIT:
-                model = _simplified(onnxsim, skeleton if aside else None, source, options)
-                put_back(model, aside)
-                # where no weight has changed, the file of weights is the same, and is stored once
-                model.graph.initializer.sort(key=lambda tensor: order.get(tensor.name, len(order)))
-                save_model(model, target, weights_of=source)
-            else:
-                _simplify_files(onnxsim, source, target, options)
+        with _without_certificate():
+            _run(onnxsim, source, target, options)
     except StageError:
         raise
-    except Exception as error:  # its C++ core raises whatever ONNX raises
+    except Exception as error:  # its C++ core passes on ONNX's exceptions
         raise StageError(
             f"onnxsim cannot simplify the graph: {first_line(error)}",
             "try simplify: {tool: onnxslim}",
         ) from error
 
 
-def _simplified(
-    onnxsim: ModuleType, skeleton: ModelProto | None, source: Path, options: Mapping[str, Any]
-) -> ModelProto:
-    """Simplify in memory; ``skeleton`` stands for ``source`` where some weights are set aside."""
-    if skeleton is not None:
-        load_external_data_for_model(skeleton, str(source.parent))
-    model: ModelProto
-    model, _ = onnxsim.simplify(str(source) if skeleton is None else skeleton, **options)
-    _strip_metadata(model)
-    return model
-
-
-def _simplify_files(
-    onnxsim: ModuleType, source: Path, target: Path, options: Mapping[str, Any]
-) -> None:
-    """Simplify from file to file: no message of more than 2 GiB comes about."""
+def _run(onnxsim: ModuleType, source: Path, target: Path, options: Mapping[str, Any]) -> None:
+    # weights inside a graph would be in memory once more, in addition to the tool's copies
+    is_external = has_outside_weights(source)
+    skeleton = load_model(source, external_data=False) if is_external else ModelProto()
+    order = {tensor.name: index for index, tensor in enumerate(skeleton.graph.initializer)}
+    can_offload = not options["mutable_initializer"]
+    offloaded = offload_weights(skeleton, source.parent) if can_offload else []
+    if file_bytes(source) - sum(map(outside_bytes, offloaded)) < ONE_MESSAGE_LIMIT:
+        given: str | ModelProto = str(source)
+        if offloaded:
+            load_external_data_for_model(skeleton, str(source.parent))
+            given = skeleton
+        model: ModelProto
+        model, _ = onnxsim.simplify(given, **options)
+        _strip_metadata(model)
+        restore_weights(model, offloaded)
+        # in the same order, the weights file is identical unless weights changed, and stored once
+        model.graph.initializer.sort(key=lambda tensor: order.get(tensor.name, len(order)))
+        save_model(model, target, weights_of=source)
+        return
+    # from file to file, without messages above 2 GiB
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="onnxsim-") as folder:
         raw = Path(folder) / "model.onnx"
         onnxsim.simplify(str(source), output_path=str(raw), **options)
         _publish(raw, target)
 
 
-def _options(spec: Mapping[str, Any]) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "skip_constant_folding": not spec["constant_folding"],
-        "skip_shape_inference": not spec["shape_inference"],
-        "perform_optimization": spec["fuse"],
-    }
-    threshold = spec["tensor_size_threshold"]
-    if threshold is not None:
-        if threshold > _LARGEST_THRESHOLD:
-            raise StageError(
-                f"simplify.tensor_size_threshold: {threshold} bytes is more than onnxsim takes (2 GB)"
-            )
-        options["tensor_size_threshold"] = f"{threshold}B"
-    return options
+def _publish(raw: Path, target: Path) -> None:
+    model = load_model(raw, external_data=False)
+    _strip_metadata(model)
+    _rename_data(model, raw.parent, target)
+    save_model(model, target)
 
 
 def _import_onnxsim() -> ModuleType:
-    """Import onnxsim without torch, which it does not need: 0.5 s and 100 MB instead of 1.6 s and 580 MB."""
-    with _hidden("torch"):
+    """Import onnxsim without torch: 0.5 s instead of 1.6 s."""
+    hidden = "torch" not in sys.modules
+    if hidden:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
         import onnxsim
+    finally:
+        if hidden:
+            del sys.modules["torch"]
     module: ModuleType = onnxsim
     return module
 
 
 @contextlib.contextmanager
-def _uncertified() -> Iterator[None]:
-    """Keep onnxsim from attempting a proof, which this stage's comparison replaces, unless the user has it do so."""
+def _without_certificate() -> Iterator[None]:
+    """Disable onnxsim's proof, unless the user enables it: the stage compares outputs."""
     if "ONNXSIM_CERTIFY" in os.environ:
         yield
         return
@@ -127,25 +127,6 @@ def _uncertified() -> Iterator[None]:
         del os.environ["ONNXSIM_CERTIFY"]
 
 
-@contextlib.contextmanager
-def _hidden(module: str) -> Iterator[None]:
-    if module in sys.modules:  # already paid for
-        yield
-        return
-    sys.modules[module] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules[module]
-
-
-def _publish(raw: Path, target: Path) -> None:
-    model = load_model(raw, external_data=False)
-    _strip_metadata(model)
-    _rename_data(model, raw.parent, target)
-    save_model(model, target)
-
-
 def _strip_metadata(model: ModelProto) -> None:
     kept = [entry for entry in model.metadata_props if not entry.key.startswith(_METADATA_PREFIX)]
     del model.metadata_props[:]
@@ -153,7 +134,7 @@ def _strip_metadata(model: ModelProto) -> None:
 
 
 def _rename_data(model: ModelProto, folder: Path, target: Path) -> None:
-    """Give the data file the name that belongs to ``target``; onnxsim draws a random one."""
+    """Rename the data file after ``target``; onnxsim's name is random."""
     name = target.name + DATA_SUFFIX
     locations = set()
     for tensor in tensors_of(model):
@@ -164,7 +145,8 @@ def _rename_data(model: ModelProto, folder: Path, target: Path) -> None:
                     entry.value = name
     if len(locations) > 1:
         raise StageError(
-            f"onnxsim spread the weights over {len(locations)} files, which is not supported"
+            f"onnxsim wrote the weights to {len(locations)} files instead of one",
+            "try simplify: {tool: onnxslim}",
         )
     for location in locations:
         (folder / location).replace(target.with_name(name))

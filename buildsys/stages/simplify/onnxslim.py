@@ -1,4 +1,4 @@
-"""Call onnxslim."""
+"""Simplification by onnxslim."""
 
 from __future__ import annotations
 
@@ -19,30 +19,27 @@ def simplify(
     """
     if initializers_are_inputs:
         raise StageError(
-            "onnxslim closes initializers that are inputs as well", "use simplify: {tool: onnxsim}"
+            "onnxslim cannot keep initializers that are inputs", "use simplify: {tool: onnxsim}"
         )
     try:
         import onnxslim
     except ImportError as error:
         raise Unavailable("onnxslim is not installed", "pip install 'buildsys[slim]'") from error
+    skipped = [] if spec["constant_folding"] else ["constant_folding"]
+    skipped += [] if spec["fuse"] else ["graph_fusion"]
     model = load_model(source)
     try:
-        slimmed = onnxslim.slim(model, **_options(spec))
-    except Exception as error:  # whatever its rewriting of the graph runs into
+        slimmed = onnxslim.slim(
+            model,
+            no_shape_infer=not spec["shape_inference"],
+            skip_optimizations=skipped or None,
+            size_threshold=spec["tensor_size_threshold"],
+        )
+    except Exception as error:  # any class, from its rewriting
         raise StageError(
             f"onnxslim cannot simplify the graph: {first_line(error)}",
             "try simplify: {tool: onnxsim}",
         ) from error
     if slimmed is None:
-        raise StageError("onnxslim returned no graph")
+        raise StageError("onnxslim returned no graph", "try simplify: {tool: onnxsim}")
     save_model(slimmed, target)
-
-
-def _options(spec: Mapping[str, Any]) -> dict[str, Any]:
-    skipped = [] if spec["constant_folding"] else ["constant_folding"]
-    skipped += [] if spec["fuse"] else ["graph_fusion"]
-    return {
-        "no_shape_infer": not spec["shape_inference"],
-        "skip_optimizations": skipped or None,
-        "size_threshold": spec["tensor_size_threshold"],
-    }

@@ -1,1 +1,1 @@
-"""Change a graph step by step, and show after each that it is valid and computes what it should."""
+"""Surgery on a graph by the steps of a manifest, each verified."""

@@ -1,4 +1,4 @@
-"""Call a hook of the project with a graph, and take back what it returns."""
+"""Hooks: functions of the project for changing a graph."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _KINDS = {"onnx": "an onnx.ModelProto", "graphsurgeon": "an onnx-graphsurgeon gr
 
 
 def call_hook(model: ModelProto, step: Mapping[str, Any], project: Path) -> ModelProto:
-    """Return what the hook makes of ``model``, which it may change.
+    """Return the hook's graph; the hook may change ``model``.
 
-    Raises: StageError: the file or function is not there, takes other parameters, raises, or returns no graph.
+    Raises: StageError: the function is missing, has other parameters, raises or returns no graph.
     """
     reference, kind = step["function"], step["graph"]
     surgeon = _graphsurgeon(reference) if kind == "graphsurgeon" else None
@@ -31,18 +31,15 @@ def call_hook(model: ModelProto, step: Mapping[str, Any], project: Path) -> Mode
     check_parameters(hook, reference, 1, "a surgery hook takes one, the graph", "def f(graph): …")
     ir_version = model.ir_version
     with reraise_as_stage_error(f"{reference} failed", project):
-        given = surgeon.import_onnx(model) if surgeon else model
-        returned = hook(given)
+        returned = hook(surgeon.import_onnx(model) if surgeon else model)
         if surgeon and isinstance(returned, surgeon.Graph):
             returned = surgeon.export_onnx(returned)
-            returned.ir_version = ir_version  # it writes the newest, which runtimes need not know
+            returned.ir_version = ir_version  # its default, the newest, is too new for runtimes
     if isinstance(returned, ModelProto):
         return returned
     hint = "end it with: return graph" if returned is None else f"return {_KINDS[kind]}"
     what = "nothing" if returned is None else with_article(type(returned).__name__)
-    raise StageError(
-        f"{reference} returned {what}; a surgery hook returns the graph to go on with", hint
-    )
+    raise StageError(f"{reference} returned {what}; a surgery hook returns the graph", hint)
 
 
 def _graphsurgeon(reference: str) -> ModuleType:
@@ -50,7 +47,7 @@ def _graphsurgeon(reference: str) -> ModuleType:
         import onnx_graphsurgeon
     except ImportError as error:
         raise StageError(
-            f"{reference} wants an onnx-graphsurgeon graph, and onnx-graphsurgeon is not installed ({error})",
+            f"{reference} needs onnx-graphsurgeon, which is not installed ({error})",
             "pip install onnx-graphsurgeon",
         ) from error
     module: ModuleType = onnx_graphsurgeon

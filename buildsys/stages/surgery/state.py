@@ -1,4 +1,4 @@
-"""A graph between two steps of surgery, and all that a step may use."""
+"""Data passed between the steps of surgery."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ Outputs = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What all steps of a target share."""
+class Context:
+    """Facts common to all steps of a target."""
 
     project: Path
     scratch: Path
     dims: Mapping[str, Mapping[str, int]]  # case -> values of all dimensions
-    tolerance: Mapping[str, float | None]  # against golden outputs; empty where no step needs it
+    tolerance: Mapping[str, float | None]  # against golden outputs; empty if no step needs it
     seed: int
     runtime: Runtime
     progress: Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Point:
-    """A graph with its inputs as the manifest has them, its golden cases, and what it computes for them."""
+class GraphState:
+    """A graph with its declared inputs, golden cases and computed outputs."""
 
     path: Path
     inputs: Inputs
@@ -39,14 +39,12 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Carried:
-    """The golden cases after a step, and what the graph must then compute for their inputs."""
+class StepCases:
+    """The golden cases after a step, and the new graph's expected outputs."""
 
     golden: Mapping[str, Case]
     expected: Mapping[str, Outputs]
     limits: Mapping[str, float | None] | None = None  # None: those of two forms of one graph
     against: str = "the graph before it"
     warnings: tuple[str, ...] = ()
-    basis: float | None = (
-        None  # relative error of what the graph before gives for golden outputs, where it had to
-    )
+    basis: float | None = None  # relative error of the old graph, if it computed golden outputs

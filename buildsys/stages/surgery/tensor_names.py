@@ -1,4 +1,4 @@
-"""Tensors of a graph by name: which there are, and other names for some of them."""
+"""Names of a graph's tensors: lists, uses and renaming."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from buildsys.onnx_graphs.onnx_file import subgraphs
 
 
 def input_names(model: ModelProto) -> list[str]:
-    """Return the inputs that callers give, without initializers."""
+    """Return the inputs without initializers."""
     stored = {tensor.name for tensor in model.graph.initializer}
     return [value.name for value in model.graph.input if value.name not in stored]
 
@@ -24,15 +24,14 @@ def output_names(model: ModelProto) -> list[str]:
 
 
 def tensor_names(graph: GraphProto) -> list[str]:
-    """Return the inputs, the stored tensors and what nodes make, without that of subgraphs."""
+    """Return inputs, initializers and node outputs, without those of subgraphs."""
     names = [value.name for value in graph.input] + [tensor.name for tensor in graph.initializer]
-    return [
-        *dict.fromkeys([*names, *(name for node in graph.node for name in node.output if name)])
-    ]
+    names += [name for node in graph.node for name in node.output if name]
+    return [*dict.fromkeys(names)]
 
 
 def require_known(name: str, known: Iterable[str], what: str) -> None:
-    """Raise StageError with the nearest name where ``name`` is none of ``known``."""
+    """Raise StageError with similar names if ``name`` is not ``known``."""
     names = list(known)
     if name not in names:
         raise StageError(
@@ -41,7 +40,7 @@ def require_known(name: str, known: Iterable[str], what: str) -> None:
 
 
 def used_by(node: NodeProto) -> list[str]:
-    """Return what a node reads, with what its subgraphs take from outside."""
+    """Return the tensors a node reads, also inside its subgraphs."""
     names = [name for name in node.input if name]
     for body in subgraphs(node):
         own = {*tensor_names(body)}
@@ -51,7 +50,7 @@ def used_by(node: NodeProto) -> list[str]:
 
 
 def rename_tensors(graph: GraphProto, names: Mapping[str, str]) -> None:
-    """Give tensors other names wherever they occur, subgraphs included; no new name may be taken."""
+    """Rename tensors everywhere, including subgraphs; new names must be unused."""
     for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
         value.name = names.get(value.name, value.name)
     for sparse in graph.sparse_initializer:
@@ -66,7 +65,7 @@ def rename_tensors(graph: GraphProto, names: Mapping[str, str]) -> None:
 
 
 def rename_uses(graph: GraphProto, names: Mapping[str, str]) -> None:
-    """Let nodes read other tensors, in subgraphs as well; what nodes make keeps its name."""
+    """Let nodes read other tensors, including subgraphs; node outputs keep their names."""
     for node in graph.node:
         _rename_in(node.input, names)
         for body in subgraphs(node):

@@ -398,7 +398,7 @@ def test_an_operator_without_an_implementation_for_one_backend(project: Operator
     op = {"op": OP, "function": {"tensorrt_rtx": "plugins/ops/swish.py:swish"}}
     made = project.run_all(("operators:m", "export:m", "simplify:m"), [op])
     assert made.figures["warnings"] == [
-        "both graphs were not compared: ONNX Runtime has no implementation of an operator"
+        "the graphs were not compared: ONNX Runtime has no implementation of an operator"
     ]
     for target in ("validate:m", "engine:m:ort"):
         said = refused(project, op, targets=(target,))

@@ -43,7 +43,7 @@ def test_renamed_ends_have_renamed_golden_cases(tmp_path: Path) -> None:
         ({"xx": "z"}, "the graph has no input or output xx; did you mean x?"),
         (
             {"x": "conv"},
-            "x cannot be named conv: the graph has a tensor of this name; choose another name",
+            "x cannot be renamed to conv: the graph has a tensor of this name; choose another name",
         ),
     ],
 )
@@ -137,7 +137,7 @@ def test_an_axis_that_cannot_be_told_is_asked_for(tmp_path: Path) -> None:
     value = (TensorProto.FLOAT, [2, 3, 8, 8])
     model = make_model(nodes, {"x": value}, {"y": (TensorProto.INT64, [4, None])})
     error = Surgery(tmp_path, model, [{"free_dims": {"x": {"0": "batch"}}}], **FREE).error()
-    assert "it cannot be told which axis of the output y is batch" in error
+    assert "the axis of batch in the output y is unknown" in error
     assert "add y: {0: batch} to free_dims" in error
 
 
@@ -168,7 +168,10 @@ def test_tensors_of_a_graph_that_is_wrong_are_not_taken_for_golden_ones(tmp_path
     fc.CopyFrom(onnx.numpy_helper.from_array(weights(5, 4, seed=4) * np.float32(1.5), "fc"))
     onnx.save(wrong, surgery.job.inputs["model"])
     error = surgery.error()
-    assert "the graph before this step does not give the golden output y in case " in error
+    assert (
+        "the graph before this step cannot compute new golden outputs: its output y differs in case "
+        in error
+    )
     assert "see the limits in validate" in error
 
 
@@ -176,10 +179,10 @@ def test_tensors_of_a_graph_that_is_wrong_are_not_taken_for_golden_ones(tmp_path
     ("cut", "sentence"),
     [
         ({"outputs": ["logit"]}, "surgery step 1 (cut outputs logit): the graph has no tensor logit; did you mean log"),
-        ({"outputs": ["x"]}, "the cut leaves no node: x is not made from x"),
+        ({"outputs": ["x"]}, "the cut leaves no node: x is not computed from x"),
         ({"inputs": {"logits": {"shape": ["batch", 5]}}, "outputs": ["relu"]}, "relu does not depend on logits"),
-        ({"inputs": {"relu": {"shape": ["batch", 4, 9, 9]}}}, "relu has the shape [1, 4, 8, 8] in case min, declared"),
-        ({"inputs": {"relu": {"shape": ["batch", 4, 8, 8], "dtype": "int8"}}}, "relu is float32 in the graph, declare"),
+        ({"inputs": {"relu": {"shape": ["batch", 4, 9, 9]}}}, "relu has the shape [1, 4, 8, 8] in case min, the step declares"),
+        ({"inputs": {"relu": {"shape": ["batch", 4, 8, 8], "dtype": "int8"}}}, "relu is float32 in the graph, the step declare"),
     ],
 )  # fmt: skip
 def test_a_cut_that_cannot_be(tmp_path: Path, cut: dict[str, Any], sentence: str) -> None:
@@ -240,7 +243,7 @@ def test_a_node_between_input_and_output_stays(tmp_path: Path) -> None:
         ),
         (
             {"remove": ["Identity"], "name": "idntity"},
-            "no Identity whose name fits idntity can be removed; did you mean",
+            "no Identity with a name matching idntity can be removed; did you mean",
         ),
         ({"remove": ["Relu"]}, "surgery step 1 (remove Relu) changed y in case min: at [0, "),
     ],
@@ -255,7 +258,7 @@ def test_numbers_that_changed_are_told_with_place_and_both_values_and_kept(tmp_p
     assert result.status == "failed"
     assert " the graph after it has 0." in result.reason
     assert " and the graph before it 0." in result.reason
-    assert result.hint == "if it is meant to: changes: numbers, with a reference"
+    assert result.hint == "if this is intended, set changes: numbers and a reference"
     assert result.figures["steps"][0]["failures"][0]["index"]
     kept = surgery.job.outputs["result"].parent / "failed" / "step1-min.npz"
     with np.load(kept) as tensors:
@@ -328,9 +331,9 @@ def test_an_operator_is_replaced_by_a_local_function(
     [
         ("Gulu", "gelu", "the graph has no Gulu; did you mean Gelu?"),
         ("ns::Gelu", "gelu", "the graph has no ns::Gelu; did you mean Gelu?"),
-        ("Gelu", "older", "hook.py:older is written in opset 17 of ai.onnx, the graph has 20; write the function in o"),
+        ("Gelu", "older", "hook.py:older is written for opset 17 of ai.onnx, the graph has 20; write the function for o"),
         ("Gelu", "none_at_all", "Gelu g has 1 input, and plugins/hooks/hook.py:none_at_all 0 inputs"),
-        ("Gelu", "text", "hook.py:text returned a str; a replacement is an onnxscript function, or returns"),
+        ("Gelu", "text", "hook.py:text returned a str; a replacement is an onnxscript function, or a callable"),
         ("Gelu", "glu", "plugins/hooks/hook.py has no glu; did you mean gelu?"),
     ],
 )  # fmt: skip
@@ -364,7 +367,7 @@ def test_an_input_of_a_type_that_does_not_hold_the_values(tmp_path: Path) -> Non
     result = surgery.run()
     assert result.status == "passed", result.reason
     [warning] = result.figures["warnings"]
-    assert warning.startswith("the golden inputs of x are no values of uint8: they are rounded")
+    assert warning.startswith("the golden inputs of x are not exact in uint8: they are rounded")
     assert surgery.case("max").inputs["x"].dtype == "uint8"
     agree(surgery, "max")
 

@@ -74,15 +74,15 @@ def test_without_graphsurgeon_it_says_what_to_install(
     hook(tmp_path, "def change(graph): return graph\n")
     monkeypatch.setitem(__import__("sys").modules, "onnx_graphsurgeon", None)
     error = Surgery(tmp_path, conv_bn(), [{"function": HOOK, "graph": "graphsurgeon"}]).error()
-    assert "onnx-graphsurgeon is not installed" in error
+    assert "needs onnx-graphsurgeon, which is not installed" in error
     assert error.endswith("; pip install onnx-graphsurgeon")
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("def change(model): pass", "hook.py:change returned nothing; a surgery hook returns the graph to go on with;"),
-        ("def change(model): return 3", "hook.py:change returned an int; a surgery hook returns the graph to go on wi"),
+        ("def change(model): pass", "hook.py:change returned nothing; a surgery hook returns the graph;"),
+        ("def change(model): return 3", "hook.py:change returned an int; a surgery hook returns the graph"),
         ("def change(): pass", "hook.py:change takes the parameters (none); a surgery hook takes one, the graph"),
         ("def change(a, b): pass", "hook.py:change takes the parameters (a, b); a surgery hook takes one, the graph"),
         ("def change(m): raise KeyError('conv9')", "hook.py:change failed: KeyError: 'conv9' (plugins/hooks/hook.py:1"),
@@ -99,7 +99,7 @@ def test_without_graphsurgeon_it_says_what_to_install(
         ),
         (
             "def change(m):\n    m.graph.output[0].name = 'logits'\n    return m",
-            "it changed the interface of the graph: its outputs y became logits; declare what it makes as inputs: or",
+            "it changed the interface of the graph: its outputs y became logits; declare new inputs and outputs in the step",
         ),
         (
             "def change(m):\n    m.graph.node[-1].attribute[0].i = 0\n    return m",
@@ -189,7 +189,7 @@ def test_a_reference_in_a_file(tmp_path: Path) -> None:
     del truth["odd.y"]
     np.savez(tmp_path / "data/truth.npz", **truth)
     assert (
-        "the reference data/truth.npz has no output y in case odd; an array is named odd.y"
+        "the reference data/truth.npz has no output y in case odd; save an array named odd.y"
         in surgery.error()
     )
     (tmp_path / "data/truth.npz").write_text("no zip")
@@ -201,7 +201,7 @@ def test_a_reference_in_a_file(tmp_path: Path) -> None:
     [
         (
             "nothing",
-            "the reference plugins/hooks/hook.py:nothing returned nothing; a map of output names to arrays",
+            "the reference plugins/hooks/hook.py:nothing returned nothing; expected a dict of output names to arrays",
         ),
         (
             "other",

@@ -16,7 +16,7 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import load_model, save_model
 from buildsys.stages.simplify import onnxsim
 from buildsys.stages.simplify import stage as simplify
-from buildsys.stages.simplify.offloaded_weights import set_aside
+from buildsys.stages.simplify.offloaded_weights import offload_weights
 
 FLOAT = TensorProto.FLOAT
 node = helper.make_node
@@ -57,19 +57,25 @@ def written(folder: Path, model: ModelProto) -> Path:
     return folder / "model.onnx"
 
 
-def aside(folder: Path, model: ModelProto) -> list[str]:
+def offloaded(folder: Path, model: ModelProto) -> list[str]:
     path = written(folder, model)
-    return [tensor.name for tensor in set_aside(load_model(path, external_data=False), path.parent)]
+    return [
+        tensor.name
+        for tensor in offload_weights(load_model(path, external_data=False), path.parent)
+    ]
 
 
-def test_the_result_is_the_same_and_the_weights_are_those_of_the_source(
+def test_offloading_changes_neither_graph_nor_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = written(tmp_path / "export", perceptron())
     found, given = {}, []
-    real = onnxsim._simplified
-    monkeypatch.setattr(onnxsim, "_simplified", lambda *told: given.append(told[1]) or real(*told))
-    for name in ("aside", "whole"):
+    tool = onnxsim._import_onnxsim()
+    real = tool.simplify
+    monkeypatch.setattr(
+        tool, "simplify", lambda model, **options: given.append(model) or real(model, **options)
+    )
+    for name in ("offloaded", "whole"):
         (tmp_path / name).mkdir()
         job = simplify_job(
             tmp_path / name, source, cases={"odd": {"batch": 3}},
@@ -78,9 +84,9 @@ def test_the_result_is_the_same_and_the_weights_are_those_of_the_source(
         result = simplify.run(job)
         assert result.status == "passed", result.reason
         found[name] = onnx.load(job.outputs["model"])
-        monkeypatch.setattr(onnxsim, "set_aside", lambda *_: [])
-    assert given[0] is not None  # the first was built from a skeleton
-    assert given[1] is None
+        monkeypatch.setattr(onnxsim, "offload_weights", lambda *_: [])
+    assert isinstance(given[0], onnx.ModelProto)  # without the offloaded weights
+    assert given[1] == str(source)
     nodes = [
         [each.SerializeToString(deterministic=True) for each in model.graph.node]
         for model in found.values()
@@ -93,11 +99,11 @@ def test_the_result_is_the_same_and_the_weights_are_those_of_the_source(
     ]
     assert stored[0].keys() == stored[1].keys()
     assert all(np.array_equal(stored[0][name], stored[1][name]) for name in stored[0])
-    assert [value.name for value in found["aside"].graph.input] == ["x"]
+    assert [value.name for value in found["offloaded"].graph.input] == ["x"]
 
 
-def test_weights_are_set_aside_where_values_make_no_difference(tmp_path: Path) -> None:
-    assert aside(tmp_path, perceptron()) == ["w0", "w1"]
+def test_weights_are_offloaded_if_values_make_no_difference(tmp_path: Path) -> None:
+    assert offloaded(tmp_path, perceptron()) == ["w0", "w1"]
 
 
 CONV = {"x": (FLOAT, ["batch", 256, 8, 8]), "y": (FLOAT, ["batch", 256, 8, 8])}
@@ -180,7 +186,7 @@ def with_the_weight_as_output() -> ModelProto:
 )  # fmt: skip
 def test_what_a_rewrite_may_use_stays(tmp_path: Path, make: Any) -> None:
     onnx.checker.check_model(make(), full_check=True)
-    assert aside(tmp_path, make()) == []
+    assert offloaded(tmp_path, make()) == []
 
 
 def test_little_is_not_worth_it(tmp_path: Path) -> None:
@@ -190,9 +196,9 @@ def test_little_is_not_worth_it(tmp_path: Path) -> None:
     ]
     wide = (FLOAT, ["batch", 2048])
     model = network(nodes, {"w": weights(512, 512), "m": weights(512, 2048)}, y=wide)
-    assert aside(tmp_path / "little", model) == []
+    assert offloaded(tmp_path / "little", model) == []
     nodes[1] = node("Gemm", ["g", "m"], ["y"], name="second")
-    assert aside(
+    assert offloaded(
         tmp_path / "all", network(nodes, {"w": weights(512, 512), "m": weights(512, 2048)}, y=wide)
     ) == [
         "w",
@@ -202,14 +208,14 @@ def test_little_is_not_worth_it(tmp_path: Path) -> None:
 
 def test_convolutions_and_tables_too(tmp_path: Path) -> None:
     model = network([node("Conv", ["x", "w"], ["y"], name="conv", **PAD)], {"w": W4}, **CONV)
-    assert aside(tmp_path / "conv", model) == ["w"]
+    assert offloaded(tmp_path / "conv", model) == ["w"]
     table = make_model(
         [node("Gather", ["table", "ids"], ["y"], name="embedding")],
         {"ids": (TensorProto.INT64, ["batch", 7])},
         {"y": (FLOAT, ["batch", 7, 64])},
         {"table": weights(5000, 64)},
     )
-    assert aside(tmp_path / "gather", table) == ["table"]
+    assert offloaded(tmp_path / "gather", table) == ["table"]
 
 
 def test_weights_that_are_cut_short_are_told(tmp_path: Path) -> None:
@@ -218,6 +224,6 @@ def test_weights_that_are_cut_short_are_told(tmp_path: Path) -> None:
     data = source.with_name("model.onnx.data")
     data.write_bytes(data.read_bytes()[:-5000])
     with pytest.raises(
-        StageError, match=r"model\.onnx\.data ends before the weights that (w1|b) has there"
+        StageError, match=r"model\.onnx\.data is truncated: the weights of (w1|b) are incomplete"
     ):
         save_model(model, tmp_path / "copy.onnx", weights_of=source)

@@ -1,0 +1,173 @@
+"""Steps on nodes: replacement by a local function, and removal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx.inliner
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper
+
+from buildsys.errors import StageError
+from buildsys.manifest.problem import suggest
+from buildsys.models.user_code import load_callable, reraise_as_stage_error, with_article
+from buildsys.onnx_graphs.onnx_file import (
+    all_nodes,
+    operator_counts,
+    operator_name,
+    opsets,
+    subgraphs,
+)
+from buildsys.stages.surgery.tensor_names import input_names, rename_tensors, rename_uses, used_by
+
+Step = Mapping[str, Any]
+_FUNCTIONS_IR_VERSION = 8  # the first with local functions
+
+
+def replace(model: ModelProto, step: Step, project: Path) -> ModelProto:
+    """Replace an operator by a local function, inlined unless disabled.
+
+    Raises: StageError: there is no such operator, or the function does not fit nodes or opset.
+    """
+    op, reference = step["replace"]["op"], step["replace"]["function"]
+    nodes = [node for node in all_nodes(model.graph) if operator_name(node) == op]
+    if not nodes:
+        raise StageError(
+            f"the graph has no {op}", suggest(op, operator_counts(model), what="it has")
+        )
+    function = _load_function(reference, project)
+    _add_function(model, function, reference)
+    for node in nodes:
+        _check_call(node, function, reference)
+        node.domain, node.op_type = function.domain, function.name
+    if not step["replace"]["inline"]:
+        return model
+    name = (function.domain, function.name)
+    inlined: ModelProto = onnx.inliner.inline_selected_functions(model, [name])
+    if any(operator_name(node) == "::".join(name) for node in all_nodes(inlined.graph)):
+        raise StageError(
+            f"onnx cannot inline {reference} into this graph",
+            "keep it as a function: inline: false",
+        )
+    return inlined
+
+
+def remove(model: ModelProto, step: Step) -> ModelProto:
+    """Remove nodes of some operators; consumers read their first input instead.
+
+    A node between an input and an output stays, as an output cannot be an input.
+    Raises: StageError: there is no such node, none can be removed, or a further output is used.
+    """
+    operators, pattern = step["remove"], step["name"]
+    counts = operator_counts(model)
+    for operator in operators:
+        if operator not in counts:
+            raise StageError(
+                f"the graph has no {operator}", suggest(operator, counts, what="it has")
+            )
+    removed = 0
+    for graph in _graphs(model.graph):
+        for node in [node for node in graph.node if operator_name(node) in operators]:
+            if pattern is None or fnmatchcase(node.name, pattern):
+                removed += _bypass(graph, node, model)
+    if not removed:
+        what = f"no {' or '.join(operators)}"
+        if not pattern:
+            raise StageError(f"{what} can be removed")
+        names = [n.name for n in all_nodes(model.graph) if operator_name(n) in operators]
+        hint = suggest(pattern, filter(None, names), what="their names")
+        raise StageError(f"{what} with a name matching {pattern} can be removed", hint)
+    return model
+
+
+def _bypass(graph: GraphProto, node: NodeProto, model: ModelProto) -> bool:
+    """Remove one node; return False if it has to stay."""
+    source, target = node.input[0], node.output[0]
+    outputs = {value.name for value in graph.output}
+    used = outputs.union(*(used_by(other) for other in graph.node))
+    if further := used.intersection(filter(None, node.output[1:])):
+        raise StageError(
+            f"{operator_name(node)} {node.name} cannot be removed: its output {min(further)}"
+            " is used"
+        )
+    if target not in outputs:
+        rename_uses(graph, {target: source})
+        graph.node.remove(node)
+        return True
+    made_here = {name for other in graph.node for name in other.output}
+    if source in made_here and source not in outputs and source not in input_names(model):
+        graph.node.remove(node)  # before the other tensor gets its output's name
+        rename_tensors(graph, {source: target})
+        return True
+    return False
+
+
+def _load_function(reference: str, project: Path) -> FunctionProto:
+    found = load_callable(reference, project)
+    with reraise_as_stage_error(f"{reference} failed", project):
+        made = found.to_function_proto() if hasattr(found, "to_function_proto") else found()
+    if not isinstance(made, FunctionProto):
+        kind = "nothing" if made is None else with_article(type(made).__name__)
+        raise StageError(
+            f"{reference} returned {kind}; a replacement is an onnxscript function, or a callable"
+            " that returns an onnx.FunctionProto"
+        )
+    return made
+
+
+def _add_function(model: ModelProto, function: FunctionProto, reference: str) -> None:
+    present = opsets(model)
+    imports = {entry.domain: entry.version for entry in function.opset_import}
+    for domain, version in imports.items():
+        own = present.get(domain or "ai.onnx")
+        if own not in (None, version):
+            raise StageError(
+                f"{reference} is written for opset {version} of {domain or 'ai.onnx'}, the graph"
+                f" has {own}",
+                f"write the function for opset {own}, or export to opset {version}",
+            )
+    name = (function.domain, function.name)
+    if name in {(other.domain, other.name) for other in model.functions}:
+        raise StageError(
+            f"the graph already has a local function {'::'.join(name)}", "rename the replacement"
+        )
+    model.functions.append(function)
+    for domain, version in {function.domain: 1, **imports}.items():
+        if (domain or "ai.onnx") not in present:
+            model.opset_import.append(helper.make_opsetid(domain, version))
+    model.ir_version = max(model.ir_version, _FUNCTIONS_IR_VERSION)
+
+
+def _check_call(node: NodeProto, function: FunctionProto, reference: str) -> None:
+    what = f"{operator_name(node)} {node.name}".strip()
+    for side, found, parameters in (
+        ("input", node.input, function.input),
+        ("output", node.output, function.output),
+    ):
+        if len(found) > len(parameters):
+            raise StageError(
+                f"{what} has {_count(len(found), side)}, and {reference}"
+                f" {_count(len(parameters), side)}"
+            )
+    known = {*function.attribute, *(attribute.name for attribute in function.attribute_proto)}
+    for attribute in node.attribute:
+        if attribute.name not in known:
+            raise StageError(
+                f"{what} has the attribute {attribute.name}, which {reference} does not take",
+                suggest(attribute.name, known, what="its attributes")
+                or f"give it a parameter {attribute.name}: …",
+            )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    yield graph
+    for node in graph.node:
+        for body in subgraphs(node):
+            yield from _graphs(body)
