@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from buildsys.stages.surgery.edit_ports import rename
 from engine_jobs import BATCHES, random_x, resolved, save_at, stage_job, write_golden
 from small_graphs import conv_bn
 
@@ -19,6 +18,7 @@ from buildsys.onnx_graphs.tensors import save_case
 from buildsys.stages.bench import stage as bench
 from buildsys.stages.bench.noise import noise
 from buildsys.stages.engine import stage as engine
+from buildsys.stages.surgery.edit_ports import rename
 from buildsys.system.cpu import usable_cores
 from buildsys.workers.job import StageResult
 
