@@ -1,1 +1,1 @@
-"""What people type and read: the doit tasks and commands, and the console."""
+"""Command line: doit tasks, commands and console output."""

@@ -1,4 +1,4 @@
-"""One project as one doit process works on it: its targets, what became of each, and who builds them."""
+"""One project in one doit process: targets, state and results."""
 
 from __future__ import annotations
 
@@ -15,91 +15,85 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from buildsys.errors import BuildsysError
+from buildsys.errors import BuildsysError, UsageError
 from buildsys.execution.builder_versions import builder_versions
+from buildsys.manifest.project import load_project
 from buildsys.plan.project_plan import ProjectPlan, model_of
 
 if TYPE_CHECKING:
-    from buildsys.execution.executor import Executor, Outcome
+    from buildsys.execution.executor import Executor
+    from buildsys.execution.freshness import Explanation
     from buildsys.manifest.project import Project
     from buildsys.store.shared_cache import SharedCache
     from buildsys.workers.client.pool import WorkerPool
 
-_CLOSING_S = 5.0  # how long stages that were interrupted may take to notice
-_LONG_LIST = re.compile(
-    rb"\[[-+.0-9eE, ]{1000,}\]"
-)  # of numbers, on one line as our writer puts them
+_CLOSE_LIMIT_S = 5.0  # for stages that were interrupted
+_LONG_LIST = re.compile(rb"\[[-+.0-9eE, ]{1000,}\]")  # of numbers, on one line as we write them
 
 
 @dataclass(frozen=True)
 class Finished:
-    """How a target ended in this process."""
+    """End of a target in this process."""
 
     status: str  # passed | unavailable | failed
     seconds: float
     reason: str = ""
     hint: str = ""
-    elsewhere: bool = False  # another run had built it when its turn came: nothing was run here
-    restored: bool = False  # it came from the store: nothing was run here
+    elsewhere: bool = False  # built by another process while this one waited
+    restored: bool = False  # from the store
 
 
 class Session:
-    """The targets of a project and the executor behind them, which is made when it is first asked.
+    """Targets of a project, and their executor.
 
-    Loading costs nothing: models are planned when they are asked for. All methods may be called from the threads of
+    Models are planned when they are first needed. All methods may be called from the threads of
     ``doit -n``.
     """
 
-    jobs: ClassVar[int] = (
-        1  # that this process runs at a time (``doit -n``), known before the project is loaded
-    )
+    jobs: ClassVar[int] = 1  # of ``doit -n``; known before the project is loaded
 
     def __init__(self, project: Project) -> None:
         self.project = project
         self.actions = ProjectPlan(project.models, builder_versions(project.root, project.state))
         self.finished: dict[str, Finished] = {}
-        self.progress: Callable[[str, str], None] = (
-            _say_nothing  # (target, message), from any thread
-        )
-        self.stale: Callable[[str, str], None] = (
-            _say_nothing  # (target, why it runs), from any thread
-        )
-        self.waits: Callable[[str, str], None] = (
-            _say_nothing  # (target, for which process), from any thread
-        )
+        # (target, message), (target, reason) and (target, process), called from any thread
+        self.progress: Callable[[str, str], None] = _ignore
+        self.stale: Callable[[str, str], None] = _ignore
+        self.waits: Callable[[str, str], None] = _ignore
         self.exit_code = 0  # of the worst failure so far
-        self.judging = (
-            False  # doit has asked whether a target is up to date: it is not forgetting or cleaning
-        )
-        self.cleaned: set[str] = (
-            set()
-        )  # by `doit clean`, which names a target again with each of its groups
-        self.settled_targets: Sequence[
-            str
-        ] = ()  # that this run was asked for and has nothing to do for, without tasks
-        self.looked_back = (
-            False  # for what a run that did not get through has left of earlier passes
-        )
+        self.interrupted = 0  # the exit code, once a signal has arrived
+        self.is_run = False  # doit has checked a target: it is not forgetting or cleaning
+        self.cleaned: set[str] = set()  # `doit clean` names a target again for each of its groups
+        self.up_to_date_targets: Sequence[str] = ()  # requested in this run, but not tasks of doit
+        self.checked_stale_outputs = False  # after a failure
         self._fresh: set[str] = set()
         self._idle = threading.Condition()
         self._busy = 0
+
+    @classmethod
+    def read_only(cls, root: Path) -> Session:
+        """Open the project at ``root`` without writing anything, not even a cache.
+
+        Raises: ManifestErrors: the manifests are wrong.
+        """
+        return cls(load_project(root, remember=False))
 
     @cached_property
     def _pool(self) -> WorkerPool:
         from buildsys.workers.client.pool import WorkerPool
 
-        atexit.register(self.close)  # with another reporter (`doit -r json`) nobody else does it
+        atexit.register(self.close)  # another reporter (`doit -r json`) does not close it
         return WorkerPool(self.project.state)
 
     @cached_property
     def executor(self) -> Executor:
-        """The executor of this project; nothing is started before a stage runs."""
+        """The executor of this project; it starts nothing before a stage runs."""
         from buildsys.execution.build_cache import store_folder
         from buildsys.execution.executor import Executor
         from buildsys.manifest.project_settings import timing_caches_folder
         from buildsys.store.object_store import Store
 
-        project = self.project
+        project, cores = self.project, len(os.sched_getaffinity(0))
         return Executor(
             project.root,
             project.build,
@@ -109,20 +103,18 @@ class Session:
             store=Store(store_folder(project.state)),
             remote=_shared_cache(project),
             timing_caches=timing_caches_folder(project.root, project.configs, project.state),
-            threads=self._share(),
+            # more threads than cores spin against each other and make no progress
+            threads=0 if self.jobs <= 1 else max(1, cores // self.jobs),
             on_event=self._take_event,
         )
 
-    def _share(self) -> int:
-        """Return the threads of each job: more than there are cores spin against each other and stand still."""
-        return 0 if self.jobs <= 1 else max(1, len(os.sched_getaffinity(0)) // self.jobs)
-
     def is_fresh(self, target: str) -> bool:
-        """Tell whether a target has nothing to do.
+        """Return True if a target is up to date.
 
-        A problem met while looking is not told here: the target then runs, meets it again and fails with it.
+        A problem found here makes the target run, which fails with it.
         """
-        self.judging = True
+        self._raise_if_interrupted()
+        self.is_run = True
         try:
             fresh = self.executor.is_fresh(target)
         except (BuildsysError, OSError, ValueError):
@@ -131,40 +123,41 @@ class Session:
             self._fresh.add(target)
         return fresh
 
-    def are_settled(self, targets: Iterable[str]) -> bool:
-        """Tell whether none of ``targets`` has anything to do, without looking twice in one process."""
+    def are_up_to_date(self, targets: Iterable[str]) -> bool:
+        """Return True if all targets are up to date, checking each once."""
         return all(
             target in self._fresh or target in self.finished or self.is_fresh(target)
             for target in targets
         )
 
-    def settled(self, models: Iterable[str], judge: Collection[str]) -> dict[str, list[str]]:
-        """Return all targets of those models that have nothing to do at all, without planning them where possible.
+    def up_to_date_models(
+        self, models: Iterable[str], check: Collection[str]
+    ) -> dict[str, list[str]]:
+        """Return the targets of entirely up-to-date models.
 
-        Models in ``judge`` are looked at in full where no earlier run has left a verdict.
+        Models in ``check`` are checked in full if no earlier run has found them up to date.
         """
-        from buildsys.execution.up_to_date_models import (
-            PlannedModel,  # with the executor, which other commands need not load
-        )
+        # with the executor, which other commands need not load
+        from buildsys.execution.up_to_date_models import PlannedModel
 
         texts = {model: self.project.models[model].text for model in models}
-        self.judging = True
+        self.is_run = True
         try:
-            settled = self.executor.remembered_models(texts)
-            unknown = [model for model in judge if model not in settled]
+            found = self.executor.remembered_models(texts)
+            unknown = [model for model in check if model not in found]
             if unknown:
                 planned = ((model, list(self.actions.of(model).values())) for model in unknown)
-                settled |= self.executor.check_models(
+                found |= self.executor.check_models(
                     {name: PlannedModel(texts[name], actions) for name, actions in planned}
                 )
-        except (BuildsysError, OSError, ValueError):  # the targets run, and meet it again
+        except (BuildsysError, OSError, ValueError):  # the targets run, and fail with it
             return {}
-        for targets in settled.values():
+        for targets in found.values():
             self._fresh.update(targets)
-        return settled
+        return found
 
     def stale_reason(self, target: str) -> str:
-        """Return why a target runs, in a few words."""
+        """Return the reason for running a target, in a few words."""
         from buildsys.execution.stale_reasons import summarize_reasons
 
         if target in self._fresh:
@@ -175,35 +168,44 @@ class Session:
             return ""
 
     def build(self, target: str) -> None:
-        """Run one target; one that is up to date runs only because it was asked for (``doit -a``).
+        """Run one target, even if it is up to date (``doit -a``).
 
-        Raises: BuildsysError: the target failed; ``finished`` says so as well.
+        Raises: BuildsysError: the target failed, as recorded in ``finished``.
+        KeyboardInterrupt: the run was interrupted.
         """
+        self._raise_if_interrupted()
         started = time.monotonic()
         with self._idle:
             self._busy += 1
         try:
             outcome = self.executor.run(target, force=target in self._fresh)
         except Exception as error:
+            self._raise_if_interrupted()
             self.finished[target] = Finished("failed", time.monotonic() - started, str(error))
-            self.exit_code = max(
-                self.exit_code, getattr(error, "exit_code", BuildsysError.exit_code)
-            )
+            code = getattr(error, "exit_code", BuildsysError.exit_code)
+            self.exit_code = max(self.exit_code, code)
             raise
         else:
-            self.finished[target] = _finished(outcome)
+            self.finished[target] = Finished(
+                outcome.status,
+                outcome.seconds,
+                outcome.reason,
+                outcome.hint,
+                outcome.waited,
+                outcome.restored,
+            )
         finally:
             with self._idle:
                 self._busy -= 1
                 self._idle.notify_all()
 
     def forget(self, targets: Iterable[str]) -> None:
-        """Drop what is recorded of ``targets``, so that they run again."""
+        """Drop the records of ``targets``, to build them again."""
         for target in targets:
             self.executor.forget(target)
 
     def needed(self, targets: Iterable[str]) -> dict[str, None]:
-        """Return targets and all that has to be made before them, as the keys of a map; plans no other model."""
+        """Return targets and all their dependencies, planning no other model."""
         reached: dict[str, None] = {}
         waiting = list(targets)
         while waiting:
@@ -215,14 +217,14 @@ class Session:
         return reached
 
     def members(self, name: str) -> list[str]:
-        """Return the targets behind a task name: a target, a group such as ``build:MODEL``, or a whole stage."""
+        """Return the targets of a target, group or stage name."""
         if name in self.actions:
             return [name]
         model = name.partition(":")[2]
         return self.members_among(name, self.actions.of(model) if model else self.actions)
 
     def members_among(self, name: str, targets: Iterable[str]) -> list[str]:
-        """Return those of ``targets`` that belong to a group."""
+        """Return the members of a group among ``targets``."""
         stage, _, model = name.partition(":")
         return [
             target
@@ -231,10 +233,42 @@ class Session:
             and (not model or model_of(target) == model)
         ]
 
-    def result(self, target: str) -> dict[str, Any]:
-        """Return a target's result file as it lies on disk, {} where there is none to read.
+    def select(self, names: Sequence[str], *others: Session) -> set[str]:
+        """Return the targets of names, here or in other sessions.
 
-        Raw samples, of which there may be a million, are left out: they would be most of this process's memory.
+        A name is a target, a group, a stage, or a pattern with ``*``.
+
+        Raises: UsageError: a name matches nothing.
+        """
+        chosen: set[str] = set()
+        for name in names or ["build"]:
+            found = {target for session in (self, *others) for target in session._matching(name)}
+            if not found and name != "build":
+                raise _unknown_target(name, (self, *others))
+            chosen |= found
+        return chosen
+
+    def _matching(self, name: str) -> list[str]:
+        if "*" not in name:
+            return self.members(name)
+        from fnmatch import fnmatchcase
+
+        return [target for target in self.actions if fnmatchcase(target, name)]
+
+    def explain(self, targets: Iterable[str]) -> dict[str, Explanation]:
+        """Return the state of targets and dependencies, in build order."""
+        from buildsys.execution.freshness import explain, read_only_checker
+
+        project, wanted = self.project, self.needed(targets)
+        checker = read_only_checker(project.root, project.build, project.state)
+        needed = [target for target in self.actions if target in wanted]
+        after = {target: self.actions[target].after for target in needed}
+        return explain((checker.examine(self.actions[target]) for target in needed), after)
+
+    def result(self, target: str) -> dict[str, Any]:
+        """Return the result file of a target, {} if unreadable.
+
+        Raw samples are left out: a million of them would be most of this process's memory.
         """
         path = self.project.build / self.actions[target].outputs["result"].path
         try:
@@ -244,38 +278,50 @@ class Session:
         return found if isinstance(found, dict) else {}
 
     def files(self, target: str) -> list[Path]:
-        """Return the files that lie in the build folder because of a target: recorded, declared, and its log."""
+        """Return the recorded and declared files of a target, and its log."""
         declared = {output.path for output in self.actions[target].outputs.values()}
-        paths = {self.project.build / path for path in declared | self.executor.owned(target)} | {
-            self.log(target)
-        }
-        return sorted(path for path in paths if path.is_file() or path.is_symlink())
+        paths = {self.project.build / path for path in declared | self.executor.owned(target)}
+        return sorted(
+            path for path in paths | {self.log(target)} if path.is_file() or path.is_symlink()
+        )
 
     def log(self, target: str) -> Path:
-        """Return where a target's full log lies."""
-        return (self.project.build / self.actions[target].outputs["result"].path).with_suffix(
-            ".log"
-        )
+        """Return the path of a target's full log."""
+        result = self.project.build / self.actions[target].outputs["result"].path
+        return result.with_suffix(".log")
 
     def keep_traceback(self, target: str, error: BaseException) -> Path:
-        """Write down an unexpected error with its traceback; return the file."""
+        """Write a traceback to a file and return its path."""
         folder = self.project.state / "logs"
         folder.mkdir(parents=True, exist_ok=True)
-        path = (
-            folder
-            / f"{time.strftime('%Y%m%d-%H%M%S')}-{target.replace(':', '-')}-{os.getpid()}.log"
-        )
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{target.replace(':', '-')}-{os.getpid()}.log"
+        path = folder / name
         path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
         return path
 
+    def interrupt(self, exit_code: int) -> None:
+        """Stop all workers and all waiting; whoever builds then gets a KeyboardInterrupt.
+
+        Called from a thread of its own (see ``interruption``).
+        """
+        self.interrupted = exit_code
+        if "executor" in vars(self):
+            self.executor.stop()
+        if "_pool" in vars(self):
+            self._pool.close()
+
+    def _raise_if_interrupted(self) -> None:
+        if self.interrupted:
+            raise KeyboardInterrupt
+
     def close(self) -> None:
-        """End the workers and all waiting, and give threads that were interrupted a moment to notice."""
+        """Stop the workers, and wait a moment for interrupted threads."""
         if "_pool" in vars(self):
             self._pool.close()
         if "executor" in vars(self):
             self.executor.close()
         with self._idle:
-            self._idle.wait_for(lambda: not self._busy, timeout=_CLOSING_S)
+            self._idle.wait_for(lambda: not self._busy, timeout=_CLOSE_LIMIT_S)
 
     def _take_event(self, target: str, event: Mapping[str, Any]) -> None:
         if event["event"] == "progress":
@@ -286,6 +332,19 @@ class Session:
             self.progress(target, f"waiting for {event['holder']}")
             if event["elsewhere"]:
                 self.waits(target, event["holder"])
+
+
+def _unknown_target(name: str, sessions: Iterable[Session]) -> UsageError:
+    from buildsys.cli.command import unknown_name
+
+    known: dict[str, None] = {}
+    for session in sessions:
+        actions = session.actions.values()
+        groups = [f"build:{model}" for model in session.project.models]
+        groups += [f"{action.stage}:{action.model}" for action in actions]
+        stages = (action.stage for action in actions)
+        known |= dict.fromkeys(("build", *groups, *session.actions, *stages))
+    return unknown_name("target", name, known, "`doit list --all` lists all targets")
 
 
 def _shared_cache(project: Project) -> SharedCache | None:
@@ -300,16 +359,5 @@ def _shared_cache(project: Project) -> SharedCache | None:
     return SharedCache(SharedCacheSettings(**settings), warn_on_stderr)
 
 
-def _say_nothing(target: str, message: str) -> None:
+def _ignore(target: str, message: str) -> None:
     """Drop a progress message."""
-
-
-def _finished(outcome: Outcome) -> Finished:
-    return Finished(
-        outcome.status,
-        outcome.seconds,
-        outcome.reason,
-        outcome.hint,
-        outcome.waited,
-        outcome.restored,
-    )

@@ -1,6 +1,7 @@
-"""Which targets a run has to look at: those it was asked for, without the models that have nothing to do at all.
+"""Selection of the targets to check in a run.
 
-A project may have thousands of models. Only what is selected here becomes a task of doit.
+Of thousands of models only the selected targets become tasks of doit; models that are entirely up
+to date are left out.
 """
 
 from __future__ import annotations
@@ -12,59 +13,51 @@ from buildsys.cli.session import Session
 from buildsys.plan.project_plan import model_of
 
 
-class Asked(NamedTuple):
-    """What the command line of a run names; ``all_fresh``: also what has nothing to do must become a task."""
+class Requested(NamedTuple):
+    """The names on the command line of a run."""
 
     names: Sequence[str]
-    with_fresh: bool
+    every_task: bool  # targets that are up to date must become tasks as well
 
 
 class Selection(NamedTuple):
-    """The tasks that doit needs for a run, and the targets that it was asked for as well and that are settled."""
+    """Tasks for doit, and requested targets known to be up to date."""
 
     groups: list[str]
     targets: list[str]
-    settled: list[str]
+    up_to_date: list[str]
 
 
-def select(session: Session, asked: Asked) -> Selection | None:
-    """Return what a run needs, None where a name says more than one can tell from it (a pattern, a path, a mistake)."""
+def select(session: Session, requested: Requested) -> Selection | None:
+    """Return the selection, None for a pattern, path or mistake."""
     groups: list[str] = []
-    whole: dict[str, None] = {}
-    some: list[str] = []
-    for name in dict.fromkeys(asked.names):
+    whole: dict[str, None] = {}  # models
+    single: list[str] = []
+    for name in dict.fromkeys(requested.names):
         models = _whole_models(session, name)
-        members = session.members(name) if models is None and _is_plain(name) else []
-        if models is None and not members:
-            return None
+        members: list[str] = []
+        if models is None:
+            is_plain = "*" not in name and not name.endswith(":")
+            members = session.members(name) if is_plain else []
+            if not members:
+                return None
         whole.update(dict.fromkeys(models or ()))
-        some += members
+        single += members
         groups += [name] if name not in members else []
-    named = [name for name in asked.names if name not in groups]
-    return _without_settled(
-        session, groups, named, list(whole), list(session.needed(some)), asked.with_fresh
-    )
-
-
-def _without_settled(
-    session: Session,
-    groups: list[str],
-    named: Iterable[str],
-    whole: list[str],
-    some: list[str],
-    with_fresh: bool,
-) -> Selection:
-    models = dict.fromkeys((*whole, *map(model_of, some)))
-    settled = {} if with_fresh else session.settled(models, judge=whole)
-    targets = dict.fromkeys(named)
-    targets.update(dict.fromkeys(target for target in some if model_of(target) not in settled))
+    needed = list(session.needed(single))
+    fresh: dict[str, list[str]] = {}
+    if not requested.every_task:
+        checked = dict.fromkeys((*whole, *map(model_of, needed)))
+        fresh = session.up_to_date_models(checked, check=whole)
+    targets = dict.fromkeys(name for name in requested.names if name not in groups)
+    targets.update(dict.fromkeys(one for one in needed if model_of(one) not in fresh))
     for model in whole:
-        if model not in settled:
+        if model not in fresh:
             targets.update(dict.fromkeys(session.actions.of(model)))
-    wanted = dict.fromkeys(target for model in whole for target in settled.get(model, ()))
-    wanted.update(dict.fromkeys(target for target in some if model_of(target) in settled))
+    up_to_date = dict.fromkeys(target for model in whole for target in fresh.get(model, ()))
+    up_to_date.update(dict.fromkeys(one for one in needed if model_of(one) in fresh))
     return Selection(
-        groups, _in_order(session, targets), [target for target in wanted if target not in targets]
+        groups, _in_plan_order(session, targets), [one for one in up_to_date if one not in targets]
     )
 
 
@@ -77,13 +70,8 @@ def _whole_models(session: Session, name: str) -> list[str] | None:
     return [model] if model in session.project.models else None
 
 
-def _is_plain(name: str) -> bool:
-    return "*" not in name and not name.endswith(":")
-
-
-def _in_order(session: Session, targets: Iterable[str]) -> list[str]:
-    """Return targets in the order of the plan."""
+def _in_plan_order(session: Session, targets: Iterable[str]) -> list[str]:
     wanted = set(targets)
     models = {model_of(target) for target in wanted}
-    ordered = (model for model in session.project.models if model in models)
-    return [target for model in ordered for target in session.actions.of(model) if target in wanted]
+    planned = (model for model in session.project.models if model in models)
+    return [target for model in planned for target in session.actions.of(model) if target in wanted]

@@ -1,8 +1,7 @@
-"""The border to doit: tasks and configuration; its commands are in ``doit_commands`` and ``command_line``.
+"""Tasks and configuration of doit.
 
-doit schedules and is the command line; whether a target is up to date is asked of our executor alone.
-Tasks therefore have no ``file_dep`` and one ``uptodate`` callable, and doit's own database holds nothing
-that matters but what ``doit ignore`` marks.
+doit provides the command line and the scheduler; our executor alone decides which targets are up
+to date. Tasks therefore have no ``file_dep`` and one ``uptodate`` callable.
 """
 
 from __future__ import annotations
@@ -19,10 +18,9 @@ from doit import Globals
 from doit.exceptions import InvalidDodoFile, TaskError, TaskFailed
 from doit.task import Task
 
-from buildsys.cli.clean import remove_target_files
+from buildsys.cli.commands.run import Run
 from buildsys.cli.console.reporter import Reporter
-from buildsys.cli.doit_database import write_at_the_end
-from buildsys.cli.doit_overrides import Run
+from buildsys.cli.doit_command import write_database
 from buildsys.cli.session import Session
 from buildsys.cli.target_selection import select
 from buildsys.errors import BuildsysError, CheckFailed, ManifestErrors
@@ -30,43 +28,43 @@ from buildsys.manifest.project import load_project
 
 _STAGE_DOCS = {
     "build": "everything of every model (the default)",
-    "operators": "make functions and libraries of custom operators",
+    "operators": "build functions and libraries of custom operators",
     "export": "export to ONNX",
-    "reference": "golden inputs and outputs of the original model",
-    "surgery": "change graphs by the steps of their manifests",
+    "reference": "record golden inputs and outputs of the original model",
+    "surgery": "edit graphs as their manifests say",
     "simplify": "simplify the exported graphs",
-    "calibrate": "measure the ranges that int8 and fp8 need",
+    "calibrate": "measure the ranges for int8 and fp8",
     "convert": "convert graphs to other precisions",
-    "validate": "check the graphs in ONNX Runtime against the original model",
+    "validate": "compare the graphs in ONNX Runtime with the original model",
     "engine": "build the engines",
-    "verify": "check the engines against the golden outputs",
+    "verify": "compare the engines with the golden outputs",
     "bench": "benchmark the engines",
     "report": "write the reports",
 }
+Creator = Callable[[], Iterator[Task]]
 
 
-def load(root: Path) -> tuple[dict[str, Any], Callable[[], Iterator[Task]]]:
-    """Load the project at ``root``; return what its dodo file names DOIT_CONFIG and its task creator.
+def load(root: Path) -> tuple[dict[str, Any], Creator]:
+    """Return DOIT_CONFIG and the task creator of a project.
 
-    Raises: InvalidDodoFile: something is wrong with the manifests; doit prints it and exits with 3.
+    Raises: InvalidDodoFile: the manifests are wrong; doit prints it and exits with 3.
     """
     try:
-        with _uncollected():
+        with _no_garbage_collection():
             session = Session(load_project(root))
         session.project.state.mkdir(parents=True, exist_ok=True)
     except ManifestErrors as error:
         count = len(error.errors)
-        raise InvalidDodoFile(
-            f"{count} error{'s' * (count != 1)} in the manifests\n{error}"
-        ) from None
+        summary = f"{count} error{'s' * (count != 1)} in the manifests"
+        raise InvalidDodoFile(f"{summary}\n{error}") from None
     except (BuildsysError, OSError) as error:
         raise InvalidDodoFile(str(error)) from None
-    return offer(session)
+    return doit_config(session)
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Look for no garbage while modules and manifests are loaded, nor ever among them: that is 60 ms of a run."""
+def _no_garbage_collection() -> Iterator[None]:
+    """Exclude modules and manifests from garbage collection; that saves 60 ms."""
     gc.disable()
     try:
         yield
@@ -75,41 +73,33 @@ def _uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def offer(session: Session) -> tuple[dict[str, Any], Callable[[], Iterator[Task]]]:
+def doit_config(session: Session) -> tuple[dict[str, Any], Creator]:
     """Return doit's configuration and the task creator for a loaded project."""
 
     def create_tasks() -> Iterator[Task]:
         """Build inference engines from model manifests."""
-        _forget_with_doit(session)
+        _connect_database(session)
         yield from _selected_tasks(session) or _all_tasks(session)
 
-    return _config(session), create_tasks
-
-
-def _config(session: Session) -> dict[str, Any]:
-    return {
+    config = {
         "default_tasks": ["build"],
-        "par_type": "thread",  # with processes doit hangs for ever when one of them dies
+        "par_type": "thread",  # with processes doit hangs forever if one of them dies
         "backend": "sqlite3",
         "dep_file": str(session.project.state / "doit.db"),
         "reporter": type("SessionReporter", (Reporter,), {"session": session}),
     }
-
-
-def _all_tasks(session: Session) -> Iterator[Task]:
-    yield from _groups(session)
-    for target in session.actions:
-        yield TargetTask(session, target, session.actions)
+    return config, create_tasks
 
 
 def _selected_tasks(session: Session) -> list[Task]:
-    """Return the tasks that the run at hand needs, none where that cannot be told from its command line."""
-    asked = Run.asked() if Run.asked else None
-    with _uncollected():
-        selection = select(session, asked) if asked else None
+    """Return the tasks of this run, if its command line determines them."""
+    if Run.requested is None:
+        return []
+    with _no_garbage_collection():
+        selection = select(session, Run.requested())
     if selection is None:
         return []
-    session.settled_targets = selection.settled
+    session.up_to_date_targets = selection.up_to_date
     wanted = dict.fromkeys(selection.targets)
     groups = [
         GroupTask(session, name, session.members_among(name, wanted)) for name in selection.groups
@@ -117,23 +107,34 @@ def _selected_tasks(session: Session) -> list[Task]:
     return [*groups, *(TargetTask(session, target, wanted) for target in selection.targets)]
 
 
+def _all_tasks(session: Session) -> Iterator[Task]:
+    groups: dict[str, list[str]] = {"build": list(session.actions)}
+    variants: dict[str, list[str]] = {}
+    for action in session.actions.values():
+        groups.setdefault(action.stage, []).append(action.target)
+        if action.variant:
+            variants.setdefault(f"{action.stage}:{action.model}", []).append(action.target)
+    for model in session.project.models:
+        groups[f"build:{model}"] = list(session.actions.of(model))
+    for name, members in {**groups, **variants}.items():
+        yield GroupTask(session, name, members)
+    for target in session.actions:
+        yield TargetTask(session, target, session.actions)
+
+
 class TargetTask(Task):  # type: ignore[misc]  # doit has no type information
-    """One target of the graph as doit sees it, after those of ``others`` that it needs."""
+    """One target, after its dependencies among ``others``."""
 
     def __init__(self, session: Session, target: str, others: Container[str]) -> None:
         action = session.actions[target]
         build = os.path.relpath(session.project.build)
+        outputs = [f"{build}/{one.path}" for one in action.outputs.values() if not one.optional]
+        needed = dict.fromkeys((*action.after, *action.order))
         super().__init__(
             target,
             [(_run_target, [session, target])],
-            targets=[
-                f"{build}/{output.path}"
-                for output in action.outputs.values()
-                if not output.optional
-            ],
-            task_dep=[
-                name for name in dict.fromkeys((*action.after, *action.order)) if name in others
-            ],
+            targets=outputs,
+            task_dep=[name for name in needed if name in others],
             uptodate=[UpToDate(session, (target,))],
             subtask_of=action.stage,
             doc=action.doc,
@@ -143,26 +144,30 @@ class TargetTask(Task):  # type: ignore[misc]  # doit has no type information
         self._session = session
 
     def clean(self, outstream: TextIO, dryrun: bool) -> None:
-        """Remove the target's files (``doit clean``), telling each."""
+        """Remove the target's files (``doit clean``)."""
         _clean(self._session, [self.name], outstream, dryrun)
 
 
 class GroupTask(Task):  # type: ignore[misc]  # doit has no type information
-    """A name for several targets: a stage, all of a model, or one stage of a model's variants."""
+    """A name for several targets: a stage, model or stage of a model."""
 
     def __init__(self, session: Session, name: str, members: list[str]) -> None:
         self._session = session
-        stage = name.partition(":")[0]
+        stage, _, model = name.partition(":")
+        if not model:
+            doc = _STAGE_DOCS.get(stage, f"{stage} of every model")
+        elif stage == "build":
+            doc = f"everything of {model}"
+        else:
+            doc = f"{stage} of every variant of {model}"
         super().__init__(
             name,
             None,
             task_dep=members,
             uptodate=[UpToDate(session, members, remembered=True)],
-            subtask_of=stage
-            if name != stage and stage != "build"
-            else None,  # `doit list` tells every model
+            subtask_of=stage if model and stage != "build" else None,  # `doit list` shows models
             has_subtask=True,
-            doc=_group_doc(name),
+            doc=doc,
         )
 
     def clean(self, outstream: TextIO, dryrun: bool) -> None:
@@ -171,14 +176,12 @@ class GroupTask(Task):  # type: ignore[misc]  # doit has no type information
 
 
 class UpToDate:
-    """The one question that doit asks before it runs a task; ``doit info`` prints it with the reason.
+    """Doit's check before a task; ``doit info`` prints it with the reason.
 
-    With ``remembered`` (groups) it trusts what was found of the same targets earlier in this process.
+    With ``remembered`` (groups) an earlier check of the same targets in this process counts.
     """
 
-    __signature__ = (
-        inspect.Signature()
-    )  # doit looks at it for every task; working it out anew is slow
+    __signature__ = inspect.Signature()  # doit reads it for every task; computing it is slow
 
     def __init__(
         self, session: Session, targets: Sequence[str], *, remembered: bool = False
@@ -188,36 +191,16 @@ class UpToDate:
         self._remembered = remembered
 
     def __call__(self) -> bool:
-        """Tell whether there is nothing to do."""
+        """Return True if all targets are up to date."""
         if self._remembered:
-            return self._session.are_settled(self._targets)
+            return self._session.are_up_to_date(self._targets)
         return all(self._session.is_fresh(target) for target in self._targets)
 
     def __repr__(self) -> str:
-        """Say what has changed."""
-        stale = [target for target in self._targets if not self._session.are_settled([target])]
-        return "; ".join(f"{target}: {self._session.stale_reason(target)}" for target in stale)
-
-
-def _groups(session: Session) -> Iterator[GroupTask]:
-    by_stage: dict[str, list[str]] = {"build": list(session.actions)}
-    by_variants: dict[str, list[str]] = {}
-    for action in session.actions.values():
-        by_stage.setdefault(action.stage, []).append(action.target)
-        if action.variant:
-            by_variants.setdefault(f"{action.stage}:{action.model}", []).append(action.target)
-    by_model = {
-        f"build:{model}": list(session.actions.of(model)) for model in session.project.models
-    }
-    for name, members in {**by_stage, **by_model, **by_variants}.items():
-        yield GroupTask(session, name, members)
-
-
-def _group_doc(name: str) -> str:
-    stage, _, model = name.partition(":")
-    if not model:
-        return _STAGE_DOCS.get(stage, f"{stage} of every model")
-    return f"everything of {model}" if stage == "build" else f"{stage} of every variant of {model}"
+        """Return the stale reasons."""
+        session = self._session
+        stale = [target for target in self._targets if not session.are_up_to_date([target])]
+        return "; ".join(f"{target}: {session.stale_reason(target)}" for target in stale)
 
 
 def _clean(session: Session, targets: Iterable[str], out: TextIO, dry_run: bool) -> None:
@@ -228,6 +211,26 @@ def _clean(session: Session, targets: Iterable[str], out: TextIO, dry_run: bool)
                 out.write(f"{target} - removing {os.path.relpath(path)}\n")
 
 
+def remove_target_files(session: Session, target: str, *, dry_run: bool) -> Iterator[Path]:
+    """Remove the files of a target; yield files and emptied folders.
+
+    With ``dry_run`` nothing is removed, and only files are yielded.
+    """
+    files, build = session.files(target), session.project.build
+    for path in files:
+        if not dry_run:
+            path.unlink(missing_ok=True)
+        yield path
+    for folder in sorted({path.parent for path in files}, reverse=True) if not dry_run else ():
+        while folder != build and build in folder.parents:
+            try:
+                folder.rmdir()
+            except OSError:  # not empty, or already removed
+                break
+            yield folder
+            folder = folder.parent
+
+
 def _run_target(session: Session, target: str) -> TaskFailed | TaskError | None:
     try:
         session.build(target)
@@ -235,30 +238,27 @@ def _run_target(session: Session, target: str) -> TaskFailed | TaskError | None:
         return TaskFailed(str(error))
     except BuildsysError as error:
         return TaskError(str(error))
-    except (
-        Exception
-    ) as error:  # the border: what nobody expected is told in one line and kept in full
-        told = f"{type(error).__name__}: {error}".splitlines()[0]
-        return TaskError(
-            f"unexpected {told}; traceback: {os.path.relpath(session.keep_traceback(target, error))}"
-        )
+    except Exception as error:  # the border: one line, with the traceback in a file
+        line = f"{type(error).__name__}: {error}".splitlines()[0]
+        path = os.path.relpath(session.keep_traceback(target, error))
+        return TaskError(f"unexpected {line}; traceback: {path}")
     return None
 
 
-def _forget_with_doit(session: Session) -> None:
-    """Let ``doit forget`` and ``doit clean --forget`` reach our ledger, which doit's own database is not.
+def _connect_database(session: Session) -> None:
+    """Let ``doit forget`` and ``doit clean --forget`` reach our ledger.
 
-    doit also drops a record whenever a task fails. That is left out: it is of no use, and its sqlite
-    transaction would lock the database for any other doit until this one ends. Nor does a run fail that cannot
-    write its own record at the end.
+    doit also drops a record whenever a task fails. That is left out, as its sqlite transaction
+    would lock the database for every other doit until this one ends. Nor does a run fail if doit's
+    own database cannot be written at the end.
     """
     database = Globals.dep_manager
-    if database is None:  # loaded by a command that runs without tasks
+    if database is None:  # loaded by a command without tasks
         return
     remove, remove_all, close = database.remove, database.remove_all, database.close
 
     def forget(name: str) -> None:
-        if not session.judging:
+        if not session.is_run:
             session.forget(session.members(name))
             remove(name)
 
@@ -266,10 +266,10 @@ def _forget_with_doit(session: Session) -> None:
         session.forget(session.actions)
         remove_all()
 
-    def close_run() -> None:
-        if session.judging:
-            write_at_the_end(close, session.project.state / "doit.db")
-        else:  # `doit ignore` has nothing else to do
+    def close_database() -> None:
+        if session.is_run:
+            write_database(close, session.project.state / "doit.db")
+        else:  # all that `doit ignore` has to do
             close()
 
-    database.remove, database.remove_all, database.close = forget, forget_all, close_run
+    database.remove, database.remove_all, database.close = forget, forget_all, close_database

@@ -104,6 +104,7 @@ class Executor:
         self._db = StateDb(state / "state.db", notify)
         self._digests = DigestCache(self._db)
         self._ledger = Ledger(self._db)
+        self._stopped = False
         self._locks = Locks(state / "locks", machine_lock_folder(state / "locks"))
         self._background = Background()
         self._publisher = Publisher(build, self._digests, self._background, notify)
@@ -207,6 +208,11 @@ class Executor:
         """Drop the records of a target to make it stale."""
         self._ledger.forget(target)
 
+    def stop(self) -> None:
+        """Stop waiting for locks; targets interrupted by that leave no record."""
+        self._stopped = True
+        self._locks.stop()
+
     def close(self) -> None:
         """Stop waiting for locks, finish background work and close the state."""
         self._locks.stop()
@@ -258,7 +264,8 @@ class Executor:
                     if isinstance(error, StageError):  # libraries do not always report a full disk
                         error.hint = joined(self._publisher.low_disk_note(), error.hint)
                     run = HistoryEntry(target, key.digest, "error", started, 0.0, str(error), why)
-                    self._ledger.add_run(run)
+                    if not self._stopped:
+                        self._ledger.add_run(run)
                     raise
                 now = self._keys.build(action)
                 changed = self._keys.changed_file(action, key, now)

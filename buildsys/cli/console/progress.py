@@ -1,4 +1,4 @@
-"""Two ways to show a run while it goes on: plain lines, or a live display at the foot of a terminal."""
+"""Displays of a run in progress: plain lines, or a live terminal."""
 
 from __future__ import annotations
 
@@ -8,88 +8,86 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from buildsys.cli.console.target_line import Line, duration
+from buildsys.cli.console.target_line import TargetLine
+from buildsys.report.formatting import duration
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-_MARKS = {"passed": "✓", "restored": "✓", "fresh": "✓", "unavailable": "-", "failed": "✗"}
-_STYLES = {
-    "passed": "green",
-    "restored": "cyan",
-    "fresh": "green",
-    "unavailable": "yellow",
-    "failed": "bold red",
+_MARKS = {
+    "passed": ("✓", "green"),
+    "restored": ("✓", "cyan"),
+    "fresh": ("✓", "green"),
+    "unavailable": ("-", "yellow"),
+    "failed": ("✗", "bold red"),
 }
-_WORDS = {"passed": "done"}
-_FIRST_TIME = "never built"  # the executor's words
+_FIRST_BUILD = "never built"  # the executor's words; obvious in a first build
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
-class Screen(Protocol):
-    """Shows targets as they start and end. Called from several threads, one at a time."""
+class Display(Protocol):
+    """Display of targets, called from several threads, one at a time."""
 
-    def started(self, line: Line) -> None:
-        """Show that a target runs."""
+    def started(self, line: TargetLine) -> None:
+        """Show a running target."""
 
-    def waits(self, line: Line, holder: str) -> None:
-        """Show that a target waits for another process, which ``holder`` describes."""
+    def waits(self, line: TargetLine, holder: str) -> None:
+        """Show a target waiting for another process, described by ``holder``."""
 
-    def ended(self, line: Line) -> None:
-        """Show how a target ended."""
+    def ended(self, line: TargetLine) -> None:
+        """Show the end of a target."""
 
     def close(self) -> None:
-        """Leave the terminal as it was found."""
+        """Restore the terminal."""
 
 
-def open_screen(
-    out: TextIO, running: Callable[[], Iterable[Line]], tally: Callable[[], str]
-) -> Screen:
-    """Return a live display where ``out`` is a terminal that can show one, else plain lines."""
+def open_display(
+    out: TextIO, running: Callable[[], Iterable[TargetLine]], tally: Callable[[], str]
+) -> Display:
+    """Return a live display for a capable terminal, else plain lines."""
     if out.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
-        return LiveScreen(out, running, tally)
-    return PlainScreen(out)
+        return LiveDisplay(out, running, tally)
+    return PlainDisplay(out)
 
 
-class PlainScreen:
-    """One line when a target starts and one when it ends, for logs and pipes."""
+class PlainDisplay:
+    """One line per start and end of a target, for logs and pipes."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
 
-    def started(self, line: Line) -> None:
-        """Write which target runs and why."""
-        self._write("run", line.target, f"… {line.why}" if line.why else "")
+    def started(self, line: TargetLine) -> None:
+        """Print a running target and the reason."""
+        self._print("run", line.target, f"… {line.why}" if line.why else "")
 
-    def waits(self, line: Line, holder: str) -> None:
-        """Write for which process a target waits: nobody would know why nothing happens."""
-        self._write("waits", line.target, f"for {holder}")
+    def waits(self, line: TargetLine, holder: str) -> None:
+        """Print the process blocking a target."""
+        self._print("waits", line.target, f"for {holder}")
 
-    def ended(self, line: Line) -> None:
-        """Write how a target ended, how long it took, and why unless it passed."""
-        word = _WORDS.get(line.status, line.status)
-        reason, *list_below = line.reason.splitlines() or [""]
-        self._write(
-            word, line.target, "" if line.seconds is None else f"{line.seconds:.1f}s", reason
-        )
-        for below in list_below:
-            self._write("", below)
+    def ended(self, line: TargetLine) -> None:
+        """Print the end of a target, its time and reason."""
+        word = "done" if line.status == "passed" else line.status
+        reason, *details = line.reason.splitlines() or [""]
+        took = "" if line.seconds is None else duration(line.seconds)
+        self._print(word, line.target, took, reason)
+        for detail in details:
+            self._print("", detail)
         if line.status == "failed" and line.log:
-            self._write("", f"log: {line.log}")
+            self._print("", f"log: {line.log}")
 
     def close(self) -> None:
         """Do nothing: lines stay."""
 
-    def _write(self, word: str, *rest: str) -> None:
+    def _print(self, word: str, *rest: str) -> None:
         self._out.write(f"{word:<11}  {'  '.join(part for part in rest if part)}\n")
         self._out.flush()
 
 
-class LiveScreen:
-    """Finished targets as lines that stay; below them, redrawn, those that run with time and last message."""
+class LiveDisplay:
+    """Permanent lines of finished targets, and redrawn running targets below."""
 
     def __init__(
-        self, out: TextIO, running: Callable[[], Iterable[Line]], tally: Callable[[], str]
+        self, out: TextIO, running: Callable[[], Iterable[TargetLine]], tally: Callable[[], str]
     ) -> None:
         from rich.console import Console
         from rich.live import Live
@@ -97,7 +95,7 @@ class LiveScreen:
         self._running = running
         self._tally = tally
         self._console = Console(file=out, highlight=False)
-        # standard streams are left alone: doit exchanges them from several threads under -n
+        # doit exchanges the standard streams from several threads under -n
         self._live = Live(
             console=self._console,
             get_renderable=self._render,
@@ -108,45 +106,42 @@ class LiveScreen:
         )
         self._begun = threading.Event()
 
-    def started(self, line: Line) -> None:
+    def started(self, line: TargetLine) -> None:
         """Start drawing with the first target."""
         del line
         if not self._begun.is_set():
             self._begun.set()
             self._live.start()
 
-    def waits(self, line: Line, holder: str) -> None:
+    def waits(self, line: TargetLine, holder: str) -> None:
         """Start drawing: the target's last message names the holder."""
         del holder
         self.started(line)
 
-    def ended(self, line: Line) -> None:
-        """Print the line that stays."""
+    def ended(self, line: TargetLine) -> None:
+        """Print the permanent line."""
         from rich.text import Text
 
         took = "" if line.seconds is None else duration(line.seconds)
-        list_below: list[str] = []
-        text = Text.assemble(
-            (_MARKS[line.status], _STYLES[line.status]), f" {line.target}  ", (took, "cyan")
-        )
-        why = _worth_telling(line.why)
+        text = Text.assemble(_MARKS[line.status], f" {line.target}  ", (took, "cyan"))
+        details: list[str] = []
         if line.status == "restored":
             text.append("from the store", "dim")
-        elif line.status == "passed" and why:
-            text.append(f"  {why}", "dim")
-        elif line.status != "passed" and line.reason:
-            reason, *list_below = line.reason.splitlines()
+        elif line.status == "passed":
+            text.append(f"  {_why(line)}".rstrip(), "dim")
+        elif line.reason:
+            reason, *details = line.reason.splitlines()
             text.append(f"\n  {reason}", "red" if line.status == "failed" else "dim")
-        self._live.refresh()  # else the target is seen as running below its own last line
+        self._live.refresh()  # else the target is shown as running below its own last line
         self._console.print(text)
-        below = Text("\n").join(Text(f"  {entry}") for entry in list_below)
+        below = Text("\n").join(Text(f"  {detail}") for detail in details)
         if line.status == "failed" and line.log:
-            below.append(("\n" if list_below else "") + f"  log: {line.log}", "dim")
-        if below:  # lines as long as they are, so that YAML can be copied from a narrow terminal
+            below.append(("\n" if details else "") + f"  log: {line.log}", "dim")
+        if below:  # unwrapped, so that YAML can be copied from a narrow terminal
             self._console.print(below, soft_wrap=True)
 
     def close(self) -> None:
-        """Remove what is redrawn."""
+        """Remove the running targets."""
         if self._begun.is_set():
             self._live.stop()
 
@@ -155,22 +150,17 @@ class LiveScreen:
         from rich.text import Text
 
         now = time.monotonic()
-        table = Table.grid(padding=(0, 1), expand=True)  # expanded, the last column alone gives way
+        table = Table.grid(padding=(0, 1), expand=True)  # expanded, only the last column shrinks
         for _ in range(3):
             table.add_column(no_wrap=True)
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         for line in self._running():
-            elapsed, told = duration(now - line.began), line.message or _worth_telling(line.why)
-            table.add_row(
-                _FRAMES[int(now * 8) % len(_FRAMES)],
-                line.target,
-                Text(elapsed, "cyan"),
-                Text(told, "dim"),
-            )
+            frame, elapsed = _FRAMES[int(now * 8) % len(_FRAMES)], duration(now - line.began)
+            message = Text(line.message or _why(line), "dim")
+            table.add_row(frame, line.target, Text(elapsed, "cyan"), message)
         table.add_row("", Text(self._tally(), "dim"))
         return table
 
 
-def _worth_telling(why: str) -> str:
-    """Return why a target runs, unless it is only that it never has: a first build need not say so of each."""
-    return "" if why == _FIRST_TIME else why
+def _why(line: TargetLine) -> str:
+    return "" if line.why == _FIRST_BUILD else line.why

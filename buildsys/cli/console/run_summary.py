@@ -1,4 +1,4 @@
-"""The end of a run on the console: one table per model, where its report lies, and the count of it all."""
+"""Summary of a run: one table per model, its report, and totals."""
 
 from __future__ import annotations
 
@@ -13,150 +13,120 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from buildsys.cli.console.target_line import ENDED, Line, duration
+from buildsys.cli.console.target_line import ENDED, TargetLine
 from buildsys.cli.session import Session
+from buildsys.report.formatting import duration
 from buildsys.report.key_figures import key_figure
 
-if TYPE_CHECKING:  # it takes the report along, which a run that passes need not load
-    from buildsys.cli.failures.stale_outputs import LeftBehind
+if TYPE_CHECKING:  # it loads the report, which a run without failures need not
+    from buildsys.cli.stale_outputs import StaleOutputs
 
 _STYLES = {"passed": "green", "restored": "cyan", "unavailable": "yellow", "failed": "bold red"}
 _ORDER = ("passed", "restored", "fresh", "unavailable", "failed", "ignored", "not run")
-_WARNINGS, _WARNING_LENGTH = 5, 240  # per model and in characters: torch writes long ones
-_UNTOUCHED = 10  # models without a table of which is told what is left there
-_PLAIN_WIDTH = 120  # of tables in logs and pipes, unless COLUMNS says otherwise
+_MOST_WARNINGS, _WARNING_LENGTH = 5, 240  # per model, and in characters: torch's are long
+_MOST_OTHER_MODELS = 10  # with stale outputs but without a table
+_PLAIN_WIDTH = 120  # of tables in logs and pipes, unless COLUMNS is set
 
 
-def tell_end(
+def print_summary(
     out: TextIO,
     session: Session,
-    lines: Sequence[Line],
+    lines: Sequence[TargetLine],
     elapsed_s: float,
-    left: Sequence[LeftBehind] = (),
+    stale: Sequence[StaleOutputs] = (),
 ) -> None:
-    """Print what became of every target of the models in which anything ran, and what is ``left`` of earlier passes."""
-    behind = {one.model: one for one in left}
+    """Print every target of the models built in this run, and stale outputs."""
+    remaining = {one.model: one for one in stale}
     width = None if out.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH
     console = Console(file=out, highlight=False, width=width)
-    for model, rows in _by_model(lines):
-        console.print(_table(session, model, rows))
-        for warning in _warnings(session, rows):
-            console.print(Text(warning, "yellow"), soft_wrap=True)
-        report = _report(session, rows)
-        if report:
-            # a path is printed whole, so that it can be copied from a narrow terminal
-            console.print(Text(f"report: {report}"), soft_wrap=True)
-        if model in behind:
-            _tell_left(console, session, behind.pop(model))
-        console.print()
-    untouched = [line for one in behind.values() if (line := _left_line(session, one))]
-    for line in untouched[:_UNTOUCHED]:
-        console.print(Text(line, "yellow"), soft_wrap=True)
-    if len(untouched) > _UNTOUCHED:
-        console.print(Text(f"and the same of {len(untouched) - _UNTOUCHED} more models", "yellow"))
-    console.print(Text(f"{_counted(lines)} in {duration(elapsed_s)}"))
 
+    def print_line(text: str, style: str = "") -> None:
+        # unwrapped, so that paths can be copied from a narrow terminal
+        console.print(Text(text, style), soft_wrap=True)
 
-def _tell_left(console: Console, session: Session, one: LeftBehind) -> None:
-    if one.report:
-        report = relative(session.project.build / one.report)
-        console.print(Text(f"report: {report}, on this run"), soft_wrap=True)
-    line = _left_line(session, one)
-    if line:
-        console.print(Text(line, "yellow"), soft_wrap=True)
-
-
-def _left_line(session: Session, one: LeftBehind) -> str:
-    return one.line(relative(session.project.build / one.model))
-
-
-def _by_model(lines: Iterable[Line]) -> Iterator[tuple[str, list[Line]]]:
-    models: dict[str, list[Line]] = {}
+    models: dict[str, list[TargetLine]] = {}
     for line in lines:
         models.setdefault(line.model, []).append(line)
-    return (
-        (model, rows) for model, rows in models.items() if any(row.status in ENDED for row in rows)
-    )
+    for model, rows in models.items():
+        if not any(row.status in ENDED for row in rows):
+            continue
+        console.print(_table(session, model, rows))
+        for warning in _warnings(session, rows):
+            print_line(warning, "yellow")
+        report = _report(session, rows)
+        if report:
+            print_line(f"report: {report}")
+        if model in remaining:
+            one = remaining.pop(model)
+            if one.report:
+                print_line(f"report on this failure: {_shown(session.project.build / one.report)}")
+            if text := one.describe(_shown(session.project.build / model)):
+                print_line(text, "yellow")
+        console.print()
+    others = [one.describe(_shown(session.project.build / one.model)) for one in remaining.values()]
+    others = [text for text in others if text]
+    for text in others[:_MOST_OTHER_MODELS]:
+        print_line(text, "yellow")
+    if len(others) > _MOST_OTHER_MODELS:
+        print_line(f"and {len(others) - _MOST_OTHER_MODELS} more models", "yellow")
+    counts = Counter(line.status for line in lines)
+    totals = ", ".join(f"{counts[status]} {status}" for status in _ORDER if counts[status])
+    console.print(Text(f"{totals} in {duration(elapsed_s)}"))
 
 
-def _table(session: Session, model: str, lines: Iterable[Line]) -> Table:
-    table = Table(
-        title=model, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False
-    )
+def _table(session: Session, model: str, lines: Iterable[TargetLine]) -> Table:
+    style = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD}
+    table = Table(title=model, show_edge=False, **style)  # type: ignore[arg-type]
     table.add_column("target", overflow="fold")
     table.add_column("status", no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("key figure", overflow="fold")
     for line in lines:
         result = session.result(line.target) if line.status in (*ENDED, "fresh") else {}
-        status = _status(line, result)
-        seconds = "" if line.seconds is None else duration(line.seconds)
+        status = line.status
+        if status in ("fresh", "restored") and result.get("status") == "unavailable":
+            status = "unavailable"  # up to date, but it could not run here
         table.add_row(
-            _name(line),
+            f"{line.stage} {line.variant}".rstrip(),
             Text(status, _STYLES.get(status, "dim")),
-            seconds,
-            _figure(line, status, result),
+            "" if line.seconds is None else duration(line.seconds),
+            Text(_figure(line, status, result)),
         )
     return table
 
 
-def _name(line: Line) -> str:
-    return f"{line.stage} {line.variant}".rstrip()
-
-
-def _status(line: Line, result: Mapping[str, Any]) -> str:
-    """Return the line's status; what is up to date but could not run here is not called fresh."""
-    return (
-        "unavailable"
-        if line.status in ("fresh", "restored") and result.get("status") == "unavailable"
-        else line.status
-    )
-
-
-def _figure(line: Line, status: str, result: Mapping[str, Any]) -> Text:
+def _figure(line: TargetLine, status: str, result: Mapping[str, Any]) -> str:
     if status == "unavailable":
-        return Text(
-            str(result.get("reason", "")) or line.reason
-        )  # without the hint, which stands above
+        return str(result.get("reason", "")) or line.reason  # the hint was printed above
     if status in ("passed", "restored", "fresh") or status == result.get("status"):
-        return Text(key_figure(line.stage, result))
-    return Text("" if status == "failed" else line.reason)  # the reason of a failure has been told
+        return key_figure(line.stage, result)
+    return "" if status == "failed" else line.reason  # a failure was printed above
 
 
-def _warnings(session: Session, lines: Iterable[Line]) -> Iterator[str]:
-    """Yield what stages that ran, or came from the store, warn of; the report has all of it."""
-    found = [
-        f"{line.target}: {_shortened(str(text))}"
-        for line in lines
-        if line.status in ("passed", "restored")
-        and line.stage != "report"  # which repeats those of all others
-        for text in session.result(line.target).get("warnings") or ()
-    ]
-    yield from (f"warning: {text}" for text in found[:_WARNINGS])
-    if len(found) > _WARNINGS:
-        yield f"and {len(found) - _WARNINGS} more warnings, in the report"
+def _warnings(session: Session, lines: Iterable[TargetLine]) -> Iterator[str]:
+    """Yield the first warnings of built and restored targets."""
+    found = []
+    for line in lines:
+        if line.status in ("passed", "restored") and line.stage != "report":  # it repeats others'
+            for warning in session.result(line.target).get("warnings") or ():
+                text = " ".join(str(warning).split())
+                cut = f"{text[:_WARNING_LENGTH]}…" if len(text) > _WARNING_LENGTH else text
+                found.append(f"warning: {line.target}: {cut}")
+    yield from found[:_MOST_WARNINGS]
+    if len(found) > _MOST_WARNINGS:
+        yield f"and {len(found) - _MOST_WARNINGS} more warnings, in the report"
 
 
-def _shortened(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _WARNING_LENGTH else f"{line[:_WARNING_LENGTH]}…"
-
-
-def _report(session: Session, lines: Iterable[Line]) -> str:
+def _report(session: Session, lines: Iterable[TargetLine]) -> str:
     for line in lines:
         if line.stage == "report" and line.status in ("passed", "restored", "fresh"):
             outputs = session.actions[line.target].outputs
             file = outputs.get("markdown", outputs["result"])
-            return relative(session.project.build / file.path)
+            return _shown(session.project.build / file.path)
     return ""
 
 
-def _counted(lines: Iterable[Line]) -> str:
-    counts = Counter(line.status for line in lines)
-    return ", ".join(f"{counts[status]} {status}" for status in _ORDER if counts[status])
-
-
-def relative(path: Path) -> str:
-    """Return ``path`` as seen from the current folder where that is shorter to read."""
-    seen = os.path.relpath(path)
-    return str(path) if seen.startswith("..") else seen
+def _shown(path: Path) -> str:
+    """Return a path, relative if below the current folder."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

@@ -30,7 +30,7 @@ def test_it_tells_what_is_here_and_fails_where_something_required_lacks(
     found = findings(ran)
     needed = found["engine lin:old"]
     assert needed["state"] == "broken"
-    assert needed["text"] == "is required, and cannot be built here: onnxruntime is not installed"
+    assert needed["text"] == "required, but cannot be built here: onnxruntime is not installed"
     assert needed["mend"] == f"{old.python} -m pip install onnxruntime"
     assert {
         found[f"library {name}"]["state"] for name in ("torch", "torchvision", "onnx", "onnxsim")

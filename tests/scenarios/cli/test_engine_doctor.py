@@ -41,7 +41,7 @@ def test_doctor_of_engines(built: ProjectFolder, tmp_path: Path) -> None:
     missing = built.doit("doctor", "./nothing.engine")
     assert (missing.code, missing.err) == (1, "")
     assert "there is no engine file" in missing.out
-    assert "build it, or give the path" in missing.out
+    assert "build it, or pass the path" in missing.out
     unknown = built.doit("doctor", "lin:otr")
     assert (unknown.code, unknown.out) == (3, "")
     assert "there is no engine file and no engine 'lin:otr'; nearest: lin:ort" in unknown.err
@@ -67,11 +67,9 @@ def test_an_engine_that_is_not_what_the_manifest_asks_for(
         assert (told.code, told.err) == (1, "")
         lines = told.out.splitlines()[1:4]
         assert lines[:2] == [
-            "it can run here", "it is not what the manifest asks for now, or has not passed its checks:"
+            "it can run here", "it does not match its manifest, or has not passed its checks:"
         ]  # fmt: skip
-        asked = (
-            "engine:lin:ort is not what the manifest asks for now: upstream: simplify:lin may rerun"
-        )
+        asked = "engine:lin:ort does not match its manifest: upstream: simplify:lin may rerun"
         assert lines[2] == f"  - {asked}; doit engine:lin:ort"
     elsewhere = tmp_path / "deployed"  # of a copy nobody knows which project it is of
     shutil.copytree(built.root / "build/lin/engine/ort", elsewhere)
@@ -87,5 +85,5 @@ def test_an_engine_that_is_not_what_the_manifest_asks_for(
     built.edit("configs/models/lin.yaml", "opset: 18", "opset: 17")
     (built.root / "build/lin/verify/ort.json").unlink()
     told = built.doit("doctor", "lin:ort")
-    missing = "verify:lin:ort has not run on what there is now: output missing: lin/verify/ort.json"
+    missing = "verify:lin:ort has not run on the current files: output missing: lin/verify/ort.json"
     assert (told.code, f"  - {missing}; doit verify:lin:ort\n" in told.out) == (1, True), told

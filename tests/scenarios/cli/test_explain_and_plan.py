@@ -70,7 +70,7 @@ def test_a_fresh_target_tells_when_it_was_built_how_long_it_took_and_why(
     line, count = explained.out.splitlines()
     assert line.startswith("fresh  export:lin: built ")
     assert " UTC) in " in line
-    assert line.endswith("; reason then: never built")
+    assert line.endswith("; reason: never built")
     assert count == "1 fresh"
 
 
@@ -137,7 +137,7 @@ def test_a_run_and_info_use_the_same_words_and_the_reason_is_kept(built: Project
     assert (
         built.doit("explain", "export:lin")
         .out.splitlines()[0]
-        .endswith("; reason then: export.opset: 17 → 18")
+        .endswith("; reason: export.opset: 17 → 18")
     )
     built.edit("configs/models/lin.yaml", "opset: 18", "opset: 17")
     assert texts(built, "explain", "export:lin") == {"export:lin": ["export.opset: 18 → 17"]}
@@ -225,7 +225,7 @@ def test_a_plan_has_the_usual_times(built: ProjectFolder) -> None:
     built.edit("configs/models/lin.yaml", "duration: 50ms", "duration: 60ms")
     first, second, count = built.doit("plan").out.splitlines()
     assert first.split()[:2] == ["run", "bench:lin:ort"]
-    assert first.endswith(" s  bench.duration: 0.05 → 0.06")
+    assert first.endswith("s  bench.duration: 0.05 → 0.06")
     assert second.split()[:2] == ["run", "report:lin"]
     assert count.startswith("2 targets; usual time: ")
     assert "at best" in built.doit("plan", "-n", "2").out
@@ -238,9 +238,9 @@ def test_what_never_ran_has_no_usual_time(built: ProjectFolder) -> None:
     assert ["run", "export:new", "unknown", "never", "built"] in [
         line.split() for line in told.splitlines()
     ]
-    assert told.endswith("not known for 8\n")
+    assert told.endswith("unknown for 8\n")
     alone = built.doit("plan", "export:new").out
-    assert alone.endswith("1 target; how long it takes is not known, it has never run\n")
+    assert alone.endswith("1 target; time unknown (never built)\n")
 
 
 def test_looking_writes_nothing_and_makes_nothing(built: ProjectFolder) -> None:
@@ -290,14 +290,14 @@ def test_an_unknown_target_is_answered_with_the_nearest(
     [
         (
             ("explain", "--jsn"),
-            "option --jsn not recognized; `doit help explain` tells the options",
+            "option --jsn not recognized; run `doit help explain` for its options",
         ),
         (
             ("plan", "--since"),
-            "option --since requires argument; `doit help plan` tells the options",
+            "option --since requires argument; run `doit help plan` for its options",
         ),
-        (("plan", "-n", "two"), "-n takes a number from 1 on, not 'two'"),
-        (("plan", "-n", "0"), "-n takes a number from 1 on, not '0'"),
+        (("plan", "-n", "two"), "-n expects a positive integer, found 'two'"),
+        (("plan", "-n", "0"), "-n expects a positive integer, found '0'"),
     ],
 )
 def test_wrong_options_are_one_sentence(
@@ -459,14 +459,14 @@ def test_since_a_revision_targets_are_added_removed_changed_or_behind(
         "plan", "--since", "v1", "export:lin", "simplify:lin", "export:old"
     ).out.splitlines()
     assert told[:5] == [
-        "changed  export:lin",
-        "           export.opset: 17 → 18",
-        "behind   simplify:lin",
-        "           upstream: export:lin will rerun",
-        "removed  export:old",
+        "changed     export:lin",
+        "              export.opset: 17 → 18",
+        "downstream  simplify:lin",
+        "              upstream: export:lin will rerun",
+        "removed     export:old",
     ]
     assert told[5].startswith("since v1 (")
-    assert told[5].endswith("): 1 changed, 1 removed, 1 behind")
+    assert told[5].endswith("): 1 changed, 1 removed, 1 downstream")
     assert ((root / ".git/index").read_bytes(), git(root, "status", "--porcelain")) == (
         index,
         status,
@@ -476,9 +476,9 @@ def test_since_a_revision_targets_are_added_removed_changed_or_behind(
 
 def test_since_a_revision_sources_and_what_they_import_count(versioned: ProjectFolder) -> None:
     root = versioned.root
-    assert versioned.doit("plan", "--since", "v1").out.endswith("): no target differs\n")
+    assert versioned.doit("plan", "--since", "v1").out.endswith("): no differences\n")
     versioned.edit("configs/models/lin.yaml", "model: lin", "# a comment\nmodel: lin")
-    assert versioned.doit("plan", "--since", "v1").out.endswith("): no target differs\n")
+    assert versioned.doit("plan", "--since", "v1").out.endswith("): no differences\n")
     (root / "plugins/models/parts.py").write_text("width = 3\n")
     versioned.edit("plugins/models/small.py", "import torch\n", "import torch\nimport parts\n")
     found = texts(versioned, "plan", "--since", "v1", "export:lin")
@@ -504,7 +504,7 @@ def test_since_a_revision_files_that_git_ignores_are_taken_as_they_are(
             f"configs/models/{name}.yaml", ":Linear}", f":Linear, weights: {{file: {path}}}}}"
         )
     commit(root, "weights")
-    assert versioned.doit("plan", "--since", "HEAD").out.endswith("): no target differs\n")
+    assert versioned.doit("plan", "--since", "HEAD").out.endswith("): no differences\n")
     versioned.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
     assert texts(versioned, "plan", "--since", "HEAD", "export:lin") == {
         "export:lin": ["export.opset: 17 → 18"]
@@ -522,7 +522,7 @@ def test_since_a_revision_weights_and_variables(versioned: ProjectFolder) -> Non
     )
     commit(root, "weights")
     versioned.environment["WIDTH"] = "7"  # as it is on both sides
-    assert versioned.doit("plan", "--since", "HEAD").out.endswith("): no target differs\n")
+    assert versioned.doit("plan", "--since", "HEAD").out.endswith("): no differences\n")
     (root / "my w.bin").write_bytes(b"other weights")
     assert texts(versioned, "plan", "--since", "HEAD", "export:lin") == {
         "export:lin": ["weights my w.bin changed"]
@@ -540,7 +540,7 @@ def test_since_a_revision_in_a_subfolder_with_configs_elsewhere(
     project = ProjectFolder(whole / "deploy/engines")
     for folder in ("../../manifests", str(whole / "manifests")):
         project.environment["BUILDSYS_CONFIGS"] = folder
-        assert project.doit("plan", "--since", "HEAD").out.endswith("): no target differs\n")
+        assert project.doit("plan", "--since", "HEAD").out.endswith("): no differences\n")
     manifest = whole / "manifests/models/lin.yaml"
     manifest.write_text(manifest.read_text().replace("opset: 17", "opset: 16"))
     assert texts(project, "plan", "--since", "HEAD", "export:lin") == {
@@ -549,7 +549,25 @@ def test_since_a_revision_in_a_subfolder_with_configs_elsewhere(
     project.environment["BUILDSYS_CONFIGS"] = str(versioned.root / "configs")
     outside = project.doit("plan", "--since", "HEAD")
     assert (outside.code, outside.out) == (3, "")
-    assert "lies outside of the git repository" in outside.err
+    assert "is outside the git repository" in outside.err
+
+
+def test_since_a_revision_headers_of_c_sources_are_compared(versioned: ProjectFolder) -> None:
+    folder = versioned.root / "plugins/ops"
+    folder.mkdir(parents=True)
+    (folder / "scale.c").write_text('#include "scale.h"\n')
+    (folder / "scale.h").write_text("#define SCALE 2\n")
+    versioned.edit(
+        "configs/models/lin.yaml",
+        "export: {opset: 17}\n",
+        'export: {opset: 17}\nops: [{op: "own::Scale", library: {sources: [plugins/ops/scale.c]}}]\n',
+    )
+    commit(versioned.root, "an operator")
+    assert versioned.doit("plan", "--since", "HEAD").out.endswith("): no differences\n")
+    (folder / "scale.h").write_text("#define SCALE 3\n")
+    assert texts(versioned, "plan", "--since", "HEAD", "operators:lin") == {
+        "operators:lin": ["plugins/ops/scale.h changed"]
+    }
 
 
 def test_since_a_revision_with_configs_behind_a_link(
@@ -558,7 +576,7 @@ def test_since_a_revision_with_configs_behind_a_link(
     root = versioned.root
     (root / "configs").rename(root / "manifests")
     (root / "configs").symlink_to("manifests")
-    assert versioned.doit("plan", "--since", "v1").out.endswith("): no target differs\n")
+    assert versioned.doit("plan", "--since", "v1").out.endswith("): no differences\n")
     commit(root, "a link")
     versioned.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
     for revision in ("HEAD", "v1"):
@@ -567,7 +585,7 @@ def test_since_a_revision_with_configs_behind_a_link(
     (root / "manifests").rename(tmp_path / "elsewhere")
     (root / "configs").unlink()
     (root / "configs").symlink_to(tmp_path / "elsewhere")
-    assert "lies outside of the git repository" in versioned.doit("plan", "--since", "v1").err
+    assert "is outside the git repository" in versioned.doit("plan", "--since", "v1").err
 
 
 def test_since_a_revision_nothing_is_written_behind_a_link_out_of_the_folder(
@@ -581,7 +599,7 @@ def test_since_a_revision_nothing_is_written_behind_a_link_out_of_the_folder(
     (root / "extra").unlink()
     (root / "extra").mkdir()
     (root / "extra/w.pth").write_bytes(b"ignored by git")
-    assert versioned.doit("plan", "--since", "HEAD").out.endswith("): no target differs\n")
+    assert versioned.doit("plan", "--since", "HEAD").out.endswith("): no differences\n")
     assert list(outside.iterdir()) == []
 
 
@@ -591,7 +609,7 @@ def test_a_revision_that_does_not_exist(versioned: ProjectFolder, revision: str)
     assert (wrong.code, wrong.out) == (3, "")
     assert (
         wrong.err
-        == f"ERROR: git knows no revision {revision!r}; `git log` and `git tag` tell what there is\n"
+        == f"ERROR: git knows no revision {revision!r}; `git log` and `git tag` list revisions\n"
     )
     assert leftovers(versioned) == []
 
@@ -601,7 +619,7 @@ def test_a_folder_that_is_no_git_repository(project: ProjectFolder) -> None:
     project.environment["GIT_CEILING_DIRECTORIES"] = str(project.root.parent)
     wrong = project.doit("plan", "--since", "HEAD")
     assert (wrong.code, wrong.out) == (3, "")
-    assert wrong.err == f"ERROR: {project.root} is in no git repository\n"
+    assert wrong.err == f"ERROR: {project.root} is not in a git repository\n"
 
 
 def test_a_repository_without_commits_and_a_machine_without_git(
@@ -621,7 +639,7 @@ def test_a_revision_without_manifests(versioned: ProjectFolder) -> None:
     git(versioned.root, "commit", "-qm", "no configs")
     wrong = versioned.doit("plan", "--since", "HEAD")
     assert (wrong.code, wrong.out) == (3, "")
-    assert wrong.err == "ERROR: HEAD has no manifests: there is no folder configs/models in it\n"
+    assert wrong.err == "ERROR: HEAD has no manifests: no folder configs/models\n"
 
 
 def test_a_revision_whose_manifests_are_wrong(versioned: ProjectFolder) -> None:

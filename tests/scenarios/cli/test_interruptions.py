@@ -47,7 +47,7 @@ def test_a_signal_ends_a_run_and_the_next_goes_on(
     assert time.monotonic() - began < 10
     assert process.returncode == code, out + err
     assert "Traceback" not in out + err
-    assert "interrupted: what had passed stays, the rest runs next time\n" in out
+    assert "interrupted; finished targets are kept, the rest will run next time\n" in out
     wait_until(lambda: not workers_in(ready.root / "build"), 5, "the worker is gone")
     assert worker not in processes_marked(ready.mark)
     ready.let_go()

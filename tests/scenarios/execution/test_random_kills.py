@@ -24,7 +24,7 @@ import pytest
 from project_folder import Ran, wait_until
 from ready_project import ReadyProject, content_of, contents, processes_marked, targets, workers_in
 
-from buildsys.cli.failures.failure_report import KEPT
+from buildsys.cli.failure_report import KEPT
 
 LONG = os.environ.get("BUILDSYS_LONG_TESTS", "0") not in ("", "0")
 KILLS = int(os.environ.get("BUILDSYS_KILLS", "240" if LONG else "5"))

@@ -100,7 +100,7 @@ def test_a_state_folder_without_space(ready: ReadyProject) -> None:
     with small_disk(ready.root / ".buildsys", "4k"):
         full = ready.doit()
         assert (full.code, full.out) == (3, "")
-        assert full.err.startswith("ERROR: cannot use doit's own record ")
+        assert full.err.startswith("ERROR: cannot use doit's database ")
         assert "disk is full; its folder must be writable and its disk not full\n" in full.err
 
 

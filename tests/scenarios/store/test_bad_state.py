@@ -60,8 +60,8 @@ def test_a_damaged_record_of_doit_costs_nothing(ready_built: ReadyProject) -> No
         ran = ready_built.doit()
         assert (ran.code, ran.out) == (0, UP_TO_DATE.out), ran
         (warning,) = ran.err.splitlines()
-        assert warning.startswith("buildsys: warning: doit's own record ")
-        assert warning.endswith(": only what `doit ignore` has marked is lost")
+        assert warning.startswith("buildsys: warning: doit's database ")
+        assert warning.endswith(": only the marks of `doit ignore` are lost")
         assert ready_built.doit() == UP_TO_DATE
 
 
@@ -72,8 +72,8 @@ def test_another_database_in_place_of_doits_is_set_aside_as_well(ready_built: Re
     ran = ready_built.doit()
     assert (ran.code, ran.out) == (3, "")
     warning, error = ran.err.splitlines()
-    assert warning.startswith("buildsys: warning: doit's own record ")
-    assert error == "ERROR: doit's own record was damaged; run again"
+    assert warning.startswith("buildsys: warning: doit's database ")
+    assert error == "ERROR: doit's database was damaged; run again"
     assert ready_built.doit() == UP_TO_DATE
 
 

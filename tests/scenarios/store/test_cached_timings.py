@@ -105,7 +105,7 @@ def test_an_invalid_pin_is_a_manifest_error(project: ProjectFolder) -> None:
     assert ran.code == 3
     assert "configs/models/pinned.yaml:5:" in ran.err
     assert "engines.0.timing_cache.pin: " in ran.err
-    assert "a SHA-256 digest of 64 hexadecimal digits" in ran.err
+    assert "a SHA-256 digest of 64 lowercase hexadecimal digits" in ran.err
 
 
 def build_on(folder: Path, scratch: Path) -> list[str]:

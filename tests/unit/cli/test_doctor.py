@@ -1,41 +1,41 @@
-"""What `doit doctor` says of what it found: facts in, sentences and commands out."""
+"""Checks of doit doctor: facts in, sentences and commands out."""
 
 from __future__ import annotations
 
 import os
 import sys
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from python_environments import Environment, program
+from python_environments import Environment as PythonFolder
+from python_environments import program
 
 from buildsys import backends
-from buildsys.cli.doctor import gpus_and_folders, libraries, machine_check
-from buildsys.cli.doctor.backends import (
+from buildsys.cli.commands.doctor import command, machine
+from buildsys.cli.commands.doctor.backends import (
     INSTALL,
-    Place,
-    ask_toolchain,
-    tell_backends,
-    tell_toolchain,
+    Environment,
+    check_backends,
+    check_environment,
+    check_toolchain,
 )
-from buildsys.cli.doctor.finding import BROKEN, MISSING, OK
-from buildsys.cli.doctor.gpus_and_folders import Gpus, look_at_folders, look_at_gpus
-from buildsys.cli.doctor.libraries import look_at_extras
-from buildsys.cli.doctor.machine_check import examine_machine
+from buildsys.cli.commands.doctor.check import BROKEN, MISSING, OK
+from buildsys.cli.commands.doctor.command import check_machine
+from buildsys.cli.commands.doctor.machine import Gpus, check_extras, check_folders, check_gpus
+from buildsys.manifest.project import Project
 from buildsys.system.gpus.devices import GpuDetails, GpuError
 from buildsys.system.interpreters.probe import Library, check_libraries
 from buildsys.system.interpreters.toolchain import Toolchain
 
-NO_GPU = Gpus(missing="there is no NVIDIA driver on this machine")
+NO_GPU = Gpus(problem="this machine has no NVIDIA driver")
 H200 = Gpus(("9.0",))
 ADA = Gpus(("8.9",))
 HERE = {"PATH": os.environ["PATH"]}
 
 
-def place(**modules: Library) -> Place:
+def backend_environment(**modules: Library) -> Environment:
     known = {name: Library(name, missing=True) for name in INSTALL}
-    return Place(None, modules={**known, **modules})
+    return Environment(None, libraries={**known, **modules})
 
 
 def test_what_installs_a_backend_is_what_the_backends_say() -> None:
@@ -49,37 +49,38 @@ def test_what_installs_a_backend_is_what_the_backends_say() -> None:
         (Library("onnxruntime", "1.31", facts={"providers": ["CPUExecutionProvider"]}), H200,
          "builds and runs on the CPU", ""),
         (Library("onnxruntime", "1.31", facts={"providers": ["CUDAExecutionProvider"]}), H200,
-         "builds and runs on the CPU, and on the GPU", ""),
+         "builds and runs on the CPU and on the GPU", ""),
         (Library("tensorrt", "10.16", facts={"builder": True}), H200,
          "builds and runs here, compute capability 9.0", ""),
         (Library("tensorrt", "10.16", facts={"builder": False, "builder_problem": "CUDA error 35"}), H200, "",
-         "tensorrt 10.16 loads, but cannot be used: CUDA error 35"),
+         "tensorrt 10.16 is installed, but unusable: CUDA error 35"),
         (Library("tensorrt", "10.16", facts={"builder": False}), NO_GPU, "",
-         "tensorrt 10.16 builds on the GPU that its engines are for, and there is no NVIDIA driver on this machine"),
+         "tensorrt 10.16 builds on the GPU that will run the engine, and this machine has no NVIDIA"
+         " driver"),
         (Library("tensorrt_rtx", "1.7", facts={"builder": True}), ADA,
          "builds and runs here, compute capability 8.9", ""),
         (Library("tensorrt_rtx", "1.7", facts={"builder": True}), H200,
-         "builds here, for compute capabilities 7.5, 8.0, 8.6, 8.9, 12.0, 12.1; runs on such a GPU, and the GPU here"
-         " has 9.0", ""),
+         "builds here for compute capabilities 7.5, 8.0, 8.6, 8.9, 12.0, 12.1; cannot run here: the"
+         " GPU here has 9.0", ""),
         (Library("tensorrt_rtx", "1.7", facts={"builder": True}), NO_GPU,
-         "builds here, for compute capabilities 7.5, 8.0, 8.6, 8.9, 12.0, 12.1; runs on such a GPU, and there is no"
-         " NVIDIA driver on this machine", ""),
+         "builds here for compute capabilities 7.5, 8.0, 8.6, 8.9, 12.0, 12.1; cannot run here: this"
+         " machine has no NVIDIA driver", ""),
         (Library("tensorrt_rtx", problem="ImportError: libnvrtc.so.13"), ADA, "",
-         "tensorrt_rtx does not load: ImportError: libnvrtc.so.13"),
+         "tensorrt_rtx cannot be imported: ImportError: libnvrtc.so.13"),
     ],
 )  # fmt: skip
 def test_what_a_backend_can_do_here(module: Library, gpus: Gpus, can: str, cannot: str) -> None:
-    ability = place(**{module.name: module}).ability(module.name, gpus)
+    ability = backend_environment(**{module.name: module}).ability(module.name, gpus)
     assert (ability.text, ability.problem) == (can, cannot)
-    assert bool(ability.mend) == bool(cannot)
+    assert bool(ability.remedy) == bool(cannot)
 
 
 def test_an_engine_on_cuda_needs_a_provider_and_a_gpu() -> None:
-    plain = place(
+    plain = backend_environment(
         onnxruntime=Library("onnxruntime", "1.31", facts={"providers": ["CPUExecutionProvider"]})
     )
-    assert plain.ability("onnxruntime", H200, cuda=True).mend == "pip install onnxruntime-gpu"
-    cuda = place(
+    assert plain.ability("onnxruntime", H200, cuda=True).remedy == "pip install onnxruntime-gpu"
+    cuda = backend_environment(
         onnxruntime=Library("onnxruntime", "1.31", facts={"providers": ["CUDAExecutionProvider"]})
     )
     assert "needs an NVIDIA GPU" in cuda.ability("onnxruntime", NO_GPU, cuda=True).problem
@@ -89,43 +90,48 @@ def test_an_engine_on_cuda_needs_a_provider_and_a_gpu() -> None:
 def test_a_backend_that_is_missing_says_who_needs_it_and_what_installs_it() -> None:
     findings = {
         finding.name: finding
-        for finding in tell_backends(place(), NO_GPU, {"tensorrt": ["a:x", "b:y"]})
+        for finding in check_backends(backend_environment(), NO_GPU, {"tensorrt": ["a:x", "b:y"]})
     }
     assert {finding.state for finding in findings.values()} == {MISSING}
-    assert findings["tensorrt"].text == "tensorrt is not installed; needed by 2 engines here"
-    assert findings["tensorrt"].mend == "pip install 'buildsys[tensorrt]'"
-    assert findings["tensorrt_rtx"].text.endswith("no engine of this project has it")
+    assert (
+        findings["tensorrt"].text
+        == "tensorrt is not installed; needed by 2 engines of this project"
+    )
+    assert findings["tensorrt"].remedy == "pip install 'buildsys[tensorrt]'"
+    assert findings["tensorrt_rtx"].text.endswith("no engine of this project uses it")
 
 
 def test_a_toolchain_has_what_its_interpreter_has(tmp_path: Path) -> None:
-    environment = Environment(tmp_path / "env", "numpy", "onnxruntime")
+    environment = PythonFolder(tmp_path / "env", "numpy", "onnxruntime")
     environment.write("tensorrt/__init__.py", "import os\nos.kill(os.getpid(), 11)\n")
-    asked = ask_toolchain(Toolchain("old", environment.python, {}), 60)
-    finding = tell_toolchain(asked, NO_GPU, {"onnxruntime": ["a:x"]})
+    asked = check_environment(Toolchain("old", environment.python, {}), 60)
+    finding = check_toolchain(asked, NO_GPU, {"onnxruntime": ["a:x"]})
     assert finding.state == OK
     assert f"{environment.python}: numpy " in finding.text
     assert finding.text.endswith("onnxruntime builds and runs on the CPU")
-    finding = tell_toolchain(asked, NO_GPU, {"onnxruntime": ["a:x"], "tensorrt": ["a:y"]})
+    finding = check_toolchain(asked, NO_GPU, {"onnxruntime": ["a:x"], "tensorrt": ["a:y"]})
     assert finding.state == MISSING
     assert "the interpreter crashed with a segmentation fault (SIGSEGV) on import" in finding.text
     assert (
-        finding.mend
+        finding.remedy
         == f"{environment.python} -m pip install --force-reinstall tensorrt cuda-bindings"
     )
 
 
 def test_a_toolchain_that_lacks_something_says_what_installs_it(tmp_path: Path) -> None:
-    bare = Environment(tmp_path / "bare")
-    finding = tell_toolchain(ask_toolchain(Toolchain("bare", bare.python, {}), 60), NO_GPU, {})
+    bare = PythonFolder(tmp_path / "bare")
+    finding = check_toolchain(check_environment(Toolchain("bare", bare.python, {}), 60), NO_GPU, {})
     assert (finding.state, finding.text) == (MISSING, "the toolchain bare has no numpy")
-    assert finding.mend == f"{bare.python} -m pip install numpy"
-    gone = tell_toolchain(ask_toolchain(Toolchain("gone", tmp_path / "none", {}), 60), NO_GPU, {})
+    assert finding.remedy == f"{bare.python} -m pip install numpy"
+    gone = check_toolchain(
+        check_environment(Toolchain("gone", tmp_path / "none", {}), 60), NO_GPU, {}
+    )
     assert gone.text == f"the toolchain gone cannot be used: there is no {tmp_path / 'none'}"
-    assert "BUILDSYS_TOOLCHAIN_GONE" in gone.mend
+    assert "BUILDSYS_TOOLCHAIN_GONE" in gone.remedy
 
 
 def test_a_library_that_hangs_or_is_broken_harms_no_other(tmp_path: Path) -> None:
-    environment = Environment(tmp_path / "env", "numpy")
+    environment = PythonFolder(tmp_path / "env", "numpy")
     environment.write("hanging.py", "import time\nprint('hello', flush=True)\ntime.sleep(100)\n")
     environment.write("lacking.py", "import none_such\n")
     environment.write("loud.py", "__version__ = '1.2'\nprint('{}' * 9999)\n")
@@ -150,8 +156,8 @@ def test_gpus_are_told_with_memory_and_mig(monkeypatch: pytest.MonkeyPatch) -> N
     h200 = GpuDetails(
         "NVIDIA H200", "9.0", "580.95", "13.0", 150_000_000_000, 149_000_000_000, "off"
     )
-    monkeypatch.setattr(gpus_and_folders, "read_details", lambda visible: [h200])
-    gpus, (finding,) = look_at_gpus()
+    monkeypatch.setattr(machine, "read_details", lambda visible: [h200])
+    gpus, (finding,) = check_gpus()
     assert gpus.capabilities == ("9.0",)
     assert finding.name == "NVIDIA H200"
     assert finding.text.startswith("compute capability 9.0, ")
@@ -162,30 +168,29 @@ def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(visible: str | None) -> list[GpuDetails]:
         raise GpuError("NVML answers with error 9")
 
-    monkeypatch.setattr(gpus_and_folders, "read_details", none)
-    monkeypatch.setattr(gpus_and_folders, "_DRIVER_FILES", ("/",))
+    monkeypatch.setattr(machine, "read_details", none)
+    monkeypatch.setattr(machine, "_DRIVER_FILES", ("/",))
     assert (
-        look_at_gpus()[0].missing == "the NVIDIA driver does not answer (NVML answers with error 9)"
+        check_gpus()[0].problem == "the NVIDIA driver does not answer (NVML answers with error 9)"
     )
-    monkeypatch.setattr(gpus_and_folders, "read_details", lambda visible: [])
+    monkeypatch.setattr(machine, "read_details", lambda visible: [])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    gpus, (finding,) = look_at_gpus()
-    assert gpus.missing == "CUDA_VISIBLE_DEVICES= shows none"
-    assert finding.mend == "unset CUDA_VISIBLE_DEVICES"
+    gpus, (finding,) = check_gpus()
+    assert gpus.problem == "CUDA_VISIBLE_DEVICES= hides all GPUs"
+    assert finding.remedy == "unset CUDA_VISIBLE_DEVICES"
 
 
-def test_folders_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _project(root: Path) -> Project:
+    return Project(root, root / "configs", root / "build", root / ".b", {})
+
+
+def test_folders_are_checked_by_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BUILDSYS_STORE", raising=False)
     monkeypatch.setenv("BUILDSYS_REMOTE", "sftp://host/cache")
     (tmp_path / "build").write_text("a file")
-    findings = {
-        f.name: f
-        for f in look_at_folders(
-            tmp_path, tmp_path / "configs", tmp_path / "build", tmp_path / ".b"
-        )
-    }
+    findings = {f.name: f for f in check_folders(_project(tmp_path))}
     assert findings["build"].state == BROKEN
-    assert "cannot be written to: is not a folder" in findings["build"].text
+    assert "is not writable: is not a folder" in findings["build"].text
     assert findings["state"].state == OK
     assert findings["store"].facts["path"] == str(tmp_path / ".b/store")
     assert findings["shared cache"].text == "sftp://host/cache, read-only"
@@ -193,21 +198,23 @@ def test_folders_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_extras_are_those_of_the_project_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    declared = libraries._declared_extras(Path(libraries.__file__).parents[3] / "pyproject.toml")
+    declared = machine.declared_extras()
     assert {"rtx", "tensorrt", "slim", "remote"} <= declared.keys()
     assert "test" not in declared
     monkeypatch.setattr(
-        libraries, "_extras", lambda: {"rtx": ["tensorrt-rtx>=1.4"], "odd": ["none-such", "numpy"]}
+        machine,
+        "declared_extras",
+        lambda: {"rtx": ["tensorrt-rtx>=1.4"], "odd": ["none-such", "numpy"]},
     )
-    findings = {finding.name: finding for finding in look_at_extras()}
+    findings = {finding.name: finding for finding in check_extras()}
     assert findings["odd"].state == MISSING
     assert findings["odd"].text == "none-such is not installed"
-    assert findings["odd"].mend == "pip install 'buildsys[odd]'"
+    assert findings["odd"].remedy == "pip install 'buildsys[odd]'"
 
 
 def test_our_own_libraries_are_asked_in_processes_of_their_own() -> None:
     before = set(sys.modules)
-    found = libraries.ask_own(("numpy", "none_such_library"), 60)
+    found = machine.check_own_libraries(("numpy", "none_such_library"), 60)
     assert found["numpy"].is_usable
     assert found["none_such_library"].missing
     assert {name for name in set(sys.modules) - before if name.startswith("numpy")} == set()
@@ -222,20 +229,21 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "engines: [{backend: tensorrt, name: trt}]\n"
     )
     monkeypatch.setattr(
-        machine_check,
-        "ask_own",
+        command,
+        "check_own_libraries",
         lambda names, within_s: {name: Library(name, "1.0") for name in names},
     )
     return tmp_path
 
 
-def test_nothing_is_broken_that_nobody_requires(project: Path) -> None:
+def test_nothing_is_broken_that_nobody_requires(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (project / "configs/project.yaml").write_text(
         "toolchains: {gone: {python: /nowhere/bin/python}}\n"
     )
-    out = StringIO()
-    assert examine_machine(project, out, as_json=False) == 0
-    lines = out.getvalue().splitlines()
+    assert check_machine(project, as_json=False) == 0
+    lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith("nothing that this project needs is broken; ")
     gone = next(
         number for number, line in enumerate(lines) if line.startswith("missing  toolchain gone")
@@ -250,26 +258,24 @@ def test_nothing_is_broken_that_nobody_requires(project: Path) -> None:
 
 
 def test_with_strict_every_engine_is_required(
-    project: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("BUILDSYS_STRICT", "1")
-    monkeypatch.setattr(machine_check, "look_at_gpus", lambda: (NO_GPU, []))
-    out = StringIO()
-    assert examine_machine(project, out, as_json=False) == 1
-    text = out.getvalue()
+    monkeypatch.setattr(command, "check_gpus", lambda: (NO_GPU, []))
+    assert check_machine(project, as_json=False) == 1
+    text = capsys.readouterr().out
+    text = " ".join(text.split())
     assert (
-        "broken   engine net:trt  is required, and cannot be built here: tensorrt 1.0 builds on the GPU"
-        in text
+        "broken engine net:trt required, but cannot be built here: tensorrt 1.0 builds on" in text
     )
     assert "1 broken" in text
 
 
-def test_wrong_manifests_are_no_hindrance(project: Path) -> None:
+def test_wrong_manifests_are_no_hindrance(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (project / "configs/models/net.yaml").write_text("model: [")
-    out = StringIO()
-    assert examine_machine(project, out, as_json=False) == 3
-    assert (
-        "broken   project manifests  1 error in the manifests, the first: configs/models/net.yaml"
-        in out.getvalue()
-    )
-    assert "library torch" in out.getvalue()
+    assert check_machine(project, as_json=False) == 3
+    text = capsys.readouterr().out
+    assert "broken   project manifests  1 error in the manifests, first configs/models/net" in text
+    assert "library torch" in text

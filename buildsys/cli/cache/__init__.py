@@ -1,1 +1,0 @@
-"""doit cache: contents, verification and garbage collection of the store."""

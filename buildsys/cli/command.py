@@ -1,0 +1,128 @@
+"""Base of our commands: options, output, and one border for errors."""
+
+from __future__ import annotations
+
+import getopt
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from doit.cmd_base import Command, opt_dodo
+from doit.exceptions import InvalidCommand, InvalidDodoFile
+
+from buildsys.errors import BuildsysError, UsageError
+from buildsys.system.suggestions import nearest
+
+INTERRUPTED, BROKEN_PIPE = 130, 141
+Options = Mapping[str, Any]
+
+
+def option(name: str, text: str, *, flag: bool = False, **more: Any) -> dict[str, Any]:
+    """Return a string option or a flag in doit's notation."""
+    kind: dict[str, Any] = (
+        {"type": bool, "default": False} if flag else {"type": str, "default": ""}
+    )
+    return {"name": name, "long": name.replace("_", "-"), "help": text, **kind, **more}
+
+
+JSON = option("json", "print one JSON document", flag=True)
+
+
+class ProjectCommand(Command):  # type: ignore[misc]  # doit has no type information
+    """A command on the project around the dodo file."""
+
+    options: ClassVar[tuple[dict[str, Any], ...]] = ()
+
+    @property
+    def cmd_options(self) -> tuple[dict[str, Any], ...]:
+        """Doit's name for the options."""
+        return (opt_dodo, *self.options)
+
+    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
+        """Do the work, print to stdout and return the exit code."""
+        raise NotImplementedError
+
+    def parse_execute(self, in_args: list[str]) -> Any:
+        """Accept options after names as well: ``doit explain export:resnet50 --json``."""
+        parser = self.cmdparser
+        try:
+            found, names = getopt.gnu_getopt(in_args, parser.get_short(), parser.get_long())
+        except getopt.GetoptError as error:
+            hint = f"run `doit help {self.name}` for its options"
+            raise InvalidCommand(f"{error}; {hint}") from None
+        flags = {name for name, _ in found if parser.get_option(name)[0].type is bool}
+        options = [word for pair in found for word in (pair[:1] if pair[0] in flags else pair)]
+        return super().parse_execute([*options, "--", *names])
+
+    def execute(self, params: Any, args: list[str]) -> int:
+        """Run the command; an expected failure is one line."""
+        try:
+            dodo = Path(params["dodoFile"]).resolve()
+            if not dodo.is_file():
+                raise InvalidDodoFile(f"there is no {params['dodoFile']} here; name it with -f")
+            code = self.run(dodo.parent, args, params)
+            sys.stdout.flush()  # a closed pipe is met here, not when Python exits
+            return code
+        except BuildsysError as error:
+            if error.exit_code == UsageError.exit_code:
+                raise InvalidCommand(str(error)) from None
+            sys.stderr.write(f"ERROR: {error}\n")
+            return error.exit_code
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except BrokenPipeError:
+            return leave_broken_pipe()
+        except OSError as error:  # most likely a full disk
+            problem = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
+            sys.stderr.write(f"ERROR: {problem}\n")
+            drop_unwritten()
+            return BuildsysError.exit_code
+
+
+def leave_broken_pipe() -> int:
+    """Return the exit code for a closed stdout."""
+    drop_unwritten()
+    return BROKEN_PIPE
+
+
+def drop_unwritten() -> None:
+    """Discard unwritable output; Python would complain about it at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def print_json(document: Any) -> None:
+    """Print one JSON document."""
+    json.dump(document, sys.stdout, indent=2)  # ASCII: a file name may be text in no encoding
+    sys.stdout.write("\n")
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines of text."""
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+
+
+def require_model(command: str, models: Iterable[str], names: Sequence[str]) -> str:
+    """Return the one model named on the command line.
+
+    Raises: UsageError: no model, several, or an unknown one.
+    """
+    known = list(models)
+    listed = f"models: {', '.join(known) or 'none yet'}"
+    if len(names) != 1:
+        raise UsageError(f"{command} takes the name of one model", listed)
+    if names[0] not in known:
+        raise unknown_name("model", names[0], known, listed)
+    return names[0]
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str], otherwise: str) -> UsageError:
+    """Return the error for an unknown name, with the nearest known ones."""
+    near = nearest(name, known)
+    hint = f"nearest: {', '.join(near)}" if near else otherwise
+    return UsageError(f"there is no {kind} {name!r}", hint)

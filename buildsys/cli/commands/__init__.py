@@ -1,0 +1,1 @@
+"""Commands of doit's command line, one module each."""

@@ -1,0 +1,254 @@
+"""doit diff: differences between two graphs of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from buildsys.cli.command import (
+    JSON,
+    Options,
+    ProjectCommand,
+    print_json,
+    print_lines,
+    require_model,
+)
+from buildsys.cli.graph_files import GraphFiles, ask_inspection
+from buildsys.cli.session import Session
+from buildsys.errors import UsageError
+from buildsys.report.formatting import TIMES, count, size
+
+SCHEMA = "buildsys/diff/1"
+_DEFAULT = ("export", "simplify")
+_INDENT = 14
+_WIDTH = 100
+_SHOWN = 12  # kinds of a change
+_SHOWN_NAMES = 4
+_TITLES = {
+    "folded": "folded", "constant": "now constant", "left out": "bypassed", "shared": "now shared",
+    "replaced": "replaced", "unused": "unused", "new": "new",
+}  # fmt: skip
+Group = Mapping[str, Any]
+
+
+class Diff(ProjectCommand):
+    """Compare two graphs."""
+
+    doc_purpose = "show the differences between two graphs of a model: two stages, or two builds"
+    doc_usage = "MODEL [A B]"
+    doc_description = (
+        "A and B name graphs as in `doit inspect`: export, simplify, convert:PRECISION, ...;\n"
+        "simplify~1 is the graph of the build before, simplify@REV the one built from a revision;\n"
+        "the default is export and simplify"
+    )
+    options = (JSON,)
+
+    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
+        """Print the differences; the exit code is 0 with or without any."""
+        session = Session.read_only(root)
+        model = require_model("diff", session.project.models, names[:1])
+        files = GraphFiles(session, model)
+        graphs = [files.find(name) for name in _graph_names(names[1:])]
+        for graph in graphs:
+            if not graph.is_onnx:
+                raise UsageError(f"{graph.target} is a TensorRT engine without a graph to compare")
+        request = {"first": graphs[0].request(), "second": graphs[1].request()}
+        document = {
+            "schema": SCHEMA,
+            "model": model,
+            "graphs": [graph.as_json() for graph in graphs],
+            **ask_inspection("compare", request),
+        }
+        if options["json"]:
+            print_json(document)
+        else:
+            notes = dict.fromkeys(graph.note for graph in graphs if graph.note)
+            print_lines((*notes, *_diff_lines(document)))
+        return 0
+
+
+def _graph_names(names: Sequence[str]) -> Sequence[str]:
+    """Return two names; an earlier build is compared with its stage's current graph."""
+    if len(names) == 2:
+        return names
+    if not names:
+        return _DEFAULT
+    stage = names[0].partition("@")[0].partition("~")[0]
+    if len(names) > 2 or stage == names[0]:
+        hint = (
+            "for example `doit diff MODEL export simplify` or `doit diff MODEL simplify~1 simplify`"
+        )
+        raise UsageError("diff takes a model and the names of two graphs", hint)
+    return (names[0], stage)
+
+
+def _diff_lines(document: Mapping[str, Any]) -> list[str]:
+    first, second = (graph["name"] for graph in document["graphs"])
+    before, after = document["nodes"]
+    title = f"{document['model']}: {first} → {second}: {count(before)} → {count(after)} nodes"
+    if document["is_equal"]:
+        return [f"{title}, no difference"]
+    return [title, *_sections(document)]
+
+
+def _sections(document: Mapping[str, Any]) -> Iterator[str]:
+    for name, values in document["header"].items():
+        yield from _section(name.replace("_", " "), [_arrow(values)])
+    opsets = [f"{name} {_arrow(pair)}" for name, pair in document["opsets"].items()]
+    yield from _section("opsets", opsets)
+    functions = [
+        f"{name} is {'new' if was is None else 'gone' if now is None else 'different'}"
+        for name, (was, now) in document["functions"].items()
+    ]
+    yield from _section("functions", functions)
+    for side, changes in document["interface"].items():
+        lines = [f"{one['name']}: {_arrow((one['from'], one['to']))}" for one in changes]
+        yield from _section(side, lines)
+    operators = (f"{name} {was} → {now}" for name, (was, now) in document["operators"].items())
+    yield from _section("operators", _wrapped(operators))
+    yield from _node_sections(document)
+    shapes = []
+    for one in document["shapes"]:
+        renamed = f" (was {one['was_called']})" if one["was_called"] != one["tensor"] else ""
+        shapes.append(f"{one['tensor']}{renamed}: {one['from']} → {one['to']}")
+    yield from _kinds("shapes", shapes[:_SHOWN], len(shapes))
+    yield from _section("initializers", list(_initializers(document["initializers"])))
+
+
+def _node_sections(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the changes of nodes: equal ones together, the most frequent first."""
+    groups = (*document["gone"], *(group for group in document["come"] if group["fate"] == "new"))
+    describe = _group_describer(document["come"])
+    for fate, title in _TITLES.items():
+        equal = _grouped([group for group in groups if group["fate"] == fate], describe)
+        lines = [line for text, found in equal[:_SHOWN] for line in _with_example(text, found)]
+        yield from _kinds(title, lines, len(equal))
+    changed = _grouped(document["changed"], _describe_change)
+    lines = [f"{text}: {_names(found)}" for text, found in changed[:_SHOWN]]
+    yield from _kinds("changed", lines, len(changed))
+    renamed = document["renamed"]
+    if renamed:
+        nodes = f"{count(len(renamed))} node{'s' * (len(renamed) != 1)}"
+        first = f"first {renamed[0]['from']} → {renamed[0]['to']}"
+        yield from _section("renamed", [f"{nodes}, {first}"])
+
+
+def _grouped(
+    groups: Iterable[Group], describe: Callable[[Group], Sequence[str]]
+) -> list[tuple[str, list[Group]]]:
+    """Return ``(count and description, groups)``, the most frequent description first."""
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        for text in describe(group):
+            found.setdefault(text, []).append(group)
+    ordered = sorted(found.items(), key=lambda item: -len(item[1]))
+    return [(f"{count(len(members))} {TIMES} {text}", members) for text, members in ordered]
+
+
+def _group_describer(come: Sequence[Group]) -> Callable[[Group], Sequence[str]]:
+    chains = {tuple(node["label"] for node in group["nodes"]): group["chain"] for group in come}
+
+    def describe(group: Group) -> Sequence[str]:
+        fate, chain = group["fate"], group["chain"]
+        before, after = (
+            ", ".join(dict.fromkeys(end["kind"] for end in group[side])) or "nothing"
+            for side in ("from", "to")
+        )
+        between = f"{chain}, between {before} and {after}"
+        if fate == "folded":
+            return [f"{chain} folded into {', '.join(group['into'])}"]
+        if fate == "constant" and chain == "Constant":
+            return ["Constant became an initializer"]
+        if fate == "constant":
+            return [f"{between}: the input of {after} is now stored"]
+        if fate == "replaced":
+            by = dict.fromkeys(chains.get(tuple(labels), "others") for labels in group["by"])
+            return [f"{chain} by {' and '.join(by)}, between {before} and {after}"]
+        if fate == "shared":
+            return [f"{between}: {', '.join(group['into']) or 'an input'} computes the same"]
+        return [between]
+
+    return describe
+
+
+def _with_example(text: str, groups: Sequence[Group]) -> list[str]:
+    """Return a description and the place of its first group."""
+    group = groups[0]
+    if group["chain"] == "Constant" and group["fate"] == "constant":
+        return [text]
+    nodes = group["nodes"]
+    names = nodes[0]["label"] if len(nodes) == 1 else f"{nodes[0]['label']} … {nodes[-1]['label']}"
+    place = f"{_end(group['from'], 'input')} ⇢ {_end(group['to'], 'output')}"
+    return [text, f"  {'first ' * (len(groups) > 1)}{names}: {place}"]
+
+
+def _end(ends: Sequence[Mapping[str, Any]], border: str) -> str:
+    shown = f"{ends[0]['node'] or border} ({ends[0]['tensor']})" if ends else "nothing"
+    return shown + (f" and {len(ends) - 1} more" if len(ends) > 1 else "")
+
+
+def _describe_change(change: Group) -> list[str]:
+    operator = change["operator"]
+    texts = [f"{operator}: {name} {_arrow(pair)}" for name, pair in change["attributes"].items()]
+    if change["weights"]:
+        texts.append(f"{operator} with other {'weights' if change['numbers'] else 'constants'}")
+    texts += [f"{operator} reads another tensor at input {one['port']}" for one in change["inputs"]]
+    texts += [f"{operator} with another {name}" for name in change["bodies"]]
+    return texts or [f"{operator} with another value"]
+
+
+def _initializers(changes: Mapping[str, Any]) -> Iterator[str]:
+    counts, sizes = changes["count"], changes["bytes"]
+    titles = {"gone": "removed", "come": "added", "changed": "changed", "renamed": "renamed"}
+    summary = [
+        f"{count(len(changes[kind]))} {title}" for kind, title in titles.items() if changes[kind]
+    ]
+    if not summary:
+        return
+    totals = f"{count(counts[0])} → {count(counts[1])}, {size(sizes[0])} → {size(sizes[1])}"
+    yield f"{totals}: {', '.join(summary)}"
+    for kind in ("gone", "come"):
+        largest = sorted(changes[kind], key=lambda one: -one["bytes"])
+        shown = [{"label": f"{one['name']} {one['dtype']} {one['shape']}"} for one in largest]
+        if shown:
+            yield f"{titles[kind]}: {_names(shown)}"
+    for one in changes["changed"][:_SHOWN_NAMES]:
+        before = " (values)" if one["from"] == one["to"] else f", was {one['from']}"
+        yield f"changed: {one['name']} {one['to']}{before}"
+    for one in changes["renamed"][:_SHOWN_NAMES]:
+        yield f"renamed: {one['from']} → {one['to']}"
+
+
+def _names(members: Sequence[Mapping[str, Any]]) -> str:
+    shown = ", ".join(str(member["label"]) for member in members[:_SHOWN_NAMES])
+    rest = len(members) - _SHOWN_NAMES
+    return shown + (f" and {rest} more" if rest > 0 else "")
+
+
+def _kinds(title: str, lines: Sequence[str], kinds: int) -> Iterator[str]:
+    """Yield a section, and the number of kinds left out."""
+    yield from _section(title, lines)
+    if kinds > _SHOWN:
+        yield f"  {'':<{_INDENT}}{kinds - _SHOWN} more kinds (--json lists all)"
+
+
+def _section(title: str, lines: Sequence[str]) -> Iterator[str]:
+    for at, line in enumerate(lines):
+        yield f"  {'' if at else title:<{_INDENT}}{line}"
+
+
+def _wrapped(parts: Iterable[str]) -> list[str]:
+    """Return parts joined by commas, on lines of limited width."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + len(part) < _WIDTH:
+            lines[-1] += f", {part}"
+        else:
+            lines.append(part)
+    return lines
+
+
+def _arrow(pair: Sequence[Any]) -> str:
+    was, now = ("none" if value is None else str(value) for value in pair)
+    return f"{was} → {now}"

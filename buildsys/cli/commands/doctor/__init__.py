@@ -1,0 +1,1 @@
+"""doit doctor: checks of the installation and of built engines."""

@@ -1,0 +1,175 @@
+"""doit doctor: state of the installation, with remedies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from buildsys.cli.command import JSON, Options, ProjectCommand, print_json
+from buildsys.cli.commands.doctor.backends import (
+    INSTALL,
+    Environment,
+    check_backends,
+    check_environment,
+    check_toolchain,
+)
+from buildsys.cli.commands.doctor.check import BROKEN, MISSING, OK, Check, counted
+from buildsys.cli.commands.doctor.machine import (
+    LIBRARIES,
+    Gpus,
+    check_extras,
+    check_folders,
+    check_gpus,
+    check_libraries_here,
+    check_own_libraries,
+    check_python,
+)
+from buildsys.cli.console.rows import Row, print_rows
+from buildsys.errors import ManifestErrors
+from buildsys.manifest.project import Project, empty_project, load_project
+from buildsys.manifest.project_settings import declared_toolchains
+from buildsys.system.interpreters.probe import probe_limit_s
+from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
+
+SCHEMA = "buildsys/doctor/1"
+_FOUND_BROKEN = 1
+
+
+class Doctor(ProjectCommand):
+    """Check the installation, or engines."""
+
+    doc_purpose = "check what is installed and what it can build and run here, or check engines"
+    doc_usage = "[ENGINE ...]"
+    doc_description = (
+        "ENGINE is an engine file, its folder, or MODEL:NAME of an engine of this project:\n"
+        "check that it runs here and, if it belongs to this project, that it matches its manifest\n"
+        "and has passed its checks; if not, list all reasons and remedies (exit code 1)"
+    )
+    options = (JSON,)
+
+    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
+        """Return 1 if a needed part is broken, or an engine unusable."""
+        if names:
+            from buildsys.cli.commands.doctor.engines import check_engines
+
+            return check_engines(root, names, as_json=options["json"])
+        return check_machine(root, as_json=options["json"])
+
+
+def check_machine(root: Path, *, as_json: bool) -> int:
+    """Print the state of the installation; return the exit code.
+
+    Raises: UsageError: BUILDSYS_INTERPRETER_LIMIT is not a duration.
+    """
+    needs = _read_needs(root)
+    checks = list(_checks(needs))
+    broken = sum(check.state == BROKEN for check in checks)
+    missing = sum(check.state == MISSING for check in checks)
+    if as_json:
+        print_json({"schema": SCHEMA, "findings": [check.as_json() for check in checks]})
+    else:
+        summary = f"{broken} broken" if broken else "nothing that this project needs is broken"
+        print_rows(map(_row, checks), [summary + (f"; {missing} missing" if missing else "")])
+    return needs.exit_code or (_FOUND_BROKEN if broken else 0)
+
+
+@dataclass(frozen=True)
+class _Engine:
+    name: str  # resnet50:trt-fp16
+    backend: str
+    toolchain: str | None
+    required: bool
+    cuda: bool
+
+
+@dataclass(frozen=True)
+class _Needs:
+    """The project with its engines and toolchains, if readable."""
+
+    project: Project
+    check: Check
+    engines: tuple[_Engine, ...] = ()
+    toolchains: tuple[Toolchain, ...] = ()
+    exit_code: int = 0
+
+    def users(self, toolchain: str | None) -> dict[str, list[str]]:
+        """Return backend -> engines of a toolchain or of our interpreter."""
+        found: dict[str, list[str]] = {}
+        for engine in self.engines:
+            if engine.toolchain == toolchain:
+                found.setdefault(engine.backend, []).append(engine.name)
+        return found
+
+
+def _read_needs(root: Path) -> _Needs:
+    """Return the project's needs; wrong manifests don't prevent other checks."""
+    try:
+        project = load_project(root, remember=False)
+    except ManifestErrors as error:
+        text = f"{counted(len(error.errors), 'error')} in the manifests, first {error.errors[0]}"
+        check = Check("project", "manifests", BROKEN, text)
+        return _Needs(empty_project(root), check, exit_code=error.exit_code)
+    strict = os.environ.get("BUILDSYS_STRICT", "0") not in ("", "0")
+    engines = tuple(
+        _Engine(
+            name=f"{name}:{engine['name']}",
+            backend=engine["backend"],
+            toolchain=engine["toolchain"],
+            required=engine["required"] or strict,
+            cuda=engine.get("provider") == "cuda",
+        )
+        for name, model in project.models.items()
+        for engine in model.data["engines"]
+    )
+    toolchains = tuple(
+        locate_toolchain(name, python, env.items(), project.root, os.environ)
+        for name, (python, env) in declared_toolchains(project.configs).items()
+    )
+    models = counted(len(project.models), "model")
+    text = f"{models}, {counted(len(engines), 'engine')} in {project.root}"
+    return _Needs(project, Check("project", "manifests", OK, text), engines, toolchains)
+
+
+def _checks(needs: _Needs) -> Iterator[Check]:
+    limit_s = probe_limit_s(os.environ)
+    with ThreadPoolExecutor(2) as threads:  # toolchains are probed while our libraries are
+        probed = threads.map(partial(check_environment, limit_s=limit_s), needs.toolchains)
+        libraries = check_own_libraries((*LIBRARIES, *INSTALL), limit_s)
+        environments: dict[str | None, Environment] = {
+            found.toolchain.name: found for found in probed if found.toolchain
+        }
+    environments[None] = own = Environment(None, libraries=libraries)
+    gpus, gpu_checks = check_gpus()
+    yield check_python()
+    yield needs.check
+    yield from check_libraries_here(libraries)
+    yield from check_backends(own, gpus, needs.users(None))
+    for toolchain in needs.toolchains:
+        found = environments[toolchain.name]
+        yield check_toolchain(found, gpus, needs.users(toolchain.name))
+    yield from gpu_checks
+    yield from check_extras()
+    yield from check_folders(needs.project)
+    yield from _required_engines(needs, environments, gpus)
+
+
+def _required_engines(
+    needs: _Needs, environments: dict[str | None, Environment], gpus: Gpus
+) -> Iterator[Check]:
+    """Yield required engines without a usable backend."""
+    for engine in needs.engines:
+        if engine.required:
+            found = environments[engine.toolchain].ability(engine.backend, gpus, cuda=engine.cuda)
+            if found.problem:
+                text = f"required, but cannot be built here: {found.problem}"
+                yield Check("engine", engine.name, BROKEN, text, found.remedy)
+
+
+def _row(check: Check) -> Row:
+    name = check.name if check.kind == check.name else f"{check.kind} {check.name}"
+    details = [f"→ {check.remedy}"] if check.remedy and check.state != OK else []
+    return Row(check.state, name, details, note=check.text)

@@ -1,0 +1,204 @@
+"""doit doctor ENGINE: checks of built engines.
+
+A process of the interpreter that would load an engine checks the former, as a library may crash.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from buildsys.cli.command import print_json, print_lines
+from buildsys.cli.session import Session
+from buildsys.errors import StageError, UsageError
+from buildsys.execution.freshness import FRESH
+from buildsys.execution.stale_reasons import FAILED, summarize_reasons
+from buildsys.manifest.project import empty_project
+from buildsys.plan.action import Action
+from buildsys.store.ledger import UNAVAILABLE
+from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
+from buildsys.system.processes import describe_exit, run_python
+from buildsys.system.suggestions import nearest
+
+SCHEMA = "buildsys/doctor/1"
+STALE, CHECK = (
+    "stale",
+    "check",
+)  # kinds of reasons found in the project, not by the engine's process
+_NOT_USABLE = 1
+_LIMIT_S = 120
+_SHOWN_REASONS = 2
+_SHOWN_ENGINES = 12
+Reason = dict[str, str]  # kind, problem, remedy
+
+
+def check_engines(root: Path, names: Sequence[str], *, as_json: bool) -> int:
+    """Print the state of engines; return 0 if all are usable.
+
+    A name is a file, a folder, ``engine:MODEL:NAME`` or ``MODEL:NAME``. A file or folder that an
+    engine of this project is built into stands for its target.
+
+    Raises: UsageError: a name is none of these. ManifestErrors: the manifests are wrong.
+    StageError: an interpreter does not answer.
+    """
+    checker = _EngineChecker(root)
+    found = [checker.check(checker.find(name)) for name in names]
+    if as_json:
+        print_json({"schema": SCHEMA, "engines": found})
+    else:
+        for at, one in enumerate(found):
+            print_lines(([""] if at else []) + _lines(one))
+    usable = all(one["runs"] and one["current"] is not False for one in found)
+    return 0 if usable else _NOT_USABLE
+
+
+class _Engine(NamedTuple):
+    shown: str  # as typed, or its target
+    path: Path
+    toolchain: Toolchain | None = None
+    action: Action | None = None  # if it belongs to this project
+
+
+class _EngineChecker:
+    """Checks of engines, loading the project only for its own engines."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    @cached_property
+    def _session(self) -> Session:
+        return Session.read_only(self._root)
+
+    def find(self, name: str) -> _Engine:
+        """Return the engine of a name."""
+        exists, is_path = Path(name).exists(), os.sep in name
+        if not exists and not is_path and ":" in name:
+            model, _, variant = name.removeprefix("engine:").rpartition(":")
+            action = self._session.actions.of(model).get(f"engine:{model}:{variant}")
+            if action is None:
+                raise self._unknown(name)
+            return self._of_action(action)
+        if not exists and not is_path and "." not in name:
+            raise self._unknown(name)
+        path = Path(name).resolve()
+        if path.is_relative_to(empty_project(self._root).build.resolve()):
+            for action in self._session.actions.values():
+                if action.stage == "engine":
+                    engine = self._of_action(action)
+                    if path in (engine.path.resolve(), engine.path.parent.resolve()):
+                        return engine._replace(shown=name)
+        return _Engine(name, Path(name))
+
+    def _of_action(self, action: Action) -> _Engine:
+        project, toolchain = self._session.project, None
+        if action.toolchain:
+            toolchain = locate_toolchain(*action.toolchain, project.root, os.environ)
+        path = project.build / action.outputs["engine"].path
+        return _Engine(action.target, path, toolchain, action)
+
+    def _unknown(self, name: str) -> UsageError:
+        known = [
+            f"{model}:{engine['name']}"
+            for model, found in self._session.project.models.items()
+            for engine in found.data["engines"]
+        ]
+        near = nearest(name.removeprefix("engine:"), known)
+        listed = ", ".join(known[:_SHOWN_ENGINES]) or "none yet"
+        hint = f"nearest: {', '.join(near)}" if near else f"engines: {listed}"
+        return UsageError(f"there is no engine file and no engine {name!r}", hint)
+
+    def check(self, engine: _Engine) -> dict[str, Any]:
+        """Return the ability of an engine to run here, and its freshness."""
+        found = _check_in_process(engine, self._root)
+        reasons: list[Reason] = []
+        if engine.action is not None and engine.path.parent.is_dir():
+            reasons = list(project_reasons(self._session, engine.action))
+        current = None if engine.action is None else not reasons and engine.path.is_file()
+        return {**found, "current": current, "reasons": [*found["reasons"], *reasons]}
+
+
+def project_reasons(session: Session, engine: Action) -> Iterator[Reason]:
+    """Yield reasons against deploying an engine: stale, or without passed checks."""
+    checks = [f"validate:{engine.model}", f"verify:{engine.model}:{engine.variant}"]
+    found = session.explain([engine.target, *checks])
+
+    def reason(kind: str, problem: str, target: str) -> Reason:
+        return {"kind": kind, "problem": problem, "remedy": f"doit {target}"}
+
+    explained = found[engine.target]
+    if explained.state != FRESH:
+        why = summarize_reasons(explained.reasons, _SHOWN_REASONS)
+        yield reason(STALE, f"{engine.target} does not match its manifest: {why}", engine.target)
+    for name in checks:
+        check = found[name]
+        why = summarize_reasons(check.reasons, _SHOWN_REASONS)
+        if check.state == FRESH:
+            if check.last is not None and check.last.status == UNAVAILABLE:
+                yield reason(CHECK, f"{name} could not run here: {check.last.reason}", name)
+        elif any(one.kind == FAILED for one in check.reasons):
+            yield reason(CHECK, f"{name} has not passed: {why}", name)
+        else:
+            yield reason(CHECK, f"{name} has not run on the current files: {why}", name)
+
+
+def _check_in_process(engine: _Engine, root: Path) -> dict[str, Any]:
+    """Check an engine in its own interpreter."""
+    if engine.action is not None and not engine.path.parent.is_dir():
+        return _refused(
+            engine, f"{engine.shown} has not been built", f"doit {engine.shown}", "file"
+        )
+    python = str(engine.toolchain.python) if engine.toolchain else sys.executable
+    path = str(engine.path.absolute())
+    try:
+        done = run_python(
+            ("-m", "buildsys.doctor", path, "--json", f"--project={root}"),
+            python=python,
+            environment=engine.toolchain.environment(os.environ) if engine.toolchain else None,
+            limit_s=_LIMIT_S,
+        )
+    except OSError as error:
+        problem = f"cannot start {python}, the interpreter of its toolchain: {error.strerror}"
+        return _refused(engine, problem, "correct toolchains in configs/project.yaml")
+    if done.code is None:
+        raise StageError(f"{python} has not answered for {_LIMIT_S} s about {engine.shown}")
+    try:
+        found: dict[str, Any] = done.json()
+    except ValueError:
+        how, last = describe_exit(done.code), done.stderr.strip().rpartition("\n")[2]
+        problem = f"{python} {how} while it loaded the library{f': {last}' if last else ''}"
+        return _refused(engine, problem, "reinstall that library")
+    if engine.toolchain:
+        for reason in found["reasons"]:
+            reason["remedy"] = reason["remedy"].replace("pip install", engine.toolchain.pip)
+    return {**found, "engine": engine.shown}
+
+
+def _refused(engine: _Engine, problem: str, remedy: str, kind: str = "library") -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "engine": engine.shown,
+        "built": "",
+        "runs": False,
+        "reasons": [{"kind": kind, "problem": problem, "remedy": remedy}],
+        "notes": [],
+    }
+
+
+def _lines(found: Mapping[str, Any]) -> list[str]:
+    ours = [reason for reason in found["reasons"] if reason["kind"] in (STALE, CHECK)]
+    others = [reason for reason in found["reasons"] if reason["kind"] not in (STALE, CHECK)]
+    lines = [f"{found['engine']}: {found['built']}".removesuffix(": ")]
+    lines += ["it can run here" if found["runs"] else "it cannot run here:", *_listed(others)]
+    if found["current"]:
+        lines.append("it matches its manifest and has passed its checks")
+    if ours:
+        lines.append("it does not match its manifest, or has not passed its checks:")
+    return [*lines, *_listed(ours), *(f"  note: {note}" for note in found["notes"])]
+
+
+def _listed(reasons: Iterable[Mapping[str, str]]) -> list[str]:
+    return [f"  - {one['problem']}; {one['remedy']}".rstrip("; ") for one in reasons]

@@ -1,0 +1,186 @@
+"""Checks of Python, installed libraries, optional extras, GPUs and folders."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import buildsys
+from buildsys.cli.commands.doctor.check import BROKEN, MISSING, OK, Check
+from buildsys.execution.build_cache import store_folder
+from buildsys.manifest.project import Project
+from buildsys.manifest.project_settings import shared_cache
+from buildsys.report.formatting import size
+from buildsys.system.gpus.devices import GpuError, read_details
+from buildsys.system.interpreters.probe import Library, check_libraries
+from buildsys.system.processes import package_environment
+from buildsys.system.versions import installed_versions, normalized
+
+# needed by every project
+LIBRARIES = ("torch", "torchvision", "numpy", "onnx", "onnxscript", "onnxsim", "ml_dtypes")
+_DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")  # dxg: WSL
+_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
+_EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
+_DEVELOPMENT_EXTRAS = ("test",)
+_LOW_SPACE_BYTES = 2 << 30
+
+
+def check_python() -> Check:
+    """Return the interpreter and the installed buildsys."""
+    version, folder = platform.python_version(), Path(buildsys.__file__).resolve().parent
+    python = f"{platform.python_implementation()} {version}, {sys.executable}"
+    facts = {
+        "version": version,
+        "executable": sys.executable,
+        "buildsys": buildsys.__version__,
+        "folder": str(folder),
+    }
+    text = f"{python}; buildsys {buildsys.__version__} in {folder}"
+    return Check("python", "python", OK, text, facts=facts)
+
+
+def check_own_libraries(names: Sequence[str], limit_s: float) -> dict[str, Library]:
+    """Import libraries of our interpreter, each in a separate process."""
+    return check_libraries(Path(sys.executable), names, package_environment(), limit_s)
+
+
+def check_libraries_here(found: Mapping[str, Library]) -> Iterator[Check]:
+    """Yield the state of the libraries needed by every project."""
+    for name in LIBRARIES:
+        library = found[name]
+        if library.is_usable:
+            yield Check("library", name, OK, library.version, facts=dict(library.facts or {}))
+            continue
+        text = "is not installed" if library.missing else f"cannot be imported: {library.problem}"
+        again = "" if library.missing else "--force-reinstall "
+        remedy = f"{sys.executable} -m pip install {again}{name}"
+        yield Check("library", name, BROKEN, text, remedy)
+
+
+def check_extras() -> Iterator[Check]:
+    """Yield the optional extras with their missing packages."""
+    installed = installed_versions()
+    for extra, requirements in declared_extras().items():
+        matches = (_REQUIREMENT.match(line) for line in requirements)
+        names = [normalized(match[1]) for match in matches if match]
+        found = {name: installed[name] for name in names if name in installed}
+        missing = [name for name in names if name not in installed]
+        facts = {"installed": found, "missing": missing}
+        if missing:
+            verb = "is" if len(missing) == 1 else "are"
+            text, remedy = f"{' and '.join(missing)} {verb} not installed", f"buildsys[{extra}]"
+            yield Check("extra", extra, MISSING, text, f"pip install '{remedy}'", facts)
+        else:
+            text = ", ".join(f"{name} {version}" for name, version in found.items())
+            yield Check("extra", extra, OK, text, facts=facts)
+
+
+def declared_extras() -> dict[str, list[str]]:
+    """Return extra -> requirements of the package or of a clone."""
+    from importlib import metadata
+
+    found: dict[str, list[str]] = {}
+    try:
+        lines = metadata.requires("buildsys") or []
+    except metadata.PackageNotFoundError:
+        file = Path(buildsys.__file__).resolve().parent.parent / "pyproject.toml"
+        with contextlib.suppress(ImportError, OSError, ValueError, KeyError):
+            reader = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+            project = reader.loads(file.read_text(encoding="utf-8"))["project"]
+            found = {name: list(lines) for name, lines in project["optional-dependencies"].items()}
+    else:
+        for line in lines:
+            extra = _EXTRA.search(line)
+            if extra is not None:
+                found.setdefault(extra[1], []).append(line.partition(";")[0])
+    return {name: lines for name, lines in found.items() if name not in _DEVELOPMENT_EXTRAS}
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """GPUs visible to CUDA, or the reason for their absence."""
+
+    capabilities: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def check_gpus() -> tuple[Gpus, list[Check]]:
+    """Return the GPUs of this machine and their checks."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        found = read_details(visible)
+        problem, remedy = "the NVIDIA driver finds no GPU", "nvidia-smi"
+        if visible is not None:
+            problem = f"CUDA_VISIBLE_DEVICES={visible} hides all GPUs"
+            remedy = "unset CUDA_VISIBLE_DEVICES"
+    except GpuError as error:
+        found = []
+        if any(Path(path).exists() for path in _DRIVER_FILES):
+            problem, remedy = f"the NVIDIA driver does not answer ({error})", "nvidia-smi"
+        else:
+            problem = "this machine has no NVIDIA driver"
+            remedy = "if there is a GPU, install its driver: sudo ubuntu-drivers install"
+    if not found:
+        return Gpus(problem=problem), [Check("gpu", "none", MISSING, problem, remedy)]
+    checks = []
+    for gpu in found:
+        mig = {"on": ", MIG on", "off": ", MIG off"}.get(gpu.mig, "")
+        memory = "memory unknown"
+        if gpu.memory_bytes:
+            memory = f"{size(gpu.memory_bytes)} ({size(gpu.free_bytes)} free)"
+        driver = f"driver {gpu.driver}, CUDA {gpu.cuda_driver}{mig}"
+        text = f"compute capability {gpu.compute_capability}, {memory}, {driver}"
+        checks.append(Check("gpu", gpu.name, OK, text, facts=gpu.as_json()))
+    return Gpus(tuple(gpu.compute_capability for gpu in found)), checks
+
+
+def check_folders(project: Project) -> Iterator[Check]:
+    """Yield the folders written by a build, and the shared cache."""
+    store = store_folder(project.state)
+    for name, folder in (("build", project.build), ("state", project.state), ("store", store)):
+        yield _check_folder(name, folder)
+    remote = shared_cache(project.root, project.configs)
+    if remote is not None:
+        text = f"{remote['url']}, {remote['mode']}"
+        yield Check("folder", "shared cache", OK, text, facts=remote)
+
+
+def _check_folder(name: str, folder: Path) -> Check:
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    facts = {"path": str(folder), "exists": folder.exists()}
+    try:
+        if not existing.is_dir():
+            raise NotADirectoryError(20, "is not a folder", str(existing))
+        with tempfile.TemporaryFile(dir=existing) as file:
+            file.write(b"x")
+            file.flush()
+        free = shutil.disk_usage(existing).free
+    except OSError as error:
+        text = f"{folder} is not writable: {(error.strerror or str(error)).lower()}"
+        remedy = f"sudo chown -R $USER {existing}"
+        return Check("folder", name, BROKEN, text, remedy, {**facts, "writable": False})
+    facts |= {"writable": True, "free_bytes": free}
+    used = f", {size(_bytes_in(folder))} in use" if name == "store" and folder.exists() else ""
+    text = f"{folder}, {size(free)} free{used}"
+    if free < _LOW_SPACE_BYTES:
+        remedy = "doit cache gc --max-size 10GiB"
+        return Check("folder", name, MISSING, f"{text}: disk space is low", remedy, facts)
+    return Check("folder", name, OK, text, facts=facts)
+
+
+def _bytes_in(folder: Path) -> int:
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(f"{where}/{name}").st_size
+    return total

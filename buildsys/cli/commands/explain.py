@@ -1,0 +1,101 @@
+"""doit explain: reasons for stale targets, or for their last build."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from buildsys.cli.command import JSON, Options, ProjectCommand, print_json
+from buildsys.cli.console.rows import Row, print_rows, time_ago
+from buildsys.cli.session import Session
+from buildsys.execution.freshness import FRESH, MAY_RERUN, STALE, Explanation, LastRun
+from buildsys.execution.stale_reasons import Reason, format_reasons, summarize_reasons
+from buildsys.report.formatting import duration
+
+SCHEMA = "buildsys/explain/1"
+_SHOWN_CAUSES = 3
+
+
+class Explain(ProjectCommand):
+    """Explain the state of targets."""
+
+    doc_purpose = "explain why targets are stale, or when and why they were built"
+    doc_usage = "[TARGET ...]"
+    options = (JSON,)
+
+    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
+        """Print one explanation per target; without names, those of all targets."""
+        session = Session.read_only(root)
+        chosen = session.select(names)
+        found = [one for one in session.explain(chosen).values() if one.target in chosen]
+        if options["json"]:
+            print_json({"schema": SCHEMA, "targets": [explanation_json(one) for one in found]})
+            return 0
+        print_rows(_rows(session, found, by_name=bool(names)), [_summary(found)])
+        return 0
+
+
+def explanation_json(one: Explanation) -> dict[str, Any]:
+    """Return an explanation as JSON, reasons as data and text."""
+    last = one.last
+    return {
+        "target": one.target,
+        "state": one.state.replace(" ", "-"),
+        "restorable": one.restorable,
+        "reasons": reasons_json(one.reasons),
+        "expected_s": one.expected_s,
+        "last_run": last
+        and {
+            "status": last.status,
+            "started": last.started,
+            "seconds": last.seconds,
+            "reason": last.reason,
+            "reasons": reasons_json(last.reasons),
+        },
+    }
+
+
+def reasons_json(reasons: Iterable[Reason]) -> list[dict[str, Any]]:
+    """Return reasons as JSON."""
+    # "line" was the first changed line of a file; it stays in the schema, always null
+    return [{**reason._asdict(), "line": None, "text": str(reason)} for reason in reasons]
+
+
+def _rows(session: Session, found: Iterable[Explanation], *, by_name: bool) -> Iterator[Row]:
+    """Yield one row per target; unnamed fresh targets share one per model."""
+    for model, members in groupby(found, key=lambda one: session.actions[one.target].model):
+        targets = list(members)
+        fresh = [one for one in targets if one.state == FRESH]
+        if fresh and not by_name:
+            count = f"all {len(fresh)}" if fresh == targets else f"{len(fresh)} of {len(targets)}"
+            latest = max((one.last.started for one in fresh if one.last), default="")
+            built = f", last built {time_ago(latest)}" if latest else ""
+            yield Row(FRESH, f"{model}: {count} targets{built}")
+        yield from (_row(one) for one in targets if by_name or one.state != FRESH)
+
+
+def _row(one: Explanation) -> Row:
+    last = one.last
+    if one.state == FRESH:
+        return Row(FRESH, f"{one.target}: {_how_built(last)}" if last else one.target)
+    details = format_reasons(one.reasons)
+    if one.restorable:
+        details.append("its outputs are in the store and will be restored")
+    last_run = f": last run {time_ago(last.started)}, {last.status}" if last else ""
+    return Row(one.state, one.target + last_run, details)
+
+
+def _how_built(last: LastRun) -> str:
+    how = {"passed": "built", "error": "last run failed"}.get(last.status, last.status)
+    text = f"{how} {time_ago(last.started)} in {duration(last.seconds)}"
+    text += f" ({last.reason})" if last.reason else ""
+    return text + (
+        f"; reason: {summarize_reasons(last.reasons, _SHOWN_CAUSES)}" if last.reasons else ""
+    )
+
+
+def _summary(found: Sequence[Explanation]) -> str:
+    counts = [(sum(one.state == s for one in found), s) for s in (STALE, MAY_RERUN, FRESH)]
+    return ", ".join(f"{count} {state}" for count, state in counts if count) or "no targets"

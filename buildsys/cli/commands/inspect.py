@@ -1,0 +1,346 @@
+"""doit inspect: operators, tensors, weights and MACs of a graph, or a drawing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from buildsys.cli.command import (
+    JSON,
+    Options,
+    ProjectCommand,
+    option,
+    print_json,
+    print_lines,
+    unknown_name,
+)
+from buildsys.cli.console.table import format_table
+from buildsys.cli.graph_files import STORED, GraphFile, ask_inspection, find_graph
+from buildsys.cli.session import Session
+from buildsys.errors import UsageError
+from buildsys.manifest.shape_cases import shape_cases
+from buildsys.report.formatting import TIMES, count, large, size
+
+SCHEMA, DRAWING_SCHEMA = "buildsys/inspect/1", "buildsys/picture/1"
+PREFIX = "inspect:"
+_INDENT = 12
+_SHOWN_OPERATORS = 12
+_SHOWN_CONSUMERS = 6
+_ENGINE_HEADER = ("schema", "target", "stage", "model", "variant", "toolchain")
+Document = Mapping[str, Any]
+
+
+class Inspect(ProjectCommand):
+    """Show or draw a graph."""
+
+    doc_purpose = "show a graph: operators, tensors, weights, multiply-accumulates; or draw it"
+    doc_usage = "MODEL[:STAGE]"
+    doc_description = (
+        "also typed `doit inspect:MODEL:STAGE`\n"
+        "STAGE is export, simplify (the default), convert:PRECISION or engine:NAME;\n"
+        "STAGE~1 is the graph of the build before, STAGE@REV the one built from a git revision"
+    )
+    options = (
+        JSON,
+        option("nodes", "list every node", flag=True),
+        option("node", "show everything about one node"),
+        option("tensor", "show everything about one tensor"),
+        option("svg", "draw the graph into this file"),
+        option("begin", "draw from this node or tensor", long="from"),
+        option("end", "draw up to this node or tensor", long="to"),
+        option("depth", "draw this many nodes from there"),
+    )
+
+    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
+        """Print the requested part; by default the graph on one screen."""
+        if len(names) != 1:
+            hint = "for example `doit inspect:resnet50:export`"
+            raise UsageError("inspect takes one MODEL or MODEL:STAGE", hint)
+        _check_options(options)
+        session = Session.read_only(root)
+        model, graph = find_graph(session, "inspect", names[0].removeprefix(PREFIX))
+        head = {"schema": SCHEMA, "model": model, "graph": graph.as_json()}
+        if options["svg"]:
+            document, lines = _draw(graph, head, options)
+        elif graph.is_onnx:
+            document, lines = _describe(session, graph, head, options)
+        else:
+            document, lines = _describe_engine(session, graph, head, options)
+        if options["json"]:
+            print_json(document)
+        else:
+            print_lines([*([graph.note] if graph.note else []), *lines])
+        return 0
+
+
+def _check_options(options: Options) -> None:
+    several = [f"--{name}" for name in ("nodes", "node", "tensor", "svg") if options[name]]
+    depth = options["depth"]
+    if len(several) > 1:
+        raise UsageError(f"{' and '.join(several)} cannot be combined", "use one of them")
+    if not options["svg"] and (options["begin"] or options["end"] or depth):
+        raise UsageError("--from, --to and --depth select a part to draw", "add --svg FILE")
+    if depth and not (depth.isdecimal() and int(depth) > 0):
+        raise UsageError(f"--depth expects a positive integer, found {depth!r}")
+
+
+def _describe(
+    session: Session, graph: GraphFile, head: Document, options: Options
+) -> tuple[Document, Sequence[str]]:
+    """Return the requested part of the graph as JSON and text."""
+    dims = shape_cases(session.project.models[head["model"]].data["dims"], ("opt",))
+    request = {"graph": graph.request(), "dims": next(iter(dims.values()))}
+    document = {**head, **ask_inspection("describe", request)}
+    tensors = document["tensors"]
+    if options["node"]:
+        nodes = [
+            {**node, "tensors": {name: _tensor(node, name, tensors) for name in _ends(node)}}
+            for node in _nodes_named(document, options["node"])
+        ]
+        return {**head, "nodes": nodes}, [line for node in nodes for line in _node_lines(node)]
+    if options["tensor"]:
+        name = options["tensor"]
+        if name not in tensors:
+            raise _unknown("tensor", name, tensors)
+        return {**head, "tensors": {name: tensors[name]}}, _tensor_lines(name, tensors[name])
+    return document, _node_table(document) if options["nodes"] else _graph_lines(document)
+
+
+def _describe_engine(
+    session: Session, graph: GraphFile, head: Document, options: Options
+) -> tuple[Document, Sequence[str]]:
+    if options["node"] or options["tensor"] or options["nodes"]:
+        hint = "inspect the graph of an earlier stage"
+        raise UsageError(f"{graph.target} is a TensorRT engine without readable nodes", hint)
+    result = {} if graph.state == STORED else session.result(graph.target)
+    lines = [
+        f"{graph.target}: {_shown_path(graph.file)}, {size(graph.bytes)}",
+        "TensorRT engines have no readable graph; from engine.json:",
+    ]
+    for name, value in result.items():
+        if name not in _ENGINE_HEADER and value not in (None, "", [], {}):
+            lines.append(f"  {name:<18}{_plain(value)}")
+    return {**head, "engine": result}, lines
+
+
+def _draw(graph: GraphFile, head: Document, options: Options) -> tuple[Document, Sequence[str]]:
+    """Write the drawing; return its figures as JSON and as text."""
+    if not graph.is_onnx:
+        raise UsageError(f"{graph.target} is a TensorRT engine without a graph to draw")
+    part = {
+        "from": options["begin"],
+        "to": options["end"],
+        "depth": int(options["depth"]) if options["depth"] else None,
+    }
+    title = f"{head['model']}: {graph.name}"
+    answer = ask_inspection("draw", {"graph": graph.request(), "title": title, **part})
+    path = Path(options["svg"])
+    path.write_text(answer.pop("svg"), encoding="utf-8")
+    text = f"wrote {path}: {count(answer['nodes'])} nodes in {count(answer['boxes'])} boxes"
+    if answer["boxes"] < answer["nodes"]:
+        text += "; draw parts of it with --from, --to and --depth"
+    return {**head, "schema": DRAWING_SCHEMA, "svg": str(path), **answer}, [text]
+
+
+def _nodes_named(document: Document, name: str) -> list[Document]:
+    """Return the nodes of a name, or the producer of that tensor."""
+    nodes: list[Document] = document["nodes"]
+    found = [node for node in nodes if node["name"] == name]
+    found = found or [node for node in nodes if name in node["outputs"]]
+    if not found:
+        raise _unknown("node", name, [node["label"] for node in nodes])
+    return found
+
+
+def _unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
+    error = unknown_name(kind, name, known, "`--nodes` lists all nodes and their tensors")
+    return UsageError(f"the graph has no {kind} {name!r}", error.hint)
+
+
+def _ends(node: Document) -> list[str]:
+    return [name for name in (*node["inputs"], *node["outputs"]) if name]
+
+
+def _tensor(node: Document, name: str, tensors: Document) -> Any:
+    return tensors.get(f"{node['inside']}:{name}") or tensors.get(name)
+
+
+def _graph_lines(document: Document) -> list[str]:
+    graph, domains, stored = document["graph"], document["custom_domains"], document["initializers"]
+    opsets = ", ".join(f"{domain} {version}" for domain, version in document["opsets"].items())
+    by_type = ", ".join(f"{count(one['count'])} {name}" for name, one in stored["dtypes"].items())
+    weights = (
+        f"{count(document['parameters'])} parameters, {size(stored['bytes'])} in "
+        f"{count(stored['count'])} initializers{': ' if by_type else ''}{by_type}"
+    )
+    largest = [
+        f"{one['name']}: {one['dtype']} {_shape(one['shape'])}, {size(one['bytes'])}"
+        for one in stored["largest"]
+    ]
+    functions = [
+        f"{one['name']}({', '.join(one['inputs'])}) → {', '.join(one['outputs'])}: "
+        f"{_counts(one['operators'])}"
+        for one in document["functions"]
+    ]
+    producer = f"{document['producer'] or 'unknown'}, IR version {document['ir_version']}"
+    return [
+        f"{graph['target']}: {_shown_path(Path(graph['file']))}, {size(graph['bytes'])}",
+        *_entry("producer", [producer]),
+        *_entry("opsets", [opsets]),
+        *_entry("inputs", [f"{one['name']}: {_typed(one)}" for one in document["inputs"]]),
+        *_entry("outputs", [f"{one['name']}: {_typed(one)}" for one in document["outputs"]]),
+        *_entry("weights", [weights]),
+        *_entry("largest", largest),
+        *_entry("MACs", list(_macs(document["macs"]))),
+        *_entry("domains", [f"{name}: {_counts(found)}" for name, found in domains.items()]),
+        *_entry("functions", functions),
+        "",
+        *_operator_table(document),
+    ]
+
+
+def _macs(macs: Document) -> Iterator[str]:
+    unknown = macs["unknown_shapes"] or macs["unknown_operators"]
+    total = large(macs["total"])
+    if unknown and not macs["complete"]:
+        total = f"at least {total}" if macs["total"] else "unknown"
+    sizes = ", ".join(f"{name} = {value}" for name, value in macs["dims"].items())
+    yield f"{total}{f' at {sizes}' if sizes else ''}{_formula(macs['formula'])}"
+    shares = ", ".join(
+        f"{name} {large(found['macs'])} in {found['nodes']}"
+        for name, found in list(macs["operators"].items())[:_SHOWN_OPERATORS]
+    )
+    if shares:
+        yield f"{shares}; element-wise operators, norms and poolings are not counted"
+    elif macs["complete"]:
+        yield "no convolution, matrix product or recurrent layer"
+    if macs["unknown_shapes"]:
+        yield f"not counted (unknown shape): {_counts(macs['unknown_shapes'])}"
+    if macs["unknown_operators"]:
+        yield f"not counted (unknown operator): {_counts(macs['unknown_operators'])}"
+    if macs["loops_counted_once"]:
+        yield "loop bodies are counted once, as the number of iterations is unknown"
+
+
+def _formula(terms: Mapping[str, int] | None) -> str:
+    """Return the MACs per dynamic dimension: ``; 4.09 G per batch``."""
+    if not terms or set(terms) == {""}:
+        return ""
+    if len(terms) == 1 and not {"*", "^"} & set(name := next(iter(terms))):
+        return f"; {large(terms[name])} per {name}"
+    parts = (f"{large(n)} {TIMES} {term}" if term else large(n) for term, n in terms.items())
+    return f"; {' + '.join(parts)}"
+
+
+def _operator_table(document: Document) -> list[str]:
+    operators, macs = document["operators"], document["macs"]["operators"]
+    total = document["macs"]["total"]
+    rows = []
+    for name, number in operators.items():
+        own = macs.get(name, {}).get("macs")
+        share = f"{100 * own / total:.1f} %" if own else ""
+        rows.append((name, count(number), large(own) if own else "", share))
+    room = max(_SHOWN_OPERATORS, shutil.get_terminal_size((80, 40)).lines - 24)
+    shown = rows if len(rows) <= room + 1 else rows[:room]
+    titles = (f"{count(sum(operators.values()))} nodes", "count>", "MACs>", "share>")
+    lines = format_table(titles, shown)
+    if len(rows) > len(shown):
+        nodes = sum(list(operators.values())[len(shown) :])
+        more = f"{len(rows) - len(shown)} more operators, {nodes} nodes"
+        lines.append(f"{more} (--json lists all)")
+    return lines
+
+
+def _node_table(document: Document) -> list[str]:
+    """Return one line per node in graph order, nodes of bodies indented."""
+    rows = []
+    for node in document["nodes"]:
+        outputs = []
+        for name in filter(None, node["outputs"]):
+            tensor = _tensor(node, name, document["tensors"]) or {}
+            known = tensor.get("shape") is not None
+            outputs.append(f"{name} {_shape(tensor['shape'])}" if known else name)
+        indent = "  " * (node["inside"].count("/") + 1 if node["inside"] else 0)
+        rows.append(
+            (
+                indent + node["operator"],
+                node["name"] or "-",
+                ", ".join(node["inputs"]),
+                f"→ {', '.join(outputs)}",
+                large(node["macs"]) if node["macs"] else "",
+            )
+        )
+    return format_table(("operator", "name", "inputs", "outputs", "MACs>"), rows)
+
+
+def _node_lines(node: Document) -> list[str]:
+    where = f" in {node['inside']}" if node["inside"] else ""
+    attributes = [f"{name} = {value}" for name, value in node["attributes"].items()]
+    return [
+        f"{node['operator']} {node['label']}{where}",
+        *_entry("attributes", attributes),
+        *_entry("inputs", [_end(name, node, "producer") for name in node["inputs"]]),
+        *_entry("outputs", [_end(name, node, "consumers") for name in node["outputs"]]),
+        *_entry("MACs", [count(node["macs"])] if node["macs"] else []),
+    ]
+
+
+def _end(name: str, node: Document, other: str) -> str:
+    """Return an input with its producer, or an output with its consumers."""
+    if not name:
+        return "(omitted)"
+    tensor = node["tensors"].get(name)
+    if tensor is None:  # of the graph around a body
+        return name
+    text = f"{name}: {_typed(tensor)}"
+    if other == "producer":
+        return f"{text} from {tensor['producer'] or tensor['kind']}"
+    consumers = tensor["consumers"] or [tensor["kind"] if tensor["kind"] == "output" else "nothing"]
+    rest = len(consumers) - _SHOWN_CONSUMERS
+    more = f" and {rest} more" if rest > 0 else ""
+    return f"{text} to {', '.join(consumers[:_SHOWN_CONSUMERS])}{more}"
+
+
+def _tensor_lines(name: str, tensor: Document) -> list[str]:
+    sized = f"{_shape(tensor['sized'])} at the optimal sizes"
+    return [
+        f"{tensor['kind']} {name}: {_typed(tensor)}",
+        *_entry("shape", [sized] if tensor["sized"] != tensor["shape"] else []),
+        *_entry("size", [size(tensor["bytes"])] if tensor["bytes"] is not None else []),
+        *_entry("producer", [tensor["producer"]] if tensor["producer"] else []),
+        *_entry("consumers", tensor["consumers"] or ["none"]),
+    ]
+
+
+def _entry(title: str, lines: Sequence[str]) -> list[str]:
+    return [f"  {'' if at else title:<{_INDENT}}{line}" for at, line in enumerate(lines)]
+
+
+def _typed(tensor: Document) -> str:
+    return f"{tensor['dtype'] or 'unknown type'} {_shape(tensor['shape'])}"
+
+
+def _shape(shape: Sequence[Any] | None) -> str:
+    if shape is None:
+        return "of unknown shape"
+    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {TIMES}{number}" for name, number in counts.items())
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_plain(entry)}" for name, entry in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_plain, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _shown_path(path: Path) -> str:
+    relative = os.path.relpath(path)
+    return relative if len(relative) < len(str(path)) else str(path)

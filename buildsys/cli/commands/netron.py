@@ -1,0 +1,116 @@
+"""doit netron: a graph in the netron viewer."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import logging
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from buildsys.cli.command import Options, ProjectCommand, option
+from buildsys.cli.graph_files import STORED, GraphFile, find_graph
+from buildsys.cli.session import Session
+from buildsys.errors import BuildsysError, Unavailable, UsageError
+
+_HOST = "127.0.0.1"
+_PORT = 8080  # netron's own default
+_TRIED_PORTS = 100
+
+
+class Netron(ProjectCommand):
+    """Serve a graph in the netron viewer."""
+
+    doc_purpose = "serve a graph in the netron viewer until Ctrl-C"
+    doc_usage = "MODEL[:STAGE]"
+    doc_description = "STAGE names a graph as in `doit inspect`; simplify is the default"
+    options = (
+        option("port", "the port; by default 8080 or the next free one"),
+        option("browse", "open a browser", flag=True),
+    )
+
+    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
+        """Print the address and serve until Ctrl-C or SIGTERM."""
+        if len(names) != 1:
+            hint = "for example `doit netron resnet50:export`"
+            raise UsageError("netron takes one MODEL or MODEL:STAGE", hint)
+        port = _port(options["port"])
+        _, graph = find_graph(Session.read_only(root), "netron", names[0])
+        if not graph.is_onnx:
+            hint = "show the graph of an earlier stage"
+            raise UsageError(f"{graph.target} is a TensorRT engine; netron cannot show it", hint)
+        if importlib.util.find_spec("netron") is None:
+            hint = "`pip install 'buildsys[netron]'` or `pip install netron` installs it"
+            raise Unavailable("netron is not installed", hint)
+        if graph.note:
+            sys.stdout.write(f"{graph.note}\n")
+        with _file_with_suffix(graph) as file:
+            _serve(file, port, browse=options["browse"])
+        return 0
+
+
+def _serve(file: Path, port: int, *, browse: bool) -> None:
+    netron: Any = importlib.import_module("netron")
+    logging.getLogger("netron").setLevel(logging.CRITICAL)  # it announces the address as well
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        with contextlib.redirect_stdout(None):
+            host, bound = netron.start(str(file), (_HOST, port), browse=browse)
+        sys.stdout.write(f"serving at http://{host}:{bound}; stop with Ctrl-C\n")
+        sys.stdout.flush()
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        return
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        with contextlib.redirect_stdout(None):
+            netron.stop((_HOST, port))
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    del number, frame
+    raise KeyboardInterrupt
+
+
+def _port(text: str) -> int:
+    """Return the requested port, or the first free one from netron's default."""
+    if not text:
+        return next((n for n in range(_PORT, _PORT + _TRIED_PORTS) if _is_free(n)), _PORT)
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise UsageError(f"--port expects a number from 1 to 65535, found {text!r}")
+    if not _is_free(int(text)):
+        raise BuildsysError(f"port {text} is in use; without --port a free one is chosen")
+    return int(text)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind((_HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def _file_with_suffix(graph: GraphFile) -> Iterator[Path]:
+    """Yield the graph under an ``.onnx`` name, unlike in the store."""
+    if graph.state != STORED:
+        yield graph.file
+        return
+    with tempfile.TemporaryDirectory(prefix="buildsys-netron-") as folder:
+        file = Path(folder) / "model.onnx"
+        shutil.copyfile(graph.file, file)
+        if graph.data is not None:
+            file.with_name("model.onnx.data").symlink_to(graph.data)
+        yield file

@@ -1,0 +1,321 @@
+"""doit ops: operator support of the installed libraries.
+
+Their registries are read once per set of versions, by a process that loads torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from buildsys.cli.command import (
+    JSON,
+    Options,
+    ProjectCommand,
+    option,
+    print_json,
+    print_lines,
+    require_model,
+)
+from buildsys.cli.console.table import format_table
+from buildsys.errors import ManifestErrors, StageError, UsageError
+from buildsys.manifest.project import STATE_FOLDER, Project, load_project
+from buildsys.system.files import replace_file
+from buildsys.system.processes import run_python
+from buildsys.system.suggestions import nearest
+from buildsys.system.versions import python_version, tool_versions
+
+SCHEMA = "buildsys/ops/1"
+_LIBRARIES = ("torch", "torchvision", "onnx", "onnxscript", "onnxruntime", "tensorrt_rtx")
+_READER = "buildsys.backends.operator_support"
+_READER_CODE = ("backends/operator_support/*.py", "backends/onnxruntime/kernels.py")
+_KEPT_TABLES = 4  # of other versions: users switch between environments
+_REGISTERING = ("symbolics", "translations", "ops")
+_TORCH_TITLES = ("PyTorch operator", "TorchScript", "dynamo", "registered here")
+_ONNX_TITLES = (
+    "ONNX operator",
+    "opsets",
+    "ONNX Runtime (CPU)",
+    "TensorRT-RTX",
+    "implemented here",
+)
+_MODEL_TITLES = ("operator", "nodes>", "since", *_ONNX_TITLES[2:])
+_NO, _UNKNOWN = "no", "not installed"
+Row = Mapping[str, Any]
+Rows = Mapping[str, Row]
+
+
+class Ops(ProjectCommand):
+    """Show operator support."""
+
+    doc_purpose = "show which operators the installed exporters, ONNX and runtimes support"
+    doc_usage = "[OPERATOR ...]"
+    options = (
+        JSON,
+        option("all", "show all operators", flag=True),
+        option("model", "show the operators in a built model's graph"),
+    )
+
+    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
+        """Print the named operators, those of a model, all, or a summary."""
+        model = options["model"]
+        if model and names:
+            raise UsageError("ops takes the names of operators or --model, not both")
+        project = None
+        with suppress(*(() if model else (ManifestErrors,))):  # operators need no manifest
+            project = load_project(root, remember=False)
+        known = operator_table(root / STATE_FOLDER)
+        registered = _registrations(project)
+        if model:
+            require_model("ops --model", project.models if project else {}, [model])
+            assert project is not None
+            _print_model(project, model, known, registered, as_json=options["json"])
+            return 0
+        torch, onnx = known["torch"], known["onnx"]
+        if names:
+            torch, onnx = _chosen(known, names, registered)
+        if options["json"]:
+            _print_json(torch=torch, onnx=onnx, registered=registered)
+        elif names or options["all"]:
+            torch_rows = [_torch_cells(name, row, registered) for name, row in torch.items()]
+            onnx_rows = [_onnx_cells(name, row, registered) for name, row in onnx.items()]
+            tables = [*_table(_TORCH_TITLES, torch_rows), "", *_table(_ONNX_TITLES, onnx_rows)]
+            print_lines(tables if torch and onnx else filter(None, tables))
+        else:
+            print_lines(_summary(known))
+        return 0
+
+
+def library_versions() -> dict[str, str]:
+    """Return the versions of the libraries."""
+    return {"python": python_version(), **tool_versions(_LIBRARIES)}
+
+
+def operator_table(state: Path) -> dict[str, Any]:
+    """Return the operator table of the installed libraries, cached in ``state``.
+
+    Raises: StageError: torch or onnx cannot be loaded.
+    """
+    package = Path(__file__).parents[2]
+    code = [path.read_bytes() for part in _READER_CODE for path in sorted(package.glob(part))]
+    digests = [hashlib.sha256(content).hexdigest() for content in code]
+    key = json.dumps([sorted(library_versions().items()), digests])
+    file = state / "operators" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    try:
+        known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return known
+    except (OSError, ValueError):  # missing, or cut off
+        table = _read_registries()
+    try:
+        _keep(file, json.dumps(table))
+    except OSError as error:
+        sys.stderr.write(f"the table cannot be cached: {file}: {error.strerror}\n")
+    return table
+
+
+def _read_registries() -> dict[str, Any]:
+    sys.stderr.write("reading the registries of the libraries (once for these versions) …\n")
+    sys.stderr.flush()
+    done = run_python(("-m", _READER))
+    if done.problem:
+        hint = "`doit ops` needs torch and onnx"
+        raise StageError(f"cannot read the registries: {done.problem}", hint)
+    table: dict[str, Any] = done.json()
+    return table
+
+
+def _keep(file: Path, text: str) -> None:
+    replace_file(file, text.encode())
+    tables = sorted(file.parent.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for old in tables[_KEPT_TABLES:]:
+        old.unlink(missing_ok=True)
+
+
+def _registrations(project: Project | None) -> dict[str, list[str]]:
+    """Return operator -> ``MODEL (section)`` of its registrations and implementations."""
+    found: dict[str, dict[str, None]] = {}
+    for name, model in (project.models if project else {}).items():
+        for section in _REGISTERING:
+            for entry in model.data.get(section) or ():
+                if isinstance(entry, dict) and entry.get("op"):
+                    found.setdefault(str(entry["op"]), {})[f"{name} ({section})"] = None
+    return {op: list(users) for op, users in sorted(found.items())}
+
+
+def _chosen(
+    known: Mapping[str, Any], names: Sequence[str], registered: Mapping[str, list[str]]
+) -> tuple[Rows, Rows]:
+    """Return the PyTorch and the ONNX rows of the named operators."""
+    torch: dict[str, Row] = {}
+    onnx: dict[str, Row] = {}
+    unsupported: Row = {
+        "torchscript": None,
+        "dynamo": None,
+        "by_parts": False,
+        "writes": [],
+        "schemas": [],
+    }
+    own = {n: unsupported for n in registered if n not in known["torch"] and n not in known["onnx"]}
+    for name in names:
+        tables: tuple[Rows, Rows] = ({**known["torch"], **own}, known["onnx"])
+        found = [{name: rows[name]} if name in rows else {} for rows in tables]
+        if not any(found):
+            found = [_matching(name, rows) for rows in tables]
+        if not any(found):
+            raise _unknown_operator(name, [*known["torch"], *known["onnx"], *own])
+        torch |= found[0]
+        onnx |= found[1]
+    return torch, onnx
+
+
+def _matching(name: str, rows: Rows) -> dict[str, Row]:
+    """Return the rows of a name, ignoring case and a missing namespace."""
+    wanted = name.removesuffix("_").lower().replace(".", "::")
+    return {
+        known: row
+        for known, row in rows.items()
+        if known.lower() == wanted
+        or ("::" not in wanted and known.lower().rpartition("::")[2] == wanted)
+    }
+
+
+def _unknown_operator(name: str, known: Sequence[str]) -> UsageError:
+    near = nearest(name, known)
+    if "::" not in name:
+        plain: dict[str, str] = {}
+        for one in known:
+            plain.setdefault(one.rpartition("::")[2].lower(), one)
+        near = [*(plain[word] for word in nearest(name.lower(), plain)), *near]
+    shown = ", ".join(list(dict.fromkeys(near))[:3])
+    hint = f"nearest: {shown}" if near else "`doit ops --all` lists all operators"
+    return UsageError(f"there is no operator {name!r} in torch, ONNX or ONNX Runtime here", hint)
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a table, without its last column if empty."""
+    if not any(row[-1] for row in rows):
+        titles, rows = titles[:-1], [row[:-1] for row in rows]
+    return format_table(titles, rows) if rows else []
+
+
+def _torch_cells(name: str, row: Row, registered: Mapping[str, list[str]]) -> tuple[str, ...]:
+    traced = f"from opset {row['torchscript']}" if row["torchscript"] else _NO
+    return name, traced, _captured(row), ", ".join(registered.get(name, ()))
+
+
+def _captured(row: Row) -> str:
+    parts = "decomposed" if row["by_parts"] else ""
+    if not row["dynamo"]:
+        return parts or _NO
+    writes = f" ({', '.join(row['writes'])})" if row["writes"] else ""
+    return f"from opset {row['dynamo']}{writes}" + (f", else {parts}" if parts else "")
+
+
+def _onnx_cells(name: str, row: Row, registered: Mapping[str, list[str]]) -> tuple[str, ...]:
+    implemented = ", ".join(registered.get(name, ()))
+    return name, _opsets(row), _runs(row["onnxruntime"]), _parsed(row["tensorrt_rtx"]), implemented
+
+
+def _opsets(row: Row) -> str:
+    """Return for example ``from 9, changed in 22, removed in 25``."""
+    since = [opset for opset in row["opsets"] if opset > 0]
+    removed = next((-opset for opset in row["opsets"] if opset < 0), None)
+    if not since:
+        return "not in ONNX"
+    changed = f", changed in {', '.join(map(str, since[1:]))}" if len(since) > 1 else ""
+    return f"from {since[0]}{changed}" + (f", removed in {removed}" if removed else "")
+
+
+def _runs(support: Sequence[Row] | None) -> str:
+    """Return the supported types by opset, without repetitions."""
+    if support is None:
+        return _UNKNOWN
+    by_opset: dict[int, str] = {}
+    for row in support:
+        types = ", ".join(row["types"]) or ("as a function" if row["body"] else _NO)
+        if types != next(reversed(by_opset.values()), ""):
+            by_opset[row["opset"]] = types
+    if len(by_opset) == 1:
+        return next(iter(by_opset.values()))
+    return "; ".join(f"{opset}: {types}" for opset, types in by_opset.items()) or _NO
+
+
+def _parsed(supported: bool | None) -> str:
+    return _UNKNOWN if supported is None else "yes" if supported else _NO
+
+
+def _summary(known: Mapping[str, Any]) -> list[str]:
+    torch, onnx, versions = known["torch"].values(), known["onnx"], library_versions()
+    own = {name: row for name, row in onnx.items() if row["opsets"]}
+    newest = max(opset for row in own.values() for opset in row["opsets"])
+    traced = sum(row["torchscript"] is not None for row in torch)
+    captured = sum(row["dynamo"] is not None for row in torch)
+    parts = sum(row["by_parts"] and row["dynamo"] is None for row in torch)
+    run = sum(
+        any(one["types"] or one["body"] for one in row["onnxruntime"] or ()) for row in own.values()
+    )
+    parsed = sum(bool(row["tensorrt_rtx"]) for row in own.values())
+    return [
+        f"torch {versions['torch']}: {len(torch)} operators; TorchScript translates {traced}, "
+        f"dynamo {captured} directly and {parts} after decomposition",
+        f"onnx {versions['onnx']}: {len(own)} operators up to opset {newest}; ONNX Runtime "
+        f"{versions['onnxruntime']} runs {run} on a CPU, TensorRT-RTX {versions['tensorrt_rtx']} "
+        f"parses {parsed}",
+        "`doit ops NAME ...` shows single operators (asinh, DeformConv, aten::roll),",
+        "`doit ops --model MODEL` those of a graph, `doit ops --all` all; --json prints JSON",
+    ]
+
+
+def _print_model(
+    project: Project,
+    model: str,
+    known: Mapping[str, Any],
+    registered: Mapping[str, list[str]],
+    *,
+    as_json: bool,
+) -> None:
+    """Print the operators of a model's simplified or exported graph."""
+    folder = project.build / model
+    exported = _read_json(folder / "export/export.json")
+    simplified = _read_json(folder / "simplify/graph.json")
+    if not exported:
+        raise UsageError(f"{model} has no graph yet", f"`doit simplify:{model}` builds it")
+    opset = int(exported.get("opset") or 0)
+    counts: dict[str, int] = (simplified.get("after") or exported).get("operators") or {}
+    found = {name: known["onnx"].get(name) for name in counts}
+    if as_json:
+        _print_json(model=model, opset=opset, operators=counts, onnx=found, registered=registered)
+        return
+    rows = [
+        (name, str(counts[name]), *_cells_at(row, opset), ", ".join(registered.get(name, ())))
+        for name, row in found.items()
+    ]
+    print_lines([f"{model}: simplified graph, opset {opset}", *_table(_MODEL_TITLES, rows)])
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _cells_at(row: Row | None, opset: int) -> tuple[str, str, str]:
+    """Return the first opset and the support of an operator at ``opset``."""
+    if row is None:
+        return "", _NO, _NO
+    since = max((one for one in row["opsets"] if 0 < one <= opset), default=None)
+    support = row["onnxruntime"]
+    now = [one for one in support or () if since is None or one["opset"] == since]
+    runs = _UNKNOWN if support is None else _runs(now)
+    return str(since or ""), runs, _parsed(row["tensorrt_rtx"])
+
+
+def _print_json(**fields: Any) -> None:
+    print_json({"schema": SCHEMA, "versions": library_versions(), **fields})

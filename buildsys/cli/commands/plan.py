@@ -1,0 +1,230 @@
+"""doit plan: targets of the next run, in order, with usual times.
+
+With ``--since REV``: which targets differ from a git revision, built or not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from buildsys.cli.command import JSON, Options, ProjectCommand, option, print_json
+from buildsys.cli.commands.explain import explanation_json, reasons_json
+from buildsys.cli.console.rows import Row, print_rows
+from buildsys.cli.session import Session
+from buildsys.errors import StageError, UsageError
+from buildsys.execution.action_key import declared_parts
+from buildsys.execution.freshness import FRESH, STALE, Explanation
+from buildsys.execution.key_builder import KeyBuilder
+from buildsys.execution.stale_reasons import (
+    UNREADABLE,
+    UPSTREAM,
+    Reason,
+    format_reasons,
+    part_reasons,
+    summarize_reasons,
+)
+from buildsys.report.formatting import duration
+from buildsys.store.file_digests import DigestCache, FileDigest
+from buildsys.store.state_db import ReadOnlyStateDb
+from buildsys.store.text_cache import StateTextCache
+
+SCHEMA, SINCE_SCHEMA = "buildsys/plan/1", "buildsys/plan-since/1"
+ADDED, CHANGED, REMOVED, DOWNSTREAM = "added", "changed", "removed", "downstream"
+_SHOWN_REASONS = 2
+_NOT_IN_A_REVISION = ("input", "tool", "device", "env", "code")  # kinds of key parts
+
+
+class Plan(ProjectCommand):
+    """Print the next run."""
+
+    doc_purpose = "show what would run and how long it takes, or what differs from a git revision"
+    doc_usage = "[TARGET ...]"
+    options = (
+        JSON,
+        option("since", "compare with a git revision", default=None),
+        option("jobs", "number of targets at a time", long="", short="n", default="1"),
+    )
+
+    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
+        """Print the targets of the next run, or differences from a revision."""
+        if options["since"] is not None:
+            print_since(root, names, options["since"], as_json=options["json"])
+            return 0
+        jobs = options["jobs"]
+        if not jobs.isdecimal() or int(jobs) < 1:
+            raise UsageError(f"-n expects a positive integer, found {jobs!r}")
+        session = Session.read_only(root)
+        explained = session.explain(session.select(names))
+        print_plan(session, list(explained.values()), jobs=int(jobs), as_json=options["json"])
+        return 0
+
+
+def print_plan(
+    session: Session, explained: Sequence[Explanation], *, jobs: int, as_json: bool
+) -> None:
+    """Print the targets of the next run, in order."""
+    steps = [one for one in explained if one.state != FRESH]
+    times = _Times.of(session, steps, jobs)
+    if as_json:
+        targets = [explanation_json(one) for one in steps]
+        print_json({"schema": SCHEMA, "jobs": jobs, **times.as_json(), "targets": targets})
+        return
+    width = max((len(one.target) for one in steps), default=0)
+    rows = []
+    for one in steps:
+        word = "restore" if one.restorable else "run" if one.state == STALE else one.state
+        usual = "unknown" if one.expected_s is None else duration(one.expected_s)
+        text = f"{one.target:<{width}}  {'' if one.restorable else usual:>10}"
+        rows.append(Row(word, text, note=summarize_reasons(one.reasons, _SHOWN_REASONS)))
+    print_rows(rows, [times.summary()])
+
+
+@dataclass(frozen=True)
+class _Times:
+    """Usual times of the steps of a plan; unbuilt steps have none."""
+
+    run_s: float  # of steps that will run
+    may_rerun_s: float
+    longest_chain_s: float  # of steps that wait for each other
+    jobs: int
+    steps: int
+    unknown: int
+
+    @classmethod
+    def of(cls, session: Session, steps: Sequence[Explanation], jobs: int) -> _Times:
+        executed = [one for one in steps if not one.restorable]
+        usual = {one.target: one.expected_s or 0.0 for one in executed}
+        run_s = sum(usual[one.target] for one in executed if one.state == STALE)
+        unknown = sum(one.expected_s is None for one in executed)
+        ends: dict[str, float] = {}
+        for target, seconds in usual.items():
+            action = session.actions[target]
+            before = (ends.get(name, 0.0) for name in (*action.after, *action.order))
+            ends[target] = seconds + max(before, default=0.0)
+        longest = max(ends.values(), default=0.0)
+        return cls(run_s, sum(usual.values()) - run_s, longest, jobs, len(steps), unknown)
+
+    @property
+    def parallel_s(self) -> float:
+        return max(self.longest_chain_s, (self.run_s + self.may_rerun_s) / self.jobs)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "expected_s": self.run_s,
+            "expected_at_most_s": self.run_s + self.may_rerun_s,
+            "expected_parallel_s": self.parallel_s,
+            "unknown": self.unknown,
+        }
+
+    def summary(self) -> str:
+        if not self.steps:
+            return "everything is up to date: nothing would run"
+        count = f"{self.steps} target{'s' * (self.steps != 1)}"
+        if self.unknown == self.steps:
+            return f"{count}; time unknown (never built)"
+        parts = [f"{duration(self.run_s)} for what will run"] if self.run_s else []
+        parts += [f"{duration(self.may_rerun_s)} for what may rerun"] if self.may_rerun_s else []
+        if self.jobs > 1:
+            parts.append(f"at best {duration(self.parallel_s)} with -n {self.jobs}")
+        parts += [f"unknown for {self.unknown}"] if self.unknown else []
+        if not parts:
+            return f"{count}; nothing has to run, everything is in the store"
+        return f"{count}; usual time: {', '.join(parts)}"
+
+
+def print_since(root: Path, names: Sequence[str], revision: str, *, as_json: bool) -> None:
+    """Print the targets with differences since a git revision.
+
+    Raises: UsageError: a name or the revision is unknown, or its manifests are wrong.
+    """
+    from buildsys.cli.git_revision import project_at
+
+    now = Session.read_only(root)
+    with project_at(now.project, revision) as there:
+        before = Session(there.project)
+        chosen = now.select(names, before)
+        found = [one for one in _differences(before, now) if one.target in chosen]
+    if as_json:
+        states = {DOWNSTREAM: "behind"}  # its name in JSON since the first version
+        targets = [
+            {
+                "target": one.target,
+                "state": states.get(one.state, one.state),
+                "reasons": reasons_json(one.reasons),
+            }
+            for one in found
+        ]
+        fields = {"since": revision, "commit": there.commit, "targets": targets}
+        print_json({"schema": SINCE_SCHEMA, **fields})
+        return
+    words = (CHANGED, ADDED, REMOVED, DOWNSTREAM)
+    counts = [(sum(one.state == word for one in found), word) for word in words]
+    summary = ", ".join(f"{count} {word}" for count, word in counts if count)
+    rows = (Row(one.state, one.target, format_reasons(one.reasons)) for one in found)
+    print_rows(rows, [f"since {revision} ({there.commit[:10]}): {summary or 'no differences'}"])
+
+
+@dataclass(frozen=True)
+class _Difference:
+    target: str
+    state: str
+    reasons: tuple[Reason, ...] = ()
+
+
+def _differences(before: Session, now: Session) -> Iterator[_Difference]:
+    """Yield the targets with another declaration or other sources, and those downstream."""
+    state = now.project.state / "state.db"
+    old, new = _RevisionParts(before, state), _RevisionParts(now, state)
+    states: dict[str, str] = {}
+    for target, action in now.actions.items():
+        if target not in before.actions:
+            states[target] = ADDED
+            yield _Difference(target, ADDED)
+            continue
+        try:
+            own = part_reasons(old.of(target), new.of(target))
+        except StageError as error:
+            own = [Reason(UNREADABLE, str(error))]
+        upstream = [
+            Reason(UPSTREAM, name, None, "may rerun" if found == DOWNSTREAM else "will rerun")
+            for name in action.after
+            if (found := states.get(name))
+        ]
+        if own or upstream:
+            states[target] = CHANGED if own else DOWNSTREAM
+            yield _Difference(target, states[target], (*own, *upstream))
+    for target in before.actions:
+        if target not in now.actions:
+            yield _Difference(target, REMOVED)
+
+
+class _RevisionParts:
+    """Key parts determined by a git revision: manifest fields and sources."""
+
+    def __init__(self, session: Session, state: Path) -> None:
+        project, db = session.project, ReadOnlyStateDb(state)
+        self._actions = session.actions
+        self._keys = KeyBuilder(
+            project.root, project.build, _RealPathDigests(db), StateTextCache(db)
+        )
+
+    def of(self, target: str) -> Mapping[str, str]:
+        action = self._actions[target]
+        reads_files = action.sources or action.weights
+        parts = self._keys.build(action).parts if reads_files else declared_parts(action)
+        return {
+            label: value
+            for label, value in parts.items()
+            if label.partition(":")[0] not in _NOT_IN_A_REVISION
+        }
+
+
+class _RealPathDigests(DigestCache):
+    """Digests by real path, as linked files are known by it."""
+
+    def digest(self, path: str) -> FileDigest | None:
+        return super().digest(os.path.realpath(path))

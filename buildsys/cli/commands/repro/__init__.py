@@ -1,0 +1,1 @@
+"""doit repro: build a model twice and compare the artifacts."""

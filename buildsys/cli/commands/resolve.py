@@ -1,0 +1,25 @@
+"""doit resolve: the manifest of a model with all defaults."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from buildsys.cli.command import Options, ProjectCommand, require_model
+from buildsys.manifest.project import load_project
+from buildsys.manifest.show import resolved_text
+
+
+class Resolve(ProjectCommand):
+    """Print a resolved manifest."""
+
+    doc_purpose = "print a model's manifest with all defaults, and where each value is set"
+    doc_usage = "MODEL"
+
+    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
+        """Print the manifest as YAML."""
+        del options
+        models = load_project(root).models
+        sys.stdout.write(resolved_text(models[require_model("resolve", models, names)]))
+        return 0

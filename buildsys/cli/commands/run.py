@@ -1,0 +1,92 @@
+"""doit run, also typed as plain ``doit``: build targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import Any, ClassVar
+
+from doit import Globals
+from doit.cmd_run import Run as DoitRun
+from doit.dependency import SqliteDB
+from doit.runner import ERROR as TASK_ERROR
+
+from buildsys.cli.command import INTERRUPTED
+from buildsys.cli.console.reporter import Reporter
+from buildsys.cli.doit_command import DoitCommand
+from buildsys.cli.interruption import Interruption
+from buildsys.cli.session import Session
+from buildsys.cli.target_selection import Requested
+from buildsys.plan.project_plan import model_of
+
+
+class Run(DoitCommand, DoitRun):  # type: ignore[misc]
+    """doit's run, with our exit codes and safe interruption."""
+
+    name = "run"
+    # during a run; called once the project is loaded
+    requested: ClassVar[Callable[[], Requested] | None] = None
+
+    def other_names(self) -> Sequence[str]:
+        """Return the commands: `doit lst` arrives here as a target to run."""
+        names: Sequence[str] = self.loader.cmd_names
+        return names
+
+    def parse_execute(self, in_args: list[str]) -> Any:
+        """Pass on ``doit inspect:MODEL``, a command typed like a target."""
+        if any(argument.startswith("inspect:") for argument in in_args):
+            from buildsys.cli.commands.inspect import Inspect
+
+            return Inspect(config=self.config, bin_name=self.bin_name).parse_execute(in_args)
+        return super().parse_execute(in_args)
+
+    def execute(self, params: Any, args: list[str]) -> Any:
+        """Let the tasks be selected by the command line."""
+        Session.jobs = max(1, params["num_process"])
+        Run.requested = partial(_requested, params, args)
+        try:
+            return super().execute(params, args)
+        finally:
+            Run.requested = None
+
+    @wraps(DoitRun._execute)  # doit reads the options from its signature
+    def _execute(self, **options: Any) -> Any:
+        """Return 1 for a failed check; doit counts targets downstream as errors."""
+        reporter = self.loader.load_doit_config().get("reporter")
+        session: Session | None = getattr(reporter, "session", None)
+        if session is None:
+            return super()._execute(**options)
+        try:
+            with Interruption(session.interrupt):
+                code = super()._execute(**options)
+        except KeyboardInterrupt:
+            return session.interrupted or INTERRUPTED
+        if code and not session.checked_stale_outputs:  # with another reporter
+            ends = session.finished.items()
+            failed = dict.fromkeys(model_of(name) for name, end in ends if end.status == "failed")
+            if failed:
+                from buildsys.cli.stale_outputs import report_failure
+
+                report_failure(session, failed)
+        return session.exit_code if code == TASK_ERROR and session.exit_code else code
+
+
+def _requested(params: Any, names: Sequence[str]) -> Requested:
+    reporter = params["reporter"]
+    kind = reporter if isinstance(reporter, type) else type(reporter)
+    every_task = (
+        params["always"]
+        or params["single"]
+        or not issubclass(kind, Reporter)
+        or _is_anything_ignored()
+    )
+    return Requested(names or params["default_tasks"], every_task)
+
+
+def _is_anything_ignored() -> bool:
+    """Return True if `doit ignore` may have marked a target."""
+    database = Globals.dep_manager.backend
+    if not isinstance(database, SqliteDB):
+        return True  # chosen with --backend; it has no fast query
+    marked = "SELECT 1 FROM doit WHERE task_data LIKE '%\"ignore:\"%' LIMIT 1"
+    return database._conn.execute(marked).fetchone() is not None

@@ -1,0 +1,26 @@
+"""doit schema: JSON Schemas of manifests, for editors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from buildsys.cli.command import Options, ProjectCommand, print_lines
+from buildsys.errors import UsageError
+from buildsys.manifest.json_schema import write_schemas
+
+
+class Schema(ProjectCommand):
+    """Write the JSON Schemas."""
+
+    doc_purpose = "write the JSON Schemas for editors into configs/schema"
+
+    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
+        """Write the schemas, even for wrong manifests."""
+        del options
+        if names:
+            raise UsageError("schema takes no arguments")
+        folder = root / (os.environ.get("BUILDSYS_CONFIGS") or "configs") / "schema"
+        print_lines(f"wrote {os.path.relpath(path)}" for path in write_schemas(folder))
+        return 0

@@ -1,0 +1,82 @@
+"""Rows of a coloured word, a name and details."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from calendar import timegm
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+_STYLES = {
+    "fresh": "green", "stale": "bold red", "may rerun": "yellow", "restore": "cyan", "run": "bold",
+    "added": "green", "removed": "red", "changed": "yellow", "downstream": "dim",
+    "ok": "green", "missing": "yellow", "broken": "bold red",
+}  # fmt: skip
+_UNITS = ((86400, "day"), (3600, "h"), (60, "min"))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A state in one word, a name, details below, a note next to it."""
+
+    word: str
+    text: str
+    details: Sequence[str] = ()
+    note: str = ""
+
+
+def print_rows(rows: Iterable[Row], closing: Sequence[str]) -> None:
+    """Print rows and closing lines, with colours on a terminal."""
+    out = sys.stdout
+    if hasattr(out, "reconfigure"):
+        out.reconfigure(errors="replace")
+    listed = list(rows)
+    width = max((len(row.word) for row in listed), default=0) + 2
+    if out.isatty() and os.environ.get("TERM") != "dumb":
+        _print_with_rich(listed, closing, width)
+        return
+    for row in listed:
+        note = f"  {row.note}" if row.note else ""
+        out.write(f"{row.word:<{width}}{row.text}{note}\n")
+        out.writelines(f"{' ' * (width + 2)}{line}\n" for line in row.details)
+    out.writelines(f"{line}\n" for line in closing)
+
+
+def _print_with_rich(rows: Iterable[Row], closing: Iterable[str], width: int) -> None:
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(file=sys.stdout, highlight=False)
+    for row in rows:
+        grid = Table.grid(padding=0)
+        grid.add_column(width=width, no_wrap=True)
+        grid.add_column(overflow="fold", no_wrap=bool(row.note))
+        grid.add_column(overflow="fold")
+        word, text = Text(row.word, _STYLES.get(row.word, "")), Text(row.text)
+        grid.add_row(word, text, Padding(Text(row.note), (0, 0, 0, 2 if row.note else 0)))
+        console.print(grid)
+        for line in row.details:
+            console.print(Padding(Text(line, overflow="fold"), (0, 0, 0, width + 2)))
+    for line in closing:
+        console.print(Text(line), soft_wrap=True)
+
+
+def time_ago(started: str) -> str:
+    """Return a past time as ``3 min ago (2026-11-20 20:15 UTC)``."""
+    try:
+        began = timegm(time.strptime(started, "%Y-%m-%dT%H:%M:%SZ"))
+    except ValueError:
+        return started
+    shown = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(began))
+    past = time.time() - began
+    if past < 0:  # the clock was set back
+        return shown
+    for seconds, unit in _UNITS:
+        if past >= seconds:
+            count = int(past // seconds)
+            return f"{count} {unit}{'s' * (unit == 'day' and count > 1)} ago ({shown})"
+    return f"{int(past)} s ago ({shown})"

@@ -1,1 +1,0 @@
-"""doit doctor: what is installed and what can run here."""

@@ -1,1 +1,0 @@
-"""doit explain and doit plan."""

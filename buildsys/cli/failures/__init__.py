@@ -1,1 +1,0 @@
-"""State of the build folder after a failed run."""

@@ -1,1 +1,0 @@
-"""doit inspect, diff and netron."""

@@ -1,1 +1,0 @@
-"""doit ops: operator support of the installed libraries."""

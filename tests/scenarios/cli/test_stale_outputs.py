@@ -1,0 +1,242 @@
+"""Outputs of earlier runs are never taken for current ones after a failed run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from project_folder import Ran, wait_until
+from ready_project import NETWORK, VALUES, ReadyProject, contents, network
+
+pytestmark = pytest.mark.timeout(120)
+UP_TO_DATE = Ran(0, "everything is up to date (8 targets)\n", "")
+MANIFEST = "configs/models/a.yaml"
+TOO_STRICT = "validate: {rtol: 1.0e-12, cosine: 1.0}\n"
+LINE = re.compile(
+    r"^build/a: \d+ outputs? (?:is|are) stale \(from the successful run of "
+    r"\d{4}-\d\d-\d\d \d\d:\d\d UTC(?: or earlier)?\): (.+)$",
+    re.MULTILINE,
+)
+
+
+def fail_validation(project: ReadyProject) -> None:
+    """Ask for more than floating point gives, of other inputs."""
+    path = project.root / MANIFEST
+    path.write_text(path.read_text() + TOO_STRICT)
+    project.edit(VALUES, "SCALE = 1.0", "SCALE = 2.0")
+
+
+def repair(project: ReadyProject) -> None:
+    project.edit(MANIFEST, TOO_STRICT, "")
+    project.edit(VALUES, "SCALE = 2.0", "SCALE = 1.0")
+
+
+def reports(project: ReadyProject) -> dict[str, bytes]:
+    files = (project.root / "build/a/report").iterdir()
+    return {path.name: path.read_bytes() for path in files if path.suffix != ".log"}
+
+
+def verdict(project: ReadyProject) -> tuple[str, str]:
+    """Return what both reports say on top."""
+    found = reports(project)
+    return json.loads(found["report.json"])["verdict"]["status"], found[
+        "report.md"
+    ].decode().splitlines()[0]
+
+
+PASSED = ("passed", "# a: build report")
+FAILED = ("failed", "# a: build failed")
+
+
+def check_repaired(project: ReadyProject) -> None:
+    """Check that the next run leaves no trace of the failure, and that nothing is left to do then."""
+    mended = project.doit()
+    assert (mended.code, LINE.search(mended.out)) == (0, None), mended
+    assert (verdict(project), reports(project).keys()) == (PASSED, {"report.json", "report.md"})
+    assert project.doit() == UP_TO_DATE
+    assert contents(project.root / "build") == project.clean_contents()
+    told = project.doit("doctor", "a:ort")
+    assert (
+        told.code,
+        "it matches its manifest and has passed its checks\n" in told.out,
+    ) == (0, True)
+
+
+def doctors_kinds(project: ReadyProject, name: str = "a:ort") -> list[str]:
+    told = project.doit("doctor", name, "--json")
+    (engine,) = json.loads(told.out)["engines"]
+    assert (told.code, engine["runs"], engine["current"]) == (1, True, False)
+    return [reason["kind"] for reason in engine["reasons"]]
+
+
+def test_a_failed_check(ready_built: ReadyProject) -> None:
+    before = reports(ready_built)
+    fail_validation(ready_built)
+    for _ in range(2):  # the second time the report is that on the first failure
+        ran = ready_built.doit()
+        assert ran.code == 1
+        (names,) = LINE.findall(ran.out)
+        assert names == "verify ort, bench ort"
+        assert "report on this failure: build/a/report/report.md\n" in ran.out
+        assert verdict(ready_built) == FAILED
+        now = reports(ready_built)
+        assert (now["last_passed.md"], now["last_passed.json"]) == (
+            before["report.md"],
+            before["report.json"],
+        )
+    text = now["report.md"].decode()
+    rows = dict(re.findall(r"^\| `(\S+)` +\| (\S+)", text, re.MULTILINE))
+    assert rows["validate:a"] == "FAILED"
+    assert (rows["engine:a:ort"], rows["verify:a:ort"], rows["bench:a:ort"]) == (
+        "passed",
+        "stale",
+        "stale",
+    )
+    assert "p50" not in text  # a benchmark of other inputs is left out
+    assert "The report of the last successful run is last_passed.md and last_passed.json." in text
+    assert json.loads(now["report.json"])["status"] == "failed"
+
+    assert (
+        doctors_kinds(ready_built)
+        == doctors_kinds(ready_built, "build/a/engine/ort")
+        == ["check", "check"]
+    )
+    explained = ready_built.doit("explain", "report:a").out
+    assert "last run failed: it reports a run in which validate:a failed\n" in explained
+    assert "edited by hand" not in explained
+    repair(ready_built)
+    check_repaired(ready_built)
+
+
+def test_an_error_in_the_first_stage(ready_built: ReadyProject) -> None:
+    files = {name: (ready_built.root / "build" / name).read_bytes() for name in ready_built.files()}
+    (ready_built.root / NETWORK).write_bytes(b"not a network")
+    ran = ready_built.doit("-n", "2", "--continue")
+    assert ran.code == 2
+    (names,) = LINE.findall(ran.out)
+    assert names == "engine ort, verify ort, bench ort, export, reference, simplify and 1 more"
+    assert verdict(ready_built) == FAILED
+    text = (ready_built.root / "build/a/report/report.md").read_text()
+    assert "needs export:a" in text
+    assert set(doctors_kinds(ready_built)) == {"stale", "check"}
+    for name, content in files.items():  # bad input loses nothing that was built
+        if not name.startswith("a/report/") and not name.endswith(".log"):
+            assert (ready_built.root / "build" / name).read_bytes() == content, name
+    (ready_built.root / NETWORK).write_bytes(network(0))
+    check_repaired(ready_built)
+
+
+def test_a_first_build_leaves_nothing_stale(ready: ReadyProject) -> None:
+    fail_validation(ready)
+    first = ready.doit()
+    assert (first.code, " stale (" in first.out, "on this failure" in first.out) == (
+        1,
+        False,
+        False,
+    )
+    assert not (ready.root / "build/a/report").exists()
+    repair(ready)
+    assert ready.doit().code == 0
+    fail_validation(ready)
+    assert ready.doit("reference:a").code == 0  # no failure: only the requested target was built
+    assert verdict(ready) == PASSED
+
+
+def test_models_that_were_not_reached(ready_built: ReadyProject) -> None:
+    ready_built.add_model("b")
+    assert ready_built.doit().code == 0
+    fail_validation(ready_built)
+    ran = ready_built.doit()
+    assert re.search(
+        r"^build/b: 4 outputs are stale .*: verify ort, bench ort, reference, validate$",
+        ran.out,
+        re.MULTILINE,
+    )
+    told = json.loads((ready_built.root / "build/b/report/report.json").read_text())
+    assert told["verdict"] == {
+        "status": "stale",
+        "text": "STALE: 5 of 8 targets are not up to date",
+    }
+
+
+def test_another_reporter(ready_built: ReadyProject) -> None:
+    fail_validation(ready_built)
+    ran = ready_built.doit("-r", "json")
+    assert (ran.code, verdict(ready_built)) == (1, FAILED)
+    json.loads(ran.out)  # and nothing else
+
+
+def test_a_report_that_cannot_be_replaced_is_reported(ready_built: ReadyProject) -> None:
+    (ready_built.root / "build/a/report/last_passed.md").mkdir()
+    fail_validation(ready_built)
+    ran = ready_built.doit()
+    assert ran.code == 1
+    (line,) = [line for line in ran.out.splitlines() if line.startswith("build/a: 3 outputs are")]
+    assert "): report, verify ort, bench ort; the report could not be updated: cannot pub" in line
+
+
+def kill(project: ReadyProject, *arguments: str) -> None:
+    """Run doit and kill it in the middle of the stage ``reference``."""
+    project.hold()
+    process = project.start(*arguments)
+    wait_until(lambda: project.is_held, 60, "reference:a is at work")
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=30)
+    project.finish_runs()
+
+
+def test_kills_leave_nothing_that_lies_after_the_next_run(ready_built: ReadyProject) -> None:
+    fail_validation(ready_built)
+    kill(ready_built)
+    assert verdict(ready_built) == PASSED  # nobody was left to say otherwise
+    assert ready_built.doit().code == 1
+    assert verdict(ready_built) == FAILED
+    ready_built.edit(MANIFEST, TOO_STRICT, "")
+    ready_built.edit(VALUES, "SCALE = 2.0", "SCALE = 3.0")
+    kill(ready_built)
+    assert verdict(ready_built) == FAILED
+    check_repaired(ready_built)
+
+
+@pytest.mark.parametrize(
+    "placed", [("last_passed.json",), ("last_passed.json", "last_passed.md", "report.md")]
+)
+def test_a_kill_between_two_files_of_a_report(
+    ready_built: ReadyProject, placed: tuple[str, ...]
+) -> None:
+    before = reports(ready_built)
+    fail_validation(ready_built)
+    assert ready_built.doit().code == 1
+    folder: Path = ready_built.root / "build/a/report"
+    for name in reports(ready_built).keys() - set(placed):
+        (folder / name).unlink()
+        if name in before:
+            (folder / name).write_bytes(before[name])
+    assert ready_built.doit().code == 1
+    now = reports(ready_built)
+    assert verdict(ready_built) == FAILED
+    assert (now["last_passed.md"], now["last_passed.json"]) == (
+        before["report.md"],
+        before["report.json"],
+    )
+    repair(ready_built)
+    assert ready_built.doit().code == 0
+    assert reports(ready_built) == before
+
+
+def test_an_interrupted_run_reports_on_what_it_touched(ready_built: ReadyProject) -> None:
+    ready_built.edit(VALUES, "SCALE = 1.0", "SCALE = 2.0")
+    ready_built.hold()
+    process = ready_built.start()
+    wait_until(lambda: ready_built.is_held, 60, "reference:a is at work")
+    os.kill(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "")
+    assert LINE.findall(out) == ["verify ort, bench ort, reference, validate"]
+    assert json.loads(reports(ready_built)["report.json"])["verdict"]["status"] == "stale"
+    ready_built.let_go()
+    check_repaired(ready_built)

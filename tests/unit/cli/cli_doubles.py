@@ -1,0 +1,133 @@
+"""An executor that does what a test says, so that the front end is tested without stages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from buildsys.cli.session import Session
+from buildsys.execution.freshness import Freshness
+from buildsys.execution.up_to_date_models import PlannedModel
+from buildsys.manifest.schema.model import ModelSpec
+from buildsys.plan.action import Action
+
+MANIFEST: dict[str, Any] = {
+    "source": {"python": "net.py:make"},
+    "inputs": {"x": {"shape": [1, 4]}},
+    "engines": [
+        {"backend": "onnxruntime", "name": "ort"},
+        {"backend": "tensorrt_rtx", "name": "rtx"},
+    ],
+}
+
+
+class ScriptedExecutor:
+    """Knows which targets are fresh; running one calls what the test gave for it."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.fresh: set[str] = set()
+        self.forgotten: list[str] = []
+        self.forced: list[str] = []
+        self.actions: dict[str, Callable[[], Any]] = {}
+        self.reasons: dict[str, str] = {}
+
+    def is_fresh(self, target: str) -> bool:
+        return target in self.fresh
+
+    def remembered_models(self, models: Mapping[str, str]) -> dict[str, list[str]]:
+        return {}  # no earlier run has found anything
+
+    def check_models(self, models: Mapping[str, PlannedModel]) -> dict[str, list[str]]:
+        found = {}
+        for model, (_, actions) in models.items():
+            if all(action.target in self.fresh and self._is_whole(action) for action in actions):
+                found[model] = [action.target for action in actions]
+        return found
+
+    def _is_whole(self, action: Action) -> bool:
+        build = self._session.project.build
+        return all(
+            (build / output.path).exists()
+            for output in action.outputs.values()
+            if not output.optional
+        )
+
+    def run(self, target: str, *, force: bool = False) -> Any:
+        self.forced += [target] if force else []
+        reason = "asked for" if force else self.reasons.get(target, "")
+        self._session._take_event(target, {"event": "stale", "reason": reason})
+        outcome = self.actions.get(target, lambda: None)() or passed()
+        write_result(self._session, target, status=outcome.status, reason=outcome.reason)
+        return outcome
+
+    def examine(self, target: str) -> Freshness:
+        is_fresh = target in self.fresh
+        return Freshness(target, up_to_date=is_fresh, unreadable=self.reasons.get(target, ""))
+
+    def replace_by_failure(
+        self, target: str, write: Callable[[], tuple[Mapping[str, bytes], str]]
+    ) -> None:
+        for name, content in write()[0].items():
+            path = self._session.project.build / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+
+    def owned(self, target: str) -> set[str]:
+        return set()
+
+    def stop(self) -> None:
+        pass
+
+    def forget(self, target: str) -> None:
+        self.forgotten.append(target)
+
+    def close(self) -> None:
+        pass
+
+
+def passed(**changes: Any) -> Any:
+    return SimpleNamespace(
+        **{
+            "status": "passed",
+            "seconds": 0.1,
+            "reason": "",
+            "hint": "",
+            "waited": False,
+            "restored": False,
+            **changes,
+        }
+    )
+
+
+def make_session(root: Path, *models: str) -> tuple[Session, ScriptedExecutor]:
+    resolved = {
+        name: ModelSpec.model_validate({**MANIFEST, "model": name}) for name in models or ("net",)
+    }
+    project = SimpleNamespace(
+        root=root,
+        build=root / "build",
+        state=root / ".buildsys",
+        models={name: _resolved(spec) for name, spec in resolved.items()},
+    )
+    session = Session(project)  # type: ignore[arg-type]  # a project as far as the front end looks at it
+    executor = ScriptedExecutor(session)
+    vars(session)["executor"] = executor
+    return session, executor
+
+
+def _resolved(spec: ModelSpec) -> Any:
+    return SimpleNamespace(
+        data=spec.model_dump(mode="json", by_alias=True), text=spec.model_dump_json(by_alias=True)
+    )
+
+
+def write_result(session: Session, target: str, **fields: Any) -> None:
+    for output in session.actions[target].outputs.values():
+        path = session.project.build / output.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(fields))
+    session.log(target).write_text("what the stage printed")

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+
+import pytest
+from cli_doubles import make_session, write_result
+
+from buildsys.cli.console.progress import LiveDisplay, PlainDisplay, open_display
+from buildsys.cli.console.run_summary import print_summary
+from buildsys.cli.console.target_line import TargetLine
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def line(status: str, **changes: object) -> TargetLine:
+    return TargetLine("engine:net:ort", "net", "engine", "ort", status, **changes)  # type: ignore[arg-type]
+
+
+def test_only_a_capable_terminal_gets_the_live_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(out: io.StringIO) -> type:
+        return type(open_display(out, list, str))
+
+    monkeypatch.setenv("TERM", "xterm")
+    assert opened(Terminal()) is LiveDisplay
+    assert opened(io.StringIO()) is PlainDisplay
+    monkeypatch.setenv("TERM", "dumb")
+    assert opened(Terminal()) is PlainDisplay
+
+
+def test_plain_lines() -> None:
+    out = io.StringIO()
+    display = PlainDisplay(out)
+    display.started(line("running", why="export.opset: 17 → 18"))
+    display.ended(line("passed", seconds=1.84))
+    display.ended(line("unavailable", seconds=0.2, reason="no GPU"))
+    display.ended(
+        line(
+            "failed", seconds=3.21, reason="output y is off", log="build/net/engine/ort/engine.log"
+        )
+    )
+    display.close()
+    assert out.getvalue().splitlines() == [
+        "run          engine:net:ort  … export.opset: 17 → 18",
+        "done         engine:net:ort  1.84 s",
+        "unavailable  engine:net:ort  200 ms  no GPU",
+        "failed       engine:net:ort  3.21 s  output y is off",
+        "             log: build/net/engine/ort/engine.log",
+    ]
+
+
+@pytest.mark.parametrize("columns", [40, 60, 200])
+def test_the_live_display_shortens_messages_and_never_names(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("LINES", "20")
+    running = [line("running", began=time.monotonic() - 75, message="case opt " * 30)]
+    out = Terminal()
+    display = LiveDisplay(out, lambda: running, lambda: "3 of 8 targets done")
+    display.started(running[0])
+    display.close()
+    (row,) = {text for text in out.getvalue().split("\n") if "engine:net:ort" in text}
+    assert "engine:net:ort" in row
+    assert "1 min 15 s" in row
+    assert "3 of 8 targets done" in out.getvalue()
+
+
+def test_no_color_means_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for no_color, colored in (("", True), ("1", False)):
+        monkeypatch.setenv("NO_COLOR", no_color)
+        out = Terminal()
+        LiveDisplay(out, list, str).ended(line("failed", seconds=1.0, reason="off"))
+        assert ("\x1b[1;31m" in out.getvalue()) is colored
+
+
+def test_warnings_of_targets_that_ran_follow_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    session, _ = make_session(tmp_path)
+    write_result(
+        session,
+        "export:net",
+        status="passed",
+        warnings=["symbolics[0] was\nnot used", "long " * 100],
+    )
+    write_result(
+        session,
+        "simplify:net",
+        status="passed",
+        warnings=[f"warning {number}" for number in range(9)],
+    )
+    write_result(session, "validate:net", status="passed", warnings=["of an earlier run"])
+    write_result(
+        session, "report:net", status="passed", warnings=["export:net: symbolics[0] was not used"]
+    )
+    lines = [
+        TargetLine(target, action.model, action.stage, action.variant)
+        for target, action in session.actions.items()
+    ]
+    for entry in lines:
+        entry.status = "fresh" if entry.stage == "validate" else "passed"
+    out = io.StringIO()
+    print_summary(out, session, lines, 1.0)
+    told = [line for line in out.getvalue().splitlines() if "warning" in line]
+    assert told[0] == "warning: export:net: symbolics[0] was not used"
+    assert len(told[1]) < 300
+    assert told[1].endswith("…")
+    assert told[2:] == [
+        *(f"warning: simplify:net: warning {n}" for n in range(3)),
+        "and 6 more warnings, in the report",
+    ]
+    assert "earlier run" not in out.getvalue()
+
+
+@pytest.mark.parametrize("columns", [50, 80, 160])
+def test_the_closing_table_fits_its_terminal(
+    columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.chdir(tmp_path)
+    session, _ = make_session(tmp_path)
+    write_result(session, "engine:net:rtx", status="unavailable", reason="no GPU can run it " * 8)
+    write_result(session, "export:net", status="passed", opset=17, nodes=122, bytes=1000)
+    write_result(session, "report:net", status="passed")
+    lines = [
+        TargetLine(target, action.model, action.stage, action.variant)
+        for target, action in session.actions.items()
+    ]
+    for entry in lines:
+        entry.status, entry.seconds = "passed", 1.0
+    lines[4].status, lines[4].log = "failed", "x.log"
+    out = io.StringIO()
+    print_summary(out, session, lines, 12.34)
+    text = out.getvalue()
+    assert max(map(len, text.splitlines())) <= columns
+    assert "opset 17" in text
+    assert "report: build/net/report/report.md\n" in text
+    assert text.splitlines()[-1] == "10 passed, 1 failed in 12.3 s"
+
+
+def test_models_in_which_nothing_ran_get_no_table(tmp_path: Path) -> None:
+    session, _ = make_session(tmp_path, "a", "b")
+    lines = [
+        TargetLine(target, action.model, action.stage, action.variant)
+        for target, action in session.actions.items()
+    ]
+    for entry in lines:
+        entry.status = "passed" if entry.model == "a" else "fresh"
+    out = io.StringIO()
+    print_summary(out, session, lines, 1.0)
+    titles = [text.strip() for text in out.getvalue().splitlines() if text.strip() in ("a", "b")]
+    assert titles == ["a"]

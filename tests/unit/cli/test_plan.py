@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cli_doubles import make_session
+
+from buildsys.cli.commands.plan import print_plan
+from buildsys.execution.freshness import FRESH, MAY_RERUN, STALE, Explanation
+from buildsys.execution.stale_reasons import Reason
+
+Plan = Callable[..., str]
+WHY = (Reason("config", "export.opset", "17", "18"),)
+
+
+def one(
+    target: str, state: str, expected_s: float | None, *, restorable: bool = False
+) -> Explanation:
+    return Explanation(target, state, () if state == FRESH else WHY, None, expected_s, restorable)
+
+
+@pytest.fixture
+def plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Plan:
+    def printed(*steps: Explanation, jobs: int = 1, as_json: bool = False) -> str:
+        print_plan(make_session(tmp_path)[0], steps, jobs=jobs, as_json=as_json)
+        return capsys.readouterr().out
+
+    return printed
+
+
+def test_steps_are_printed_in_order_with_their_times(plan: Plan) -> None:
+    steps = [
+        one("export:net", STALE, 90.0),
+        one("reference:net", FRESH, 1.0),
+        one("simplify:net", MAY_RERUN, 0.5),
+        one("validate:net", STALE, None),
+    ]
+    assert plan(*steps).splitlines() == [
+        "run        export:net    1 min 30 s  export.opset: 17 → 18",
+        "may rerun  simplify:net      500 ms  export.opset: 17 → 18",
+        "run        validate:net     unknown  export.opset: 17 → 18",
+        "3 targets; usual time: 1 min 30 s for what will run, 500 ms for what may rerun, "
+        "unknown for 1",
+    ]
+
+
+def test_what_would_be_restored_takes_no_time(plan: Plan) -> None:
+    steps = [one("export:net", STALE, 90.0, restorable=True), one("reference:net", STALE, 2.0)]
+    first, _, total = plan(*steps).splitlines()
+    assert first == "restore  export:net                 export.opset: 17 → 18"
+    assert total == "2 targets; usual time: 2.00 s for what will run"
+    assert (
+        plan(steps[0]).splitlines()[-1]
+        == "1 target; nothing has to run, everything is in the store"
+    )
+    found = json.loads(plan(*steps, as_json=True))
+    assert [step["restorable"] for step in found["targets"]] == [True, False]
+
+
+def test_steps_that_wait_for_each_other_are_not_sped_up_by_jobs(plan: Plan) -> None:
+    chain = [
+        one("export:net", STALE, 3.0),
+        one("simplify:net", STALE, 4.0),
+        one("reference:net", STALE, 1.0),
+    ]
+    found = json.loads(plan(*chain, jobs=4, as_json=True))
+    assert (found["expected_s"], found["expected_at_most_s"], found["expected_parallel_s"]) == (
+        8.0,
+        8.0,
+        7.0,
+    )
+    assert (
+        plan(*chain, jobs=4)
+        .splitlines()[-1]
+        .endswith("8.00 s for what will run, at best 7.00 s with -n 4")
+    )
+
+
+def test_unknown_times_are_named(plan: Plan) -> None:
+    assert plan().splitlines() == ["everything is up to date: nothing would run"]
+    alone = plan(one("export:net", STALE, None)).splitlines()
+    assert alone[-1] == "1 target; time unknown (never built)"
+    both = plan(one("export:net", STALE, None), one("reference:net", STALE, None)).splitlines()
+    assert both[-1] == "2 targets; time unknown (never built)"

@@ -1,0 +1,123 @@
+"""Which files of two builds are equal, which should be, and where they differ."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buildsys.cli.commands.repro.artifacts import Artifact, compare_builds, first_difference
+from buildsys.manifest.schema.model import ModelSpec
+from buildsys.plan.action import Action
+from buildsys.plan.project_plan import plan_model
+
+MANIFEST = {
+    "model": "net",
+    "source": {"python": "net.py:Net"},
+    "inputs": {"x": {"shape": [1, 4]}},
+    "engines": [
+        {"backend": "onnxruntime", "name": "plain", "graph_optimization_level": "extended"},
+        {"backend": "onnxruntime", "name": "laid-out"},
+        {"backend": "tensorrt_rtx", "name": "rtx"},
+    ],
+}
+
+
+def plan() -> tuple[Action, ...]:
+    return plan_model(ModelSpec.model_validate(MANIFEST).model_dump(mode="json", by_alias=True))
+
+
+def write(build: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        (build / "net" / name).parent.mkdir(parents=True, exist_ok=True)
+        (build / "net" / name).write_bytes(content)
+    return build
+
+
+def compared(
+    tmp_path: Path, first: dict[str, bytes], second: dict[str, bytes]
+) -> dict[str, Artifact]:
+    found = compare_builds(
+        write(tmp_path / "a", first), write(tmp_path / "b", second), "net", plan()
+    )
+    return {artifact.file: artifact for artifact in found}
+
+
+@given(st.binary(max_size=40), st.binary(max_size=40))
+def test_the_first_differing_byte_is_found(
+    tmp_path_factory: pytest.TempPathFactory, here: bytes, there: bytes
+) -> None:
+    folder = tmp_path_factory.mktemp("pair", numbered=True)
+    (folder / "a").write_bytes(here)
+    (folder / "b").write_bytes(there)
+    pairs = zip(here, there, strict=False)
+    differing = (index for index, (one, other) in enumerate(pairs) if one != other)
+    expected = None if here == there else next(differing, min(len(here), len(there)))
+    assert first_difference(folder / "a", folder / "b") == expected
+
+
+def test_a_difference_far_into_a_large_file(tmp_path: Path) -> None:
+    content = bytearray(3 << 20)
+    (tmp_path / "a").write_bytes(content)
+    content[(2 << 20) + 77] = 1
+    (tmp_path / "b").write_bytes(content)
+    assert first_difference(tmp_path / "a", tmp_path / "b") == (2 << 20) + 77
+
+
+@pytest.mark.parametrize(
+    ("file", "state"),
+    [
+        ("export/model.onnx", "different"),
+        ("export/model.onnx.data", "different"),
+        ("simplify/model.onnx", "different"),
+        ("reference/opt.npz", "different"),
+        ("engine/plain/engine.onnx", "different"),
+        ("engine/laid-out/engine.onnx", "not expected to be equal"),
+        ("engine/rtx/engine.engine", "not expected to be equal"),
+        ("export/report.md", "not expected to be equal"),
+        ("export/export.json", "not expected to be equal"),
+    ],
+)
+def test_what_should_be_equal(tmp_path: Path, file: str, state: str) -> None:
+    artifact = compared(tmp_path, {file: b"[1]"}, {file: b"[2]"})[file]
+    assert (artifact.state, artifact.first_byte, artifact.sizes) == (state, 1, (3, 3))
+    assert bool(artifact.exemption) == (state != "different")
+    assert compared(tmp_path, {file: b"[1]"}, {file: b"[1]"})[file].state == "equal"
+
+
+def test_a_file_that_one_build_lacks(tmp_path: Path) -> None:
+    artifact = compared(tmp_path, {"export/model.onnx": b"x"}, {})["export/model.onnx"]
+    assert (artifact.state, artifact.sizes, artifact.is_broken) == (
+        "in one build only",
+        (1, None),
+        True,
+    )
+
+
+def test_logs_are_no_artifacts(tmp_path: Path) -> None:
+    assert compared(tmp_path, {"export/export.log": b"1"}, {"export/export.log": b"2"}) == {}
+
+
+def test_records_tell_whether_more_than_times_differ(tmp_path: Path) -> None:
+    def record(seconds: float, nodes: int) -> dict[str, bytes]:
+        figures = {"started": str(seconds), "seconds": seconds, "after": {"nodes": nodes}}
+        return {"simplify/graph.json": json.dumps(figures).encode()}
+
+    assert (
+        compared(tmp_path, record(1, 5), record(2, 5))["simplify/graph.json"].difference
+        == "only times differ"
+    )
+    assert (
+        compared(tmp_path, record(1, 5), record(2, 6))["simplify/graph.json"].difference
+        == "after.nodes differs"
+    )
+
+
+def test_only_the_report_reads_records() -> None:
+    """Their times differ from run to run, so whatever reads one runs again after it; the report tells those times."""
+    records = {action.outputs["result"] for action in plan()}
+    readers = {action.stage for action in plan() if records & set(action.inputs.values())}
+    assert readers == {"report"}

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_doubles import make_session, passed, write_result
+
+from buildsys.cli.tasks import remove_target_files
+from buildsys.errors import CheckFailed, StageError
+from buildsys.workers.result_file import format_figures
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("export:a", {"export:a"}),
+        ("engine:a:ort", {"engine:a:ort"}),
+        ("engine:a", {"engine:a:ort", "engine:a:rtx"}),
+        ("verify", {"verify:a:ort", "verify:a:rtx", "verify:b:ort", "verify:b:rtx"}),
+        ("nothing", set()),
+        ("export:c", set()),
+    ],
+)
+def test_a_name_stands_for_its_targets(tmp_path: Path, name: str, expected: set[str]) -> None:
+    session, _ = make_session(tmp_path, "a", "b")
+    assert set(session.members(name)) == expected
+
+
+def test_build_is_everything(tmp_path: Path) -> None:
+    session, _ = make_session(tmp_path, "a", "b")
+    assert session.members("build") == list(session.actions)
+    assert session.members("build:a") == [
+        target for target, action in session.actions.items() if action.model == "a"
+    ]
+
+
+def test_a_target_runs_with_force_only_when_it_was_found_fresh(tmp_path: Path) -> None:
+    session, executor = make_session(tmp_path)
+    executor.fresh.add("export:net")
+    for target in ("export:net", "reference:net"):
+        session.is_fresh(target)
+        session.build(target)
+    assert executor.forced == ["export:net"]
+
+
+def test_a_group_is_up_to_date_by_earlier_checks_and_runs(tmp_path: Path) -> None:
+    session, executor = make_session(tmp_path)
+    executor.fresh.add("export:net")
+    assert not session.are_up_to_date(["export:net", "reference:net"])
+    session.build("reference:net")
+    assert session.are_up_to_date(["export:net", "reference:net"])
+
+
+def test_a_problem_while_looking_is_left_to_the_run(tmp_path: Path) -> None:
+    session, executor = make_session(tmp_path)
+
+    def broken(target: str) -> bool:
+        raise StageError("cannot read net.py: Permission denied")
+
+    executor.is_fresh = executor.examine = broken  # type: ignore[assignment,method-assign]
+    assert not session.is_fresh("export:net")
+    assert session.stale_reason("export:net") == ""
+
+
+def test_the_exit_code_is_that_of_the_worst_failure(tmp_path: Path) -> None:
+    session, executor = make_session(tmp_path)
+    for target, error, code in (
+        ("validate:net", CheckFailed("too far off"), 1),
+        ("export:net", StageError("no such operator"), 2),
+        ("verify:net:ort", CheckFailed("too far off"), 2),
+        ("engine:net:ort", ZeroDivisionError(), 2),
+    ):
+        executor.actions[target] = lambda error=error: (_ for _ in ()).throw(error)  # type: ignore[misc]
+        with pytest.raises(type(error)):
+            session.build(target)
+        assert session.exit_code == code
+        assert session.finished[target].status == "failed"
+
+
+def test_a_result_that_cannot_be_read_counts_as_none(tmp_path: Path) -> None:
+    session, _ = make_session(tmp_path)
+    assert session.result("export:net") == {}
+    path = session.project.build / "net/export/export.json"
+    path.parent.mkdir(parents=True)
+    for content in (b'{"status": "pas', b"[1]", b"\xff"):
+        path.write_bytes(content)
+        assert session.result("export:net") == {}
+
+
+def test_raw_samples_are_not_read_into_this_process(tmp_path: Path) -> None:
+    session, _ = make_session(tmp_path)
+    path = session.project.build / "net/export/export.json"
+    path.parent.mkdir(parents=True)
+    figures = {
+        "samples_ms": [0.5, -1e-3] * 5000,
+        "shape": [1, 3],
+        "words": ["a b"] * 500,
+        "count": 10_000,
+    }
+    path.write_text(format_figures(figures))
+    assert session.result("export:net") == {**figures, "samples_ms": []}
+
+
+def test_clean_removes_what_a_target_has_put_there_and_nothing_else(tmp_path: Path) -> None:
+    session, executor = make_session(tmp_path)
+    for target in ("verify:net:ort", "verify:net:rtx"):
+        write_result(session, target, status="passed")
+    folder = session.project.build / "net" / "verify"
+    (folder / "ort.failed.npz").write_text("tensors of a failed check")
+    (folder / "mine.txt").write_text("")
+    executor.owned = lambda target: {"net/verify/ort.failed.npz"}  # type: ignore[method-assign]
+    expected = {folder / "ort.json", folder / "ort.log", folder / "ort.failed.npz"}
+    assert set(remove_target_files(session, "verify:net:ort", dry_run=True)) == expected
+    assert all(path.exists() for path in expected)
+    assert set(remove_target_files(session, "verify:net:ort", dry_run=False)) == expected
+    assert {path.name for path in folder.iterdir()} == {"rtx.json", "rtx.log", "mine.txt"}
+
+
+def test_clean_removes_folders_that_it_empties_but_not_the_build_folder(tmp_path: Path) -> None:
+    session, _ = make_session(tmp_path)
+    write_result(session, "export:net", status="passed")
+    list(remove_target_files(session, "export:net", dry_run=False))
+    assert session.project.build.is_dir()
+    assert not list(session.project.build.iterdir())
+
+
+def test_closing_waits_for_what_still_runs(tmp_path: Path) -> None:
+    import threading
+
+    session, executor = make_session(tmp_path)
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slow() -> object:
+        begun.set()
+        assert may_end.wait(10)
+        return passed()
+
+    executor.actions["export:net"] = slow
+    thread = threading.Thread(target=session.build, args=("export:net",))
+    thread.start()
+    assert begun.wait(10)
+    threading.Timer(0.1, may_end.set).start()
+    session.close()
+    assert session.finished["export:net"].status == "passed"
+    thread.join()

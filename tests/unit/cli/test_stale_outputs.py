@@ -1,0 +1,113 @@
+"""Lines on stale outputs after a failed run."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from cli_doubles import make_session, write_result
+
+from buildsys.cli.console.run_summary import print_summary
+from buildsys.cli.console.target_line import TargetLine
+from buildsys.cli.session import Finished
+from buildsys.cli.stale_outputs import StaleOutputs, report_failure
+
+FOLDER = "build/net"
+
+
+def test_the_line() -> None:
+    moments = ("2026-11-20T14:03:11.123Z",)
+    assert StaleOutputs("net", ("engine:net:ort",), moments).describe(FOLDER) == (
+        "build/net: 1 output is stale (from the successful run of 2026-11-20 14:03 UTC): engine ort"
+    )
+    several = StaleOutputs(
+        "net", ("engine:net:ort", "report:net"), (*moments, "2026-11-19T10:00:00Z")
+    )
+    assert several.describe(FOLDER) == (
+        "build/net: 2 outputs are stale (from the successful run of 2026-11-20 14:03 UTC "
+        "or earlier): engine ort, report"
+    )
+    many = StaleOutputs("net", tuple(f"engine:net:e{number}" for number in range(9)), moments)
+    assert many.describe(FOLDER).endswith(
+        ": engine e0, engine e1, engine e2, engine e3, engine e4, engine e5 and 3 more"
+    )
+    unknown = StaleOutputs("net", problem="no space is left").describe(FOLDER)
+    assert unknown == "build/net: cannot list stale outputs: no space is left"
+    assert StaleOutputs("net", report="net/report/report.md").describe(FOLDER) == ""
+
+
+def test_targets_that_failed_and_those_downstream_are_stale(tmp_path: Path) -> None:
+    session, executor = make_session(tmp_path)
+    for target in session.actions:
+        write_result(session, target, status="passed", started="2026-11-20T14:03:11Z")
+        result = session.project.build / session.actions[target].outputs["result"].path
+        result.write_text(json.dumps({**json.loads(result.read_text()), "target": target}))
+    executor.fresh = {"export:net", "reference:net", "simplify:net", "engine:net:ort"}
+    session.finished["validate:net"] = Finished("failed", 1.0, "y differs")
+    (found,) = report_failure(session, ["net"])
+    assert found.report == "net/report/report.md"
+    assert found.targets[:2] == ("engine:net:rtx", "verify:net:ort")
+    assert not set(found.targets) & {*executor.fresh, "report:net"}
+    text = (session.project.build / found.report).read_text()
+    assert "FAILED: validate:net: y differs" in text
+
+
+def test_nothing_is_stale_if_everything_is_up_to_date(tmp_path: Path) -> None:
+    session, executor = make_session(tmp_path)
+    for target in session.actions:
+        write_result(session, target, status="passed")
+    executor.fresh = set(session.actions)
+    report = (session.project.build / "net/report/report.md").read_bytes()
+    assert report_failure(session, ["net"]) == []
+    assert (session.project.build / "net/report/report.md").read_bytes() == report
+
+
+def test_an_error_is_reported_and_not_raised(tmp_path: Path) -> None:
+    session, executor = make_session(tmp_path)
+
+    def break_down(target: str) -> None:
+        raise AttributeError("nobody expected this")
+
+    executor.examine = break_down  # type: ignore[method-assign,assignment]
+    (found,) = report_failure(session, ["net"])
+    assert found.problem.startswith("unexpected AttributeError; traceback: ")
+    assert "nobody expected this" in Path(found.problem.rpartition("traceback: ")[2]).read_text()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_the_summary_prints_the_line_unwrapped(
+    stream: type[io.StringIO], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.chdir(tmp_path)
+    session, _ = make_session(tmp_path, "net", "other", *(f"m{number}" for number in range(11)))
+    lines = [
+        TargetLine(name, action.model, action.stage, action.variant)
+        for name, action in session.actions.items()
+    ]
+    lines[0].status = "failed"
+    moments = ("2026-11-20T14:03:11Z",)
+    left = [
+        StaleOutputs(model, (f"engine:{model}:ort",), moments, "r.md")
+        for model in session.project.models
+    ]
+    out = stream()
+    print_summary(out, session, lines, 1.0, left)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+    expected = "1 output is stale (from the successful run of 2026-11-20 14:03 UTC): engine ort\n"
+    assert f"report on this failure: build/r.md\nbuild/net: {expected}" in text
+    assert text.count("on this failure") == 1  # models that were not reached have only the line
+    assert f"\nbuild/other: {expected}" in text
+    assert "\nand 2 more models\n" in text
+    plain = stream()
+    print_summary(plain, session, lines, 1.0)
+    assert "is stale" not in plain.getvalue()
