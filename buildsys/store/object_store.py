@@ -119,6 +119,8 @@ class Store:
                 for chunk in chunks:
                     digest.update(chunk)
                     size += len(chunk)
+                    if size > file.size:
+                        return False
                     with _write_errors():
                         writer.write(chunk)
             if digest.hexdigest() != file.digest or size != file.size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from typing import Any
 
@@ -39,15 +40,32 @@ def decode_record(content: bytes, target: str, key: str) -> ActionRecord:
         if stored.pop("schema") > SCHEMA:
             raise RecordError("was written by a newer buildsys", newer=True)
         outputs = {
-            path: None if file is None else _output(file)
+            _checked_name(path): None if file is None else _output(file)
             for path, file in stored.pop("outputs").items()
         }
         record = ActionRecord(outputs=outputs, **stored)
+        _check_types(record)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise RecordError(f"is not an action record: {type(error).__name__}: {error}") from error
     if record.key != key or target not in ("", record.target):
         raise RecordError(f"is the record of {record.target} under another key")
     return record
+
+
+def _checked_name(path: str) -> str:
+    # os.fsencode raises a ValueError for what no file system can hold
+    if "\0" in path or any(len(os.fsencode(part)) > 255 for part in path.split("/")):
+        raise ValueError(f"{path!a} cannot be the name of an output")
+    return path
+
+
+def _check_types(record: ActionRecord) -> None:
+    texts = (record.target, record.key, record.status, record.started, record.reason, record.hint)
+    parts = (*record.parts.keys(), *record.parts.values())
+    if not all(isinstance(text, str) for text in (*texts, record.log, *parts)):
+        raise ValueError("a text is expected")
+    if not (isinstance(record.seconds, (int, float)) and isinstance(record.figures, dict)):
+        raise ValueError("seconds or figures are invalid")
 
 
 def _output(file: Any) -> OutputFile:

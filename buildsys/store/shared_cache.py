@@ -20,6 +20,7 @@ from buildsys.store.record_file import RecordError, decode_record, encode_record
 
 READ_ONLY, READ_WRITE = "read-only", "read-write"
 _CHUNK_BYTES = 1 << 20
+_MAX_RECORD_BYTES = 64 << 20  # far more than any record
 # these show a file while it is written, so it needs a temporary name
 _NEED_RENAME = ("file", "local", "sftp", "ssh")
 T = TypeVar("T")
@@ -187,7 +188,7 @@ class _Connection(NamedTuple):
 
     def read(self, path: str) -> bytes:
         with self.open(path, "rb") as file:
-            return bytes(file.read())
+            return bytes(file.read(_MAX_RECORD_BYTES))  # the rest is missing, so it is refused
 
     def size(self, path: str) -> int | None:
         try:

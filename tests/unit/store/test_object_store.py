@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,6 +75,15 @@ def test_a_changed_file_is_not_stored(store: Store, tmp_path: Path) -> None:
     assert not store.holds(file)
 
 
+def test_no_more_is_stored_than_was_recorded(store: Store) -> None:
+    def endless() -> Iterator[bytes]:
+        for number in range(100):
+            assert number < 3, "it is read on after its recorded size"
+            yield b"1234"
+
+    assert not store.add(OutputFile("d" * 64, 8), endless())
+
+
 @pytest.mark.parametrize("damage", [b"", b"conten", b"contenT"])
 def test_a_damaged_object_is_quarantined(store: Store, tmp_path: Path, damage: bytes) -> None:
     file = kept(store, tmp_path, b"content")
@@ -130,6 +140,14 @@ def forged(store: Store, **fields: object) -> None:
         ("target", "export:other"),
         ("outputs", {"x": ["../../etc", 1]}),
         ("outputs", 3),
+        ("outputs", {"a\0b": None}),
+        ("outputs", {"\ud800": None}),
+        ("outputs", {"m/" + "x" * 256: None}),
+        ("parts", {"config:x": 1}),
+        ("parts", 3),
+        ("figures", [1]),
+        ("seconds", "1"),
+        ("log", 5),
         ("new", 1),
     ],
 )
