@@ -1,4 +1,4 @@
-"""Draw calibration batches, run the simplified graph on them and keep the range of every tensor."""
+"""The calibrate stage: the value range of every tensor on calibration batches."""
 
 from __future__ import annotations
 
@@ -6,23 +6,30 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.quantize.batches import (
-    Plan,
+    BatchPlan,
     describe_data,
     draw_batches,
     load_batches,
     save_batches,
 )
-from buildsys.stages.quantize.intermediate_tensors import InnerTensors
+from buildsys.stages.quantize.intermediate_tensors import IntermediateTensors
 from buildsys.stages.quantize.node_selection import HEAVY, fits, named_nodes
-from buildsys.stages.quantize.ranges import Range, Ranges, maker_of, measure, range_of, save_ranges
+from buildsys.stages.quantize.ranges import (
+    Range,
+    Ranges,
+    measure,
+    range_of,
+    save_ranges,
+    tensor_origin,
+)
 from buildsys.system.files import sha256_of
 from buildsys.workers.job import Job, StageResult
 
 
 def run(job: Job) -> StageResult:
-    """Write ``batches`` (arrays ``INDEX/INPUT``) and ``ranges`` (tensor -> low, high and limit).
+    """Write ``batches`` (arrays ``INDEX/INPUT``) and ``ranges`` (low, high, limit).
 
-    Raises: StageError: the data does not suit the inputs, or a tensor is NaN or has no range.
+    Raises: StageError: the data does not match the inputs, or a tensor is NaN or has no range.
     """
     plan = _plan(job)
     job.progress(f"drawing {plan.batches} calibration batches")
@@ -49,9 +56,9 @@ def run(job: Job) -> StageResult:
     )
 
 
-def _plan(job: Job) -> Plan:
+def _plan(job: Job) -> BatchPlan:
     options = job.options["calibration"]
-    return Plan(
+    return BatchPlan(
         inputs=job.options["inputs"],
         dims=job.options["dims"],
         data=options["data"],
@@ -61,15 +68,15 @@ def _plan(job: Job) -> Plan:
     )
 
 
-def _measure(job: Job, plan: Plan) -> tuple[dict[str, Range], list[str]]:
-    """Return the ranges, and the tensors that have too few values for the algorithm to cut them."""
+def _measure(job: Job, plan: BatchPlan) -> tuple[dict[str, Range], list[str]]:
+    """Return the ranges, and the tensors too sparse to clip."""
     options = job.options["calibration"]
     model = load_model(job.inputs["model"])
     named_nodes(model)
     implementation = implementation_of(job)
     implementation.require(model)
     implementation.apply(model)
-    tensors = InnerTensors(
+    tensors = IntermediateTensors(
         model, job.outputs["result"].parent, job.threads, implementation.libraries
     )
     dtypes = {name: spec["dtype"] for name, spec in plan.inputs.items()}
@@ -85,8 +92,8 @@ def _measure(job: Job, plan: Plan) -> tuple[dict[str, Range], list[str]]:
     return ranges, sparse if options["algorithm"] == "entropy" else []
 
 
-def _require_ranges(tensors: InnerTensors, ranges: Ranges, exclude: list[str]) -> None:
-    """Raise StageError where a node that is worth quantizing takes a tensor that is always zero."""
+def _require_ranges(tensors: IntermediateTensors, ranges: Ranges, exclude: list[str]) -> None:
+    """Raise StageError if an input of an expensive node is always zero."""
     for node in tensors.nodes:
         if node.op_type not in HEAVY or any(fits(node.name, pattern) for pattern in exclude):
             continue
@@ -95,15 +102,16 @@ def _require_ranges(tensors: InnerTensors, ranges: Ranges, exclude: list[str]) -
         )
         if zero is not None:
             raise StageError(
-                f"{maker_of(zero, tensors.nodes)} is zero in all calibration batches, so that {node.op_type}"
-                f" (node {node.name}) has no scale for it",
-                f"give data that reaches it, or exclude the node: quantize: {{exclude: [{node.name}]}}",
+                f"{tensor_origin(zero, tensors.nodes)} is zero in all calibration batches, so"
+                f" {node.op_type} (node {node.name}) has no scale for it",
+                "use data that reaches it, or exclude the node:"
+                f" quantize: {{exclude: [{node.name}]}}",
             )
 
 
-def _warnings(plan: Plan) -> list[str]:
+def _warnings(plan: BatchPlan) -> list[str]:
     drawn = [name for name, data in plan.data.items() if not data or "random" in data]
     return [
-        f"the ranges come from random values of the input {name}, and hold for these only: calibrate on real data"
+        f"the ranges come from random values of the input {name}: calibrate on real data"
         for name in drawn
     ]

@@ -1,1 +1,1 @@
-"""From a float32 graph to one in 16-bit types, and what such a graph computes on any processor."""
+"""The convert stage: typed ONNX in the precision of an engine."""

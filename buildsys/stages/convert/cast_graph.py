@@ -1,9 +1,8 @@
-"""Rewrite a float32 graph so that its operators compute in float16 or bfloat16.
+"""Conversion of a float32 graph to float16 or bfloat16 arithmetic.
 
-The schemas of the graph's opset decide what each operator takes: a node becomes 16-bit where its float32
-results may be 16-bit, and stays in float32, with casts around it, where the schema, its numbers or its
-meaning forbid. Inputs and outputs of the graph keep their types, subgraphs and local functions their
-precision.
+The schemas of the graph's opset decide: a node becomes 16-bit if its float32 results may be 16-bit.
+It stays in float32, with casts around it, if the schema, its values or its meaning forbid it.
+Graph inputs and outputs keep their types; subgraphs and local functions keep their precision.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.rounding.fresh_names import FreshNames
 from buildsys.onnx_graphs.rounding.tensor_types import DTYPES, ELEM_TYPES, outer_names, rename_outer
 from buildsys.onnx_graphs.tensors import Tensor, tensor_of
-from buildsys.stages.convert.precision_rules import Rules, Verdict, fill_value
+from buildsys.stages.convert.precision_rules import NodePrecision, PrecisionRules, fill_value
 
 HEAVY = frozenset(
     ("Attention", "Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN")
@@ -27,12 +26,12 @@ HEAVY = frozenset(
 
 @dataclass
 class Conversion:
-    """What became of a converted graph's parts."""
+    """Summary of a converted graph."""
 
     converted: int = 0  # nodes
     casts: int = 0  # inserted
-    kept: dict[str, str] = field(default_factory=dict)  # node -> why it stays in float32
-    problems: dict[str, str] = field(default_factory=dict)  # initializer -> why it stays in float32
+    kept: dict[str, str] = field(default_factory=dict)  # node -> reason for float32
+    problems: dict[str, str] = field(default_factory=dict)  # initializer -> reason for float32
     flushed: int = 0  # non-zero values that became zero
     values: int = 0  # non-zero values of all converted initializers
 
@@ -40,38 +39,42 @@ class Conversion:
 def convert_precision(model: ModelProto, precision: str) -> Conversion:
     """Convert ``model`` in place to ``precision``, ``fp16`` or ``bf16``.
 
-    Raises: StageError: no operator, or none of those that do the heavy work, can compute in it.
+    Raises: StageError: no operator, or none of the expensive ones, can compute in it.
     """
     dtype = DTYPES[precision]
     _hoist_constants(model.graph)
-    rules = Rules(model, dtype)
-    verdicts = [rules.judge(node) for node in model.graph.node]
-    conversion = _conversion(model.graph.node, verdicts, rules)
+    rules = PrecisionRules(model, dtype)
+    decisions = [rules.decide(node) for node in model.graph.node]
+    conversion = _conversion(model.graph.node, decisions, rules)
     heavy = [node for node in model.graph.node if node.op_type in HEAVY]
     if not conversion.converted or (
         heavy and all(_name(node) in conversion.kept for node in heavy)
     ):
         reason = conversion.kept[_name(heavy[0])] if heavy else ""
         raise StageError(
-            f"no operator that does heavy work can compute in {dtype}"
+            f"no expensive operator can compute in {dtype}"
             + (f": {_name(heavy[0])} stays in float32, because {reason}" if heavy else ""),
             "export with a higher opset" if reason.endswith("opset") else "",
         )
-    conversion.casts = _Rewriter(model.graph, rules, verdicts).rewrite()
+    conversion.casts = _Rewriter(model.graph, rules, decisions).rewrite()
     return conversion
 
 
-def _conversion(nodes: Sequence[NodeProto], verdicts: list[Verdict], rules: Rules) -> Conversion:
+def _conversion(
+    nodes: Sequence[NodeProto], decisions: list[NodePrecision], rules: PrecisionRules
+) -> Conversion:
     taken = {
-        node.input[i] for node, verdict in zip(nodes, verdicts, strict=True) for i in verdict.inputs
+        node.input[i]
+        for node, decision in zip(nodes, decisions, strict=True)
+        for i in decision.inputs
     }
     lost = [rules.flushed[name] for name in taken & rules.flushed.keys()]
     return Conversion(
-        converted=sum(bool(verdict.inputs | verdict.outputs) for verdict in verdicts),
+        converted=sum(bool(decision.inputs | decision.outputs) for decision in decisions),
         kept={
-            _name(node): verdict.reason
-            for node, verdict in zip(nodes, verdicts, strict=True)
-            if verdict.reason
+            _name(node): decision.reason
+            for node, decision in zip(nodes, decisions, strict=True)
+            if decision.reason
         },
         problems=rules.problems,
         flushed=sum(zeros for zeros, _ in lost),
@@ -80,10 +83,12 @@ def _conversion(nodes: Sequence[NodeProto], verdicts: list[Verdict], rules: Rule
 
 
 class _Rewriter:
-    """Writes the nodes anew, in order; ``_names`` knows under which name a tensor exists in which precision."""
+    """Rewrites the nodes in order; ``_names`` maps (tensor, is 16-bit) to names."""
 
-    def __init__(self, graph: GraphProto, rules: Rules, verdicts: list[Verdict]) -> None:
-        self._graph, self._rules, self._verdicts = graph, rules, verdicts
+    def __init__(
+        self, graph: GraphProto, rules: PrecisionRules, decisions: list[NodePrecision]
+    ) -> None:
+        self._graph, self._rules, self._decisions = graph, rules, decisions
         self._low_type = ELEM_TYPES[rules.dtype]
         self._outputs = {value.name for value in graph.output}
         self._low_tensors: set[str] = set()
@@ -94,12 +99,12 @@ class _Rewriter:
         self._names |= {(name, False): name for name in rules.stored}
 
     def rewrite(self) -> int:
-        """Rewrite the graph and return the number of casts that this took."""
+        """Rewrite the graph and return the number of inserted casts."""
         self._store_initializers()
-        for node, verdict in zip(list(self._graph.node), self._verdicts, strict=True):
-            self._take_inputs(node, verdict)
+        for node, decision in zip(list(self._graph.node), self._decisions, strict=True):
+            self._rewire_inputs(node, decision)
             self._nodes.append(node)
-            self._give_outputs(node, verdict)
+            self._rewire_outputs(node, decision)
         del self._graph.node[:]
         self._graph.node.extend(self._nodes)
         for value in self._graph.value_info:
@@ -107,18 +112,18 @@ class _Rewriter:
                 value.type.tensor_type.elem_type = self._low_type
         return self._casts
 
-    def _take_inputs(self, node: NodeProto, verdict: Verdict) -> None:
+    def _rewire_inputs(self, node: NodeProto, decision: NodePrecision) -> None:
         for index, name in enumerate(node.input):
             if self._rules.types.get(name) == TensorProto.FLOAT:
-                node.input[index] = self._name_of(name, low=index in verdict.inputs)
+                node.input[index] = self._name_of(name, low=index in decision.inputs)
         names = sorted(
             name for name in outer_names(node) if self._rules.types.get(name) == TensorProto.FLOAT
         )
         rename_outer(node, {name: self._name_of(name, low=False) for name in names})
 
-    def _give_outputs(self, node: NodeProto, verdict: Verdict) -> None:
+    def _rewire_outputs(self, node: NodeProto, decision: NodePrecision) -> None:
         for index, name in enumerate(node.output):
-            if index not in verdict.outputs:
+            if index not in decision.outputs:
                 self._names[name, False] = name
             elif name in self._outputs:
                 self._names[name, True] = node.output[index] = self._fresh.new(
@@ -129,11 +134,11 @@ class _Rewriter:
             else:
                 self._names[name, True] = name
                 self._low_tensors.add(name)
-        if 0 in verdict.outputs:
+        if 0 in decision.outputs:
             _set_result_type(node, self._rules.dtype)
 
     def _name_of(self, name: str, *, low: bool) -> str:
-        """Return the name of ``name`` in one precision, casting it there when it only exists in the other."""
+        """Return a tensor's name in one precision, with a cast if needed."""
         if (name, low) not in self._names:
             cast = self._fresh.new(f"{name}_as_{self._rules.dtype if low else 'float32'}")
             self._add_cast(
@@ -152,7 +157,7 @@ class _Rewriter:
         self._casts += 1
 
     def _store_initializers(self) -> None:
-        """Store each initializer in the precisions in which nodes take it."""
+        """Store each initializer in the precisions its nodes use."""
         low, full = self._uses()
         kept = [
             tensor
@@ -176,16 +181,16 @@ class _Rewriter:
     def _uses(self) -> tuple[set[str], set[str]]:
         low: set[str] = set()
         full = self._outputs & self._rules.stored.keys()
-        for node, verdict in zip(self._graph.node, self._verdicts, strict=True):
+        for node, decision in zip(self._graph.node, self._decisions, strict=True):
             for index, name in enumerate(node.input):
                 if name in self._rules.stored:
-                    (low if index in verdict.inputs else full).add(name)
+                    (low if index in decision.inputs else full).add(name)
             full |= outer_names(node) & self._rules.stored.keys()
         return low, full
 
 
 def _set_result_type(node: NodeProto, dtype: str) -> None:
-    """Change the attribute that sets the type of a node's result, where it has one."""
+    """Change the attribute for the type of a node's result, if any."""
     for attribute in node.attribute:
         if node.op_type == "Cast" and attribute.name == "to":
             attribute.i = ELEM_TYPES[dtype]
@@ -201,7 +206,7 @@ def _tensor_proto(name: str, values: Tensor) -> TensorProto:
 
 
 def _hoist_constants(graph: GraphProto) -> None:
-    """Turn float32 Constant nodes into initializers, so that there is one kind of stored value."""
+    """Turn float32 Constant nodes into initializers."""
     nodes = []
     for node in graph.node:
         values = _constant_values(node)

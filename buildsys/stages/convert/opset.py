@@ -1,4 +1,4 @@
-"""Raise a graph to an opset that has the types that it is converted to."""
+"""Opset upgrade to a version with the required types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from buildsys.onnx_graphs.onnx_file import ONE_MESSAGE_LIMIT, first_line, opsets
 
 
 def raise_opset(model: ModelProto, version: int, ir_version: int) -> tuple[ModelProto, str]:
-    """Return the model at ``version`` or above, or as it is with the reason why it stays."""
+    """Return the model at ``version`` or above, or unchanged with the reason."""
     if opsets(model).get("ai.onnx", 1) >= version:
         return model, ""
     if len(model.functions) > 0:

@@ -1,8 +1,8 @@
-"""Find the node at which a graph's numbers stop being finite."""
+"""Origin of NaN and infinity in a graph."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,34 +15,33 @@ _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 @dataclass(frozen=True)
-class Origin:
-    """The first tensor that is not finite although all that it is computed from is."""
+class OverflowOrigin:
+    """The first non-finite tensor computed from finite ones."""
 
     tensor: str
-    operator: str = ""  # that gives it, and its node; none for an input of the graph
+    operator: str = ""  # of the node; empty for a graph input
     node: str = ""
 
     def __str__(self) -> str:
-        """Return the tensor as messages name it."""
+        """Return the tensor with its operator and node."""
         if not self.operator:
             return f"{self.tensor}, an input of the graph,"
-        return f"{self.tensor}, of {self.operator} ({f'node {self.node}' if self.node else 'a node without a name'}),"
+        node = f"node {self.node}" if self.node else "an unnamed node"
+        return f"{self.tensor}, of {self.operator} ({node}),"
 
 
 @dataclass
 class Probes:
-    """A graph that gives, instead of its outputs, one number per tensor: 0, or NaN where it is not finite."""
+    """A graph with one scalar output per tensor: 0 or NaN."""
 
     model: ModelProto
-    tensors: dict[str, str] = field(
-        default_factory=dict
-    )  # output of ``model`` -> tensor that it tells of
+    tensors: dict[str, str] = field(default_factory=dict)  # output of ``model`` -> tensor
 
 
 def add_probes(model: ModelProto) -> Probes:
-    """Probe every float tensor of the main graph of ``model``, which is changed in place.
+    """Probe every float tensor of the main graph of ``model``, in place.
 
-    Only scalars are kept, so that the probed graph needs no more memory than the graph.
+    The outputs are scalars, so probing needs no extra memory.
     """
     graph, fresh = model.graph, FreshNames(model.graph)
     zero = fresh.new("zero")
@@ -72,20 +71,19 @@ def add_probes(model: ModelProto) -> Probes:
 
 def find_origin(
     nodes: Sequence[NodeProto], finite: Collection[str], infinite: Collection[str]
-) -> Origin | None:
-    """Return where the ``infinite`` tensors come from, or None where it cannot be told.
+) -> OverflowOrigin | None:
+    """Return the origin of the ``infinite`` tensors, or None if unknown.
 
-    A node that takes no numbers, such as the constant of a mask, is none. A number that a cast cannot
-    hold comes from what is cast.
+    A node without numeric inputs, such as a mask constant, is no origin. If a cast overflows, the
+    origin is its input.
     """
     for node in nodes:
         known = [name for name in node.input if name in finite or name in infinite]
         result = next((name for name in node.output if name in infinite), None)
         if result is not None and known and not any(name in infinite for name in known):
-            return _made(node.input[0], nodes) if node.op_type == "Cast" else _made(result, nodes)
+            tensor = node.input[0] if node.op_type == "Cast" else result
+            producer = next((other for other in nodes if tensor in other.output), None)
+            if producer is None:
+                return OverflowOrigin(tensor)
+            return OverflowOrigin(tensor, producer.op_type, producer.name)
     return None
-
-
-def _made(tensor: str, nodes: Iterable[NodeProto]) -> Origin:
-    maker = next((node for node in nodes if tensor in node.output), None)
-    return Origin(tensor) if maker is None else Origin(tensor, maker.op_type, maker.name)

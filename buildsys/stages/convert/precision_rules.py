@@ -1,4 +1,4 @@
-"""Which nodes of a float32 graph may compute in a 16-bit type, and why the others may not."""
+"""Rules for the precision of nodes: 16-bit, or float32 with a reason."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from buildsys.onnx_graphs.rounding.tensor_types import (
 )
 from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of
 
-# Their results leave float16's range or lose digits that matter (indices, sums of squares, coordinates).
-_SENSITIVE = frozenset(
-    ("CumSum", "NonMaxSuppression", "Pow", "Range", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceProd",
-     "ReduceSumSquare", "RoiAlign")
-)  # fmt: skip
+# Their results leave float16's range or lose important digits (indices, sums of squares,
+# coordinates).
+_SENSITIVE = frozenset((
+    "CumSum", "NonMaxSuppression", "Pow", "Range", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",
+    "ReduceProd", "ReduceSumSquare", "RoiAlign",
+))  # fmt: skip
 _QUANTIZERS = frozenset(("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"))
-_TYPE_ATTRIBUTES = frozenset(
-    ("dtype", "output_dtype", "output_datatype")
-)  # the result's type is not the input's
-_STATISTICS = frozenset(
-    ("LayerNormalization", "RMSNormalization")
-)  # their further outputs follow stash_type
+# Attributes that set the type of the result.
+_TYPE_ATTRIBUTES = frozenset(("dtype", "output_dtype", "output_datatype"))
+# Outputs after the first follow stash_type.
+_STATISTICS = frozenset(("LayerNormalization", "RMSNormalization"))
 _INTEGERS = (TensorProto.INT32, TensorProto.INT64)
 # Arithmetic on sizes and positions: integers beyond 2048 (float16) or 256 (bfloat16) would be rounded.
-_INDEX_OPERATORS = frozenset(
-    ("Abs", "Add", "Cast", "Ceil", "Concat", "Div", "Expand", "Floor", "Gather", "Max", "Min", "Mod", "Mul", "Neg",
-     "Reciprocal", "Reshape", "Round", "Slice", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze")
-)  # fmt: skip
-# ONNX has them in bfloat16, TensorRT's parser does not.
+_INDEX_OPERATORS = frozenset((
+    "Abs", "Add", "Cast", "Ceil", "Concat", "Div", "Expand", "Floor", "Gather", "Max", "Min", "Mod",
+    "Mul", "Neg", "Reciprocal", "Reshape", "Round", "Slice", "Sqrt", "Squeeze", "Sub", "Transpose",
+    "Unsqueeze",
+))  # fmt: skip
+# ONNX defines these in bfloat16; TensorRT's parser does not.
 _NOT_IN_RUNTIMES = {
     "bfloat16": frozenset(("ConvTranspose", "HardSwish", "LpNormalization", "Mish"))
 }
@@ -43,31 +43,27 @@ _FLUSHED_LIMIT = 0.1  # share of a tensor's non-zero values that may become zero
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What happens to one node: the places of its inputs and outputs that become 16-bit, or why none does."""
+class NodePrecision:
+    """Indices of a node's 16-bit inputs and outputs, or a reason."""
 
     inputs: frozenset[int] = frozenset()
     outputs: frozenset[int] = frozenset()
-    reason: str = ""  # empty also where the node has nothing to do with float32
+    reason: str = ""  # also empty for nodes without float32
 
 
 @dataclass
-class Rules:
-    """The verdicts over one graph, to be asked for its nodes in order."""
+class PrecisionRules:
+    """The precision of one graph's nodes, decided in graph order."""
 
     model: ModelProto
     dtype: str  # float16 or bfloat16
     types: dict[str, int] = field(init=False)
-    stored: dict[str, TensorProto] = field(
-        init=False
-    )  # float32 initializers that callers cannot replace
-    low_values: dict[str, Tensor] = field(default_factory=dict)  # what became of them
-    problems: dict[str, str] = field(
-        default_factory=dict
-    )  # initializers that the type cannot hold, and why
-    flushed: dict[str, tuple[int, int]] = field(
-        default_factory=dict
-    )  # initializer -> zeros made, non-zero values
+    # float32 initializers that callers cannot replace, and their 16-bit values
+    stored: dict[str, TensorProto] = field(init=False)
+    low_values: dict[str, Tensor] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)  # unconvertible initializer -> reason
+    # initializer -> (values flushed to zero, non-zero values)
+    flushed: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Infer the types of all tensors."""
@@ -83,27 +79,27 @@ class Rules:
             if tensor.data_type == TensorProto.FLOAT and tensor.name not in inputs
         }
 
-    def judge(self, node: NodeProto) -> Verdict:
-        """Return the verdict on ``node``; its predecessors must have been asked for before."""
+    def decide(self, node: NodeProto) -> NodePrecision:
+        """Return the precision of ``node``; its predecessors must be decided."""
         floats = {name for name in (*node.input, *node.output) if self._is_float(name)}
         is_index = self._is_index_arithmetic(node)
         if is_index:
             self._index_tensors.update(node.output)
         schema = schema_of(node, self._opsets)
         if any(subgraphs(node)):
-            return Verdict(reason="it has subgraphs")
+            return NodePrecision(reason="it has subgraphs")
         if not floats:
-            return Verdict()
+            return NodePrecision()
         if schema is None:
-            return Verdict(reason="ONNX does not define the operator")
+            return NodePrecision(reason="ONNX does not define the operator")
         reason = "it computes sizes or positions" if is_index else self._why_kept(node, schema)
-        return Verdict(reason=reason) if reason else self._slots(node, schema)
+        return NodePrecision(reason=reason) if reason else self._slots(node, schema)
 
     def _why_kept(self, node: NodeProto, schema: defs.OpSchema) -> str:
         if node.op_type in _SENSITIVE:
             return "its results need the range or the digits of float32"
         if node.op_type in _NOT_IN_RUNTIMES.get(self.dtype, ()):
-            return f"TensorRT does not take {node.op_type} in {self.dtype}"
+            return f"TensorRT does not support {node.op_type} in {self.dtype}"
         if node.op_type in _QUANTIZERS:
             return "it quantizes"
         if _TYPE_ATTRIBUTES & schema.attributes.keys():
@@ -117,7 +113,7 @@ class Rules:
         ]
         return f"the type of {unknown[0]} is not known or not a tensor" if unknown else ""
 
-    def _slots(self, node: NodeProto, schema: defs.OpSchema) -> Verdict:
+    def _slots(self, node: NodeProto, schema: defs.OpSchema) -> NodePrecision:
         wanted = f"tensor({self.dtype})"
         inputs = {
             i
@@ -135,18 +131,24 @@ class Rules:
             name for i, name in enumerate(node.output) if self._is_float(name) and i not in outputs
         ]
         if not inputs | outputs or (fixed and node.op_type not in _STATISTICS):
-            return Verdict(reason=f"{node.op_type} does not take {self.dtype} in this opset")
+            return NodePrecision(
+                reason=f"{node.op_type} does not support {self.dtype} in this opset"
+            )
         problems = [self._problem(node.input[i]) for i in sorted(inputs)]
         reason = next((problem for problem in problems if problem), "")
-        return Verdict(reason=reason) if reason else Verdict(frozenset(inputs), frozenset(outputs))
+        return (
+            NodePrecision(reason=reason)
+            if reason
+            else NodePrecision(frozenset(inputs), frozenset(outputs))
+        )
 
     def _problem(self, name: str) -> str:
-        """Return why the values of an initializer cannot be 16-bit."""
+        """Return the reason an initializer cannot be 16-bit, if any."""
         if name in self.stored and name not in self.low_values and name not in self.problems:
             values = numpy_helper.to_array(self.stored[name])
             low, beyond = self._rounding(values)
             nonzero = int(np.count_nonzero(values))
-            # on the bits without the sign: numpy has no fast arithmetic in float16
+            # count bits without the sign: numpy's float16 arithmetic is slow
             lost = nonzero - int(np.count_nonzero(low.array.view(np.uint16) & np.uint16(0x7FFF)))
             if beyond:
                 self.problems[name] = f"{name} has values up to {_largest(values):.3g}"
@@ -157,7 +159,7 @@ class Rules:
         return self.problems.get(name, "")
 
     def _rounding(self, values: Array) -> tuple[Tensor, bool]:
-        """Return ``values`` in the 16-bit type, and whether a finite one became infinite."""
+        """Return ``values`` in 16 bits, and True if a finite one overflowed."""
         with np.errstate(over="ignore"):
             largest = tensor_of(np.float32(_largest(values)), self.dtype)
             return tensor_of(values, self.dtype), not np.isfinite(largest.values())

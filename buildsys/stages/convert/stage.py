@@ -1,8 +1,8 @@
-"""Convert a simplified graph to the precision of an engine, and check what it computes in that precision.
+"""The convert stage: the simplified graph in the precision of an engine.
 
-The result is typed ONNX, as strongly typed builders want it. Its numbers are checked here, on the CPU, with
-the rounding and the range of the precision: a wrong conversion or an overflow needs no GPU to be found, and
-no engine is built from it.
+The result is typed ONNX for strongly typed builders. It runs here on the CPU with the rounding and
+range of the precision, so a wrong conversion or an overflow is found without a GPU, and no engine
+is built from it.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ from buildsys.stages.common.golden_check import (
 )
 from buildsys.stages.convert.cast_graph import HEAVY, Conversion, convert_precision
 from buildsys.stages.convert.opset import raise_opset
-from buildsys.stages.convert.overflow import Origin, add_probes, find_origin
+from buildsys.stages.convert.overflow import OverflowOrigin, add_probes, find_origin
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.workers.job import Job, StageResult
 
-# by name: their code is in the key of the targets that use them, and of no other
-_ELSEWHERE = {
+# Imported by name, so their code is only in the keys of targets that use them.
+_CONVERTERS = {
     "quantize": "buildsys.stages.quantize.convert",
     "autocast": "buildsys.stages.quantize.modelopt",
 }
-_BF16_OPSET, _BF16_IR_VERSION = 22, 10  # the first opset whose Conv and pooling take bfloat16
+_BF16_OPSET, _BF16_IR_VERSION = 22, 10  # the first with bfloat16 convolution and pooling
 _FLUSHED_WARNING = 0.01  # share of all weights
 
 
 def run(job: Job) -> StageResult:
-    """Write the graph with its operators in ``precision``; its inputs and outputs stay as they are.
+    """Write the graph in ``precision``; inputs and outputs keep their types.
 
-    Every case is run with the rounding of the precision. A failure names the output, the case, the index,
-    both values and, after an overflow, the node; the tensors of each failed case are kept as
-    ``failed/PRECISION-CASE.npz`` (keys ``in.``, ``expected.`` and ``actual.``) beside the result.
+    Every case runs with the rounding of the precision. A failure states output, case, index, both
+    values and, after an overflow, the node. The tensors of each failed case are saved as
+    ``failed/PRECISION-CASE.npz`` (keys ``in.``, ``expected.``, ``actual.``) next to the result.
 
-    Raises: StageError: nothing that does heavy work can be converted. CheckFailed: the result is not valid.
+    Raises: StageError: no expensive operator can be converted. CheckFailed: the result is invalid.
     """
     if "quantize" in job.options:
-        result: StageResult = import_module(_ELSEWHERE["quantize"]).run(job)
+        result: StageResult = import_module(_CONVERTERS["quantize"]).run(job)
         return result
     figures = _convert(job)
     golden = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
@@ -114,7 +114,7 @@ def _by_schemas(source: Path, precision: str, job: Job) -> tuple[ModelProto, dic
 
 
 def _by_autocast(source: Path, precision: str, job: Job) -> tuple[ModelProto, dict[str, Any]]:
-    modelopt = import_module(_ELSEWHERE["autocast"])
+    modelopt = import_module(_CONVERTERS["autocast"])
     dtype = DTYPES[precision]
     job.progress(f"converting to {dtype} with ModelOpt AutoCast")
     model: ModelProto = modelopt.autocast(source, precision)
@@ -126,7 +126,7 @@ def _by_autocast(source: Path, precision: str, job: Job) -> tuple[ModelProto, di
     ]
     if all(node.op_type == "Cast" for node in low):
         raise StageError(
-            f"ModelOpt AutoCast kept all nodes in float32, none computes in {dtype}",
+            "ModelOpt AutoCast kept all nodes in float32",
             "use tool: builtin",
         )
     full = [
@@ -146,15 +146,15 @@ def _by_autocast(source: Path, precision: str, job: Job) -> tuple[ModelProto, di
 def _findings(job: Job, golden: Mapping[str, Case]) -> Iterator[OutputCheck]:
     precision = job.options["precision"]
     job.progress(f"running the {precision} graph with its rounding in {len(golden)} cases")
-    # the written file is what engines are built from
+    # engines are built from the written file
     graph = _open(job, emulate(load_model(job.outputs["model"]), precision))
     for case, tensors in golden.items():
         actual = graph.run(tensors.inputs)
         yield from check_outputs(precision, case, actual, tensors.outputs, job.options["tolerance"])
 
 
-def _origin(job: Job, golden: Case) -> Origin | None:
-    """Run one case again to find out where numbers left the range of the precision."""
+def _origin(job: Job, golden: Case) -> OverflowOrigin | None:
+    """Rerun one case to find the origin of an overflow."""
     typed = load_model(job.outputs["model"])
     nodes = list(typed.graph.node)
     probes = add_probes(emulate(typed, job.options["precision"]))
@@ -164,20 +164,19 @@ def _origin(job: Job, golden: Case) -> Origin | None:
 
 
 def _open(job: Job, model: ModelProto) -> OrtGraph:
-    """Load a graph without optimizations, so that each node is computed as the file says."""
+    """Load a graph without optimizations, so each node runs as written."""
     options = session_options(optimization="disable", intra_op_threads=job.threads, few_runs=True)
     implementation = implementation_of(job)
     implementation.require(model)
     implementation.apply(model)
-    with TemporaryDirectory(
-        dir=job.outputs["model"].parent
-    ) as scratch:  # by path: a graph in memory ends at 2 GiB
+    # by path: a graph in memory is limited to 2 GiB
+    with TemporaryDirectory(dir=job.outputs["model"].parent) as scratch:
         path = Path(scratch) / "model.onnx"
         save_model(model, path)
         return OrtGraph(path, options, libraries=implementation.libraries)
 
 
-def _reason(job: Job, failed: list[OutputCheck], origin: Origin | None) -> str:
+def _reason(job: Job, failed: list[OutputCheck], origin: OverflowOrigin | None) -> str:
     sentence = failed[0].sentence() + and_more(failed)
     if origin is None:
         return sentence
@@ -185,23 +184,22 @@ def _reason(job: Job, failed: list[OutputCheck], origin: Origin | None) -> str:
     return f"the {precision} graph overflows: {origin} is not finite in {precision}, and {sentence}"
 
 
-def _hint(job: Job, origin: Origin | None) -> str:
+def _hint(job: Job, origin: OverflowOrigin | None) -> str:
     precision = job.options["precision"]
     if origin is None:
-        return f"if this is near enough, set verify.{precision}; fp32 has no rounding"
+        return f"if this error is acceptable, raise verify.{precision}; fp32 has no rounding"
     return "bf16 has the range of float32" if precision == "fp16" else ""
 
 
 def _raise_opset(model: ModelProto) -> tuple[ModelProto, list[str]]:
-    """Return the model at an opset in which ONNX has bfloat16 for the operators of networks, if it converts."""
+    """Return the model at the first opset with bfloat16 convolutions, if possible."""
     version = opsets(model).get("ai.onnx", 1)
     raised, why = raise_opset(model, _BF16_OPSET, _BF16_IR_VERSION)
     if raised is model:
-        return model, [
-            f"opset {version} stays, and with it the operators that lack bfloat16: {why}"
-        ] if why else []
+        kept = f"opset {version} is kept, without bfloat16 for some operators: {why}"
+        return model, [kept] if why else []
     return raised, [
-        f"opset {version} was raised to {_BF16_OPSET}, the first that has bfloat16 convolutions"
+        f"opset {version} was raised to {_BF16_OPSET}, the first with bfloat16 convolutions"
     ]
 
 

@@ -1,1 +1,1 @@
-"""From calibration data to ranges, and from a float32 graph to one with quantizers."""
+"""Calibration ranges and explicit quantizers, for the calibrate and convert stages."""

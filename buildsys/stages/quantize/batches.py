@@ -1,4 +1,4 @@
-"""Calibration batches: the same values on every machine, checked before anything is measured on them."""
+"""Calibration batches: checked, and equal on every machine."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _KEY = re.compile(r"(\d+)/(.+)")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is drawn: the inputs with their shapes in one batch, their data, and how many batches."""
+class BatchPlan:
+    """Inputs, their shapes in one batch, their data, and the batch count."""
 
     inputs: Mapping[str, Mapping[str, Any]]  # name -> shape (with names of dims), dtype
     dims: Mapping[str, int]
@@ -42,14 +42,14 @@ class Plan:
         return concrete_shape(self.inputs[name]["shape"], self.dims)
 
     def samples(self, name: str) -> int:
-        """Return how many entries along the first dimension all batches have together."""
+        """Return the total size of the first dimension over all batches."""
         return self.batches * (self.shape(name)[0] if self.shape(name) else 1)
 
 
-def draw_batches(plan: Plan) -> Iterator[Batch]:
+def draw_batches(plan: BatchPlan) -> Iterator[Batch]:
     """Yield the batches one by one.
 
-    Raises: StageError: data that does not suit an input, is too little, or is not finite.
+    Raises: StageError: the data does not match an input, is too small, or is not finite.
     """
     sources = {name: _values(plan, name) for name in plan.inputs}
     for index in range(plan.batches):
@@ -59,8 +59,8 @@ def draw_batches(plan: Plan) -> Iterator[Batch]:
         yield batch
 
 
-def describe_data(plan: Plan, name: str) -> dict[str, Any]:
-    """Return where the values of one input come from, for a result file."""
+def describe_data(plan: BatchPlan, name: str) -> dict[str, Any]:
+    """Return the source of one input's values for a result file."""
     data, shape = plan.data[name] or {"random": "default"}, list(plan.shape(name))
     found: dict[str, Any] = {"kind": _kind(data), "shape": shape, "samples": plan.samples(name)}
     if "images" in data:
@@ -71,7 +71,10 @@ def describe_data(plan: Plan, name: str) -> dict[str, Any]:
 
 
 def save_batches(path: Path, batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Write batches as arrays ``INDEX/INPUT`` of an .npz file and pass them on; equal batches give equal bytes."""
+    """Write batches as arrays ``INDEX/INPUT`` of an .npz file, and yield them.
+
+    Equal batches give equal bytes.
+    """
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for index, batch in enumerate(batches):
             for name, tensor in batch.items():
@@ -80,9 +83,9 @@ def save_batches(path: Path, batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def load_batches(path: Path, dtypes: Mapping[str, str]) -> Iterator[Batch]:
-    """Yield the batches that ``save_batches`` wrote; ``dtypes`` are those of the inputs.
+    """Yield the batches of a file by ``save_batches``; ``dtypes`` are the inputs'.
 
-    Raises: StageError: the file is not such a file.
+    Raises: StageError: the file is damaged.
     """
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
@@ -93,19 +96,19 @@ def load_batches(path: Path, dtypes: Mapping[str, str]) -> Iterator[Batch]:
                     for name, dtype in dtypes.items()
                 }
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise StageError(f"{path.name} does not hold calibration batches: {error}") from error
+        raise StageError(f"{path.name} contains no calibration batches: {error}") from error
 
 
-def _values(plan: Plan, name: str) -> Iterator[Tensor]:
+def _values(plan: BatchPlan, name: str) -> Iterator[Tensor]:
     data = plan.data[name]
     if data and "images" in data:
         return _images(plan, name, data)
     if data and "npz" in data:
         return _rows(plan, name, data)
-    return (_made(plan, name, data, index) for index in range(plan.batches))
+    return (_draw(plan, name, data, index) for index in range(plan.batches))
 
 
-def _images(plan: Plan, name: str, data: Mapping[str, Any]) -> Iterator[Tensor]:
+def _images(plan: BatchPlan, name: str, data: Mapping[str, Any]) -> Iterator[Tensor]:
     shape, dtype = plan.shape(name), plan.inputs[name]["dtype"]
     size = shape[0] if shape else 1
     files = find_images(data, name, plan.samples(name), plan.project)
@@ -113,8 +116,8 @@ def _images(plan: Plan, name: str, data: Mapping[str, Any]) -> Iterator[Tensor]:
         yield read_images(files[index * size : (index + 1) * size], data, name, shape, dtype)
 
 
-def _rows(plan: Plan, name: str, data: Mapping[str, Any]) -> Iterator[Tensor]:
-    """Yield pieces of one array that has all batches one after the other along its first dimension."""
+def _rows(plan: BatchPlan, name: str, data: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Yield slices of one array with all batches along its first dimension."""
     array, what = read_array(plan.project / data["npz"], data["npz"], data["key"] or name)
     shape, dtype = plan.shape(name), plan.inputs[name]["dtype"]
     require_dtype(array, dtype, what, f"input {name}")
@@ -125,22 +128,22 @@ def _rows(plan: Plan, name: str, data: Mapping[str, Any]) -> Iterator[Tensor]:
         )
 
 
-def _require_rows(array: Array, what: str, plan: Plan, name: str) -> None:
+def _require_rows(array: Array, what: str, plan: BatchPlan, name: str) -> None:
     shape = plan.shape(name)
     if array.ndim != max(1, len(shape)) or array.shape[1:] != shape[1:]:
         raise StageError(
-            f"{what} has the shape {array.shape}, and calibration batches of the input {name} are {shape}",
-            "all but its first dimension must be those of a batch",
+            f"{what} has the shape {array.shape}; batches of the input {name} have {shape}",
+            "all dimensions but the first must match",
         )
     if len(array) < plan.samples(name):
         raise StageError(
             f"{what} has {len(array)} samples for the input {name}, and {plan.batches} batches of"
             f" {shape[0] if shape else 1} need {plan.samples(name)}",
-            "add samples, or ask for fewer batches or a smaller batch_size",
+            "add samples, or reduce batches or batch_size",
         )
 
 
-def _made(plan: Plan, name: str, data: Mapping[str, Any] | None, index: int) -> Tensor:
+def _draw(plan: BatchPlan, name: str, data: Mapping[str, Any] | None, index: int) -> Tensor:
     shape, dtype = plan.shape(name), plan.inputs[name]["dtype"]
     if data and "python" in data:
         where = f"input {name}, calibration batch {index}"
@@ -155,10 +158,10 @@ def _require_finite(tensor: Tensor, what: str) -> None:
     values = tensor.values()
     if values.dtype.kind in "fc" and not np.isfinite(values).all():
         count = int(values.size - np.isfinite(values).sum())
-        raise StageError(f"{what}, has {count} of {values.size} values that are NaN or infinite")
+        raise StageError(f"{what}, has {count} of {values.size} values NaN or infinite")
 
 
 def _kind(data: Mapping[str, Any]) -> str:
-    """Return the data as the manifest names it, such as ``images data/calibration``."""
+    """Return the data source, such as ``images data/calibration``."""
     kind = next(name for name in ("images", "npz", "python", "constant", "random") if name in data)
     return f"{kind} {data[kind]}"

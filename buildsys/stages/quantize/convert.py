@@ -1,7 +1,7 @@
-"""The stage convert for int8 and fp8: put quantizers into the simplified graph, and check what it computes then.
+"""The convert stage for int8 and fp8: explicit quantizers.
 
-The numbers of the result are those of a device that computes in int8 or fp8 and accumulates exactly: ONNX Runtime
-rounds at every quantizer, as the file says.
+ONNX Runtime rounds at every quantizer as the file says, so the result equals that of a device that
+computes in int8 or fp8 and accumulates exactly.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from buildsys.stages.convert.opset import raise_opset
 from buildsys.stages.operators.implementation import Implementation, implementation_of
 from buildsys.stages.quantize.batches import load_batches
 from buildsys.stages.quantize.insert_qdq import GRIDS, insert_quantizers, limits_of
-from buildsys.stages.quantize.intermediate_tensors import InnerTensors
-from buildsys.stages.quantize.kernel_shapes import state_kernel_shapes
+from buildsys.stages.quantize.intermediate_tensors import IntermediateTensors
+from buildsys.stages.quantize.kernel_shapes import set_kernel_shapes
 from buildsys.stages.quantize.layer_losses import Loss, largest_losses
 from buildsys.stages.quantize.node_selection import HEAVY, Selection, named_nodes, select_nodes
 from buildsys.stages.quantize.ranges import load_ranges
@@ -47,18 +47,23 @@ _OPSETS = {
     "int8": (13, 8),
     "fp8": (19, 9),
 }  # the first with scales per channel, with float8; and their IR versions
-_TOLD_LOSSES = 3
+_SHOWN_LOSSES = 3
 _KEPT_LOSSES = 20
 _BEYOND = 1.5  # times the calibrated range
 
 
 def run(job: Job) -> StageResult:
-    """Write the graph with explicit quantizers; its inputs and outputs stay as they are.
+    """Write the graph with explicit quantizers; inputs and outputs keep their types.
 
-    A failure names the output, the case, the index, both values and the layers that lose most; the tensors of
-    each failed case are kept as ``failed/PRECISION-CASE.npz`` beside the result.
-    Raises: StageError: nothing can be quantized, or the tool cannot. CheckFailed: the result is not valid.
+    A failure states output, case, index, both values and the layers of largest error. The tensors
+    of each failed case are saved as ``failed/PRECISION-CASE.npz`` next to the result.
+    Raises: StageError: no node can be quantized, or the tool fails. CheckFailed: the result is
+    invalid.
     """
+
+    def input_bytes(case: Case) -> int:
+        return sum(tensor.array.nbytes for tensor in case.inputs.values())
+
     figures = _convert(job)
     golden = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
     folder = job.outputs["result"].parent / "failed"
@@ -68,9 +73,8 @@ def run(job: Job) -> StageResult:
     figures |= numbers
     if not failed:
         return StageResult(figures=figures)
-    worst = min(
-        failed, key=lambda finding: _input_bytes(golden[finding.case])
-    )  # all its tensors are looked at
+    # the smallest failed case, as all its tensors are compared
+    worst = min(failed, key=lambda check: input_bytes(golden[check.case]))
     case = golden[worst.case]
     losses = _losses(job, case, figures["quantized"])
     figures["largest_losses"] = [loss.figures() for loss in losses[:_KEPT_LOSSES]]
@@ -80,12 +84,8 @@ def run(job: Job) -> StageResult:
     return StageResult("failed", failed[0].sentence() + and_more(failed), hint, figures)
 
 
-def _input_bytes(case: Case) -> int:
-    return sum(tensor.array.nbytes for tensor in case.inputs.values())
-
-
 def _is_cut(options: Mapping[str, Any]) -> bool:
-    """Tell whether ranges were cut that need not be."""
+    """Return True if the algorithm clipped ranges."""
     algorithm, tool = options["quantize"]["algorithm"], options["quantize"]["tool"]
     return tool != "modelopt" and (
         algorithm == "percentile" or (algorithm, options["precision"]) == ("entropy", "int8")
@@ -93,7 +93,7 @@ def _is_cut(options: Mapping[str, Any]) -> bool:
 
 
 def _uncut(job: Job, worst: OutputCheck, case: Case) -> OutputCheck:
-    """Return what the same output would be with ranges that are not cut."""
+    """Return the check of the same output with unclipped ranges."""
     job.progress("trying whole ranges")
     original = load_model(job.inputs["model"])
     named_nodes(original)
@@ -111,9 +111,9 @@ def _whole_ranges(worst: OutputCheck, uncut: OutputCheck | None) -> list[str]:
     cut, whole = worst.comparison, uncut.comparison
     if whole.cosine is None or not whole.relative < cut.relative:
         return []
-    judged = "passes" if whole.passed else "is nearer"
+    result = "passes" if whole.passed else "is closer"
     figures = f"relative error {whole.relative:.1e}, cosine {whole.cosine:.6g} in case {worst.case}"
-    return [f"calibration.algorithm: minmax, which cuts no range, {judged} ({figures})"]
+    return [f"calibration.algorithm: minmax, which clips nothing, {result} ({figures})"]
 
 
 def _convert(job: Job) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _convert(job: Job) -> dict[str, Any]:
         "quantized": quantized,
         "kept_fp32": [name for name in heavy if name not in quantized],
         "kept_reasons": {
-            name: selection.skipped.get(name, "the tool left it out")
+            name: selection.skipped.get(name, "the tool skipped it")
             for name in dict.fromkeys((*heavy, *selection.chosen, *selection.skipped))
             if name not in quantized
         },
@@ -152,7 +152,7 @@ def _convert(job: Job) -> dict[str, Any]:
 def _quantized(
     job: Job, original: ModelProto, scratch: Path, algorithm: str | None = None
 ) -> tuple[ModelProto, Selection]:
-    """Return the graph with quantizers, and the nodes that were to have them."""
+    """Return the graph with quantizers, and the selected nodes."""
     precision, options = job.options["precision"], job.options["quantize"]
     ranges = load_ranges(job.inputs["ranges"])
     selection = select_nodes(original, ranges, options)
@@ -161,18 +161,17 @@ def _quantized(
     if why:
         version = _OPSETS[precision][0]
         raise StageError(
-            f"{precision} needs opset {version}, and the graph has {opsets(original)['ai.onnx']}: {why}",
-            f"set export.opset to {version} or more",
+            f"{precision} needs opset {version}, not {opsets(original)['ai.onnx']}: {why}",
+            f"set export.opset to {version} or higher",
         )
-    state_kernel_shapes(model)
+    set_kernel_shapes(model)
     limits = limits_of(ranges, precision, algorithm or options["algorithm"])
     wanted = {"per_channel": options["per_channel"], "outputs": options["outputs"]}
     if options["tool"] == "modelopt":
         return _by_modelopt(job, model, selection, scratch), selection
     if options["tool"] == "onnxruntime":
-        from buildsys.stages.quantize.insert_qdq_ort import (
-            insert_by_onnxruntime,
-        )  # loads much of onnxruntime
+        # slow to import
+        from buildsys.stages.quantize.insert_qdq_ort import insert_by_onnxruntime
 
         return insert_by_onnxruntime(model, selection, limits, **wanted), selection
     insert_quantizers(model, selection, limits, GRIDS[precision], **wanted)
@@ -196,7 +195,7 @@ def _by_modelopt(job: Job, model: ModelProto, selection: Selection, scratch: Pat
 
 
 def quantized_nodes(model: ModelProto) -> list[str]:
-    """Return the nodes of the main graph that take a dequantized tensor, in its order."""
+    """Return the main graph's nodes with a dequantized input, in order."""
     pairs = ("QuantizeLinear", "DequantizeLinear")
     given = {
         name
@@ -219,7 +218,8 @@ def _figures(job: Job, model: ModelProto) -> dict[str, Any]:
     )
     return {
         "tool": options["tool"],
-        "method": f"explicit quantizers by {options['tool']}, {scales}; inputs and outputs keep their types",
+        "method": f"explicit quantizers by {options['tool']}, {scales}; "
+        "inputs and outputs keep their types",
         "opset": opsets(model)["ai.onnx"],
         "algorithm": options["algorithm"],
         "initializers": dict(sorted(stored.items())),
@@ -232,7 +232,7 @@ def _figures(job: Job, model: ModelProto) -> dict[str, Any]:
 
 def _warnings(job: Job) -> list[str]:
     if job.options["precision"] == "fp8" and job.options["quantize"]["algorithm"] == "entropy":
-        return ["the ranges are those of minmax: entropy counts the levels of int8"]
+        return ["ranges are by minmax: the entropy method assumes the levels of int8"]
     return []
 
 
@@ -241,9 +241,8 @@ def _findings(job: Job, golden: Mapping[str, Case], quantized: Path) -> list[Out
     job.progress(f"running the {precision} graph in {len(golden)} cases")
     implementation, model = _implemented(job, quantized)
     options = session_options(optimization="disable", intra_op_threads=job.threads, few_runs=True)
-    with TemporaryDirectory(
-        dir=job.outputs["model"].parent
-    ) as scratch:  # by path: a graph in memory ends at 2 GiB
+    # by path: a graph in memory is limited to 2 GiB
+    with TemporaryDirectory(dir=job.outputs["model"].parent) as scratch:
         path = Path(scratch) / "model.onnx"
         save_model(model, path)
         graph = OrtGraph(path, options, libraries=implementation.libraries)
@@ -258,7 +257,7 @@ def _findings(job: Job, golden: Mapping[str, Case], quantized: Path) -> list[Out
 
 
 def _implemented(job: Job, path: Path) -> tuple[Implementation, ModelProto]:
-    """Return a graph as ONNX Runtime is to read it, with names for all nodes."""
+    """Return a graph ready for ONNX Runtime, with unique node names."""
     model, implementation = load_model(path), implementation_of(job)
     named_nodes(model)
     implementation.require(model)
@@ -272,35 +271,37 @@ def _losses(job: Job, case: Case, quantized: list[str]) -> list[Loss]:
     for path in (job.inputs["model"], job.outputs["model"]):
         implementation, model = _implemented(job, path)
         tensors.append(
-            InnerTensors(model, job.outputs["model"].parent, job.threads, implementation.libraries)
+            IntermediateTensors(
+                model, job.outputs["model"].parent, job.threads, implementation.libraries
+            )
         )
     return largest_losses(tensors[0], tensors[1], quantized, dict(case.inputs))
 
 
 def _beyond(job: Job, case: Case) -> list[str]:
-    """Return for which inputs the calibration data is of another kind than what is checked."""
+    """Return hints for golden inputs outside the calibration data."""
     ranges = load_ranges(job.inputs["ranges"])
-    told = []
+    hints = []
     for name, tensor in case.inputs.items():
         largest = float(np.abs(tensor.values()).max(initial=0.0)) if name in ranges else 0.0
         if name in ranges and largest > _BEYOND * ranges[name].largest:
-            told.append(
-                f"the golden input {name} reaches {largest:.3g} and the calibration data {ranges[name].largest:.3g}:"
-                " calibrate on data of the same kind"
+            hints.append(
+                f"the golden input {name} reaches {largest:.3g}, the calibration data only"
+                f" {ranges[name].largest:.3g}: calibrate on similar data"
             )
-    return told
+    return hints
 
 
 def _steps(job: Job, losses: list[Loss]) -> list[str]:
-    """Return what to try next, with the layers that lose most."""
+    """Return the next steps, with the layers of largest error."""
     options, precision = job.options["quantize"], job.options["precision"]
     steps = [] if options["per_channel"] else ["set quantize.per_channel: true"]
-    worst = [loss for loss in losses if loss.added > 0][:_TOLD_LOSSES]
+    worst = [loss for loss in losses if loss.added > 0][:_SHOWN_LOSSES]
     if worst:
-        told = ", ".join(
+        layers = ", ".join(
             f"{loss.node} ({loss.operator}, {loss.before:.1%} → {loss.error:.1%} error)"
             for loss in worst
         )
         names = ", ".join(loss.node for loss in worst)
-        steps.append(f"most is lost at {told}: quantize: {{exclude: [{names}]}}")
-    return [*steps, f"if this is near enough, set verify.{precision}"]
+        steps.append(f"the largest errors arise at {layers}: quantize: {{exclude: [{names}]}}")
+    return [*steps, f"if this error is acceptable, raise verify.{precision}"]

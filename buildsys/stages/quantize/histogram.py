@@ -1,6 +1,7 @@
-"""How the magnitudes of one tensor are spread, gathered batch by batch, and where its range may be cut.
+"""Distribution of one tensor's magnitudes over batches, and its clipping range.
 
-Sources: the entropy method is that of TensorRT's calibrator, S. Migacz, "8-bit inference with TensorRT", GTC 2017.
+Source of the entropy method: TensorRT's calibrator, S. Migacz, "8-bit inference with TensorRT",
+GTC 2017.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import numpy as np
 
 from buildsys.onnx_graphs.tensors import Array
 
-BINS = 4096  # at least half of them lie below the largest value
+BINS = 4096  # at least half of them are below the largest value
 _LEVELS = 128  # of a magnitude in int8
-_FEWEST = (
-    4 * BINS
-)  # values: squeezed features of a few images lost 80 % below this, measured on mobilenet_v3
-_STRIDE = 8  # bins between two ranges that are tried
+# Below this number of values, squeezed features of a few images lost 80 % of their range
+# (mobilenet_v3).
+_MIN_VALUES = 4 * BINS
+_STRIDE = 8  # bins between two tested ranges
 
 
 def _no_counts() -> Array:
@@ -25,7 +26,7 @@ def _no_counts() -> Array:
 
 @dataclass
 class Magnitudes:
-    """Extremes and a histogram of magnitudes; its bins go from 0 to ``span``, a power of two."""
+    """Extremes and a histogram from 0 to ``span``, a power of two."""
 
     low: float = np.inf
     high: float = -np.inf
@@ -40,11 +41,11 @@ class Magnitudes:
 
     @property
     def is_sparse(self) -> bool:
-        """Tell whether there are too few values to tell what is rare: entropy would cut at chance."""
-        return int(self.counts.sum()) < _FEWEST
+        """Return True if there are too few values for the entropy method."""
+        return int(self.counts.sum()) < _MIN_VALUES
 
     def add(self, values: Array, *, counted: bool) -> None:
-        """Take the values of one batch; without ``counted`` their extremes alone."""
+        """Add the values of one batch; without ``counted`` only their extremes."""
         if values.size == 0:
             return
         low, high = float(values.min()), float(values.max())
@@ -58,7 +59,10 @@ class Magnitudes:
             self.counts += np.bincount(np.minimum(places, BINS - 1), minlength=BINS)
 
     def _widen(self) -> None:
-        """Let the bins reach the largest value; two of them become one, so no count moves to another value."""
+        """Double the bins until they cover the largest value.
+
+        Bins merge in pairs, so counts stay exact and the order of batches does not matter.
+        """
         if self.span == 0.0:
             zeros = self.counts.sum()
             self.span = float(np.exp2(np.ceil(np.log2(self.largest))))
@@ -69,7 +73,7 @@ class Magnitudes:
             self.span *= 2.0
 
     def percentile(self, percent: float) -> float:
-        """Return the magnitude below which this share of all values lies."""
+        """Return the magnitude above ``percent`` of all values."""
         total = int(self.counts.sum())
         if total == 0:
             return self.largest
@@ -77,7 +81,7 @@ class Magnitudes:
         return float(min(self.largest, (place + 1) * self.span / BINS))
 
     def entropy(self) -> float:
-        """Return the magnitude at which cutting, and rounding to the levels of int8, loses the least information."""
+        """Return the clipping magnitude with the least information loss in int8."""
         used = int(np.ceil(self.largest / self.span * BINS)) if self.span else 0
         counts = self.counts[:used].astype(np.float64)
         if used <= _LEVELS or self.is_sparse:
@@ -89,7 +93,7 @@ class Magnitudes:
 
 
 def _divergence(counts: Array, end: int) -> float:
-    """Return the Kullback-Leibler divergence of a distribution that is cut at ``end`` and rounded to levels."""
+    """Return the KL divergence of a distribution cut at ``end`` and quantized."""
     kept = counts[:end]
     reference = kept.copy()
     reference[-1] += counts[end:].sum()

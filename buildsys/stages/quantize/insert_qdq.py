@@ -1,7 +1,7 @@
-"""Put a quantizer and a dequantizer before what the chosen nodes take, the pair that TensorRT reads as int8 or fp8.
+"""Insertion of quantize/dequantize pairs before the inputs of selected nodes.
 
-Weights keep their float32 values and get a pair of their own, activations one for the whole tensor: with zero
-points of zero, which is all that TensorRT knows.
+TensorRT reads such a pair as int8 or fp8. Weights keep their float32 values and get a pair each; an
+activation gets one for the whole tensor. All zero points are 0, as TensorRT requires.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from buildsys.stages.quantize.ranges import Range, Ranges
 
 @dataclass(frozen=True)
 class Grid:
-    """The values that a quantized tensor takes: its ONNX type, and the largest of them."""
+    """The ONNX type and largest value of a quantized tensor."""
 
     elem_type: int
     largest: float
@@ -39,7 +39,10 @@ def insert_quantizers(
     per_channel: bool,
     outputs: bool,
 ) -> None:
-    """Rewrite ``model`` in place. ``limits``: tensor -> the magnitude that becomes the largest value of ``grid``."""
+    """Rewrite ``model`` in place.
+
+    ``limits`` maps each tensor to the magnitude of the largest value of ``grid``.
+    """
     writer = _Writer(model, limits, grid)
     for node in list(model.graph.node):
         chosen = selection.chosen.get(node.name)
@@ -53,10 +56,10 @@ def insert_quantizers(
 
 
 def limits_of(ranges: Ranges, precision: str, algorithm: str) -> dict[str, float]:
-    """Return the magnitude that each tensor is cut at.
+    """Return the clipping magnitude of each tensor.
 
-    The entropy method counts the even levels of int8. fp8 has steps that grow with the value, and loses
-    nothing by reaching the largest one.
+    The entropy method assumes the even levels of int8. The steps of fp8 grow with the value, so it
+    loses nothing by covering the largest one.
     """
     whole = algorithm == "minmax" or (precision == "fp8" and algorithm == "entropy")
     pick: Callable[[Range], float] = (
@@ -66,7 +69,7 @@ def limits_of(ranges: Ranges, precision: str, algorithm: str) -> dict[str, float
 
 
 class _Writer:
-    """Writes the nodes anew; a tensor has one pair, however many nodes take it."""
+    """Rewrites the nodes; every tensor gets at most one pair."""
 
     def __init__(self, model: ModelProto, limits: Mapping[str, float], grid: Grid) -> None:
         self._graph, self._limits, self._grid = model.graph, limits, grid
@@ -82,7 +85,7 @@ class _Writer:
             node.input[place] = self._weight(node, place, per_channel=per_channel)
 
     def quantize_output(self, node: NodeProto) -> None:
-        """Let later nodes read the quantized result; a tensor that never had a value stays."""
+        """Quantize a result for the nodes downstream."""
         name = node.output[0]
         if self._limits.get(name, 0.0) > 0.0:
             node.output[0] = self._fresh.new(f"{name}_exact")
@@ -109,9 +112,8 @@ class _Writer:
 
     def _scale(self, largest: Array | np.float64) -> Array:
         scale = np.asarray(largest / self._grid.largest, np.float32)
-        return np.where(
-            scale > np.finfo(np.float32).tiny, scale, np.float32(1.0)
-        )  # a channel of zeros
+        # a channel of zeros gets 1
+        return np.where(scale > np.finfo(np.float32).tiny, scale, np.float32(1.0))
 
     def _add_pair(self, source: str, target: str, scale: Array, axis: int | None) -> None:
         scale_name, zero_name, quantized = (
@@ -138,7 +140,7 @@ class _Writer:
 
 
 def channel_axis(node: NodeProto, place: int, dimensions: int) -> int | None:
-    """Return the axis of a weight's output channels; None where it has none."""
+    """Return the axis of a weight's output channels, None without one."""
     if node.op_type == "Conv":
         return 0
     if node.op_type == "ConvTranspose":

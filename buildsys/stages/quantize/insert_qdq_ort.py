@@ -1,7 +1,7 @@
-"""The same through onnxruntime.quantization, with ranges that were measured before.
+"""Insertion of quantize/dequantize pairs by onnxruntime.quantization.
 
-Its defaults are rejected by TensorRT (zero points that are not zero, int32 biases). Everything here is the set of
-settings that TensorRT and ONNX Runtime both take.
+TensorRT rejects its defaults (zero points other than 0, int32 biases). These settings work in both
+TensorRT and ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -27,15 +27,18 @@ def insert_by_onnxruntime(
     per_channel: bool,
     outputs: bool,
 ) -> ModelProto:
-    """Return ``model`` with int8 quantizers. ``limits``: tensor -> the magnitude that becomes 127."""
+    """Return ``model`` with int8 quantizers.
+
+    ``limits`` maps each tensor to the magnitude of the value 127.
+    """
     operators = {node.op_type for node in model.graph.node if node.name in selection.chosen}
     betas = _betas(model)
     _declare_types(model)
-    add_infer_metadata(model)  # or it would infer the types again, through a file
+    add_infer_metadata(model)  # else it infers the types again through a file
     quantizer = QDQQuantizer(
         model,
         per_channel,
-        False,  # all of int8's range: only old processors without VNNI overflow
+        False,  # full int8 range: only CPUs without VNNI overflow
         QuantType.QInt8,
         QuantType.QInt8,
         {name: _tensor_data(limit) for name, limit in limits.items() if limit > 0.0},
@@ -65,7 +68,7 @@ def _tensor_data(limit: float) -> TensorData:
 
 
 def _declare_types(model: ModelProto) -> None:
-    """Add the types of inner tensors, which the quantizer looks up."""
+    """Add the types of intermediate tensors for the quantizer."""
     known = {
         value.name for value in (*model.graph.value_info, *model.graph.input, *model.graph.output)
     }
@@ -75,7 +78,7 @@ def _declare_types(model: ModelProto) -> None:
 
 
 def _betas(model: ModelProto) -> dict[str, float]:
-    """Return the factors of biases, which the quantizer sets to 1 also where it leaves the bias alone."""
+    """Return the beta of each Gemm; the quantizer resets all to 1."""
     return {
         node.name: attribute.f
         for node in model.graph.node

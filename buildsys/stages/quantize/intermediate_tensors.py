@@ -1,4 +1,4 @@
-"""The values of the tensors inside a graph, as many at a time as fit into the memory."""
+"""Values of a graph's intermediate tensors, in groups of limited memory."""
 
 from __future__ import annotations
 
@@ -16,22 +16,18 @@ from buildsys.onnx_graphs.tensors import Array
 from buildsys.stages.quantize.batches import Batch
 
 Values = Callable[[Batch], dict[str, Array]]
-_TOGETHER_BYTES = 1 << 30  # that one run keeps
+_GROUP_BYTES = 1 << 30
 
 
-class InnerTensors:
-    """The float32 tensors of a graph that are given or computed, in the graph's order."""
+class IntermediateTensors:
+    """The float32 inputs and results of a graph, in graph order."""
 
     def __init__(
         self, model: ModelProto, scratch: Path, threads: int = 0, libraries: Sequence[Path] = ()
     ) -> None:
-        """Take a graph as ONNX Runtime is to run it; copies lie in ``scratch`` while they are loaded."""
-        self._model, self._scratch, self._threads, self._libraries = (
-            model,
-            scratch,
-            threads,
-            libraries,
-        )
+        """Take a graph ready for ONNX Runtime; ``scratch`` holds temporary copies."""
+        self._model, self._scratch = model, scratch
+        self._threads, self._libraries = threads, libraries
         self.nodes: Sequence[NodeProto] = model.graph.node
         self.names = float_tensors(model)
         given = {value.name for value in model.graph.input}
@@ -39,21 +35,21 @@ class InnerTensors:
         self._inner = [name for name in self.names if name not in given]
 
     def groups(self, batch: Batch) -> Iterator[Values]:
-        """Yield functions that give all tensors together; ``batch`` tells how large each is."""
+        """Yield functions for groups of tensors, sized by their bytes for ``batch``."""
         yield lambda other: {name: other[name].array for name in self._given}
         group: list[str] = []
-        room = _TOGETHER_BYTES
+        room = _GROUP_BYTES
         for name, size in self._sizes(batch).items():
             if group and size > room:
                 yield self._values(group)
-                group, room = [], _TOGETHER_BYTES
+                group, room = [], _GROUP_BYTES
             group.append(name)
             room -= size
         if group:
             yield self._values(group)
 
     def all_of(self, batch: Batch) -> Iterator[tuple[str, Array]]:
-        """Yield every tensor with its values for one batch."""
+        """Yield every tensor and its values for one batch."""
         for values in self.groups(batch):
             yield from values(batch).items()
 
@@ -66,7 +62,7 @@ class InnerTensors:
         return lambda batch: {name: tensor.array for name, tensor in graph.run(batch).items()}
 
     def _sizes(self, batch: Batch) -> dict[str, int]:
-        """Return the bytes of each tensor; the run keeps a number of each."""
+        """Return the bytes of each tensor, measured by Size nodes."""
         model = self._copy()
         fresh = FreshNames(model.graph)
         probes = {fresh.new(f"{name}_size"): name for name in self._inner}
@@ -84,16 +80,15 @@ class InnerTensors:
 
     def _open(self, model: ModelProto) -> OrtGraph:
         options = session_options(optimization="disable", intra_op_threads=self._threads)
-        with TemporaryDirectory(
-            dir=self._scratch
-        ) as folder:  # by path: a graph in memory ends at 2 GiB
+        # by path: a graph in memory is limited to 2 GiB
+        with TemporaryDirectory(dir=self._scratch) as folder:
             path = Path(folder) / "tensors.onnx"
             save_model(model, path)
             return OrtGraph(path, options, libraries=self._libraries)
 
 
 def float_tensors(model: ModelProto) -> list[str]:
-    """Return the tensors of the main graph that hold float32 and are given or computed, in the graph's order."""
+    """Return the float32 inputs and results of the main graph in order."""
     types = element_types(model)
     stored = {tensor.name for tensor in model.graph.initializer}
     names = [value.name for value in model.graph.input]

@@ -1,4 +1,4 @@
-"""Say the sizes of kernels that a graph leaves to be read off the weights."""
+"""Explicit ``kernel_shape`` attributes of convolutions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from buildsys.onnx_graphs.onnx_file import operator_name
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 
 
-def state_kernel_shapes(model: ModelProto) -> None:
-    """Give each convolution of the main graph its ``kernel_shape``, in place.
+def set_kernel_shapes(model: ModelProto) -> None:
+    """Set the ``kernel_shape`` of each convolution of the main graph, in place.
 
-    Exporters write it, graphs from elsewhere may not: it is what the weights say. TensorRT 8.6 reads it off stored
-    weights alone, not off those behind a quantizer ("misaligns with the input kernel shape").
+    Other graphs than exported ones may leave it to the weights' shape. TensorRT 8.6 infers it from
+    stored weights, but not through a quantizer ("misaligns with the input kernel shape").
     """
     shapes = {tensor.name: tensor.dims for tensor in model.graph.initializer}
     for node in model.graph.node:

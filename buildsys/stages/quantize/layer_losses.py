@@ -1,4 +1,4 @@
-"""Where a quantized graph loses most: its tensors beside those of the float32 graph, on the same input."""
+"""Quantization error per layer: quantized against float32 tensors on one input."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 
 from buildsys.onnx_graphs.tensors import Array
 from buildsys.stages.quantize.batches import Batch
-from buildsys.stages.quantize.intermediate_tensors import InnerTensors
+from buildsys.stages.quantize.intermediate_tensors import IntermediateTensors
 
 
 @dataclass(frozen=True)
 class Loss:
-    """How far the result of one quantized node is off, and what of it came in already.
+    """Error of one quantized node's result, and of its inputs.
 
-    Errors are the norm of the difference over that of the float32 tensor.
+    Errors are the norm of the difference over the norm of the float32 tensor.
     """
 
     node: str
@@ -26,23 +26,25 @@ class Loss:
 
     @property
     def added(self) -> float:
-        """The error that this node makes."""
+        """The error added by this node."""
         return self.error - self.before
 
     def figures(self) -> dict[str, Any]:
-        """Return the numbers for a result file."""
-        return {
-            "node": self.node,
-            "operator": self.operator,
-            "error": self.error,
-            "error_before": self.before,
-        }
+        """Return the entry of a result file."""
+        errors = {"error": self.error, "error_before": self.before}
+        return {"node": self.node, "operator": self.operator, **errors}
 
 
 def largest_losses(
-    exact: InnerTensors, quantized: InnerTensors, quantized_nodes: list[str], batch: Batch
+    exact: IntermediateTensors,
+    quantized: IntermediateTensors,
+    quantized_nodes: list[str],
+    batch: Batch,
 ) -> list[Loss]:
-    """Return the losses at the quantized nodes, the largest first; a tensor that only one graph has is left out."""
+    """Return the losses of quantized nodes, largest first.
+
+    Tensors without a counterpart in the other graph are left out.
+    """
     errors = _errors(exact, quantized, batch)
     losses = []
     for node in exact.nodes:
@@ -52,8 +54,10 @@ def largest_losses(
     return sorted(losses, key=lambda loss: -loss.added)
 
 
-def _errors(exact: InnerTensors, quantized: InnerTensors, batch: Batch) -> dict[str, float]:
-    """Return the error of every tensor that both graphs have under one name."""
+def _errors(
+    exact: IntermediateTensors, quantized: IntermediateTensors, batch: Batch
+) -> dict[str, float]:
+    """Return the error of every tensor present in both graphs."""
     known = dict(exact.all_of(batch))
     return {
         name: _relative(values, known[name])

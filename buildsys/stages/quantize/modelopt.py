@@ -1,4 +1,4 @@
-"""Quantization and 16-bit types by NVIDIA ModelOpt, which is not a part of the usual installation."""
+"""Quantization and 16-bit conversion by NVIDIA ModelOpt, an optional extra."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def quantize_by_modelopt(
     exclude: Sequence[str],
     folder: Path,
 ) -> ModelProto:
-    """Return the graph of ``source`` with the quantizers that ModelOpt chooses for TensorRT.
+    """Return the graph of ``source`` with ModelOpt's quantizers for TensorRT.
 
-    ``options`` are the manifest's section ``quantize`` with the calibration's ``algorithm``; it measures the ranges
-    itself.
-    Raises: StageError: it is not installed, has no such algorithm, or fails.
+    ``options`` are the manifest's section ``quantize`` plus the calibration's ``algorithm``.
+    ModelOpt measures the ranges itself.
+    Raises: StageError: it is not installed, lacks the algorithm, or fails.
     """
     method = _METHODS[precision].get(options["algorithm"])
     if method is None:
@@ -61,7 +61,7 @@ def quantize_by_modelopt(
             high_precision_dtype="fp32",
             output_path=str(target),
         )
-    except Exception as error:  # whatever it and what it calls raise
+    except Exception as error:  # any error of it or its libraries
         raise StageError(
             f"ModelOpt cannot quantize the graph: {first_line(error)}", "use another tool"
         ) from error
@@ -69,7 +69,9 @@ def quantize_by_modelopt(
 
 
 def autocast(source: Path, precision: str) -> ModelProto:
-    """Return the graph of ``source`` in ``fp16`` or ``bf16`` where ModelOpt finds it safe; inputs and outputs stay.
+    """Return the graph of ``source`` in ``fp16`` or ``bf16`` by AutoCast.
+
+    Inputs and outputs keep their types.
 
     Raises: StageError: it is not installed, or fails.
     """
@@ -78,7 +80,7 @@ def autocast(source: Path, precision: str) -> ModelProto:
         found: ModelProto = library.convert_to_mixed_precision(
             str(source), low_precision_type=precision, keep_io_types=True
         )
-    except Exception as error:  # whatever it and what it calls raise
+    except Exception as error:  # any error of it or its libraries
         raise StageError(
             f"ModelOpt cannot convert the graph: {first_line(error)}", "use tool: builtin"
         ) from error

@@ -1,4 +1,4 @@
-"""Which nodes of a graph are quantized, and why others are not."""
+"""Selection of nodes to quantize, with reasons for those skipped."""
 
 from __future__ import annotations
 
@@ -16,24 +16,17 @@ from buildsys.onnx_graphs.rounding.tensor_types import element_types
 from buildsys.stages.quantize.ranges import Ranges
 from buildsys.system.suggestions import nearest
 
-HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # where nearly all of a network's time goes
-_WEIGHTED = {
-    "Conv": 1,
-    "ConvTranspose": 1,
-}  # operators whose second input TensorRT wants to be constant
-_SINGLE = (
-    "Conv",
-    "ConvTranspose",
-    "AveragePool",
-    "GlobalAveragePool",
-    "MaxPool",
-)  # they take one activation
-_SMALLEST = 1e-30  # magnitude from which a float32 scale is exact enough
+HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # nearly all of a network's time
+# TensorRT requires a constant second input.
+_WEIGHTED = {"Conv": 1, "ConvTranspose": 1}
+# Operators with one activation input.
+_SINGLE = ("Conv", "ConvTranspose", "AveragePool", "GlobalAveragePool", "MaxPool")
+_SMALLEST = 1e-30  # magnitude with a sufficiently exact float32 scale
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A node to quantize: which of its inputs are activations, which are stored weights."""
+    """A node to quantize, with its activation and weight inputs."""
 
     node: str
     activations: tuple[int, ...]
@@ -42,14 +35,14 @@ class Chosen:
 
 @dataclass
 class Selection:
-    """The nodes to quantize, in the graph's order, and those of the wanted operators that stay as they are."""
+    """Nodes to quantize in graph order, and skipped ones."""
 
     chosen: dict[str, Chosen] = field(default_factory=dict)  # by the node's name
-    skipped: dict[str, str] = field(default_factory=dict)  # node -> why
+    skipped: dict[str, str] = field(default_factory=dict)  # node -> reason
 
 
 def named_nodes(model: ModelProto) -> None:
-    """Give every node of the main graph a name of its own, by which it can be excluded."""
+    """Give every node of the main graph a unique name."""
     fresh, taken = FreshNames(model.graph), set()
     for node in model.graph.node:
         if not node.name or node.name in taken:
@@ -58,38 +51,37 @@ def named_nodes(model: ModelProto) -> None:
 
 
 def fits(name: str, pattern: str) -> bool:
-    """Tell whether a node's name is a pattern or fits it; brackets in a name need no care."""
+    """Return True if a node's name equals or matches a pattern."""
     return name == pattern or fnmatchcase(name, pattern)
 
 
 def select_nodes(model: ModelProto, ranges: Ranges, options: Mapping[str, Any]) -> Selection:
-    """Return what of ``model`` is quantized with the manifest's section ``quantize``.
+    """Return the nodes to quantize for the manifest's section ``quantize``.
 
-    Raises: StageError: nothing is, or a pattern of ``exclude`` fits no node.
+    Raises: StageError: there are none, or a pattern of ``exclude`` matches no node.
     """
     nodes = list(model.graph.node)
     _require_patterns(nodes, options["exclude"])
-    judge = _Judge(model, ranges, options["exclude"])
+    selector = _Selector(model, ranges, options["exclude"])
     selection = Selection()
     for node in nodes:
         if node.op_type in options["operators"] and node.domain in ("", "ai.onnx"):
-            found = judge.judge(node)
+            found = selector.select(node)
             if isinstance(found, str):
                 selection.skipped[node.name] = found
             else:
                 selection.chosen[node.name] = found
     for node in _hidden_nodes(model):
         if node.op_type in options["operators"]:
-            selection.skipped[node.name or node.output[0]] = (
-                "it lies in a subgraph or a local function"
-            )
+            name = node.name or node.output[0]
+            selection.skipped[name] = "it is in a subgraph or a local function"
     if not selection.chosen:
         raise StageError(*_nothing(model, selection, options["operators"]))
     return selection
 
 
-class _Judge:
-    """Looks at the nodes of one graph."""
+class _Selector:
+    """Selects among the nodes of one graph."""
 
     def __init__(self, model: ModelProto, ranges: Ranges, exclude: Sequence[str]) -> None:
         self._types = element_types(model)
@@ -97,27 +89,25 @@ class _Judge:
         self._stored = {tensor.name for tensor in model.graph.initializer} - given
         self._ranges, self._exclude = ranges, exclude
 
-    def judge(self, node: NodeProto) -> Chosen | str:
-        """Return which inputs are quantized, or why none is."""
+    def select(self, node: NodeProto) -> Chosen | str:
+        """Return the inputs to quantize, or the reason to skip."""
         pattern = next((pattern for pattern in self._exclude if fits(node.name, pattern)), None)
         if pattern is not None:
             return f"excluded by {pattern}"
-        places = range(min(1 if node.op_type in _SINGLE else 2, len(node.input)))
-        floats = [i for i in places if self._types.get(node.input[i]) == TensorProto.FLOAT]
-        if not floats or len(floats) < len(places):
+        slots = range(min(1 if node.op_type in _SINGLE else 2, len(node.input)))
+        floats = [i for i in slots if self._types.get(node.input[i]) == TensorProto.FLOAT]
+        if not floats or len(floats) < len(slots):
             return "it does not compute in float32"
         activations = tuple(i for i in floats if node.input[i] not in self._stored)
         weights = tuple(i for i in floats if i not in activations)
         weight = _WEIGHTED.get(node.op_type)
         if weight is not None:
-            if (
-                self._types.get(node.input[weight]) != TensorProto.FLOAT
-                or node.input[weight] not in self._stored
-            ):
+            name = node.input[weight]
+            if self._types.get(name) != TensorProto.FLOAT or name not in self._stored:
                 return "its weights are computed"
             weights = (*weights, weight)
         if not activations:
-            return "it takes constants alone"
+            return "all its inputs are constant"
         reason = next(
             (reason for i in activations if (reason := self._no_range(node.input[i]))), ""
         )
@@ -125,15 +115,12 @@ class _Judge:
 
     def _no_range(self, tensor: str) -> str:
         if tensor not in self._ranges:
-            return f"no range was measured of {tensor}"
+            return f"{tensor} has no measured range"
         largest = self._ranges[tensor].largest
         if largest == 0.0:
             return f"{tensor} is zero in all calibration batches"
-        return (
-            f"{tensor} reaches {largest:.1e} only, too little for a scale"
-            if largest < _SMALLEST
-            else ""
-        )
+        too_small = f"the largest magnitude of {tensor}, {largest:.1e}, is too small for a scale"
+        return too_small if largest < _SMALLEST else ""
 
 
 def _require_patterns(nodes: Sequence[NodeProto], exclude: Sequence[str]) -> None:
@@ -141,12 +128,10 @@ def _require_patterns(nodes: Sequence[NodeProto], exclude: Sequence[str]) -> Non
     for pattern in exclude:
         if not any(fits(name, pattern) for name in names):
             near = nearest(pattern, names, cutoff=0.5)
-            hint = (
-                f"did you mean {' or '.join(near)}?"
-                if near
-                else f"names are such as {', '.join(names[:5])}"
-            )
-            raise StageError(f"quantize.exclude: {pattern} fits the name of no node", hint)
+            hint = f"did you mean {' or '.join(near)}?"
+            examples = f"some names: {', '.join(names[:5])}"
+            problem = f"quantize.exclude: {pattern} matches no node"
+            raise StageError(problem, hint if near else examples)
 
 
 def _hidden_nodes(model: ModelProto) -> Iterator[NodeProto]:

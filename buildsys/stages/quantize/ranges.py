@@ -1,4 +1,4 @@
-"""The range that every float32 tensor of a graph takes over the calibration batches."""
+"""Value ranges of float32 tensors over the calibration batches."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 from onnx import NodeProto
 
 from buildsys.errors import StageError
-from buildsys.stages.convert.overflow import Origin
+from buildsys.stages.convert.overflow import OverflowOrigin
 from buildsys.stages.quantize.batches import Batch
 from buildsys.stages.quantize.histogram import Magnitudes
-from buildsys.stages.quantize.intermediate_tensors import InnerTensors
+from buildsys.stages.quantize.intermediate_tensors import IntermediateTensors
 
 SCHEMA = "buildsys/ranges/1"
 
 
 @dataclass(frozen=True)
 class Range:
-    """What one tensor was: its extremes, and the magnitude at which the algorithm cuts it."""
+    """The extremes of one tensor, and its clipping magnitude."""
 
     low: float
     high: float
@@ -29,7 +29,7 @@ class Range:
 
     @property
     def largest(self) -> float:
-        """The largest magnitude that was met."""
+        """The largest magnitude."""
         return max(abs(self.low), abs(self.high))
 
 
@@ -37,11 +37,11 @@ Ranges = Mapping[str, Range]
 
 
 def measure(
-    tensors: InnerTensors, batches: Callable[[], Iterable[Batch]], *, counted: bool
+    tensors: IntermediateTensors, batches: Callable[[], Iterable[Batch]], *, counted: bool
 ) -> dict[str, Magnitudes]:
-    """Return the magnitudes of every tensor over all batches, in the graph's order.
+    """Return the magnitudes of every tensor over all batches, in graph order.
 
-    Raises: StageError: a tensor is not finite; the first of the graph is named with its node.
+    Raises: StageError: a tensor is not finite; names the first one and its node.
     """
     found = {name: Magnitudes() for name in tensors.names}
     for graph in tensors.groups(next(iter(batches()))):
@@ -51,8 +51,8 @@ def measure(
     broken = next((name for name, magnitudes in found.items() if not magnitudes.is_finite), None)
     if broken is not None:
         raise StageError(
-            f"{maker_of(broken, tensors.nodes)} is NaN or infinite for the calibration data, and has no range",
-            "look at the data: golden inputs of another kind may hide it",
+            f"{tensor_origin(broken, tensors.nodes)} is NaN or infinite on the calibration data",
+            "check the data; golden inputs of another kind can hide this",
         )
     return found
 
@@ -60,7 +60,7 @@ def measure(
 def range_of(magnitudes: Magnitudes, algorithm: str, percentile: float | None) -> Range:
     """Return the range of one tensor by ``entropy``, ``percentile`` or ``minmax``."""
     if magnitudes.low > magnitudes.high:
-        return Range(0.0, 0.0, 0.0)  # it never had a value
+        return Range(0.0, 0.0, 0.0)  # empty in every batch
     limit = magnitudes.largest
     if algorithm == "entropy":
         limit = magnitudes.entropy()
@@ -70,7 +70,7 @@ def range_of(magnitudes: Magnitudes, algorithm: str, percentile: float | None) -
 
 
 def save_ranges(path: Path, ranges: Ranges, about: Mapping[str, Any]) -> None:
-    """Write a table of ranges; equal ones give equal bytes."""
+    """Write ranges as JSON; equal ranges give equal bytes."""
     tensors = {name: asdict(found) for name, found in ranges.items()}
     path.write_text(
         json.dumps({"schema": SCHEMA, **about, "tensors": tensors}, indent=1) + "\n",
@@ -79,9 +79,9 @@ def save_ranges(path: Path, ranges: Ranges, about: Mapping[str, Any]) -> None:
 
 
 def load_ranges(path: Path) -> dict[str, Range]:
-    """Read what ``save_ranges`` wrote.
+    """Read a file by ``save_ranges``.
 
-    Raises: StageError: the file is not such a file.
+    Raises: StageError: the file is damaged.
     """
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
@@ -90,12 +90,13 @@ def load_ranges(path: Path) -> dict[str, Range]:
         return {name: Range(**found) for name, found in stored["tensors"].items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StageError(
-            f"{path.name} does not hold ranges: {error}", "build calibrate again"
+            f"{path.name} contains no ranges: {error}", "rebuild the calibrate target"
         ) from error
 
 
-def maker_of(tensor: str, nodes: Iterable[NodeProto]) -> str:
-    """Return a tensor as messages name it, with the node that makes it, and a comma behind."""
+def tensor_origin(tensor: str, nodes: Iterable[NodeProto]) -> str:
+    """Return a tensor and its producer, followed by a comma."""
     node = next((node for node in nodes if tensor in node.output), None)
-    origin = Origin(tensor) if node is None else Origin(tensor, node.op_type, node.name)
-    return str(origin)
+    return str(
+        OverflowOrigin(tensor) if node is None else OverflowOrigin(tensor, node.op_type, node.name)
+    )

@@ -185,7 +185,9 @@ def test_a_wrong_quantization_fails_with_the_layer_that_loses_most(tmp_path: Pat
     assert result.status == "failed"
     assert "y differs in case min of the int8 graph" in result.reason
     assert "cosine 0." in result.reason
-    assert result.hint.startswith("set quantize.per_channel: true; most is lost at /second (Conv, ")
+    assert result.hint.startswith(
+        "set quantize.per_channel: true; the largest errors arise at /second (Conv, "
+    )
     assert "quantize: {exclude: [/second" in result.hint
     assert result.figures["largest_losses"][0]["node"] == "/second"
     assert (chain.build / "m/convert/int8/failed/int8-min.npz").is_file()
@@ -205,7 +207,7 @@ def test_a_range_that_is_cut_too_far_is_told(tmp_path: Path) -> None:
     result = chain.run("convert:m:int8")
     assert result.status == "failed"
     assert (
-        "calibration.algorithm: minmax, which cuts no range, passes (relative error " in result.hint
+        "calibration.algorithm: minmax, which clips nothing, passes (relative error " in result.hint
     )
     assert result.figures["with_minmax"]["passed"]
 
@@ -217,7 +219,7 @@ def test_data_of_another_kind_than_the_golden_inputs_is_told(tmp_path: Path) -> 
     chain.run("calibrate:m")
     result = chain.run("convert:m:int8")
     assert result.status == "failed"
-    assert "and the calibration data 0.1: calibrate on data of the same kind" in result.hint
+    assert "the calibration data only 0.1: calibrate on similar data" in result.hint
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
@@ -304,7 +306,7 @@ def test_every_operator_that_can_be_named_is_quantized(tmp_path: Path) -> None:
         )
         kept = {name for name in expected if name not in result.figures["quantized"]}
         assert kept <= left, (tool, outputs)
-        assert result.figures["kept_reasons"] == dict.fromkeys(kept, "the tool left it out")
+        assert result.figures["kept_reasons"] == dict.fromkeys(kept, "the tool skipped it")
         parse_by_tensorrt_rtx(chain, "int8")
 
 
@@ -421,7 +423,7 @@ GOOD = np.zeros((8, 3, 8, 8), np.float32)
 BAD_DATA: dict[str, tuple[BadData, str]] = {
     "shape": (
         npz(np.zeros((8, 3, 7, 7), np.float32)),
-        "calib.npz: x has the shape (8, 3, 7, 7), and calibration batches of the input x are (3, 3, 8, 8)",
+        "calib.npz: x has the shape (8, 3, 7, 7); batches of the input x have (3, 3, 8, 8)",
     ),
     "dtype": (
         npz(GOOD.astype(np.float64)),
@@ -431,33 +433,33 @@ BAD_DATA: dict[str, tuple[BadData, str]] = {
     "few": (
         npz(GOOD[:5]),
         "calib.npz: x has 5 samples for the input x, and 2 batches of 3 need 6; "
-        "add samples, or ask for fewer batches or a smaller batch_size",
+        "add samples, or reduce batches or batch_size",
     ),
     "nan": (
         npz(np.where(np.arange(8).reshape(8, 1, 1, 1) == 4, np.nan, GOOD).astype(np.float32)),
-        "the calibration data of the input x, batch 1, has 192 of 576 values that are NaN or infinite",
+        "the calibration data of the input x, batch 1, has 192 of 576 values NaN or infinite",
     ),
     "zero": (
         npz(GOOD),
-        "x, an input of the graph, is zero in all calibration batches, so that Conv (node /first) has no scale",
+        "x, an input of the graph, is zero in all calibration batches, so Conv (node /first) has no scale",
     ),
     "empty folder": (
         images(0),
-        "calib has no images for the input x; what counts as one ends in .bmp",
+        "calib has no images for the input x; image files end in .bmp",
     ),
-    "few images": (images(4), "calib has 4 images for the input x, and 6 are wanted; add images"),
+    "few images": (images(4), "calib has 4 images for the input x, 6 are required; add images"),
     "unreadable": (
         images(6, broken="0000.png"),
         "calib/0000.png cannot be read as an image: cannot identify",
     ),
-    "small crop": (images(6, resize=7), "resized to 8 x 7 it is smaller than the crop of 8 x 8"),
+    "small crop": (images(6, resize=7), "resized to 8 x 7, it is smaller than the crop of 8 x 8"),
     "channels": (
         images(6, mean=(0.1, 0.2)),
-        "mean has 2 values, and images of the input x have 3 channels",
+        "mean has 2 values, images of the input x have 3 channels",
     ),
     "gray": (
         images(6, color="gray"),
-        "the input x has the shape (3, 3, 8, 8), which is none for gray images",
+        "the input x has the shape (3, 3, 8, 8), which does not fit gray images",
     ),
     "raises": (
         function("return 1 / 0"),
@@ -465,11 +467,11 @@ BAD_DATA: dict[str, tuple[BadData, str]] = {
     ),
     "returns": (
         function("return np.zeros((1, 2), dtype)"),
-        "values.py:f returned the shape (1, 2) for input x, calibration batch 0; wanted (3, 3, 8, 8)",
+        "values.py:f returned the shape (1, 2) for input x, calibration batch 0; expected (3, 3, 8, 8)",
     ),
     "returns a type": (
         function("return np.zeros(shape)"),
-        "returned float64 for input x, calibration batch 0; wanted",
+        "returned float64 for input x, calibration batch 0; expected",
     ),
     "returns nothing": (function("return None"), "values.py:f returned the shape () for input x"),
 }
@@ -492,7 +494,7 @@ def test_a_tensor_that_is_not_finite_is_named_with_its_node(tmp_path: Path) -> N
     ports = {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 3, 8, 8])}
     chain = Chain(tmp_path, make_model(nodes, *ports, {"w": weights(8, 8)}))
     with pytest.raises(
-        StageError, match=r"l, of Log \(node /log\), is NaN or infinite for the calibration data"
+        StageError, match=r"l, of Log \(node /log\), is NaN or infinite on the calibration data"
     ):
         chain.run("calibrate:m")
 
@@ -512,7 +514,7 @@ def test_a_pattern_that_fits_nothing_is_told(tmp_path: Path) -> None:
     chain = Chain(tmp_path, quantize={"exclude": ("/haed",)})
     chain.run("calibrate:m")
     with pytest.raises(
-        StageError, match=r"quantize.exclude: /haed fits the name of no node; did you mean /head or"
+        StageError, match=r"quantize.exclude: /haed matches no node; did you mean /head or"
     ):
         chain.run("convert:m:int8")
 
@@ -543,5 +545,5 @@ def test_fp8_raises_the_opset(tmp_path: Path) -> None:
     assert figures["opset"] == 19
     assert figures["initializers"]["float8e4m3fn"] == 6
     assert figures["warnings"] == [
-        "the ranges are those of minmax: entropy counts the levels of int8"
+        "ranges are by minmax: the entropy method assumes the levels of int8"
     ]
