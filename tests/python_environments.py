@@ -1,4 +1,4 @@
-"""Python environments of their own: the interpreter of the tests, and only those of its packages that are named."""
+"""Python environments: the interpreter of the tests with a choice of its packages."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def program(file: Path, text: str) -> Path:
 
 
 def old_python(file: Path, version: str = "3.9.18") -> Path:
-    """Write a program that answers as a Python of that version does: one so old need not be installed."""
+    """Write a program that answers probes like an old Python."""
     answer = (
-        f'{{"implementation": "CPython", "version": "{version}", "full_version": "{version}", "prefix": "/usr",'
-        ' "standard": "/usr/lib/python3", "path": ["/usr/lib/python3"]}'
+        f'{{"implementation": "CPython", "version": "{version}", "full_version": "{version}",'
+        ' "prefix": "/usr", "standard": "/usr/lib/python3", "path": ["/usr/lib/python3"]}'
     )
     return program(file, f"printf '%s' '{answer}' > /proc/self/fd/$3")

@@ -1,6 +1,7 @@
 """Stages that use the real libraries, to compare a forked worker with a fresh process.
 
-Run as a program, it does the same without a worker: ``python -m tests.scenarios.library_stages NAME FOLDER``.
+As a program it does the same without a worker:
+``python -m tests.scenarios.library_stages NAME FOLDER``.
 """
 
 from __future__ import annotations

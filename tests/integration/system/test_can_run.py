@@ -1,4 +1,4 @@
-"""Compatibility checks of real engines: all problems with a copy are reported before it is loaded."""
+"""Compatibility checks of real engines: problems with a copy are reported before it loads."""
 
 from __future__ import annotations
 
@@ -236,12 +236,13 @@ def test_without_a_gpu(rtx_built: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert reason.remedy == "run it on a GPU of compute capability 8.6, 8.9 or 12.0"
 
 
-def test_a_driver_that_is_too_old(rtx_built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_driver(rtx_built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_gpu(monkeypatch, {**RTX4090, "driver": "535.183", "cuda_driver": "12.2"})
     (reason,) = can_run(rtx_built).reasons
     assert reason.kind == "driver"
     assert reason.problem == (
-        "the NVIDIA driver 535.183 is too old: it supports CUDA up to 12.2, but TensorRT-RTX here needs CUDA 13"
+        "the NVIDIA driver 535.183 is too old: it supports CUDA up to 12.2,"
+        " but TensorRT-RTX here needs CUDA 13"
     )
     assert reason.remedy == "install a driver of version 580.65 or newer"
 
@@ -252,8 +253,8 @@ def tensorrt_engine(folder: Path, **changes: Any) -> Path:
     file = folder / "engine.engine"
     file.write_bytes(b"ftrt" + bytes(100))
     built_with = {
-        "tensorrt": "10.16.1.11", "gpu": "NVIDIA A100-SXM4-80GB", "compute_capability": "8.0", "driver": "580.1",
-        "cuda": "13.0", "cuda_runtime": "12", "platform": "Linux x86_64",
+        "tensorrt": "10.16.1.11", "gpu": "NVIDIA A100-SXM4-80GB", "compute_capability": "8.0",
+        "driver": "580.1", "cuda": "13.0", "cuda_runtime": "12", "platform": "Linux x86_64",
     }  # fmt: skip
     record = {
         "backend": "tensorrt", "status": "passed", "portability": changes.pop("portability", {}),
@@ -295,7 +296,8 @@ def test_versions_of_tensorrt(
 @pytest.mark.parametrize(
     ("hardware", "capability", "runs"),
     [(None, "8.0", True), (None, "8.6", False), ("same_compute_capability", "8.0", True),
-     ("same_compute_capability", "9.0", False), ("ampere_plus", "9.0", True), ("ampere_plus", "7.5", False)],
+     ("same_compute_capability", "9.0", False), ("ampere_plus", "9.0", True),
+     ("ampere_plus", "7.5", False)],
 )  # fmt: skip
 def test_gpus_of_tensorrt(
     tmp_path: Path,
@@ -313,13 +315,14 @@ def test_gpus_of_tensorrt(
     assert kinds(result) == ([] if runs else ["compute capability"]), str(result)
     if not runs and not hardware:
         assert (
-            "it was built on NVIDIA A100-SXM4-80GB for compute capability 8.0, but Some GPU here has 8.6"
-            in str(result)
+            "it was built on NVIDIA A100-SXM4-80GB for compute capability 8.0,"
+            " but Some GPU here has 8.6" in str(result)
         )
         assert "with hardware_compatibility: ampere_plus" in str(result)
     if runs and capability == "8.0":
         assert result.notes == (
-            "built on NVIDIA A100-SXM4-80GB, and this is Some GPU: an engine built here may be faster",
+            "built on NVIDIA A100-SXM4-80GB, and this is Some GPU:"
+            " an engine built here may be faster",
         )
 
 
@@ -342,7 +345,7 @@ def test_all_problems_are_reported_at_once(tmp_path: Path, monkeypatch: pytest.M
     assert len(text.splitlines()) == 2 + len(expected)
 
 
-def test_a_library_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if find_spec("tensorrt"):
         pytest.skip("TensorRT is installed here")
     with_gpu(monkeypatch, {**H200, "compute_capability": "8.0"})
@@ -351,14 +354,14 @@ def test_a_library_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert reason.remedy == "pip install 'tensorrt==10.16.1.11'"
 
 
-def test_a_library_that_cannot_be_loaded(ort_built: Path, tmp_path: Path) -> None:
+def test_an_unloadable_library(ort_built: Path, tmp_path: Path) -> None:
     (tmp_path / "onnxruntime.py").write_text(
         "raise ImportError('libcudart.so.12: cannot open shared object file')"
     )
     code = f"from buildsys import can_run\nv = can_run({str(ort_built)!r})\nprint(v)\nassert not v"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": f"{tmp_path}:{ROOT}"}, capture_output=True,
-        text=True, check=True,
+        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert (
         "ONNX Runtime cannot be used here: it cannot be loaded: libcudart.so.12: cannot open"
@@ -430,7 +433,7 @@ def test_the_header_of_an_rtx_engine_has_its_version(rtx_built: Path, tmp_path: 
     [
         ("{", "engine.json is damaged: "),
         ("[]", "engine.json is not the record of an engine"),
-        ('{"backend": "tensorrt_rtx", "status": "unavailable", "reason": "no GPU", "hint": "buy one"}',
+        ('{"backend": "tensorrt_rtx", "status": "unavailable", "reason": "no GPU", "hint": "buy"}',
          "says that no engine was built: no GPU"),
     ],
 )  # fmt: skip
@@ -461,7 +464,7 @@ def test_a_record_of_another_engine(ort_built: Path, rtx_built: Path, tmp_path: 
     )
 
 
-def test_no_file_and_files_that_cannot_be_read(tmp_path: Path, ort_built: Path) -> None:
+def test_missing_and_unreadable_files(tmp_path: Path, ort_built: Path) -> None:
     assert "there is no engine file" in str(can_run(tmp_path / "nothing.engine"))
     file = copied(ort_built, tmp_path)
     file.with_name("engine.json").unlink()
@@ -470,7 +473,8 @@ def test_no_file_and_files_that_cannot_be_read(tmp_path: Path, ort_built: Path) 
 
 
 def test_only_the_standard_library_is_imported(ort_built: Path) -> None:
-    code = "import sys\nimport buildsys.system.compatibility\nfrom buildsys import can_run\nprint(*sys.modules)"
+    code = "import sys\nimport buildsys.system.compatibility\nfrom buildsys import can_run\n"
+    code += "print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     )
@@ -497,7 +501,7 @@ def test_only_the_standard_library_is_imported(ort_built: Path) -> None:
     )
 
 
-def test_the_module_answers_in_other_interpreters(ort_built: Path, rtx_built: Path) -> None:
+def test_the_module_runs_as_a_program(ort_built: Path, rtx_built: Path) -> None:
     command = [sys.executable, "-m", "buildsys.doctor"]
     done = subprocess.run([*command, str(ort_built)], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
@@ -511,7 +515,7 @@ def test_the_module_answers_in_other_interpreters(ort_built: Path, rtx_built: Pa
     assert subprocess.run(command, capture_output=True, cwd=ROOT).returncode == 3
 
 
-def test_plugins_that_are_missing_or_others(
+def test_missing_and_different_plugins(
     rtx_built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_gpu(monkeypatch)
@@ -542,7 +546,7 @@ def test_plugins_that_are_missing_or_others(
     assert can_run(file)
 
 
-def test_a_plugin_that_is_registered_is_found(
+def test_a_registered_plugin_is_found(
     rtx_built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import tensorrt_rtx

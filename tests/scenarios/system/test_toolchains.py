@@ -1,4 +1,4 @@
-"""Engines that another interpreter builds and runs: real doit, real interpreters with numpy and onnxruntime alone."""
+"""Engines of another interpreter: real doit, real interpreters with numpy and onnxruntime only."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_an_engine_is_built_verified_and_timed_in_its_toolchain(
     assert "onnxruntime 1.18.1 → 1.19.0" in second.out
 
 
-def test_where_it_lies_changes_nothing_and_its_variables_do(
+def test_its_variables_change_keys_and_its_location_does_not(
     ready: ReadyProject, environment: Environment
 ) -> None:
     assert ready.doit("build:a").code == 0
@@ -113,7 +113,7 @@ def test_where_it_lies_changes_nothing_and_its_variables_do(
     assert "{prefix}/lib" in ready.doit("explain", "--json", "engine:a:other").out
 
 
-def test_what_lacks_is_unavailable_until_it_is_there(ready: ReadyProject) -> None:
+def test_a_missing_toolchain_is_unavailable_until_installed(ready: ReadyProject) -> None:
     bare, without = (
         Environment(ready.root / "envs/bare"),
         Environment(ready.root / "envs/without", "numpy"),
@@ -167,7 +167,7 @@ def test_what_lacks_is_unavailable_until_it_is_there(ready: ReadyProject) -> Non
     assert mended.ran == mended.passed == {"engine:a:bare", "engine:a:without"}
 
 
-def test_one_that_hangs_crashes_or_is_required_fails_its_targets_alone(
+def test_a_broken_or_required_toolchain_fails_only_its_targets(
     ready: ReadyProject, environment: Environment
 ) -> None:
     ready.environment["BUILDSYS_INTERPRETER_LIMIT"] = "2s"
@@ -194,7 +194,8 @@ def test_one_that_hangs_crashes_or_is_required_fails_its_targets_alone(
     assert "crashed with a segmentation fault (SIGSEGV) at startup" in ran.out
     assert "the worker of engine:a:other crashed with a segmentation fault (SIGSEGV)" in ran.out
     assert "full log: build/a/engine/other/engine.log" in ran.out
-    gone = "is required, but unavailable: the toolchain gone cannot be used: there is no /nowhere/bin/python"
+    gone = "is required, but unavailable: the toolchain gone cannot be used:"
+    gone += " there is no /nowhere/bin/python"
     assert gone in ran.out
     again = ready.doit("engine:a:gone")  # not restored as unavailable
     assert again.code == 2
@@ -221,7 +222,7 @@ def test_its_server_outlives_a_run_and_is_replaced_when_it_is_killed(
     assert second not in servers(ready)
 
 
-def test_a_server_that_is_killed_at_work_fails_its_target_alone(
+def test_a_killed_server_fails_only_its_target(
     ready: ReadyProject, environment: Environment
 ) -> None:
     environment.uninstall("onnxruntime")

@@ -1,4 +1,4 @@
-"""Servers that outlive a run: reused only where a new one would be the same, and never in the way."""
+"""Servers that outlive a run: reused only if a new one would be the same."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ from buildsys.workers.job import Job
 from buildsys.workers.client.pool import WorkerPool
 
 project, do = Path(sys.argv[1]), sys.argv[2]
-job = Job("export:m", "{STAGES}", "m", "", {{"do": do}}, {{}}, {{"result": project / f"{{do}}.json"}}, project)
+outputs = {{"result": project / f"{{do}}.json"}}
+job = Job("export:m", "{STAGES}", "m", "", {{"do": do}}, {{}}, outputs, project)
 pool = WorkerPool(project / ".buildsys")
 say = lambda event: print(event.get("pid") or event.get("message"), flush=True)
 reply = pool.run(job, log=project / "log", on_event=say)
@@ -116,14 +117,14 @@ def orchestrator(project: Path, do: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_the_next_run_finds_the_server(tmp_path: Path) -> None:
+def test_the_next_run_reuses_the_server(tmp_path: Path) -> None:
     assert server_of(tmp_path) == server_of(tmp_path)
     other = tmp_path / "other"
     other.mkdir()
     assert server_of(other) != server_of(tmp_path)
 
 
-def test_a_job_of_a_later_run_is_as_in_the_first(
+def test_a_later_run_gets_its_own_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server_of(tmp_path)
@@ -159,7 +160,7 @@ def open_files(process: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("change", ["variable", "library", "limit", "code", "folder"])
-def test_another_server_does_what_the_first_would_do_differently(
+def test_a_change_starts_another_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     library = tmp_path / "lib" / "given.py"
@@ -185,7 +186,7 @@ def test_another_server_does_what_the_first_would_do_differently(
     wait_for_end(first)  # it was idle, and nobody else would have needed it
 
 
-def test_nothing_of_this_package_is_in_memory_but_what_is_told_apart(
+def test_the_fingerprint_covers_all_loaded_modules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "server_kind_of", lambda job: LIGHT)
@@ -194,7 +195,7 @@ def test_nothing_of_this_package_is_in_memory_but_what_is_told_apart(
     assert loaded <= set(server_modules())
 
 
-def test_two_runs_share_a_server_and_do_not_disturb_each_other(tmp_path: Path) -> None:
+def test_two_runs_share_a_server_undisturbed(tmp_path: Path) -> None:
     with (
         orchestrator(tmp_path, "start_grandchild_and_hang") as one,
         WorkerPool(tmp_path / ".buildsys") as other,
@@ -218,7 +219,7 @@ def test_two_runs_share_a_server_and_do_not_disturb_each_other(tmp_path: Path) -
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name
 )
-def test_what_runs_ends_with_its_orchestrator_and_the_server_does_not(
+def test_a_job_ends_with_its_orchestrator_and_the_server_stays(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     with orchestrator(tmp_path, "hang") as process:
@@ -231,7 +232,7 @@ def test_what_runs_ends_with_its_orchestrator_and_the_server_does_not(
     assert server_of(tmp_path) == server
 
 
-def test_closing_waits_until_nothing_runs_any_more(tmp_path: Path) -> None:
+def test_closing_waits_for_the_end_of_running_jobs(tmp_path: Path) -> None:
     pool, pids = WorkerPool(tmp_path / ".buildsys"), []
     job = Job(
         "x:hang", STAGES, "m", "", {"do": "hang"}, {}, {"result": tmp_path / "r.json"}, tmp_path
@@ -273,7 +274,7 @@ def test_a_killed_server_is_replaced_and_leaves_nothing(tmp_path: Path, folder: 
     assert len(list(folder.glob("*.sock"))) == len(list(folder.glob("*.json"))) == 1
 
 
-def test_a_server_that_ends_as_we_come_is_replaced(tmp_path: Path) -> None:
+def test_a_server_killed_during_a_connection_is_replaced(tmp_path: Path) -> None:
     first = server_of(tmp_path)
     os.kill(first, signal.SIGSTOP)
     with WorkerPool(tmp_path / ".buildsys") as pool, ThreadPoolExecutor(1) as threads:
@@ -283,7 +284,7 @@ def test_a_server_that_ends_as_we_come_is_replaced(tmp_path: Path) -> None:
         assert job.result(timeout=20)["parent"] != first
 
 
-def test_a_server_that_hangs_is_ended_and_replaced(
+def test_a_hanging_server_is_killed_and_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_handle, "_READY_LIMIT_S", 0.3)
@@ -312,9 +313,7 @@ def test_a_server_without_its_library_is_not_kept(
     wait_until(lambda: not running(), 10, "the server was kept")
 
 
-def test_a_server_ends_when_nobody_came(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_server_ends(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(registry.IDLE_VARIABLE, "0.2s")
     with WorkerPool(tmp_path / ".buildsys") as pool:
         server = run_in(pool, tmp_path)["parent"]
@@ -338,7 +337,7 @@ def test_a_server_outlives_the_project(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", ["mode", "file", "long"])
-def test_where_no_folder_is_safe_the_server_ends_with_the_run(
+def test_without_a_private_folder_the_server_ends_with_its_run(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, spoil: str
 ) -> None:
     if spoil == "mode":
@@ -355,13 +354,15 @@ def test_where_no_folder_is_safe_the_server_ends_with_the_run(
         assert registry.server_folder(os.environ) is None
 
 
-def test_a_time_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_idle_limit_fails_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(registry.IDLE_VARIABLE, "soon")
     with pytest.raises(UsageError, match="BUILDSYS_WORKER_IDLE=soon is not a duration"):
         run(tmp_path)
 
 
-def test_threads_share_what_is_found(tmp_path: Path) -> None:
+def test_threads_share_a_reused_server(tmp_path: Path) -> None:
     server = server_of(tmp_path)
     with WorkerPool(tmp_path / ".buildsys") as pool:
         found: list[int] = []
@@ -376,7 +377,7 @@ def test_threads_share_what_is_found(tmp_path: Path) -> None:
     assert found == [server] * 4
 
 
-def test_doit_lists_and_ends_the_servers(project: ProjectFolder, folder: Path) -> None:
+def test_doit_lists_and_stops_the_servers(project: ProjectFolder, folder: Path) -> None:
     project.environment |= {"XDG_RUNTIME_DIR": str(folder.parent), "BUILDSYS_WORKER_IDLE": "60"}
     assert project.doit("workers").out == "no worker servers\n"
     server = server_of(project.root)

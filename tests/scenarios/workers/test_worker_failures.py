@@ -102,9 +102,8 @@ def test_a_killed_server_fails_its_jobs_and_is_replaced(project: PoolProject) ->
         wait_until(lambda: len(project.events) == 3, PATIENCE_S, "the job did not start")
         os.kill(server, signal.SIGKILL)
         error = job.result()
-    assert str(error).startswith(
-        "the worker server that ran export:start_grandchild_and_hang was killed by signal 9 (SIGKILL)"
-    )
+    ran = "the worker server that ran export:start_grandchild_and_hang"
+    assert str(error).startswith(f"{ran} was killed by signal 9 (SIGKILL)")
     assert str(error).endswith("; full log: build/start_grandchild_and_hang.log")
     wait_for_end(*(int(event.get("pid") or event["message"]) for event in project.events))
     assert project.server_pid() != server

@@ -25,14 +25,14 @@ def test_readings_become_spans_and_shares() -> None:
     }
 
 
-def test_a_gpu_that_tells_nothing_has_no_spans() -> None:
+def test_a_gpu_without_readings_has_no_spans() -> None:
     assert Readings([Reading()]).figures() == {"readings": 1, "throttle": {}}
     assert Readings(missing="NVML answers with error 3").figures() == {
         "missing": "NVML answers with error 3"
     }
 
 
-def test_a_reason_that_is_not_known_is_told_by_its_number() -> None:
+def test_an_unknown_throttle_reason_is_shown_by_number() -> None:
     assert throttle_shares([0x1000]) == {"reason 0x1000": 1.0}
     assert throttle_shares([None, None]) == {}
     assert throttle_shares([IDLE, CHOSEN, IDLE | CHOSEN]) == {}

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
-from buildsys.system.processes import describe_exit
+from buildsys.system.processes import Process, describe_exit, run_python
 from buildsys.workers.job import Job
 
 
@@ -25,11 +26,52 @@ from buildsys.workers.job import Job
         (None, "stopped responding"),
     ],
 )
-def test_each_end_has_its_sentence(code: int | None, sentence: str) -> None:
+def test_exit_causes(code: int | None, sentence: str) -> None:
     assert describe_exit(code) == sentence
 
 
-def test_paths_are_shown_as_seen_from_the_project() -> None:
+def test_paths_are_shown_relative_to_the_project() -> None:
     job = Job("export:m", "export", "m", "", {}, {}, {}, Path("/p"))
     assert job.display_path(Path("/p/build/m/export.log")) == "build/m/export.log"
     assert job.display_path(Path("/elsewhere/export.log")) == "/elsewhere/export.log"
+
+
+def test_the_start_time_identifies_a_process() -> None:
+    assert Process.of(os.getpid()).is_running
+    assert not Process(os.getpid(), 1).is_running
+    assert not Process.of(0).is_running
+    assert Process(os.getpid(), 1).wait(0)
+    assert not Process.of(os.getpid()).wait(0)
+    Process(os.getpid(), 1).send_signal(signal.SIGKILL)  # signals nobody
+
+
+def test_a_child_receives_its_request_and_returns_json() -> None:
+    code = "import buildsys, json, sys; print(json.dumps(json.load(sys.stdin)))"
+    result = run_python(("-c", code), {"question": ["a", 1]})
+    assert (result.code, result.problem) == (0, "")
+    assert result.json() == {"question": ["a", 1]}
+
+
+def test_a_child_does_not_start_in_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wave.py").write_text("raise SystemExit('imported from the project')")
+    monkeypatch.chdir(tmp_path)
+    assert run_python(("-c", "import wave")).problem == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("import sys; sys.exit('first\\nlast line\\n')", "last line"),
+        ("raise SystemExit(3)", "exited with code 3 without a result"),
+        ("import os; os.abort()", "aborted (SIGABRT)"),
+    ],
+)
+def test_a_failed_child_has_a_problem(code: str, problem: str) -> None:
+    assert run_python(("-c", code)).problem == problem
+
+
+def test_a_child_is_killed_at_its_limit() -> None:
+    result = run_python(("-c", "import time; time.sleep(600)"), limit_s=0.2)
+    assert (result.code, result.problem) == (None, "stopped responding")

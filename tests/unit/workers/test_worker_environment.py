@@ -38,7 +38,7 @@ def test_an_unset_variable_leaves_no_empty_entry(tmp_path: Path, rtx_wheel: Path
     assert "" not in server_environment(tmp_path, {})["LD_LIBRARY_PATH"].split(os.pathsep)
 
 
-def test_a_checkout_is_found_by_the_server(tmp_path: Path) -> None:
+def test_the_server_finds_a_checkout(tmp_path: Path) -> None:
     environment = server_environment(tmp_path, {"PYTHONPATH": "/mine"})
     assert environment["PYTHONPATH"].split(os.pathsep)[-1] == "/mine"
     root = Path(buildsys.__file__).resolve().parent.parent
@@ -56,16 +56,14 @@ def test_an_installed_package_is_not_put_before_the_standard_library(
     assert "PYTHONPATH" not in server_environment(tmp_path, {})
 
 
-def test_no_telemetry_unless_asked_for(tmp_path: Path) -> None:
+def test_telemetry_is_off_by_default(tmp_path: Path) -> None:
     assert server_environment(tmp_path, {})["ORT_DISABLE_TELEMETRY"] == "1"
     assert (
         server_environment(tmp_path, {"ORT_DISABLE_TELEMETRY": "0"})["ORT_DISABLE_TELEMETRY"] == "0"
     )
 
 
-def test_relative_entries_lead_where_they_led_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_entries_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     entries = server_environment(
         tmp_path, {"PYTHONPATH": os.pathsep.join(("plugins", "", "/mine"))}
@@ -73,7 +71,7 @@ def test_relative_entries_lead_where_they_led_before(
     assert entries.split(os.pathsep)[-2:] == [str(tmp_path / "plugins"), "/mine"]
 
 
-def test_a_job_sees_all_variables_whichever_way_they_come() -> None:
+def test_server_and_job_variables_are_complete() -> None:
     environment = {
         "PATH": "/bin",
         "TERM": "dumb",
@@ -86,7 +84,7 @@ def test_a_job_sees_all_variables_whichever_way_they_come() -> None:
     assert set(lasting) == {"PATH", "OMP_NUM_THREADS"}
 
 
-def test_workers_keep_the_memory_that_they_free_unless_the_user_says_otherwise(
+def test_workers_keep_freed_memory_by_default(
     tmp_path: Path,
 ) -> None:
     assert server_environment(tmp_path, {})["MALLOC_TRIM_THRESHOLD_"] == "2147483648"

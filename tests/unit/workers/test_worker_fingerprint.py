@@ -35,7 +35,7 @@ def mark(tmp_path: Path, library: Path) -> Callable[..., str]:
     return mark
 
 
-def test_it_stays_the_same(mark: Callable[..., str], library: Path) -> None:
+def test_unrelated_files_keep_the_fingerprint(mark: Callable[..., str], library: Path) -> None:
     first = mark()
     (library / "notes.txt").write_text("more")
     (library / "data").mkdir()
@@ -56,7 +56,7 @@ def test_it_stays_the_same(mark: Callable[..., str], library: Path) -> None:
         lambda library: os.utime(library / "single.py", ns=(1, 1)),
     ],
 )
-def test_what_can_be_imported_counts(
+def test_importable_modules_change_the_fingerprint(
     mark: Callable[..., str], library: Path, change: Callable[[Path], object]
 ) -> None:
     first = mark()
@@ -64,7 +64,7 @@ def test_what_can_be_imported_counts(
     assert mark() != first
 
 
-def test_what_a_server_is_started_with_counts(mark: Callable[..., str]) -> None:
+def test_start_conditions_change_the_fingerprint(mark: Callable[..., str]) -> None:
     given = [
         mark(),
         mark(OMP_NUM_THREADS="1"),
@@ -87,7 +87,7 @@ def test_another_name_of_the_same_interpreter_is_the_same(
     assert mark(python=str(tmp_path / "one")) != mark(python=str(tmp_path / "venv" / "one"))
 
 
-def test_what_a_process_inherits_counts(
+def test_inherited_state_changes_the_fingerprint(
     mark: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = mark()
@@ -101,7 +101,7 @@ def test_what_a_process_inherits_counts(
     assert mark() != first
 
 
-def test_the_own_code_counts(
+def test_our_own_code_changes_the_fingerprint(
     mark: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     first = mark()
@@ -112,7 +112,9 @@ def test_the_own_code_counts(
     assert len({first, second, mark()}) == 3
 
 
-def test_a_folder_that_was_made_anew_counts(mark: Callable[..., str], tmp_path: Path) -> None:
+def test_a_recreated_folder_changes_the_fingerprint(
+    mark: Callable[..., str], tmp_path: Path
+) -> None:
     first = mark()
     (tmp_path / "workers" / ".mark").unlink()
     assert mark() != first

@@ -37,20 +37,20 @@ JOB = Job(
 )
 
 
-def test_job_survives_the_journey() -> None:
+def test_a_job_survives_conversion_to_json() -> None:
     (message,) = LineBuffer().feed(encode(job_to_json(JOB)))
     assert job_from_json(message) == JOB
     assert {field.name for field in fields(Job)} - message.keys() == {"progress", "fail"}
 
 
-def test_progress_is_given_at_the_other_end() -> None:
+def test_progress_is_added_at_the_other_end() -> None:
     said: list[str] = []
     job_from_json(job_to_json(JOB), progress=said.append).progress("hello")
     assert said == ["hello"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
-def test_lines_are_joined_whatever_the_pieces(size: int) -> None:
+def test_pieces_of_any_size_are_joined_into_lines(size: int) -> None:
     messages = [{"n": n, "text": "a\nb" * n} for n in range(20)]
     stream = b"".join(map(encode, messages))
     buffer = LineBuffer()
@@ -62,7 +62,7 @@ def test_lines_are_joined_whatever_the_pieces(size: int) -> None:
     assert received == messages
 
 
-def test_an_unfinished_line_is_kept_back() -> None:
+def test_an_incomplete_line_is_kept() -> None:
     buffer = LineBuffer()
     assert buffer.feed(b'{"n":1}\n{"n"') == [{"n": 1}]
     assert buffer.feed(b":2") == []

@@ -35,7 +35,7 @@ def _job(stage: str, **options: Any) -> Job:
         (_job("team.stages.prune"), "bare"),
     ],
 )
-def test_a_stage_gets_the_server_that_it_needs(job: Job, name: str) -> None:
+def test_each_stage_has_its_kind_of_server(job: Job, name: str) -> None:
     assert server_kind_of(job).name == name
 
 
@@ -45,7 +45,7 @@ def test_the_light_server_hides_torch() -> None:
     assert TORCH.preload[0] == "torch"
 
 
-def test_only_dynamo_exports_load_its_parts() -> None:
+def test_only_dynamo_exports_load_dynamo() -> None:
     assert late_preload(_job("export", export={"exporter": "dynamo"}))
     assert not late_preload(_job("export", export={"exporter": "torchscript"}))
     assert not late_preload(_job("simplify", simplify={}))

@@ -1,8 +1,9 @@
-"""Facts of the machine that the tests run on."""
+"""Facts about the processor, and the load of other processes."""
 
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from buildsys.system import cpu, devices
 from buildsys.system.cpu import OtherLoad, cpu_model, load_average, usable_cores
 
 
@@ -20,7 +22,7 @@ def test_the_processor_has_a_name_and_cores() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")
-def test_cores_that_the_process_may_not_use_do_not_count() -> None:
+def test_only_usable_cores_count() -> None:
     code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
     code += "from buildsys.system.cpu import usable_cores; print(usable_cores())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -28,7 +30,7 @@ def test_cores_that_the_process_may_not_use_do_not_count() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="this system does not tell")
-def test_the_load_of_other_processes_is_seen_and_ones_own_is_not() -> None:
+def test_other_load_excludes_this_process() -> None:
     spin = "import time\nend = time.monotonic() + 0.6\nwhile time.monotonic() < end: pass"
     other = OtherLoad()
     busy = subprocess.Popen([sys.executable, "-c", spin])
@@ -43,3 +45,24 @@ def test_the_load_of_other_processes_is_seen_and_ones_own_is_not() -> None:
     assert share is not None
     own_share = (time.process_time() - own) / (time.monotonic() - start) / (os.cpu_count() or 1)
     assert share <= 1.1 - own_share  # the kernel counts in ticks of 10 ms
+
+
+def test_the_cpu_is_described() -> None:
+    facts = devices.device_facts(["cpu", "cores"])
+    assert set(facts) == {"cpu.model", "cpu.instructions", "cpu.cores"}
+    assert platform.machine() in facts["cpu.model"]
+    assert int(facts["cpu.cores"]) >= 1
+
+
+def test_only_relevant_instruction_sets_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = {
+        "model name": "Some CPU",
+        "flags": "fpu sse sse4_2 avx avx2 avx512f amx_int8 rdtscp arch_capabilities",
+    }
+    monkeypatch.setattr(cpu, "read_cpuinfo", lambda: lines)
+    assert cpu.cpu_facts.__wrapped__()["cpu.instructions"] == "amx_int8 avx avx2 avx512f sse4_2"
+
+
+def test_without_proc_the_platform_names_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "read_cpuinfo", dict)
+    assert platform.machine() in cpu.cpu_facts.__wrapped__()["cpu.model"]

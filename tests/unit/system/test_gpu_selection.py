@@ -1,98 +1,28 @@
+"""The GPUs that CUDA selects, as action keys and locks see them."""
+
 from __future__ import annotations
 
-import importlib.metadata
-import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from buildsys.system import cpu, devices, versions
 from buildsys.system.gpus import selection
 from buildsys.system.gpus.devices import GpuError, read_gpus
 
 
 @pytest.fixture
 def fresh_caches() -> None:
-    for function in (
-        versions.distribution_version,
-        versions._installed,
-        selection.gpu_facts,
-        selection._first_gpus,
-    ):
+    for function in (selection.gpu_facts, selection._first_gpus):
         function.cache_clear()
-
-
-def install(folder: Path, name: str, version: str) -> None:
-    (folder / f"{name}-{version}.dist-info").mkdir(parents=True)
-
-
-def test_versions_are_those_of_the_installed_distributions() -> None:
-    names = ["numpy", "torch", "onnx", "doit", "pytest"]
-    assert versions.tool_versions(names) == {
-        name: importlib.metadata.version(name) for name in names
-    }
-
-
-@pytest.mark.parametrize("name", ["pytest-timeout", "pytest_timeout", "PyTest.Timeout"])
-def test_spellings_of_a_name_are_alike(name: str) -> None:
-    assert versions.distribution_version(name) == importlib.metadata.version("pytest-timeout")
-
-
-def test_what_is_not_installed_is_absent() -> None:
-    assert versions.tool_versions(["no-such-distribution"]) == {"no-such-distribution": "absent"}
-
-
-@pytest.mark.usefixtures("fresh_caches")
-def test_the_first_on_the_path_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path / "a", "some_tool", "1.2+local")
-    install(tmp_path / "b", "some_tool", "3")
-    monkeypatch.setattr(
-        sys, "path", [str(tmp_path / "missing"), str(tmp_path / "a"), str(tmp_path / "b")]
-    )
-    assert versions.distribution_version("some-tool") == "1.2+local"
-
-
-@pytest.mark.usefixtures("fresh_caches")
-def test_onnxruntime_has_several_distributions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(tmp_path, "onnxruntime_gpu", "1.22.0")
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert versions.distribution_version("onnxruntime") == "1.22.0 (onnxruntime-gpu)"
-
-
-def test_python_is_named_with_its_version() -> None:
-    release = ".".join(platform.python_version_tuple()[:2])
-    assert versions.tool_versions(["python"]) == {"python": f"CPython {release}"}
-
-
-def test_the_cpu_is_described() -> None:
-    facts = devices.device_facts(["cpu", "cores"])
-    assert set(facts) == {"cpu.model", "cpu.instructions", "cpu.cores"}
-    assert platform.machine() in facts["cpu.model"]
-    assert int(facts["cpu.cores"]) >= 1
-
-
-def test_only_instruction_sets_that_matter_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = {
-        "model name": "Some CPU",
-        "flags": "fpu sse sse4_2 avx avx2 avx512f amx_int8 rdtscp arch_capabilities",
-    }
-    monkeypatch.setattr(cpu, "read_cpuinfo", lambda: lines)
-    assert cpu.cpu_facts.__wrapped__()["cpu.instructions"] == "amx_int8 avx avx2 avx512f sse4_2"
-
-
-def test_without_proc_the_platform_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "read_cpuinfo", dict)
-    assert platform.machine() in cpu.cpu_facts.__wrapped__()["cpu.model"]
 
 
 @pytest.mark.usefixtures("fresh_caches")
 def test_no_driver_means_no_gpu_and_no_ctypes(monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
-        "import sys; from buildsys.system import devices; from buildsys.system.gpus import selection\n"
+        "import sys\nfrom buildsys.system import devices\n"
+        "from buildsys.system.gpus import selection\n"
         "selection._DRIVER_FILES = ('/nowhere',)\n"
         "print(set(devices.device_facts(['gpu']).values()), 'ctypes' in sys.modules)"
     )
@@ -101,7 +31,7 @@ def test_no_driver_means_no_gpu_and_no_ctypes(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("fresh_caches")
-def test_a_driver_that_does_not_answer_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_driver_means_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "_DRIVER_FILES", ("/",))
     monkeypatch.setattr("buildsys.system.gpus.devices._LIBRARY", "libno-such-driver.so.1")
     with pytest.raises(GpuError):
@@ -120,7 +50,7 @@ def test_a_driver_that_does_not_answer_is_no_gpu(monkeypatch: pytest.MonkeyPatch
     ],
 )
 @pytest.mark.usefixtures("fresh_caches")
-def test_the_gpu_that_is_locked_is_the_one_that_cuda_takes(
+def test_the_locked_gpu_is_the_one_cuda_selects(
     monkeypatch: pytest.MonkeyPatch,
     every: list[str],
     visible: str | None,
@@ -186,14 +116,3 @@ def test_a_real_gpu_is_described() -> None:
     assert all(
         float(gpu["compute_capability"]) >= 5 and gpu["driver"] and gpu["name"] for gpu in gpus
     )
-
-
-def test_variables_that_only_place_or_log_something_do_not_count() -> None:
-    environment = {
-        "ATEN_CPU_CAPABILITY": "avx2", "TORCH_HOME": "/x", "TORCH_LOGS": "all", "TORCHINDUCTOR_CACHE_DIR": "/x",
-        "TORCH_CPP_LOG_LEVEL": "1", "ONEDNN_DEFAULT_FPMATH_MODE": "BF16", "OMP_NUM_THREADS": "1", "HOME": "/x",
-        "ORT_DISABLE_TELEMETRY": "1", "CUDA_VISIBLE_DEVICES": "0",
-    }  # fmt: skip
-    found = versions.environment_facts(["torch", "onnxruntime", "gpu"], environment)
-    assert set(found) == {"ATEN_CPU_CAPABILITY", "ONEDNN_DEFAULT_FPMATH_MODE"}
-    assert set(versions.environment_facts(["speed"], environment)) == {"OMP_NUM_THREADS"}

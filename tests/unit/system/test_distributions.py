@@ -61,20 +61,18 @@ def test_a_distribution_of_another_name_is_found(site: Path) -> None:
     assert found("cv_like") == ["opencv-like"]
 
 
-def test_what_a_known_one_requires_is_not_followed() -> None:
+def test_requirements_of_known_distributions_are_not_followed() -> None:
     assert found("torch") == ["torch"]
 
 
-def test_an_unknown_module_has_none_and_is_asked_once(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_module_is_looked_up_once(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = Texts()
     assert found("no_such_module", texts=texts) == []
     monkeypatch.setattr("importlib.metadata.distributions", lambda: pytest.fail("asked again"))
     assert found("no_such_module", texts=texts) == []
 
 
-def test_another_environment_is_asked_anew(site: Path) -> None:
+def test_another_environment_is_looked_up_separately(site: Path) -> None:
     texts = Texts()
     assert found("kept_late", texts=texts) == []
     install(site, "kept_late")

@@ -19,7 +19,7 @@ from buildsys.system.interpreters.toolchain import locate_toolchain, override_va
         ("python3.77", "python3.77"),
     ],
 )
-def test_where_an_interpreter_is(written: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_of_interpreters(written: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert locate_toolchain("trt86", written, (), Path("/project"), {}).python == Path(found)
 
@@ -34,7 +34,7 @@ def test_a_name_is_looked_up_on_the_path(tmp_path: Path) -> None:
     )
 
 
-def test_a_variable_names_another_place() -> None:
+def test_a_variable_overrides_the_interpreter() -> None:
     assert override_variable("trt-8.6+cu12") == "BUILDSYS_TOOLCHAIN_TRT_8_6_CU12"
     environment = {"BUILDSYS_TOOLCHAIN_TRT86": "envs/other/bin/python"}
     assert locate_toolchain("trt86", "/opt/python", (), Path("/p"), environment).python == Path(
@@ -46,13 +46,13 @@ def test_a_variable_names_another_place() -> None:
     )
 
 
-def test_variables_may_name_the_folder_of_the_environment() -> None:
+def test_variables_may_contain_the_prefix() -> None:
     env = (("LD_LIBRARY_PATH", "{prefix}/lib:{prefix}/lib64"), ("A", "{other}"))
     toolchain = locate_toolchain("trt86", "/opt/trt86/bin/python", env, Path("/p"), {})
     assert toolchain.env == {"LD_LIBRARY_PATH": "/opt/trt86/lib:/opt/trt86/lib64", "A": "{other}"}
 
 
-def test_what_belongs_to_our_interpreter_stays_here() -> None:
+def test_variables_of_our_interpreter_are_removed() -> None:
     toolchain = locate_toolchain(
         "a", "/opt/bin/python", (("OMP_NUM_THREADS", "2"),), Path("/p"), {}
     )

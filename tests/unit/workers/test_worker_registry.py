@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 from dataclasses import replace
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from buildsys.errors import UsageError
-from buildsys.system.processes import Process
 from buildsys.workers import registry
 from buildsys.workers.client.status import RunningServer, format_running, format_stopped
 from buildsys.workers.registry import ServerRecord, idle_limit_s
@@ -22,23 +20,14 @@ RECORD = ServerRecord(4711, 99, "torch", "/usr/bin/python3", "/p/.buildsys/worke
     ("text", "seconds"),
     [("", 300), ("0", 0), ("90", 90), ("1.5s", 1.5), ("10min", 600), ("10 min", 600), ("2h", 7200)],
 )
-def test_times(text: str, seconds: float) -> None:
+def test_idle_limits(text: str, seconds: float) -> None:
     assert idle_limit_s({registry.IDLE_VARIABLE: text}) == seconds
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "5m", "1e9", "10 minutes"])
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_an_invalid_idle_limit_is_rejected(text: str) -> None:
     with pytest.raises(UsageError, match="is not a duration; write 300, 300s, 5min or 1h"):
         idle_limit_s({registry.IDLE_VARIABLE: text})
-
-
-def test_a_process_is_not_taken_for_another_of_its_number() -> None:
-    assert Process.of(os.getpid()).is_running
-    assert not Process(os.getpid(), 1).is_running
-    assert not Process.of(0).is_running
-    assert Process(os.getpid(), 1).wait(0)
-    assert not Process.of(os.getpid()).wait(0)
-    Process(os.getpid(), 1).send_signal(signal.SIGKILL)  # hits nobody
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -53,7 +42,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a server ends with its run")
-def test_a_folder_that_others_may_enter_is_not_used(
+def test_a_folder_open_to_others_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime = tmp_path / "r"
@@ -67,19 +56,21 @@ def test_a_folder_that_others_may_enter_is_not_used(
     assert registry.server_folder({"XDG_RUNTIME_DIR": str(runtime)}) != runtime / "buildsys"
 
 
-def test_an_address_has_room(tmp_path: Path) -> None:
+def test_the_longest_address_fits(tmp_path: Path) -> None:
     shortest = registry.address(Path("/tmp/buildsys-4294967294/workers"), "f" * 64)
     assert len(str(shortest)) <= 107
 
 
-def test_the_lock_is_waited_for_and_given_up(tmp_path: Path) -> None:
+def test_waiting_for_the_lock_has_a_limit(tmp_path: Path) -> None:
     with registry.locked(tmp_path), pytest.raises(BlockingIOError), registry.locked(tmp_path, 0.02):
         pass
     with registry.locked(tmp_path, 0.0):
         pass
 
 
-def test_a_foreign_server_is_not_spoken_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_of_another_user_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)  # for a short address
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("a.sock")
@@ -92,7 +83,7 @@ def test_a_foreign_server_is_not_spoken_to(tmp_path: Path, monkeypatch: pytest.M
         assert registry.connect(Path("a.sock")) is None
 
 
-def test_what_is_shown() -> None:
+def test_tables_of_servers() -> None:
     assert format_running([]) == format_stopped([]) == "no worker servers\n"
     ready = replace(RECORD, ready=True)
     new, young, old = (

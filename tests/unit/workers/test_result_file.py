@@ -40,7 +40,7 @@ def test_header_then_figures(job: Job) -> None:
     assert list(content)[-1] == "cases"
 
 
-def test_nothing_is_written_when_a_figure_cannot_be(job: Job) -> None:
+def test_an_unwritable_figure_leaves_no_file(job: Job) -> None:
     with pytest.raises(TypeError):
         write_result(
             job, StageResult(figures={"value": {1, 2}}), started=STARTED, seconds=0, peak_rss_mib=0
@@ -48,7 +48,7 @@ def test_nothing_is_written_when_a_figure_cannot_be(job: Job) -> None:
     assert not job.outputs["result"].exists()
 
 
-def test_a_list_of_scalars_is_one_line_and_all_else_is_indented() -> None:
+def test_only_lists_of_scalars_are_on_one_line() -> None:
     figures = {
         "samples_ms": [0.5, 1.25],
         "shape": (1, 3),
@@ -56,13 +56,14 @@ def test_a_list_of_scalars_is_one_line_and_all_else_is_indented() -> None:
     }
     text = format_figures(figures)
     assert text == (
-        '{\n  "samples_ms": [0.5, 1.25],\n  "shape": [1, 3],\n  "deep": {\n    "empty": {},\n    "none": [],\n'
+        '{\n  "samples_ms": [0.5, 1.25],\n  "shape": [1, 3],\n  "deep": {\n'
+        '    "empty": {},\n    "none": [],\n'
         '    "rows": [\n      [1],\n      {\n        "a": "ü"\n      }\n    ]\n  }\n}\n'
     )
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_what_json_has_no_number_for_is_null(value: float) -> None:
+def test_nan_and_infinity_become_null(value: float) -> None:
     figures = {"alone": value, "listed": [1.5, value], "deep": [{"within": value}]}
     expected = {"alone": None, "listed": [1.5, None], "deep": [{"within": None}]}
     assert json.loads(format_figures(figures), parse_constant=pytest.fail) == expected
@@ -70,12 +71,12 @@ def test_what_json_has_no_number_for_is_null(value: float) -> None:
 
 
 @pytest.mark.parametrize("figures", [{"a": {1, 2}}, {"a": [object()]}, {("a", "b"): 1}])
-def test_what_is_not_json_is_refused(figures: dict[str, object]) -> None:
+def test_other_objects_are_rejected(figures: dict[str, object]) -> None:
     with pytest.raises(TypeError):
         format_figures(figures)
 
 
-def test_what_is_written_is_what_the_standard_library_reads() -> None:
+def test_the_standard_library_reads_the_same_figures() -> None:
     figures = {
         "text": 'quote " and\nline',
         "flags": [True, None, -1, 1e-300, 10**20],
