@@ -8,7 +8,7 @@ from pathlib import Path
 
 from buildsys.cli.command import Options, ProjectCommand, require_model
 from buildsys.manifest.project import load_project
-from buildsys.manifest.show import resolved_text
+from buildsys.manifest.resolved_yaml import resolved_text
 
 
 class Resolve(ProjectCommand):

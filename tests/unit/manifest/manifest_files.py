@@ -10,6 +10,7 @@ import pytest
 
 from buildsys.errors import ManifestErrors
 from buildsys.manifest.project import Project, load_project
+from buildsys.system.files import SETTLE_NS
 
 NET = """\
 model: net
@@ -22,7 +23,7 @@ dims: {batch: {min: 1, opt: 2, max: 4}}
 
 @dataclass(frozen=True)
 class ProjectFolder:
-    """A project in a temporary folder, with what tests do to it."""
+    """A project in a temporary folder."""
 
     root: Path
 
@@ -34,7 +35,7 @@ class ProjectFolder:
         return file
 
     def model(self, extra: str = "", *, name: str = "net") -> Path:
-        """Write the usual manifest with further lines; they stand from line 6 on."""
+        """Write the usual manifest with further lines, from line 6 on."""
         return self.write(
             f"configs/models/{name}.yaml",
             NET.replace("model: net", f"model: {name}") + textwrap.dedent(extra),
@@ -49,12 +50,12 @@ class ProjectFolder:
         return str(caught.value).splitlines()
 
     def settle(self) -> None:
-        """Wait until no file counts as written just now."""
-        time.sleep(0.03)
+        """Wait until the stamps of all files written so far are settled."""
+        time.sleep(2 * SETTLE_NS / 1e9)
 
 
 def same_state(file: Path, content: bytes) -> None:
-    """Replace a file's content by as many other bytes and set its modification time back."""
+    """Replace a file's content, keeping its size and modification time."""
     before = file.stat()
     assert len(content) == before.st_size
     file.write_bytes(content)

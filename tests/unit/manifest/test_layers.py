@@ -1,9 +1,9 @@
-"""extends, project defaults, matrix, dynamic_axes, engine profiles, and who set what."""
+"""extends, project defaults, matrix, dynamic_axes, engine presets, and origins."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from manifest_files import NET
 
@@ -11,7 +11,7 @@ from buildsys.manifest.layers import merge
 from buildsys.manifest.value_tree import leaves, nearest, plain, with_origins
 
 
-def test_defaults_lie_under_extends_and_those_under_the_manifest(project):
+def test_a_manifest_overrides_extends_and_those_override_defaults(project):
     project.write(
         "configs/project.yaml",
         "defaults: {export: {opset: 11, verbose: true}, bench: {min_samples: 7}}",
@@ -80,7 +80,7 @@ def test_lists_are_replaced_and_a_source_of_another_kind_too(project):
     }
 
 
-def test_shared_dims_that_a_model_does_not_use_are_dropped(project):
+def test_unused_shared_dims_are_dropped(project):
     project.write("configs/project.yaml", "defaults: {dims: {batch: {min: 1, opt: 2, max: 3}}}")
     project.write(
         "configs/models/a.yaml", "model: a\nsource: {torchvision: r}\ninputs: {x: {shape: [1]}}\n"
@@ -199,7 +199,7 @@ def test_a_partial_tolerance_keeps_the_rest_of_its_precision(project):
 @pytest.mark.parametrize(
     ("dtype", "high"), [("int64", 10), ("bool", 2), ("int4", 8), ("uint4", 10), ("float32", 10)]
 )
-def test_random_integers_have_a_range_of_their_own(project, dtype, high):
+def test_the_default_range_of_random_integers_depends_on_the_dtype(project, dtype, high):
     project.write(
         "configs/models/net.yaml",
         "model: net\nsource: {torchvision: r}\n"
@@ -209,7 +209,7 @@ def test_random_integers_have_a_range_of_their_own(project, dtype, high):
 
 
 def _maps(depth: int = 2) -> st.SearchStrategy[object]:
-    """Return maps in which a, b and c are maps and x, y and z are not, as fields of one schema are."""
+    """Return maps whose members a, b, c are maps and x, y, z are not, as in one schema."""
     scalar = st.integers() | st.text(max_size=3) | st.none() | st.lists(st.integers(), max_size=2)
     fields = dict.fromkeys("xyz", scalar)
     if depth:
@@ -217,8 +217,9 @@ def _maps(depth: int = 2) -> st.SearchStrategy[object]:
     return st.fixed_dictionaries({}, optional=fields)
 
 
+@settings(max_examples=50)
 @given(_maps(), _maps(), _maps())
-def test_laying_over_is_associative_and_keeps_the_top(low, middle, top):
+def test_merging_is_associative_and_keeps_the_last_layer(low, middle, top):
     trees = [with_origins(data, __file__) for data in (low, middle, top)]
     once = merge(merge(trees[0], trees[1]), trees[2])
     assert plain(once) == plain(merge(trees[0], merge(trees[1], trees[2])))

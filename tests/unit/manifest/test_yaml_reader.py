@@ -47,7 +47,7 @@ def test_scalars_are_those_of_yaml_1_2(text, value):
     assert (found, type(found)) == (value, type(value))
 
 
-def test_aliases_and_whole_number_keys():
+def test_aliases_and_integer_keys():
     assert read_yaml(FILE, b"a: &x [1, 2]\nb: {0: *x}\n") == {"a": [1, 2], "b": {"0": [1, 2]}}
 
 
@@ -77,7 +77,7 @@ def test_aliases_and_whole_number_keys():
         ("a: 'b", "1:6: not valid YAML: found unexpected end of stream"),
     ],
 )
-def test_what_is_refused(text, expected):
+def test_refused_constructs(text, expected):
     with pytest.raises(ManifestError) as caught:
         read_yaml(FILE, text.encode())
     assert expected in str(caught.value)

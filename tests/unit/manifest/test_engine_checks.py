@@ -1,4 +1,4 @@
-"""What is wrong with TensorRT engines in a manifest: every sentence with its place."""
+"""Errors in TensorRT engines, with their positions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ NET = "configs/models/net.yaml"
         ("workspace: 4GiBs", "engines.0.workspace: "),
         (
             "workspace: 0",
-            "engines.0.workspace: an engine cannot be built without workspace memory; set a size such as 4GiB, or remove it",
+            "engines.0.workspace: an engine cannot be built without workspace memory; set a "
+            "size such as 4GiB, or remove it",
         ),
         ("builder_optimization_level: 6", "engines.0.builder_optimization_level: "),
         ("tactic_sources: [cublass]", "engines.0.tactic_sources.0: "),
@@ -37,18 +38,21 @@ NET = "configs/models/net.yaml"
         ("dla_managed_sram: 1MiB", "engines.0.dla_managed_sram: has no effect without dla_core"),
         (
             "exclude_lean_runtime: true",
-            "engines.0.exclude_lean_runtime: only a version-compatible engine contains a lean runtime; "
+            "engines.0.exclude_lean_runtime: only a version-compatible engine contains a lean "
+            "runtime; "
             "set version_compatible: true, or remove it",
         ),
         (
             "typing: strong, layer_precisions: [{layers: a, precision: fp32}]",
-            "engines.0.layer_precisions: a strongly typed engine takes the type of each layer from the graph; "
+            "engines.0.layer_precisions: a strongly typed engine takes the type of each layer "
+            "from the graph; "
             "remove it, or set typing: weak",
         ),
         ("quantization: explicit_", "engines.0.quantization: "),
         (
             "precision: fp16, quantization: explicit",
-            "engines.0.quantization: an fp16 engine has no quantizers in its graph, only int8 and fp8 engines do; "
+            "engines.0.quantization: an fp16 engine has no quantizers in its graph, only int8 "
+            "and fp8 engines do; "
             "set precision: int8, or remove it",
         ),
         (
@@ -57,27 +61,35 @@ NET = "configs/models/net.yaml"
         ),
         (
             "precision: int8, quantization: implicit, typing: strong",
-            "engines.0.quantization: a strongly typed engine takes types from the graph, so its builder cannot "
+            "engines.0.quantization: a strongly typed engine takes types from the graph, so its "
+            "builder cannot "
             "calibrate; set typing: weak, or quantization: explicit",
         ),
         (
             "precision: fp8, quantization: implicit",
-            "engines.0.quantization: builders calibrate int8 only, and the precision of this engine is fp8; "
+            "engines.0.quantization: builders calibrate int8 only, and the precision of this "
+            "engine is fp8; "
             "set quantization: explicit, or remove it",
         ),
         (
-            "precision: fp16, quantization: implicit, layer_precisions: [{layers: a, precision: fp32}]",
-            "engines.0.quantization: builders calibrate int8 only, and the precision of this engine is fp16; "
+            "precision: fp16, quantization: implicit, layer_precisions: [{layers: a, precision: "
+            "fp32}]",
+            "engines.0.quantization: builders calibrate int8 only, and the precision of this "
+            "engine is fp16; "
             "set precision: int8, or remove it",
         ),
         (
-            "precision: int8, quantization: explicit, layer_precisions: [{layers: a, precision: int8}]",
-            "engines.0.layer_precisions.0.precision: the quantizers of the graph decide which layers are int8; "
+            "precision: int8, quantization: explicit, layer_precisions: [{layers: a, precision: "
+            "int8}]",
+            "engines.0.layer_precisions.0.precision: the quantizers of the graph decide which "
+            "layers are int8; "
             "remove it, and choose layers with quantize.exclude and quantize.operators",
         ),
         (
-            "precision: fp16, quantization: implicit, layer_precisions: [{layers: a, precision: int8}]",
-            "engines.0.quantization: an engine with implicit quantization needs calibration data, but this model has no section "
+            "precision: fp16, quantization: implicit, layer_precisions: [{layers: a, precision: "
+            "int8}]",
+            "engines.0.quantization: an engine with implicit quantization needs calibration "
+            "data, but this model has no section "
             "calibration; add calibration: {data: {x: {",
         ),
         (
@@ -90,7 +102,8 @@ NET = "configs/models/net.yaml"
         ),
         (
             "typing: weak, weight_streaming: true",
-            "engines.0.weight_streaming: weight streaming needs a strongly typed engine; set typing: strong",
+            "engines.0.weight_streaming: weight streaming needs a strongly typed engine; set "
+            "typing: strong",
         ),
         ("network: hooks.py", "engines.0.network: "),
         (
@@ -100,11 +113,13 @@ NET = "configs/models/net.yaml"
         ("network: 'dodo.py:tweak'", "engines.0.network: dodo.py does not define tweak"),
         (
             "profiles: [{x: {values: {min: [1], opt: [1], max: [2]}}}]",
-            "engines.0.profiles.0.x.values: a range of values needs an input of fixed shape with at most one dimension",
+            "engines.0.profiles.0.x.values: a range of values needs an input of fixed shape "
+            "with at most one dimension",
         ),
         (
             "profiles: [{x: *X, s: {values: {min: [1], opt: [1], max: [2]}}}]",
-            "engines.0.profiles.0.s.values.min: expected 2 values, one per element of the input, found 1",
+            "engines.0.profiles.0.s.values.min: expected 2 values, one per element of the "
+            "input, found 1",
         ),
         (
             "profiles: [{x: *X, s: {values: {min: [1, 4], opt: [1, 3], max: [2, 8]}}}]",
@@ -116,7 +131,7 @@ NET = "configs/models/net.yaml"
         ),
     ],
 )
-def test_a_wrong_engine_is_told_with_its_place(project, fields, expected):
+def test_an_invalid_engine_is_located(project, fields, expected):
     fields = fields.replace("*X", "{min: [1, 4], opt: [2, 4], max: [4, 4]}")
     project.write(NET, f"""\
         model: net
@@ -131,7 +146,7 @@ def test_a_wrong_engine_is_told_with_its_place(project, fields, expected):
     assert any(error.startswith(f"{NET}:7:") and expected in error for error in errors), errors
 
 
-def test_a_right_engine_with_every_field_is_taken(project):
+def test_a_valid_engine_with_every_field_is_accepted(project):
     project.write("dodo.py", "def tweak(network, config): ...\n")
     project.write(NET, """\
         model: net

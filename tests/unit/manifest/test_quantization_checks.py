@@ -1,11 +1,11 @@
-"""What a manifest may ask of calibration and quantization: each mistake is one sentence with its place."""
+"""Errors in calibration and quantization, with their positions."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from test_bad_input import NET
+from test_manifest_errors import NET
 
 INT8 = "engines: [{backend: onnxruntime, name: e, precision: int8}]"
 FP8 = "engines: [{backend: onnxruntime, name: e, precision: fp8}]"
@@ -13,7 +13,8 @@ DATA = "data: {x: {random: normal}}"
 CASES = [
     (
         INT8,
-        "engines.0.precision: an int8 engine needs calibration data, but this model has no section calibration; "
+        "engines.0.precision: an int8 engine needs calibration data, but this model has no "
+        "section calibration; "
         "add calibration: {data: {x: {",
     ),
     (
@@ -30,7 +31,8 @@ CASES = [
     ),
     (
         f"{INT8}\ncalibration: {{{DATA}, percentile: 99.9}}",
-        "calibration.percentile: ignored by algorithm entropy; remove it, or set algorithm: percentile",
+        "calibration.percentile: ignored by algorithm entropy; remove it, or set algorithm: "
+        "percentile",
     ),
     (
         f"{INT8}\ncalibration: {{data: {{x: {{random: normal}}, y: {{random: normal}}}}}}",
@@ -38,7 +40,8 @@ CASES = [
     ),
     (
         f"{INT8}\ncalibration: {{data: {{x: {{images: data/none}}}}}}",
-        "calibration.data.x.images: folder data/none does not exist; paths are relative to the project",
+        "calibration.data.x.images: folder data/none does not exist; paths are relative to the "
+        "project",
     ),
     (
         f"{INT8}\ncalibration: {{data: {{x: {{python: none.py:f}}}}}}",
@@ -59,11 +62,13 @@ CASES = [
     ),
     (
         f"{INT8}\ncalibration: {{{DATA}}}\nquantize: {{tool: modelopt, per_channel: false}}",
-        "quantize.per_channel: not supported by ModelOpt; remove it, or use tool: builtin or onnxruntime",
+        "quantize.per_channel: not supported by ModelOpt; remove it, or use tool: builtin or "
+        "onnxruntime",
     ),
     (
         f"{INT8}\ncalibration: {{{DATA}, algorithm: percentile}}\nquantize: {{tool: modelopt}}",
-        "calibration.algorithm: algorithm percentile is not supported by ModelOpt; use entropy or minmax",
+        "calibration.algorithm: algorithm percentile is not supported by ModelOpt; use entropy "
+        "or minmax",
     ),
     (
         f"{INT8}\ncalibration: {{{DATA}}}\nquantize: {{operators: [Relu]}}",
@@ -88,7 +93,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("extra", "sentence"), CASES, ids=[sentence[:50] for _, sentence in CASES])
-def test_a_mistake_is_one_line(project, extra, sentence):
+def test_an_invalid_combination_is_one_line(project, extra, sentence):
     project.model(extra)
     [error] = project.errors()
     assert re.match(rf"{re.escape(NET)}:\d+:\d+: {re.escape(sentence)}", error), error
@@ -101,15 +106,15 @@ def test_a_batch_size_needs_a_dimension_to_set(project):
     )
     [error] = project.errors()
     assert (
-        'batch_size: the first dimension of input "x" has the fixed size 1, so the batch size cannot be'
-        in error
+        'batch_size: the first dimension of input "x" has the fixed size 1, so the batch size '
+        "cannot be" in error
     )
 
 
 @pytest.mark.parametrize(
     "fields", ["quantization: explicit, typing: weak", "quantization: explicit", "typing: strong"]
 )
-def test_explicit_quantizers_take_any_algorithm(project, fields):
+def test_explicit_quantizers_support_every_algorithm(project, fields):
     project.model(
         f"engines: [{{backend: tensorrt, name: e, precision: int8, {fields}}}]\n"
         f"calibration: {{{DATA}, algorithm: percentile}}"
@@ -117,14 +122,15 @@ def test_explicit_quantizers_take_any_algorithm(project, fields):
     assert project.load().models["net"].data["calibration"]["algorithm"] == "percentile"
 
 
-def test_two_engines_that_stumble_over_one_field_are_one_mistake(project):
+def test_a_field_invalid_for_two_engines_is_reported_once(project):
     project.model(
-        "engines: [{backend: onnxruntime, name: e, precision: fp8}, {backend: tensorrt_rtx, name: f, precision: fp8}]\n"
+        "engines: [{backend: onnxruntime, name: e, precision: fp8}, {backend: tensorrt_rtx, "
+        "name: f, precision: fp8}]\n"
         f"calibration: {{{DATA}}}\nquantize: {{tool: onnxruntime}}"
     )
     assert len(project.errors()) == 1
 
 
-def test_a_section_that_no_engine_needs_is_no_mistake(project):
+def test_unused_calibration_is_accepted(project):
     project.model(f"calibration: {{{DATA}}}")
     assert project.load().models["net"].data["calibration"]["batches"] == 8

@@ -1,9 +1,8 @@
-"""Every bad input that can be found when manifests are loaded: one line with file, line, column and the way out."""
+"""Errors found while loading manifests: one line with position and remedy."""
 
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -41,7 +40,8 @@ FIELDS = [
     ),
     (
         "export: {external_data: true}",
-        "6:10: export.external_data: ignored by exporter torchscript; remove it (the exporter decides by size)",
+        "6:10: export.external_data: ignored by exporter torchscript; remove it (the exporter "
+        "decides by size)",
     ),
     (
         "simplify: {tool: none, fuse: false}",
@@ -53,7 +53,8 @@ FIELDS = [
     ),
     (
         "export: {exporter: dynamo, export_params: false}",
-        "6:43: export.export_params: the dynamo exporter writes an invalid file without parameters; "
+        "6:43: export.export_params: the dynamo exporter writes an invalid file without "
+        "parameters; "
         "set keep_initializers_as_inputs: true as well",
     ),
     (
@@ -72,7 +73,8 @@ FIELDS = [
     ),
     (
         "engines: [{name: x}]",
-        "6:11: engines.0: the engine has no backend; add backend: onnxruntime, tensorrt or tensorrt_rtx, or use: PRESET",
+        "6:11: engines.0: the engine has no backend; add backend: onnxruntime, tensorrt or "
+        "tensorrt_rtx, or use: PRESET",
     ),
     (
         "engines: [{name: x, backend: onnxruntim}]",
@@ -118,7 +120,8 @@ FIELDS = [
     ),
     (
         "engines: [ort-cpu]\nbench: {baselines: [torch, torch_cuda_graph]}",
-        "7:28: bench.baselines.1: torch_cuda_graph needs a GPU, and no engine of this model runs on one; remove it",
+        "7:28: bench.baselines.1: torch_cuda_graph needs a GPU, and no engine of this model "
+        "runs on one; remove it",
     ),
     (
         "bench: {duration: 3 parsecs}",
@@ -158,7 +161,7 @@ FIELDS = [
 
 
 @pytest.mark.parametrize(("extra", "expected"), FIELDS, ids=[extra for extra, _ in FIELDS])
-def test_a_wrong_field_is_one_line(project, extra, expected):
+def test_an_invalid_field_is_one_line(project, extra, expected):
     project.model(extra)
     [error] = project.errors()
     assert error.startswith(f"{NET}:")
@@ -166,7 +169,7 @@ def test_a_wrong_field_is_one_line(project, extra, expected):
         assert error.startswith(f"{NET}:{expected}")
 
 
-def test_the_remaining_sentences(project):
+def test_whole_sentences(project):
     project.model("engines: [ort-cpu, ort-cpu]")
     [error] = project.errors()
     assert error.startswith(f'{NET}:6:20: engines.1: two engines of this model are named "ort-cpu"')
@@ -194,7 +197,8 @@ def test_the_remaining_sentences(project):
 INPUTS = [
     (
         "{shape: [n, 3]}",
-        'inputs.x.shape.0: dimension "n" is not declared in dims; add dims: {n: {min: …, opt: …, max: …}}',
+        'inputs.x.shape.0: dimension "n" is not declared in dims; add dims: {n: {min: …, opt: '
+        "…, max: …}}",
     ),
     (
         "{shape: [-1, 3]}",
@@ -236,7 +240,8 @@ INPUTS = [
     ),
     (
         "{shape: [3], data: {rnadom: normal}}",
-        "inputs.x.data: expected one of the fields random, npz, python, constant, images; did you mean random?",
+        "inputs.x.data: expected one of the fields random, npz, python, constant, images; did "
+        "you mean random?",
     ),
     ("{shape: [3], keyword: 3x}", "inputs.x.keyword: expected a word of letters, digits and _"),
     (
@@ -247,14 +252,14 @@ INPUTS = [
 
 
 @pytest.mark.parametrize(("tensor", "expected"), INPUTS, ids=[tensor for tensor, _ in INPUTS])
-def test_a_wrong_input_is_one_line(project, tensor, expected):
+def test_an_invalid_input_is_one_line(project, tensor, expected):
     project.write(NET, f"model: net\nsource: {{torchvision: resnet18}}\ninputs:\n  x: {tensor}\n")
     [error] = project.errors()
     assert error.startswith(f"{NET}:4:")
     assert f": {expected}" in error
 
 
-def test_a_second_input_with_the_same_keyword(project):
+def test_a_keyword_used_twice(project):
     project.write(
         NET,
         """\
@@ -266,7 +271,8 @@ def test_a_second_input_with_the_same_keyword(project):
         """,
     )
     assert project.errors() == [
-        f'{NET}:5:28: inputs.b.keyword: input "a" already has the keyword "image"; remove one of them'
+        f'{NET}:5:28: inputs.b.keyword: input "a" already has the keyword "image"; remove one of '
+        f"them"
     ]
 
 
@@ -284,10 +290,11 @@ def test_a_second_input_with_the_same_keyword(project):
         ("[n]", "dims: expected a map, found a list"),
     ],
 )
-def test_wrong_dims(project, dims, expected):
+def test_invalid_dims(project, dims, expected):
     project.write(
         NET,
-        f"model: net\nsource: {{torchvision: resnet18}}\ninputs: {{x: {{shape: [n]}}}}\ndims: {dims}\n",
+        f"model: net\nsource: {{torchvision: resnet18}}\ninputs: {{x: {{shape: [n]}}}}\ndims: "
+        f"{dims}\n",
     )
     errors = project.errors()
     assert any(error.startswith(f"{NET}:4:") and error.endswith(expected) for error in errors), (
@@ -298,7 +305,7 @@ def test_wrong_dims(project, dims, expected):
 @pytest.mark.parametrize(
     "name", ["a/b", "two words", "../up", "", ".hidden", "a:b", "naïve", "x" * 101]
 )
-def test_a_model_name_that_is_no_path_and_no_target(project, name):
+def test_an_invalid_model_name(project, name):
     project.write(
         NET, f'model: "{name}"\nsource: {{torchvision: r}}\ninputs: {{x: {{shape: [1]}}}}\n'
     )
@@ -310,7 +317,8 @@ def test_the_same_name_in_two_files(project):
     project.model()
     project.write("configs/models/sub/other.yaml", (project.root / NET).read_text())
     assert project.errors() == [
-        f'configs/models/sub/other.yaml:1:8: model: model "net" is already declared in {NET}; rename one of them'
+        f'configs/models/sub/other.yaml:1:8: model: model "net" is already declared in {NET}; '
+        f"rename one of them"
     ]
 
 
@@ -347,7 +355,7 @@ def test_the_same_name_in_two_files(project):
         "10-MB",
     ],
 )
-def test_a_broken_file(yaml_errors, content, expected):
+def test_an_unreadable_file(yaml_errors, content, expected):
     errors = yaml_errors(content)
     assert errors[0].startswith(NET)
     if expected is None:
@@ -357,12 +365,10 @@ def test_a_broken_file(yaml_errors, content, expected):
         assert expected in errors[0]
 
 
-def test_a_billion_laughs_ends_at_once(yaml_errors):
+def test_a_billion_laughs_is_refused(yaml_errors):
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30)]
-    started = time.perf_counter()
-    [error] = yaml_errors("\n".join(lines))
-    assert time.perf_counter() - started < 1
+    [error] = yaml_errors("\n".join(lines))  # the expansion of all aliases would never end
     assert "the aliases expand to more than 50000 values" in error
 
 
@@ -399,7 +405,8 @@ def test_export_options_of_an_onnx_source(project):
         ("{}", 'the profile has no range for the dynamic input "x"; add x: {min: […]'),
         (
             "{x: {min: [1,3,32,32], opt: [2,3,32,32], max: [64,3,32,32]}}",
-            "profiles.0.x.max: axis 0 (batch) is 64, outside the range 1 to 4 of dims.batch; widen dims",
+            "profiles.0.x.max: axis 0 (batch) is 64, outside the range 1 to 4 of dims.batch; "
+            "widen dims",
         ),
         (
             "{x: {min: [0,3,32,32], opt: [2,3,32,32], max: [4,3,32,32]}}",
@@ -411,13 +418,13 @@ def test_export_options_of_an_onnx_source(project):
         ),
     ],
 )
-def test_wrong_optimization_profiles(project, profile, expected):
+def test_invalid_optimization_profiles(project, profile, expected):
     project.model(f"engines: [{{use: rtx-fp16, profiles: [{profile}]}}]")
     errors = project.errors()
     assert any(error.startswith(f"{NET}:6:") and expected in error for error in errors), errors
 
 
-def test_a_profile_keeps_the_steps_of_a_dimension_and_one_size_for_each(project):
+def test_profiles_respect_multiple_of_and_shared_dimensions(project):
     manifest = """\
         model: net
         source: {torchvision: resnet18}
@@ -430,12 +437,14 @@ def test_a_profile_keeps_the_steps_of_a_dimension_and_one_size_for_each(project)
         """
     project.write(NET, manifest)
     assert project.errors() == [
-        f"{NET}:8:32: engines.0.profiles.0.x.opt: axis {axis} (n) is 10, but dims.n.multiple_of is 4; nearest: 8 or 12"
+        f"{NET}:8:32: engines.0.profiles.0.x.opt: axis {axis} (n) is 10, but dims.n.multiple_of "
+        f"is 4; nearest: 8 or 12"
         for axis in (0, 1)
     ]
     project.write(NET, manifest.replace("[10, 10]", "[8, 8]"))
     assert project.errors() == [
-        f"{NET}:8:45: engines.0.profiles.0.x.max: axis 1 (n) is 12, but axis 0 of x (also n) is 16; "
+        f"{NET}:8:45: engines.0.profiles.0.x.max: axis 1 (n) is 12, but axis 0 of x (also n) is "
+        f"16; "
         "give both the same size, or two names in dims"
     ]
     project.write(NET, manifest.replace("[10, 10]", "[8, 8]").replace("[16, 12]", "[12, 12]"))
@@ -515,7 +524,7 @@ def test_every_section_of_the_project_file_is_known(project):
     ]
 
 
-def test_everything_wrong_is_found_in_one_pass(project):
+def test_all_errors_are_reported_at_once(project):
     project.write("configs/project.yaml", "default: {}\n")
     project.write(
         "configs/engines.yaml", "bad: {backend: onnxruntime, spining: true}\nname-less: 3\n"
@@ -541,7 +550,7 @@ def test_everything_wrong_is_found_in_one_pass(project):
     ]
 
 
-def test_an_error_names_the_file_that_set_the_value(project):
+def test_an_error_names_the_file_of_the_value(project):
     project.write("configs/project.yaml", "defaults:\n  bench: {min_samples: 0}\n")
     project.write("configs/engines.yaml", "e: {backend: onnxruntime,\n  inter_op_threads: 0}\n")
     project.write("configs/common/base.yaml", "export:\n  opset: 3\n")
@@ -562,18 +571,18 @@ def test_a_broken_shared_file_is_reported_once(project):
     assert error.startswith("configs/engines.yaml:2:1: not valid YAML")
 
 
-def test_profiles_that_use_each_other(project):
+def test_presets_that_use_each_other(project):
     project.write("configs/engines.yaml", "a: {use: b}\nb: {use: a}\nc: {use: d}\n")
     errors = project.errors()
     assert (
-        "configs/engines.yaml:2:10: b.use: the engine preset uses itself: a → b → a; break the cycle"
-        in errors
+        "configs/engines.yaml:2:10: b.use: the engine preset uses itself: a → b → a; break the "
+        "cycle" in errors
     )
     assert 'configs/engines.yaml:3:10: c.use: unknown engine preset "d"; presets: a, b, c' in errors
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "dangling"])
-def test_a_manifest_that_is_no_file(project, kind):
+def test_a_manifest_that_is_not_a_regular_file(project, kind):
     path = project.root / "configs/models/odd.yaml"
     if kind == "fifo":
         os.mkfifo(path)
@@ -591,5 +600,6 @@ def test_a_project_without_models_folder(project):
     (project.root / "configs/models/.keep").unlink()
     (project.root / "configs/models").rmdir()
     assert project.errors() == [
-        "configs/models: cannot read the folder: no such file or directory; put one YAML file per model there"
+        "configs/models: cannot read the folder: no such file or directory; put one YAML file "
+        "per model there"
     ]

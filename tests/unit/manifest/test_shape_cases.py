@@ -36,7 +36,7 @@ def test_two_dimensions_get_different_odd_values() -> None:
     assert odd["rows"] != odd["columns"]
 
 
-def test_an_odd_value_that_the_manifest_names_is_used() -> None:
+def test_a_given_odd_value_is_used() -> None:
     assert shape_cases({"n": span(1, 8, 16, odd=7)})["odd"] == {"n": 7}
 
 
@@ -53,7 +53,7 @@ def test_concrete_shape_replaces_names() -> None:
 
 
 @given(st.dictionaries(st.sampled_from("abc"), spans(), max_size=3))
-def test_every_value_lies_in_its_range(dims: dict[str, DimRange]) -> None:
+def test_every_value_is_in_its_range(dims: dict[str, DimRange]) -> None:
     for values in (*shape_cases(dims).values(), example_dims(dims)):
         assert values.keys() == dims.keys()
         for name, value in values.items():
@@ -67,9 +67,7 @@ def test_every_value_lies_in_its_range(dims: dict[str, DimRange]) -> None:
     st.dictionaries(st.sampled_from("abc"), spans(), max_size=3),
     st.sets(st.sampled_from(["min", "opt", "max"])),
 )
-def test_no_shape_is_run_twice_and_none_that_was_asked_for_is_lost(
-    dims: dict[str, DimRange], wanted: set[str]
-) -> None:
+def test_no_shape_is_repeated_or_lost(dims: dict[str, DimRange], wanted: set[str]) -> None:
     shapes = list(shape_cases(dims, wanted).values())
     assert len(shapes) == len({tuple(shape.items()) for shape in shapes})
     for case in wanted:

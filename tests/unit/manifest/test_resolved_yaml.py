@@ -9,7 +9,7 @@ import pytest
 
 from buildsys.manifest.json_schema import schema_texts, write_schemas
 from buildsys.manifest.project import load_project
-from buildsys.manifest.show import resolved_text
+from buildsys.manifest.resolved_yaml import resolved_text
 from buildsys.manifest.yaml_reader import read_yaml
 
 ROOT = Path(__file__).parents[3]
@@ -46,7 +46,7 @@ def everything(project):
     return project
 
 
-def test_each_line_says_who_set_it(everything):
+def test_each_line_names_the_origin_of_its_value(everything):
     lines = resolved_text(everything.load().models["net-17"]).splitlines()
     by_field = {line.split(":")[0].strip("- "): line for line in lines}
     assert lines[0] == "# net-17, from configs/models/net.yaml"

@@ -1,4 +1,4 @@
-"""Toolchains that are declared wrongly, and engines that name one that is not there."""
+"""Errors in toolchains and in engines that name them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ENGINE = "engines: [{backend: onnxruntime, name: a, toolchain: %s}]\n"
         ("toolchain: {}\n", "1:1: toolchain: unknown field; did you mean toolchains?"),
     ],
 )
-def test_a_wrong_declaration_is_one_line(project, text, expected):
+def test_an_invalid_toolchain_is_one_line(project, text, expected):
     project.write(PROJECT, text)
     project.model()
     (error,) = project.errors()
@@ -59,26 +59,27 @@ def test_a_wrong_declaration_is_one_line(project, text, expected):
     [
         (
             "trt68",
-            'configs/models/net.yaml:6:54: engines.0.toolchain: unknown toolchain "trt68"; did you mean trt86?',
+            'configs/models/net.yaml:6:54: engines.0.toolchain: unknown toolchain "trt68"; did '
+            "you mean trt86?",
         ),
         ("torch", 'unknown toolchain "torch"; toolchains: trt86'),
         ("[trt86]", "engines.0.toolchain: expected a string, found a list"),
     ],
 )
-def test_an_engine_names_one_that_is_there(project, name, expected):
+def test_an_engine_with_an_unknown_toolchain(project, name, expected):
     project.write(PROJECT, GOOD)
     project.model(ENGINE % name)
     (error,) = project.errors()
     assert expected in error
 
 
-def test_without_any_it_says_where_they_are_declared(project):
+def test_an_unknown_toolchain_without_any_declared(project):
     project.model(ENGINE % "trt86")
     (error,) = project.errors()
     assert error.endswith('unknown toolchain "trt86"; declare it in configs/project.yaml')
 
 
-def test_a_profile_that_no_model_has_is_checked_too(project):
+def test_an_unused_preset_is_checked(project):
     project.write(PROJECT, GOOD)
     project.write("configs/engines.yaml", "trt: {backend: onnxruntime, toolchain: trt8}\n")
     project.model()
@@ -87,13 +88,13 @@ def test_a_profile_that_no_model_has_is_checked_too(project):
     assert error.endswith("did you mean trt86?")
 
 
-def test_a_broken_project_file_is_told_once(project):
+def test_a_broken_project_file_is_reported_once(project):
     project.write(PROJECT, "toolchains: {trt86: {}}\n")
     project.model(ENGINE % "trt86")
     assert len(project.errors()) == 1
 
 
-def test_a_model_has_those_that_its_engines_name(project):
+def test_a_model_has_the_toolchains_of_its_engines(project):
     project.write(PROJECT, GOOD + "defaults: {engines: [{backend: onnxruntime, name: a}]}\n")
     project.model(
         "engines: [{use: ort-cpu, toolchain: trt86}, ort-cpu]\n".replace(
@@ -109,7 +110,7 @@ def test_a_model_has_those_that_its_engines_name(project):
     assert [engine["toolchain"] for engine in models["net"].data["engines"]] == ["trt86", None]
 
 
-def test_an_interpreter_must_be_named(project):
+def test_python_is_required(project):
     project.write(PROJECT, "toolchains: {trt86: {}}\n")
     project.model()
     (error,) = project.errors()
@@ -117,7 +118,7 @@ def test_an_interpreter_must_be_named(project):
     assert "toolchains.trt86.python" in error
 
 
-def test_an_edited_interpreter_is_seen(project):
+def test_a_changed_interpreter_is_noticed(project):
     project.write(PROJECT, GOOD)
     project.model(ENGINE % "trt86")
     project.settle()

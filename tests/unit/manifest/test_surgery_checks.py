@@ -1,4 +1,4 @@
-"""Steps of surgery that cannot be: found when manifests are loaded, with file, line, column and the way out."""
+"""Errors in surgery steps, with position and remedy."""
 
 from __future__ import annotations
 
@@ -11,61 +11,87 @@ STEPS = [
     # the only step (it stands in line 8 from column 6 on), the error after the file's name
     ("{remove: Identity}", '8:14: surgery.0.remove: expected a list, found "Identity"'),
     ("{remove: []}", "8:14: surgery.0.remove: expected at least 1 entry, found an empty list"),
-    ('{remove: ["a b"]}', '8:15: surgery.0.remove.0: expected an operator such as Gelu, or with its domain such a'),
-    ("{removed: [Identity]}", "8:5: surgery.0: expected one of the fields function, rename, fix_dims, free_dims,"),
+    ('{remove: ["a b"]}',
+     '8:15: surgery.0.remove.0: expected an operator such as Gelu, or with its domain such a'),
+    ("{removed: [Identity]}",
+     "8:5: surgery.0: expected one of the fields function, rename, fix_dims, free_dims,"),
     ("{removed: [Identity]}", "; did you mean remove?"),
     ("remove", '8:5: surgery.0: expected a map, found "remove"'),
     ("{rename: {x: z}, cut: {outputs: [y]}}", "8:22: surgery.0.cut: unknown field"),
-    ("{rename: {x: z}, when: after_exprt}", 'surgery.0.when: unknown value "after_exprt"; did you mean after_ex'),
-    ("{rename: {xx: z}}", "8:15: surgery.0.rename.xx: unknown input or output \"xx\" at this step; did you mean x?"),
+    ("{rename: {x: z}, when: after_exprt}",
+     'surgery.0.when: unknown value "after_exprt"; did you mean after_ex'),
+    ("{rename: {xx: z}}",
+     "8:15: surgery.0.rename.xx: unknown input or output \"xx\" at this step; did you mean x?"),
     ("{rename: {x: z, y: z}}", "8:15: surgery.0.rename.x: two tensors would be named \"z\""),
-    ("{fix_dims: {bacth: 2}}", "8:17: surgery.0.fix_dims.bacth: no input has the dimension \"bacth\" at this step; did you mean batch?"),
-    ("{fix_dims: {batch: 9}}", "8:17: surgery.0.fix_dims.batch: 9 is outside the range of batch (1 to 4)"),
+    ("{fix_dims: {bacth: 2}}",
+     "8:17: surgery.0.fix_dims.bacth: no input has the dimension \"bacth\" at this step; did "
+     "you mean batch?"),
+    ("{fix_dims: {batch: 9}}",
+     "8:17: surgery.0.fix_dims.batch: 9 is outside the range of batch (1 to 4)"),
     ("{fix_dims: {batch: 0}}", "surgery.0.fix_dims.batch: expected at least 1, found 0"),
-    ("{free_dims: {x: {0: batch}}}", "8:22: surgery.0.free_dims.x.0: axis 0 of \"x\" is already dynamic (batch); remove it"),
-    ("{free_dims: {x: {4: batch}}}", "surgery.0.free_dims.x.4: axis 4 is outside the shape of \"x\" (4 dimensio"),
-    ("{free_dims: {x: {1: chanel}}}", "surgery.0.free_dims.x.1: dimension \"chanel\" is not declared in dims"),
-    ("{free_dims: {w: {0: batch}}}", "surgery.0.free_dims.w: unknown input or output \"w\" at this step; known: x, y"),
-    ("{free_dims: {x: {first: batch}}}", 'surgery.0.free_dims.x.first: expected an axis number, found "first"'),
+    ("{free_dims: {x: {0: batch}}}",
+     "8:22: surgery.0.free_dims.x.0: axis 0 of \"x\" is already dynamic (batch); remove it"),
+    ("{free_dims: {x: {4: batch}}}",
+     "surgery.0.free_dims.x.4: axis 4 is outside the shape of \"x\" (4 dimensio"),
+    ("{free_dims: {x: {1: chanel}}}",
+     "surgery.0.free_dims.x.1: dimension \"chanel\" is not declared in dims"),
+    ("{free_dims: {w: {0: batch}}}",
+     "surgery.0.free_dims.w: unknown input or output \"w\" at this step; known: x, y"),
+    ("{free_dims: {x: {first: batch}}}",
+     'surgery.0.free_dims.x.first: expected an axis number, found "first"'),
     ("{cut: {}}", "8:11: surgery.0.cut: expected inputs, outputs or both"),
     ("{cut: {inputs: {feat: {}}}}", "surgery.0.cut.inputs.feat: new input \"feat\" needs a shape"),
-    ("{cut: {inputs: {feat: {shape: [bch, 4]}}}}", "surgery.0.cut.inputs.feat: dimension \"bch\" is not declared in d"),
-    ("{cut: {inputs: {feat: {shape: [null, 4]}}}}", "surgery.0.cut.inputs.feat.shape: the shape of an input must be complete"),
-    ("{cast: {ids: int32}}", "8:13: surgery.0.cast.ids: unknown input \"ids\" at this step; inputs: x"),
+    ("{cut: {inputs: {feat: {shape: [bch, 4]}}}}",
+     "surgery.0.cut.inputs.feat: dimension \"bch\" is not declared in d"),
+    ("{cut: {inputs: {feat: {shape: [null, 4]}}}}",
+     "surgery.0.cut.inputs.feat.shape: the shape of an input must be complete"),
+    ("{cast: {ids: int32}}",
+     "8:13: surgery.0.cast.ids: unknown input \"ids\" at this step; inputs: x"),
     ("{cast: {x: float32}}", "8:13: surgery.0.cast.x: input \"x\" is already float32; remove it"),
     ("{cast: {x: in32}}", 'surgery.0.cast.x: unknown value "in32"; did you mean int32?'),
     ("{replace: {op: Gelu}}", "surgery.0.replace.function: required field is missing"),
-    (f'{{replace: {{op: Gelu, function: "{HOOK}", inlin: true}}}}', "surgery.0.replace.inlin: unknown field; did you"),
-    ('{replace: {op: "ns:Op", function: "a.py:f"}}', 'surgery.0.replace.op: expected an operator such as Gelu'),
-    (f'{{function: "{HOOK}", changes: numbers}}', "8:5: surgery.0: changes: numbers needs expected outputs"),
-    (f'{{function: "{HOOK}", reference: {{npz: a.npz}}}}', "surgery.0: reference has no effect without changes: num"),
+    (f'{{replace: {{op: Gelu, function: "{HOOK}", inlin: true}}}}',
+     "surgery.0.replace.inlin: unknown field; did you"),
+    ('{replace: {op: "ns:Op", function: "a.py:f"}}',
+     'surgery.0.replace.op: expected an operator such as Gelu'),
+    (f'{{function: "{HOOK}", changes: numbers}}',
+     "8:5: surgery.0: changes: numbers needs expected outputs"),
+    (f'{{function: "{HOOK}", reference: {{npz: a.npz}}}}',
+     "surgery.0: reference has no effect without changes: num"),
     (
         f'{{function: "{HOOK}", changes: numbers, reference: {{}}}}',
         "surgery.0.reference: expected either npz: FILE or python: FILE.py:CALLABLE",
     ),
-    (f'{{function: "{HOOK}", graph: proto}}', 'surgery.0.graph: unknown value "proto"; expected one of: onnx, graphsurge'),
+    (f'{{function: "{HOOK}", graph: proto}}',
+     'surgery.0.graph: unknown value "proto"; expected one of: onnx, graphsurge'),
     ("{function: plugins/hooks/hook.py}", 'surgery.0.function: expected a file and a callable s'),
-    ('{function: "plugins/hooks/hok.py:f"}', "8:16: surgery.0.function: file plugins/hooks/hok.py does not exist; did you mean ho"),
-    ('{function: "plugins/hooks/hook.py:chnge"}', "surgery.0.function: plugins/hooks/hook.py does not define chnge; did yo"),
+    ('{function: "plugins/hooks/hok.py:f"}',
+     "8:16: surgery.0.function: file plugins/hooks/hok.py does not exist; did you mean ho"),
+    ('{function: "plugins/hooks/hook.py:chnge"}',
+     "surgery.0.function: plugins/hooks/hook.py does not define chnge; did yo"),
     ('{function: "plugins/hooks/bad.py:f"}', "surgery.0.function: plugins/hooks/bad.py:1: "),
-    ('{replace: {op: Gelu, function: "plugins/hooks/hok.py:f"}}', "surgery.0.replace.function: file plugins/hooks/hok.py does not"),
+    ('{replace: {op: Gelu, function: "plugins/hooks/hok.py:f"}}',
+     "surgery.0.replace.function: file plugins/hooks/hok.py does not"),
     (
         f'{{function: "{HOOK}", changes: numbers, reference: {{npz: gone.npz}}}}',
         "surgery.0.reference.npz: file gone.npz does not exist",
     ),
     (
         f'{{function: "{HOOK}", inputs: {{z: {{shape: [batch]}}}}}}',
-        "surgery.0.inputs.z: input \"z\" is new, so its outputs cannot be compared with earlier ones; set changes: numbers",
+        "surgery.0.inputs.z: input \"z\" is new, so its outputs cannot be compared with earlier "
+        "ones; set changes: numbers",
     ),
     (
-        f'{{function: "{HOOK}", inputs: {{x: {{shape: [batch], dtype: int8, data: {{random: normal}}}}}}}}',
-        "surgery.0.inputs.x.data.random: cannot draw normal values of dtype int8; use random: integers",
+        f'{{function: "{HOOK}", inputs: {{x: {{shape: [batch], dtype: int8, data: '
+        f'{{random: normal}}}}}}}}',
+        "surgery.0.inputs.x.data.random: cannot draw normal values of dtype int8; use random: "
+        "integers",
     ),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("step", "expected"), STEPS)
-def test_a_step_that_cannot_be(project, step, expected):
+def test_an_invalid_step(project, step, expected):
     project.write("plugins/hooks/hook.py", "def change(graph): return graph\n")
     project.write("plugins/hooks/bad.py", "def f(:\n")
     project.model(f"outputs: {{y: {{}}}}\nsurgery:\n  - {step}\n")
@@ -74,7 +100,7 @@ def test_a_step_that_cannot_be(project, step, expected):
     assert all(error.startswith(f"{NET}:8:") for error in errors)
 
 
-def test_a_step_is_checked_on_the_names_that_the_steps_before_it_leave(project):
+def test_a_step_is_checked_against_the_names_left_by_previous_steps(project):
     project.model("""\
         outputs: {y: {}}
         surgery:
@@ -89,12 +115,12 @@ def test_a_step_is_checked_on_the_names_that_the_steps_before_it_leave(project):
     ]
 
 
-def test_names_of_outputs_that_nobody_declares_are_left_to_the_stage(project):
+def test_undeclared_outputs_are_not_checked(project):
     project.model("surgery:\n  - {rename: {whatever: z}}\n")
     assert list(project.load().models) == ["net"]
 
 
-def test_a_dimension_that_only_surgery_names_is_used(project):
+def test_a_dimension_named_only_by_surgery_is_used(project):
     project.model("""\
         surgery:
           - {cut: {inputs: {feat: {shape: [batch, 8, half]}}}}
@@ -108,7 +134,7 @@ def test_a_dimension_that_only_surgery_names_is_used(project):
     assert "is not used by any input" in project.errors()[0]
 
 
-def test_profiles_go_by_the_inputs_after_surgery(project):
+def test_profiles_are_checked_against_the_inputs_after_surgery(project):
     project.model("""\
         surgery:
           - {rename: {x: image}}

@@ -1,4 +1,4 @@
-"""Files that a manifest names and that are missing, elsewhere or not what was asked for."""
+"""Errors in files named by a manifest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ inputs: {{x: {{shape: [1]}}}}
         ("plugins/folder.py:make", "plugins/folder.py is not a regular file"),
     ],
 )
-def test_a_python_source_that_cannot_be(project, tmp_path_factory, callable_, expected):
+def test_an_invalid_python_source(project, tmp_path_factory, callable_, expected):
     outside = tmp_path_factory.mktemp("outside") / "x.py"
     outside.write_text("def make(): ...\n")
     (project.root / "link.py").symlink_to(outside)
@@ -55,19 +55,19 @@ def test_a_python_source_that_cannot_be(project, tmp_path_factory, callable_, ex
         "first, make = 1, 2",
     ],
 )
-def test_every_way_to_define_a_callable_counts(project, source):
+def test_every_form_of_definition_is_found(project, source):
     project.write("plugins/net.py", source)
     project.write(NET, PYTHON.format(callable="plugins/net.py:make"))
     assert list(project.load().models) == ["net"]
 
 
-def test_a_name_inside_a_function_is_no_callable(project):
+def test_a_name_inside_a_function_is_not_found(project):
     project.write("plugins/net.py", "def other():\n    make = 1\n    return lambda: make\n")
     project.write(NET, PYTHON.format(callable="plugins/net.py:make"))
     assert "does not define make" in project.errors()[0]
 
 
-def test_weights_of_another_digest(project):
+def test_weights_with_another_digest(project):
     weights = project.write("weights/net.pth", b"some weights")
     right, wrong = hashlib.sha256(weights.read_bytes()).hexdigest(), "f" * 64
     manifest = (
