@@ -262,14 +262,11 @@ def port_of(value: ValueInfoProto) -> TensorPort:
     if not value.type.HasField("tensor_type"):
         return {"name": value.name, "dtype": str(value.type.WhichOneof("value")), "shape": None}
     tensor = value.type.tensor_type
-    shape = [_size(dim) for dim in tensor.shape.dim] if tensor.HasField("shape") else None
+    shape: list[int | str | None] | None = None
+    if tensor.HasField("shape"):
+        dims = tensor.shape.dim
+        shape = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims]
     return {"name": value.name, "dtype": dtype_name(tensor.elem_type), "shape": shape}
-
-
-def _size(dim: Any) -> int | str | None:
-    if dim.HasField("dim_value"):
-        return int(dim.dim_value)
-    return str(dim.dim_param) or None
 
 
 def _graph_tensors(graph: GraphProto) -> Iterator[TensorProto]:

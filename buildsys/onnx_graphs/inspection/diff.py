@@ -49,27 +49,28 @@ def compare(first: PlainModel, second: PlainModel) -> dict[str, Any]:
 
 def compare_bodies(first: Body, second: Body) -> dict[str, Any]:
     """Return the differences of nodes, shapes and initializers."""
+
+    def difference(one: Body, other: Body) -> dict[str, Any]:
+        found = compare_bodies(one, other)
+        return found if _is_filled(found) else {}
+
     matching = Matching(first, second)
-    changes = {change.node: change for change in node_changes(matching, _difference)}
-    removed = [
-        removed_group(nodes, matching, changes) for nodes in regions(matching.removed, first)
-    ]
+    changes = {change.node: change for change in node_changes(matching, difference)}
+    gone = regions(matching.removed, first)
+    removed = [removed_group(nodes, matching, changes) for nodes in gone]
     added = [added_group(nodes, matching, removed) for nodes in regions(matching.added, second)]
     return {
         "gone": [group.as_json() for group in removed],
         "come": [group.as_json() for group in added],
         "changed": [change.as_json() for change in changes.values()],
-        "renamed": [{"from": node.label, "to": other.label, "operator": node.operator}
-                    for node, other in matching.nodes.items() if node.label != other.label],
+        "renamed": [
+            {"from": node.label, "to": other.label, "operator": node.operator}
+            for node, other in matching.nodes.items()
+            if node.label != other.label
+        ],
         "shapes": list(_shape_changes(matching)),
         "initializers": initializer_changes(first.initializers, second.initializers),
-    }  # fmt: skip
-
-
-def _difference(first: Body, second: Body) -> dict[str, Any]:
-    """Return the differences between two bodies, {} if they are equal."""
-    found = compare_bodies(first, second)
-    return found if _is_filled(found) else {}
+    }
 
 
 def _shape_changes(matching: Matching) -> Iterator[dict[str, Any]]:
@@ -118,14 +119,11 @@ def initializer_changes(
 
 
 def _ports(first: Body, second: Body, side: str) -> list[dict[str, Any]]:
-    found = []
-    names: tuple[tuple[str, ...], tuple[str, ...]] = getattr(first, side), getattr(second, side)
-    for name in dict.fromkeys((*names[0], *names[1])):
-        was = str(first.value(name)) if name in names[0] else None
-        now = str(second.value(name)) if name in names[1] else None
-        if was != now:
-            found.append({"name": name, "from": was, "to": now})
-    return found
+    ours, theirs = (
+        {name: str(body.value(name)) for name in getattr(body, side)} for body in (first, second)
+    )
+    changes = _mapping_changes(ours, theirs)
+    return [{"name": name, "from": was, "to": now} for name, (was, now) in changes.items()]
 
 
 def _mapping_changes(

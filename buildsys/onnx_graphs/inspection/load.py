@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -116,7 +116,13 @@ def content_digests(data: Path | None) -> Iterator[Digest]:
 
 def inline_digest(tensor: TensorProto) -> str:
     """Return the digest of type, shape and inline values."""
-    return _digest(tensor, _inline_values(tensor)) if tensor.data_type else ""
+    if not tensor.data_type:
+        return ""
+    if tensor.raw_data:
+        return _digest(tensor, tensor.raw_data)
+    if tensor.data_type == TensorProto.STRING:
+        return _digest(tensor, b"\0".join(tensor.string_data))
+    return _digest(tensor, numpy_helper.to_array(tensor).tobytes())
 
 
 def _digest(tensor: TensorProto, values: bytes | memoryview) -> str:
@@ -132,14 +138,6 @@ def _mapped(data: Path | None) -> Iterator[mmap.mmap | None]:
         return
     with data.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         yield mapped
-
-
-def _inline_values(tensor: TensorProto) -> bytes:
-    if tensor.raw_data:
-        return bytes(tensor.raw_data)
-    if tensor.data_type == TensorProto.STRING:
-        return b"\0".join(tensor.string_data)
-    return bytes(numpy_helper.to_array(tensor).tobytes())
 
 
 def _element_bits(data_type: int) -> int:
@@ -158,8 +156,13 @@ def _body(graph: GraphProto) -> Body:
         stored[one.name] = StoredTensor(
             one.name, f"sparse {one.dtype}", tuple(sparse.dims), one.bytes, one.digest
         )
-    listed = (port_of(value) for value in (*graph.value_info, *graph.input, *graph.output))
-    values = {port["name"]: Value(port["dtype"], _shape(port["shape"])) for port in listed}
+    values = {}
+    for port in map(port_of, (*graph.value_info, *graph.input, *graph.output)):
+        shape: Shape | None = None
+        if port["shape"] is not None:
+            sizes = (None if str(n).startswith(_INVENTED) else n for n in port["shape"])
+            shape = tuple(sizes)
+        values[port["name"]] = Value(port["dtype"], shape)
     return Body(
         inputs=tuple(value.name for value in graph.input if value.name not in stored),
         outputs=tuple(value.name for value in graph.output),
@@ -167,13 +170,6 @@ def _body(graph: GraphProto) -> Body:
         initializers=stored,
         values=values,
     )
-
-
-def _shape(shape: list[int | str | None] | None) -> Shape | None:
-    """Return a shape, with None for dimensions named by shape inference."""
-    if shape is None:
-        return None
-    return tuple(None if str(size).startswith(_INVENTED) else size for size in shape)
 
 
 def _function(function: FunctionProto) -> Function:
@@ -187,43 +183,34 @@ def _function(function: FunctionProto) -> Function:
 
 
 def _node(node: NodeProto) -> PlainNode:
-    constants = (tensor for attribute in node.attribute for tensor in _attribute_tensors(attribute))
+    bodies: dict[str, Body] = {}
+    constants: list[StoredTensor] = []
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            bodies[attribute.name] = _body(attribute.g)
+        for index, graph in enumerate(attribute.graphs):
+            bodies[f"{attribute.name}[{index}]"] = _body(graph)
+        single = attribute.type == AttributeProto.TENSOR
+        constants += map(_stored, [attribute.t] if single else attribute.tensors)
     return PlainNode(
         name=node.name,
         operator=operator_name(node),
         inputs=tuple(node.input),
         outputs=tuple(node.output),
         attributes={attribute.name: attribute_text(attribute) for attribute in node.attribute},
-        bodies=dict(_bodies(node)),
-        constants=tuple(_stored(tensor) for tensor in constants),
+        bodies=bodies,
+        constants=tuple(constants),
     )
-
-
-def _bodies(node: NodeProto) -> Iterator[tuple[str, Body]]:
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            yield attribute.name, _body(attribute.g)
-        for index, graph in enumerate(attribute.graphs):
-            yield f"{attribute.name}[{index}]", _body(graph)
-
-
-def _attribute_tensors(attribute: AttributeProto) -> Iterable[TensorProto]:
-    return [attribute.t] if attribute.type == AttributeProto.TENSOR else list(attribute.tensors)
 
 
 def _stored(tensor: TensorProto) -> StoredTensor:
     dtype = dtype_name(tensor.data_type) if tensor.data_type else "undefined"
-    return StoredTensor(
-        tensor.name, dtype, tuple(tensor.dims), stored_bytes(tensor), _digest_of(tensor)
-    )
-
-
-def _digest_of(tensor: TensorProto) -> str:
     if tensor.data_location == TensorProto.EXTERNAL:
-        return next(
-            (str(entry.value) for entry in tensor.external_data if entry.key == _DIGEST), ""
-        )
-    return inline_digest(tensor)
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        digest = entries.get(_DIGEST, "")
+    else:
+        digest = inline_digest(tensor)
+    return StoredTensor(tensor.name, dtype, tuple(tensor.dims), stored_bytes(tensor), digest)
 
 
 def attribute_text(attribute: AttributeProto) -> str:
@@ -237,13 +224,9 @@ def attribute_text(attribute: AttributeProto) -> str:
     if attribute.type in _NOT_SHOWN:
         return str(AttributeProto.AttributeType.Name(attribute.type)).lower()
     value = onnx.helper.get_attribute_value(attribute)
-    if isinstance(value, bytes):
-        return _cut(value.decode(errors="replace"))
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, (list, tuple)) or hasattr(value, "__len__"):
-        return _cut(f"[{', '.join(_entry(entry) for entry in value)}]")
-    return _cut(str(value))
+    if not isinstance(value, bytes) and hasattr(value, "__len__"):
+        return _cut(f"[{', '.join(map(_entry, value))}]")
+    return _cut(_entry(value))
 
 
 def _entry(value: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from onnx import ModelProto, inliner
@@ -50,19 +50,14 @@ def macs_summary(model: ModelProto, base: Mapping[str, int]) -> dict[str, Any]:
     if not first.is_complete:  # a partial total would look complete
         return {"formula": None, "operators": {}, "not_counted": missing}
     operators = {
-        operator: formula(_count_of(at, operator), sizes) for operator in sorted(first.by_operator)
+        name: formula(lambda dims, name=name: at(dims).by_operator[name], sizes)  # type: ignore[misc]
+        for name in sorted(first.by_operator)
     }
     return {
         "formula": formula(lambda dims: at(dims).total, sizes),
         "operators": operators,
         "not_counted": missing,
     }
-
-
-def _count_of(
-    at: Callable[[Mapping[str, int]], Macs], operator: str
-) -> Callable[[Mapping[str, int]], int]:
-    return lambda dims: at(dims).by_operator[operator]
 
 
 def macs_per_node(body: Body, outer: Lookup = nothing) -> Iterator[int | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -74,7 +74,8 @@ def node_macs(node: PlainNode, lookup: Lookup) -> int | None:
     """Return the count of one node, None if it is unknown."""
     count = _COUNTS.get(_plain(node.operator))
     if count is None:
-        return 0 if _is_known(node.operator) else None
+        is_onnx = "::" not in node.operator or node.operator.startswith("ai.onnx")
+        return 0 if is_onnx or _WITHOUT_MACS.fullmatch(node.operator) else None
     try:
         return count(_Shapes(node, lookup))
     except UnknownShapeError:
@@ -112,13 +113,11 @@ class _Shapes:
 
     def _shape(self, name: str) -> tuple[int, ...]:
         value = self._lookup(name)
-        if (
-            value is None
-            or value.shape is None
-            or not all(isinstance(size, int) for size in value.shape)
-        ):
+        shape = value.shape if value else None
+        sizes = tuple(size for size in shape or () if isinstance(size, int))
+        if shape is None or len(sizes) < len(shape):
             raise UnknownShapeError(name)
-        return tuple(int(size) for size in value.shape if size is not None)
+        return sizes
 
     def flag(self, name: str) -> bool:
         return self.node.attributes.get(name, "0") not in ("0", "")
@@ -126,10 +125,6 @@ class _Shapes:
 
 def _convolution(weights: int) -> Callable[[_Shapes], int]:
     return lambda shapes: product(shapes.of_output()) * product(shapes.of_input(weights)[1:])
-
-
-def _transposed_convolution(shapes: _Shapes) -> int:
-    return product(shapes.of_input(0)) * product(shapes.of_input(1)[1:])
 
 
 def _gemm(shapes: _Shapes) -> int:
@@ -177,7 +172,7 @@ def _attention(shapes: _Shapes) -> int:
 _COUNTS: Mapping[str, Callable[[_Shapes], int]] = {
     "Conv": _convolution(1), "FusedConv": _convolution(1), "NhwcFusedConv": _convolution(1),
     "ConvInteger": _convolution(1), "QLinearConv": _convolution(3), "DeformConv": _convolution(1),
-    "ConvTranspose": _transposed_convolution,
+    "ConvTranspose": lambda node: product(node.of_input(0)) * product(node.of_input(1)[1:]),
     "Gemm": _gemm, "FusedGemm": _gemm,
     "MatMul": _matrix_product, "FusedMatMul": _matrix_product, "MatMulInteger": _matrix_product,
     "QLinearMatMul": _matrix_product,
@@ -197,14 +192,6 @@ def _plain(operator: str) -> str:
     """Return the operator without the domain of ONNX or ONNX Runtime."""
     domain, _, name = operator.rpartition("::")
     return name if domain in ("", "com.microsoft", "com.microsoft.nchwc") else operator
-
-
-def _is_known(operator: str) -> bool:
-    return (
-        "::" not in operator
-        or operator.startswith("ai.onnx")
-        or bool(_WITHOUT_MACS.fullmatch(operator))
-    )
 
 
 def formula(
@@ -238,18 +225,13 @@ def evaluate(terms: Mapping[str, int], dims: Mapping[str, int]) -> int | None:
     """Return the value of a formula, None if a size is missing."""
     total = 0
     for term, factor in terms.items():
-        for name, power in _factors(term):
+        for part in filter(None, term.split("*")):
+            name, _, power = part.partition("^")
             if name not in dims:
                 return None
-            factor *= dims[name] ** power
+            factor *= dims[name] ** int(power or 1)
         total += factor
     return total
-
-
-def _factors(term: str) -> Iterable[tuple[str, int]]:
-    for part in filter(None, term.split("*")):
-        name, _, power = part.partition("^")
-        yield name, int(power or 1)
 
 
 def _interpolated(

@@ -51,22 +51,13 @@ class Matching:
 
     def _pair(self, node: PlainNode, other: PlainNode) -> None:
         self.nodes[node], self.back[other] = other, node
-        self.tensors.update(
-            (ours, theirs)
-            for ours, theirs in zip(node.outputs, other.outputs, strict=False)
-            if ours
-        )
+        pairs = zip(node.outputs, other.outputs, strict=False)
+        self.tensors.update((ours, theirs) for ours, theirs in pairs if ours)
 
     def _match_by_output(self) -> None:
+        producers = self.second.producers
         for node in self.first.nodes:
-            other = next(
-                (
-                    self.second.producers[name]
-                    for name in node.outputs
-                    if name in self.second.producers
-                ),
-                None,
-            )
+            other = next((producers[name] for name in node.outputs if name in producers), None)
             if other is not None and other not in self.back and _may_match(node, other):
                 self._pair(node, other)
 
@@ -81,9 +72,8 @@ class Matching:
         """Pair nodes with the same operator and inputs, by similarity."""
         waiting: dict[tuple[str, ...], list[PlainNode]] = {}
         for other in self.added:
-            waiting.setdefault((other.operator, *moving_inputs(other, self.second)), []).append(
-                other
-            )
+            key = (other.operator, *moving_inputs(other, self.second))
+            waiting.setdefault(key, []).append(other)
         before = len(self.nodes)
         for node in self.removed:
             taken = [self.tensors.get(name, "") for name in moving_inputs(node, self.first)]
@@ -111,18 +101,14 @@ class Matching:
         for taker in self.first.consumers.get(name, ()):
             other = self.nodes.get(taker)
             for port in (port for port, taken in enumerate(taker.inputs) if taken == name):
-                tensor = (
-                    other.inputs[port] if other is not None and port < len(other.inputs) else ""
-                )
+                tensor = other.inputs[port] if other and port < len(other.inputs) else ""
                 maker = self.second.producers.get(tensor)
                 found.add(maker if maker and maker.outputs.index(tensor) == at else None)
         return found.pop() if len(found) == 1 else None
 
     def _similarity(self, node: PlainNode, other: PlainNode) -> tuple[bool, bool]:
-        return (
-            node.attributes == other.attributes,
-            contents(node, self.first) == contents(other, self.second),
-        )
+        same_contents = contents(node, self.first) == contents(other, self.second)
+        return node.attributes == other.attributes, same_contents
 
 
 _EQUAL = (True, True)

@@ -75,17 +75,10 @@ def _without_weights(model: ModelProto) -> ModelProto:
     copy = ModelProto(
         ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions
     )
-    graph = model.graph
-    copy.graph.CopyFrom(
-        GraphProto(
-            name=graph.name,
-            node=graph.node,
-            input=graph.input,
-            output=graph.output,
-            value_info=graph.value_info,
-        )
-    )
-    for tensor in graph.initializer:
+    for field in ("node", "input", "output", "value_info"):
+        getattr(copy.graph, field).extend(getattr(model.graph, field))
+    copy.graph.name = model.graph.name
+    for tensor in model.graph.initializer:
         stub = copy.graph.initializer.add()
         if len(tensor.raw_data) > _STORED_IN_PLACE:
             stub.CopyFrom(

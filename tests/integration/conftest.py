@@ -1,0 +1,34 @@
+"""Check every stage result of the integration tests against the type of its result file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from buildsys.report.results.header import ResultHeader
+from buildsys.report.results.reader import RESULT_TYPES, parse
+from buildsys.workers.job import Job, StageResult
+from buildsys.workers.result_file import format_figures
+
+Run = Callable[[Job], StageResult]
+
+
+@pytest.fixture(autouse=True)
+def _typed_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stage, kind in RESULT_TYPES.items():
+        module = sys.modules.get(f"buildsys.stages.{stage}.stage")
+        if module is not None:
+            monkeypatch.setattr(module, "run", _checked(module.run, kind))
+
+
+def _checked(run: Run, kind: type[ResultHeader]) -> Run:
+    def checked(job: Job) -> StageResult:
+        result = run(job)
+        content = json.loads(format_figures(result.figures))
+        assert parse(content, kind) == content, f"{kind.__name__} does not fit"
+        return result
+
+    return checked
