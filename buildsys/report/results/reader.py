@@ -134,6 +134,8 @@ def _convert(value: Any, kind: Any) -> Any:
         return _without_wrong((name, _convert(entry, kind)) for name, entry, kind in fields)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
+        if type(value) in arguments:
+            return value
         choices = (_convert(value, choice) for choice in arguments)
         found = next((choice for choice in choices if choice is not _WRONG_TYPE), _WRONG_TYPE)
         return None if found is _WRONG_TYPE and NoneType in arguments else found

@@ -38,6 +38,13 @@ def test_text_of_a_number_is_a_number(value: Any, expected: str) -> None:
     assert read["passed"] is False
 
 
+@pytest.mark.parametrize("value", ["nan", 1, True, 0.5, None])
+def test_a_value_of_any_listed_type_is_unchanged(value: Any) -> None:
+    read = parse({"failures": [{"actual": value}]}, VerifyResult)["failures"][0]["actual"]
+    assert type(read) is type(value)
+    assert read == value
+
+
 def test_a_damaged_comparison_does_not_vanish() -> None:
     read = parse({"profiles": [7, {"profile": 1, "cases": {"opt": {"y": []}}}]}, VerifyResult)
     assert read == {"profiles": [{}, {"profile": 1, "cases": {"opt": {"y": {}}}}]}
