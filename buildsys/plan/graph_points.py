@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from buildsys.manifest.shape_cases import Dims, case_values, distinct_cases, representatives
+from buildsys.manifest.shape_cases import Dims, case_values, representatives
 from buildsys.manifest.surgery_interface import (
     AFTER_EXPORT,
     AFTER_SIMPLIFY,
@@ -54,20 +54,18 @@ class GraphPoint:
     inputs: Inputs  # shapes and dtypes
     dims: Mapping[str, Any]  # ranges of the dynamic dimensions
     values: Mapping[str, Dims]  # of every case, including cases with equal values
+    origins: Mapping[str, str]  # case -> the case that stands for its values, also in later graphs
     golden_folder: str
     golden_target: str  # writes the golden tensors
 
     def cases(self, wanted: Iterable[str] = ALL_CASES) -> dict[str, Dims]:
         """Return the ``wanted`` shape cases, each distinct shape once."""
-        return distinct_cases(self.values, wanted)
+        chosen = {self.origins[case] for case in wanted}
+        return {case: sizes for case, sizes in self.values.items() if case in chosen}
 
     def golden_cases(self) -> dict[str, Dims]:
         """Return all cases of ``dims`` and of explicit profiles."""
-        return distinct_cases(self.values, self.values)
-
-    def origins(self) -> dict[str, str]:
-        """Return the origin of each case of later graphs."""
-        return representatives(self.values)
+        return self.cases(self.values)
 
     def golden(self, cases: Iterable[str], prefix: str = "") -> dict[str, FileRef]:
         """Return the golden tensors of ``cases`` by role."""
@@ -96,13 +94,16 @@ def graph_points(spec: Spec) -> GraphPoints:
     if any(steps):
         dims = [_only(spec["dims"], names_in_shapes(found)) for found in inputs]
     values = _all_values(spec, inputs[-1], dims[-1])
+    own, origins = values, representatives(values)
     points, golden = [], (f"{name}/reference", f"reference:{name}")
     for (when, source), taken, found, spans in zip(chain, steps, inputs, dims, strict=True):
         graph = Graph(f"{name}/surgery/{when}", f"surgery:{name}:{when}") if taken else source
         if changes_golden(taken):
             golden = graph
-        own = {case: _only(sizes, spans) for case, sizes in values.items()}
-        points.append(GraphPoint(when, taken, source, graph, found, spans, own, *golden))
+        if any(steps):
+            own = {case: _only(sizes, spans) for case, sizes in values.items()}
+            origins = representatives(own)
+        points.append(GraphPoint(when, taken, source, graph, found, spans, own, origins, *golden))
     return GraphPoints(values, *points)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from buildsys.manifest.shape_cases import Dims, distinct_cases, example_dims
+from buildsys.manifest.shape_cases import Dims, example_dims
 from buildsys.plan.action import FileRef
 from buildsys.plan.custom_operators import CustomOperators, OperatorUse
 from buildsys.plan.engine_typing import (
@@ -133,19 +133,11 @@ class EnginePlan:
         cuda = ("cuda-bindings",) if self.on_gpu else ()
         self.toolchain_tools = ("python", "numpy", *cuda) if self.toolchain else ()
         self.backend_code = f"buildsys.backends.{self.backend}.backend"
-
-    @cached_property
-    def options(self) -> dict[str, Any]:
-        """Fields of the engine, except its name and limits."""
-        unused = ["name", "tolerance", "required", *([] if self.toolchain else ["toolchain"])]
-        return {field: value for field, value in self.spec.items() if field not in unused}
-
-    @cached_property
-    def files(self) -> dict[str, FileRef]:
-        """The engine's own files by role."""
+        unused = ("name", "tolerance", "required", *(() if self.toolchain else ("toolchain",)))
+        self.options = {field: value for field, value in spec.items() if field not in unused}
         suffix = "onnx" if self.backend == ONNXRUNTIME else "engine"
-        path = f"{self.model.name}/engine/{self.name}/engine.{suffix}"
-        return {
+        path = f"{model.name}/engine/{self.name}/engine.{suffix}"
+        self.files = {
             "engine": FileRef(path, optional=True),
             "engine.data": FileRef(f"{path}.data", optional=True),
         }
@@ -169,7 +161,7 @@ class EnginePlan:
         own = list(profile_values(spec, [self.spec], final.inputs, final.dims).values())
         wanted = spec["verify"]["cases"]
         wanted = [case for case, v in final.values.items() if case in wanted or v in own]
-        return distinct_cases(final.values, wanted)
+        return final.cases(wanted)
 
     @cached_property
     def loaded_operators(self) -> OperatorUse:

@@ -39,9 +39,8 @@ def plan_bench(model: ModelPlan, engine: EnginePlan) -> Action:
         tools += ["triton"] if "torch_compile" in engine.baselines else []
         environment.append("torch")
         if final.golden_folder != model.exported.golden_folder:  # the network's inputs differ
-            origins = model.exported.origins()
             for case in cases:
-                file = FileRef(f"{model.exported.golden_folder}/{origins[case]}.npz")
+                file = FileRef(f"{model.exported.golden_folder}/{model.exported.origins[case]}.npz")
                 inputs[f"network.case.{case}"] = file
             after.append(model.exported.golden_target)
     if graph := engine.baseline_graph:

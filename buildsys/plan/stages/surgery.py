@@ -27,7 +27,7 @@ def _plan(model: ModelPlan, before: GraphPoint, point: GraphPoint) -> Iterator[A
     spec, name, steps, when = model.spec, model.name, point.steps, point.when
     if not steps:
         return
-    origins, golden_changes = before.origins(), changes_golden(steps)
+    origins, golden_changes = before.origins, changes_golden(steps)
     cases: dict[str, dict[str, Any]] = {
         case: {"dims": model.case_values[case], "golden": origins[case]}
         for case in point.golden_cases()
