@@ -194,7 +194,7 @@ def test_the_manifest_of_the_readme_loads(tmp_path: Path) -> None:
     from buildsys.manifest.project import load_project
 
     blocks = re.findall(r"```(python|yaml)\n(.*?)```", README, flags=re.DOTALL)
-    files = re.findall(r"^`((?:plugins|configs)/\S+)`:", README, flags=re.MULTILINE)
+    files = re.findall(r"^`((?:plugins|configs)/\S+)` ", README, flags=re.MULTILINE)
     assert len(blocks) == len(files) == 2
     engines = ROOT / "configs" / "engines.yaml"
     for file, (_, text) in zip(
