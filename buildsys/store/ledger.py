@@ -86,24 +86,20 @@ class Ledger:
 
     def lookup(self, target: str, key: str) -> ActionRecord | None:
         """Return the record of a target under exactly this key."""
-        rows = self._db.read(f"{_SELECT_RECORD} AND key = ?", (target, key))
-        return _record(rows[0]) if rows else None
+        return next(iter(self._select("AND key = ?", target, key)), None)
 
     def latest(self, target: str) -> ActionRecord | None:
         """Return the most recent record of a target, whatever its key."""
-        rows = self._db.read(f"{_SELECT_RECORD} ORDER BY seq DESC LIMIT 1", (target,))
-        return _record(rows[0]) if rows else None
+        return next(iter(self._select("ORDER BY seq DESC LIMIT 1", target)), None)
 
     def records(self, target: str) -> list[ActionRecord]:
         """Return all readable records of a target, newest first."""
-        rows = self._db.read(f"{_SELECT_RECORD} ORDER BY seq DESC", (target,))
-        return [record for record in map(_record, rows) if record is not None]
+        return self._select("ORDER BY seq DESC", target)
 
     def outputs(self, target: str, key: str) -> tuple[str, Outputs] | None:
         """Return only status and outputs of a record, faster than ``lookup``."""
-        rows = self._db.read(
-            "SELECT status, outputs FROM records WHERE target = ? AND key = ?", (target, key)
-        )
+        select = "SELECT status, outputs FROM records WHERE target = ? AND key = ?"
+        rows = self._db.read(select, (target, key))
         found = _outputs(rows[0][1]) if rows else None
         return None if found is None else (rows[0][0], found)
 
@@ -148,12 +144,8 @@ class Ledger:
 
     def forget(self, target: str) -> None:
         """Drop all records of a target. Its files and history stay."""
-        self._db.write(
-            [
-                ("DELETE FROM records WHERE target = ?", (target,)),
-                ("INSERT OR REPLACE INTO forgotten VALUES (?)", (target,)),
-            ]
-        )
+        drop = ("DELETE FROM records WHERE target = ?", (target,))
+        self._db.write([drop, ("INSERT OR REPLACE INTO forgotten VALUES (?)", (target,))])
 
     def is_forgotten(self, target: str) -> bool:
         """Return True for a target not built since it was forgotten."""
@@ -166,6 +158,10 @@ class Ledger:
     def history(self, target: str, limit: int = 10) -> list[HistoryEntry]:
         """Return the last runs of a target, newest first."""
         return [HistoryEntry(*row) for row in self._db.read(_SELECT_HISTORY, (target, limit))]
+
+    def _select(self, clause: str, *values: str) -> list[ActionRecord]:
+        rows = self._db.read(f"{_SELECT_RECORD} {clause}", values)
+        return [record for record in map(_record, rows) if record is not None]
 
 
 def utc_now() -> str:

@@ -118,7 +118,7 @@ class Locks:
                 _write_holder(handle, target)
             yield
         finally:
-            _release(handle, signed=exclusive)
+            _release(handle)
 
     @contextmanager
     def _exclusive(self, path: Path, target: str, on_wait: OnWait) -> Iterator[bool]:
@@ -127,7 +127,7 @@ class Locks:
             _write_holder(handle, target)
             yield waited
         finally:
-            _release(handle, signed=True)
+            _release(handle)
 
     def _acquire(self, path: Path, on_wait: OnWait, *, shared: bool = False) -> tuple[int, bool]:
         """Return the open, locked file, and True after a wait."""
@@ -187,10 +187,9 @@ def _read_holder(handle: int) -> LockHolder | None:
         return None  # being written, or shared by several
 
 
-def _release(handle: int, *, signed: bool) -> None:
+def _release(handle: int) -> None:
     try:
-        if signed:
-            os.ftruncate(handle, 0)
+        os.ftruncate(handle, 0)
     finally:
         os.close(handle)
 

@@ -73,9 +73,8 @@ class Publisher:
         paths = [p for p in sorted(tree.rglob("*")) if p.is_file() and not p.is_symlink()]
         with _disk_errors("read the outputs"):
             in_threads = sum(map(_backdate, paths)) >= THREADS_FROM_BYTES
-            digests = run_all(
-                [partial(hash_file, str(path)) for path in paths], in_threads=in_threads
-            )
+            jobs = [partial(hash_file, str(path)) for path in paths]
+            digests = run_all(jobs, in_threads=in_threads)
         names = [path.relative_to(tree).as_posix() for path in paths]
         return dict(zip(names, digests, strict=True))
 
@@ -115,9 +114,8 @@ class Publisher:
         except OSError:
             return ""
         free = found.f_bavail * found.f_frsize
-        return (
-            f"the disk of {self._build} has {free >> 10} KiB left" if free < _LOW_DISK_BYTES else ""
-        )
+        note = f"the disk of {self._build} has {free >> 10} KiB left"
+        return note if free < _LOW_DISK_BYTES else ""
 
     def remove(self, names: Iterable[str]) -> None:
         """Delete published files."""

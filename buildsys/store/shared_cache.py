@@ -61,7 +61,7 @@ class SharedCache:
         try:
             return decode_record(content, target, key)
         except RecordError as error:
-            self._notify(f"the shared cache {self._shown_url} holds {path}, which {error}; ignored")
+            self._notify_ignored(path, str(error))
             return None
 
     def fetch(self, files: Iterable[OutputFile], store: Store) -> bool:
@@ -81,10 +81,7 @@ class SharedCache:
                         return error.cause
                 if not matches:
                     self._damaged.add(file.digest)
-                    self._notify(
-                        f"the shared cache {self._shown_url} holds {_object(file)}, "
-                        "which does not match its digest; ignored"
-                    )
+                    self._notify_ignored(_object(file), "does not match its digest")
                     return False
             return True
 
@@ -147,13 +144,15 @@ class SharedCache:
             self._turn_off(f"could not {attempt}: {problems[0]}")
         return results[0] if results else None
 
+    def _notify_ignored(self, path: str, problem: str) -> None:
+        self._notify(f"the shared cache {self._shown_url} holds {path}, which {problem}; ignored")
+
     def _turn_off(self, problem: str) -> None:
         with self._guard:
             first, self._off = not self._off, True
         if first:
-            self._notify(
-                f"the shared cache {self._shown_url} {problem}; this run goes on without it"
-            )
+            problem = f"the shared cache {self._shown_url} {problem}"
+            self._notify(f"{problem}; this run goes on without it")
 
     def _connect(self) -> _Connection:
         with self._guard:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +25,8 @@ BUSY_TIMEOUT_S = 30.0
 Row = tuple[Any, ...]
 Statement = tuple[str, Sequence[Any]]
 T = TypeVar("T")
+# a lock of our own lets threads share a connection
+_connect = partial(sqlite3.connect, check_same_thread=False, isolation_level=None)
 
 TABLES = """
 CREATE TABLE file_digests (
@@ -78,16 +81,12 @@ class StateDb:
         with self._guard:
             if self._read_only is None:
                 try:
-                    return self._attempt(
-                        lambda connection: connection.execute(query, values).fetchall()
-                    )
+                    return self._attempt(lambda db: db.execute(query, values).fetchall())
                 except StageError:
-                    try:
-                        # commits that a killed process left in the write-ahead log are not seen:
-                        # their targets are stale until the file can be written
+                    # commits that a killed process left in the write-ahead log are not seen:
+                    # their targets are stale until the file can be written
+                    with contextlib.suppress(sqlite3.Error):
                         self._read_only = _open_read_only(self.path, "mode=ro&immutable=1")
-                    except sqlite3.Error:
-                        self._read_only = None
                     if self._read_only is None:
                         raise
             return self._read_only.execute(query, values).fetchall()
@@ -140,9 +139,7 @@ class StateDb:
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            connection = sqlite3.connect(
-                self.path, timeout=BUSY_TIMEOUT_S, check_same_thread=False, isolation_level=None
-            )
+            connection = _connect(self.path, timeout=BUSY_TIMEOUT_S)
             try:
                 connection.execute("PRAGMA synchronous=NORMAL")
                 if not _has_tables(connection):
@@ -238,12 +235,7 @@ class ReadOnlyStateDb(StateDb):
 
 def _open_read_only(path: Path, mode: str) -> sqlite3.Connection:
     """Open a database of this version. Raises: sqlite3.Error: it is missing, damaged or empty."""
-    connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?{mode}",
-        uri=True,
-        check_same_thread=False,
-        isolation_level=None,
-    )
+    connection = _connect(f"{path.absolute().as_uri()}?{mode}", uri=True)
     try:
         if not _has_tables(connection):
             raise sqlite3.DatabaseError("it has no tables")
@@ -254,7 +246,7 @@ def _open_read_only(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def _empty() -> sqlite3.Connection:
-    connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+    connection = _connect(":memory:")
     with contextlib.closing(connection.executescript(TABLES)):
         return connection
 
