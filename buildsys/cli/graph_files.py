@@ -174,7 +174,17 @@ class GraphFiles:
     def _at_revision(self, name: str, action: Action, revision: str) -> GraphFile:
         from buildsys.cli.reachable_builds import builds_of
 
-        found = builds_of(self._project, revision, action.target, self._records)
+        def records(target: str) -> list[ActionRecord]:
+            """Return the builds of a target, recorded or stored, newest first."""
+            found = {record.key: record for record in stored.get(target, ())}
+            found |= {record.key: record for record in self._ledger.records(target)}
+            passed = (record for record in found.values() if record.status == PASSED)
+            return sorted(passed, key=lambda record: record.started, reverse=True)
+
+        stored: dict[str, list[ActionRecord]] = {}
+        for one in self._store.actions():
+            stored.setdefault(one.record.target, []).append(one.record)
+        found = builds_of(self._project, revision, action.target, records)
         if found is None:
             raise UsageError(f"{revision} has no target {action.target}")
         graphs = [record for record in found if graph_ref(action) in record.files]
@@ -184,20 +194,6 @@ class GraphFiles:
                 f"`git switch --detach {revision}` and `doit {action.target}` build it",
             )
         return self._stored(name, action, graphs[0])
-
-    def _records(self, target: str) -> list[ActionRecord]:
-        """Return the builds of a target, recorded or stored, newest first."""
-        found = {record.key: record for record in self._all_stored.get(target, ())}
-        found |= {record.key: record for record in self._ledger.records(target)}
-        passed = (record for record in found.values() if record.status == PASSED)
-        return sorted(passed, key=lambda record: record.started, reverse=True)
-
-    @cached_property
-    def _all_stored(self) -> dict[str, list[ActionRecord]]:
-        found: dict[str, list[ActionRecord]] = {}
-        for stored in self._store.actions():
-            found.setdefault(stored.record.target, []).append(stored.record)
-        return found
 
     def _stored(self, name: str, action: Action, record: ActionRecord) -> GraphFile:
         ref, built = graph_ref(action), f"{name} was built {time_ago(record.started)}"

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -241,19 +242,17 @@ class Session:
         Raises: UsageError: a name matches nothing.
         """
         chosen: set[str] = set()
+        sessions = (self, *others)
         for name in names or ["build"]:
-            found = {target for session in (self, *others) for target in session._matching(name)}
+            if "*" in name:
+                targets = (target for session in sessions for target in session.actions)
+                found = {target for target in targets if fnmatchcase(target, name)}
+            else:
+                found = {target for session in sessions for target in session.members(name)}
             if not found and name != "build":
-                raise _unknown_target(name, (self, *others))
+                raise _unknown_target(name, sessions)
             chosen |= found
         return chosen
-
-    def _matching(self, name: str) -> list[str]:
-        if "*" not in name:
-            return self.members(name)
-        from fnmatch import fnmatchcase
-
-        return [target for target in self.actions if fnmatchcase(target, name)]
 
     def explain(self, targets: Iterable[str]) -> dict[str, Explanation]:
         """Return the state of targets and dependencies, in build order."""

@@ -6,7 +6,7 @@ to date are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from buildsys.cli.session import Session
@@ -56,9 +56,15 @@ def select(session: Session, requested: Requested) -> Selection | None:
             targets.update(dict.fromkeys(session.actions.of(model)))
     up_to_date = dict.fromkeys(target for model in whole for target in fresh.get(model, ()))
     up_to_date.update(dict.fromkeys(one for one in needed if model_of(one) in fresh))
-    return Selection(
-        groups, _in_plan_order(session, targets), [one for one in up_to_date if one not in targets]
-    )
+    used = set(map(model_of, targets))
+    ordered = [
+        target
+        for model in session.project.models
+        if model in used
+        for target in session.actions.of(model)
+        if target in targets
+    ]
+    return Selection(groups, ordered, [one for one in up_to_date if one not in targets])
 
 
 def _whole_models(session: Session, name: str) -> list[str] | None:
@@ -68,10 +74,3 @@ def _whole_models(session: Session, name: str) -> list[str] | None:
     if not colon:
         return list(session.project.models)
     return [model] if model in session.project.models else None
-
-
-def _in_plan_order(session: Session, targets: Iterable[str]) -> list[str]:
-    wanted = set(targets)
-    models = {model_of(target) for target in wanted}
-    planned = (model for model in session.project.models if model in models)
-    return [target for model in planned for target in session.actions.of(model) if target in wanted]

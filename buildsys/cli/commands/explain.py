@@ -33,7 +33,9 @@ class Explain(ProjectCommand):
         if options["json"]:
             print_json({"schema": SCHEMA, "targets": [explanation_json(one) for one in found]})
             return 0
-        print_rows(_rows(session, found, by_name=bool(names)), [_summary(found)])
+        counts = [(sum(one.state == s for one in found), s) for s in (STALE, MAY_RERUN, FRESH)]
+        summary = ", ".join(f"{count} {state}" for count, state in counts if count)
+        print_rows(_rows(session, found, by_name=bool(names)), [summary or "no targets"])
         return 0
 
 
@@ -94,8 +96,3 @@ def _how_built(last: LastRun) -> str:
     return text + (
         f"; reason: {summarize_reasons(last.reasons, _SHOWN_CAUSES)}" if last.reasons else ""
     )
-
-
-def _summary(found: Sequence[Explanation]) -> str:
-    counts = [(sum(one.state == s for one in found), s) for s in (STALE, MAY_RERUN, FRESH)]
-    return ", ".join(f"{count} {state}" for count, state in counts if count) or "no targets"

@@ -97,7 +97,14 @@ def _describe(
     tensors = document["tensors"]
     if options["node"]:
         nodes = [
-            {**node, "tensors": {name: _tensor(node, name, tensors) for name in _ends(node)}}
+            {
+                **node,
+                "tensors": {
+                    name: _tensor(node, name, tensors)
+                    for name in (*node["inputs"], *node["outputs"])
+                    if name
+                },
+            }
             for node in _nodes_named(document, options["node"])
         ]
         return {**head, "nodes": nodes}, [line for node in nodes for line in _node_lines(node)]
@@ -158,10 +165,6 @@ def _nodes_named(document: Document, name: str) -> list[Document]:
 def _unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     error = unknown_name(kind, name, known, "`--nodes` lists all nodes and their tensors")
     return UsageError(f"the graph has no {kind} {name!r}", error.hint)
-
-
-def _ends(node: Document) -> list[str]:
-    return [name for name in (*node["inputs"], *node["outputs"]) if name]
 
 
 def _tensor(node: Document, name: str, tensors: Document) -> Any:

@@ -112,7 +112,10 @@ def operator_table(state: Path) -> dict[str, Any]:
     except (OSError, ValueError):  # missing, or cut off
         table = _read_registries()
     try:
-        _keep(file, json.dumps(table))
+        replace_file(file, json.dumps(table).encode())
+        tables = sorted(file.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        for old in tables[:-_KEPT_TABLES]:
+            old.unlink(missing_ok=True)
     except OSError as error:
         sys.stderr.write(f"the table cannot be cached: {file}: {error.strerror}\n")
     return table
@@ -127,13 +130,6 @@ def _read_registries() -> dict[str, Any]:
         raise StageError(f"cannot read the registries: {done.problem}", hint)
     table: dict[str, Any] = done.json()
     return table
-
-
-def _keep(file: Path, text: str) -> None:
-    replace_file(file, text.encode())
-    tables = sorted(file.parent.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for old in tables[_KEPT_TABLES:]:
-        old.unlink(missing_ok=True)
 
 
 def _registrations(project: Project | None) -> dict[str, list[str]]:

@@ -99,7 +99,8 @@ class Reporter:
         with self._lock:
             if fail.get_name() == "UnmetDependency":
                 unmet = fail.message.split()
-                failed = [one for one in unmet if self._status(one) == "failed"]
+                known = [one for one in unmet if one in self._lines]
+                failed = [one for one in known if self._lines[one].status == "failed"]
                 line.reason = f"needs {', '.join(failed or unmet[:1])}"
                 return
             finished = self.session.finished.get(task.name)
@@ -182,10 +183,6 @@ class Reporter:
         from buildsys.cli.stale_outputs import report_failure
 
         return report_failure(self.session, dict.fromkeys(models))
-
-    def _status(self, target: str) -> str:
-        line = self._lines.get(target)
-        return line.status if line else ""
 
     def _progress(self, target: str, message: str) -> None:
         if target in self._lines:

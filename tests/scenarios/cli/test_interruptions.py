@@ -1,4 +1,4 @@
-"""Runs that are ended from outside, workers that hang, and servers that hang."""
+"""Interrupted runs, and workers and servers that hang."""
 
 from __future__ import annotations
 
@@ -52,6 +52,13 @@ def test_a_signal_ends_a_run_and_the_next_goes_on(
     assert worker not in processes_marked(ready.mark)
     ready.let_go()
     check_goes_on(ready, Ran(code, out, err).passed)
+
+
+def test_ctrl_c_while_the_dodo_file_is_loaded_ends_with_130(ready: ReadyProject) -> None:
+    dodo = ready.root / "dodo.py"
+    dodo.write_text(f"import signal\n\nsignal.raise_signal(signal.SIGINT)\n{dodo.read_text()}")
+    assert ready.doit() == Ran(130, "", "")
+    assert not (ready.root / "build").exists()
 
 
 @pytest.mark.timeout(120)

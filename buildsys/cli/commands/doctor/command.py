@@ -73,7 +73,12 @@ def check_machine(root: Path, *, as_json: bool) -> int:
         print_json({"schema": SCHEMA, "findings": [check.as_json() for check in checks]})
     else:
         summary = f"{broken} broken" if broken else "nothing that this project needs is broken"
-        print_rows(map(_row, checks), [summary + (f"; {missing} missing" if missing else "")])
+        rows = []
+        for check in checks:
+            name = check.name if check.kind == check.name else f"{check.kind} {check.name}"
+            details = [f"→ {check.remedy}"] if check.remedy and check.state != OK else []
+            rows.append(Row(check.state, name, details, note=check.text))
+        print_rows(rows, [summary + (f"; {missing} missing" if missing else "")])
     return needs.exit_code or (_FOUND_BROKEN if broken else 0)
 
 
@@ -167,9 +172,3 @@ def _required_engines(
             if found.problem:
                 text = f"required, but cannot be built here: {found.problem}"
                 yield Check("engine", engine.name, BROKEN, text, found.remedy)
-
-
-def _row(check: Check) -> Row:
-    name = check.name if check.kind == check.name else f"{check.kind} {check.name}"
-    details = [f"→ {check.remedy}"] if check.remedy and check.state != OK else []
-    return Row(check.state, name, details, note=check.text)
