@@ -1,9 +1,9 @@
-"""Random manifests and random edits, built step by step: the same as clean builds, and no needless run.
+"""Incremental builds of random manifests and edits equal clean builds, without needless runs.
 
-The graph, keys, snapshots, ledger, locks and publishing are the real ones. Each stage is stood in for by a function
-that makes outputs of all that the real one would read: its options, its inputs, the user's files. It reads the weights
-with torch, and loses some of what it read, so that outputs often come out as they were. Reasons are told by a model
-that knows the table of docs/keys.md and nothing of keys: manifest sections, contents of files, outputs.
+Planning, keys, ledger, locks and publishing are real. Each stage is replaced by a function that
+derives its outputs from everything that the real stage reads: options, inputs, the user's files.
+It reads weights with torch and drops some of the information, so that outputs often stay the same.
+A model of the lists in docs/keys.md, without keys, predicts which targets may run.
 """
 
 from __future__ import annotations
@@ -107,9 +107,10 @@ def manifest(world: World) -> dict[str, Any]:
         "verify": {"fp16": {"rtol": world["fp16"]}},
         "bench": {"duration": world["duration"], "baselines": world["baselines"]},
         "engines": [
-            {**ENGINES[name], "name": name, **(extra if name == "ort" else {})} for name in world["engines"]
+            {**ENGINES[name], "name": name, **(extra if name == "ort" else {})}
+            for name in world["engines"]
         ],
-    }  # fmt: skip
+    }
 
 
 def write_files(root: Path, world: World) -> None:
@@ -185,7 +186,7 @@ def digest(path: Path) -> str:
 
 
 class Model:
-    """Tells from the table which targets may run: those of which something is new since their outputs were made."""
+    """Predicts from docs/keys.md which targets may run: those with new contents."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -205,8 +206,14 @@ class Model:
         return {name: digest(path) for name, path in paths.items() if path.exists()}
 
     def _state(self, spec: Mapping[str, Any], action: Action, world: World) -> str:
-        return json.dumps([list(self._of_part(part, spec, action, world)) for part in PARTS if part.stage in
-                           ("*", action.stage)], sort_keys=True)  # fmt: skip
+        return json.dumps(
+            [
+                list(self._of_part(part, spec, action, world))
+                for part in PARTS
+                if part.stage in ("*", action.stage)
+            ],
+            sort_keys=True,
+        )
 
     def _of_part(
         self, part: Any, spec: Mapping[str, Any], action: Action, world: World
@@ -229,14 +236,20 @@ class Model:
             return [{name: digest(path) for name, path in inputs.items() if path.exists()}]
         if part.origin == "plan":
             return [sorted(ref.path for ref in (*action.inputs.values(), *action.outputs.values()))]
-        sections = [spec if name == "*" else self._section(spec, name, action) for name in
-                    re.findall("`([^`]+)`", part.origin)]  # fmt: skip
+        sections = [
+            spec if name == "*" else self._section(spec, name, action)
+            for name in re.findall("`([^`]+)`", part.origin)
+        ]
         return sections if "network" not in part.label or network else []
 
     def _section(self, spec: Mapping[str, Any], name: str, action: Action) -> Any:
         if name == "engines":  # a target knows its own engine only
-            return [engine for engine in spec["engines"] if action.variant in (engine["name"], engine["precision"])
-                    and action.stage != "convert"]  # fmt: skip
+            return [
+                engine
+                for engine in spec["engines"]
+                if action.variant in (engine["name"], engine["precision"])
+                and action.stage != "convert"
+            ]
         if name == "verify" and action.stage == "convert":
             return [spec["verify"]["cases"], spec["verify"][action.variant]]
         if (
@@ -247,12 +260,12 @@ class Model:
 
 
 def build(root: Path, world: World, model: Model | None = None) -> tuple[dict[str, str], list[str]]:
-    """Bring everything up to date as doit would, in order; return the key of every target, and what ran."""
+    """Bring everything up to date in doit's order; return all keys and what ran."""
     spec, actions = plan(world)
-    pool = StandIns()
+    pool: Any = StandIns()
     state = root / ".buildsys"
     store = Store(state / "store")
-    executor = Executor(root, root / "build", state, actions, pool=pool, store=store)  # type: ignore[arg-type]
+    executor = Executor(root, root / "build", state, actions, pool=pool, store=store)
     for target, action in actions.items():
         expected = model is None or model.may_run(spec, action, world)
         if not executor.is_fresh(target):
@@ -299,7 +312,7 @@ def damage(root: Path, how: str, number: int) -> None:
     first=PLAIN | {"engines": ["ort", "half"], "data": {"npz": "data/x.npz"}},
     steps=EACH_ALONE + DAMAGE,
 )
-def test_building_step_by_step_gives_what_a_clean_build_gives(
+def test_incremental_builds_equal_clean_builds(
     first: World, steps: list[list[tuple[str, Any]]]
 ) -> None:
     folder = Path(tempfile.mkdtemp(prefix="buildsys-property-"))

@@ -81,7 +81,7 @@ RERUNS = dict(read_reruns())
 
 @dataclass
 class Bench:
-    """The project, a copy of our package that is digested in its place, and a folder for made-up distributions."""
+    """The project, a copy of our package to digest, and a folder for fake distributions."""
 
     project: KeyProject
     package: Path
@@ -209,13 +209,19 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "touch": touch_everything,
     "saved again": lambda bench, patch: bench.project.save_weights(0.0, epoch=3),
     "ops function": in_file("plugins/ops/swish.py", "from onnx", "# a comment\nfrom onnx"),
-    "ops body": in_file("plugins/ops/swish.py", '("Relu", ["x"]', '("Max", ["x"], ["a"]), ("Relu", ["a"]'),
-    "ops header": in_file("plugins/ops/ort_custom_op.h", "#include <stddef.h>", "/* a comment */\n#include <stddef.h>"),
+    "ops body": in_file(
+        "plugins/ops/swish.py", '("Relu", ["x"]', '("Max", ["x"], ["a"]), ("Relu", ["a"]'
+    ),
+    "ops header": in_file(
+        "plugins/ops/ort_custom_op.h", "#include <stddef.h>", "/* a comment */\n#include <stddef.h>"
+    ),
     "ops source": lambda bench, patch: bench.project.append(
         "plugins/ops/clamp_swish.c", "int another_symbol(void) { return 1; }\n"
     ),
     "ops flags": in_file(CUSTOM, "[-lm, -march=native]", "[-lm, -march=native, -DUNUSED]"),
-    "plugin": in_file("plugins/ops/twice_plugin.py", "class TwiceCreator", "# a comment\nclass TwiceCreator"),
+    "plugin": in_file(
+        "plugins/ops/twice_plugin.py", "class TwiceCreator", "# a comment\nclass TwiceCreator"
+    ),
     "plugin module": in_file("plugins/ops/plugin_bases.py", "ALL =", "# a comment\nALL ="),
     "ops reference": in_file(CUSTOM, "plugins/ops/swish.py:swish", "plugins/ops/swish.py:again"),
     "ops use": in_file(CUSTOM, "use: {onnxruntime: library}", "use: {onnxruntime: function}"),
@@ -230,11 +236,19 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "surgery limits": in_manifest("rtol: 1.0e-4", "rtol: 2.0e-4", CUT),
     "surgery seed": in_manifest("seed: 0", "seed: 1", CUT),
     "surgery file": lambda bench, patch: bench.project.save_onnx(5.0, "cut"),
-    "surgery reference": lambda bench, patch: bench.project.append("plugins/hooks/truth.py", "# a comment\n"),
+    "surgery reference": lambda bench, patch: bench.project.append(
+        "plugins/hooks/truth.py", "# a comment\n"
+    ),
     "hook": lambda bench, patch: bench.project.append("plugins/hooks/double.py", "# a comment\n"),
-    "hook module": lambda bench, patch: bench.project.append("plugins/lib/constants.py", "# a comment\n"),
-    "network hook": lambda bench, patch: bench.project.append("plugins/hooks/network.py", "# a comment\n"),
-    "network hook module": lambda bench, patch: bench.project.append("plugins/lib/sizes.py", "# a comment\n"),
+    "hook module": lambda bench, patch: bench.project.append(
+        "plugins/lib/constants.py", "# a comment\n"
+    ),
+    "network hook": lambda bench, patch: bench.project.append(
+        "plugins/hooks/network.py", "# a comment\n"
+    ),
+    "network hook module": lambda bench, patch: bench.project.append(
+        "plugins/lib/sizes.py", "# a comment\n"
+    ),
     "hook library": library("hooked_tool"),
     "env hook": variable("HOOKED_SCALE"),
     "module": lambda bench, patch: bench.project.append("plugins/lib/blocks.py", "# a comment\n"),
@@ -253,10 +267,16 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "seed": in_manifest("seed: 0", "seed: 1"),
     "keyword": in_manifest("data: {npz: data/x.npz}", "keyword: x, data: {npz: data/x.npz}"),
     "symbolic opset": in_manifest("opset: 9}]", "opset: 10}]"),
-    "symbolic file": lambda bench, patch: bench.project.append("plugins/lib/written.py", "# a comment\n"),
+    "symbolic file": lambda bench, patch: bench.project.append(
+        "plugins/lib/written.py", "# a comment\n"
+    ),
     "translation": in_manifest("py:linear", "py:other", "configs/models/traced.yaml"),
-    "translation file": lambda bench, patch: bench.project.append("plugins/translations/linear.py", "# a comment\n"),
-    "declared output": in_manifest("y: {shape: [batch, 3]}", "y: {shape: [batch, 3], dtype: float32}"),
+    "translation file": lambda bench, patch: bench.project.append(
+        "plugins/translations/linear.py", "# a comment\n"
+    ),
+    "declared output": in_manifest(
+        "y: {shape: [batch, 3]}", "y: {shape: [batch, 3], dtype: float32}"
+    ),
     "data key": in_manifest("npz: data/x.npz", "npz: data/x.npz, key: x"),
     "span": in_manifest("min: 1, opt: 2, max: 4", "min: 3, opt: 3, max: 5"),
     "range": in_manifest("max: 4", "max: 8"),
@@ -269,11 +289,19 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "verify cases": in_manifest("verify: {", "verify: {cases: [min, max], "),
     "precision": in_manifest("precision: fp16", "precision: bf16"),
     "spinning": in_manifest("name: ort}", "name: ort, spinning: false}"),
-    "profiles": in_manifest("name: rtx}", "name: rtx, profiles: [{x: {min: [1, 4], opt: [3, 4], max: [4, 4]}}]}"),
-    "pin": in_manifest("name: trt}", f"name: trt, timing_cache: {{pin: {'ab' * 32}}}}}", "configs/models/given.yaml"),
+    "profiles": in_manifest(
+        "name: rtx}", "name: rtx, profiles: [{x: {min: [1, 4], opt: [3, 4], max: [4, 4]}}]}"
+    ),
+    "pin": in_manifest(
+        "name: trt}",
+        f"name: trt, timing_cache: {{pin: {'ab' * 32}}}}}",
+        "configs/models/given.yaml",
+    ),
     "required": in_manifest("name: ort}", "name: ort, required: true}"),
     "bench": in_manifest("duration: 20ms", "duration: 30ms"),
-    "bench gpu": in_manifest("duration: 20ms", "cuda_graph: [false, true], in_flight: 2, duration: 20ms"),
+    "bench gpu": in_manifest(
+        "duration: 20ms", "cuda_graph: [false, true], in_flight: 2, duration: 20ms"
+    ),
     "bench baselines": in_manifest("baselines: [torch]", "baselines: [torch, onnxruntime]"),
     "description": lambda bench, patch: bench.project.append(NET, "description: a net\n"),
     "env torch": variable("ATEN_CPU_CAPABILITY", "default"),
@@ -284,11 +312,28 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "env gpu": variable("NVIDIA_TF32_OVERRIDE", "0"),
     "env speed": variable("OMP_NUM_THREADS"),
     "env other": other_variables,
-    "python": lambda bench, patch: patch.setattr(versions.platform, "python_version_tuple", lambda: ("3", "99", "0")),
-    **{name: library(name.replace("-", "_")) for name in (
-        "torch", "torchvision", "numpy", "onnx", "onnxruntime", "onnxsim", "onnxslim", "onnxscript", "onnx-ir",
-        "sympy", "tensorrt", "tensorrt_rtx", "onnx-graphsurgeon", "pillow",
-    )},
+    "python": lambda bench, patch: patch.setattr(
+        versions.platform, "python_version_tuple", lambda: ("3", "99", "0")
+    ),
+    **{
+        name: library(name.replace("-", "_"))
+        for name in (
+            "torch",
+            "torchvision",
+            "numpy",
+            "onnx",
+            "onnxruntime",
+            "onnxsim",
+            "onnxslim",
+            "onnxscript",
+            "onnx-ir",
+            "sympy",
+            "tensorrt",
+            "tensorrt_rtx",
+            "onnx-graphsurgeon",
+            "pillow",
+        )
+    },
     "user library": library("keyed_tool", requires="Requires-Dist: keyed-base>1\n"),
     "other libraries": library("doit", "pydantic", "protobuf", "rich"),
     "toolchain library": lambda bench, patch: bench.project.lent.relabel("onnxruntime", "99.9"),
@@ -304,7 +349,7 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "code backend": code("backends/tensorrt_rtx/backend.py"),
     "code quantize": code("stages/quantize/insert_qdq.py"),
     "code front": code("execution/executor.py", "workers/client/pool.py"),
-}  # fmt: skip
+}
 
 
 # Rebuilt for real, besides edits with effects downstream: no change at all, equal outputs from
@@ -432,7 +477,7 @@ def test_each_part_makes_its_stage_stale(
     assert by_it <= found.ran
 
 
-def test_the_tables_are_complete(bench: Bench) -> None:
+def test_the_lists_are_complete(bench: Bench) -> None:
     assert RERUNS.keys() == EDITS.keys()
     assert {edit for part in PARTS for edit in part.edits} <= EDITS.keys()
     assert {part.stage for part in PARTS} == {*Stage.__args__, "*"}
@@ -446,7 +491,7 @@ def test_the_tables_are_complete(bench: Bench) -> None:
         assert used or part.label == "env:*", f"no key has {part.label} of {part.stage}"
 
 
-def test_every_field_of_an_action_is_in_the_key_or_said_not_to_be() -> None:
+def test_every_field_of_an_action_is_known_to_be_in_the_key_or_not() -> None:
     in_key = {
         "target",
         "options",
@@ -475,7 +520,7 @@ def test_every_field_of_an_action_is_in_the_key_or_said_not_to_be() -> None:
     assert set(Action.__dataclass_fields__) == in_key | elsewhere
 
 
-def test_a_digest_that_the_file_has_no_more_is_found_though_the_tensors_are_the_same(
+def test_a_file_with_another_digest_than_the_manifest_is_stale_and_fails(
     bench: Bench,
 ) -> None:
     with bench.project.restored(), pytest.MonkeyPatch.context() as patch:
@@ -492,7 +537,7 @@ def test_a_digest_that_the_file_has_no_more_is_found_though_the_tensors_are_the_
             bench.project.build()
 
 
-def test_after_a_row_of_edits_all_is_as_a_clean_build_makes_it(bench: Bench) -> None:
+def test_a_series_of_edits_gives_the_outputs_of_a_clean_build(bench: Bench) -> None:
     project = bench.project
     with project.restored(), pytest.MonkeyPatch.context() as patch:
         for edits in (

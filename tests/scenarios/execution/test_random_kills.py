@@ -1,7 +1,7 @@
-"""``kill -9`` of a random process at a random moment, again and again, on a real project that changes in between.
+"""Repeated ``kill -9`` of a random process at a random moment, on a project that changes in between.
 
-Five kills by default; ``BUILDSYS_LONG_TESTS=1`` makes it 240, ``BUILDSYS_KILLS`` any number. ``BUILDSYS_KILL_SEED``
-repeats the choices of an earlier run, which prints its seed; the moments then differ by what the machine does.
+There are five kills by default, 240 with ``BUILDSYS_LONG_TESTS=1``, or ``BUILDSYS_KILLS``. A run
+prints its seed; ``BUILDSYS_KILL_SEED`` repeats its choices, though not the exact moments.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Ordeal:
         return f"{model}: {what}"
 
     def run_and_kill(self) -> tuple[Ran, str]:
-        """Run doit and kill one process of its tree; return how it went and what was killed, "" for nothing."""
+        """Run doit and kill one process of its tree; return the result and the killed process."""
         arguments = self.choice.choice([(), ("-n", "2"), ("-n", "2", "--continue")])
         process = self.project.start(*arguments)
         time.sleep(self.choice.uniform(0, self.usual_s))
@@ -128,7 +128,7 @@ class Ordeal:
         return fresh
 
     def finish(self, fresh: set[str]) -> None:
-        """Check that the next run goes on where the killed one stopped, and that all is right in the end."""
+        """Check that the next run continues the killed one and ends up to date."""
         began = time.monotonic()
         done = self.project.doit(*self.choice.choice([(), ("-n", "2")]))
         self.usual_s = 0.8 * self.usual_s + 0.2 * (time.monotonic() - began)
@@ -171,7 +171,7 @@ class Ordeal:
         self.spoilt.add(hashlib.sha256(content).hexdigest())
 
     def _check_whole(self) -> None:
-        """Check that every file in sight is one that some clean build has, unless it was edited by hand."""
+        """Check that every file is that of a clean build, unless it was edited by hand."""
         for path in self.build.rglob("*"):
             name = path.relative_to(self.build).as_posix()
             if (
@@ -234,14 +234,14 @@ def clean_builds(root: Path, runtime: Path) -> dict[State, Contents]:
 
 
 @pytest.mark.timeout(3600 if KILLS > 20 else 300)
-def test_nothing_that_is_killed_leaves_anything_half(ordeal: Ordeal) -> None:
+def test_a_kill_never_leaves_partial_outputs(ordeal: Ordeal) -> None:
     print(f"BUILDSYS_KILL_SEED={SEED}")
     began = time.monotonic()
     while ordeal.killed.total() < KILLS:
         changed = ordeal.change()
         ran, what = ordeal.run_and_kill()
         print(
-            f"{time.monotonic() - began:6.1f} s  {changed}; killed: {what or 'nothing'}; exit code {ran.code}"
+            f"{time.monotonic() - began:6.1f} s  {changed}; killed: {what or 'nothing'}; {ran.code}"
         )
         fresh = ordeal.check_after(ran, what)
         if ordeal.choice.random() < 0.6:

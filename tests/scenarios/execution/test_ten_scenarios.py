@@ -1,6 +1,6 @@
-"""The ten scenarios in which build systems go wrong, each with real processes and real stages.
+"""Ten scenarios in which build systems go wrong, with real processes and real stages.
 
-``ran`` are the targets that were brought up to date: ``passed`` those made anew, ``restored`` those from the store.
+``ran`` are all targets brought up to date, ``passed`` the rebuilt and ``restored`` the restored ones.
 """
 
 from __future__ import annotations
@@ -20,14 +20,25 @@ pytestmark = pytest.mark.timeout(120)
 ALL = targets("a")
 UP_TO_DATE = Ran(0, "everything is up to date (8 targets)\n", "")
 MANIFEST = "configs/models/a.yaml"
-BEHIND_SIMPLIFY = {"validate:a", "engine:a:ort", "verify:a:ort", "bench:a:ort", "report:a"}
+DOWNSTREAM_OF_SIMPLIFY = {"validate:a", "engine:a:ort", "verify:a:ort", "bench:a:ort", "report:a"}
 
 
-def finish(process: subprocess.Popen[str], timeout_s: float = 60) -> Ran:
-    """Wait for a process: one that never ends fails the test."""
+def finish(process: subprocess.Popen[str], timeout_s: float = 60, printed: str = "") -> Ran:
+    """Wait for a process and fail if it never ends; ``printed`` is what was read of its output."""
     out, err = process.communicate(timeout=timeout_s)
     assert "Traceback" not in out + err
-    return Ran(process.returncode, out, err)
+    return Ran(process.returncode, printed + out, err)
+
+
+def read_until(process: subprocess.Popen[str], start: str) -> str:
+    """Return the output up to a line with this start, byte by byte so that nothing else is read."""
+    assert process.stdout is not None
+    printed = b""
+    while not printed.endswith(b"\n") or not printed.splitlines()[-1].startswith(start.encode()):
+        character = os.read(process.stdout.fileno(), 1)
+        assert character, printed
+        printed += character
+    return printed.decode()
 
 
 def check_right_and_fresh(project: ReadyProject) -> None:
@@ -92,7 +103,7 @@ def test_3_a_field_goes_there_and_back_and_there(ready_built: ReadyProject) -> N
         ready_built.edit(MANIFEST, f"tool: {old}", f"tool: {new}")
         again = ready_built.doit()
         assert again.code == 0
-        assert again.ran == {"simplify:a", *BEHIND_SIMPLIFY}
+        assert again.ran == {"simplify:a", *DOWNSTREAM_OF_SIMPLIFY}
         if new in built:
             assert again.restored == again.ran
             assert contents(ready_built.root / "build") == built[new]
@@ -143,7 +154,7 @@ def test_5_an_input_is_edited_while_a_stage_runs(ready_built: ReadyProject) -> N
         ),  # to the same bytes
         ("name: ort", "name: ort, tolerance: {rtol: 0.5}", {"verify:a:ort", "report:a"}),
         ("outputs:", "description: shown in the report\noutputs:", {"report:a"}),
-        ("tool: onnxsim", "tool: none", {"simplify:a", *BEHIND_SIMPLIFY}),
+        ("tool: onnxsim", "tool: none", {"simplify:a", *DOWNSTREAM_OF_SIMPLIFY}),
     ],
 )
 def test_6_an_option_is_changed(
@@ -205,22 +216,16 @@ def test_9_three_at_once_build_each_target_once(ready: ReadyProject) -> None:
     first = ready.start()
     wait_until(lambda: ready.is_held, 60, "the first one is at work")
     others = [ready.start("-n", "2"), ready.start()]
-    time.sleep(1)  # by now they wait
+    printed = [read_until(process, "waits        reference:a  ") for process in others]
     ready.let_go()
-    ran = [finish(process) for process in (first, *others)]
+    ran = [finish(first)]
+    ran += [finish(process, printed=text) for process, text in zip(others, printed, strict=True)]
     assert [one.code for one in ran] == [0, 0, 0]
     assert Counter(target for one in ran for target in one.passed) == Counter(ALL)
     assert (ready.root / "calls").read_text().split() == ["min", "opt", "max", "odd"]
-    told = [
-        line
-        for one in ran[1:]
-        for line in one.out.splitlines()
-        if line.startswith("waits        reference:a  ")
-    ]
-    assert len(told) == 2
-    assert all(
-        f"for process {first.pid} on " in line and "(reference:a, since " in line for line in told
-    )
+    for text in printed:
+        assert f"for process {first.pid} on " in text
+        assert "(reference:a, since " in text
     check_right_and_fresh(ready)
 
 
@@ -237,7 +242,10 @@ def test_10_a_worker_is_killed_under_n_2(ready: ReadyProject, go_on: bool) -> No
     ready.let_go()
     killed = finish(process)
     assert killed.code == 2
-    sentence = "the worker of reference:a was killed by signal 9 (SIGKILL), probably because memory ran out"
+    sentence = (
+        "the worker of reference:a was killed by signal 9 (SIGKILL), "
+        "probably because memory ran out"
+    )
     assert killed.out.count(f"{sentence}; full log: build/a/reference/reference.log\n") == 1
     done_of_a = {"export:a", "simplify:a", "engine:a:ort"}
     if go_on:

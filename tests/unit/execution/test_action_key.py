@@ -51,14 +51,18 @@ def typed(value: Any) -> Any:
 
 def mutations(options: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     """Draw options that are near to the given ones: most differences are in one place."""
-    moved = [{f"{outer}.{inner}": value} for outer, item in options.items() if isinstance(item, dict)
-             for inner, value in item.items()]  # fmt: skip
+    moved = [
+        {f"{outer}.{inner}": value}
+        for outer, item in options.items()
+        if isinstance(item, dict)
+        for inner, value in item.items()
+    ]
     wrapped = [{name: [value]} for name, value in options.items()]
     return st.sampled_from([{"": options}, {**options, "": {}}, *moved, *wrapped]) | OPTIONS
 
 
 @given(st.data())
-def test_different_options_never_flatten_alike(data: st.DataObject) -> None:
+def test_different_options_never_flatten_to_the_same_leaves(data: st.DataObject) -> None:
     one = data.draw(OPTIONS)
     other = data.draw(mutations(one))
     assume(typed(one) != typed(other))
@@ -66,7 +70,7 @@ def test_different_options_never_flatten_alike(data: st.DataObject) -> None:
 
 
 @given(OPTIONS)
-def test_equal_options_flatten_alike_in_any_order(options: dict[str, Any]) -> None:
+def test_equal_options_flatten_to_the_same_leaves_in_any_order(options: dict[str, Any]) -> None:
     reordered = dict(reversed(list(options.items())))
     assert flatten_options(options) == flatten_options(reordered)
     assert digest_parts("t", flatten_options(options)) == digest_parts(
@@ -138,7 +142,7 @@ def test_a_file_without_a_digest_is_absent() -> None:
     }
 
 
-def test_changes_are_told_in_the_order_of_interest() -> None:
+def test_changes_are_ordered_by_kind() -> None:
     old = {
         "code:buildsys.x": "a",
         "config:export.opset": "17",
@@ -146,8 +150,14 @@ def test_changes_are_told_in_the_order_of_interest() -> None:
         "input:m/a": "absent",
         "same": "1",
     }
-    new = {"code:buildsys.x": "b", "config:export.opset": "18", "tool:torch": "2.10", "input:m/a": "d", "same": "1",
-           "config:extra": "true"}  # fmt: skip
+    new = {
+        "code:buildsys.x": "b",
+        "config:export.opset": "18",
+        "tool:torch": "2.10",
+        "input:m/a": "d",
+        "same": "1",
+        "config:extra": "true",
+    }
     assert [change.label for change in changed_parts(old, new)] == [
         "config:export.opset",
         "config:extra",

@@ -1,4 +1,4 @@
-"""What an executor builds and what it does not, what it tells, and what a failure leaves."""
+"""Executor: rebuilt targets, reported outcomes, and the effects of failures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def why(executor: Executor, target: str) -> str:
     return summarize_reasons(executor.examine(target).reasons)
 
 
-# --- what is rebuilt, and what is not ----------------------------------------------------------------
+# --- rebuilds ---
 
 
 def test_the_first_run_builds_all_and_the_second_nothing(root: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_touch_builds_nothing(root: Path) -> None:
     assert build(root) == []
 
 
-def test_a_source_behind_the_source_is_noticed(root: Path) -> None:
+def test_a_change_in_an_imported_module_is_noticed(root: Path) -> None:
     build(root)
     (root / "blocks.py").write_text("width = 2\n")
     assert build(root) == ALL
@@ -89,7 +89,7 @@ def test_changed_content_under_the_old_modification_time_is_noticed(root: Path) 
 
 @pytest.mark.parametrize("name", [MODEL, "m/export/export.json"])
 @pytest.mark.parametrize("stored", [True, False])
-def test_an_edited_output_is_put_right(root: Path, name: str, *, stored: bool) -> None:
+def test_an_edited_output_is_restored_or_rebuilt(root: Path, name: str, *, stored: bool) -> None:
     build(root)
     good = published(root)
     if not stored:
@@ -104,7 +104,7 @@ def test_an_edited_output_is_put_right(root: Path, name: str, *, stored: bool) -
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_a_deleted_output_is_put_back(root: Path, *, stored: bool) -> None:
+def test_a_deleted_output_is_restored_or_rebuilt(root: Path, *, stored: bool) -> None:
     build(root)
     if not stored:
         shutil.rmtree(root / ".buildsys/store")
@@ -114,7 +114,7 @@ def test_a_deleted_output_is_put_back(root: Path, *, stored: bool) -> None:
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_a_deleted_build_folder_is_put_back(root: Path, *, stored: bool) -> None:
+def test_a_deleted_build_folder_is_restored_or_rebuilt(root: Path, *, stored: bool) -> None:
     build(root)
     good = published(root)
     if not stored:
@@ -166,7 +166,7 @@ def test_a_forgotten_target_is_restored_again_once_it_has_been_built(root: Path)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone", "record"])
-def test_a_damaged_store_costs_a_rebuild_and_is_told(
+def test_a_damaged_store_costs_a_rebuild_and_a_warning(
     root: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build(root)
@@ -188,7 +188,7 @@ def test_a_damaged_store_costs_a_rebuild_and_is_told(
         damage == "flip"
     )
     (root / "build" / MODEL).unlink()
-    assert build(root) == []  # what was built anew is in the store again
+    assert build(root) == []  # the rebuilt outputs are in the store again
 
 
 def test_an_edit_in_the_build_folder_does_not_reach_the_store(root: Path) -> None:
@@ -222,7 +222,7 @@ def test_two_projects_may_share_a_store(root: Path, tmp_path: Path) -> None:
     assert published(other).keys() >= published(root).keys()
 
 
-def test_a_store_that_cannot_be_written_is_told_once(
+def test_a_read_only_store_causes_one_warning(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (root / "store").write_text("a file where a folder belongs")
@@ -235,7 +235,7 @@ def test_a_store_that_cannot_be_written_is_told_once(
     assert stale(root) == []
 
 
-def test_an_optional_output_that_appears_makes_it_stale_and_goes(root: Path) -> None:
+def test_an_unexpected_optional_output_makes_the_target_stale_and_is_removed(root: Path) -> None:
     build(root)
     (root / "build/m/export/model.onnx.data").write_text("of another model")
     assert stale(root)[0] == EXPORT
@@ -244,7 +244,7 @@ def test_an_optional_output_that_appears_makes_it_stale_and_goes(root: Path) -> 
     assert build(root) == []
 
 
-def test_outputs_of_the_previous_run_go_when_they_are_not_produced_any_more(root: Path) -> None:
+def test_outputs_that_are_no_longer_produced_are_removed(root: Path) -> None:
     order(root, EXPORT, "external")
     build(root)
     assert json.loads(published(root)["m/engine/e/engine.json"])["weights"] == "weights"
@@ -254,7 +254,7 @@ def test_outputs_of_the_previous_run_go_when_they_are_not_produced_any_more(root
     assert json.loads(published(root)["m/engine/e/engine.json"])["weights"] is None
 
 
-def test_files_beside_the_outputs_are_published_judged_and_removed(root: Path) -> None:
+def test_additional_files_are_published_checked_and_removed(root: Path) -> None:
     executor, pool = make_executor(root)
     pool.meanwhile = lambda job: (job.outputs["result"].parent / "profile.txt").write_text("extra")
     executor.run(EXPORT)
@@ -291,7 +291,7 @@ def test_tools_and_devices_are_in_the_key(root: Path) -> None:
     assert BENCH in stale(root, {**actions(), BENCH: replace(actions()[BENCH], devices=("cpu",))})
 
 
-def test_an_executor_sees_what_ran_since_it_looked(root: Path) -> None:
+def test_a_check_sees_targets_that_ran_since_the_last_one(root: Path) -> None:
     executor, _ = make_executor(root)
     assert not executor.is_fresh(ENGINE)
     executor.run(EXPORT)
@@ -301,7 +301,7 @@ def test_an_executor_sees_what_ran_since_it_looked(root: Path) -> None:
     assert not executor.is_fresh(ENGINE)
 
 
-# --- what is told --------------------------------------------------------------------------------------
+# --- outcomes and reasons ---
 
 
 def test_an_outcome_has_what_the_console_needs(root: Path) -> None:
@@ -338,12 +338,12 @@ def test_a_stale_target_says_why(root: Path, change: Callable[[Path], object], r
     assert why(make_executor(root)[0], EXPORT) == reason
 
 
-def test_a_changed_field_is_told_with_both_values(root: Path) -> None:
+def test_the_reason_for_a_changed_field_has_both_values(root: Path) -> None:
     build(root)
     assert why(make_executor(root, actions(opset=18))[0], EXPORT) == "export.opset: 17 → 18"
 
 
-def test_a_missing_input_is_told(root: Path) -> None:
+def test_a_missing_input_is_reported(root: Path) -> None:
     executor, _ = make_executor(root)
     executor.run(EXPORT)
     executor.run(ENGINE)
@@ -353,7 +353,7 @@ def test_a_missing_input_is_told(root: Path) -> None:
         executor.run(ENGINE)
 
 
-def test_a_failed_run_is_told(root: Path) -> None:
+def test_a_failed_run_is_a_reason(root: Path) -> None:
     executor, _ = make_executor(root)
     order(root, EXPORT, "break")
     with pytest.raises(StageError):
@@ -371,7 +371,7 @@ def test_forgetting_makes_it_stale_and_forcing_runs_it_anyway(root: Path) -> Non
     assert not executor.is_fresh(EXPORT)
 
 
-# --- failures ------------------------------------------------------------------------------------------
+# --- failures ---
 
 
 @pytest.mark.parametrize("how", [(), ("raise",)])
@@ -395,7 +395,7 @@ def test_a_failed_check_publishes_its_result_but_no_artefact(
     assert "m/export/worst.npy" not in published(root)
 
 
-def test_files_of_a_failure_take_the_place_of_outputs_until_the_next_pass(root: Path) -> None:
+def test_files_about_a_failure_replace_outputs_until_the_next_success(root: Path) -> None:
     build(root)
     before = published(root)
     executor, pool = make_executor(root)

@@ -1,4 +1,4 @@
-"""Executors beside each other and beside what goes on meanwhile: threads, processes, kills, GPUs."""
+"""Executors with concurrent edits, threads, processes, kills and GPU locks."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def test_an_optional_input_that_appears_meanwhile_is_noticed(root: Path) -> None
         executor.run(ENGINE)
 
 
-def test_an_edit_that_is_taken_back_while_the_stage_runs_runs_it_again(root: Path) -> None:
-    """A branch checked out and back: the content is the same, but the stage may have read the other one."""
+def test_an_edit_reverted_while_the_stage_runs_causes_a_second_run(root: Path) -> None:
+    """After a branch switch and back the stage may have read the other content."""
     executor, pool = make_executor(root)
     time.sleep(0.06)
 
@@ -92,7 +92,7 @@ def test_an_edit_that_is_taken_back_while_the_stage_runs_runs_it_again(root: Pat
     assert executor.is_fresh(EXPORT)
 
 
-def test_a_file_that_is_written_all_the_time_is_a_failure(root: Path) -> None:
+def test_a_file_written_during_every_run_is_a_failure(root: Path) -> None:
     executor, pool = make_executor(root)
     pool.meanwhile = lambda job: os.utime(root / "net.py")
     with pytest.raises(StageError, match="written repeatedly"):
@@ -132,7 +132,7 @@ def test_two_processes_build_everything_once(root: Path) -> None:
     assert printed.count(f"{ENGINE} ran") == 1
 
 
-def test_a_kill_between_two_renames_is_judged_stale(root: Path) -> None:
+def test_a_kill_between_two_renames_leaves_the_target_stale(root: Path) -> None:
     order(root, EXPORT, "external")
     build(root)
     killed = run_process(root, "18", "kill")
@@ -148,7 +148,7 @@ def test_a_kill_between_two_renames_is_judged_stale(root: Path) -> None:
     assert stale(root, actions(17)) == []
 
 
-def test_a_file_that_a_killed_run_left_is_removed_later(root: Path) -> None:
+def test_files_of_a_killed_run_are_removed_later(root: Path) -> None:
     order(root, EXPORT, "profile")
     killed = run_process(root, "18", "kill")
     killed.communicate(timeout=60)
@@ -161,7 +161,7 @@ def test_a_file_that_a_killed_run_left_is_removed_later(root: Path) -> None:
     assert "m/export/a-profile.txt" not in published(root)
 
 
-def test_a_target_is_read_only_from_what_is_declared(root: Path) -> None:
+def test_a_stage_receives_only_declared_files(root: Path) -> None:
     jobs: list[Job] = []
     executor, pool = make_executor(root)
     pool.meanwhile = jobs.append
@@ -174,7 +174,7 @@ def test_a_target_is_read_only_from_what_is_declared(root: Path) -> None:
     )
 
 
-# --- GPUs --------------------------------------------------------------------------------------------
+# --- GPUs ---
 
 
 TIMED = """
@@ -186,7 +186,8 @@ from buildsys.execution import executor as module
 module.gpu_uuids = lambda variables=(): ("GPU-1",)
 root, target = Path(sys.argv[1]), sys.argv[2]
 actions = tiny_project.actions()
-changed = {"exclusive": False, "alone_on_gpu": target == tiny_project.BENCH, "measures": target == tiny_project.BENCH}
+is_bench = target == tiny_project.BENCH
+changed = {"exclusive": False, "alone_on_gpu": is_bench, "measures": is_bench}
 graph = {**actions, target: replace(actions[target], **changed)}
 executor, pool = tiny_project.make_executor(root, graph)
 def work(job):
@@ -199,7 +200,7 @@ executor.run(target)
 
 
 def spans(tmp_path: Path, *targets: str) -> list[tuple[float, float]]:
-    """Make a target each in processes and projects of their own; return from when to when the stages ran."""
+    """Build one target per process and project; return the times of the stages."""
     running = []
     for number, target in enumerate(targets):
         folder = make_project(tmp_path / f"{number}")
@@ -220,13 +221,13 @@ def spans(tmp_path: Path, *targets: str) -> list[tuple[float, float]]:
 
 
 @pytest.mark.usefixtures("root")
-def test_two_runs_time_on_one_gpu_one_after_the_other(tmp_path: Path) -> None:
+def test_two_benchmarks_on_one_gpu_run_one_after_the_other(tmp_path: Path) -> None:
     (_, first_ends), (second_begins, _) = spans(tmp_path, BENCH, BENCH)
     assert first_ends <= second_begins
 
 
 @pytest.mark.usefixtures("root")
-def test_a_stage_on_the_cpu_goes_on_beside_what_is_timed_on_a_gpu(tmp_path: Path) -> None:
+def test_a_stage_on_the_cpu_runs_during_a_benchmark_on_a_gpu(tmp_path: Path) -> None:
     for _ in range(5):  # processes of a busy machine start at their own pace
         (tmp_path / "once").mkdir()
         (_, first_ends), (second_begins, _) = spans(tmp_path / "once", BENCH, EXPORT)

@@ -39,7 +39,7 @@ def reasons(root: Path, target: str, **options: Any) -> list[str]:
     return [str(reason) for reason in examine(root, target, **options).reasons]
 
 
-def test_a_fresh_target_tells_when_and_why_it_was_built(root: Path) -> None:
+def test_a_fresh_target_has_the_time_and_reasons_of_its_build(root: Path) -> None:
     build(root)
     build(root, actions(opset=18))
     found = examine(root, EXPORT, opset=18)
@@ -49,7 +49,7 @@ def test_a_fresh_target_tells_when_and_why_it_was_built(root: Path) -> None:
     assert (found.last.status, found.last.seconds, found.expected_s) == ("passed", 0.25, 0.25)
 
 
-def test_a_fresh_target_tells_of_the_run_that_made_its_files_not_of_a_later_one_that_failed(
+def test_a_fresh_target_has_the_run_of_its_files_and_not_a_later_failed_one(
     root: Path,
 ) -> None:
     build(root)
@@ -62,7 +62,7 @@ def test_a_fresh_target_tells_of_the_run_that_made_its_files_not_of_a_later_one_
     assert (found.last.status, found.last.reasons) == ("passed", (Reason("never-built"),))
 
 
-def test_a_target_that_was_fresh_and_run_nevertheless_says_so(root: Path) -> None:
+def test_a_forced_run_of_a_fresh_target_has_that_reason(root: Path) -> None:
     build(root)
     executor, _ = make_executor(root)
     executor.run(EXPORT, force=True)
@@ -100,7 +100,7 @@ def test_a_target_that_was_fresh_and_run_nevertheless_says_so(root: Path) -> Non
         (lambda root: make_executor(root)[0].forget(EXPORT), ["forgotten by `doit forget`"]),
     ],
 )
-def test_every_change_is_told(
+def test_every_change_is_a_reason(
     root: Path, change: Callable[[Path], object], expected: list[str]
 ) -> None:
     build(root)
@@ -108,7 +108,7 @@ def test_every_change_is_told(
     assert reasons(root, EXPORT) == expected
 
 
-def test_several_changes_are_all_told(root: Path) -> None:
+def test_several_changes_are_several_reasons(root: Path) -> None:
     build(root)
     (root / "net.py").write_text("import blocks  # more\n")
     (root / "build/m/export/export.json").unlink()
@@ -119,7 +119,7 @@ def test_several_changes_are_all_told(root: Path) -> None:
     ]
 
 
-def test_back_at_an_earlier_manifest_the_files_of_the_later_are_not_called_edited(
+def test_back_at_an_earlier_manifest_outputs_of_the_later_one_are_not_edited(
     root: Path,
 ) -> None:
     build(root)
@@ -127,7 +127,7 @@ def test_back_at_an_earlier_manifest_the_files_of_the_later_are_not_called_edite
     assert reasons(root, EXPORT) == ["export.opset: 18 → 17"]
 
 
-def test_missing_inputs_are_told(root: Path) -> None:
+def test_missing_inputs_are_reasons(root: Path) -> None:
     build(root)
     shutil.rmtree(root / "build/m/engine")
     assert reasons(root, ENGINE) == [
@@ -138,7 +138,7 @@ def test_missing_inputs_are_told(root: Path) -> None:
     assert reasons(root, REPORT) == ["input m/engine/e/engine.json is missing"]
 
 
-def test_a_failed_check_is_told_and_not_that_its_outputs_are_gone(root: Path) -> None:
+def test_a_failed_check_is_a_reason_and_its_removed_outputs_are_not(root: Path) -> None:
     build(root)
     (root / f"do-{EXPORT}").write_text("fail")
     with pytest.raises(CheckFailed):
@@ -152,7 +152,7 @@ def test_a_failed_check_is_told_and_not_that_its_outputs_are_gone(root: Path) ->
     assert [str(reason) for reason in found.reasons] == ["export.opset: 17 → 18"]
 
 
-def test_a_target_that_never_passed_tells_how_it_failed(root: Path) -> None:
+def test_the_reason_of_a_target_that_never_passed_is_its_failure(root: Path) -> None:
     (root / f"do-{EXPORT}").write_text("break")
     with pytest.raises(StageError):
         make_executor(root)[0].run(EXPORT)
@@ -160,14 +160,14 @@ def test_a_target_that_never_passed_tells_how_it_failed(root: Path) -> None:
     assert examine(root, EXPORT).expected_s is None
 
 
-def test_a_required_engine_that_cannot_run_here_is_told(root: Path) -> None:
+def test_an_unavailable_required_engine_is_stale(root: Path) -> None:
     (root / f"do-{ENGINE}").write_text("unavailable")
     build(root)
     assert examine(root, ENGINE).up_to_date
     assert reasons(root, ENGINE, required=True) == ["required, but unavailable: no GPU"]
 
 
-def test_a_file_that_cannot_be_read_is_told_and_nothing_raised(root: Path) -> None:
+def test_an_unreadable_file_is_a_reason_and_not_an_error(root: Path) -> None:
     build(root)
     (root / "net.py").unlink()
     (root / "net.py").mkdir()
@@ -184,7 +184,7 @@ def test_a_file_that_cannot_be_read_is_told_and_nothing_raised(root: Path) -> No
         "UPDATE records SET outputs = NULL",
     ],
 )
-def test_a_record_cut_short_makes_its_target_stale_and_says_so(root: Path, damage: str) -> None:
+def test_a_truncated_record_makes_its_target_stale(root: Path, damage: str) -> None:
     build(root)
     db = StateDb(root / ".buildsys/state.db")
     db.write([(damage, ())])
@@ -196,7 +196,8 @@ def test_the_usual_time_is_the_median_of_the_last_runs_that_passed(root: Path) -
     build(root)
     db = StateDb(root / ".buildsys/state.db")
     db.write([("UPDATE history SET status = 'error'", ())])
-    row = "INSERT INTO history (target, key, status, started, seconds, reason) VALUES (?, 'k', ?, '', ?, '')"
+    columns = "target, key, status, started, seconds, reason"
+    row = f"INSERT INTO history ({columns}) VALUES (?, 'k', ?, '', ?, '')"
     for status, seconds in [
         *[("passed", 100.0)] * 3,
         *[("passed", s) for s in (3, 1, 2, 9, 4)],
@@ -207,7 +208,7 @@ def test_the_usual_time_is_the_median_of_the_last_runs_that_passed(root: Path) -
     assert examine(root, EXPORT).expected_s == 3
 
 
-def test_what_is_in_a_store_would_be_restored(root: Path) -> None:
+def test_a_stale_target_in_a_store_is_restorable(root: Path) -> None:
     build(root)
     graph = actions(opset=18)
 
@@ -228,7 +229,7 @@ def test_what_is_in_a_store_would_be_restored(root: Path) -> None:
     assert not look().examine(graph[EXPORT]).restorable
 
 
-def test_looking_writes_nothing(root: Path) -> None:
+def test_a_read_only_check_writes_nothing(root: Path) -> None:
     build(root)
     (root / "net.py").write_text("import blocks  # other\n")
     before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}

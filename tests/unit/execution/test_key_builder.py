@@ -116,31 +116,36 @@ def _in_toolchain(tmp_path: Path, **changes: object) -> Action:
         "trt", "env/bin/python", (("A_SETTING", "{prefix}"), ("NVIDIA_TF32_OVERRIDE", "0"))
     )
     fields = {"tools": ("tensorrt", "onnx"), "environment": ("gpu",), "sources": ("plugin.py",)}
-    action = Action("engine:m:e", "engine", "m", "e", {}, {}, {}, **fields)  # type: ignore[arg-type]
-    return replace(action, toolchain=named, **changes)  # type: ignore[arg-type]
+    action = Action("engine:m:e", "engine", "m", "e", {}, {}, {})
+    return replace(action, toolchain=named, **{**fields, **changes})  # type: ignore[arg-type]
 
 
-def test_what_runs_in_a_toolchain_depends_on_what_that_has(tmp_path: Path, db: StateDb) -> None:
+def test_a_stage_in_a_toolchain_depends_on_its_libraries(tmp_path: Path, db: StateDb) -> None:
     found = parts(tmp_path, db, _in_toolchain(tmp_path))
     assert {label: value for label, value in found.items() if label.startswith("tool:")} == {
-        "tool:tensorrt": "8.6.1", "tool:onnx": "absent", "tool:plugged": "2.0",
-    }  # fmt: skip
+        "tool:tensorrt": "8.6.1",
+        "tool:onnx": "absent",
+        "tool:plugged": "2.0",
+    }
     assert found["env:NVIDIA_TF32_OVERRIDE"] == "0"
     assert found["env:A_SETTING"].startswith(
         "set, digest"
     )  # read by the user's file, which counts more
 
 
-def test_what_runs_beside_a_toolchain_depends_on_both(tmp_path: Path, db: StateDb) -> None:
+def test_a_stage_with_a_peer_toolchain_depends_on_both(tmp_path: Path, db: StateDb) -> None:
     action = _in_toolchain(
         tmp_path, tools=("python", "numpy"), peer_tools=("python", "numpy", "tensorrt"), sources=()
     )
     found = parts(tmp_path, db, action)
     own = versions.tool_versions(("python", "numpy"))
     assert {label: value for label, value in found.items() if label.startswith("tool:")} == {
-        "tool:python": own["python"], "tool:numpy": own["numpy"], "tool:tensorrt": "8.6.1",
-        "tool:trt/python": own["python"], "tool:trt/numpy": own["numpy"],
-    }  # fmt: skip
+        "tool:python": own["python"],
+        "tool:numpy": own["numpy"],
+        "tool:tensorrt": "8.6.1",
+        "tool:trt/python": own["python"],
+        "tool:trt/numpy": own["numpy"],
+    }
     assert found["env:trt/NVIDIA_TF32_OVERRIDE"] == "0"
     assert "env:NVIDIA_TF32_OVERRIDE" not in found
     assert action_in(environment_of(action)).toolchain == action.toolchain

@@ -76,7 +76,7 @@ def test_roles_are_compared_one_by_one() -> None:
     ]
 
 
-def test_of_long_values_the_text_has_the_first_difference_and_the_data_all() -> None:
+def test_the_text_of_long_values_shows_their_first_difference() -> None:
     old, new = (
         "[" + ", ".join(map(str, values)) + "]"
         for values in (range(500), [*range(400), 7, *range(401, 500)])
@@ -98,7 +98,7 @@ def test_text_is_one_line_without_control_characters() -> None:
 
 
 @given(PARTS, PARTS)
-def test_any_two_keys_are_told_apart_in_one_line_per_reason(
+def test_differences_between_any_two_keys_are_one_line_each(
     old: dict[str, str], new: dict[str, str]
 ) -> None:
     found = part_reasons(old, new)
@@ -111,7 +111,7 @@ def test_any_two_keys_are_told_apart_in_one_line_per_reason(
         assert found
 
 
-# --- what is known of a target ----------------------------------------------------------------------------
+# --- reasons of a target ---
 
 
 def key(parts: dict[str, str]) -> ActionKey:
@@ -156,11 +156,11 @@ def test_a_fresh_target_has_no_reason() -> None:
         ),
     ],
 )
-def test_all_reasons_are_told(found: Freshness, expected: list[str]) -> None:
+def test_reasons_follow_from_the_state(found: Freshness, expected: list[str]) -> None:
     assert [str(reason) for reason in found.reasons] == expected
 
 
-def test_what_takes_from_a_stale_target_may_rerun() -> None:
+def test_targets_downstream_of_a_stale_one_may_rerun() -> None:
     stale, fresh, own = (
         Freshness("a"),
         Freshness("b", up_to_date=True),
@@ -169,8 +169,12 @@ def test_what_takes_from_a_stale_target_may_rerun() -> None:
     also = [Freshness("d", up_to_date=True), Freshness("e", up_to_date=True)]
     found = explain([stale, fresh, own, *also], {"b": ("a",), "c": ("b", "a"), "d": ("b",)})
     assert {name: one.state for name, one in found.items()} == {
-        "a": STALE, "b": MAY_RERUN, "c": STALE, "d": MAY_RERUN, "e": FRESH,
-    }  # fmt: skip
+        "a": STALE,
+        "b": MAY_RERUN,
+        "c": STALE,
+        "d": MAY_RERUN,
+        "e": FRESH,
+    }
     assert format_reasons(found["b"].reasons) == ["upstream: a will rerun"]
     assert format_reasons(found["c"].reasons) == [
         "x: 1 → unset",
@@ -191,7 +195,7 @@ def test_targets_upstream_share_a_line() -> None:
     ]
 
 
-def test_in_brief_is_the_first_reason_and_a_count() -> None:
+def test_a_summary_has_the_first_reason_and_a_count() -> None:
     reasons = [
         Reason("config", "a", "1", "2"),
         Reason("tool", "onnx", "1", "2"),
@@ -202,7 +206,7 @@ def test_in_brief_is_the_first_reason_and_a_count() -> None:
     assert summarize_reasons([]) == ""
 
 
-# --- in the history ---------------------------------------------------------------------------------------
+# --- history ---
 
 
 def test_reasons_survive_the_history() -> None:
@@ -230,7 +234,7 @@ def test_a_history_that_cannot_be_read_has_no_reasons(text: object) -> None:
     assert decode_reasons(text) == ()
 
 
-def test_the_words_are_in_one_place_only() -> None:
+def test_every_kind_of_reason_has_a_text() -> None:
     for kind in (
         "NEVER_BUILT",
         "FAILED",

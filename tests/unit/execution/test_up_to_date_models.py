@@ -1,4 +1,4 @@
-"""A model that had nothing to do is looked at again as soon as anything has changed that the verdict depends on."""
+"""Remembered up-to-date models are checked in full after any relevant change."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from buildsys.system.files import SETTLE_NS
 
 TARGETS = [EXPORT, ENGINE, BENCH, REPORT]
 TEXT = '{"model": "m"}'
-# the kinds of key parts that the verdict sees in the manifest, in the stat of files and in our own code
+# kinds of key parts covered by the manifest, by stamps of files and by our own code
 KINDS_ELSEWHERE = {"config", "inputs", "outputs", "input", "code"}
 
 
@@ -38,7 +38,6 @@ class Project:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.judged: list[str] = []
         (root / "net.py").write_text("import blocks\n")
         (root / "blocks.py").write_text("x = 1\n")
         (root / "do-export:m").write_text("external")
@@ -54,7 +53,7 @@ class Project:
     def executor(self) -> Executor:
         return tiny_project.make_executor(self.root)[0]
 
-    def settle(self, text: str = TEXT) -> list[str]:
+    def check(self, text: str = TEXT) -> list[str]:
         executor = self.executor()
         found = executor.check_models(
             {"m": PlannedModel(text, list(tiny_project.actions().values()))}
@@ -62,7 +61,7 @@ class Project:
         executor.close()
         return found.get("m", [])
 
-    def settled(self, text: str = TEXT) -> list[str]:
+    def remembered(self, text: str = TEXT) -> list[str]:
         executor = self.executor()
         found = executor.remembered_models({"m": text})
         executor.close()
@@ -80,16 +79,16 @@ def project(tmp_path: Path) -> Iterator[Project]:
     yield project
 
 
-def test_a_model_with_nothing_to_do_is_settled_for_later_runs(project: Project) -> None:
-    assert project.settled() == []
-    assert project.settle() == TARGETS
-    assert project.settled() == sorted(TARGETS)
+def test_an_up_to_date_model_is_remembered_for_later_runs(project: Project) -> None:
+    assert project.remembered() == []
+    assert project.check() == TARGETS
+    assert project.remembered() == sorted(TARGETS)
 
 
-def test_a_stale_model_is_not_settled(project: Project) -> None:
+def test_a_stale_model_is_not_remembered(project: Project) -> None:
     (project.root / "build/m/bench/e.json").write_text("edited")
-    assert project.settle() == []
-    assert project.settled() == []
+    assert project.check() == []
+    assert project.remembered() == []
 
 
 def _edit(path: str, keep_times: bool = False) -> Callable[[Project], None]:
@@ -156,40 +155,44 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_any_change_is_seen(project: Project, change: Callable[[Project], None]) -> None:
-    assert project.settle() == TARGETS
-    assert project.settled() == sorted(TARGETS)
+def test_every_change_causes_a_full_check(
+    project: Project, change: Callable[[Project], None]
+) -> None:
+    assert project.check() == TARGETS
+    assert project.remembered() == sorted(TARGETS)
     change(project)
-    assert project.settled() == []
-    assert (project.settle() == TARGETS) == (project.fresh() == TARGETS), "a full look decides"
+    assert project.remembered() == []
+    assert (project.check() == TARGETS) == (project.fresh() == TARGETS), "the full check decides"
 
 
-def test_a_touch_is_looked_at_and_found_fresh(project: Project) -> None:
-    project.settle()
+def test_a_touch_causes_a_full_check_without_a_run(project: Project) -> None:
+    project.check()
     (project.root / "build/m/export/model.onnx").touch()
-    assert project.settled() == []
+    assert project.remembered() == []
     project.wait()
-    assert project.settle() == TARGETS
-    assert project.settled() == sorted(TARGETS)
+    assert project.check() == TARGETS
+    assert project.remembered() == sorted(TARGETS)
 
 
-def test_a_file_that_appears_where_none_was_is_seen(project: Project) -> None:
+def test_a_new_optional_output_causes_a_full_check(project: Project) -> None:
     (project.root / "do-export:m").unlink()
     (project.root / "net.py").write_text("z = 1\n")
     project.build()
     assert not (project.root / "build/m/export/model.onnx.data").exists()
-    assert project.settle() == TARGETS
+    assert project.check() == TARGETS
     (project.root / "build/m/export/model.onnx.data").write_text("by somebody else")
-    assert project.settled() == []
-    assert project.settle() == []
+    assert project.remembered() == []
+    assert project.check() == []
 
 
-def test_another_manifest_is_seen(project: Project) -> None:
-    project.settle()
-    assert project.settled('{"model": "m", "export": {"opset": 18}}') == []
+def test_another_manifest_causes_a_full_check(project: Project) -> None:
+    project.check()
+    assert project.remembered('{"model": "m", "export": {"opset": 18}}') == []
 
 
-def test_a_library_and_a_device_are_seen(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_library_or_device_causes_a_full_check(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     actions = [
         replace(action, tools=("torch",), devices=("cpu",))
         for action in tiny_project.actions().values()
@@ -214,38 +217,36 @@ def test_a_library_and_a_device_are_seen(project: Project, monkeypatch: pytest.M
     assert executor.remembered_models({"m": TEXT})
 
 
-def test_our_own_code_and_strictness_are_seen(
+def test_our_own_code_and_strictness_cause_a_full_check(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    project.settle()
+    project.check()
     with monkeypatch.context() as patch:
         patch.setenv("BUILDSYS_STRICT", "1")
-        assert project.settled() == []
+        assert project.remembered() == []
     with monkeypatch.context() as patch:
         patch.setattr(
             buildsys.execution.up_to_date_models, "own_code", lambda: [str(project.root / "net.py")]
         )
-        assert project.settled() == []
-    assert project.settled() == sorted(TARGETS)
+        assert project.remembered() == []
+    assert project.remembered() == sorted(TARGETS)
 
 
-def test_after_a_power_cut_everything_is_looked_at(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    project.settle()
+def test_a_reboot_causes_a_full_check(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.check()
     monkeypatch.setattr(buildsys.execution.up_to_date_models, "boot_id", lambda: "another boot")
-    assert project.settled() == []
+    assert project.remembered() == []
 
 
-def test_what_was_written_in_the_last_moment_is_not_kept(project: Project) -> None:
+def test_a_model_with_a_very_young_file_is_not_remembered(project: Project) -> None:
     file = project.root / "build/m/bench/e.json"
     soon = time.time_ns() + 10**10
     os.utime(file, ns=(soon, soon))
-    assert project.settle() == TARGETS, "it is fresh for this run"
-    assert project.settled() == [], "and looked at again by the next one"
+    assert project.check() == TARGETS, "fresh in this run"
+    assert project.remembered() == [], "checked again in the next run"
 
 
-def test_what_changes_during_the_look_is_not_settled(project: Project) -> None:
+def test_a_change_during_the_check_keeps_the_model_stale(project: Project) -> None:
     executor = project.executor()
     is_fresh = executor.up_to_date_key
 
@@ -262,7 +263,7 @@ def test_what_changes_during_the_look_is_not_settled(project: Project) -> None:
     )
 
 
-def test_a_state_that_cannot_be_written_costs_only_time(project: Project) -> None:
+def test_a_damaged_state_costs_only_time(project: Project) -> None:
     executor = project.executor()
     executor._db.write([("DROP TABLE settled_models", ())])
     planned = PlannedModel(TEXT, list(tiny_project.actions().values()))
@@ -271,21 +272,19 @@ def test_a_state_that_cannot_be_written_costs_only_time(project: Project) -> Non
     executor.close()
 
 
-def test_a_project_of_many_models_is_asked_at_once(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_models_are_read_at_once(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buildsys.execution.up_to_date_models, "_FEW", 1)
-    project.settle()
+    project.check()
     executor = project.executor()
     assert list(executor.remembered_models({"m": TEXT, "other": "{}"})) == ["m"]
     assert executor.remembered_models({"other": "{}", "third": "{}"}) == {}
 
 
-def test_fields_that_are_seen_elsewhere_exist() -> None:
+def test_the_fields_covered_elsewhere_exist() -> None:
     assert {field.name for field in fields(Action)} > COVERED_ELSEWHERE
 
 
-def test_every_part_of_a_key_has_a_place_in_the_verdict(tmp_path: Path) -> None:
+def test_every_part_of_a_key_is_covered(tmp_path: Path) -> None:
     project = load_project(Path(__file__).parents[3])
     actions = [action for model in project.models.values() for action in plan_model(model.data)]
     executor = Executor(  # nothing is run

@@ -1,4 +1,4 @@
-"""Calibration and quantization in the plan: which targets there are, what they read, and what stays as it was."""
+"""Calibration and quantization in the plan."""
 
 from __future__ import annotations
 
@@ -18,10 +18,15 @@ CALIBRATION = {"data": {"x": {"images": "data/calib"}}}
 
 def plan(*engines: dict[str, Any], **sections: Any) -> dict[str, Action]:
     manifest = {
-        "model": "m", "source": {"torchvision": "resnet18"}, "inputs": {"x": {"shape": ("batch", 3, 8, 8)}},
+        "model": "m",
+        "source": {"torchvision": "resnet18"},
+        "inputs": {"x": {"shape": ("batch", 3, 8, 8)}},
         "dims": {"batch": {"min": 1, "opt": 4, "max": 8}},
-        "engines": tuple({"backend": "onnxruntime", "name": f"e{i}", **engine} for i, engine in enumerate(engines)),
-    }  # fmt: skip
+        "engines": tuple(
+            {"backend": "onnxruntime", "name": f"e{i}", **engine}
+            for i, engine in enumerate(engines)
+        ),
+    }
     resolved = ModelSpec.model_validate({**manifest, **sections}).model_dump(
         mode="json", by_alias=True
     )
@@ -34,9 +39,16 @@ def test_a_model_without_int8_has_the_targets_that_it_had() -> None:
     assert not {"calibration", "quantize", "convert"} & found["report:m"].options["manifest"].keys()
     assert "calibrate:m" not in plan({"precision": "fp16"})
     assert plan({"precision": "fp16"}).keys() == {
-        "export:m", "reference:m", "simplify:m", "convert:m:fp16", "validate:m", "engine:m:e0", "verify:m:e0",
-        "bench:m:e0", "report:m",
-    }  # fmt: skip
+        "export:m",
+        "reference:m",
+        "simplify:m",
+        "convert:m:fp16",
+        "validate:m",
+        "engine:m:e0",
+        "verify:m:e0",
+        "bench:m:e0",
+        "report:m",
+    }
     options = plan({"precision": "fp16"}, calibration=CALIBRATION)["convert:m:fp16"].options
     assert options.keys() == {"precision", "tolerance", "cases"}
 
@@ -46,8 +58,10 @@ def test_one_calibration_serves_int8_and_fp8() -> None:
         {"precision": "int8"}, {"precision": "fp8"}, {"precision": "int8"}, calibration=CALIBRATION
     )
     assert [target for target in found if target.startswith(("calibrate", "convert"))] == [
-        "calibrate:m", "convert:m:int8", "convert:m:fp8",
-    ]  # fmt: skip
+        "calibrate:m",
+        "convert:m:int8",
+        "convert:m:fp8",
+    ]
     for precision, tool in (("int8", "onnxruntime"), ("fp8", "builtin")):
         action = found[f"convert:m:{precision}"]
         assert action.options["quantize"]["tool"] == tool

@@ -1,4 +1,4 @@
-"""Weak or strong, implicit or explicit: what a TensorRT engine is built from, by the version that builds it."""
+"""Typing and quantization of TensorRT engines by the version of the builder."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ def plan(
     version: str, calibration: dict[str, Any] | None = None, **fields: Any
 ) -> dict[str, Action]:
     spec = {
-        "model": "net", "source": {"torchvision": "resnet18"}, "inputs": {"x": {"shape": ["batch", 3]}},
+        "model": "net",
+        "source": {"torchvision": "resnet18"},
+        "inputs": {"x": {"shape": ["batch", 3]}},
         "dims": {"batch": {"min": 1, "opt": 2, "max": 3}},
         "engines": [{"name": "e", "backend": "tensorrt", "precision": "fp16", **fields}],
         "calibration": calibration,
-    }  # fmt: skip
+    }
     resolved = ModelSpec.model_validate(spec).model_dump(mode="json", by_alias=True)
     return {action.target: action for action in plan_model(resolved, lambda _: version)}
 
@@ -141,9 +143,11 @@ def test_an_fp32_engine_takes_the_simplified_graph_whatever_its_typing() -> None
 
 def test_a_model_without_such_engines_is_planned_as_ever() -> None:
     spec = {
-        "model": "net", "source": {"torchvision": "resnet18"}, "inputs": {"x": {"shape": [1]}},
+        "model": "net",
+        "source": {"torchvision": "resnet18"},
+        "inputs": {"x": {"shape": [1]}},
         "engines": [{"name": "o", "backend": "onnxruntime", "precision": "fp16"}],
-    }  # fmt: skip
+    }
     resolved = ModelSpec.model_validate(spec).model_dump(mode="json", by_alias=True)
     assert plan_model(resolved, lambda _: "11.4.0") == plan_model(resolved)
 

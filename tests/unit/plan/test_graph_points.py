@@ -1,4 +1,4 @@
-"""Which graph, inputs, shape cases and golden files each stage reads when a manifest has surgery."""
+"""Graphs, inputs, shape cases and golden files of the stages with surgery."""
 
 from __future__ import annotations
 
@@ -167,8 +167,12 @@ def test_files_that_steps_name_are_sources_of_their_own_target() -> None:
     actions = plan(*steps)
     assert actions["surgery:net:after_export"].sources == ("plugins/ops/gelu.py",)
     assert set(actions["surgery:net:after_simplify"].sources) == {
-        "plugins/hooks/a.py", "data/truth.npz", "plugins/hooks/b.py", "plugins/hooks/truth.py", "plugins/data/x.py",
-    }  # fmt: skip
+        "plugins/hooks/a.py",
+        "data/truth.npz",
+        "plugins/hooks/b.py",
+        "plugins/hooks/truth.py",
+        "plugins/data/x.py",
+    }
     assert "onnx-graphsurgeon" in actions["surgery:net:after_simplify"].tools
     assert "onnx-graphsurgeon" not in actions["surgery:net:after_export"].tools
     others = [

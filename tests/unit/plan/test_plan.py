@@ -75,15 +75,30 @@ def test_no_two_targets_write_the_same_file() -> None:
         ({"description": "a net"}, set()),
         ({"timeout": {"export": "1min"}}, set()),
         (
-            {"engines": [{**MANIFEST["engines"][0], "intra_op_threads": 1}, MANIFEST["engines"][1]]},
+            {
+                "engines": [
+                    {**MANIFEST["engines"][0], "intra_op_threads": 1},
+                    MANIFEST["engines"][1],
+                ]
+            },
             {"engine:net:ort", "verify:net:ort", "bench:net:ort"},
         ),
         (
-            {"engines": [{**MANIFEST["engines"][0], "tolerance": {"rtol": 0.1}}, MANIFEST["engines"][1]]},
+            {
+                "engines": [
+                    {**MANIFEST["engines"][0], "tolerance": {"rtol": 0.1}},
+                    MANIFEST["engines"][1],
+                ]
+            },
             {"verify:net:ort"},
         ),
         (
-            {"engines": [MANIFEST["engines"][0], {**MANIFEST["engines"][1], "tolerance": {"rtol": 0.1}}]},
+            {
+                "engines": [
+                    MANIFEST["engines"][0],
+                    {**MANIFEST["engines"][1], "tolerance": {"rtol": 0.1}},
+                ]
+            },
             {"verify:net:rtx16"},
         ),
         (
@@ -91,7 +106,7 @@ def test_no_two_targets_write_the_same_file() -> None:
             {"convert:net:fp16", "engine:net:rtx16", "verify:net:rtx16", "bench:net:rtx16"},
         ),
     ],
-)  # fmt: skip
+)
 def test_a_field_reaches_exactly_the_stages_that_use_it(
     changes: dict[str, Any], targets: set[str]
 ) -> None:
@@ -142,7 +157,11 @@ def test_a_conversion_is_checked_in_the_cases_of_verify() -> None:
     [
         ({"source": {"torchvision": "resnet18"}}, "export:net", {"torchvision", "torch"}),
         ({"source": {"torchvision": "resnet18"}}, "bench:net:ort", {"torchvision", "torch"}),
-        ({"export": {"exporter": "dynamo", "opset": 18}}, "export:net", {"onnxscript", "onnx-ir", "sympy"}),
+        (
+            {"export": {"exporter": "dynamo", "opset": 18}},
+            "export:net",
+            {"onnxscript", "onnx-ir", "sympy"},
+        ),
         ({"simplify": {"tool": "onnxslim"}}, "simplify:net", {"onnxslim", "sympy"}),
         ({"outputs": {"y": {"dtype": "float8e4m3fn"}}}, "reference:net", {"ml_dtypes"}),
         (
@@ -151,7 +170,7 @@ def test_a_conversion_is_checked_in_the_cases_of_verify() -> None:
             {"nvidia-cudnn-cu13", "nvidia-cublas"},
         ),
     ],
-)  # fmt: skip
+)
 def test_a_choice_brings_the_libraries_that_it_uses(
     changes: dict[str, Any], target: str, tools: set[str]
 ) -> None:
@@ -228,7 +247,7 @@ def test_a_plugin_library_counts_by_its_content_where_it_is_loaded() -> None:
     assert "plugins/ops/libclip.so" in actions["operators:net"].sources
     built = actions["operators:net"].outputs["library.libclip"]
     assert actions["engine:net:rtx16"].inputs["library.libclip"] == built
-    beside = actions["engine:net:rtx16"].outputs["library.libclip"]
-    readers = {target for target, action in actions.items() if beside in action.inputs.values()}
+    copied = actions["engine:net:rtx16"].outputs["library.libclip"]
+    readers = {target for target, action in actions.items() if copied in action.inputs.values()}
     assert readers == {"verify:net:rtx16", "bench:net:rtx16"}
     assert built not in actions["engine:net:ort"].inputs.values()

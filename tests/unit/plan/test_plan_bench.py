@@ -1,4 +1,4 @@
-"""What the plan makes of ``bench``: each engine gets what it can honour, and waits for what it uses."""
+"""Plan of the bench stage: options, inputs and dependencies of each engine."""
 
 from __future__ import annotations
 

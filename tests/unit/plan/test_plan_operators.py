@@ -110,7 +110,7 @@ def test_a_python_plugin_is_a_source_of_what_loads_it() -> None:
     assert PLUGIN["python"] not in actions["engine:net:ort"].sources
 
 
-def test_a_backend_without_an_implementation_is_told_so_alone() -> None:
+def test_only_the_backend_without_an_implementation_has_an_empty_entry() -> None:
     actions = plan({"op": "a::b", "plugin": PLUGIN})
     missing = [{"op": "a::b", "kind": None}]
     assert entries(actions, "validate:net") == entries(actions, "engine:net:ort") == missing

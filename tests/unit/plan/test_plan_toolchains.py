@@ -1,4 +1,4 @@
-"""Engines that name a toolchain: what their targets depend on, and what those of other engines do not."""
+"""Dependencies of engines with a toolchain."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plan(version_of: VersionOf = unknown_version, **engine: Any) -> dict[str, Ac
     return {action.target: action for action in plan_model({**spec, **shared}, version_of)}
 
 
-def test_engine_and_verify_run_in_it_and_bench_beside_it() -> None:
+def test_engine_and_verify_run_in_the_toolchain_and_bench_uses_it_as_a_peer() -> None:
     actions = plan(toolchain="trt86")
     for stage in ("engine", "verify"):
         action = actions[f"{stage}:net:trt"]
@@ -50,7 +50,7 @@ def test_engine_and_verify_run_in_it_and_bench_beside_it() -> None:
     assert "tensorrt" not in bench.tools
 
 
-def test_nothing_else_knows_of_it() -> None:
+def test_other_targets_do_not_depend_on_the_toolchain() -> None:
     with_it, without = plan(toolchain="trt86"), plan()
     assert with_it.keys() == without.keys()
     for target, action in without.items():
@@ -61,7 +61,7 @@ def test_nothing_else_knows_of_it() -> None:
             assert with_it[target] == action
 
 
-def test_the_report_shows_its_variables_and_not_where_it_lies() -> None:
+def test_the_report_shows_the_variables_but_not_the_path_of_a_toolchain() -> None:
     manifest = plan(toolchain="trt86")["report:net"].options["manifest"]
     assert manifest["toolchains"] == {"trt86": {"env": {"LD_LIBRARY_PATH": "/opt/lib", "A": "1"}}}
     assert "/opt/trt86" not in str(manifest)

@@ -1,4 +1,4 @@
-"""Golden cases of explicit profiles: only where they differ from those of dims, and only for their engines."""
+"""Golden cases of explicit profiles that differ from those of dims."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def batches(action: Action) -> dict[str, Any]:
     return {case: values["batch"] for case, values in action.options["cases"].items()}
 
 
-def test_a_profile_like_dims_asks_for_nothing_more() -> None:
+def test_a_profile_equal_to_dims_adds_no_case() -> None:
     plain, explicit = plan(engine()), plan(engine((1, 8, 16)))
     differing = {target for target in plain if plain[target] != explicit[target]} - {"report:net"}
     assert differing == {"engine:net:rtx", "verify:net:rtx", "bench:net:rtx"}
@@ -68,7 +68,7 @@ def test_engines_share_cases_of_the_same_sizes() -> None:
     assert batches(actions["verify:net:b"]).keys() >= {"batch=2", "batch=4", "odd"}
 
 
-def test_only_the_points_that_verify_asks_for_are_made() -> None:
+def test_only_the_points_in_verify_cases_are_added() -> None:
     actions = plan(engine((2, 6, 12)), verify={"cases": ("opt",)})
     assert batches(actions["reference:net"]) == {**FOUR, "batch=6": 6}
     assert batches(actions["verify:net:rtx"]) == {"opt": 8, "batch=6": 6}
@@ -95,7 +95,7 @@ def test_two_inputs_make_one_case() -> None:
 
 
 def test_profiles_go_through_surgery() -> None:
-    """A dimension that surgery fixes has its value; one that it frees is new; the files are those after the step."""
+    """Fixed dimensions have one value, freed ones are new, files are those after the step."""
     dims = {"batch": {"min": 1, "opt": 8, "max": 16}, "width": {"min": 2, "opt": 4, "max": 8}}
     inputs = {"x": {"shape": ["batch", "width"]}}
     wide = {"x": {"min": (5, 2), "opt": (5, 4), "max": (5, 8)}}
@@ -103,8 +103,11 @@ def test_profiles_go_through_surgery() -> None:
     steps = [{"fix_dims": {"batch": 5}}, {"rename": {"y": "z"}, "when": "after_simplify"}]
     actions = plan(fixed, dims=dims, inputs=inputs, surgery=steps)
     assert actions["verify:net:rtx"].options["cases"] == {
-        "min": {"width": 2}, "opt": {"width": 4}, "max": {"width": 8}, "odd": {"width": 3}
-    }  # fmt: skip
+        "min": {"width": 2},
+        "opt": {"width": 4},
+        "max": {"width": 8},
+        "odd": {"width": 3},
+    }
     assert "width=5" not in actions["reference:net"].options["cases"]
     narrow = {"x": {"min": (5, 2), "opt": (5, 6), "max": (5, 7)}}
     actions = plan({**fixed, "profiles": [narrow]}, dims=dims, inputs=inputs, surgery=steps)
@@ -117,7 +120,7 @@ def test_profiles_go_through_surgery() -> None:
     assert actions["verify:net:rtx"].inputs["case.width=6"] == after.outputs["case.width=6"]
 
 
-def test_a_freed_dimension_comes_from_the_one_case_before() -> None:
+def test_cases_of_a_freed_dimension_derive_from_the_single_case_before() -> None:
     steps = [{"free_dims": {"x": {"0": "batch"}}}]
     actions = plan(engine((2, 6, 12)), inputs={"x": {"shape": [1, 4]}}, surgery=steps)
     assert actions["reference:net"].options["cases"] == {"opt": {}}

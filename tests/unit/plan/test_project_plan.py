@@ -51,7 +51,7 @@ def test_the_plan_is_one_mapping_of_all_models_in_their_order() -> None:
     assert list(plan.of("a")) == [target for target in targets if model_of(target) == "a"]
 
 
-def test_a_model_is_planned_when_it_is_asked_for() -> None:
+def test_a_model_is_planned_on_first_use() -> None:
     given = models("a", "b")
     given["b"] = None  # reading it would fail
     plan = ProjectPlan(given)

@@ -83,9 +83,13 @@ def test_imports_are_followed_through_packages_and_cycles(project: Path) -> None
     (project / "lib" / "__init__.py").write_text("from . import version")
     (project / "lib" / "deep" / "__init__.py").write_text("")
     assert closure(project, "plugins/net.py") == {
-        "plugins/net.py", "plugins/common.py", "lib/__init__.py", "lib/version.py", "lib/deep/__init__.py",
+        "plugins/net.py",
+        "plugins/common.py",
+        "lib/__init__.py",
+        "lib/version.py",
+        "lib/deep/__init__.py",
         "lib/deep/layer.py",
-    }  # fmt: skip
+    }
 
 
 def test_every_candidate_counts(project: Path) -> None:
@@ -109,7 +113,7 @@ def test_nothing_outside_the_project_is_followed(project: Path) -> None:
     assert closure(project, "net.py") == {"net.py"}
 
 
-def test_a_folder_with_a_like_name_beside_the_project_is_outside(project: Path) -> None:
+def test_a_sibling_folder_with_a_similar_name_is_outside(project: Path) -> None:
     write(project.parent, project2__x="", project__net="from ..project2 import x")
     assert closure(project, "net.py") == {"net.py"}
 
@@ -130,7 +134,7 @@ def test_a_file_that_does_not_parse_still_has_its_digest(project: Path, text: st
     assert closure(project, "net.py") == {"net.py"}
 
 
-def test_a_bad_escape_is_not_our_warning(project: Path) -> None:
+def test_an_invalid_escape_in_a_user_file_causes_no_warning(project: Path) -> None:
     write(project, net="x = '\\d'\nimport other", other="")
     assert closure(project, "net.py") == {"net.py", "other.py"}
 
@@ -179,7 +183,7 @@ def test_with_a_package_only_its_modules_count(project: Path) -> None:
     assert set(tree.dependencies(["pack/a.py"]).files) == {"pack/a.py", "pack/b.py", "pack/c.py"}
 
 
-def test_what_no_file_answers_to_is_outside(project: Path) -> None:
+def test_imports_without_a_local_file_are_outside(project: Path) -> None:
     write(
         project,
         net="import torch, os, blocks\nfrom timm.layers import Mlp\nfrom . import gone",
@@ -202,8 +206,9 @@ def test_a_folder_without_modules_hides_no_library(project: Path) -> None:
 
 def test_environment_variables_that_are_read_are_named(project: Path) -> None:
     text = (
-        "import os\nfrom os import environ, getenv\na = os.environ['A']\nb = environ.get('B', '1')\nc = getenv('C')\n"
-        "d = 'D' in os.environ\ne = os.getenv('E')\nf = os.environ[a]\ng = {}.get('G')\nh = environ.pop('H')\n"
+        "import os\nfrom os import environ, getenv\n"
+        "a = os.environ['A']\nb = environ.get('B', '1')\nc = getenv('C')\nd = 'D' in os.environ\n"
+        "e = os.getenv('E')\nf = os.environ[a]\ng = {}.get('G')\nh = environ.pop('H')\n"
     )
     write(project, net=f"import blocks\n{text}", blocks="import os\nos.environ['Z']")
     assert SourceTree(str(project), digest, Texts()).dependencies(["net.py"]).variables == [
@@ -217,11 +222,11 @@ def test_a_compiled_module_counts(project: Path) -> None:
     assert closure(project, "net.py") == {"net.py", f"kernels{EXTENSION_SUFFIXES[0]}"}
 
 
-def test_a_module_that_appears_is_seen_by_the_same_listing(project: Path) -> None:
+def test_a_new_module_is_found_with_reused_folder_listings(project: Path) -> None:
     write(project, net="import blocks", deep__a="")
     listings = FolderListings()
     for folder in (project, project / "deep"):
-        os.utime(folder, ns=(10**18, 10**18))  # long settled
+        os.utime(folder, ns=(10**18, 10**18))  # long ago
     assert SourceTree(str(project), digest, Texts(), listings=listings).dependencies(
         ["net.py"]
     ).files.keys() == {"net.py"}
@@ -236,7 +241,7 @@ def test_a_module_that_appears_is_seen_by_the_same_listing(project: Path) -> Non
     ).files.keys() == {"net.py"}
 
 
-def test_an_onnx_file_brings_the_files_of_its_tensors(project: Path) -> None:
+def test_an_onnx_file_depends_on_its_external_data(project: Path) -> None:
     # ModelProto.graph.initializer.external_data: one entry {key: "location", value: PLACE}
     def field(number: int, content: bytes) -> bytes:
         return bytes([number << 3 | 2, len(content)]) + content
@@ -255,7 +260,7 @@ def test_an_onnx_file_brings_the_files_of_its_tensors(project: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"\xff" * 40, b"\x3a\x7f", b"import net", bytes(range(256))]
 )
-def test_what_is_no_protobuf_brings_nothing(project: Path, content: bytes) -> None:
+def test_an_invalid_onnx_file_has_no_external_data(project: Path, content: bytes) -> None:
     (project / "net.onnx").write_bytes(content)
     assert closure(project, "net.onnx") == {"net.onnx"}
 
@@ -263,5 +268,7 @@ def test_what_is_no_protobuf_brings_nothing(project: Path, content: bytes) -> No
 def test_import_statements_are_read_exactly() -> None:
     code = b"import a.b, c\nfrom ..d.e import f as g, h\n"
     assert sorted(parse_python(code).imports) == [
-        Import(0, "a.b", []), Import(0, "c", []), Import(2, "d.e", ["f", "h"]),
-    ]  # fmt: skip
+        Import(0, "a.b", []),
+        Import(0, "c", []),
+        Import(2, "d.e", ["f", "h"]),
+    ]
