@@ -1,8 +1,8 @@
-"""A project of torchvision models with TensorRT engines of several precisions, built by real doit processes.
+"""A project of torchvision models with TensorRT engines of several precisions.
 
 The interpreter that has TensorRT is this one, or that of BUILDSYS_TEST_TOOLCHAIN=/path/to/python.
-BUILDSYS_TEST_TACTIC_SOURCES=NAME,NAME restricts where tactics may come from, for a TensorRT that lacks some of its
-libraries.
+BUILDSYS_TEST_TACTIC_SOURCES=NAME,NAME restricts where tactics may come from, for a TensorRT that
+has only some of its libraries.
 """
 
 from __future__ import annotations
@@ -23,13 +23,17 @@ ROOT = Path(__file__).resolve().parents[2]
 MODELS = ("resnet18", "resnet50", "mobilenet_v3_small", "efficientnet_b0", "swin_t")
 PRECISIONS = ("fp32", "fp16", "int8")
 BATCHES = {"min": 1, "opt": 8, "max": 16}
-# entropy cuts off too much of what SiLU, squeeze-and-excitation and attention give (docs/precision.md)
+# entropy cuts off too much of what SiLU, squeeze-and-excitation and attention give
+# (docs/precision.md)
 _ALGORITHMS = {"resnet18": "entropy", "resnet50": "entropy", "efficientnet_b0": "percentile"}
-# with the projections at the ends of its blocks in int8, efficientnet_b0 is off by a quarter of its outputs
+# with the projections at the ends of its blocks in int8, efficientnet_b0 is off by a quarter of its
+# outputs
 _EXCLUDED = {"efficientnet_b0": ["*/block.3/*"]}
-# TensorRT cuts float32 to TF32's 10 bits of mantissa instead of rounding it: errors of 4 and 1 % of these two's outputs
+# TensorRT cuts float32 to TF32's 10 bits of mantissa instead of rounding it: errors of 4 and 1 % of
+# these two's outputs
 _WITHOUT_TF32 = ("efficientnet_b0", "mobilenet_v3_small")
-# TensorRT 8.6 fuses a transformer as a whole and uses no calibrated ranges there; its calibrators know no percentiles
+# TensorRT 8.6 fuses a transformer as a whole and uses no calibrated ranges there; its calibrators
+# know no percentiles
 _EXPLICIT = ("efficientnet_b0", "swin_t")
 _TOOLCHAIN = "other"
 _BASELINES = ("torch", "torch_cuda_graph", "torch_compile")
@@ -48,12 +52,13 @@ class ModelProject:
             "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))),
         }
         return subprocess.run(
-            [sys.executable, "-m", "doit", *arguments], cwd=self.root, env=environment, stdin=subprocess.DEVNULL,
+            [sys.executable, "-m", "doit", *arguments], cwd=self.root, env=environment,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s,
         )  # fmt: skip
 
     def result(self, stage: str, model: str, engine: str) -> dict[str, Any]:
-        """Return the result of an engine's stage, {} where there is none."""
+        """Return the result of an engine's stage, {} without one."""
         names = {"engine": f"engine/{engine}/engine.json", "verify": f"verify/{engine}.json"}
         file = self.root / "build" / model / names.get(stage, f"{stage}/{engine}.json")
         found: dict[str, Any] = (
@@ -65,7 +70,7 @@ class ModelProject:
 def make_project(
     root: Path, models: Sequence[str] = MODELS, precisions: Sequence[str] = PRECISIONS, **bench: Any
 ) -> ModelProject:
-    """Write a project with an engine of each precision, ``trt-PRECISION``, of each model; batches of 1 to 16."""
+    """Write a project with an engine ``trt-PRECISION`` per model and precision."""
     (root / "configs" / "models").mkdir(parents=True, exist_ok=True)
     shutil.copy(ROOT / "dodo.py", root)
     (root / "pyproject.toml").touch()
@@ -99,15 +104,19 @@ def _manifest(
         "inputs": {"input0": {"shape": ["batch", 3, 224, 224]}},
         "outputs": {"output0": {"shape": ["batch", 1000]}},
         "dims": {"batch": dict(BATCHES)},
-        "verify": {"fp32": {"rtol": 5e-3}},  # products in TF32, TensorRT's default, have 10 bits of mantissa
+        # products in TF32, TensorRT's default, have 10 bits of mantissa
+        "verify": {"fp32": {"rtol": 5e-3}},
         **({"calibration": calibration} if "int8" in precisions else {}),
-        **({"quantize": {"exclude": _EXCLUDED[model]}} if "int8" in precisions and model in _EXCLUDED else {}),
+        **({"quantize": {"exclude": _EXCLUDED[model]}}
+           if "int8" in precisions and model in _EXCLUDED else {}),
         "engines": [
-            {"name": f"trt-{precision}", "precision": precision, **_own_fields(model, precision), **fields}
+            {"name": f"trt-{precision}", "precision": precision, **_own_fields(model, precision),
+             **fields}
             for precision in precisions
         ],
         "bench": {
-            "duration": "500ms", "cases": list(BATCHES), "cuda_graph": [False, True], "baselines": list(_BASELINES),
+            "duration": "500ms", "cases": list(BATCHES), "cuda_graph": [False, True],
+            "baselines": list(_BASELINES),
             **bench,
         },
         "timeout": {"engine": "30min", "bench": "30min"},

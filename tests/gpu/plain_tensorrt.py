@@ -1,7 +1,9 @@
-"""TensorRT used directly, to compare with what buildsys makes of it. Runs in an interpreter with TensorRT and numpy.
+"""TensorRT used directly, to compare with buildsys.
+
+Runs in an interpreter with TensorRT, numpy and cuda-bindings:
 
 plain_tensorrt.py build ONNX ENGINE PRECISION MIN OPT MAX   builds an engine with a dynamic batch
-plain_tensorrt.py compare ENGINE CASE                       times bare loops in turns with the harness; prints JSON
+plain_tensorrt.py compare ENGINE CASE                       times bare loops and the harness
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ def build(onnx: str, engine: str, precision: str, *batches: str) -> dict[str, An
 
 
 def compare(engine: str, case: str) -> dict[str, Any]:
-    """Return GPU and wall times in ms per inference of bare loops and of the harness, measured in turns."""
+    """Return interleaved times in ms of bare loops and the harness."""
     options = json.loads(os.environ["ENGINE_OPTIONS"])
     ours = LocalEngine(options["backend"], Path(engine), options, ())
     contenders = ours.bind(Path(case), GpuTiming(cuda_graph=(False, True)))
@@ -95,7 +97,7 @@ def compare(engine: str, case: str) -> dict[str, Any]:
 
 
 class Bare:
-    """An engine and loops of ``execute_async_v3`` over it, with nothing of the harness but memory and events."""
+    """An engine in loops of ``execute_async_v3``, without the harness."""
 
     def __init__(self, engine: Path, case: Path) -> None:
         self.device = Device(0)

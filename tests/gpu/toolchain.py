@@ -1,4 +1,4 @@
-"""A TensorRT to test with: the one of this interpreter, or that of BUILDSYS_TEST_TOOLCHAIN."""
+"""The TensorRT of this interpreter or of BUILDSYS_TEST_TOOLCHAIN."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ PYTHON = os.environ.get("BUILDSYS_TEST_TOOLCHAIN", "")
 
 
 def missing() -> str:
-    """Return why there is no TensorRT to test with, "" where there is one."""
+    """Return the reason for a missing TensorRT, "" if it is available."""
     if PYTHON or importlib.util.find_spec("tensorrt"):
         return ""
     return "tensorrt is not installed, and BUILDSYS_TEST_TOOLCHAIN names no interpreter that has it"
 
 
 class Refused(Exception):
-    """What a stage or backend refuses, with its kind and its sentence."""
+    """The refusal of a stage or backend, with its kind."""
 
     def __init__(self, kind: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -33,7 +33,7 @@ class Refused(Exception):
 
 
 class Toolchain:
-    """A process of an interpreter that has TensorRT."""
+    """A process of an interpreter with TensorRT."""
 
     def __init__(self) -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -44,7 +44,7 @@ class Toolchain:
         self.version = str(self.ask("version"))
 
     def ask(self, operation: str, **request: Any) -> Any:
-        """Return what an operation answers.
+        """Return the answer to an operation.
 
         Raises: Refused: an expected failure.
         """
@@ -66,7 +66,7 @@ class Toolchain:
     def close(self) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with suppress(BrokenPipeError):  # it has crashed, which a test has told
+        with suppress(BrokenPipeError):  # it has crashed, as a test has reported
             self._process.stdin.close()
         self._process.wait(60)
         self._process.stdout.close()

@@ -1,6 +1,6 @@
-"""Runs stages and backends in the interpreter of a toolchain: requests as JSON lines on stdin, answers on stdout.
+"""Server for stages and backends in a toolchain: JSON lines on stdin and stdout.
 
-Needs numpy and a TensorRT only, like the stages themselves.
+Needs numpy, cuda-bindings and a TensorRT only, like the stages themselves.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def stage(request: dict[str, Any]) -> dict[str, Any]:
         kind: {role: Path(path) for role, path in job.pop(kind).items()}
         for kind in ("inputs", "outputs")
     }
-    module = importlib.import_module(f"buildsys.stages.{job['stage']}")
+    module = importlib.import_module(f"buildsys.stages.{job['stage']}.stage")
     return asdict(module.run(Job(**job, **files, project=Path(request["project"]))))
 
 
 def build(request: dict[str, Any]) -> Any:
-    """Build, and tell what the finished engine says of itself."""
+    """Build an engine; return its facts."""
     fields = {**request["request"]}
     fields |= {name: Path(fields[name]) for name in PATHS if fields.get(name)}
     if fields.get("calibration"):
@@ -59,7 +59,7 @@ def build(request: dict[str, Any]) -> Any:
 
 
 def run(request: dict[str, Any]) -> Any:
-    """Run an engine on tensors of a file, write its outputs to another, and return its profiles."""
+    """Run an engine on a file's tensors; return its profiles."""
     backend = load_backend("tensorrt")
     session = backend.load(Path(request["engine"]), request["options"])
     try:
@@ -80,7 +80,7 @@ def merge(request: dict[str, Any]) -> Any:
 
 
 def inspect(request: dict[str, Any]) -> Any:
-    """Return what the inspector says, as it says it."""
+    """Return the inspector's raw answer."""
     trt = importlib.import_module("tensorrt")
     from buildsys.backends.tensorrt.library import library_of
     from buildsys.backends.tensorrt.log import log_of
@@ -91,7 +91,7 @@ def inspect(request: dict[str, Any]) -> Any:
 
 
 def hold(request: dict[str, Any]) -> int:
-    """Take all of the GPU's memory but a little; the next call with ``release`` gives it back."""
+    """Allocate most of the GPU's memory until a call with ``release``."""
     while HELD:
         HELD.pop().close()
     if request.get("release"):

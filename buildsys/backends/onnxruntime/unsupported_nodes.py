@@ -55,9 +55,8 @@ def _unknown(
     reason = (
         f"not an operator of the domain {domain} in this ONNX Runtime, and no function of the model"
     )
-    return UnsupportedNode(
-        index, node.name, node.op_type, reason, inside, output=next(iter(node.output), "")
-    )
+    output = next(iter(node.output), "")
+    return UnsupportedNode(index, node.name, node.op_type, reason, inside, output=output)
 
 
 def _without_kernel(model: onnx.ModelProto) -> list[UnsupportedNode]:
@@ -67,32 +66,26 @@ def _without_kernel(model: onnx.ModelProto) -> list[UnsupportedNode]:
     Runtime may still run them with casts around float16 or with the function body that ONNX gives
     some operators.
     """
-    typed = _inferred(model)
-    opset = max(
-        (entry.version for entry in typed.opset_import if entry.domain in _DEFAULT_DOMAIN),
-        default=0,
-    )
-    types = dict(_tensor_types(typed.graph))
-    results: dict[bytes, UnsupportedNode | None] = {}
-    found = []
-    for index, node in _nodes(typed.graph.node):
-        if _has_own_kernel(node, opset, types):
-            continue
-        kind = _kind_of(node, types)
-        if kind not in results:
-            results[kind] = _tried(node, opset, types)
-        if result := results[kind]:
-            output = next(iter(node.output), "")
-            found.append(replace(result, index=index, name=node.name, output=output))
-    return found
-
-
-def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with inlined functions and inferred types of tensors."""
     with suppress(Exception):  # of any class; nodes of unknown types are skipped
         model = onnx.inliner.inline_local_functions(model) if model.functions else model
         model = onnx.shape_inference.infer_shapes(model)
-    return model
+    opsets = [entry.version for entry in model.opset_import if entry.domain in _DEFAULT_DOMAIN]
+    opset = max(opsets, default=0)
+    types = dict(_tensor_types(model.graph))
+    results: dict[bytes, UnsupportedNode | None] = {}
+    found = []
+    for index, node in _nodes(model.graph.node):
+        if _has_own_kernel(node, opset, types):
+            continue
+        kind = onnx.NodeProto(op_type=node.op_type, attribute=node.attribute)
+        kind.input.extend(str(types.get(name, "")) for name in node.input)
+        key = bytes(kind.SerializeToString(deterministic=True))
+        if key not in results:
+            results[key] = _tried(node, opset, types)
+        if result := results[key]:
+            output = next(iter(node.output), "")
+            found.append(replace(result, index=index, name=node.name, output=output))
+    return found
 
 
 def _tensor_types(graph: Any) -> Iterator[tuple[str, int]]:
@@ -134,28 +127,15 @@ def _has_own_kernel(node: Any, opset: int, tensors: Mapping[str, int]) -> bool:
     return kernels.has_kernel(Operator("", node.op_type), int(schema.since_version), types)
 
 
-def _kind_of(node: Any, tensors: Mapping[str, int]) -> bytes:
-    """Return a key of operator, attributes and input types."""
-    kind = onnx.NodeProto(op_type=node.op_type, attribute=node.attribute)
-    kind.input.extend(str(tensors.get(name, "")) for name in node.input)
-    return bytes(kind.SerializeToString(deterministic=True))
-
-
 def _tried(node: Any, opset: int, tensors: Mapping[str, int]) -> UnsupportedNode | None:
     """Return the refused node, None if ONNX Runtime loads it."""
     if _loads(node, opset, tensors):
         return None
-    types = (
-        ", ".join(dict.fromkeys(_type_name(tensors[name]) for name in node.input if name))
-        or "its types"
-    )
-    later = (
-        at
-        for at in _changed_at(node.op_type)
-        if at > opset and _loads(node, at, tensors, strictly=True)
-    )
-    reason = f"ONNX Runtime has no CPU kernel for it in {types}"
-    return UnsupportedNode(None, node.name, node.op_type, reason, since=next(later, None))
+    types = dict.fromkeys(_type_name(tensors[name]) for name in node.input if name)
+    reason = f"ONNX Runtime has no CPU kernel for it in {', '.join(types) or 'its types'}"
+    later = (at for at in _changed_at(node.op_type) if at > opset)
+    since = next((at for at in later if _loads(node, at, tensors, strictly=True)), None)
+    return UnsupportedNode(None, node.name, node.op_type, reason, since=since)
 
 
 def _loads(node: Any, opset: int, tensors: Mapping[str, int], *, strictly: bool = False) -> bool:
@@ -163,12 +143,16 @@ def _loads(node: Any, opset: int, tensors: Mapping[str, int], *, strictly: bool 
 
     Unless ``strictly``, failures for other reasons than a kernel count as loaded.
     """
-    inputs = [
-        helper.make_tensor_value_info(name, tensors[name], None)
-        for name in dict.fromkeys(node.input)
-        if name
-    ]
-    outputs = [_value(name, tensors.get(name, 0)) for name in node.output if name]
+    inputs, outputs = (
+        [
+            helper.make_tensor_value_info(name, tensors[name], None)
+            if tensors.get(name)
+            else helper.make_empty_tensor_value_info(name)
+            for name in dict.fromkeys(names)
+            if name
+        ]
+        for names in (node.input, node.output)
+    )
     graph = helper.make_graph([node], "one", inputs, outputs)
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=_IR_VERSION
@@ -182,12 +166,6 @@ def _loads(node: Any, opset: int, tensors: Mapping[str, int], *, strictly: bool 
     except Exception as refusal:  # of many classes
         return not strictly and _NO_KERNEL not in str(refusal)
     return True
-
-
-def _value(name: str, elem_type: int) -> onnx.ValueInfoProto:
-    if elem_type:
-        return helper.make_tensor_value_info(name, elem_type, None)
-    return helper.make_empty_tensor_value_info(name)
 
 
 def _changed_at(operator: str) -> list[int]:

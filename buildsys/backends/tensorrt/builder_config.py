@@ -158,6 +158,7 @@ def settings_in_force(library: Library, builder: Any, config: Any, options: Opti
 
 
 def _flags(options: Options) -> dict[str, bool]:
+    """Return the flags of an engine's fields, except for defaults, and its own ``flags``."""
     fields = {
         flag: bool(options[field]) for field, flag in _FLAG_FIELDS.items() if field in options
     }

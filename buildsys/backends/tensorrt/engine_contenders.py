@@ -64,8 +64,7 @@ class EngineContenders:
         self._timing = timing
         try:
             # the session itself is the first: a second context cannot have its profile if a
-            # TensorRT 8.6
-            # engine was built without profile sharing
+            # TensorRT 8.6 engine was built without profile sharing
             first.bind(inputs)()  # includes one-time work of a context
             sessions = [first]
             while len(sessions) < timing.in_flight:

@@ -1,4 +1,4 @@
-"""What needs a GPU: the driver's calls on any NVIDIA GPU, TensorRT-RTX engines on those that it supports."""
+"""CUDA on any NVIDIA GPU, and TensorRT-RTX engines on supported ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_driver_describes_its_gpus() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "bool"])
-def test_what_goes_to_the_gpu_comes_back(dtype: str) -> None:
+def test_uploads_round_trip(dtype: str) -> None:
     values = np.random.default_rng(0).integers(0, 2, (3, 1000)).astype(dtype)
     device = Device(0)
     with device.current():
@@ -97,7 +97,7 @@ def build_engine(folder: Path, **fields: Any) -> tuple[Path, dict[str, Any], Any
 
 
 @not_on_rtx
-def test_a_gpu_that_tensorrt_rtx_does_not_know_is_unavailable(tmp_path: Path) -> None:
+def test_a_gpu_unknown_to_tensorrt_rtx_is_unavailable(tmp_path: Path) -> None:
     engine, options, backend = build_engine(tmp_path)
     with pytest.raises(Unavailable, match=f"compute capability {HERE}"):
         backend.load(engine, options)
@@ -106,7 +106,7 @@ def test_a_gpu_that_tensorrt_rtx_does_not_know_is_unavailable(tmp_path: Path) ->
 
 
 @on_rtx
-def test_an_engine_gives_what_onnxruntime_gives_at_every_batch(tmp_path: Path) -> None:
+def test_an_engine_computes_the_same_as_onnxruntime_at_every_batch(tmp_path: Path) -> None:
     from engine_jobs import random_x
 
     from buildsys.backends.onnxruntime.session import OrtGraph
@@ -132,7 +132,7 @@ def test_an_engine_gives_what_onnxruntime_gives_at_every_batch(tmp_path: Path) -
 
 
 @on_rtx
-def test_the_profile_that_fits_is_chosen(tmp_path: Path) -> None:
+def test_the_fitting_profile_is_chosen(tmp_path: Path) -> None:
     from engine_jobs import random_x
 
     ranges = tuple(
@@ -150,7 +150,7 @@ def test_the_profile_that_fits_is_chosen(tmp_path: Path) -> None:
 
 @on_rtx
 @pytest.mark.parametrize("flag", ["refit", "strip_plan"])
-def test_flags_that_need_a_gpu_build_with_one(tmp_path: Path, flag: str) -> None:
+def test_flags_for_a_gpu_build_with_one(tmp_path: Path, flag: str) -> None:
     engine, _, _ = build_engine(tmp_path, compute_capabilities=(HERE,), flags={flag: True})
     assert engine.stat().st_size > 1000
 
@@ -158,7 +158,7 @@ def test_flags_that_need_a_gpu_build_with_one(tmp_path: Path, flag: str) -> None
 @pytest.mark.parametrize(
     ("dtype", "shape"), [("float32", (5, 3, 8, 16)), ("float16", (4, 50)), ("float32", (1, 1))]
 )
-def test_the_shipped_plugin_computes_on_the_stream_that_it_is_given(
+def test_the_shipped_plugin_computes_on_the_given_stream(
     dtype: str, shape: tuple[int, ...]
 ) -> None:
     trt, torch = pytest.importorskip("tensorrt_rtx"), pytest.importorskip("torch")

@@ -1,4 +1,4 @@
-"""Running and timing on a GPU: the driver's calls, the harness against bare loops, readings of NVML, real engines.
+"""Running and timing on a GPU: CUDA, bare loops, NVML, real engines.
 
 TensorRT is that of the interpreter BUILDSYS_TEST_TOOLCHAIN, else of this one. The folder that
 BUILDSYS_GPU_FIGURES names keeps the figures as JSON.
@@ -59,7 +59,7 @@ def device() -> Any:
     device.close()
 
 
-def test_copies_run_beside_the_host_and_come_back(device: Device) -> None:
+def test_asynchronous_copies_round_trip(device: Device) -> None:
     values = np.arange(1 << 20, dtype=np.float32)
     buffer = device.allocate(values.nbytes)
     source, target = device.allocate_host(values.nbytes), device.allocate_host(values.nbytes)
@@ -73,7 +73,7 @@ def test_copies_run_beside_the_host_and_come_back(device: Device) -> None:
         source.fill(values[:5])
 
 
-def test_events_time_what_lies_between_them(device: Device) -> None:
+def test_events_time_the_work_between_them(device: Device) -> None:
     size = 256 << 20
     buffer, host = device.allocate(size), device.allocate_host(size)
     begin, middle, end = device.new_event(), device.new_event(), device.new_event(blocking=True)
@@ -109,7 +109,7 @@ def test_a_captured_graph_does_the_work_again(device: Device) -> None:
         assert target.array().view(np.int32)[0] == value
 
 
-def test_what_cannot_be_captured_says_so_and_leaves_the_stream_usable(device: Device) -> None:
+def test_a_failed_capture_leaves_the_stream_usable(device: Device) -> None:
     def work() -> None:
         device.main_stream.synchronize()
 
@@ -120,7 +120,7 @@ def test_what_cannot_be_captured_says_so_and_leaves_the_stream_usable(device: De
     buffer.upload(np.zeros(8, np.uint8))
 
 
-def test_gpu_out_of_memory_says_how_much_was_asked_and_how_much_is_free(device: Device) -> None:
+def test_gpu_out_of_memory_names_requested_and_free_memory(device: Device) -> None:
     with pytest.raises(
         StageError,
         match=r"out of memory: 1024 TiB were requested, and [\d.]+ GiB of its [\d.]+ GiB",
@@ -130,7 +130,7 @@ def test_gpu_out_of_memory_says_how_much_was_asked_and_how_much_is_free(device: 
     assert 0 < free <= total
 
 
-def test_all_that_was_made_is_given_back() -> None:
+def test_closing_a_device_frees_everything() -> None:
     size = int(DRIVER.gpus[0].memory_bytes * 0.4)
     for _ in range(4):
         device = Device(0)
@@ -184,7 +184,7 @@ def test_several_in_flight_share_the_gpu(device: Device, blocking: bool) -> None
     assert statistics.median(together.wall_ns) > statistics.median(alone.wall_ns)
 
 
-def test_nvml_reads_the_gpu_that_cuda_uses(device: Device) -> None:
+def test_nvml_reads_the_gpu_in_use(device: Device) -> None:
     contender = GpuContender(device, [products(device, 4096)[1]], blocking=False)
     with sampled(pci_bus_id(0)) as readings:
         contender.block(1.5, 5)
@@ -205,8 +205,8 @@ def test_nvml_reads_the_gpu_that_cuda_uses(device: Device) -> None:
         "--format=csv,noheader",
     ]
     if shutil.which(asked[0]):
-        told = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-        assert told == ", ".join(read_uuids(os.environ.get("CUDA_VISIBLE_DEVICES"))[0])
+        listed = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+        assert listed == ", ".join(read_uuids(os.environ.get("CUDA_VISIBLE_DEVICES"))[0])
 
 
 def test_reading_nvml_does_not_disturb_the_timing(device: Device) -> None:
@@ -250,7 +250,7 @@ def in_tensorrt(folder: Path, *arguments: str, **environment: str) -> dict[str, 
 
 @cache
 def engine_of(model: str, folder: Path) -> Path:
-    """Build an fp16 engine of a torchvision model with a dynamic batch; golden inputs lie beside it."""
+    """Build an fp16 engine of a torchvision model, with golden inputs."""
     torch, torchvision = pytest.importorskip("torch"), pytest.importorskip("torchvision")
     torch.manual_seed(0)
     network, onnx, engine = (

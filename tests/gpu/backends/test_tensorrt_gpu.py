@@ -1,4 +1,4 @@
-"""TensorRT 8.6, 10 or 11 on a GPU: engines of small networks with every field, their numbers, and what is refused.
+"""TensorRT 8.6, 10 or 11 on a GPU: engines of small networks.
 
 The interpreter that has TensorRT is this one, or that of BUILDSYS_TEST_TOOLCHAIN=/path/to/python.
 """
@@ -48,7 +48,7 @@ def toolchain() -> Iterator[Toolchain]:
 
 
 def convolutions() -> Any:
-    """Five convolutions of 16 channels: large enough for tensor cores, small enough to build at once."""
+    """Five convolutions of 16 channels: enough for tensor cores, and quick to build."""
     nodes = []
     stored = {}
     for index in range(5):
@@ -130,14 +130,15 @@ def error_of(
 
 
 def job_of(action: Action, build: Path, **inputs: Path) -> dict[str, Any]:
-    """Return the fields of the job that the executor would make; ``inputs`` are files in the place of planned ones."""
+    """Return the executor's fields of a job; ``inputs`` replace planned files."""
     files = {role: build / ref.path for role, ref in action.inputs.items()} | inputs
     outputs = {role: build / ref.path for role, ref in action.outputs.items()}
     for path in outputs.values():
         path.parent.mkdir(parents=True, exist_ok=True)
     return {
         "target": action.target, "stage": action.stage, "model": "m", "variant": action.variant,
-        "options": action.options, "inputs": {role: path for role, path in files.items() if path.is_file()},
+        "options": action.options,
+        "inputs": {role: path for role, path in files.items() if path.is_file()},
         "outputs": outputs,
     }  # fmt: skip
 
@@ -205,16 +206,16 @@ def test_an_int8_engine_is_calibrated(toolchain: Toolchain, tmp_path: Path, algo
         toolchain.ask("build", request=asked)
 
 
-def test_a_builder_that_chooses_types_takes_quantizers(
-    toolchain: Toolchain, tmp_path: Path
-) -> None:
-    """The chain of a project: the stages before the engine here, on the CPU, and those of TensorRT in its place."""
+def test_a_weakly_typed_builder_accepts_quantizers(toolchain: Toolchain, tmp_path: Path) -> None:
+    """The stages of a project, those of TensorRT in its interpreter."""
     if int(toolchain.version.split(".")[0]) >= 11:
         pytest.skip("weakly typed engines are for TensorRT 8.6 and 10")
     sources = {"tactic_sources": list(SOURCES)} if toolchain.version.startswith("8.") else {}
     spec = resolved(
-        {"backend": "tensorrt", "precision": "int8", "typing": "weak", "quantization": "explicit", **sources},
-        inputs={"x": {"shape": IMAGE["x"]["shape"]}}, calibration={"data": {"x": {"random": "normal"}}, "batches": 4},
+        {"backend": "tensorrt", "precision": "int8", "typing": "weak", "quantization": "explicit",
+         **sources},
+        inputs={"x": {"shape": IMAGE["x"]["shape"]}},
+        calibration={"data": {"x": {"random": "normal"}}, "batches": 4},
     )  # fmt: skip
     actions = {action.stage: action for action in plan_model(spec, lambda _: toolchain.version)}
     write(tmp_path / "m" / "simplify", convolutions())
@@ -257,7 +258,7 @@ def test_a_builder_that_chooses_types_takes_quantizers(
         assert np.abs(answer - expected).max() / np.abs(expected).max() <= limit
 
 
-def test_an_engine_that_nothing_was_quantized_in_is_told_of_quantizers(
+def test_an_unquantized_engine_is_pointed_to_quantizers(
     toolchain: Toolchain, tmp_path: Path
 ) -> None:
     if int(toolchain.version.split(".")[0]) >= 11:
@@ -295,8 +296,8 @@ def test_an_engine_in_another_precision_fails_with_the_figure(
         layer_precisions=[{"layers": "*", "precision": "fp32"}],
     )
     assert (
-        "the engine was requested in fp16, but none of its layers is in float16 (the minimum is 10%): 100% in float32"
-        in said
+        "the engine was requested in fp16, but none of its layers is in float16 (the minimum is"
+        " 10%): 100% in float32" in said
     )
 
 
@@ -323,7 +324,7 @@ def test_layers_get_their_own_precision(toolchain: Toolchain, tmp_path: Path) ->
     ("layout", "dtype"),
     [("hwc8", "float16"), ("chw2", "float16"), ("linear", "float16"), ("chw32", None)],
 )
-def test_tensors_lie_as_they_were_asked_for(
+def test_tensors_have_the_requested_layout(
     toolchain: Toolchain, tmp_path: Path, layout: str, dtype: str | None
 ) -> None:
     if not toolchain.version.startswith(("8.", "10.")):
@@ -337,7 +338,9 @@ def test_tensors_lie_as_they_were_asked_for(
     assert error_of(toolchain, tmp_path, image(3)) <= 2e-2
 
 
-def test_profiles_are_chosen_and_can_be_asked_for(toolchain: Toolchain, tmp_path: Path) -> None:
+def test_profiles_are_chosen_automatically_or_explicitly(
+    toolchain: Toolchain, tmp_path: Path
+) -> None:
     spans = [(1, 1, 2), (2, 4, 8)]
     profiles = [
         {
@@ -364,7 +367,8 @@ def test_profiles_are_chosen_and_can_be_asked_for(toolchain: Toolchain, tmp_path
 
 def test_values_decide_the_shapes_of_outputs(toolchain: Toolchain, tmp_path: Path) -> None:
     nodes = [
-        helper.make_node("Relu", ["x"], ["r"], name="relu"), helper.make_node("NonZero", ["r"], ["n"], name="nonzero"),
+        helper.make_node("Relu", ["x"], ["r"], name="relu"),
+        helper.make_node("NonZero", ["r"], ["n"], name="nonzero"),
         helper.make_node("Transpose", ["n"], ["y"], name="transpose", perm=[1, 0]),
         helper.make_node("Neg", ["x"], ["z"], name="neg"),
     ]  # fmt: skip
@@ -404,9 +408,7 @@ def test_values_of_an_input_decide_shapes(toolchain: Toolchain, tmp_path: Path) 
     given = {**image(2), "shape": Tensor(np.array([8, 1024]), "int64")}
     found, profiles = run(toolchain, tmp_path, given)
     assert np.array_equal(found["y"].array, given["x"].array.reshape(8, 1024))
-    if toolchain.version.startswith(
-        "8."
-    ):  # which tells the first value alone, so nothing is compared
+    if toolchain.version.startswith("8."):  # reports the first value only, so nothing is compared
         assert "max_values" not in profiles[0]["shape"]
         return
     assert profiles[0]["shape"]["max_values"] == [16, 1024]
@@ -424,7 +426,8 @@ def test_values_of_an_input_decide_shapes(toolchain: Toolchain, tmp_path: Path) 
         {"sparsity": True, "precision": "fp16"},
         {"direct_io": True, "io": {"x": {"format": "linear"}}},
         {
-            "workspace": "256MiB", "tactic_dram": "1GiB", "max_aux_streams": 1, "avg_timing_iterations": 2,
+            "workspace": "256MiB", "tactic_dram": "1GiB", "max_aux_streams": 1,
+            "avg_timing_iterations": 2,
             "builder_optimization_level": 2, "max_threads": 2,
         },
         {"profiling_verbosity": "none"},
@@ -451,10 +454,10 @@ def test_every_field_reaches_the_builder(
     assert error_of(toolchain, tmp_path, image(2)) <= 2e-2
 
 
-def test_an_engine_of_one_fused_layer_does_not_tell_its_type(
+def test_an_engine_of_one_fused_layer_has_an_unknown_type(
     toolchain: Toolchain, tmp_path: Path
 ) -> None:
-    """Float32 at the ends of a part that is compiled as a whole is no proof of anything."""
+    """Float32 at the ends of a fused part proves nothing."""
     if int(toolchain.version.split(".")[0]) >= 11:
         pytest.skip("weakly typed engines are for TensorRT 8.6 and 10")
     t = (TensorProto.FLOAT, ["batch", 64, 128])
@@ -504,7 +507,7 @@ def test_an_engine_of_one_fused_layer_does_not_tell_its_type(
         ({"tactic_sources": ["cublas"]}, "11."),
     ],
 )
-def test_what_a_version_lacks_is_an_error_that_names_those_that_have_it(
+def test_an_unsupported_field_names_the_versions_supporting_it(
     toolchain: Toolchain, tmp_path: Path, fields: dict[str, Any], versions: str
 ) -> None:
     if not toolchain.version.startswith(versions):
@@ -517,7 +520,7 @@ def test_what_a_version_lacks_is_an_error_that_names_those_that_have_it(
     assert "TensorRT 10" in said or "TensorRT 11" in said
 
 
-def test_an_accelerator_that_is_not_there(toolchain: Toolchain, tmp_path: Path) -> None:
+def test_a_missing_accelerator(toolchain: Toolchain, tmp_path: Path) -> None:
     said = refusal(toolchain, tmp_path, precision="fp16", dla_core=0, gpu_fallback=True)
     assert "dla_core: 0 needs a deep learning accelerator, and this machine has none" in said
 
@@ -533,9 +536,12 @@ def test_a_network_hook_changes_the_engine(toolchain: Toolchain, tmp_path: Path)
     facts = build(toolchain, tmp_path, network="hooks.py:tweak", project=tmp_path)
     assert facts["outputs"][0]["name"] == "renamed"
     for name, text in {
-        "fail": "hooks.py:fail failed: AttributeError: 'tensorrt.tensorrt.ILayer' object has no attribute 'no_such'",
-        "few": "hooks.py:few takes the parameters (network); a network hook takes two, the network and the config",
-        "gives": "hooks.py:gives returned an INetworkDefinition; a network hook changes the network in place",
+        "fail": "hooks.py:fail failed: AttributeError: 'tensorrt.tensorrt.ILayer' object has no"
+        " attribute 'no_such'",
+        "few": "hooks.py:few takes the parameters (network); a network hook takes two, the"
+        " network and the config",
+        "gives": "hooks.py:gives returned an INetworkDefinition; a network hook changes the"
+        " network in place",
         "absent": "hooks.py has no absent",
     }.items():
         said = refusal(toolchain, tmp_path, network=f"hooks.py:{name}", project=tmp_path)
@@ -572,7 +578,7 @@ def test_a_timing_cache_is_used_again_and_a_broken_one_is_a_warning(
     assert len(toolchain.ask("merge", files=[cache, other], merged=merged)) == 1
 
 
-def test_operators_that_the_parser_lacks_are_all_named(
+def test_all_operators_unknown_to_the_parser_are_named(
     toolchain: Toolchain, tmp_path: Path
 ) -> None:
     nodes = [
@@ -595,7 +601,7 @@ def test_operators_that_the_parser_lacks_are_all_named(
     assert "fine" not in said
 
 
-def test_what_is_no_onnx_is_said(toolchain: Toolchain, tmp_path: Path) -> None:
+def test_a_file_that_is_not_onnx_is_reported(toolchain: Toolchain, tmp_path: Path) -> None:
     file = write(tmp_path, convolutions())
     for text in (b"import this\n", b"hello", file.read_bytes()[:3000]):
         file.write_bytes(text)
@@ -606,7 +612,7 @@ def test_what_is_no_onnx_is_said(toolchain: Toolchain, tmp_path: Path) -> None:
             toolchain.ask("build", request=request(file, options(toolchain)))
 
 
-def test_sizes_that_the_graph_fixes(toolchain: Toolchain, tmp_path: Path) -> None:
+def test_sizes_fixed_by_the_graph(toolchain: Toolchain, tmp_path: Path) -> None:
     model = one_node("Relu", shape=(2, 16, 16, 16))
     said = refusal(toolchain, tmp_path, model=model)
     assert "profile 0: the graph fixes axis 0 of x at 2, not 1 to 8" in said
@@ -615,7 +621,7 @@ def test_sizes_that_the_graph_fixes(toolchain: Toolchain, tmp_path: Path) -> Non
     )
 
 
-def test_a_workspace_that_is_too_small_for_any_tactic(toolchain: Toolchain, tmp_path: Path) -> None:
+def test_a_workspace_too_small_for_any_tactic(toolchain: Toolchain, tmp_path: Path) -> None:
     nodes = [helper.make_node("TopK", ["x", "k"], ["y", "i"], name="/topk", axis=1)]
     x, y = (TensorProto.FLOAT, ["batch", 200000]), (TensorProto.FLOAT, ["batch", 3000])
     model = make_model(nodes, {"x": x}, {"y": y}, {"k": np.array([3000])})
@@ -628,7 +634,7 @@ def test_a_workspace_that_is_too_small_for_any_tactic(toolchain: Toolchain, tmp_
     assert "1 KiB" in said
 
 
-def test_engines_that_cannot_be_loaded(toolchain: Toolchain, tmp_path: Path) -> None:
+def test_unloadable_engines(toolchain: Toolchain, tmp_path: Path) -> None:
     build(toolchain, tmp_path)
     engine = tmp_path / "model.engine"
     good = engine.read_bytes()
@@ -646,7 +652,7 @@ def test_engines_that_cannot_be_loaded(toolchain: Toolchain, tmp_path: Path) -> 
         assert "build it again on this machine" in str(caught.value)
 
 
-def test_memory_that_the_gpu_does_not_have(toolchain: Toolchain, tmp_path: Path) -> None:
+def test_more_memory_than_the_gpu_has(toolchain: Toolchain, tmp_path: Path) -> None:
     sizes = (1, 256, 1024, 1024)  # 1 GiB
     inputs = {"x": {"shape": ["batch", *sizes[1:]], "dtype": "float32"}}
     profiles = [{"x": {point: list(sizes) for point in ("min", "opt", "max")}}]
@@ -689,7 +695,8 @@ def test_resnet18_in_fp16_agrees_with_pytorch(toolchain: Toolchain, tmp_path: Pa
     fields = {"tactic_sources": list(SOURCES)} if toolchain.version.startswith("8.") else {}
     spec = resolved(
         {"backend": "tensorrt", "precision": "fp16", **fields},
-        inputs={"x": {"shape": ["batch", 3, 224, 224]}}, dims={"batch": {"min": 1, "opt": 8, "max": 16}},
+        inputs={"x": {"shape": ["batch", 3, 224, 224]}},
+        dims={"batch": {"min": 1, "opt": 8, "max": 16}},
     )  # fmt: skip
     actions = {action.stage: action for action in plan_model(spec, lambda _: toolchain.version)}
     golden = {}

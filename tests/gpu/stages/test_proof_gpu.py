@@ -1,4 +1,4 @@
-"""Whole runs of doit with TensorRT on a GPU: every profile verified, timing caches shared and pinned, the doctor.
+"""Complete runs of doit with TensorRT on a GPU.
 
 The interpreter that has TensorRT is this one, or that of BUILDSYS_TEST_TOOLCHAIN=/path/to/python.
 """
@@ -35,7 +35,8 @@ import torch
 class Convolutions(torch.nn.Sequential):
     def __init__(self, channels=8):
         torch.manual_seed(0)
-        layers = [torch.nn.Conv2d(3, channels, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(channels, 4, 3)]
+        first, last = torch.nn.Conv2d(3, channels, 3, padding=1), torch.nn.Conv2d(channels, 4, 3)
+        layers = [first, torch.nn.ReLU(), last]
         super().__init__(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
 
 
@@ -81,7 +82,10 @@ def model(
         "model": name, "source": {"python": f"plugins/models/nets.py:{make}", **kwargs},
         "inputs": {"x": {"shape": ["batch", 3, 16, 16]}}, "outputs": {"y": {"shape": ["batch", 4]}},
         "dims": {"batch": {"min": 1, "opt": 4, "max": 16}},
-        "engines": [{"name": f"trt{n or ''}", **ENGINE, **toolchain, **engine} for n, engine in enumerate(engines)],
+        "engines": [
+            {"name": f"trt{n or ''}", **ENGINE, **toolchain, **engine}
+            for n, engine in enumerate(engines)
+        ],
     }  # fmt: skip
     (project.root / f"configs/models/{name}.yaml").write_text(json.dumps(manifest))
 
@@ -123,7 +127,7 @@ def test_exact_at_batch_1_and_wrong_at_batch_2(project: ProjectFolder) -> None:
     assert all(failure["index"][0] > 0 for failure in failures)
 
 
-def test_an_engine_that_lacks_the_bits_of_float32_is_told_how_to_get_them(
+def test_a_tf32_engine_names_the_remedy_for_full_float32(
     project: ProjectFolder,
 ) -> None:
     model(project, "m", {"tolerance": {"rtol": 1e-6}}, channels=64)
@@ -154,7 +158,7 @@ def test_timings_are_shared_merged_and_pinned(project: ProjectFolder) -> None:
         assert project.doit("forget", f"engine:{name}:trt").code == 0
         assert project.doit(f"engine:{name}:trt").code == 0
         again = result(project, f"{name}/engine/trt/engine.json")["timing_cache"]
-        assert again["lent"], "it begins with what both have measured"
+        assert again["lent"], "the build begins with the timings of both"
         assert again["added_bytes"] == 0, f"timings of {name} have been lost"
 
     model(project, "a", {"timing_cache": {"pin": first["a"]["digest"]}})
@@ -230,8 +234,8 @@ def test_the_record_and_the_doctor(project: ProjectFolder, tmp_path: Path) -> No
     assert record["device_memory_bytes"] >= 0
     assert record["precision_shares"]["layers"]
     assert record["phases"].keys() >= {"prepare", "build", "read_back"}
-    told = project.doit("doctor", "m:trt")
-    assert (told.code, "it can run here" in told.out) == (0, True), told.out
+    shown = project.doit("doctor", "m:trt")
+    assert (shown.code, "it can run here" in shown.out) == (0, True), shown.out
 
     copy = tmp_path / "elsewhere"
     shutil.copytree(project.root / "build/m/engine/trt", copy)
@@ -242,7 +246,7 @@ def test_the_record_and_the_doctor(project: ProjectFolder, tmp_path: Path) -> No
         (copy / "engine.json").write_text(json.dumps(edited))
         # asked in the interpreter of the project's engine: this one may have no TensorRT
         shutil.copy(copy / "engine.json", project.root / "build/m/engine/trt/engine.json")
-        told = project.doit("doctor", "m:trt", "--json")
-        assert told.code == 1
-        kinds = [reason["kind"] for reason in json.loads(told.out)["engines"][0]["reasons"]]
+        shown = project.doit("doctor", "m:trt", "--json")
+        assert shown.code == 1
+        kinds = [reason["kind"] for reason in json.loads(shown.out)["engines"][0]["reasons"]]
         assert kinds[:2] == [kind, "stale"]  # its record was edited by hand

@@ -1,7 +1,7 @@
-"""TensorRT engines of torchvision models, from the manifest to the verified engine, in each precision.
+"""Verified TensorRT engines of torchvision models in each precision.
 
-They take minutes each. BUILDSYS_TEST_MODELS=resnet18,resnet50 restricts them; BUILDSYS_TEST_PROJECT=FOLDER keeps what
-is built, and the next run goes on from there.
+They take minutes each. BUILDSYS_TEST_MODELS=resnet18,resnet50 restricts them;
+BUILDSYS_TEST_PROJECT=FOLDER keeps what is built, and the next run goes on from there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> ModelProject:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("model", WANTED)
-def test_an_engine_is_what_was_asked_for(project: ModelProject, model: str, precision: str) -> None:
+def test_an_engine_has_the_requested_settings(
+    project: ModelProject, model: str, precision: str
+) -> None:
     name = f"trt-{precision}"
     ran = project.doit(f"verify:{model}:{name}")
     assert ran.returncode == 0, ran.stdout

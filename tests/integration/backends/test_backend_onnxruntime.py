@@ -1,4 +1,4 @@
-"""Engines of ONNX Runtime: saved, loaded as they are, and equal to what they were made from."""
+"""Engines of ONNX Runtime are equal to their source graphs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(engine: Path, inputs: dict[str, Tensor], **fields: Any) -> dict[str, Ten
 
 
 @pytest.mark.parametrize("level", ["disable", "basic", "extended", "all"])
-def test_a_loaded_engine_gives_what_the_session_that_saved_it_gives(
+def test_a_loaded_engine_computes_the_same_as_the_saving_session(
     tmp_path: Path, level: str
 ) -> None:
     engine, facts = build(tmp_path, conv_bn(), graph_optimization_level=level)
@@ -75,7 +75,7 @@ def test_the_facts_are_those_of_the_optimized_graph(tmp_path: Path) -> None:
     assert json.loads(json.dumps(best)) == best
 
 
-def test_an_fp16_graph_runs_on_the_cpu_and_says_how(tmp_path: Path) -> None:
+def test_an_fp16_graph_on_the_cpu_explains_its_arithmetic(tmp_path: Path) -> None:
     typed = conv_bn()
     convert_precision(typed, "fp16")
     engine, facts = build(tmp_path, typed, precision="fp16", graph_optimization_level="basic")
@@ -101,7 +101,8 @@ def test_a_bf16_graph_is_emulated_on_the_cpu(tmp_path: Path) -> None:
 
 def test_every_field_reaches_the_session(tmp_path: Path) -> None:
     fields = {
-        "intra_op_threads": 1, "inter_op_threads": 2, "execution_mode": "parallel", "spinning": False,
+        "intra_op_threads": 1, "inter_op_threads": 2, "execution_mode": "parallel",
+        "spinning": False,
         "session_config": {"session.set_denormal_as_zero": "1"},
     }  # fmt: skip
     engine, facts = build(tmp_path, conv_bn(), **fields)
@@ -143,7 +144,7 @@ def test_strings_can_be_bound_too(tmp_path: Path) -> None:
     session.bind(inputs)()
 
 
-def test_large_graphs_keep_their_weights_beside(
+def test_large_graphs_have_external_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backend, "_INLINE_LIMIT_BYTES", 1000)
@@ -165,9 +166,7 @@ def test_large_graphs_keep_their_weights_beside(
 
 
 @pytest.mark.parametrize("level", ["disable", "all"])
-def test_an_engine_takes_along_the_weights_that_lay_beside_its_source(
-    tmp_path: Path, level: str
-) -> None:
+def test_an_engine_includes_the_external_weights_of_its_source(tmp_path: Path, level: str) -> None:
     model = make_model(
         [helper.make_node("MatMul", ["x", "w"], ["y"], name="mm")],
         {"x": (TensorProto.FLOAT, IMAGE)},
@@ -219,7 +218,8 @@ def test_unknown_operators_in_functions_and_branches_are_found(tmp_path: Path) -
         helper.make_node("If", ["c"], ["y"], name="if", then_branch=branch, else_branch=branch),
     ]
     model = make_model(
-        nodes, {"x": (TensorProto.FLOAT, IMAGE), "c": (TensorProto.BOOL, [])}, {"y": (TensorProto.FLOAT, IMAGE)},
+        nodes, {"x": (TensorProto.FLOAT, IMAGE), "c": (TensorProto.BOOL, [])},
+        {"y": (TensorProto.FLOAT, IMAGE)},
         opsets=opsets[1:], functions=[function],
     )  # fmt: skip
     found = backend.unsupported(request(write(tmp_path, model), tmp_path, options()))
@@ -228,7 +228,7 @@ def test_unknown_operators_in_functions_and_branches_are_found(tmp_path: Path) -
     ]  # fmt: skip
 
 
-def test_a_file_that_is_no_onnx_is_one_sentence(tmp_path: Path) -> None:
+def test_an_invalid_onnx_file_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_text("hello, this is no model")
     with pytest.raises(StageError) as caught:
         backend.build(request(tmp_path / "model.onnx", tmp_path, options()))

@@ -1,4 +1,4 @@
-"""Real TensorRT-RTX engines on a machine that may have no GPU, and everything that it refuses."""
+"""Real TensorRT-RTX engines, with or without a GPU, and refusals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from buildsys.errors import StageError, Unavailable
 from buildsys.manifest.schema.tensorrt import ComputeCapability, RtxFlag
 
 trt = pytest.importorskip("tensorrt_rtx")
-from buildsys.backends.tensorrt_rtx import backend as tensorrt_rtx  # noqa: E402 - after the library is known to be there
+from buildsys.backends.tensorrt_rtx import backend as tensorrt_rtx  # noqa: E402 - after the skip
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "backends"))
 from trt_names import MODULES, PACKAGE, uses  # noqa: E402
@@ -81,9 +81,12 @@ def test_the_types_of_the_graph_are_those_of_the_engine(
 
 def test_every_field_reaches_the_builder(tmp_path: Path) -> None:
     fields = {
-        "compute_capabilities": ("12.0", "8.0"), "builder_optimization_level": 4, "workspace": 1 << 28,
-        "tactic_shared_memory": 1 << 20, "tiling_optimization_level": "fast", "l2_limit_for_tiling": 1 << 16,
-        "max_aux_streams": 2, "avg_timing_iterations": 3, "max_threads": 2, "profiling_verbosity": "detailed",
+        "compute_capabilities": ("12.0", "8.0"), "builder_optimization_level": 4,
+        "workspace": 1 << 28,
+        "tactic_shared_memory": 1 << 20, "tiling_optimization_level": "fast",
+        "l2_limit_for_tiling": 1 << 16,
+        "max_aux_streams": 2, "avg_timing_iterations": 3, "max_threads": 2,
+        "profiling_verbosity": "detailed",
     }  # fmt: skip
     builder_config = build(
         tmp_path, one_node("Relu"), **fields, flags={"strict_nans": True, "tf32": False}
@@ -97,7 +100,7 @@ def test_every_field_reaches_the_builder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flag", sorted(set(enum_tables.FLAGS.members) - {"exclude_lean_runtime"}))
 def test_every_flag_of_the_schema_can_be_set(flag: str) -> None:
-    """Setting is checked on a configuration alone; what a build without a GPU cannot do is checked elsewhere."""
+    """Settings are checked on a configuration, without a build."""
     builder = trt.Builder(LOG.logger)
     config = builder.create_builder_config()
     with LOG.collected() as found:
@@ -132,7 +135,7 @@ def test_a_wrong_profile_is_said_before_anything_is_built(tmp_path: Path) -> Non
         build(tmp_path, conv_bn(), profiles=(wrong,))
 
 
-def test_a_profile_that_tensorrt_refuses_is_an_error() -> None:
+def test_a_profile_refused_by_tensorrt_is_an_error() -> None:
     builder = trt.Builder(LOG.logger)
     wrong = {"x": {"min": (4, 3), "opt": (2, 3), "max": (8, 3)}}
     with LOG.collected(), pytest.raises(StageError, match="refuses the optimization profile 0"):
@@ -164,7 +167,7 @@ def test_all_refused_nodes_are_named_at_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_refused_node_in_a_local_function_tells_the_function(tmp_path: Path) -> None:
+def test_a_refused_node_in_a_local_function_names_the_function(tmp_path: Path) -> None:
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("my", 1)]
     inner = helper.make_node("Inner", ["a"], ["b"], name="inner", domain="my")
     function = helper.make_function("my", "Fn", ["a"], ["b"], [inner], opsets)
@@ -176,7 +179,7 @@ def test_a_refused_node_in_a_local_function_tells_the_function(tmp_path: Path) -
     assert any("Fn" in function for function in refused.functions)
 
 
-def test_a_file_that_is_no_onnx_is_said(tmp_path: Path) -> None:
+def test_an_invalid_onnx_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_text("import this\n")
     with pytest.raises(
         StageError, match=r"cannot read model\.onnx: Failed to parse the ONNX model"
@@ -184,13 +187,13 @@ def test_a_file_that_is_no_onnx_is_said(tmp_path: Path) -> None:
         tensorrt_rtx.build(request(tmp_path / "model.onnx", tmp_path, options()))
 
 
-def test_a_file_that_parses_as_an_empty_model_is_said(tmp_path: Path) -> None:
+def test_a_file_parsed_as_an_empty_model_is_reported(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_text("hello")
     with pytest.raises(StageError, match=r"finds no graph with outputs in model\.onnx"):
         tensorrt_rtx.build(request(tmp_path / "model.onnx", tmp_path, options()))
 
 
-def test_a_build_that_gives_up_tells_why_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_failed_build_gives_its_reason_and_writes_nothing(tmp_path: Path) -> None:
     model = make_model(
         [helper.make_node("MatMul", ["x", "w"], ["y"], name="mm")],
         {"x": (TensorProto.FLOAT, ["batch", 3, 8, 8])},
@@ -205,7 +208,7 @@ def test_a_build_that_gives_up_tells_why_and_writes_nothing(tmp_path: Path) -> N
 
 
 def reshaping() -> tuple[onnx.ModelProto, dict[str, Any]]:
-    """Return a graph in which the values of an input decide a shape, and its inputs."""
+    """Return a graph with a shape-deciding input, and its inputs."""
     model = make_model(
         [helper.make_node("Reshape", ["x", "shape"], ["y"], name="reshape")],
         {"x": (TensorProto.FLOAT, ["batch", 3, 8, 8]), "shape": (TensorProto.INT64, [2])},
@@ -222,7 +225,7 @@ def test_an_input_whose_values_are_shapes_needs_a_range_of_them(tmp_path: Path) 
         tensorrt_rtx.build(request(write(tmp_path, model), tmp_path, options(), inputs))
 
 
-def test_a_profile_holds_values_that_decide_shapes(tmp_path: Path) -> None:
+def test_a_profile_holds_shape_deciding_values(tmp_path: Path) -> None:
     model, inputs = reshaping()
     sizes = {"min": (1, 3, 8, 8), "opt": (2, 3, 8, 8), "max": (4, 3, 8, 8)}
     values = {"min": (3, 64), "opt": (6, 64), "max": (12, 64)}
@@ -249,7 +252,7 @@ def test_a_profile_holds_values_that_decide_shapes(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_profile_that_does_not_fit_the_graph(
+def test_a_profile_mismatching_the_graph(
     tmp_path: Path, shape: tuple[Any, ...], inputs: dict[str, Any], said: str
 ) -> None:
     model = one_node("Relu", shape=shape)
@@ -304,11 +307,13 @@ def test_a_network_hook_changes_network_and_configuration(tmp_path: Path) -> Non
         ("fail", "hooks.py:fail failed: AttributeError: 'tensorrt_rtx_bindings.tensorrt_rtx."),
         (
             "few",
-            "hooks.py:few takes the parameters (network); a network hook takes two, the network and the config",
+            "hooks.py:few takes the parameters (network); a network hook takes two, the network"
+            " and the config",
         ),
         (
             "gives",
-            "hooks.py:gives returned an INetworkDefinition; a network hook changes the network in place and",
+            "hooks.py:gives returned an INetworkDefinition; a network hook changes the network in"
+            " place and",
         ),
         (
             "cut",
@@ -319,7 +324,7 @@ def test_a_network_hook_changes_network_and_configuration(tmp_path: Path) -> Non
         ("number", "hooks.py:number is an int, not a callable"),
     ],
 )
-def test_a_network_hook_that_is_wrong(tmp_path: Path, name: str, said: str) -> None:
+def test_a_wrong_network_hook(tmp_path: Path, name: str, said: str) -> None:
     with pytest.raises(StageError) as caught:
         hooked(tmp_path, name)
     assert str(caught.value).startswith(said)
@@ -353,13 +358,13 @@ def test_formats_of_tensors_reach_the_network(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_formats_that_cannot_be(tmp_path: Path, io: dict[str, Any], said: str) -> None:
+def test_unsupported_formats(tmp_path: Path, io: dict[str, Any], said: str) -> None:
     with pytest.raises(StageError) as caught:
         build(tmp_path, one_node("Relu"), io=io)
     assert str(caught.value).startswith(said)
 
 
-def test_a_graph_without_the_precision_that_was_asked_for_fails_with_the_figure(
+def test_a_graph_without_the_requested_precision_fails_with_the_share(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(StageError) as caught:
@@ -368,13 +373,11 @@ def test_a_graph_without_the_precision_that_was_asked_for_fails_with_the_figure(
         "model m: the engine was requested in fp16, but none of its layers is in float16: "
     )
     assert not (tmp_path / "engine.engine").exists()
-    facts = build(
-        tmp_path, conv_bn(), precision="fp16", precision_share=0
-    )  # which asks for no share
+    facts = build(tmp_path, conv_bn(), precision="fp16", precision_share=0)
     assert "float16" not in facts["precision_shares"]["layers"]
 
 
-def test_what_was_looked_at_is_told(tmp_path: Path) -> None:
+def test_inspected_facts_are_reported(tmp_path: Path) -> None:
     assert build(tmp_path, one_node("Relu"))["precision_of"] == "network"
 
 
@@ -395,7 +398,7 @@ def test_progress_is_reported(tmp_path: Path) -> None:
     assert any(" of " in message for message in said)
 
 
-def test_a_listener_that_is_gone_cancels_the_build(tmp_path: Path) -> None:
+def test_a_closed_listener_cancels_the_build(tmp_path: Path) -> None:
     def gone(message: str) -> None:
         raise BrokenPipeError(message)
 
@@ -405,7 +408,7 @@ def test_a_listener_that_is_gone_cancels_the_build(tmp_path: Path) -> None:
 
 
 @needs_no_gpu
-def test_without_a_gpu_an_engine_is_unavailable_and_says_where_it_runs(tmp_path: Path) -> None:
+def test_without_a_gpu_an_engine_is_unavailable_with_a_remedy(tmp_path: Path) -> None:
     build(tmp_path, one_node("Relu"))
     with pytest.raises(Unavailable) as caught:
         tensorrt_rtx.load(tmp_path / "engine.engine", options())
@@ -426,9 +429,7 @@ def test_without_a_gpu_an_engine_is_unavailable_and_says_where_it_runs(tmp_path:
         ({"compute_capabilities": ("current",)}, "the compute capability 'current'"),
     ],
 )
-def test_fields_that_need_a_gpu_are_unavailable_without_one(
-    fields: dict[str, Any], named: str
-) -> None:
+def test_fields_for_a_gpu_are_unavailable_without_one(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(Unavailable) as caught:
         tensorrt_rtx.prepare(options(**fields))
     assert caught.value.problem.startswith(
@@ -442,7 +443,7 @@ def test_no_memory_to_work_in_is_refused() -> None:
         tensorrt_rtx.prepare(options(workspace=0))
 
 
-def test_without_the_library_the_backend_is_unavailable_and_says_how_to_install_it() -> None:
+def test_without_the_library_the_backend_is_unavailable_with_a_remedy() -> None:
     code = (
         "import sys; sys.modules['tensorrt_rtx'] = None\n"
         "from buildsys.backends import load_backend\n"

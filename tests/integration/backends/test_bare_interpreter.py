@@ -1,4 +1,4 @@
-"""Code that runs in a toolchain works with the standard library, numpy and its engine's libraries."""
+"""Toolchains need the standard library, numpy and the engine's libraries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 
 
 def loaded(folder: Path, packages: tuple[str, ...], modules: tuple[str, ...]) -> set[str]:
-    """Return what is loaded once those modules are, in an interpreter with those packages and buildsys."""
+    """Return the loaded modules of an interpreter with these packages."""
     environment = Environment(folder / "env", *packages)
     linked = folder / "linked"
     linked.mkdir()

@@ -1,4 +1,4 @@
-"""TensorRT plugins of a user: found, checked, built into engines by TensorRT-RTX, and told when they fail."""
+"""TensorRT plugins of a user: found, checked and built by TensorRT-RTX."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
 
 
 class Project:
-    """A project with one graph, one node of which needs a plugin."""
+    """A project with one graph and one plugin."""
 
     def __init__(self, root: Path, pool: WorkerPool) -> None:
         self.root = root
@@ -46,7 +46,7 @@ class Project:
         self.write("")
 
     def write(self, more: str, file: str = FILE, text: str | None = None) -> None:
-        """Write the plugin's file: the shipped one, and lines behind it."""
+        """Write the plugin's file: the shipped one with added lines."""
         path = self.root / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text((PLUGIN.read_text() if text is None else text) + more)
@@ -140,13 +140,14 @@ def test_an_engine_with_a_python_plugin_is_built(project: Project, elem_type: in
 
 
 CALLBACKS = [
-    "clone", "get_capability_interface", "get_fields_to_serialize", "get_output_data_types", "get_output_shapes",
+    "clone", "get_capability_interface", "get_fields_to_serialize", "get_output_data_types",
+    "get_output_shapes",
     "supports_format_combination", "configure_plugin", "get_workspace_size", "get_valid_tactics",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("callback", CALLBACKS)
-def test_a_callback_that_raises_fails_with_its_line(project: Project, callback: str) -> None:
+def test_a_raising_callback_fails_with_its_line(project: Project, callback: str) -> None:
     project.write(
         f"def broken(self, *args):\n    raise ValueError('boom')\nScaledClip.{callback} = broken\n"
     )
@@ -156,9 +157,10 @@ def test_a_callback_that_raises_fails_with_its_line(project: Project, callback: 
     assert not (project.root / "out" / "e.engine").exists()
 
 
-def test_a_creator_that_raises_fails_with_its_line(project: Project) -> None:
+def test_a_raising_creator_fails_with_its_line(project: Project) -> None:
     project.write(
-        "def broken(self, *args):\n    return {}['gain']\nScaledClipCreator.create_plugin = broken\n"
+        "def broken(self, *args):\n    return {}['gain']\nScaledClipCreator.create_plugin ="
+        " broken\n"
     )
     assert (
         f"{FILE}: plugin ScaledClip: create_plugin() raised KeyError: 'gain' ({FILE}:"
@@ -182,13 +184,13 @@ WRONG_VALUES = {
 
 
 @pytest.mark.parametrize("callback", WRONG_VALUES)
-def test_a_callback_that_returns_something_else_is_told(project: Project, callback: str) -> None:
-    value, told = WRONG_VALUES[callback]
+def test_a_wrong_result_of_a_callback_is_reported(project: Project, callback: str) -> None:
+    value, expected = WRONG_VALUES[callback]
     project.write(f"ScaledClip.{callback} = lambda self, *args: {value}\n")
-    assert project.error() == f"{FILE}: plugin ScaledClip: {callback}() of ScaledClip {told}"
+    assert project.error() == f"{FILE}: plugin ScaledClip: {callback}() of ScaledClip {expected}"
 
 
-def test_a_creator_that_returns_no_plugin_is_told(project: Project) -> None:
+def test_a_creator_without_a_plugin_is_reported(project: Project) -> None:
     project.write("ScaledClipCreator.create_plugin = lambda self, *args: print('made')\n")
     assert (
         "create_plugin() of ScaledClipCreator returned nothing instead of an IPluginV3"
@@ -199,12 +201,12 @@ def test_a_creator_that_returns_no_plugin_is_told(project: Project) -> None:
 @pytest.mark.parametrize(
     "callback", ["clone", "enqueue", "get_fields_to_serialize", "get_output_shapes"]
 )
-def test_a_method_that_is_missing_is_told(project: Project, callback: str) -> None:
+def test_a_missing_method_is_reported(project: Project, callback: str) -> None:
     project.write(f"del ScaledClip.{callback}\n")
     assert project.error() == f"{FILE}: plugin ScaledClip: ScaledClip has no method {callback}"
 
 
-def test_what_a_plugin_does_not_set_is_told(project: Project) -> None:
+def test_a_plugin_without_a_required_attribute_is_reported(project: Project) -> None:
     text = PLUGIN.read_text().replace("        self.num_outputs = 2\n", "")
     project.write("", text=text)
     assert (
@@ -213,7 +215,7 @@ def test_what_a_plugin_does_not_set_is_told(project: Project) -> None:
     )
 
 
-def test_a_plugin_that_crashes_leaves_its_line_in_the_log(project: Project) -> None:
+def test_a_crashing_plugin_leaves_its_line_in_the_log(project: Project) -> None:
     project.write("import ctypes\nScaledClip.clone = lambda self: ctypes.string_at(0)\n")
     with pytest.raises(WorkerDied, match="crashed with a segmentation fault") as caught:
         project.build()
@@ -225,18 +227,21 @@ def test_a_plugin_that_crashes_leaves_its_line_in_the_log(project: Project) -> N
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "expected"),
     [
-        ("del ScaledClipCreator\n", f"has no plugin creator for the operator {OP}; define a class derived from"),
+        ("del ScaledClipCreator\n", f"has no plugin creator for the operator {OP}; define a class"
+                                    f" derived from"),
         (
             "class Other(ScaledClipCreator):\n    def __init__(self):\n"
             "        super().__init__()\n        self.name = 'ScaledClap'\n",
-            f"has no plugin creator for the operator {OP}, only Other (ScaledClap); did you mean ScaledClip",
+            f"has no plugin creator for the operator {OP}, only Other (ScaledClap); did you mean"
+            f" ScaledClip",
         ),
         (
             "class Other(ScaledClipCreator):\n    def __init__(self):\n"
             "        super().__init__()\n        self.plugin_namespace = 'other'\n",
-            "Other has plugin_namespace 'other', but the operator's domain is 'mydomain'; set plugin_namespace",
+            "Other has plugin_namespace 'other', but the operator's domain is 'mydomain'; set"
+            " plugin_namespace",
         ),
         (
             "class Other(ScaledClipCreator):\n    def __init__(self):\n"
@@ -244,31 +249,37 @@ def test_a_plugin_that_crashes_leaves_its_line_in_the_log(project: Project) -> N
             "Other has plugin_version '2', but the parser needs '1'; set plugin_version = '1'",
         ),
         (
-            "class Other(ScaledClipCreator):\n    def __init__(self, gain):\n        super().__init__()\n",
+            "class Other(ScaledClipCreator):\n    def __init__(self, gain):\n       "
+            " super().__init__()\n",
             "making the creator Other failed: TypeError",
         ),
         (
             "class Other(trt.IPluginCreatorV3One):\n    def __init__(self):\n"
             "        trt.IPluginCreatorV3One.__init__(self)\n        self.name = 'ScaledClip'\n",
-            "the creator Other does not set plugin_version and plugin_namespace; set it in __init__",
+            "the creator Other does not set plugin_version and plugin_namespace; set it in"
+            " __init__",
         ),
-        ("import no_such_module\n", f"importing {FILE} failed: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("import no_such_module\n", f"importing {FILE} failed: ModuleNotFoundError: No module"
+                                    f" named 'no_such_module'"),
         ("def broken(:\n", f"importing {FILE} failed: SyntaxError"),
-        ("raise RuntimeError('no luck')\n", f"importing {FILE} failed: RuntimeError: no luck ({FILE}:"),
+        ("raise RuntimeError('no luck')\n", f"importing {FILE} failed: RuntimeError: no luck"
+                                            f" ({FILE}:"),
     ],
 )  # fmt: skip
-def test_a_file_without_the_plugin_says_what_it_has(project: Project, more: str, told: str) -> None:
+def test_a_file_without_the_plugin_is_reported_with_its_creators(
+    project: Project, more: str, expected: str
+) -> None:
     project.write(more)
-    assert told in project.error()
+    assert expected in project.error()
 
 
-def test_a_file_that_is_missing_is_told(project: Project) -> None:
+def test_a_missing_file_is_reported(project: Project) -> None:
     assert project.error((OP, "plugins/ops/clop.py")) == (
         "plugins/ops/clop.py does not exist in the project; did you mean plugins/ops/clip.py?"
     )
 
 
-def test_a_name_of_another_plugin_is_told(project: Project) -> None:
+def test_a_name_of_another_plugin_is_reported(project: Project) -> None:
     own = "MyelinWeightsTransformPlugin"
     assert project.error((f"mydomain::{own}", FILE)) == (
         f"{FILE}: TensorRT-RTX already has a plugin for mydomain::{own}: {own};"
@@ -303,7 +314,7 @@ def test_a_namespace_may_be_the_operators_domain(project: Project) -> None:
     assert plugin["namespace"] == "mydomain"
 
 
-def test_attributes_that_are_not_listed_do_not_arrive_and_nothing_crashes(project: Project) -> None:
+def test_unlisted_attributes_do_not_arrive_and_nothing_crashes(project: Project) -> None:
     project.write("", text=PLUGIN.read_text().replace("self.field_names =", "unused ="))
     assert (
         f"{FILE}: plugin ScaledClip: create_plugin() raised KeyError: 'scale' ({FILE}:"
@@ -324,7 +335,7 @@ def test_an_engine_with_a_plugin_library_is_built(project: Project) -> None:
     assert figures["layers"] == {"plugin_v3": 1}
 
 
-def test_a_library_for_another_machine_is_told_before_anything_is_built(project: Project) -> None:
+def test_a_library_for_another_machine_is_reported_before_a_build(project: Project) -> None:
     content = bytearray(project.compile().read_bytes())
     here, other, number = (
         ("x86_64", "aarch64", 183) if platform.machine() == "x86_64" else ("aarch64", "x86_64", 62)
@@ -342,7 +353,7 @@ def test_a_library_for_another_machine_is_told_before_anything_is_built(project:
         operators.run(Job("operators:m", "operators", "m", "", options, {}, outputs, project.root))
 
 
-def test_a_library_that_lacks_a_symbol_is_told(project: Project) -> None:
+def test_a_library_with_a_missing_symbol_is_reported(project: Project) -> None:
     project.compile("-DMISSING")
     assert project.error(SAME) == (
         "libsame.so cannot be loaded: undefined symbol: function_of_another_library;"
@@ -350,14 +361,15 @@ def test_a_library_that_lacks_a_symbol_is_told(project: Project) -> None:
     )
 
 
-def test_a_library_without_an_entry_point_is_told(project: Project) -> None:
+def test_a_library_without_an_entry_point_is_reported(project: Project) -> None:
     project.compile(entry="getPlugins")
     assert project.error(SAME) == (
-        "libsame.so has neither getCreators nor getPluginCreators; a plugin library exports one of them"
+        "libsame.so has neither getCreators nor getPluginCreators; a plugin library exports one"
+        " of them"
     )
 
 
-def test_a_library_without_the_operator_says_what_it_has(project: Project) -> None:
+def test_a_library_without_the_operator_is_reported_with_its_creators(project: Project) -> None:
     project.compile(name="Sane")
     assert project.error(SAME) == (
         "libsame.so has no plugin creator for the operator mydomain::Same; it has mydomain::Sane 1;"
@@ -365,11 +377,12 @@ def test_a_library_without_the_operator_says_what_it_has(project: Project) -> No
     )
 
 
-def test_a_library_whose_name_is_taken_is_told(project: Project) -> None:
+def test_a_library_with_a_taken_name_is_reported(project: Project) -> None:
     project.compile()
     project.compile(file="libagain.so")
-    told = project.error(SAME, ("mydomain::Same", "libagain.so"))
+    expected = project.error(SAME, ("mydomain::Same", "libagain.so"))
     assert (
-        told
-        == "libagain.so: TensorRT-RTX takes no plugin from it; it has none, or one with a name that is taken"
+        expected
+        == "libagain.so: TensorRT-RTX takes no plugin from it; it has none, or one with a name"
+        " that is taken"
     )

@@ -1,4 +1,4 @@
-"""The shipped model whose operator has attributes, two outputs and a TensorRT plugin in Python, built by doit."""
+"""The shipped model with a TensorRT plugin in Python, built by doit."""
 
 from __future__ import annotations
 
@@ -54,10 +54,11 @@ def test_it_is_built_and_a_wrong_plugin_fails_its_engines_alone(tmp_path: Path) 
     failed = project.doit("-c", "build:clipped_signal")
     assert failed.code == 2
     assert failed.ran == ENGINES
-    sentence = f"{PLUGIN}: plugin ScaledClip: clone() raised AttributeError: 'ScaledClip' object has no attribute 'bounds'"
+    error = "AttributeError: 'ScaledClip' object has no attribute 'bounds'"
+    sentence = f"{PLUGIN}: plugin ScaledClip: clone() raised {error}"
     assert failed.out.count(sentence) == len(ENGINES)
 
     project.edit(PLUGIN, "self.bounds)", "(self.low, self.high))")
     again = project.doit("build:clipped_signal")
     assert again.code == 0, again.out
-    assert again.ran == again.restored == {"report:clipped_signal"}  # which had told of the failure
+    assert again.ran == again.restored == {"report:clipped_signal"}  # it had reported the failure

@@ -1,4 +1,4 @@
-"""Turns of contenders, on a clock that the contenders themselves advance."""
+"""Interleaved contenders on a simulated clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MS = 1_000_000
 
 
 class Bench:
-    """Contenders that take a fixed time each, and the order in which they were called."""
+    """Contenders of fixed durations, with the order of their calls."""
 
     def __init__(self, **durations_ms: int) -> None:
         self.now = 0

@@ -1,4 +1,4 @@
-"""The CUDA and NVML names used in the source exist in the installed libraries."""
+"""All CUDA and NVML names in the source exist."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NVML_SOURCES = sorted((PACKAGE / "system/gpus").glob("*.py"))
 
 
 def attributes(sources: list[Path], owner: str) -> Iterator[tuple[str, str]]:
-    """Yield the place and the dotted name of every attribute of ``owner`` in the sources."""
+    """Yield place and dotted name of every attribute of ``owner``."""
     for source in sources:
         tree = ast.parse(source.read_text())
         inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}

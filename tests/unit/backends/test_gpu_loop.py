@@ -1,4 +1,4 @@
-"""The loops that time a GPU, on a GPU that is simulated: work of a known length on a clock that it advances."""
+"""Timing loops on a simulated GPU with work of known length."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ US = 1000
 
 
 class Machine:
-    """A host and a GPU with one clock: launching takes the host a while, and the GPU works beside it."""
+    """A host and a GPU with one clock, working in parallel."""
 
     def __init__(self, launch_us: int, work_us: int) -> None:
         self.now = 0
@@ -96,7 +96,7 @@ def test_a_lone_inference_takes_launch_and_work_and_a_queued_one_its_work_alone(
     assert 2 <= machine.most_at_work <= 5
 
 
-def test_work_that_is_shorter_than_its_launch_is_not_hidden_by_it(
+def test_launches_longer_than_the_work_are_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     timed, _ = contender(monkeypatch, launch_us=50, work_us=10)
@@ -137,12 +137,12 @@ def test_events_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     ("size", "text"),
     [(0, "0 bytes"), (1536, "1.5 KiB"), (150_109_880_320, "139.8 GiB"), (1 << 50, "1024 TiB")],
 )
-def test_sizes_are_told_as_people_write_them(size: int, text: str) -> None:
+def test_sizes_have_units(size: int, text: str) -> None:
     assert format_size(size) == text
 
 
 def test_gpu_out_of_memory_is_a_sentence_with_both_amounts() -> None:
     error = out_of_memory(20 << 30, 3 << 29, 16 << 30)
-    told = "20 GiB were requested, and 1.5 GiB of its 16 GiB are free (CUDA_ERROR_OUT_OF_MEMORY)"
-    assert error.problem == f"the GPU is out of memory: {told}"
+    amounts = "20 GiB were requested, and 1.5 GiB of its 16 GiB are free (CUDA_ERROR_OUT_OF_MEMORY)"
+    assert error.problem == f"the GPU is out of memory: {amounts}"
     assert "nvidia-smi" in error.hint

@@ -34,7 +34,7 @@ def test_a_model_without_dynamic_inputs_has_no_profile() -> None:
     assert resolve_profiles({"scale": INPUTS["scale"]}, {}, [fixed]) == []
 
 
-def test_explicit_profiles_are_taken_as_they_are() -> None:
+def test_explicit_profiles_are_used_as_they_are() -> None:
     narrow = {**GOOD, "ids": {"min": [1, 8], "opt": [1, 8], "max": [1, 8]}}
     first, second = resolve_profiles(INPUTS, DIMS, [GOOD, narrow])
     assert first["ids"]["max"] == (4, 32)
@@ -60,7 +60,7 @@ def test_explicit_profiles_are_taken_as_they_are() -> None:
         ({"scale": {"min": [1], "opt": [1], "max": [2]}}, "scale: axis 0 is always 1, not 1 to 2"),
     ],
 )
-def test_what_is_wrong_with_a_profile_is_said(change: dict, problem: str) -> None:
+def test_the_problems_of_a_profile_are_reported(change: dict, problem: str) -> None:
     with pytest.raises(StageError) as caught:
         resolve_profiles(INPUTS, DIMS, [GOOD, {**GOOD, **change}])
     assert f"profile 1: {problem}" in str(caught.value)
@@ -75,7 +75,7 @@ def test_a_dynamic_input_without_a_range_is_an_error() -> None:
         resolve_profiles(INPUTS, DIMS, [])
 
 
-def test_all_problems_come_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     with pytest.raises(StageError) as caught:
         resolve_profiles(
             INPUTS,

@@ -1,4 +1,4 @@
-"""Every name of TensorRT in the backend exists in the versions it is used for."""
+"""Every name of TensorRT in the backend exists in its versions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def test_the_walk_finds_known_uses() -> None:
     seen = {(use.owner, use.name) for use in ALL}
     assert {
         ("IExecutionContext", "execute_async_v3"), ("IBuilderConfig", "set_memory_pool_limit"),
-        ("OnnxParser", "parse_from_file"), ("", "Runtime"), ("NetworkDefinitionCreationFlag", "EXPLICIT_BATCH"),
+        ("OnnxParser", "parse_from_file"), ("", "Runtime"),
+        ("NetworkDefinitionCreationFlag", "EXPLICIT_BATCH"),
         ("ICudaEngine", "device_memory_size"),
     } <= seen  # fmt: skip
     assert len(seen) > 60
@@ -54,7 +55,8 @@ def test_the_walk_finds_known_uses() -> None:
         ("def f(library):\n    return library.trt.NoSuchClass", list(library.GENERATIONS)),
         ("def f(library, config):\n    config.int8_calibrator = 1", [library.TRT_11, library.RTX]),
         ("@only(TRT_8, TRT_10)\ndef f(library, config):\n    config.int8_calibrator = 1", []),
-        ("@only(TRT_8, TRT_11)\ndef f(library, engine):\n    def g():\n        engine.device_memory_size\n    g()",
+        ("@only(TRT_8, TRT_11)\ndef f(library, engine):\n    def g():\n       "
+         " engine.device_memory_size\n    g()",
          [library.TRT_11]),
         ("ONLY = SINCE_10\ndef f(guard):\n    guard.trt.IPluginV3", []),
         ("def f(self):\n    self._context.execute_async_v4()", list(library.GENERATIONS)),
@@ -69,7 +71,8 @@ def test_the_walk_finds_known_uses() -> None:
          [library.TRT_11, library.RTX]),
         ("def f(library, engine, x):\n    if x or library.generation != RTX:\n        return\n"
          "    engine.create_runtime_config()", []),
-        ("def f(library, engine):\n    a = engine.device_memory_size_v2 if library.generation in SINCE_10 else 0", []),
+        ("def f(library, engine):\n    a = engine.device_memory_size_v2 if library.generation in"
+         " SINCE_10 else 0", []),
     ],
 )  # fmt: skip
 def test_a_planted_wrong_name_is_found(source: str, lacking: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Explanations of TensorRT's failures: log texts of 8.6.0 on an H200, and of the developer guides."""
+"""Explanations of TensorRT's failures, from logs of 8.6.0 and the guides."""
 
 from __future__ import annotations
 
@@ -8,27 +8,34 @@ from buildsys.backends.tensorrt.error_messages import build_failure, load_failur
 from buildsys.backends.tensorrt.log import Messages, clean_message
 
 TOPK = (
-    "4: Could not find any implementation for node /topk due to insufficient workspace. See verbose log for requested"
+    "4: Could not find any implementation for node /topk due to insufficient workspace. See"
+    " verbose log for requested"
     " sizes.",
-    "4: [optimizer.cpp::computeCosts::3871] Error Code 4: Internal Error (Could not find any implementation for node"
+    "4: [optimizer.cpp::computeCosts::3871] Error Code 4: Internal Error (Could not find any"
+    " implementation for node"
     " /topk due to insufficient workspace. See verbose log for requested sizes.)",
 )
 LSTM = (
-    "10: Could not find any implementation for node {ForeignNode[w...(Unnamed Layer* 48) [LoopOutput]]}.",
-    "10: [optimizer.cpp::computeCosts::3873] Error Code 10: Internal Error (Could not find any implementation for node"
+    "10: Could not find any implementation for node {ForeignNode[w...(Unnamed Layer* 48)"
+    " [LoopOutput]]}.",
+    "10: [optimizer.cpp::computeCosts::3873] Error Code 10: Internal Error (Could not find any"
+    " implementation for node"
     " {ForeignNode[w...(Unnamed Layer* 48) [LoopOutput]]}.)",
 )
 FOREIGN_NODE = "{ForeignNode[w...(Unnamed Layer* 48) [LoopOutput]]}"
 EMPTY = (
-    "3: [runtime.cpp::deserializeCudaEngineEx::96] Error Code 3: Internal Error (Cannot deserialize with an empty"
+    "3: [runtime.cpp::deserializeCudaEngineEx::96] Error Code 3: Internal Error (Cannot"
+    " deserialize with an empty"
     " memory buffer.)"
 )
 CUT = (
-    "1: [runtime.cpp::parsePlan::315] Error Code 1: Serialization (Serialization assertion plan->header.size =="
+    "1: [runtime.cpp::parsePlan::315] Error Code 1: Serialization (Serialization assertion"
+    " plan->header.size =="
     " blobSize failed.)"
 )
 FOREIGN = (
-    "1: [runtime.cpp::parsePlan::314] Error Code 1: Serialization (Serialization assertion plan->header.magicTag =="
+    "1: [runtime.cpp::parsePlan::314] Error Code 1: Serialization (Serialization assertion"
+    " plan->header.magicTag =="
     " rt::kPLAN_MAGIC_TAG failed.)"
 )
 SHORT = (
@@ -36,11 +43,13 @@ SHORT = (
     " numericCast<int64_t>(sizeof(rt::PlanHeader)) failed. )"
 )
 OTHER_VERSION = (
-    "6: The engine plan file is not compatible with this version of TensorRT, expecting library version 8.6.0.12 got"
+    "6: The engine plan file is not compatible with this version of TensorRT, expecting library"
+    " version 8.6.0.12 got"
     " 8.5.3.1, please rebuild."
 )
 OTHER_GPU = (
-    "6: The engine plan file is generated on an incompatible device, expecting compute 9.0 got compute 8.6, please"
+    "6: The engine plan file is generated on an incompatible device, expecting compute 9.0 got"
+    " compute 8.6, please"
     " rebuild."
 )
 
@@ -55,7 +64,8 @@ def test_a_message_is_reduced_to_its_sentence() -> None:
     assert clean_message(TOPK[1]) == clean_message(TOPK[0])
     assert clean_message(CUT) == "Serialization assertion plan->header.size == blobSize failed."
     assert logged(*LSTM).error_text("") == (
-        "Could not find any implementation for node {ForeignNode[w...(Unnamed Layer* 48) [LoopOutput]]}."
+        "Could not find any implementation for node {ForeignNode[w...(Unnamed Layer* 48)"
+        " [LoopOutput]]}."
     )
 
 
@@ -73,7 +83,8 @@ def test_a_too_small_workspace(errors: tuple[str, ...], node: str) -> None:
 
 def test_the_need_of_the_smallest_tactic_is_reported() -> None:
     skipped = tuple(
-        "Tactic Device request: 512MB Available: 16MB. Tactic 0x1 skipped due to insufficient memory on requested size"
+        "Tactic Device request: 512MB Available: 16MB. Tactic 0x1 skipped due to insufficient"
+        " memory on requested size"
         f" of {size} detected for tactic 0x1."
         for size in (536870912, 268435456)
     )  # fmt: skip
@@ -87,7 +98,8 @@ def test_the_need_of_the_smallest_tactic_is_reported() -> None:
 def test_a_full_gpu() -> None:
     errors = (
         "1: [defaultAllocator.cpp::allocate::20] Error Code 1: Cuda Runtime (out of memory)",
-        "Requested amount of GPU memory (1073741824 bytes) could not be allocated. There may not be enough free"
+        "Requested amount of GPU memory (1073741824 bytes) could not be allocated. There may not"
+        " be enough free"
         " memory for allocation to succeed.",
     )
     failure = build_failure(logged(errors[0], warnings=errors[1:]), {"workspace": None}, "TensorRT")
@@ -111,15 +123,18 @@ def test_a_full_gpu() -> None:
         (OTHER_GPU, "e.engine was built for a GPU of compute capability 8.6, and this one has 9.0"),
         (
             CUT,
-            "e.engine is not an engine of TensorRT 8.6.0, or it is damaged: Serialization assertion plan->header.size",
+            "e.engine is not an engine of TensorRT 8.6.0, or it is damaged: Serialization"
+            " assertion plan->header.size",
         ),
         (
             FOREIGN,
-            "e.engine is not an engine of TensorRT 8.6.0, or it is damaged: Serialization assertion plan->header.magicTag",
+            "e.engine is not an engine of TensorRT 8.6.0, or it is damaged: Serialization"
+            " assertion plan->header.magicTag",
         ),
         (
             EMPTY,
-            "e.engine is not an engine of TensorRT 8.6.0, or it is damaged: Cannot deserialize with an empty memory buffer",
+            "e.engine is not an engine of TensorRT 8.6.0, or it is damaged: Cannot deserialize"
+            " with an empty memory buffer",
         ),
         (
             SHORT,
@@ -128,7 +143,7 @@ def test_a_full_gpu() -> None:
         ("9: something new", "e.engine: TensorRT 8.6.0 cannot load the engine: something new"),
     ],
 )
-def test_an_engine_that_cannot_be_loaded(error: str, expected: str) -> None:
+def test_an_unloadable_engine(error: str, expected: str) -> None:
     failure = load_failure("e.engine", logged(error), "TensorRT 8.6.0")
     assert failure.problem.startswith(expected)
     assert failure.hint == "build it again on this machine"

@@ -1,4 +1,4 @@
-"""Which version of TensorRT honours which field of an engine."""
+"""The versions of TensorRT supporting each field of an engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VERSIONS = {TRT_8: (8, 6, 0), TRT_10: (10, 16, 1), TRT_11: (11, 4, 0), RTX: (1, 
 
 
 def library(generation: str) -> Library:
-    """Return what is known of a library without its API: its name and version."""
+    """Return a library of a name and version without an API."""
     module = ModuleType("tensorrt_rtx" if generation == RTX else "tensorrt")
     module.__version__ = ".".join(map(str, VERSIONS[generation]))  # type: ignore[attr-defined]
     return library_of(module)
@@ -57,7 +57,7 @@ def planned(generation: str, **fields: Any) -> dict[str, Any]:
 
 
 def honoured_by(**fields: Any) -> set[str]:
-    """Return the versions that take an engine's fields."""
+    """Return the versions supporting an engine's fields."""
     found = set()
     for generation in (TRT_8, TRT_10, TRT_11):
         try:
@@ -116,23 +116,22 @@ def test_a_plain_engine_is_for_all(generation: str) -> None:
     ],
     ids=lambda given: str(sorted(given)) if isinstance(given, set) else str(given),
 )
-def test_a_field_is_taken_by_the_versions_that_have_it(
-    fields: dict[str, Any], versions: set[str]
-) -> None:
+def test_a_field_is_supported_by_its_versions(fields: dict[str, Any], versions: set[str]) -> None:
     assert honoured_by(**fields) == versions
 
 
-def test_all_that_a_version_lacks_is_said_at_once_with_those_that_have_it() -> None:
+def test_all_unsupported_fields_are_reported_with_the_versions_supporting_them() -> None:
     with pytest.raises(StageError) as caught:
         check_fields(library(TRT_8), options(TRT_8, strip_plan=True, precision="bf16"))
     assert str(caught.value) == (
-        "TensorRT 8.6.0 does not support strip_plan (TensorRT 10 or TensorRT 11 can) and precision: bf16"
+        "TensorRT 8.6.0 does not support strip_plan (TensorRT 10 or TensorRT 11 can) and"
+        " precision: bf16"
         " (TensorRT 10 can);"
         " use another version, or remove the field from the engine"
     )
 
 
-def test_a_version_without_calibrators_names_those_that_have_them() -> None:
+def test_a_version_without_calibrators_names_versions_with_them() -> None:
     with pytest.raises(StageError) as caught:
         check_fields(library(TRT_11), planned(TRT_11, precision="int8", quantization="implicit"))
     assert str(caught.value) == (
@@ -208,7 +207,7 @@ def test_who_quantizes(generation: str, fields: dict[str, Any], quantization: st
     assert quantization_of(planned(generation, **fields)) == quantization
 
 
-def test_an_engine_that_its_builder_did_not_quantize_is_told_of_quantizers() -> None:
+def test_an_engine_left_unquantized_by_its_builder_is_pointed_to_quantizers() -> None:
     implicit = planned(TRT_8, precision="int8")
     assert precision_hint(implicit).startswith(
         "set quantization: explicit, as a builder ignores calibrated ranges"
@@ -242,7 +241,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: str) -> None:
     monkeypatch.setattr(gpu_requirements, "find_driver", lambda: found)
 
 
-def test_a_precision_that_the_gpu_lacks_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_precision_unsupported_by_the_gpu_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu(monkeypatch, "Tesla P40", "6.1")
     gpu_requirements.check_builder(library(TRT_8), options(TRT_8, precision="fp32"))
     with pytest.raises(Unavailable) as caught:
@@ -271,7 +270,7 @@ def test_without_a_gpu_an_engine_is_unavailable(monkeypatch: pytest.MonkeyPatch)
             check(library(TRT_10), options(TRT_10))
 
 
-def test_generations_that_lack_the_precision_are_taken_out() -> None:
+def test_generations_without_the_precision_are_refused() -> None:
     with pytest.raises(
         StageError,
         match=r"GPUs of compute capability 7\.5 do not compute in bf16; remove them from",

@@ -1,4 +1,4 @@
-"""The precision of an engine's layers as inspectors tell it: real answers, and the words of other versions."""
+"""The precision of layers in real and other inspectors' answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent / "trt_inspector"
 
 
 def answer(name: str) -> str:
-    """Return what the inspector of TensorRT 8.6.0 said of an engine with dynamic shapes, without a context."""
+    """Return an inspector's answer of TensorRT 8.6.0 without a context."""
     return (FOLDER / f"tensorrt-8.6.0-{name}.json").read_bytes().decode()
 
 
@@ -49,23 +49,24 @@ def test_the_layers_of_a_half_engine() -> None:
     assert precision_problem("fp16", layer_shares(layers), 0.1) == ""
 
 
-def test_an_engine_that_came_out_in_float32_is_told_with_the_figure() -> None:
+def test_a_float32_engine_is_reported_with_its_share() -> None:
     shares = layer_shares(read_layers(answer("fp32"), "fp16"))
     assert shares == {"float32": 1.0}
     assert precision_problem("fp16", shares, 0.1) == (
-        "the engine was requested in fp16, but none of its layers is in float16 (the minimum is 10%): 100% in float32"
+        "the engine was requested in fp16, but none of its layers is in float16 (the minimum is"
+        " 10%): 100% in float32"
     )
     assert precision_problem("fp32", shares, 0.1) == ""
 
 
-def test_a_layer_whose_types_are_not_told_does_not_count() -> None:
+def test_a_layer_of_unknown_types_does_not_count() -> None:
     layers = read_layers(answer("attention"), "fp16")
     assert layer_kinds(layers) == {"Myelin": 1}
     assert layer_shares(layers) == {}
     assert precision_problem("fp16", {}, 0.1) == ""
 
 
-def test_a_wider_type_at_the_ends_of_a_part_that_is_compiled_as_a_whole_is_no_type() -> None:
+def test_a_wider_type_at_the_ends_of_a_fused_part_does_not_count() -> None:
     def layer(kind: str, output: str) -> str:
         ports = {
             "Inputs": [{"Format/Datatype": "Row major linear FP32"}],
@@ -109,7 +110,7 @@ def test_the_words_of_formats(formats: tuple[str, str], dtype: str | None) -> No
 @pytest.mark.parametrize(
     "kind", ["Reformat", "NoOp", "Constant", "Shape", "Signal", "Wait", "ShapeHostToDevice"]
 )
-def test_what_computes_nothing_does_not_count(kind: str) -> None:
+def test_layers_without_arithmetic_do_not_count(kind: str) -> None:
     assert (
         layer_shares(
             read_layers(
@@ -120,7 +121,7 @@ def test_what_computes_nothing_does_not_count(kind: str) -> None:
     )
 
 
-def test_a_reformat_is_known_by_its_origin() -> None:
+def test_a_reformat_is_recognized_by_its_origin() -> None:
     text = one_layer(
         "Row major linear FP16", "Row major linear FP32", kind="kgen", Origin="REFORMAT"
     )
@@ -165,8 +166,8 @@ def test_names_alone_have_no_types() -> None:
     assert layer_shares(layers) == {}
 
 
-def test_an_int8_transformer_of_one_part_tells_of_its_convolution_alone() -> None:
-    """swin_t from a graph with quantizers: 8.6.0 makes a convolution of it and one part of all the rest."""
+def test_an_int8_transformer_of_one_part_has_one_known_type() -> None:
+    """swin_t with quantizers: TensorRT 8.6.0 fuses all but one convolution."""
     layers = read_layers(answer("swin-int8"), "int8")
     assert layer_kinds(layers) == {"Reformat": 3, "CaskConvolution": 1, "Myelin": 1}
     assert layer_shares(layers) == {"int8": 1.0}
@@ -180,14 +181,14 @@ def test_an_int8_transformer_of_one_part_tells_of_its_convolution_alone() -> Non
 
 
 @pytest.mark.parametrize(("precision", "warns"), [("fp16", True), ("fp32", False)])
-def test_an_engine_that_tells_nothing_is_told_of(precision: str, *, warns: bool) -> None:
+def test_an_engine_of_unknown_types_has_a_warning(precision: str, *, warns: bool) -> None:
     facts = precision_facts(read_layers(answer("attention"), precision), {}, precision)
     assert facts["precision_unknown"].startswith("the whole engine is in parts of unknown types")
     assert ("warnings" in facts) is warns
     assert "precision_of" not in facts
 
 
-def test_an_engine_that_tells_all_is_not_warned_of() -> None:
+def test_an_engine_of_known_types_has_no_warning() -> None:
     facts = precision_facts(read_layers(answer("fp16"), "fp16"), {}, "fp16")
     assert facts == {"precision_shares": {"layers": {"float16": 1.0}}, "precision_of": "engine"}
     assert precision_facts([], {}, "fp16") == {}

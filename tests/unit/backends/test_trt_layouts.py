@@ -1,4 +1,4 @@
-"""Memory layouts of tensors, against what the developer guide says of single elements."""
+"""Memory layouts of tensors, compared with the developer guide."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LAYOUTS = {"chw2": 2, "chw4": 4, "chw16": 16, "chw32": 32, "hwc": 1, "hwc8": 8, 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("channels", [1, 3, 8, 33])
-def test_each_element_lies_where_the_format_has_it(layout: str, channels: int) -> None:
+def test_each_element_is_where_the_format_puts_it(layout: str, channels: int) -> None:
     n, h, w, multiple = 2, 3, 5, LAYOUTS[layout]
     array = np.arange(n * channels * h * w, dtype=np.float32).reshape(n, channels, h, w) + 1
     memory = packed(array, layout)
@@ -38,7 +38,7 @@ def test_each_element_lies_where_the_format_has_it(layout: str, channels: int) -
 
 
 @pytest.mark.parametrize("layout", ["dhwc", "dhwc8", "cdhw32"])
-def test_volumes_come_back(layout: str) -> None:
+def test_volumes_round_trip(layout: str) -> None:
     array = np.random.default_rng(0).standard_normal((2, 5, 3, 4, 6)).astype(np.float16)
     memory = packed(array, layout)
     assert memory.shape == packed_shape(array.shape, layout)
@@ -52,7 +52,7 @@ def test_linear_is_as_it_is() -> None:
     assert unpacked(array, "linear", (2, 3)) is array
 
 
-def test_what_cannot_be_arranged() -> None:
+def test_unsupported_layouts_and_ranks() -> None:
     with pytest.raises(
         StageError, match="tensors in the format dla_hwc4 cannot be inputs or outputs here"
     ):

@@ -31,7 +31,7 @@ def test_nodes_and_functions(tmp_path: Path) -> None:
     assert found.functions == {("dom", "Fn")}
 
 
-def test_a_file_that_is_none_has_no_nodes(tmp_path: Path) -> None:
+def test_an_invalid_file_has_no_nodes(tmp_path: Path) -> None:
     for content in (b"", b"import this\n", b"\x3a\x7fshort", b"\xff" * 20, b"\x0f"):
         (tmp_path / "m.onnx").write_bytes(content)
         assert read_nodes(tmp_path / "m.onnx").nodes == ()

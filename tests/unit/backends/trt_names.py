@@ -1,4 +1,4 @@
-"""Find every name of TensorRT in the package ``buildsys.backends.tensorrt``, and the generations it is used for."""
+"""Find the names of TensorRT in ``buildsys.backends.tensorrt`` by generation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ MODULES = sorted(
     if path != PACKAGE / "backend.py"
 )
 LISTS = {
-    library.TRT_8: "tensorrt-8.6.0", library.TRT_10: "tensorrt-10.16.1", library.TRT_11: "tensorrt-11.4.0",
+    library.TRT_8: "tensorrt-8.6.0", library.TRT_10: "tensorrt-10.16.1",
+    library.TRT_11: "tensorrt-11.4.0",
     library.RTX: "tensorrt_rtx-1.7.1",
 }  # fmt: skip
 API: dict[str, dict[str, list[str]]] = {
@@ -28,10 +29,14 @@ API: dict[str, dict[str, list[str]]] = {
 }
 # name of a variable or attribute anywhere in the package -> TensorRT class of its value
 CLASS_OF_VARIABLE = {
-    "builder": "Builder", "config": "IBuilderConfig", "network": "INetworkDefinition", "parser": "OnnxParser",
-    "error": "ParserError", "layer": "ILayer", "tensor": "ITensor", "profile": "IOptimizationProfile",
-    "inspector": "EngineInspector", "engine": "ICudaEngine", "context": "IExecutionContext", "runtime": "Runtime",
-    "registry": "IPluginRegistry", "creator": "IPluginCreator", "timing_cache": "ITimingCache", "total": "ITimingCache",
+    "builder": "Builder", "config": "IBuilderConfig", "network": "INetworkDefinition",
+    "parser": "OnnxParser",
+    "error": "ParserError", "layer": "ILayer", "tensor": "ITensor",
+    "profile": "IOptimizationProfile",
+    "inspector": "EngineInspector", "engine": "ICudaEngine", "context": "IExecutionContext",
+    "runtime": "Runtime",
+    "registry": "IPluginRegistry", "creator": "IPluginCreator", "timing_cache": "ITimingCache",
+    "total": "ITimingCache",
     "empty_cache": "ITimingCache", "runtime_config": "IRuntimeConfig", "kernels": "IRuntimeCache",
     "trt": "",
 }  # fmt: skip
@@ -43,7 +48,8 @@ NOT_TENSORRT = {
 }  # fmt: skip
 # TensorRT's members with names that other objects have as well
 COMMON_MEMBERS = {
-    "name", "value", "type", "shape", "dtype", "engine", "builder", "logger", "flags", "metadata", "update", "reset",
+    "name", "value", "type", "shape", "dtype", "engine", "builder", "logger", "flags", "metadata",
+    "update", "reset",
     "location", "profiler", "desc", "file", "line", "code", "log",
 }  # fmt: skip
 
@@ -64,7 +70,7 @@ def uses(source: str, module: str) -> Iterator[Use]:
 
 
 def unclassified(source: str, module: str) -> list[str]:
-    """Return attributes named like a member of TensorRT on expressions that ``CLASS_OF_VARIABLE`` does not contain."""
+    """Return attributes named like TensorRT's on expressions of unknown class."""
     members = {
         name
         for api in API.values()
@@ -81,7 +87,7 @@ def unclassified(source: str, module: str) -> list[str]:
 
 
 def missing(use: Use) -> list[str]:
-    """Return the generations without a name that is used for them."""
+    """Return the generations without a name, despite its use."""
     return [each for each in use.generations if use.name not in _names(API[each], use.owner)]
 
 
@@ -135,10 +141,11 @@ def _block(found: ast.expr | list[ast.stmt]) -> list[ast.AST]:
 def _branches(
     test: ast.expr, generations: tuple[str, ...]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the generations possible if a test is true, and if it is false."""
+    """Return the possible generations for a true and a false test."""
     if isinstance(test, ast.BoolOp):
         narrowed = [_branches(each, generations) for each in test.values]
-        # of "a and b", both hold in the body, and either may fail otherwise; "a or b" is the reverse
+        # of "a and b", both hold in the body, and either may fail otherwise; "a or b" is the
+        # reverse
         if isinstance(test.op, ast.And):
             bodies = set(generations).intersection(*(set(body) for body, _ in narrowed))
             return tuple(each for each in generations if each in bodies), generations
