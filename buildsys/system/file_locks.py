@@ -1,4 +1,4 @@
-"""Locks between processes, made of flock: the kernel releases them when a process ends."""
+"""Locks between processes (flock), released by the kernel with their process."""
 
 from __future__ import annotations
 

@@ -30,12 +30,12 @@ class Stamp(NamedTuple):
         return cls(found.st_mtime_ns, found.st_ctime_ns, found.st_size, inode)
 
     def is_settled(self, since_ns: int) -> bool:
-        """Return whether any write after ``since_ns`` would change the stamp."""
+        """Return True if any write after ``since_ns`` would change the stamp."""
         return self.ctime_ns + SETTLE_NS < since_ns
 
 
 def stamp(path: Path | str) -> Stamp | None:
-    """Return the stamp of a file or folder, None if it cannot be accessed."""
+    """Return the stamp of a file or folder, None if inaccessible."""
     try:
         return Stamp.of(os.stat(path))  # noqa: PTH116 - a Path costs three times as much
     except (OSError, ValueError):  # ValueError: a NUL in the path
@@ -43,7 +43,7 @@ def stamp(path: Path | str) -> Stamp | None:
 
 
 def sha256_of(*files: Path) -> str:
-    """Return the SHA-256 of a file, or of several files one after the other."""
+    """Return the SHA-256 of one or several concatenated files."""
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:
@@ -74,7 +74,7 @@ def replace_file(path: Path, content: bytes, *, durable: bool = False) -> None:
 
 
 def start_writeback(path: Path) -> None:
-    """Flush a large new file in the background, so that a rename need not wait for it.
+    """Flush a large new file in the background, ahead of its rename.
 
     ext4 writes a file out when it replaces another one (0.1 s for 180 MB).
     """

@@ -49,7 +49,7 @@ class TimingCacheCopy:
 
 
 def checkout(job: Job, backend: Backend, scratch: Path) -> TimingCacheCopy:
-    """Return a private copy, in the folder ``scratch``, of the cache for this build.
+    """Return a private copy, in ``scratch``, of the cache for this build.
 
     Raises: StageError: the engine pins a cache that does not exist.
     """
@@ -76,7 +76,7 @@ def checkout(job: Job, backend: Backend, scratch: Path) -> TimingCacheCopy:
 
 
 def _conditions(options: Mapping[str, Any], backend: Backend) -> dict[str, str] | None:
-    """Return the conditions that timings hold for, None if the GPU is unknown."""
+    """Return the conditions of valid timings, None if the GPU is unknown."""
     facts: dict[str, Any] = {}
     with suppress(MissingLibraryError):
         facts = built_with(options["backend"], backend.device(options))
