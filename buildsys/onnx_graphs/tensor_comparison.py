@@ -23,9 +23,9 @@ Tolerance = Mapping[str, float | None]
 class Comparison:
     """Errors of an output against its reference, and the verdict.
 
-    ``relative`` is max |a - b| over max |b|: 0 if both are zero, infinite if only b is. ``cosine`` is
-    None for strings, ``top1`` (share of rows with equal arg-max on the last axis) if there are no
-    rows. ``worst_*`` is the element with the largest difference. ``problem`` is empty if ``passed``.
+    ``relative`` is max |a - b| over max |b|: 0 if both are zero, infinite if only b is. ``cosine``
+    is None for strings, ``top1`` (share of rows with equal arg-max on the last axis) without rows.
+    ``worst_*`` is the element with the largest difference. ``problem`` is empty if ``passed``.
     """
 
     max_abs: float

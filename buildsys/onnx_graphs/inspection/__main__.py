@@ -25,43 +25,40 @@ from buildsys.onnx_graphs.inspection.load import (
     load_graph,
     plain_model,
 )
-from buildsys.onnx_graphs.inspection.plain_graph import PlainModel
 from buildsys.onnx_graphs.inspection.shapes import with_shapes
 
-Request = Mapping[str, Any]
-Answer = dict[str, Any]
+
+def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer to one request."""
+    try:
+        return _QUESTIONS[request["question"]](request)
+    except (StageError, UsageError) as error:
+        return {"error": error.problem, "hint": error.hint, "usage": isinstance(error, UsageError)}
 
 
-def _describe(request: Request) -> Answer:
+def _describe(request: Mapping[str, Any]) -> dict[str, Any]:
     return describe(_light(request["graph"]), request["dims"])
 
 
-def _compare(request: Request) -> Answer:
-    first, second = (_with_contents(request[side]) for side in ("first", "second"))
-    return compare(first, second)
+def _compare(request: Mapping[str, Any]) -> dict[str, Any]:
+    models = []
+    for graph in (request["first"], request["second"]):
+        model = load_graph(Path(graph["file"]))
+        with content_digests(Path(graph["data"]) if graph["data"] else None) as digest:
+            drop_weights(model, digest)
+        models.append(plain_model(with_shapes(model)))
+    return compare(*models)
 
 
-def _draw(request: Request) -> Answer:
-    network = plain_model(with_shapes(_light(request["graph"])))
-    svg, shown = draw(
-        network.body, request["title"], request["from"], request["to"], request["depth"]
-    )
-    return {"svg": svg, **shown}
+def _draw(request: Mapping[str, Any]) -> dict[str, Any]:
+    body = plain_model(with_shapes(_light(request["graph"]))).body
+    svg, size = draw(body, request["title"], request["from"], request["to"], request["depth"])
+    return {"svg": svg, **size}
 
 
-def _first_differences(request: Request) -> Answer:
-    found = [
-        first_difference(Path(pair["first"]), Path(pair["second"]), pair["first_byte"])
-        for pair in request["pairs"]
-    ]
-    return {"differences": found}
-
-
-def _with_contents(graph: Mapping[str, Any]) -> PlainModel:
-    model = load_graph(Path(graph["file"]))
-    with content_digests(Path(graph["data"]) if graph["data"] else None) as digest:
-        drop_weights(model, digest)
-    return plain_model(with_shapes(model))
+def _first_differences(request: Mapping[str, Any]) -> dict[str, Any]:
+    pairs = ((Path(p["first"]), Path(p["second"]), p["first_byte"]) for p in request["pairs"])
+    return {"differences": [first_difference(*pair) for pair in pairs]}
 
 
 def _light(graph: Mapping[str, Any]) -> ModelProto:
@@ -70,20 +67,12 @@ def _light(graph: Mapping[str, Any]) -> ModelProto:
     return model
 
 
-_QUESTIONS: Mapping[str, Callable[[Request], Answer]] = {
+_QUESTIONS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "describe": _describe,
     "compare": _compare,
     "draw": _draw,
     "first_differences": _first_differences,
 }
-
-
-def answer(request: Request) -> Answer:
-    """Return the answer to one request."""
-    try:
-        return _QUESTIONS[request["question"]](request)
-    except (StageError, UsageError) as error:
-        return {"error": error.problem, "hint": error.hint, "usage": isinstance(error, UsageError)}
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from onnx import ModelProto, inliner
@@ -49,10 +50,10 @@ def macs_summary(model: ModelProto, base: Mapping[str, int]) -> dict[str, Any]:
     missing = dict(sorted((first.unknown + first.opaque).items()))
     if not first.is_complete:  # a partial total would look complete
         return {"formula": None, "operators": {}, "not_counted": missing}
-    operators = {
-        name: formula(lambda dims, name=name: at(dims).by_operator[name], sizes)  # type: ignore[misc]
-        for name in sorted(first.by_operator)
-    }
+    operators = {}
+    for name in sorted(first.by_operator):
+        count = partial(lambda name, dims: at(dims).by_operator[name], name)
+        operators[name] = formula(count, sizes)
     return {
         "formula": formula(lambda dims: at(dims).total, sizes),
         "operators": operators,

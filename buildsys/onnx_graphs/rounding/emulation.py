@@ -29,9 +29,9 @@ _FLOAT = TensorProto.FLOAT
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")
 # they only select or move values that are rounded already
 _EXACT = (
-    "Abs", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "Max", "MaxPool", "Min",
-    "Neg", "Relu", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose",
-    "Unsqueeze", "Where",
+    "Abs", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "Max", "MaxPool",
+    "Min", "Neg", "Relu", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile",
+    "Transpose", "Unsqueeze", "Where",
 )  # fmt: skip
 
 
