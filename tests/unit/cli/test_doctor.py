@@ -118,6 +118,16 @@ def test_a_toolchain_has_what_its_interpreter_has(tmp_path: Path) -> None:
     )
 
 
+def test_a_toolchain_needs_cuda_bindings_for_tensorrt(tmp_path: Path) -> None:
+    environment = PythonFolder(tmp_path / "env", "numpy")
+    environment.write("tensorrt/__init__.py", "__version__ = '8.6.0'\n")
+    toolchain = Toolchain("old", environment.python, {})
+    finding = check_toolchain(check_environment(toolchain, 60), NO_GPU, {"tensorrt": ["a:y"]})
+    assert finding.state == MISSING
+    assert finding.text.endswith("tensorrt needs cuda-bindings")
+    assert finding.remedy == f"{environment.python} -m pip install cuda-bindings"
+
+
 def test_a_toolchain_that_lacks_something_says_what_installs_it(tmp_path: Path) -> None:
     bare = PythonFolder(tmp_path / "bare")
     finding = check_toolchain(check_environment(Toolchain("bare", bare.python, {}), 60), NO_GPU, {})

@@ -43,12 +43,16 @@ class Environment:
     remedy: str = ""
     python: str = ""
     libraries: Mapping[str, Library] = field(default_factory=dict)
+    has_cuda: bool = True  # cuda-bindings, which our own interpreter requires
 
     def ability(self, backend: str, gpus: Gpus, *, cuda: bool = False) -> Ability:
         """Return the abilities of a backend, or with ``cuda`` those on the GPU."""
         if self.problem:
             return Ability(problem=self.problem, remedy=self.remedy)
         library = self.libraries[backend]
+        if library.is_usable and self.toolchain and not self.has_cuda and backend != "onnxruntime":
+            remedy = f"{self.toolchain.pip} cuda-bindings"
+            return Ability(problem=f"{backend} needs cuda-bindings", remedy=remedy)
         if library.is_usable:
             return _ability(library, gpus, cuda=cuda)
         problem = "is not installed"
@@ -73,7 +77,8 @@ def check_environment(toolchain: Toolchain, limit_s: float) -> Environment:
     python = f"{found.interpreter.implementation} {found.interpreter.version}, {toolchain.python}"
     numpy = libraries["numpy"]
     if numpy.is_usable:
-        return Environment(toolchain, python=python, libraries=libraries)
+        has_cuda = found.interpreter.finds("cuda")
+        return Environment(toolchain, python=python, libraries=libraries, has_cuda=has_cuda)
     why = (
         "has no numpy" if numpy.missing else f"has a numpy that cannot be imported: {numpy.problem}"
     )
