@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,9 @@ class Problem:
     text: str
     hint: str = ""
     of_key: bool = False
+
+
+Problems = Iterator[Problem]
 
 
 def problem_at(

@@ -71,7 +71,7 @@ def load_project(
     load = _Load(project, remember, links_into)
     models = load.models()
     if load.errors:
-        # every user of a shared value reports the same error
+        # each user of a shared value reports its error
         distinct = {(error.file, error.key, error.problem): error for error in load.errors}
         places = {key: (str(e.file), e.line or 0, e.column or 0) for key, e in distinct.items()}
         raise ManifestErrors(

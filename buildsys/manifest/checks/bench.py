@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from buildsys.manifest.checks.view import REFUSED, ManifestView
-from buildsys.manifest.problem import Problem
+from buildsys.manifest.problem import Problems
 
 _TENSORRT_ONLY = {  # field -> values with no effect
     "cuda_graph": (False, [False]),
@@ -15,7 +13,7 @@ _TENSORRT_ONLY = {  # field -> values with no effect
 }
 
 
-def bench_problems(view: ManifestView) -> Iterator[Problem]:
+def bench_problems(view: ManifestView) -> Problems:
     """Yield duplicate baselines and options unsupported by all engines.
 
     One engine that supports an option is enough. Options from shared files are not checked, as

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, get_args
 
 from buildsys.manifest.checks.surgery import shapes_after_surgery
 from buildsys.manifest.checks.view import ManifestView
-from buildsys.manifest.problem import Problem, suggest
+from buildsys.manifest.problem import Problems, suggest
 from buildsys.manifest.schema.base import QUANTIZED, Precision
 from buildsys.manifest.value_tree import FieldPath
 
@@ -15,7 +14,7 @@ _UNQUANTIZED = tuple(precision for precision in get_args(Precision) if precision
 _DLA_ONLY = ("gpu_fallback", "dla_managed_sram", "dla_local_dram", "dla_global_dram")
 
 
-def engine_problems(view: ManifestView) -> Iterator[Problem]:
+def engine_problems(view: ManifestView) -> Problems:
     """Yield duplicate names, and contradictions between the fields of TensorRT engines."""
     names: list[Any] = []
     for path, engine in view.maps("engines", ...):
@@ -39,7 +38,7 @@ def int8_layers(engine: dict[str, Any]) -> list[int]:
     return [i for i, entry in given if isinstance(entry, dict) and entry.get("precision") == "int8"]
 
 
-def _typing(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Iterator[Problem]:
+def _typing(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:
     typing = engine.get("typing")
     if typing == "strong" and engine.get("layer_precisions"):
         text = "a strongly typed engine takes the type of each layer from the graph"
@@ -53,7 +52,7 @@ def _typing(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Iter
         yield view.problem((*path, "typing"), text, "set typing: strong, or remove it")
 
 
-def _quantization(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Iterator[Problem]:
+def _quantization(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:
     chosen, precision = engine.get("quantization"), engine.get("precision", "fp32")
     field = (*path, "quantization")
     int8 = int8_layers(engine)
@@ -74,9 +73,7 @@ def _quantization(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -
         yield view.problem(field, text, f"set {other}, or remove it")
 
 
-def _dependent_fields(
-    view: ManifestView, path: FieldPath, engine: dict[str, Any]
-) -> Iterator[Problem]:
+def _dependent_fields(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:
     for name in _DLA_ONLY:
         if engine.get(name) not in (None, False) and engine.get("dla_core") is None:
             hint = "set dla_core, or remove it"
@@ -90,7 +87,7 @@ def _dependent_fields(
         yield view.problem((*path, "workspace"), text, "set a size such as 4GiB, or remove it")
 
 
-def _io(view: ManifestView, path: FieldPath) -> Iterator[Problem]:
+def _io(view: ManifestView, path: FieldPath) -> Problems:
     inputs, outputs = shapes_after_surgery(view), view.map("outputs")
     if inputs is None or not outputs:
         return  # names of undeclared outputs are known once the engine is built

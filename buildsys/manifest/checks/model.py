@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from buildsys.manifest.checks.bench import bench_problems
@@ -13,7 +13,7 @@ from buildsys.manifest.checks.quantization import quantization_problems
 from buildsys.manifest.checks.surgery import dims_named_by_surgery, surgery_problems
 from buildsys.manifest.checks.symbolics import TORCHSCRIPT_OPSETS, registration_problems
 from buildsys.manifest.checks.view import ManifestView
-from buildsys.manifest.problem import Problem
+from buildsys.manifest.problem import Problems
 from buildsys.manifest.value_ranges import data_problem
 
 # below 18 dynamo converts down, which the export checks; 28 is the newest opset of onnx 1.23
@@ -38,7 +38,7 @@ _IGNORED_BY = {  # exporter -> option -> what to do instead
 }
 
 
-def check_model(view: ManifestView) -> Iterator[Problem]:
+def check_model(view: ManifestView) -> Problems:
     """Yield the problems between the fields of a merged model."""
     for check in _CHECKS:
         yield from check(view)
@@ -51,7 +51,7 @@ def unused_dims(view: ManifestView) -> list[str]:
     return [name for name in view.map("dims") if name not in used]
 
 
-def _export(view: ManifestView) -> Iterator[Problem]:
+def _export(view: ManifestView) -> Problems:
     if "onnx" in view.map("source"):
         for option in view.map("export"):
             if view.is_own("export", option):
@@ -78,7 +78,7 @@ def _export(view: ManifestView) -> Iterator[Problem]:
         yield view.problem(("export", "export_params"), text, hint)
 
 
-def _simplify(view: ManifestView) -> Iterator[Problem]:
+def _simplify(view: ManifestView) -> Problems:
     if view.get("simplify", "tool") != "none":
         return
     for option, value in view.map("simplify").items():
@@ -88,7 +88,7 @@ def _simplify(view: ManifestView) -> Iterator[Problem]:
             yield view.problem(("simplify", option), text, hint, of_key=True)
 
 
-def _dims(view: ManifestView) -> Iterator[Problem]:
+def _dims(view: ManifestView) -> Problems:
     for section in ("inputs", "outputs"):
         for path, size in view.find(section, ..., "shape", ...):
             if found := view.undeclared(size):
@@ -101,7 +101,7 @@ def _dims(view: ManifestView) -> Iterator[Problem]:
             yield view.problem(("dims", name), text, "remove it", of_key=True)
 
 
-def _tensors(view: ManifestView) -> Iterator[Problem]:
+def _tensors(view: ManifestView) -> Problems:
     keywords: dict[Any, str] = {}
     for (_, name), tensor in view.maps("inputs", ...):
         keyword = tensor.get("keyword")
@@ -123,7 +123,7 @@ def _tensors(view: ManifestView) -> Iterator[Problem]:
             yield view.problem(("outputs", name), text, "rename one of them", of_key=True)
 
 
-def _cases(view: ManifestView) -> Iterator[Problem]:
+def _cases(view: ManifestView) -> Problems:
     for section in ("validate", "verify", "bench"):
         cases = view.list(section, "cases")
         for index, case in enumerate(cases):
@@ -132,7 +132,7 @@ def _cases(view: ManifestView) -> Iterator[Problem]:
                 yield view.problem(path, f'case "{case}" is listed twice', "remove one of them")
 
 
-_CHECKS: tuple[Callable[[ManifestView], Iterator[Problem]], ...] = (
+_CHECKS: tuple[Callable[[ManifestView], Problems], ...] = (
     _export,
     registration_problems,
     _simplify,

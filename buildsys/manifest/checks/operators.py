@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.operator_choice import BACKEND_KINDS, implementations
-from buildsys.manifest.problem import Problem
+from buildsys.manifest.problem import Problems
 from buildsys.manifest.value_tree import FieldPath
 
 # of ONNX itself; ai.onnx.contrib and other extensions are third-party domains
@@ -20,7 +18,7 @@ _ONNX_DOMAINS = (
 )
 
 
-def operator_problems(view: ManifestView) -> Iterator[Problem]:
+def operator_problems(view: ManifestView) -> Problems:
     """Yield duplicate, misplaced and unimplemented operators."""
     first: dict[str, FieldPath] = {}
     for path, entry in view.maps("ops", ...):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from buildsys.manifest.checks.surgery import shapes_after_surgery
 from buildsys.manifest.checks.view import ManifestView
-from buildsys.manifest.problem import Problem, suggest
+from buildsys.manifest.problem import Problems, suggest
 from buildsys.manifest.value_tree import FieldPath
 
 _POINTS = ("min", "opt", "max")
@@ -15,7 +14,7 @@ Shape = list[Any]
 Ranges = dict[str, list[int]]
 
 
-def profile_problems(view: ManifestView) -> Iterator[Problem]:
+def profile_problems(view: ManifestView) -> Problems:
     """Yield the problems of the explicit profiles of all engines."""
     profiles = list(view.maps("engines", ..., "profiles", ...))
     inputs = shapes_after_surgery(view) if profiles else None
@@ -25,7 +24,7 @@ def profile_problems(view: ManifestView) -> Iterator[Problem]:
 
 def _profile_problems(
     view: ManifestView, path: FieldPath, profile: dict[str, Any], inputs: dict[str, Shape]
-) -> Iterator[Problem]:
+) -> Problems:
     sizes: dict[tuple[str, str], tuple[str, int]] = {}  # dimension, point -> first place and size
     for name, entry in profile.items():
         if name not in inputs:
@@ -45,9 +44,7 @@ def _profile_problems(
             yield view.problem(path, text, f"add {name}: {{min: […], opt: […], max: […]}}")
 
 
-def _value_range(
-    view: ManifestView, path: FieldPath, entry: Any, shape: Shape
-) -> Iterator[Problem]:
+def _value_range(view: ManifestView, path: FieldPath, entry: Any, shape: Shape) -> Problems:
     if any(isinstance(size, str) for size in shape) or len(shape) > 1:
         text = "a range of values needs an input of fixed shape with at most one dimension"
         yield view.problem(path, text, "give min, opt and max of its shape instead", of_key=True)
@@ -75,9 +72,7 @@ def _ranges_of(entry: Any) -> Ranges:
     }
 
 
-def _shape_range(
-    view: ManifestView, path: FieldPath, ranges: Ranges, shape: Shape
-) -> Iterator[Problem]:
+def _shape_range(view: ManifestView, path: FieldPath, ranges: Ranges, shape: Shape) -> Problems:
     for point, sizes in ranges.items():
         if len(sizes) != len(shape):
             text = (
@@ -108,7 +103,7 @@ def _outside_dims(
     name: str,
     ranges: Ranges,
     span: tuple[int, int, int],
-) -> Iterator[Problem]:
+) -> Problems:
     low, high, step = span
     size = ranges[str(path[-1])][axis]
     if not low <= size <= high:
@@ -128,7 +123,7 @@ def _conflicting_sizes(
     ranges: Ranges,
     shape: Shape,
     sizes: dict[tuple[str, str], tuple[str, int]],
-) -> Iterator[Problem]:
+) -> Problems:
     """Yield dimensions with two sizes at one point of a profile."""
     for axis, name in enumerate(shape):
         for point, given in ranges.items() if isinstance(name, str) else ():

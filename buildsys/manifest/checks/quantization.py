@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from buildsys.manifest.checks.engines import int8_layers
 from buildsys.manifest.checks.surgery import shapes_after_surgery
 from buildsys.manifest.checks.view import REFUSED, ManifestView
-from buildsys.manifest.problem import Problem, suggest
+from buildsys.manifest.problem import Problems, suggest
 from buildsys.manifest.schema.base import QUANTIZED
 from buildsys.manifest.schema.quantization import DEFAULT_PERCENTILE
 from buildsys.manifest.value_ranges import data_problem
@@ -17,7 +16,7 @@ from buildsys.manifest.value_tree import FieldPath
 _TENSORRT_ALGORITHMS = ("entropy", "minmax")
 
 
-def quantization_problems(view: ManifestView) -> Iterator[Problem]:
+def quantization_problems(view: ManifestView) -> Problems:
     """Yield missing data and unsupported combinations of int8 and fp8 engines."""
     shapes = shapes_after_surgery(view)
     if shapes is not None and isinstance(view.get("calibration"), dict):
@@ -34,7 +33,7 @@ def quantization_problems(view: ManifestView) -> Iterator[Problem]:
 
 def _engine_problems(
     view: ManifestView, path: FieldPath, engine: dict[str, Any], shapes: dict[str, list[Any]]
-) -> Iterator[Problem]:
+) -> Problems:
     precision, tool = engine.get("precision"), view.get("quantize", "tool")
     algorithm = view.get("calibration", "algorithm") or _TENSORRT_ALGORITHMS[0]
     if view.get("calibration") is None:
@@ -68,7 +67,7 @@ def _engine_problems(
         yield view.problem(("calibration", "algorithm"), text, hint)
 
 
-def _calibration_problems(view: ManifestView, shapes: dict[str, list[Any]]) -> Iterator[Problem]:
+def _calibration_problems(view: ManifestView, shapes: dict[str, list[Any]]) -> Problems:
     data = view.map("calibration", "data")
     for name, values in data.items():
         path = ("calibration", "data", name)
@@ -92,7 +91,7 @@ def _calibration_problems(view: ManifestView, shapes: dict[str, list[Any]]) -> I
     yield from _batch_size_problems(view, shapes)
 
 
-def _batch_size_problems(view: ManifestView, shapes: dict[str, list[Any]]) -> Iterator[Problem]:
+def _batch_size_problems(view: ManifestView, shapes: dict[str, list[Any]]) -> Problems:
     size, path = view.get("calibration", "batch_size"), ("calibration", "batch_size")
     for name, shape in shapes.items() if isinstance(size, int) else ():
         first = shape[0] if shape else None

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import EllipsisType
 
 from buildsys.manifest.checks.view import ManifestView
-from buildsys.manifest.problem import Problem, show_value, suggest, suggest_file
+from buildsys.manifest.problem import Problems, show_value, suggest, suggest_file
 from buildsys.manifest.value_tree import FieldPath
 from buildsys.manifest.workspace import Workspace
 
@@ -47,7 +47,7 @@ _CALLABLES: tuple[Pattern, ...] = (  # FILE.py:NAME
 _RELATIVE = "paths are relative to the project"
 
 
-def file_problems(view: ManifestView, workspace: Workspace) -> Iterator[Problem]:
+def file_problems(view: ManifestView, workspace: Workspace) -> Problems:
     """Yield missing files, folders and callables, and weights with another digest."""
     for path, name in _texts(view, _FOLDERS):
         folder = locate(workspace.root, name, workspace.links_into)
@@ -90,7 +90,7 @@ def _texts(view: ManifestView, patterns: tuple[Pattern, ...]) -> Iterator[tuple[
 
 def _file_problems(
     view: ManifestView, path: FieldPath, name: str, callable_name: str, workspace: Workspace
-) -> Iterator[Problem]:
+) -> Problems:
     file = locate(workspace.root, name, workspace.links_into)
     if isinstance(file, str):
         yield view.problem(path, file, _RELATIVE)

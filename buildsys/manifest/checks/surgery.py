@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from buildsys.manifest.checks.view import ManifestView, contains_refused
-from buildsys.manifest.problem import Problem, suggest
+from buildsys.manifest.problem import Problems, suggest
 from buildsys.manifest.surgery_interface import (
     AFTER_EXPORT,
     WHENS,
@@ -28,7 +28,7 @@ from buildsys.manifest.value_tree import FieldPath
 Found = tuple[FieldPath, str, str]  # path below the step, problem, hint
 
 
-def surgery_problems(view: ManifestView) -> Iterator[Problem]:
+def surgery_problems(view: ManifestView) -> Problems:
     """Yield the problems of steps, up to the first refused one."""
     if not (view.is_known("inputs") and view.is_known("outputs")):
         return

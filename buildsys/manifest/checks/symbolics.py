@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from buildsys.manifest.checks.view import ManifestView
-from buildsys.manifest.problem import Problem, expected
+from buildsys.manifest.problem import Problems, expected
 from buildsys.manifest.value_tree import FieldPath
 
 TORCHSCRIPT_OPSETS = range(6, 24)
@@ -16,7 +15,7 @@ _OPERATOR = re.compile(r"\w+::\w+(\.\w+)?")
 _SECTIONS = {"symbolics": ("torchscript", "translations"), "translations": ("dynamo", "symbolics")}
 
 
-def registration_problems(view: ManifestView) -> Iterator[Problem]:
+def registration_problems(view: ManifestView) -> Problems:
     """Yield the problems of both sections."""
     exporter = view.get("export", "exporter") or "torchscript"
     for section, (used_by, other) in _SECTIONS.items():
@@ -57,7 +56,7 @@ def reaches(exported: int, registered: int) -> bool:
     return exported <= registered <= _BASE_OPSET
 
 
-def _form_problems(view: ManifestView, path: FieldPath, entry: dict[str, Any]) -> Iterator[Problem]:
+def _form_problems(view: ManifestView, path: FieldPath, entry: dict[str, Any]) -> Problems:
     """Yield mixtures of the forms {op, function, opset} and {module}."""
     fields = ("op", "function", "opset")
     if entry.get("module") is not None:
@@ -73,7 +72,7 @@ def _form_problems(view: ManifestView, path: FieldPath, entry: dict[str, Any]) -
         yield view.problem(path, text, "write {op: …, function: …, opset: …} or {module: FILE.py}")
 
 
-def _name_problems(view: ManifestView, path: FieldPath, op: str) -> Iterator[Problem]:
+def _name_problems(view: ManifestView, path: FieldPath, op: str) -> Problems:
     if "::" not in op:
         word = re.sub(r"\W", "", op.rpartition(".")[2].rpartition(":")[2]) or "asinh"
         text = expected("an operator with its namespace", op)
@@ -89,9 +88,7 @@ def _name_problems(view: ManifestView, path: FieldPath, op: str) -> Iterator[Pro
         yield view.problem(path, text, hint)
 
 
-def _opset_problems(
-    view: ManifestView, path: FieldPath, entry: dict[str, Any]
-) -> Iterator[Problem]:
+def _opset_problems(view: ManifestView, path: FieldPath, entry: dict[str, Any]) -> Problems:
     opset, exported = entry.get("opset"), view.map("export").get("opset", 17)
     if not isinstance(opset, int):
         return

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from buildsys.manifest.problem import Problem, show_value, suggest
+from buildsys.manifest.problem import Problem, Problems, show_value, suggest
 from buildsys.manifest.value_tree import ValueNode
 from buildsys.system.interpreters.toolchain import override_variable
 
 
-def toolchain_problems(toolchains: ValueNode) -> Iterator[Problem]:
+def toolchain_problems(toolchains: ValueNode) -> Problems:
     """Yield colliding names and unusable interpreter paths."""
     taken: dict[str, str] = {}
     for name, toolchain in toolchains.items():
@@ -24,7 +22,7 @@ def toolchain_problems(toolchains: ValueNode) -> Iterator[Problem]:
             yield Problem(python.origin, f"{show_value(path)} is not a path")
 
 
-def unknown_toolchain(engine: ValueNode, toolchains: ValueNode | None) -> Iterator[Problem]:
+def unknown_toolchain(engine: ValueNode, toolchains: ValueNode | None) -> Problems:
     """Yield an engine's undeclared toolchain; ``toolchains`` is None if project.yaml is broken."""
     named = engine.get("toolchain")
     if named is None or toolchains is None or not isinstance(named.value, str):

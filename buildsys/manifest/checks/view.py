@@ -15,6 +15,9 @@ from typing import Any, Final
 from buildsys.manifest.problem import Problem, problem_at, suggest
 from buildsys.manifest.value_tree import FieldPath, ValueNode, nearest, plain
 
+Step = str | int | EllipsisType
+Matches = Iterator[tuple[FieldPath, Any]]
+
 
 class _Refused:
     def __repr__(self) -> str:
@@ -63,13 +66,11 @@ class ManifestView:
         value = self.get(*path)
         return value if isinstance(value, list) else []
 
-    def find(self, *pattern: str | int | EllipsisType) -> Iterator[tuple[FieldPath, Any]]:
+    def find(self, *pattern: Step) -> Matches:
         """Yield path and value of each match; ``...`` matches every member."""
         return _find(self.data, pattern, ())
 
-    def maps(
-        self, *pattern: str | int | EllipsisType
-    ) -> Iterator[tuple[FieldPath, dict[str, Any]]]:
+    def maps(self, *pattern: Step) -> Iterator[tuple[FieldPath, dict[str, Any]]]:
         """Yield path and value of each matching map."""
         return (found for found in self.find(*pattern) if isinstance(found[1], dict))
 
@@ -113,9 +114,7 @@ def contains_refused(value: Any) -> bool:
     return value is REFUSED
 
 
-def _find(
-    value: Any, pattern: tuple[str | int | EllipsisType, ...], path: FieldPath
-) -> Iterator[tuple[FieldPath, Any]]:
+def _find(value: Any, pattern: tuple[Step, ...], path: FieldPath) -> Matches:
     if not pattern:
         yield path, value
         return
