@@ -1,16 +1,20 @@
-"""Export and simplify models of a project; write the digest of each file to OUT/digests.json: ``ROOT OUT MODEL…``.
+"""Program for tests: export and simplify models of a project (``ROOT OUT MODEL…``).
 
-A program for tests, which run it in processes and folders of different kinds.
+Writes the digest of each file to OUT/digests.json.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
+import torch
+from onnxscript._framework_apis import torch_2_5
 from stage_jobs import stage_job
 
 from buildsys.manifest.project import load_project
@@ -20,6 +24,7 @@ from buildsys.stages.simplify import stage as simplify
 
 def main(root: Path, out: Path, names: list[str]) -> dict[str, str]:
     models = load_project(root).models
+    torch.manual_seed(int(os.environ["PYTHONHASHSEED"]))  # must not matter
     for name in names:
         exported, simplified = (
             stage_job(stage, models[name].data, out, root) for stage in ("export", "simplify")
@@ -40,6 +45,7 @@ def main(root: Path, out: Path, names: list[str]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    torch_2_5.get_torchlib_ops = cache(torch_2_5.get_torchlib_ops)  # parses 500 functions
     found = main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
     # not to stdout, where C++ libraries print as well
     Path(sys.argv[2], "digests.json").write_text(json.dumps(found), encoding="utf-8")

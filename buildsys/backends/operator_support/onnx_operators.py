@@ -67,7 +67,7 @@ def ort_operators() -> dict[str, list[str]]:
 
 @lru_cache(maxsize=1)
 def _rtx_parser() -> Any:
-    """Return a TensorRT-RTX parser and the objects it depends on; None without TensorRT-RTX."""
+    """Return a parser and the objects it depends on, if installed."""
     try:
         import tensorrt_rtx as trt
     except (ImportError, OSError, RuntimeError):
@@ -79,6 +79,6 @@ def _rtx_parser() -> Any:
 
 
 def rtx_supports(operator: str) -> bool | None:
-    """Return whether TensorRT-RTX's parser has an importer; None without TensorRT-RTX."""
+    """Check for an importer in TensorRT-RTX's parser; None without TensorRT-RTX."""
     found = _rtx_parser()
     return None if found is None else bool(found[0].supports_operator(operator))

@@ -43,13 +43,13 @@ def schemas() -> dict[str, list[str]]:
 
 
 def operator_schemas(operator: str) -> tuple[str, ...]:
-    """Return the schemas of one operator; none if torch does not know it."""
+    """Return the schemas of one operator; none if unknown."""
     return tuple(str(schema) for schema in torch._C._jit_get_schemas_for_operator(operator))
 
 
 @lru_cache(maxsize=1)
 def load_symbolics() -> None:
-    """Import torch's symbolic functions of all opsets; the exporter loads most of them late."""
+    """Import torch's symbolic functions of all opsets, mostly loaded late."""
     for module in pkgutil.iter_modules(torchscript_exporter.__path__):
         if module.name.startswith("symbolic_opset"):
             importlib.import_module(f"{torchscript_exporter.__name__}.{module.name}")
@@ -62,7 +62,7 @@ def torchscript_operators() -> list[str]:
 
 
 def torchscript_from(operator: str) -> int | None:
-    """Return the lowest opset with a TorchScript translation; None if there is none."""
+    """Return the lowest opset with a TorchScript translation, if any."""
     load_symbolics()
     group = registry.get_function_group(operator.removesuffix("_"))
     if group is None:
@@ -77,7 +77,7 @@ def torchscript_from(operator: str) -> int | None:
 
 
 def dynamo_operators() -> list[str]:
-    """Return the operators, with overloads, that dynamo translates at some opset."""
+    """Return the overloads with a dynamo translation at some opset."""
     return sorted({name for opset in DYNAMO_OPSETS for name in _translations(opset)})
 
 
@@ -119,7 +119,7 @@ def _translations(opset: int) -> Mapping[str, tuple[Any, ...]]:
 
 
 def _newer_operators(function: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
-    """Yield the ONNX operators newer than torchlib's opset among those a translation calls."""
+    """Yield a translation's ONNX operators newer than torchlib's opset."""
     plain = getattr(function, "func", None) or getattr(function, "function", None) or function
     code = getattr(plain, "__code__", None)
     if code is None or depth > _MAX_CALL_DEPTH:

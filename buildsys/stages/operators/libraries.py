@@ -90,7 +90,7 @@ def _first_error(output: str) -> str:
 
 
 def _refuse_untracked_headers(source: str, dependencies: Path, project: Path) -> None:
-    """Refuse headers included through a flag or a macro: no key covers them."""
+    """Refuse untracked headers, included through a flag or a macro."""
     root = project.resolve()
     tracked = {path.resolve() for path in included_files(project / source)}
     rule = dependencies.read_text(errors="replace").partition(":")[2].replace("\\\n", " ")

@@ -31,7 +31,7 @@ os._exit(0 if hasattr(library, symbol) else {_MISSING_SYMBOL})
 
 
 def check_library(path: Path, shown: str, symbol: str) -> None:
-    """Check the machine of a library; given a symbol, load it as well.
+    """Check a library's machine; given a symbol, also load it.
 
     Raises: StageError: one of these does not hold.
     """

@@ -1,4 +1,4 @@
-"""Explanation of a graph that a backend refused: source lines and remedies per operator."""
+"""Explanation of a backend's refusal, with source lines and remedies."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _RefusedGraph:
         return OnnxOperator(domain, refused.operator, refused.since)
 
     def origin(self, refused: UnsupportedNode) -> Origin | None:
-        """Return the origin of a refused node, or of the function around it."""
+        """Return the origin of a refused node or its function."""
         nodes = self._candidates(refused)
         if refused.functions:
             nodes = (node for node in self._nodes if node.op_type == refused.functions[0])

@@ -1,4 +1,4 @@
-"""Remedies for an operator that an exporter cannot translate or a backend cannot run.
+"""Remedies for operators without a translation or an implementation.
 
 Pure functions: callers pass in facts from the registries, schemas and parsers of this installation.
 An opset, an exporter or a shipped plugin is named only if the facts say that it helps; code that
@@ -28,17 +28,17 @@ class Remedy:
 
 @dataclass(frozen=True)
 class TorchOperator:
-    """Facts on a torch operator without a translation; an opset of None means no translation."""
+    """Facts on a torch operator without a translation."""
 
     name: str  # aten::asinh
-    torchscript_from: int | None = None  # lowest opset
+    torchscript_from: int | None = None  # lowest opset; None: no translation
     dynamo_from: int | None = None
     dynamo_note: str = ""  # a caveat, e.g. backends without the operator that dynamo writes
 
 
 @dataclass(frozen=True)
 class OnnxOperator:
-    """Facts on an operator of the graph that a backend rejects."""
+    """Facts on an operator rejected by a backend."""
 
     domain: str
     name: str
@@ -46,7 +46,7 @@ class OnnxOperator:
 
     @property
     def is_custom(self) -> bool:
-        """Return whether the operator is outside ONNX."""
+        """Check for a domain outside ONNX."""
         return self.domain not in _ONNX_DOMAINS
 
     @property
@@ -63,7 +63,7 @@ def translation_remedies(
     files: Collection[str] = (),
     declared: Collection[str] = (),
 ) -> list[Remedy]:
-    """Return remedies for an operator that ``exporter`` cannot translate to ``opset``.
+    """Return remedies for an operator without a translation.
 
     ``files`` are the project's shipped plugin files, ``declared`` the sections of its manifest.
     """
@@ -107,7 +107,7 @@ def refusal_remedies(
     files: Collection[str] = (),
     declared: Collection[str] = (),
 ) -> list[Remedy]:
-    """Return remedies for an operator of the graph that ``backend`` rejects."""
+    """Return remedies for an operator of the graph rejected by ``backend``."""
     remedies = []
     if operator.supported_from and operator.supported_from > opset:
         text = f"export to opset {operator.supported_from}; the backend supports it from there on"
@@ -127,7 +127,7 @@ def refusal_remedies(
 def opset_remedies(
     operator: str, exporter: str, opset: int, versions: Sequence[int]
 ) -> list[Remedy]:
-    """Return remedies for an ONNX operator that is not in the file's opset."""
+    """Return remedies for an ONNX operator outside the file's opset."""
     later = [version for version in versions if version > opset]
     if not later:
         return []
@@ -138,7 +138,7 @@ def opset_remedies(
 
 
 def higher_opset_remedies(written: int, requested: int) -> list[Remedy]:
-    """Return remedies if dynamo wrote a higher opset because it cannot convert down."""
+    """Return remedies if dynamo wrote a higher opset."""
     text = f"request opset {written}, the one dynamo wrote"
     remedies = [Remedy("opset", text, (f"export: {{opset: {written}}}",))]
     if requested <= NEWEST_TORCHSCRIPT_OPSET:
@@ -149,7 +149,7 @@ def higher_opset_remedies(written: int, requested: int) -> list[Remedy]:
 
 
 def format_remedies(groups: Iterable[tuple[str, Sequence[Remedy]]]) -> str:
-    """Return a hint: a heading per operator, if any, and its numbered remedies."""
+    """Return a hint: numbered remedies below an optional heading per operator."""
     lines: list[str] = []
     for heading, remedies in groups:
         lines += [heading] if heading else []
@@ -160,7 +160,7 @@ def format_remedies(groups: Iterable[tuple[str, Sequence[Remedy]]]) -> str:
 
 
 def _implementations(operator: OnnxOperator, backend: str) -> Iterator[tuple[str, str, str]]:
-    """Yield name, text and YAML of the ways to implement an operator in user code."""
+    """Yield name, text and YAML of implementations in user code."""
     name, op = _file_name(operator.name), operator.qualified
     function = f'function: "plugins/ops/{name}.py:{name}"'
     if not operator.is_custom:
@@ -188,7 +188,7 @@ def _implementations(operator: OnnxOperator, backend: str) -> Iterator[tuple[str
 
 
 def _as_entries(yaml: Sequence[str], declared: Collection[str]) -> tuple[str, ...]:
-    """Return YAML to add; a section that the manifest has gets another list entry."""
+    """Return YAML to add; existing sections get another entry."""
     lines: list[str] = []
     for line in yaml:
         section, _, value = line.partition(": ")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class ShippedPlugin(NamedTuple):
-    """A ready solution for one operator, as lines of YAML for a manifest."""
+    """A ready solution for one operator, as YAML."""
 
     operator: str  # of torch, or of the graph
     exporter: str

@@ -22,7 +22,7 @@ from buildsys.stages.surgery.state import Context, GraphState, Outputs, Step, St
 
 
 def declared_cases(state: GraphState, step: Step) -> StepCases:
-    """Return the cases without ports that a hook removed."""
+    """Return the cases without ports removed by a hook."""
     inputs, outputs = step.get("inputs"), step.get("outputs")
 
     def select(tensors: Outputs, names: Any) -> dict[str, Tensor]:
@@ -84,7 +84,7 @@ def cast_cases(state: GraphState, step: Step, context: Context) -> StepCases:
 
 
 def cut_cases(state: GraphState, step: Step, context: Context) -> StepCases:
-    """Return the cases of a cut, computed by the old graph if necessary."""
+    """Return the cases of a cut, if necessary from the old graph."""
     model = load_model(state.path)
     inputs, outputs = cut_tensors(model, step)
     known = {name for case in state.golden.values() for name in (*case.inputs, *case.outputs)}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -125,17 +126,26 @@ def test_a_parameter_without_shape_is_an_error() -> None:
         draw_parameters(nn.LazyLinear(3), 0)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vgg11", "swin_t", "squeezenet1_0"])
-def test_what_torch_would_have_drawn_is_overwritten_wholly(name: str) -> None:
-    """The default initialisation is skipped, so anything that is not drawn here would be old memory."""
+def small_swin() -> nn.Module:
+    return models.SwinTransformer([4, 4], 24, depths=[1, 1], num_heads=[2, 4], window_size=[7, 7])
+
+
+@pytest.mark.parametrize(
+    "make",
+    # their classes call kaiming_normal_, normal_ (linear layers), trunc_normal_ and kaiming_uniform_
+    [models.resnet18, models.mobilenet_v2, small_swin, models.squeezenet1_0],
+    ids=lambda make: make.__name__,
+)
+def test_all_default_values_are_overwritten(make: Callable[[], nn.Module]) -> None:
+    """Their initialization is skipped, so any other value would be uninitialized memory."""
     with without_default_values():
-        module = models.get_model(name, weights=None)
+        module = make()
         frozen = {key: tensor.clone() for key, tensor in module.named_buffers()}
     for parameter in module.parameters():
         parameter.data.fill_(float("nan"))
     draw_parameters(module, 0)
     assert all(parameter.isfinite().all() for parameter in module.parameters())
-    reference = models.get_model(name, weights=None) if name != "vgg11" else module
+    reference = make()
     assert all(torch.equal(frozen[key], tensor) for key, tensor in reference.named_buffers())
 
 

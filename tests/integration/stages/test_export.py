@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -148,30 +145,6 @@ def test_dynamo_leaves_no_trace_of_the_checkout(tmp_path: Path) -> None:
     assert str(ROOT).encode() not in content
     assert b'File "' not in content
     assert figures["operators"] == {"Conv": 2, "Relu": 2}
-
-
-def test_the_same_manifest_gives_the_same_bytes_in_another_process(tmp_path: Path) -> None:
-    script = (
-        "import sys, torch; from pathlib import Path; torch.manual_seed(5); "
-        "from export_jobs import export_network as run, IMAGE, dynamo; "
-        "[print(run(Path(sys.argv[1]) / str(n), 'Small', inputs=IMAGE, source={'randomize': True}, export=options)"
-        ".figures['sha256']) for n, options in enumerate(({}, dynamo()))]"
-    )
-    here = [
-        run(
-            tmp_path / str(n), "Small", inputs=IMAGE, source={"randomize": True}, export=options
-        ).figures["sha256"]
-        for n, options in enumerate(({}, dynamo()))
-    ]
-    environment = {
-        **os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "7",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/integration")]),
-    }  # fmt: skip
-    there = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "there")],
-        capture_output=True, text=True, check=True, env=environment, cwd=tmp_path,
-    )  # fmt: skip
-    assert there.stdout.split() == here
 
 
 # --- options ---
