@@ -17,27 +17,13 @@ from buildsys.execution.action_key import ActionKey
 from buildsys.execution.build_cache import BuildCache
 from buildsys.execution.freshness import Freshness, FreshnessChecker, is_required
 from buildsys.execution.key_builder import KeyBuilder
-from buildsys.execution.stale_reasons import (
-    ASKED_FOR,
-    Reason,
-    encode_reasons,
-    summarize_reasons,
-)
+from buildsys.execution.stale_reasons import ASKED_FOR, Reason, encode_reasons, summarize_reasons
 from buildsys.execution.up_to_date_models import PlannedModel, UpToDateModels
 from buildsys.plan.action import Action, FileRef
+from buildsys.store import ledger
 from buildsys.store.background import Background
 from buildsys.store.file_digests import DigestCache
-from buildsys.store.ledger import (
-    FAILED,
-    PASSED,
-    UNAVAILABLE,
-    ActionRecord,
-    HistoryEntry,
-    Ledger,
-    OutputFile,
-    summary,
-    utc_now,
-)
+from buildsys.store.ledger import ActionRecord, HistoryEntry, Ledger, OutputFile
 from buildsys.store.locks import LockHolder, Locks, machine_lock_folder
 from buildsys.store.object_store import Store
 from buildsys.store.publish import Publisher, publish_failure
@@ -146,10 +132,7 @@ class Executor:
         Returns their targets.
         Raises: StageError: the state cannot be used.
         """
-        found = list(self._models.check(models, self.up_to_date_key))
-        with suppress(StageError):  # in a read-only state every run checks in full
-            self._models.keep(found)
-        return {model.name: list(model.keys) for model in found}
+        return self._models.check(models, self.up_to_date_key)
 
     def run(self, target: str, *, force: bool = False) -> Outcome:
         """Bring a target up to date, or with ``force`` rebuild it.
@@ -196,7 +179,7 @@ class Executor:
             files, reason = write()
             if files:
                 key = self._keys.build(action).digest
-                run = HistoryEntry(target, key, FAILED, utc_now(), 0.0, reason)
+                run = HistoryEntry(target, key, ledger.FAILED, ledger.utc_now(), 0.0, reason)
                 result = action.outputs[_RESULT].path
                 publish_failure(self._publisher, self._ledger, run, files, result)
 
@@ -224,7 +207,7 @@ class Executor:
     def _restore(self, action: Action, key: ActionKey, why: str) -> ActionRecord | None:
         """Restore the outputs of an earlier build with this key."""
         record = self._cache.find(action, key)
-        if record is None or (record.status == UNAVAILABLE and is_required(action)):
+        if record is None or (record.status == ledger.UNAVAILABLE and is_required(action)):
             return None
         wanted = record.files
         present = self._digests.digests(str(self._build / name) for name in wanted)
@@ -256,7 +239,7 @@ class Executor:
             if key.missing:
                 path = self._build / key.missing[0]
                 raise StageError(f"{target} needs {path}, which does not exist")
-            started = utc_now()
+            started = ledger.utc_now()
             with self._publisher.staging(target) as tree:
                 try:
                     reply = self._run_stage(action, tree)
@@ -312,7 +295,7 @@ class Executor:
                 raise
             from buildsys.workers.client.pool import JobReply
 
-            status = FAILED if isinstance(error, CheckFailed) else UNAVAILABLE
+            status = ledger.FAILED if isinstance(error, CheckFailed) else ledger.UNAVAILABLE
             seconds = time.perf_counter() - begun
             return JobReply(status, error.problem, error.hint, {}, seconds, log)
 
@@ -326,10 +309,10 @@ class Executor:
         target, status, main = action.target, reply.status, action.outputs[_RESULT].path
         declared = dict.fromkeys(ref.path for ref in action.outputs.values())
         for role, ref in action.outputs.items():
-            needed = role == _RESULT or (status == PASSED and not ref.optional)
+            needed = role == _RESULT or (status == ledger.PASSED and not ref.optional)
             if needed and not (tree / ref.path).is_file():
                 raise StageError(f"the stage {action.stage} did not write {ref.path} for {target}")
-        if status == FAILED:  # nobody must mistake what failed its check for a good output
+        if status == ledger.FAILED:  # nobody must mistake what failed its check for a good output
             for name in declared.keys() - {main}:
                 (tree / name).unlink(missing_ok=True)
         sealed = self._publisher.digest_outputs(tree)
@@ -337,8 +320,8 @@ class Executor:
         self._ledger.claim(target, sealed)
         self._publisher.publish(tree, sealed, last=main)
         self._publisher.remove(unwanted)
-        if status == FAILED:
-            run = (target, key.digest, FAILED, started, reply.seconds, reply.reason, why)
+        if status == ledger.FAILED:
+            run = (target, key.digest, ledger.FAILED, started, reply.seconds, reply.reason, why)
             self._ledger.add_failure(HistoryEntry(*run), sealed)
             details = f"details: {self._shown(self._build / main)}"
             raise CheckFailed(reply.reason, joined(reply.hint, details))
@@ -354,12 +337,12 @@ class Executor:
             seconds=reply.seconds,
             reason=reply.reason,
             hint=reply.hint,
-            figures=summary(reply.figures),
+            figures=ledger.summary(reply.figures),
             log=self._shown(self._log(action)),
         )
         self._ledger.add(record, why=why)
         self._cache.keep(action, record)
-        if status == UNAVAILABLE and is_required(action):
+        if status == ledger.UNAVAILABLE and is_required(action):
             raise StageError(f"{target} is required, but unavailable: {reply.reason}", reply.hint)
         return self._outcome(record)
 

@@ -9,25 +9,11 @@ from functools import cached_property
 from pathlib import Path
 
 from buildsys.errors import StageError
+from buildsys.execution import stale_reasons as kinds
 from buildsys.execution.action_key import ActionKey
 from buildsys.execution.build_cache import store_folder, stored_in
 from buildsys.execution.key_builder import KeyBuilder
-from buildsys.execution.stale_reasons import (
-    FAILED,
-    FORGOTTEN,
-    LOST_RECORD,
-    NEVER_BUILT,
-    OTHER_KEYS,
-    OUTPUT_ADDED,
-    OUTPUT_EDITED,
-    OUTPUT_MISSING,
-    UNAVAILABLE,
-    UNREADABLE,
-    UPSTREAM,
-    Reason,
-    decode_reasons,
-    part_reasons,
-)
+from buildsys.execution.stale_reasons import Reason, decode_reasons, part_reasons
 from buildsys.plan.action import Action
 from buildsys.store import ledger
 from buildsys.store.file_digests import DigestCache
@@ -63,7 +49,7 @@ class Freshness:
     up_to_date: bool = False
     key: ActionKey | None = None  # None: a file cannot be read
     recorded: Mapping[str, str] | None = None  # parts of the latest record's key
-    no_record: str = NEVER_BUILT  # or FORGOTTEN, LOST_RECORD
+    no_record: str = kinds.NEVER_BUILT  # or FORGOTTEN, LOST_RECORD
     outputs: tuple[tuple[str, str], ...] = ()  # (OUTPUT_…, path) of those not as recorded
     failure: str | None = None  # of the last run
     failed_with_this_key: bool = False
@@ -79,15 +65,15 @@ class Freshness:
         if self.up_to_date:
             return ()
         if self.unreadable:
-            return (Reason(UNREADABLE, self.unreadable),)
-        reasons = [] if self.failure is None else [Reason(FAILED, self.failure)]
+            return (Reason(kinds.UNREADABLE, self.unreadable),)
+        reasons = [] if self.failure is None else [Reason(kinds.FAILED, self.failure)]
         if self.recorded is None:
             return tuple(reasons or [Reason(self.no_record)])
         reasons += part_reasons(self.recorded, self.key.parts if self.key else {})
         reasons += [Reason(kind, path) for kind, path in self.outputs]
         if not reasons and self.unavailable is not None:
-            reasons.append(Reason(UNAVAILABLE, self.unavailable))
-        return tuple(reasons or [Reason(OTHER_KEYS)])
+            reasons.append(Reason(kinds.UNAVAILABLE, self.unavailable))
+        return tuple(reasons or [Reason(kinds.OTHER_KEYS)])
 
 
 @dataclass(frozen=True)
@@ -116,7 +102,7 @@ def explain(
             state = explained[name].state if name in explained else FRESH
             if state != FRESH:
                 effect = "will rerun" if state == STALE else "may rerun"
-                upstream.append(Reason(UPSTREAM, name, None, effect))
+                upstream.append(Reason(kinds.UPSTREAM, name, None, effect))
         explained[found.target] = Explanation(
             found.target,
             STALE if found.reasons else MAY_RERUN if upstream else FRESH,
@@ -194,12 +180,12 @@ class FreshnessChecker:
         )
         latest = self._ledger.latest(action.target)
         if latest is None or not _is_readable(latest.parts):
-            no_record = NEVER_BUILT
+            no_record = kinds.NEVER_BUILT
             if self._ledger.has_records(action.target):
-                no_record = LOST_RECORD
+                no_record = kinds.LOST_RECORD
             elif any(run.status in _SUCCEEDED for run in runs):
-                no_record = FORGOTTEN  # to be built, not restored
-            restorable = found.restorable and no_record != FORGOTTEN
+                no_record = kinds.FORGOTTEN  # to be built, not restored
+            restorable = found.restorable and no_record != kinds.FORGOTTEN
             return replace(found, no_record=no_record, restorable=restorable)
         removed = failed and runs[0].status == ledger.FAILED  # a failed check removes the outputs
         unavailable = latest.status == ledger.UNAVAILABLE and is_required(action)
@@ -229,11 +215,11 @@ class FreshnessChecker:
             found = digests[paths[name]]
             if published is None:
                 if found is not None:
-                    yield OUTPUT_ADDED, name
+                    yield kinds.OUTPUT_ADDED, name
             elif found is None:
-                yield OUTPUT_MISSING, name
+                yield kinds.OUTPUT_MISSING, name
             elif found.digest != published.digest:
-                yield OUTPUT_EDITED, name
+                yield kinds.OUTPUT_EDITED, name
 
 
 def read_only_checker(

@@ -22,7 +22,7 @@ from buildsys.system.text_cache import TextCache
 _PACKAGE = "buildsys"
 _CODE_ROOT = str(Path(__file__).resolve().parents[2])
 # stages list their dependencies among these libraries; their other requirements do not count
-_KNOWN_LIBRARIES = (
+_KNOWN_LIBRARIES = [
     "ml-dtypes",
     "numpy",
     "onnx",
@@ -30,7 +30,7 @@ _KNOWN_LIBRARIES = (
     "onnxscript",
     "torch",
     "torchvision",
-)
+]
 Parts = dict[str, str]
 Files = dict[str, FileDigest | None]
 

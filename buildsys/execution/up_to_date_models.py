@@ -13,13 +13,14 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from buildsys.errors import StageError
 from buildsys.execution.key_builder import KeyBuilder, own_code
 from buildsys.plan.action import Action, ToolchainRef
 from buildsys.store.file_digests import boot_id
@@ -54,19 +55,6 @@ class PlannedModel(NamedTuple):
     actions: Sequence[Action]
 
 
-@dataclass(frozen=True)
-class UpToDateModel:
-    """A model found up to date, with everything this depends on."""
-
-    name: str
-    valid_in: str  # boot of the machine, and everything common to all models
-    token: str
-    environments: str  # of its actions: one line of JSON each
-    files: Sequence[str]  # inputs and outputs, relative to the build folder
-    keys: Mapping[str, str]  # target -> key digest
-    is_safe: bool  # every later change of a file would show in its stamp
-
-
 class UpToDateModels:
     """The up-to-date models of a project, remembered until the next boot."""
 
@@ -98,11 +86,11 @@ class UpToDateModels:
 
     def check(
         self, models: Mapping[str, PlannedModel], up_to_date_key: Callable[[str], str | None]
-    ) -> Iterator[UpToDateModel]:
-        """Yield the models with a key from ``up_to_date_key`` for all their targets.
+    ) -> dict[str, list[str]]:
+        """Return the targets of models with a key from ``up_to_date_key`` for each of them.
 
         Everything that a finding depends on is compared before and after the check; models that
-        changed meanwhile are left out.
+        changed meanwhile are left out. The others are kept for ``find``.
         Raises: StageError: the state or a source cannot be read.
         """
         begun_ns, before = time.time_ns(), _Moment(self._build, self._keys)
@@ -114,29 +102,27 @@ class UpToDateModels:
             planned.append((name, environments, files, before.state(environments, files)))
         checked = {name: self._check(models[name].actions, up_to_date_key) for name in models}
         now = _Moment(self._build, self._keys)
+        found: dict[str, list[str]] = {}
+        statements: list[Statement] = []
         for name, environments, files, seen in planned:
             keys = checked[name]
-            if keys and now.state(environments, files) == seen:
-                records = [row for entry in keys.items() for row in self._db.read(_RECORD, entry)]
-                recorded = (path for row in records for path in json.loads(row[3]))
-                files = sorted({*files, *recorded})
-                state = now.state(environments, files)
+            if not keys or now.state(environments, files) != seen:
+                continue
+            found[name] = list(keys)
+            records = [row for entry in keys.items() for row in self._db.read(_RECORD, entry)]
+            recorded = (path for row in records for path in json.loads(row[3]))
+            files = sorted({*files, *recorded})
+            state = now.state(environments, files)
+            # a second write within the resolution of file times would not show
+            if state.newest_ns + SETTLE_NS < begun_ns:
                 token = _token(models[name].text, state, records)
-                # a second write within the resolution of file times would not show
-                safe = state.newest_ns + SETTLE_NS < begun_ns
-                yield UpToDateModel(name, now.valid_in, token, environments, files, keys, safe)
-
-    def keep(self, models: Iterable[UpToDateModel]) -> None:
-        """Store models safe to remember. Raises: StageError: the state cannot be written."""
-        statements: list[Statement] = []
-        for model in models:
-            if model.is_safe:
-                files = "\n".join(model.files)
-                row = (model.name, model.valid_in, model.token, model.environments, files)
-                statements += [(_KEEP_MODEL, row), (_DROP_TARGETS, (model.name,))]
-                statements += [(_KEEP_TARGET, (model.name, *item)) for item in model.keys.items()]
+                row = (name, now.valid_in, token, environments, "\n".join(files))
+                statements += [(_KEEP_MODEL, row), (_DROP_TARGETS, (name,))]
+                statements += [(_KEEP_TARGET, (name, *item)) for item in keys.items()]
         if statements:
-            self._db.write(statements)
+            with suppress(StageError):  # in a read-only state every run checks in full
+                self._db.write(statements)
+        return found
 
     def _check(
         self, actions: Sequence[Action], up_to_date_key: Callable[[str], str | None]

@@ -7,11 +7,12 @@ tensors. Everything here follows from the manifest alone, since planning precede
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from buildsys.manifest.shape_cases import Dims, case_values, representatives
+from buildsys.manifest.shape_cases import DimRange, Dims, case_values, representatives
 from buildsys.manifest.surgery_interface import (
     AFTER_EXPORT,
     AFTER_SIMPLIFY,
@@ -25,10 +26,12 @@ from buildsys.manifest.surgery_interface import (
     steps_of,
 )
 from buildsys.plan.action import FileRef
-from buildsys.plan.profile_cases import name_of, profile_cases
 
 Spec = Mapping[str, Any]  # a resolved and checked manifest, as plain JSON values
+# input name -> {"min": shape, "opt": shape, "max": shape}
+Profile = Mapping[str, Mapping[str, Sequence[int]]]
 ALL_CASES = ("min", "opt", "max", "odd")
+_LONGEST_NAME = 100  # the name of a case is a file name
 _NEW_INTERFACE = ("rename", "free_dims", "cut", "cast")  # kinds of steps
 
 
@@ -40,7 +43,10 @@ class Graph(NamedTuple):
 
     def files(self) -> dict[str, FileRef]:
         """Return the graph's files by role."""
-        return onnx_files(self.folder)
+        return {
+            "model": FileRef(f"{self.folder}/model.onnx"),
+            "model.data": FileRef(f"{self.folder}/model.onnx.data", optional=True),
+        }
 
 
 @dataclass(frozen=True)
@@ -133,12 +139,38 @@ def profile_values(
     return {name_of(case): case for case in cases}
 
 
-def onnx_files(folder: str) -> dict[str, FileRef]:
-    """Return the files of the graph in ``folder`` by role."""
-    return {
-        "model": FileRef(f"{folder}/model.onnx"),
-        "model.data": FileRef(f"{folder}/model.onnx.data", optional=True),
-    }
+def profile_cases(
+    profile: Profile, inputs: Inputs, dims: Mapping[str, DimRange]
+) -> dict[str, Dims]:
+    """Return the dimensions in the four cases of one profile.
+
+    ``multiple_of`` and ``odd`` of ``dims`` apply here as well, as far as they fit the range.
+    """
+    spans: dict[str, DimRange] = {}
+    for name, tensor in inputs.items():
+        shapes = profile.get(name) or {}
+        for axis, dim in enumerate(tensor["shape"]):
+            known = all(axis < len(shapes.get(point, ())) for point in ALL_CASES[:3])
+            if isinstance(dim, str) and dim not in spans and known:
+                low, usual, high = (shapes[point][axis] for point in ALL_CASES[:3])
+                declared = dims.get(dim, {})
+                odd = declared.get("odd")
+                spans[dim] = {
+                    "min": low,
+                    "opt": usual,
+                    "max": high,
+                    "odd": odd if odd is not None and low <= odd <= high else None,
+                    "multiple_of": declared.get("multiple_of") or 1,
+                }
+    return case_values(spans)
+
+
+def name_of(values: Mapping[str, int]) -> str:
+    """Return the name of a profile's case: its sizes, shared by engines."""
+    name = ",".join(f"{dim}={value}" for dim, value in sorted(values.items()))
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"shapes-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def _all_values(spec: Spec, inputs: Inputs, dims: Mapping[str, Any]) -> dict[str, Dims]:

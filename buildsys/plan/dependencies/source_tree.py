@@ -9,10 +9,11 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
 from typing import NamedTuple
 
 from buildsys.plan.dependencies.onnx_external_data import external_files
-from buildsys.plan.dependencies.python_imports import Import, PythonFile, parse_python
+from buildsys.plan.dependencies.python_imports import Import, parse_python
 from buildsys.system import c_includes
 from buildsys.system.files import SETTLE_NS
 from buildsys.system.image_files import SUFFIXES as IMAGE_SUFFIXES
@@ -128,13 +129,17 @@ class SourceTree:
         if digest is None or path.endswith(data) or path.lower().endswith(IMAGE_SUFFIXES):
             return _FileDependencies(digest)
         if path.endswith(c_includes.SUFFIXES):
-            names = self._cached(f"include/1:{digest}", lambda: _read_includes(path))
+            names = self._cached(
+                f"include/1:{digest}", lambda: c_includes.find_includes(Path(path).read_bytes())
+            )
             included = list(filter(os.path.isfile, self._inside_root(path, names)))
             return _FileDependencies(digest, included)
         if not path.endswith(".py"):  # perhaps an ONNX file; onnx rejects data outside its folder
             external = self._cached(f"onnx/1:{digest}", lambda: external_files(path))
             return _FileDependencies(digest, list(self._inside_root(path, external)))
-        imports, variables = self._cached(f"python/2:{digest}", lambda: _read_python(path))
+        imports, variables = self._cached(
+            f"python/2:{digest}", lambda: parse_python(Path(path).read_bytes())
+        )
         local: list[str] = []
         outside: list[Import] = []
         for item in (Import(*fields) for fields in imports):
@@ -197,13 +202,3 @@ class SourceTree:
         if folder not in self._names:
             self._names[folder] = self._listings.names(folder)
         return self._names[folder]
-
-
-def _read_includes(path: str) -> list[str]:
-    with open(path, "rb") as file:  # noqa: PTH123
-        return c_includes.find_includes(file.read())
-
-
-def _read_python(path: str) -> PythonFile:
-    with open(path, "rb") as file:  # noqa: PTH123
-        return parse_python(file.read())

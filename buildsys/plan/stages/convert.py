@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from buildsys.plan.action import Action, FileRef
-from buildsys.plan.graph_points import onnx_files
 from buildsys.plan.model_plan import FULL_PRECISION, QUANTIZED, ModelPlan
 
 _QUANTIZERS = {"int8": "onnxruntime", "fp8": "builtin"}  # defaults of ``quantize.tool``
@@ -52,10 +51,7 @@ def _plan(model: ModelPlan, precision: str) -> Action:
             **operators.options,
         },
         inputs={**final.graph.files(), **calibrated, **final.golden(cases), **operators.inputs},
-        outputs={
-            **onnx_files(graph.folder),
-            "result": FileRef(f"{graph.folder}/convert.json"),
-        },
+        outputs={**graph.files(), "result": FileRef(f"{graph.folder}/convert.json")},
         after=(final.graph.target, *after, final.golden_target, *operators.after),
         code=("buildsys.stages.convert.stage", *code),
         tools=("onnx", "onnxruntime", "numpy", *(("nvidia-modelopt",) if modelopt else ())),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from buildsys.plan.action import Action, FileRef
-from buildsys.plan.graph_points import onnx_files
 from buildsys.plan.model_plan import ModelPlan
 
 _REGISTRATIONS = ("symbolics", "translations")  # sections that add operators to an exporter
@@ -39,7 +38,7 @@ def plan_export(model: ModelPlan) -> Iterator[Action]:
         options=options,
         inputs=functions,
         outputs={
-            **onnx_files(f"{name}/export"),
+            **model.exported.graph.files(),
             **model.origins,
             "result": FileRef(f"{name}/export/export.json"),
         },

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from buildsys.plan.action import Action, FileRef
 from buildsys.plan.custom_operators import NO_OPERATORS
-from buildsys.plan.graph_points import onnx_files
 from buildsys.plan.model_plan import ModelPlan
 
 
@@ -34,7 +33,7 @@ def plan_simplify(model: ModelPlan) -> Iterator[Action]:
         },
         inputs={**point.graph.files(), **operators.inputs},
         outputs={
-            **onnx_files(f"{name}/simplify"),
+            **model.final.source.files(),
             "result": FileRef(f"{name}/simplify/graph.json"),
         },
         after=(point.graph.target, *operators.after),

@@ -6,7 +6,7 @@ from typing import Any
 
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action
-from buildsys.plan.profile_cases import name_of, profile_cases
+from buildsys.plan.graph_points import name_of, profile_cases
 from buildsys.plan.project_plan import plan_model
 
 MANIFEST: dict[str, Any] = {
