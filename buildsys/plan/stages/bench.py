@@ -20,7 +20,7 @@ _GPU_CLOCK = ("cuda_graph", "transfers", "in_flight", "wait")  # only for the GP
 def plan_bench(model: ModelPlan, engine: EnginePlan) -> Action:
     """Plan the benchmark of ``engine``."""
     name, final, section = model.name, model.final, model.spec["bench"]
-    cases, operators, graph = final.cases(section["cases"]), engine.loaded_operators, None
+    cases, operators = final.cases(section["cases"]), engine.loaded_operators
     bench: dict[str, Any] = {field: section[field] for field in _PACE}
     bench["baselines"] = engine.baselines
     if engine.baselines and (engine.on_gpu or engine.baseline_precision != FULL_PRECISION):
