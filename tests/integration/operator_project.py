@@ -1,4 +1,4 @@
-"""A project with one custom operator: its files, its graph, and the stages that make and use them."""
+"""A project with one custom operator, and its stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks that the tests of the export and reference stages name in their manifests."""
+"""Networks for tests of the export and reference stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small ONNX graphs, and jobs that run a stage on them without the orchestrator."""
+"""Small ONNX graphs, and stage jobs on them without the orchestrator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of the export and reference stages, made from manifests by way of the schema and the plan."""
+"""Jobs of the export and reference stages, from manifests through schema and plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of the surgery stage on small graphs, made from manifests by way of the schema and the plan."""
+"""Jobs of the surgery stage on small graphs, from manifests through schema and plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of operators against what the libraries really do."""
+"""The table of operators, compared with the behaviour of the libraries."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_torch_still_draws_what_is_no_parameter() -> None:
         assert not torch.equal(layer.weight, torch.empty(100, 1000).normal_())
 
 
-def test_a_python_source_is_drawn_only_when_asked() -> None:
+def test_a_python_source_is_drawn_only_on_request() -> None:
     source = {"python": "tests/integration/sample_networks.py:Affine"}
     kept = make_network(options(source, {"x": {"shape": ["batch", 4]}}), ROOT)
     torch.manual_seed(0)

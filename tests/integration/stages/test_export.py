@@ -150,7 +150,7 @@ def test_dynamo_leaves_no_trace_of_the_checkout(tmp_path: Path) -> None:
 # --- options ---
 
 
-def test_batch_norm_is_folded_unless_told_not_to(tmp_path: Path) -> None:
+def test_batch_norm_is_folded_unless_disabled(tmp_path: Path) -> None:
     assert run(tmp_path, "Small", inputs=IMAGE).figures["operators"] == {"Conv": 2, "Relu": 2}
     unfolded = run(tmp_path, "Small", inputs=IMAGE, export={"do_constant_folding": False}).figures
     assert unfolded["operators"]["BatchNormalization"] == 2
@@ -199,15 +199,15 @@ def test_operator_export_type_and_custom_opsets(tmp_path: Path) -> None:
 
 def test_verify_and_report_of_dynamo(tmp_path: Path) -> None:
     run(tmp_path, "Affine", export=dynamo(verify=True, report=True))
-    beside = sorted(path.name for path in (tmp_path / "m/export").iterdir())
-    assert "model.onnx" in beside
-    reports = [name for name in beside if name.endswith(".md")]
+    files = sorted(path.name for path in (tmp_path / "m/export").iterdir())
+    assert "model.onnx" in files
+    reports = [name for name in files if name.endswith(".md")]
     assert len(reports) == 1
     assert not any(character.isdigit() for character in reports[0]), "no time stamp in the name"
 
 
 @pytest.mark.parametrize("options", [{}, dynamo()], ids=["torchscript", "dynamo"])
-def test_external_data_is_one_file_beside_the_model(
+def test_external_data_is_one_file_next_to_the_model(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     figures = run(tmp_path, "make_large", export={**options, "external_data": True}).figures
@@ -254,7 +254,7 @@ class OfManyTypes(torch.nn.Module):
 
 
 @pytest.mark.parametrize("external", [True, False])
-def test_weights_that_come_beside_the_graph_are_those_of_it(
+def test_separately_exported_weights_belong_to_the_graph(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, external: bool
 ) -> None:
     """A torch that does not hand them over writes the same files."""
@@ -283,7 +283,7 @@ def test_weights_that_come_beside_the_graph_are_those_of_it(
 # --- what is refused ---
 
 
-def test_dynamo_must_write_the_opset_that_was_asked(tmp_path: Path) -> None:
+def test_dynamo_must_write_the_requested_opset(tmp_path: Path) -> None:
     message = failure(tmp_path, "LayerNorm", export=dynamo(17))
     assert message.startswith("the dynamo exporter wrote opset 18 instead of 17")
     assert message.splitlines()[1:] == [
@@ -310,13 +310,11 @@ def test_dynamo_must_write_the_opset_that_was_asked(tmp_path: Path) -> None:
         ("Affine", {"opset": 99}, "the torchscript exporter failed at opset 99: RuntimeError: Unsupported"),
     ],
 )  # fmt: skip
-def test_operators_that_an_exporter_lacks(
-    tmp_path: Path, name: str, options: Any, message: str
-) -> None:
+def test_untranslated_operators(tmp_path: Path, name: str, options: Any, message: str) -> None:
     assert message in failure(tmp_path, name, export=options)
 
 
-def test_an_operator_that_the_opset_lacks_names_the_first_opset_with_it(tmp_path: Path) -> None:
+def test_an_operator_outside_the_opset_names_the_first_opset_with_it(tmp_path: Path) -> None:
     inputs = {"x": {"shape": ["batch", 3, 5, 5]}, "offset": {"shape": ["batch", 18, 3, 3]}}
     message = failure(tmp_path, "Deformed", inputs=inputs, export=dynamo(18))
     assert message == (
@@ -435,7 +433,7 @@ def test_a_ready_file_keeps_its_external_data_in_one_file(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("content", "message"), [(None, "does not exist"), (b"not onnx", "given.onnx")]
 )
-def test_a_ready_file_that_is_none(tmp_path: Path, content: bytes | None, message: str) -> None:
+def test_an_unreadable_onnx_file(tmp_path: Path, content: bytes | None, message: str) -> None:
     if content:
         (tmp_path / "given.onnx").write_bytes(content)
     resolved = manifest(source={"onnx": "given.onnx"}, inputs=IMAGE)

@@ -1,4 +1,4 @@
-"""Large weights that a simplifier does not get: its result is the same, and they are copied from file to file."""
+"""Large weights kept out of a simplifier: equal results, copied from file to file."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def perceptron() -> ModelProto:
 
 
 def written(folder: Path, model: ModelProto) -> Path:
-    """Write a graph with its weights beside it."""
+    """Write a graph with external weights."""
     folder.mkdir(parents=True, exist_ok=True)
     save_model(model, folder / "model.onnx", inline_limit=0)
     return folder / "model.onnx"

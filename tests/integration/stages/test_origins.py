@@ -1,4 +1,4 @@
-"""Source lines of nodes: told by both exporters, kept aside, found again when a backend refuses a node."""
+"""Source lines of nodes: recorded by both exporters, found when a backend refuses a node."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def exported(folder: Path, name: str, **sections: Any) -> dict[str, Origin]:
 
 
 @pytest.mark.parametrize("options", [{}, dynamo()], ids=["torchscript", "dynamo"])
-def test_both_exporters_tell_line_and_module(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_both_exporters_record_line_and_module(tmp_path: Path, options: dict[str, Any]) -> None:
     image = {"x": {"shape": ["batch", 3, 8, 8]}}
     found = exported(tmp_path, "Nest", inputs=image, export=options)
     makers = {
@@ -88,7 +88,7 @@ def test_frames_of_the_user_go_before_those_of_libraries(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "content", [None, "", "{", "[]", '{"schema": "buildsys/origins/1"}', '{"schema": "other"}']
 )
-def test_a_file_that_is_none_tells_nothing(tmp_path: Path, content: str | None) -> None:
+def test_an_unreadable_file_has_no_origins(tmp_path: Path, content: str | None) -> None:
     file = tmp_path / "origins.json"
     if content is not None:
         file.write_text(content)
@@ -209,7 +209,7 @@ def test_a_body_that_onnx_gives_an_operator_counts_where_it_is_run(
 
 
 def test_a_node_that_optimization_removes_is_not_refused(tmp_path: Path) -> None:
-    """A kernel that is lacking matters only where ONNX Runtime needs it."""
+    """A missing kernel matters only if ONNX Runtime needs it."""
     taken = helper.make_tensor_value_info("t", TensorProto.DOUBLE, None)
     left = helper.make_tensor_value_info("e", TensorProto.DOUBLE, None)
     then = helper.make_graph([helper.make_node("Relu", ["x"], ["t"])], "then", [], [taken])

@@ -1,4 +1,4 @@
-"""The same manifest and code give the same bytes in another process, another folder and after an irrelevant edit."""
+"""Equal bytes in another process, in another folder and after an irrelevant edit."""
 
 from __future__ import annotations
 

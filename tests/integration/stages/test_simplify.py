@@ -155,7 +155,7 @@ def test_inputs_that_do_not_fit_are_one_sentence(tmp_path: Path) -> None:
         simplify.run(simplify_job(tmp_path, conv_bn(), inputs={"image": INPUTS["x"]}))
 
 
-def test_random_graphs_are_told_apart_from_wrong_ones(tmp_path: Path) -> None:
+def test_random_graphs_are_distinguished_from_wrong_ones(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("RandomNormalLike", ["x"], ["noise"]),
         helper.make_node("Add", ["x", "noise"], ["y"]),
@@ -326,7 +326,7 @@ def one_weight(size: int) -> onnx.ModelProto:
     return make_model(nodes, {"x": (FLOAT, [size])}, {"y": (FLOAT, [size])}, {"w": weights(size)})
 
 
-def test_large_weights_are_written_beside_the_graph(tmp_path: Path) -> None:
+def test_large_weights_are_external(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     written = set()
     for _ in range(2):  # onnx would append to the file of the first time

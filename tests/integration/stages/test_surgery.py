@@ -1,4 +1,4 @@
-"""Every form of surgery on small graphs: what it makes of the graph, of its golden cases, and what it refuses."""
+"""All forms of surgery on small graphs: graph, golden cases and errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_renamed_ends_have_renamed_golden_cases(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_rename_that_cannot_be(tmp_path: Path, names: dict[str, str], sentence: str) -> None:
+def test_an_invalid_rename(tmp_path: Path, names: dict[str, str], sentence: str) -> None:
     assert sentence in Surgery(tmp_path, conv_bn(), [{"rename": names}]).error()
 
 
@@ -132,7 +132,7 @@ def test_items_that_depend_on_each_other_need_a_reference(tmp_path: Path) -> Non
     agree(surgery, "max")
 
 
-def test_an_axis_that_cannot_be_told_is_asked_for(tmp_path: Path) -> None:
+def test_an_unknown_axis_is_requested(tmp_path: Path) -> None:
     nodes = [helper.make_node("NonZero", ["x"], ["y"])]
     value = (TensorProto.FLOAT, [2, 3, 8, 8])
     model = make_model(nodes, {"x": value}, {"y": (TensorProto.INT64, [4, None])})
@@ -185,7 +185,7 @@ def test_tensors_of_a_graph_that_is_wrong_are_not_taken_for_golden_ones(tmp_path
         ({"inputs": {"relu": {"shape": ["batch", 4, 8, 8], "dtype": "int8"}}}, "relu is float32 in the graph, the step declare"),
     ],
 )  # fmt: skip
-def test_a_cut_that_cannot_be(tmp_path: Path, cut: dict[str, Any], sentence: str) -> None:
+def test_an_invalid_cut(tmp_path: Path, cut: dict[str, Any], sentence: str) -> None:
     assert sentence in Surgery(tmp_path, conv_bn(), [{"cut": cut}]).error()
 
 
@@ -248,11 +248,11 @@ def test_a_node_between_input_and_output_stays(tmp_path: Path) -> None:
         ({"remove": ["Relu"]}, "surgery step 1 (remove Relu) changed y in case min: at [0, "),
     ],
 )
-def test_a_removal_that_cannot_be(tmp_path: Path, step: dict[str, Any], sentence: str) -> None:
+def test_an_invalid_removal(tmp_path: Path, step: dict[str, Any], sentence: str) -> None:
     assert sentence in Surgery(tmp_path, conv_bn(), [step]).error()
 
 
-def test_numbers_that_changed_are_told_with_place_and_both_values_and_kept(tmp_path: Path) -> None:
+def test_changed_numbers_are_reported_with_position_and_values_and_kept(tmp_path: Path) -> None:
     surgery = Surgery(tmp_path, conv_bn(), [{"remove": ["Relu"]}])
     result = surgery.run()
     assert result.status == "failed"
@@ -337,7 +337,7 @@ def test_an_operator_is_replaced_by_a_local_function(
         ("Gelu", "glu", "plugins/hooks/hook.py has no glu; did you mean gelu?"),
     ],
 )  # fmt: skip
-def test_a_replacement_that_cannot_be(tmp_path: Path, op: str, name: str, sentence: str) -> None:
+def test_an_invalid_replacement(tmp_path: Path, op: str, name: str, sentence: str) -> None:
     hook(tmp_path, GELU)
     step = {"replace": {"op": op, "function": f"plugins/hooks/hook.py:{name}"}}
     assert sentence in Surgery(tmp_path, gelu_graph(), [step]).error()
@@ -409,9 +409,7 @@ def test_a_graph_that_draws_random_numbers_is_no_change_of_the_step(tmp_path: Pa
         surgery.run()
 
 
-def test_large_weights_lie_beside_the_graph(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_weights_stay_external(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "buildsys.onnx_graphs.onnx_file.save_model.__kwdefaults__",
         {"inline_limit": 0, "weights_of": None},

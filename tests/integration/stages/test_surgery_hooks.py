@@ -1,4 +1,4 @@
-"""Hooks of the user on small graphs: what they get and return, and what their new numbers are compared with."""
+"""User hooks on small graphs: arguments, results and references."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ GRAPHSURGEON = """\
 """
 
 
-def test_a_hook_gets_a_graphsurgeon_graph_and_what_it_leaves_behind_is_mended(
+def test_a_hook_gets_a_graphsurgeon_graph_and_its_result_is_cleaned_up(
     tmp_path: Path,
 ) -> None:
     hook(tmp_path, GRAPHSURGEON)
@@ -107,7 +107,7 @@ def test_without_graphsurgeon_it_says_what_to_install(
         ),
     ],
 )  # fmt: skip
-def test_a_hook_that_is_wrong(tmp_path: Path, text: str, sentence: str) -> None:
+def test_a_wrong_hook(tmp_path: Path, text: str, sentence: str) -> None:
     hook(tmp_path, text)
     assert sentence in Surgery(tmp_path, conv_bn(), [{"function": HOOK}]).error()
 
@@ -213,7 +213,7 @@ def test_a_reference_in_a_file(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_reference_that_is_wrong(tmp_path: Path, name: str, sentence: str) -> None:
+def test_a_wrong_reference(tmp_path: Path, name: str, sentence: str) -> None:
     assert sentence in numbers(tmp_path, {"python": f"plugins/hooks/hook.py:{name}"}).error()
 
 

@@ -1,4 +1,4 @@
-"""Symbolics for the torchscript exporter: what a manifest registers, and every way to get it wrong."""
+"""Symbolics for the torchscript exporter: registration and errors."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def test_an_operator_that_nobody_taught(project: Project) -> None:
         (GOOD, {"opset": 18}, "aten::asinh (p.py:f, opset 18) is not used in an export to opset 17"),
     ],
 )  # fmt: skip
-def test_a_symbolic_that_cannot_be(
+def test_an_invalid_symbolic(
     project: Project, plugin: str, entry: dict[str, Any], expected: str
 ) -> None:
     project.write("p.py", plugin)

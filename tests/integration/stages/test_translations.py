@@ -1,4 +1,4 @@
-"""Translations for the dynamo exporter: what a manifest may name, and every way to get it wrong."""
+"""Translations for the dynamo exporter: kinds and errors."""
 
 from __future__ import annotations
 
@@ -110,9 +110,7 @@ def project(tmp_path: Path) -> Project:
     ],
     ids=["function", "script", "script with an own operator", "Op in a function", "Op"],
 )  # fmt: skip
-def test_what_a_translation_may_be(
-    project: Project, plugin: str, nodes: list[tuple[str, str]]
-) -> None:
+def test_kinds_of_translations(project: Project, plugin: str, nodes: list[tuple[str, str]]) -> None:
     figures = project.export(plugin).figures
     assert project.nodes() == nodes
     assert figures["outputs"][0]["shape"] == ["batch", 4]
@@ -138,7 +136,7 @@ def test_two_outputs(project: Project) -> None:
     assert {operator for _, operator in project.nodes()} == {"ReduceMin", "ReduceMax"}
 
 
-def test_a_translation_that_the_network_does_not_need_is_a_warning(project: Project) -> None:
+def test_an_unused_translation_is_a_warning(project: Project) -> None:
     halve, ends = (
         {"op": f"translated::{name}", "function": "p.py:f"} for name in ("halve", "ends")
     )
@@ -171,7 +169,7 @@ def test_a_translation_that_the_network_does_not_need_is_a_warning(project: Proj
         ("raise OSError('gone')\n", {}, "importing p.py failed: OSError: gone (p.py:15)"),
     ],
 )  # fmt: skip
-def test_a_translation_that_cannot_be(
+def test_an_invalid_translation(
     project: Project, plugin: str, entry: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(StageError) as error:

@@ -1,4 +1,4 @@
-"""Operators that manifests teach an exporter, in real runs with a worker server that stays."""
+"""Registered operators in real runs with a persistent worker server."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def symbolic(op: str, function: str) -> str:
 
 
 @pytest.fixture
-def taught(project: ProjectFolder, shared_servers: Path) -> ProjectFolder:
+def project_with_models(project: ProjectFolder, shared_servers: Path) -> ProjectFolder:
     project.environment |= {
         name: os.environ[name] for name in ("XDG_RUNTIME_DIR", "BUILDSYS_WORKER_IDLE")
     }
@@ -92,7 +92,7 @@ def taught(project: ProjectFolder, shared_servers: Path) -> ProjectFolder:
         "Asinh",
         f"{ASINH}symbolics: [{symbolic('aten::asinh', 'asinh')}, {unused}]\n",
     )
-    add_model(project, "untaught", "Asinh", ASINH)
+    add_model(project, "unregistered", "Asinh", ASINH)
     return project
 
 
@@ -100,27 +100,31 @@ def servers() -> list[int]:
     return sorted(server.record.pid for server in status.list_servers(os.environ))
 
 
-def test_what_one_model_registers_is_not_there_for_another(taught: ProjectFolder) -> None:
-    first = taught.doit("report:asinh")
+def test_registrations_of_one_model_do_not_affect_another(
+    project_with_models: ProjectFolder,
+) -> None:
+    first = project_with_models.doit("report:asinh")
     assert first.code == 0, first.out + first.err
-    report = (taught.root / "build/asinh/report/report.md").read_text()
+    report = (project_with_models.root / "build/asinh/report/report.md").read_text()
     assert (
         "export:asinh: aten::acosh (plugins/symbolics.py:asinh, opset 17) was never used" in report
     )
     before = servers()
-    second = taught.doit("export:untaught")
+    second = project_with_models.doit("export:unregistered")
     assert second.code == 2
     assert "cannot translate the operator aten::asinh to opset 17" in second.out + second.err
     assert servers() == before != []
 
 
 def test_a_symbolic_that_drops_inputs_passes_the_export_and_fails_validation(
-    taught: ProjectFolder,
+    project_with_models: ProjectFolder,
 ) -> None:
     for name in ("deform", "tutorial", "short_cut"):
         entry = symbolic("torchvision::deform_conv2d", name)
-        add_model(taught, name, "Deform", f"{IMAGE}symbolics: [{entry}]\n")
-    ran = taught.doit("--continue", "validate:deform", "validate:tutorial", "validate:short_cut")
+        add_model(project_with_models, name, "Deform", f"{IMAGE}symbolics: [{entry}]\n")
+    ran = project_with_models.doit(
+        "--continue", "validate:deform", "validate:tutorial", "validate:short_cut"
+    )
     assert {f"export:{name}" for name in ("deform", "tutorial", "short_cut")} <= ran.passed
     assert "validate:deform" in ran.passed
     reasons = failed(ran.out)

@@ -1,4 +1,4 @@
-"""The shipped models with custom operators, built by doit as a user does."""
+"""The shipped models with custom operators, built through doit."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def write(project: Path, path: str, text: str) -> Path:
     return file
 
 
-def test_a_callable_sees_modules_beside_it_and_below_the_project(project: Path) -> None:
+def test_a_callable_imports_neighbours_and_modules_of_the_project(project: Path) -> None:
     write(project, "plugins/models/beside_it.py", "WIDTH = 3")
     write(project, "layers_of_mine/deep.py", "DEPTH = 4")
     write(project, "plugins/models/net.py", "from beside_it import WIDTH\nfrom layers_of_mine.deep import DEPTH\n"
