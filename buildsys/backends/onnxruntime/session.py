@@ -20,7 +20,8 @@ from buildsys.onnx_graphs.tensors import BIT_DTYPES, Array, Tensor, tensor_of
 _ORT_NAMES = {"float": "float32", "double": "float64"}  # others have ONNX's names
 _ONNX_TYPE_NUMBERS = {
     "bfloat16": 16, "float8e4m3fn": 17, "float8e4m3fnuz": 18, "float8e5m2": 19,
-    "float8e5m2fnuz": 20, "uint4": 21, "int4": 22, "float4e2m1": 23, "float8e8m0": 24, "uint2": 25, "int2": 26,
+    "float8e5m2fnuz": 20, "uint4": 21,
+    "int4": 22, "float4e2m1": 23, "float8e8m0": 24, "uint2": 25, "int2": 26,
 }  # fmt: skip
 _PER_BYTE = {"uint4": 2, "int4": 2, "float4e2m1": 2, "uint2": 4, "int2": 4}
 _FAILURES = (
