@@ -10,17 +10,20 @@ from python_environments import Environment
 
 
 def findings(ran: Ran) -> dict[str, dict[str, Any]]:
-    told = json.loads(ran.out)
-    assert told["schema"] == "buildsys/doctor/1"
-    return {f"{finding['about']} {finding['name']}": finding for finding in told["findings"]}
+    answer = json.loads(ran.out)
+    assert answer["schema"] == "buildsys/doctor/1"
+    return {f"{finding['about']} {finding['name']}": finding for finding in answer["findings"]}
 
 
-def test_it_tells_what_is_here_and_fails_where_something_required_lacks(
+def test_it_lists_the_installation_and_fails_if_something_required_is_missing(
     project: ProjectFolder,
 ) -> None:
     old = Environment(project.root / "envs/old", "numpy")
     project.add_model("lin")
-    engines = "{backend: onnxruntime, name: ort}, {backend: onnxruntime, name: old, toolchain: old, required: true}"
+    engines = (
+        "{backend: onnxruntime, name: ort}, "
+        "{backend: onnxruntime, name: old, toolchain: old, required: true}"
+    )
     project.edit("configs/models/lin.yaml", "{backend: onnxruntime, name: ort}", engines)
     (project.root / "configs/project.yaml").write_text(
         "toolchains: {old: {python: envs/old/bin/python}}\n"

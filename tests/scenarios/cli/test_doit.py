@@ -46,7 +46,7 @@ def imported(project: ProjectFolder, *arguments: str) -> set[str]:
     }
 
 
-def test_doit_builds_everything_and_says_where_the_report_is(
+def test_doit_builds_everything_and_prints_the_path_of_the_report(
     built_once: tuple[ProjectFolder, Ran],
 ) -> None:
     project, built = built_once
@@ -60,12 +60,12 @@ def test_doit_builds_everything_and_says_where_the_report_is(
     assert result["target"] == "validate:lin"
 
 
-def test_a_second_run_does_nothing_and_says_so_in_one_line(built: ProjectFolder) -> None:
+def test_a_second_run_does_nothing_and_prints_one_line(built: ProjectFolder) -> None:
     assert built.doit() == Ran(0, UP_TO_DATE, "")
     assert built.doit("-n", "2") == Ran(0, UP_TO_DATE, "")
 
 
-def test_nothing_to_do_imports_nothing_that_it_can_go_without(built: ProjectFolder) -> None:
+def test_a_run_with_nothing_to_do_imports_no_more_than_needed(built: ProjectFolder) -> None:
     built.doit()  # the manifests were resolved in the folder that this one is copied from
     assert not imported(built) & NOT_FOR_NOTHING
     assert not imported(built, "list", "--all") & NOT_FOR_NOTHING
@@ -103,7 +103,7 @@ def test_a_benchmark_setting_reruns_the_benchmark_and_the_report(built: ProjectF
     assert "2 passed, 6 fresh in" in again.out
 
 
-def test_an_opset_reruns_everything_behind_the_export_and_tells_why(built: ProjectFolder) -> None:
+def test_an_opset_reruns_everything_downstream_with_reasons(built: ProjectFolder) -> None:
     built.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
     again = built.doit("build:lin")
     assert again.code == 0
@@ -155,11 +155,11 @@ def test_a_check_that_fails_ends_with_1_and_continue_builds_the_rest(
     assert "report:good" in failed.passed
     assert "validate:bad" in failed.ran - failed.passed
     assert "report:bad" not in failed.ran
-    told = [
+    found = [
         line for line in failed.out.splitlines() if line.startswith("failed       validate:bad")
     ]
-    assert len(told) == 1
-    assert "min" in told[0], "the case is named"
+    assert len(found) == 1
+    assert "min" in found[0], "the case is named"
     assert "log: build/bad/validate/result.log" in failed.out
     result = json.loads((project.root / "build/bad/validate/result.json").read_text())
     assert result["status"] == "failed"
@@ -184,13 +184,13 @@ def test_a_stage_that_cannot_work_ends_with_2_one_sentence_and_its_log(
     assert not (project.root / "build/lin/export/model.onnx").exists()
 
 
-def test_a_misspelt_target_is_answered_with_the_nearest(built: ProjectFolder) -> None:
+def test_the_nearest_target_is_suggested_for_a_misspelled_one(built: ProjectFolder) -> None:
     wrong = built.doit("build:ln")
     assert (wrong.code, wrong.out) == (3, "")
     assert wrong.err.startswith("ERROR: there is no target 'build:ln'; nearest: build:lin")
 
 
-def test_wrong_manifests_are_all_told_at_once_and_nothing_is_built(project: ProjectFolder) -> None:
+def test_all_errors_in_manifests_are_printed_and_nothing_is_built(project: ProjectFolder) -> None:
     project.add_model("one")
     project.add_model("two")
     project.add_model("good")

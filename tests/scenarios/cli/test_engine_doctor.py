@@ -1,4 +1,4 @@
-"""`doit doctor ENGINE` as users type it: targets, files, folders; exit codes; JSON; a folder on another machine."""
+"""`doit doctor ENGINE`: targets, files and folders; exit codes; JSON; a copied folder."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def test_doctor_of_engines(built: ProjectFolder, tmp_path: Path) -> None:
         "build/lin/engine/ort/engine.onnx",
         "build/lin/engine/ort",
     ):
-        told = built.doit("doctor", name)
-        assert (told.code, told.err) == (0, ""), told
-        assert told.out.splitlines()[1] == "it can run here"
-        assert ": lin:ort, ONNX Runtime " in told.out.splitlines()[0]
+        found = built.doit("doctor", name)
+        assert (found.code, found.err) == (0, ""), found
+        assert found.out.splitlines()[1] == "it can run here"
+        assert ": lin:ort, ONNX Runtime " in found.out.splitlines()[0]
 
     elsewhere = (
         tmp_path / "deployed"
@@ -31,9 +31,9 @@ def test_doctor_of_engines(built: ProjectFolder, tmp_path: Path) -> None:
     record["built_with"]["onnxruntime"] = "99.0.0"
     (elsewhere / "engine.json").write_text(json.dumps(record))
     (elsewhere / "engine.onnx").write_bytes((elsewhere / "engine.onnx").read_bytes()[:-10])
-    told = built.doit("doctor", str(elsewhere), "lin:ort", "--json")
-    assert told.code == 1
-    wrong, right = json.loads(told.out)["engines"]
+    found = built.doit("doctor", str(elsewhere), "lin:ort", "--json")
+    assert found.code == 1
+    wrong, right = json.loads(found.out)["engines"]
     assert (wrong["runs"], right["runs"]) == (False, True)
     assert [reason["kind"] for reason in wrong["reasons"]] == ["truncated", "version"]
     assert wrong["engine"] == str(elsewhere)
@@ -49,23 +49,21 @@ def test_doctor_of_engines(built: ProjectFolder, tmp_path: Path) -> None:
 
 def test_doctor_of_an_engine_that_is_not_built(project: ProjectFolder) -> None:
     project.add_model("lin")
-    told = project.doit("doctor", "lin:ort")
-    assert told.code == 1
-    assert "engine:lin:ort has not been built; doit engine:lin:ort" in told.out
+    found = project.doit("doctor", "lin:ort")
+    assert found.code == 1
+    assert "engine:lin:ort has not been built; doit engine:lin:ort" in found.out
 
 
-def test_an_engine_that_is_not_what_the_manifest_asks_for(
-    built: ProjectFolder, tmp_path: Path
-) -> None:
+def test_an_engine_that_does_not_match_its_manifest(built: ProjectFolder, tmp_path: Path) -> None:
     fine = json.loads(built.doit("doctor", "lin:ort", "--json").out)["engines"][0]
     assert (fine["runs"], fine["current"], fine["reasons"]) == (True, True, [])
     before = sorted(path for path in built.root.rglob("*") if ".pyc" not in path.name)
 
     built.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
     for name in ("lin:ort", "build/lin/engine/ort", "build/lin/engine/ort/engine.onnx"):
-        told = built.doit("doctor", name)
-        assert (told.code, told.err) == (1, "")
-        lines = told.out.splitlines()[1:4]
+        found = built.doit("doctor", name)
+        assert (found.code, found.err) == (1, "")
+        lines = found.out.splitlines()[1:4]
         assert lines[:2] == [
             "it can run here", "it does not match its manifest, or has not passed its checks:"
         ]  # fmt: skip
@@ -73,8 +71,8 @@ def test_an_engine_that_is_not_what_the_manifest_asks_for(
         assert lines[2] == f"  - {asked}; doit engine:lin:ort"
     elsewhere = tmp_path / "deployed"  # of a copy nobody knows which project it is of
     shutil.copytree(built.root / "build/lin/engine/ort", elsewhere)
-    told = built.doit("doctor", str(elsewhere), "lin:ort", "--json")
-    copied, here = json.loads(told.out)["engines"]
+    found = built.doit("doctor", str(elsewhere), "lin:ort", "--json")
+    copied, here = json.loads(found.out)["engines"]
     assert (copied["runs"], copied["current"], copied["reasons"]) == (True, None, [])
     assert (here["runs"], here["current"]) == (True, False)
     assert [reason["kind"] for reason in here["reasons"]] == ["stale", "check", "check"]
@@ -84,6 +82,6 @@ def test_an_engine_that_is_not_what_the_manifest_asks_for(
 
     built.edit("configs/models/lin.yaml", "opset: 18", "opset: 17")
     (built.root / "build/lin/verify/ort.json").unlink()
-    told = built.doit("doctor", "lin:ort")
+    found = built.doit("doctor", "lin:ort")
     missing = "verify:lin:ort has not run on the current files: output missing: lin/verify/ort.json"
-    assert (told.code, f"  - {missing}; doit verify:lin:ort\n" in told.out) == (1, True), told
+    assert (found.code, f"  - {missing}; doit verify:lin:ort\n" in found.out) == (1, True), found

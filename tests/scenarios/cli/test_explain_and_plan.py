@@ -1,4 +1,4 @@
-"""``doit explain`` and ``doit plan`` as people use them: real doit, real git, a small model that was really built."""
+"""``doit explain`` and ``doit plan`` with real doit, real git and a small built model."""
 
 from __future__ import annotations
 
@@ -44,11 +44,12 @@ def edit_state(project: ProjectFolder, statement: str) -> None:
 
 
 def record_otherwise(project: ProjectFolder, target: str, label: str, value: str) -> None:
-    """Have the record of a target say that it was built with another version or on another device."""
+    """Change a recorded key part, as if built with another version or on another device."""
     path = f"'$.\"{label}\"'"
     edit_state(
         project,
-        f"UPDATE records SET key = 'k', parts = json_set(parts, {path}, '{value}') WHERE target = '{target}'",
+        f"UPDATE records SET key = 'k', parts = json_set(parts, {path}, '{value}') "
+        f"WHERE target = '{target}'",
     )
 
 
@@ -59,10 +60,10 @@ def everything(root: Path) -> dict[Path, tuple[int, int, int]]:
     }
 
 
-# --- explain ----------------------------------------------------------------------------------------------
+# --- explain --------------------------------------------------------------------------------------
 
 
-def test_a_fresh_target_tells_when_it_was_built_how_long_it_took_and_why(
+def test_a_fresh_target_shows_when_why_and_how_fast_it_was_built(
     built: ProjectFolder,
 ) -> None:
     explained = built.doit("explain", "export:lin")
@@ -83,7 +84,7 @@ def test_without_a_name_all_targets_are_explained_and_fresh_ones_together(
     assert states(built, "explain") == dict.fromkeys(TARGETS, "fresh")
 
 
-def test_every_reason_is_told_from_old_to_new(built: ProjectFolder) -> None:
+def test_every_reason_is_shown_from_old_to_new(built: ProjectFolder) -> None:
     built.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
     built.edit("configs/models/lin.yaml", "duration: 50ms", "duration: 60ms")
     built.edit("plugins/models/small.py", "manual_seed(0)", "manual_seed(1)")
@@ -114,13 +115,13 @@ def test_every_reason_is_told_from_old_to_new(built: ProjectFolder) -> None:
 
 def test_the_text_has_a_line_per_reason_and_counts_at_the_end(built: ProjectFolder) -> None:
     built.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
-    told = built.doit("explain", "export:lin", "simplify:lin", "reference:lin").out.splitlines()
-    assert told[0].startswith("stale      export:lin: last run ")
-    assert told[1] == "             export.opset: 17 → 18"
-    assert told[2].startswith("fresh      reference:lin: built ")
-    assert told[3].startswith("may rerun  simplify:lin: last run ")
-    assert told[4] == "             upstream: export:lin will rerun"
-    assert told[5] == "1 stale, 1 may rerun, 1 fresh"
+    shown = built.doit("explain", "export:lin", "simplify:lin", "reference:lin").out.splitlines()
+    assert shown[0].startswith("stale      export:lin: last run ")
+    assert shown[1] == "             export.opset: 17 → 18"
+    assert shown[2].startswith("fresh      reference:lin: built ")
+    assert shown[3].startswith("may rerun  simplify:lin: last run ")
+    assert shown[4] == "             upstream: export:lin will rerun"
+    assert shown[5] == "1 stale, 1 may rerun, 1 fresh"
 
 
 def test_a_run_and_info_use_the_same_words_and_the_reason_is_kept(built: ProjectFolder) -> None:
@@ -143,7 +144,7 @@ def test_a_run_and_info_use_the_same_words_and_the_reason_is_kept(built: Project
     assert texts(built, "explain", "export:lin") == {"export:lin": ["export.opset: 18 → 17"]}
 
 
-def test_a_failure_is_told(project: ProjectFolder) -> None:
+def test_a_failure_is_a_reason(project: ProjectFolder) -> None:
     project.add_model("lin", "raising")
     assert project.doit("export:lin").code == 2
     explained = project.doit("explain", "export:lin")
@@ -155,14 +156,14 @@ def test_a_failure_is_told(project: ProjectFolder) -> None:
     }
 
 
-def test_what_was_forgotten_is_told(built: ProjectFolder) -> None:
+def test_a_forgotten_record_is_a_reason(built: ProjectFolder) -> None:
     built.doit("forget", "bench:lin:ort")
     assert texts(built, "explain", "bench:lin:ort") == {
         "bench:lin:ort": ["forgotten by `doit forget`"]
     }
 
 
-def test_missing_inputs_are_told(built: ProjectFolder) -> None:
+def test_missing_inputs_are_reasons(built: ProjectFolder) -> None:
     (built.root / "build" / MODEL).unlink()
     found = texts(built, "explain", "export:lin", "simplify:lin")
     assert found["export:lin"] == [f"output missing: {MODEL}"]
@@ -195,7 +196,8 @@ def test_the_fields_of_the_answers_are_those_of_the_documentation(built: Project
     assert list(target["last_run"]) == ["status", "started", "seconds", "reason", "reasons"]
     plan = answer(built, "plan", "-n", "2")
     assert list(plan) == [
-        "schema", "jobs", "expected_s", "expected_at_most_s", "expected_parallel_s", "unknown", "targets",
+        "schema", "jobs", "expected_s", "expected_at_most_s", "expected_parallel_s", "unknown",
+        "targets",
     ]  # fmt: skip
     assert (plan["schema"], plan["jobs"], plan["unknown"]) == ("buildsys/plan/1", 2, 0)
     assert 0 < plan["expected_s"] < plan["expected_at_most_s"]
@@ -213,7 +215,7 @@ def test_no_worker_is_started_and_nothing_heavy_imported(built: ProjectFolder) -
         )
 
 
-# --- plan -------------------------------------------------------------------------------------------------
+# --- plan -----------------------------------------------------------------------------------------
 
 
 def test_a_plan_of_nothing(built: ProjectFolder) -> None:
@@ -231,19 +233,19 @@ def test_a_plan_has_the_usual_times(built: ProjectFolder) -> None:
     assert "at best" in built.doit("plan", "-n", "2").out
 
 
-def test_what_never_ran_has_no_usual_time(built: ProjectFolder) -> None:
+def test_a_target_that_never_ran_has_no_usual_time(built: ProjectFolder) -> None:
     built.add_model("new")
     built.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
-    told = built.doit("plan").out
+    shown = built.doit("plan").out
     assert ["run", "export:new", "unknown", "never", "built"] in [
-        line.split() for line in told.splitlines()
+        line.split() for line in shown.splitlines()
     ]
-    assert told.endswith("unknown for 8\n")
+    assert shown.endswith("unknown for 8\n")
     alone = built.doit("plan", "export:new").out
     assert alone.endswith("1 target; time unknown (never built)\n")
 
 
-def test_looking_writes_nothing_and_makes_nothing(built: ProjectFolder) -> None:
+def test_explain_and_plan_write_nothing_and_make_nothing(built: ProjectFolder) -> None:
     built.add_model("new")
     built.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
     git(built.root, "init", "-q")
@@ -254,7 +256,7 @@ def test_looking_writes_nothing_and_makes_nothing(built: ProjectFolder) -> None:
     assert everything(built.root) == before
 
 
-def test_looking_at_a_project_that_was_never_built_makes_no_folder(project: ProjectFolder) -> None:
+def test_explaining_a_project_that_was_never_built_makes_no_folder(project: ProjectFolder) -> None:
     project.add_model("lin")
     before = everything(project.root)
     assert project.doit("explain").out.endswith("8 stale\n")
@@ -263,7 +265,7 @@ def test_looking_at_a_project_that_was_never_built_makes_no_folder(project: Proj
     assert texts(project, "explain", "export:lin") == {"export:lin": ["never built"]}
 
 
-# --- bad input --------------------------------------------------------------------------------------------
+# --- bad input ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", [("explain",), ("plan",), ("explain", "--json")])
@@ -276,7 +278,7 @@ def test_looking_at_a_project_that_was_never_built_makes_no_folder(project: Proj
         ("engin", "engine"),
     ],
 )
-def test_an_unknown_target_is_answered_with_the_nearest(
+def test_the_nearest_target_is_suggested_for_an_unknown_one(
     built: ProjectFolder, command: tuple[str, ...], name: str, near: str
 ) -> None:
     wrong = built.doit(*command, name)
@@ -306,9 +308,9 @@ def test_wrong_options_are_one_sentence(
     assert built.doit(*arguments) == Ran(3, "", f"ERROR: {problem}\n")
 
 
-def test_options_may_stand_behind_names(built: ProjectFolder) -> None:
-    behind = json.loads(built.doit("explain", "export:lin", "--json").out)
-    assert behind == json.loads(built.doit("explain", "--json", "--", "export:lin").out)
+def test_options_may_follow_names(built: ProjectFolder) -> None:
+    last = json.loads(built.doit("explain", "export:lin", "--json").out)
+    assert last == json.loads(built.doit("explain", "--json", "--", "export:lin").out)
 
 
 def test_groups_stages_and_patterns_name_targets(built: ProjectFolder) -> None:
@@ -322,7 +324,7 @@ def test_groups_stages_and_patterns_name_targets(built: ProjectFolder) -> None:
     }
 
 
-def test_a_record_cut_short_is_told(built: ProjectFolder) -> None:
+def test_a_truncated_record_is_reported(built: ProjectFolder) -> None:
     edit_state(
         built, "UPDATE records SET outputs = substr(outputs, 1, 9) WHERE target = 'export:lin'"
     )
@@ -353,14 +355,14 @@ def test_a_state_that_cannot_be_read_is_one_warning_and_left_alone(
     assert everything(built.root) == before
 
 
-def test_wrong_manifests_are_told(built: ProjectFolder) -> None:
+def test_wrong_manifests_are_reported(built: ProjectFolder) -> None:
     built.edit("configs/models/lin.yaml", "opset: 17", "opset: 99")
     wrong = built.doit("explain")
     assert (wrong.code, wrong.out) == (3, "")
     assert "configs/models/lin.yaml:6" in wrong.err
 
 
-def test_a_read_only_project_can_be_looked_at(built: ProjectFolder) -> None:
+def test_a_read_only_project_can_be_explained(built: ProjectFolder) -> None:
     git(built.root, "init", "-q")
     commit(built.root, "one")
     built.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
@@ -375,7 +377,8 @@ def test_a_full_disk_is_one_sentence(built: ProjectFolder) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "doit", "explain"],
-            cwd=built.root, env=built.environment, stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+            cwd=built.root, env=built.environment, stdout=full, stderr=subprocess.PIPE, text=True,
+            check=False,
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (2, "ERROR: No space left on device\n")
 
@@ -396,7 +399,7 @@ def in_read_only_folder(project: ProjectFolder, script: str) -> subprocess.Compl
     )  # fmt: skip
 
 
-# --- since a git revision ---------------------------------------------------------------------------------
+# --- since a git revision -------------------------------------------------------------------------
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -431,7 +434,7 @@ def leftovers(project: ProjectFolder) -> list[Path]:
     return list(Path(project.environment["TMPDIR"]).iterdir())
 
 
-def test_since_a_revision_targets_are_added_removed_changed_or_behind(
+def test_since_a_revision_targets_are_added_removed_changed_or_downstream(
     versioned: ProjectFolder,
 ) -> None:
     root = versioned.root
@@ -455,18 +458,18 @@ def test_since_a_revision_targets_are_added_removed_changed_or_behind(
     assert {target for target, found in state.items() if found == "removed"} == {
         target.replace("lin", "old") for target in TARGETS
     }
-    told = versioned.doit(
+    shown = versioned.doit(
         "plan", "--since", "v1", "export:lin", "simplify:lin", "export:old"
     ).out.splitlines()
-    assert told[:5] == [
+    assert shown[:5] == [
         "changed     export:lin",
         "              export.opset: 17 → 18",
         "downstream  simplify:lin",
         "              upstream: export:lin will rerun",
         "removed     export:old",
     ]
-    assert told[5].startswith("since v1 (")
-    assert told[5].endswith("): 1 changed, 1 removed, 1 downstream")
+    assert shown[5].startswith("since v1 (")
+    assert shown[5].endswith("): 1 changed, 1 removed, 1 downstream")
     assert ((root / ".git/index").read_bytes(), git(root, "status", "--porcelain")) == (
         index,
         status,
@@ -474,7 +477,7 @@ def test_since_a_revision_targets_are_added_removed_changed_or_behind(
     assert leftovers(versioned) == []
 
 
-def test_since_a_revision_sources_and_what_they_import_count(versioned: ProjectFolder) -> None:
+def test_since_a_revision_sources_and_their_imports_count(versioned: ProjectFolder) -> None:
     root = versioned.root
     assert versioned.doit("plan", "--since", "v1").out.endswith("): no differences\n")
     versioned.edit("configs/models/lin.yaml", "model: lin", "# a comment\nmodel: lin")
@@ -560,7 +563,8 @@ def test_since_a_revision_headers_of_c_sources_are_compared(versioned: ProjectFo
     versioned.edit(
         "configs/models/lin.yaml",
         "export: {opset: 17}\n",
-        'export: {opset: 17}\nops: [{op: "own::Scale", library: {sources: [plugins/ops/scale.c]}}]\n',
+        "export: {opset: 17}\n"
+        'ops: [{op: "own::Scale", library: {sources: [plugins/ops/scale.c]}}]\n',
     )
     commit(versioned.root, "an operator")
     assert versioned.doit("plan", "--since", "HEAD").out.endswith("): no differences\n")
@@ -570,9 +574,7 @@ def test_since_a_revision_headers_of_c_sources_are_compared(versioned: ProjectFo
     }
 
 
-def test_since_a_revision_with_configs_behind_a_link(
-    versioned: ProjectFolder, tmp_path: Path
-) -> None:
+def test_since_a_revision_with_configs_as_a_link(versioned: ProjectFolder, tmp_path: Path) -> None:
     root = versioned.root
     (root / "configs").rename(root / "manifests")
     (root / "configs").symlink_to("manifests")
@@ -588,7 +590,7 @@ def test_since_a_revision_with_configs_behind_a_link(
     assert "is outside the git repository" in versioned.doit("plan", "--since", "v1").err
 
 
-def test_since_a_revision_nothing_is_written_behind_a_link_out_of_the_folder(
+def test_since_a_revision_nothing_is_written_through_a_link_out_of_the_folder(
     versioned: ProjectFolder, tmp_path: Path
 ) -> None:
     root, outside = versioned.root, tmp_path / "outside"
@@ -654,7 +656,7 @@ def test_a_revision_whose_manifests_are_wrong(versioned: ProjectFolder) -> None:
 
 
 def test_a_git_hook_may_ask(versioned: ProjectFolder) -> None:
-    """Git tells its hooks where it works by variables that would lead us astray."""
+    """Git sets variables for its hooks that would point to another repository."""
     versioned.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
     versioned.environment |= {
         "GIT_DIR": str(versioned.root / ".git"),

@@ -1,4 +1,4 @@
-"""``doit inspect``, ``doit diff`` and ``doit netron`` as processes, on graphs that real stages have written."""
+"""``doit inspect``, ``doit diff`` and ``doit netron`` on graphs of real stages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fails(ran: Ran, code: int, *sentences: str) -> None:
         assert sentence in ran.err
 
 
-def test_inspect_tells_all_of_a_graph(ready_built: ReadyProject) -> None:
+def test_inspect_shows_a_graph(ready_built: ReadyProject) -> None:
     build, state = (
         contents(ready_built.root / "build"),
         (ready_built.root / ".buildsys/state.db").read_bytes(),
@@ -61,7 +61,7 @@ def test_inspect_tells_all_of_a_graph(ready_built: ReadyProject) -> None:
     assert (ready_built.root / ".buildsys/state.db").read_bytes() == state
 
 
-def test_inspect_tells_nodes_tensors_and_engines(ready_built: ReadyProject) -> None:
+def test_inspect_shows_nodes_tensors_and_engines(ready_built: ReadyProject) -> None:
     table = ready_built.doit(f"inspect:{NET}:export", "--nodes").out
     assert re.search(r"MatMul +- +x, v +→ z \[batch, 256\] +131 k", table)
     node = ready_built.doit(f"inspect:{NET}:export", "--node", "z").out
@@ -74,7 +74,7 @@ def test_inspect_tells_nodes_tensors_and_engines(ready_built: ReadyProject) -> N
     )
 
 
-def test_inspect_says_first_what_is_not_up_to_date(ready_built: ReadyProject) -> None:
+def test_inspect_starts_with_a_note_on_a_stale_graph(ready_built: ReadyProject) -> None:
     ready_built.edit(
         f"configs/models/{NET}.yaml", "{tool: onnxsim}", "{tool: onnxsim, fuse: false}"
     )
@@ -130,8 +130,10 @@ def test_a_picture_is_written(ready_built: ReadyProject) -> None:
     ran = ready_built.doit(f"inspect:{NET}:export", "--svg", "net.svg")
     assert (ran.code, ran.out) == (0, "wrote net.svg: 3 nodes in 3 boxes\n")
     picture = (ready_built.root / "net.svg").read_bytes()
-    told = json.loads(ready_built.doit(f"inspect:{NET}:export", "--json", "--svg", "again.svg").out)
-    assert (told["nodes"], told["boxes"], told["svg"]) == (3, 3, "again.svg")
+    answer = json.loads(
+        ready_built.doit(f"inspect:{NET}:export", "--json", "--svg", "again.svg").out
+    )
+    assert (answer["nodes"], answer["boxes"], answer["svg"]) == (3, 3, "again.svg")
     assert (ready_built.root / "again.svg").read_bytes() == picture
     assert (
         "1 node"
@@ -145,8 +147,8 @@ def test_diff_compares_stages_and_builds(ready_built: ReadyProject) -> None:
     assert ran.code == 0, ran.err
     assert "a: export → simplify: 3 → 2 nodes" in ran.out
     assert re.search(rf"(bypassed|now constant) +1 {TIMES} Identity", ran.out)
-    told = json.loads(doit("diff", NET, "export", "simplify", "--json").out)
-    assert (told["schema"], told["nodes"]) == ("buildsys/diff/1", [3, 2])
+    answer = json.loads(doit("diff", NET, "export", "simplify", "--json").out)
+    assert (answer["schema"], answer["nodes"]) == ("buildsys/diff/1", [3, 2])
     assert (
         doit("diff", NET, "simplify", "simplify").out
         == "a: simplify → simplify: 2 → 2 nodes, no difference\n"
@@ -206,13 +208,14 @@ def test_netron_serves_until_it_is_interrupted(
         process.communicate()
 
 
-def test_without_netron_it_says_what_to_install(ready_built: ReadyProject) -> None:
+def test_without_netron_the_install_command_is_printed(ready_built: ReadyProject) -> None:
     code = (
         "import sys; sys.modules['netron'] = None; from doit.__main__ import main; sys.exit(main())"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, "netron", NET],
-        cwd=ready_built.root, env=ready_built.environment, capture_output=True, text=True, check=False,
+        cwd=ready_built.root, env=ready_built.environment, capture_output=True, text=True,
+        check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
     assert "netron is not installed; `pip install 'buildsys[netron]'`" in done.stderr

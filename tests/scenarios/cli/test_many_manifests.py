@@ -1,7 +1,7 @@
-"""A project of fifty manifests: what is edited, added, renamed or broken counts alone, whatever was settled before.
+"""A project of fifty manifests: only edited, added, renamed and broken ones matter.
 
-One model is built by its real stages. The others come into the build folder through the executor, as copies of it
-(``tests/bench/_scale_project.py``): building them all would take minutes.
+One model is built by its real stages. The others are copied into the build folder through the
+executor (``tests/bench/_scale_project.py``), as building them all would take minutes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def test_an_edit_runs_the_targets_of_that_model_that_it_reaches(many: ProjectFol
     assert many.doit() == Ran(0, UP_TO_DATE, "")
 
 
-def test_one_model_is_asked_for_and_the_others_are_left_alone(many: ProjectFolder) -> None:
+def test_one_requested_model_leaves_the_others_alone(many: ProjectFolder) -> None:
     for model in (ONE, OTHER):
         many.edit(f"configs/models/{model}.yaml", "min_samples: 1", "min_samples: 2")
     assert many.doit("build:m00002") == Ran(0, "everything is up to date (8 targets)\n", "")
@@ -100,7 +100,7 @@ def test_a_model_that_is_renamed_is_another_one(many: ProjectFolder) -> None:
     assert many.doit("build:m00002").code == 0
 
 
-def test_a_broken_manifest_is_told_whatever_was_asked_for(many: ProjectFolder) -> None:
+def test_a_broken_manifest_fails_every_command(many: ProjectFolder) -> None:
     many.edit(f"configs/models/{ONE}.yaml", "min_samples: 1", "min_sample: 1")
     for arguments in ((), ("build:m00002",), ("list",)):
         wrong = many.doit(*arguments)
@@ -126,7 +126,7 @@ def test_an_output_edited_by_hand_is_made_again(many: ProjectFolder) -> None:
     assert many.doit() == Ran(0, UP_TO_DATE, "")
 
 
-def test_ignored_always_and_forgotten_targets_are_not_hidden_by_what_is_settled(
+def test_ignored_forced_and_forgotten_targets_are_never_assumed_up_to_date(
     many: ProjectFolder,
 ) -> None:
     assert many.doit("-a", "-s", f"report:{ONE}").passed == {f"report:{ONE}"}

@@ -30,7 +30,7 @@ def test_the_table_is_remembered(project: ProjectFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "answer"),
     [
         (
             ["asih"],
@@ -43,10 +43,12 @@ def test_the_table_is_remembered(project: ProjectFolder) -> None:
         (["--model", "lin", "Gemm"], "ops takes the names of operators or --model, not both"),
     ],
 )
-def test_what_there_is_not(project: ProjectFolder, arguments: list[str], told: str) -> None:
+def test_unknown_operators_and_models(
+    project: ProjectFolder, arguments: list[str], answer: str
+) -> None:
     ran = project.doit("ops", *arguments)
     assert ran.code == 3
-    assert told in ran.err
+    assert answer in ran.err
     assert ran.out == ""
 
 
@@ -70,7 +72,7 @@ def test_json_for_programs(project: ProjectFolder) -> None:
     assert len(everything["torch"]) > 1000
 
 
-def test_wrong_manifests_are_no_hindrance(project: ProjectFolder) -> None:
+def test_wrong_manifests_do_not_prevent_an_answer(project: ProjectFolder) -> None:
     wrong = Path(project.root / "configs/models/wrong.yaml")
     wrong.write_text("model: [\n")
     try:

@@ -86,30 +86,30 @@ def test_a_model_is_built_twice_and_nothing_else_is_touched(
     assert not list(temporary.iterdir())
 
 
-def test_what_depends_on_the_process_is_named(project: ProjectFolder, temporary: Path) -> None:
+def test_a_dependence_on_the_process_is_found(project: ProjectFolder, temporary: Path) -> None:
     project.add_model("lin", "ByProcess")
     ran = project.doit("repro", "lin", "--until", "simplify", "--json", "--keep")
     assert ran.code == 1, ran.out + ran.err
-    told = json.loads(ran.out)
-    assert (told["schema"], told["status"]) == ("buildsys/repro/1", "different")
-    found = {artifact["file"]: artifact for artifact in told["artifacts"]}
+    answer = json.loads(ran.out)
+    assert (answer["schema"], answer["status"]) == ("buildsys/repro/1", "different")
+    found = {artifact["file"]: artifact for artifact in answer["artifacts"]}
     exported = {"export/model.onnx", "export/origins.json", "export/export.json"}
     assert found.keys() == exported | {"simplify/model.onnx", "simplify/graph.json"}
     exported = found["export/model.onnx"]
     assert (exported["state"], exported["expected"]) == ("different", True)
     assert exported["field"]["kind"] in ("initializer", "node")
     assert " at element 0" in exported["difference"]
-    folders = [Path(build["folder"]) for build in told["builds"]]
+    folders = [Path(build["folder"]) for build in answer["builds"]]
     files = [(folder / "build/lin/export/model.onnx").read_bytes() for folder in folders]
     assert exported["bytes"] == [len(file) for file in files]
     position = exported["first_byte"]
     assert files[0][:position] == files[1][:position]
     assert files[0][position] != files[1][position]
     assert not found["export/export.json"]["expected"]
-    assert len({build["hash_seed"] for build in told["builds"]}) == 2
+    assert len({build["hash_seed"] for build in answer["builds"]}) == 2
 
 
-def test_what_depends_on_the_folder_is_named(project: ProjectFolder, temporary: Path) -> None:
+def test_a_dependence_on_the_folder_is_found(project: ProjectFolder, temporary: Path) -> None:
     project.add_model("lin", "by_folder")
     ran = project.doit("repro", "--until=export", "lin")
     assert ran.code == 1, ran.out + ran.err
@@ -158,7 +158,7 @@ def test_wrong_usage_ends_with_3_and_builds_nothing(
 @pytest.mark.parametrize(("number", "to_all", "code"), [
     (signal.SIGINT, True, 130), (signal.SIGINT, False, 130), (signal.SIGTERM, False, 143),
 ])  # fmt: skip
-def test_an_interrupted_comparison_leaves_nothing_behind(
+def test_an_interrupted_comparison_leaves_no_files(
     project: ProjectFolder, temporary: Path, number: signal.Signals, to_all: bool, code: int
 ) -> None:
     project.add_model("lin", "slow")
@@ -187,7 +187,7 @@ def test_an_interrupted_comparison_leaves_nothing_behind(
 def test_a_new_export_of_the_same_graph_stops_there(
     project: ProjectFolder, temporary: Path
 ) -> None:
-    """Only the report runs again: it tells how long each target took."""
+    """Only the report runs again, as it contains times."""
     for exporter in ("torchscript", "dynamo"):
         project.add_model(exporter)
         project.edit(

@@ -53,23 +53,23 @@ FAILED = ("failed", "# a: build failed")
 
 
 def check_repaired(project: ReadyProject) -> None:
-    """Check that the next run leaves no trace of the failure, and that nothing is left to do then."""
+    """Check that the next run removes every trace of the failure and completes."""
     mended = project.doit()
     assert (mended.code, LINE.search(mended.out)) == (0, None), mended
     assert (verdict(project), reports(project).keys()) == (PASSED, {"report.json", "report.md"})
     assert project.doit() == UP_TO_DATE
     assert contents(project.root / "build") == project.clean_contents()
-    told = project.doit("doctor", "a:ort")
+    answer = project.doit("doctor", "a:ort")
     assert (
-        told.code,
-        "it matches its manifest and has passed its checks\n" in told.out,
+        answer.code,
+        "it matches its manifest and has passed its checks\n" in answer.out,
     ) == (0, True)
 
 
 def doctors_kinds(project: ReadyProject, name: str = "a:ort") -> list[str]:
-    told = project.doit("doctor", name, "--json")
-    (engine,) = json.loads(told.out)["engines"]
-    assert (told.code, engine["runs"], engine["current"]) == (1, True, False)
+    answer = project.doit("doctor", name, "--json")
+    (engine,) = json.loads(answer.out)["engines"]
+    assert (answer.code, engine["runs"], engine["current"]) == (1, True, False)
     return [reason["kind"] for reason in engine["reasons"]]
 
 
@@ -156,8 +156,8 @@ def test_models_that_were_not_reached(ready_built: ReadyProject) -> None:
         ran.out,
         re.MULTILINE,
     )
-    told = json.loads((ready_built.root / "build/b/report/report.json").read_text())
-    assert told["verdict"] == {
+    answer = json.loads((ready_built.root / "build/b/report/report.json").read_text())
+    assert answer["verdict"] == {
         "status": "stale",
         "text": "STALE: 5 of 8 targets are not up to date",
     }
@@ -189,7 +189,7 @@ def kill(project: ReadyProject, *arguments: str) -> None:
     project.finish_runs()
 
 
-def test_kills_leave_nothing_that_lies_after_the_next_run(ready_built: ReadyProject) -> None:
+def test_after_a_kill_the_next_run_leaves_nothing_stale(ready_built: ReadyProject) -> None:
     fail_validation(ready_built)
     kill(ready_built)
     assert verdict(ready_built) == PASSED  # nobody was left to say otherwise
@@ -228,7 +228,7 @@ def test_a_kill_between_two_files_of_a_report(
     assert reports(ready_built) == before
 
 
-def test_an_interrupted_run_reports_on_what_it_touched(ready_built: ReadyProject) -> None:
+def test_an_interrupted_run_reports_on_the_models_it_reached(ready_built: ReadyProject) -> None:
     ready_built.edit(VALUES, "SCALE = 1.0", "SCALE = 2.0")
     ready_built.hold()
     process = ready_built.start()

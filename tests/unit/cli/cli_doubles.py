@@ -1,4 +1,4 @@
-"""An executor that does what a test says, so that the front end is tested without stages."""
+"""A scripted executor, for tests of the command line without stages."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def make_session(root: Path, *models: str) -> tuple[Session, ScriptedExecutor]:
         state=root / ".buildsys",
         models={name: _resolved(spec) for name, spec in resolved.items()},
     )
-    session = Session(project)  # type: ignore[arg-type]  # a project as far as the front end looks at it
+    session = Session(project)  # type: ignore[arg-type]
     executor = ScriptedExecutor(session)
     vars(session)["executor"] = executor
     return session, executor

@@ -18,7 +18,8 @@ class Terminal(io.StringIO):
 
 
 def line(status: str, **changes: object) -> TargetLine:
-    return TargetLine("engine:net:ort", "net", "engine", "ort", status, **changes)  # type: ignore[arg-type]
+    name = ("engine:net:ort", "net", "engine", "ort")
+    return TargetLine(*name, status, **changes)  # type: ignore[arg-type]
 
 
 def test_only_a_capable_terminal_gets_the_live_display(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,11 +110,11 @@ def test_warnings_of_targets_that_ran_follow_the_table(
         entry.status = "fresh" if entry.stage == "validate" else "passed"
     out = io.StringIO()
     print_summary(out, session, lines, 1.0)
-    told = [line for line in out.getvalue().splitlines() if "warning" in line]
-    assert told[0] == "warning: export:net: symbolics[0] was not used"
-    assert len(told[1]) < 300
-    assert told[1].endswith("…")
-    assert told[2:] == [
+    found = [line for line in out.getvalue().splitlines() if "warning" in line]
+    assert found[0] == "warning: export:net: symbolics[0] was not used"
+    assert len(found[1]) < 300
+    assert found[1].endswith("…")
+    assert found[2:] == [
         *(f"warning: simplify:net: warning {n}" for n in range(3)),
         "and 6 more warnings, in the report",
     ]

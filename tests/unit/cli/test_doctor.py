@@ -38,7 +38,7 @@ def backend_environment(**modules: Library) -> Environment:
     return Environment(None, libraries={**known, **modules})
 
 
-def test_what_installs_a_backend_is_what_the_backends_say() -> None:
+def test_install_commands_match_the_registry_of_backends() -> None:
     registry = {name: (entry.install, entry.packages) for name, entry in backends._REGISTRY.items()}
     assert registry == INSTALL
 
@@ -52,7 +52,8 @@ def test_what_installs_a_backend_is_what_the_backends_say() -> None:
          "builds and runs on the CPU and on the GPU", ""),
         (Library("tensorrt", "10.16", facts={"builder": True}), H200,
          "builds and runs here, compute capability 9.0", ""),
-        (Library("tensorrt", "10.16", facts={"builder": False, "builder_problem": "CUDA error 35"}), H200, "",
+        (Library("tensorrt", "10.16", facts={"builder": False, "builder_problem": "CUDA error 35"}),
+         H200, "",
          "tensorrt 10.16 is installed, but unusable: CUDA error 35"),
         (Library("tensorrt", "10.16", facts={"builder": False}), NO_GPU, "",
          "tensorrt 10.16 builds on the GPU that will run the engine, and this machine has no NVIDIA"
@@ -63,13 +64,13 @@ def test_what_installs_a_backend_is_what_the_backends_say() -> None:
          "builds here for compute capabilities 7.5, 8.0, 8.6, 8.9, 12.0, 12.1; cannot run here: the"
          " GPU here has 9.0", ""),
         (Library("tensorrt_rtx", "1.7", facts={"builder": True}), NO_GPU,
-         "builds here for compute capabilities 7.5, 8.0, 8.6, 8.9, 12.0, 12.1; cannot run here: this"
-         " machine has no NVIDIA driver", ""),
+         "builds here for compute capabilities 7.5, 8.0, 8.6, 8.9, 12.0, 12.1; cannot run here:"
+         " this machine has no NVIDIA driver", ""),
         (Library("tensorrt_rtx", problem="ImportError: libnvrtc.so.13"), ADA, "",
          "tensorrt_rtx cannot be imported: ImportError: libnvrtc.so.13"),
     ],
 )  # fmt: skip
-def test_what_a_backend_can_do_here(module: Library, gpus: Gpus, can: str, cannot: str) -> None:
+def test_the_abilities_of_a_backend(module: Library, gpus: Gpus, can: str, cannot: str) -> None:
     ability = backend_environment(**{module.name: module}).ability(module.name, gpus)
     assert (ability.text, ability.problem) == (can, cannot)
     assert bool(ability.remedy) == bool(cannot)
@@ -87,7 +88,7 @@ def test_an_engine_on_cuda_needs_a_provider_and_a_gpu() -> None:
     assert not cuda.ability("onnxruntime", H200, cuda=True).problem
 
 
-def test_a_backend_that_is_missing_says_who_needs_it_and_what_installs_it() -> None:
+def test_a_missing_backend_names_its_engines_and_install_command() -> None:
     findings = {
         finding.name: finding
         for finding in check_backends(backend_environment(), NO_GPU, {"tensorrt": ["a:x", "b:y"]})
@@ -101,7 +102,7 @@ def test_a_backend_that_is_missing_says_who_needs_it_and_what_installs_it() -> N
     assert findings["tensorrt_rtx"].text.endswith("no engine of this project uses it")
 
 
-def test_a_toolchain_has_what_its_interpreter_has(tmp_path: Path) -> None:
+def test_a_toolchain_has_the_libraries_of_its_interpreter(tmp_path: Path) -> None:
     environment = PythonFolder(tmp_path / "env", "numpy", "onnxruntime")
     environment.write("tensorrt/__init__.py", "import os\nos.kill(os.getpid(), 11)\n")
     asked = check_environment(Toolchain("old", environment.python, {}), 60)
@@ -128,7 +129,7 @@ def test_a_toolchain_needs_cuda_bindings_for_tensorrt(tmp_path: Path) -> None:
     assert finding.remedy == f"{environment.python} -m pip install cuda-bindings"
 
 
-def test_a_toolchain_that_lacks_something_says_what_installs_it(tmp_path: Path) -> None:
+def test_a_toolchain_names_the_command_that_installs_a_missing_library(tmp_path: Path) -> None:
     bare = PythonFolder(tmp_path / "bare")
     finding = check_toolchain(check_environment(Toolchain("bare", bare.python, {}), 60), NO_GPU, {})
     assert (finding.state, finding.text) == (MISSING, "the toolchain bare has no numpy")
@@ -154,7 +155,7 @@ def test_a_library_that_hangs_or_is_broken_harms_no_other(tmp_path: Path) -> Non
     assert found["numpy"].is_usable
 
 
-def test_a_program_that_is_no_python_is_told(tmp_path: Path) -> None:
+def test_a_program_that_is_not_python_is_reported(tmp_path: Path) -> None:
     found = check_libraries(program(tmp_path / "python", "echo what"), ["numpy"], HERE, 5)
     assert (
         found["numpy"].problem
@@ -162,7 +163,7 @@ def test_a_program_that_is_no_python_is_told(tmp_path: Path) -> None:
     )
 
 
-def test_gpus_are_told_with_memory_and_mig(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_listed_with_memory_and_mig(monkeypatch: pytest.MonkeyPatch) -> None:
     h200 = GpuDetails(
         "NVIDIA H200", "9.0", "580.95", "13.0", 150_000_000_000, 149_000_000_000, "off"
     )
@@ -222,7 +223,7 @@ def test_extras_are_those_of_the_project_file(monkeypatch: pytest.MonkeyPatch) -
     assert findings["odd"].remedy == "pip install 'buildsys[odd]'"
 
 
-def test_our_own_libraries_are_asked_in_processes_of_their_own() -> None:
+def test_our_libraries_are_imported_in_separate_processes() -> None:
     before = set(sys.modules)
     found = machine.check_own_libraries(("numpy", "none_such_library"), 60)
     assert found["numpy"].is_usable
@@ -246,7 +247,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_nothing_is_broken_that_nobody_requires(
+def test_missing_parts_that_nothing_requires_are_not_broken(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "configs/project.yaml").write_text(
@@ -281,7 +282,7 @@ def test_with_strict_every_engine_is_required(
     assert "1 broken" in text
 
 
-def test_wrong_manifests_are_no_hindrance(
+def test_wrong_manifests_do_not_prevent_an_answer(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "configs/models/net.yaml").write_text("model: [")

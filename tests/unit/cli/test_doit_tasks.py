@@ -1,4 +1,4 @@
-"""doit itself on the tasks that we make, in this process, with an executor that does what a test says."""
+"""doit on our tasks, in this process, with a scripted executor."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
 
 
 class Doit:
-    """A project in a temporary folder and doit's command line on it; every call is a new session."""
+    """A project and doit's command line on it; every call is a new session."""
 
     def __init__(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.root = root
@@ -108,7 +108,7 @@ def test_only_the_stale_target_runs_and_the_rest_is_called_fresh(doit: Doit) -> 
     assert f"1 passed, {len(doit.fresh)} fresh in" in out
 
 
-def test_a_missing_file_makes_its_target_run_even_if_nobody_else_notices(doit: Doit) -> None:
+def test_a_missing_output_makes_its_target_run(doit: Doit) -> None:
     doit.build_all()
     (doit.root / "build/net/validate/result.json").unlink()
     doit()
@@ -275,7 +275,7 @@ def test_ctrl_c_while_the_tasks_are_loaded_ends_with_130(
         (("ignore", "bnch"), "bench"),
     ],
 )
-def test_a_misspelt_name_is_answered_with_the_nearest(
+def test_the_nearest_name_is_suggested_for_a_misspelled_one(
     doit: Doit, arguments: tuple[str, ...], offered: str
 ) -> None:
     code, out = doit(*arguments)
@@ -302,7 +302,7 @@ def test_the_path_of_an_output_selects_its_target(doit: Doit) -> None:
     assert list(doit.session.finished) == ["export:net"]
 
 
-def test_what_another_run_has_built_meanwhile_is_not_claimed(doit: Doit) -> None:
+def test_targets_built_meanwhile_by_another_run_are_not_counted(doit: Doit) -> None:
     doit.build_all()
     doit.fresh.discard("bench:net:ort")
     doit.actions["bench:net:ort"] = lambda: passed(waited=True, seconds=99.0)

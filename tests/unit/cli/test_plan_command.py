@@ -46,7 +46,7 @@ def test_steps_are_printed_in_order_with_their_times(plan: Plan) -> None:
     ]
 
 
-def test_what_would_be_restored_takes_no_time(plan: Plan) -> None:
+def test_restored_targets_take_no_time(plan: Plan) -> None:
     steps = [one("export:net", STALE, 90.0, restorable=True), one("reference:net", STALE, 2.0)]
     first, _, total = plan(*steps).splitlines()
     assert first == "restore  export:net                 export.opset: 17 → 18"

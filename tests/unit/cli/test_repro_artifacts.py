@@ -81,14 +81,14 @@ def test_a_difference_far_into_a_large_file(tmp_path: Path) -> None:
         ("export/export.json", "not expected to be equal"),
     ],
 )
-def test_what_should_be_equal(tmp_path: Path, file: str, state: str) -> None:
+def test_files_that_should_be_equal(tmp_path: Path, file: str, state: str) -> None:
     artifact = compared(tmp_path, {file: b"[1]"}, {file: b"[2]"})[file]
     assert (artifact.state, artifact.first_byte, artifact.sizes) == (state, 1, (3, 3))
     assert bool(artifact.exemption) == (state != "different")
     assert compared(tmp_path, {file: b"[1]"}, {file: b"[1]"})[file].state == "equal"
 
 
-def test_a_file_that_one_build_lacks(tmp_path: Path) -> None:
+def test_a_file_missing_in_one_build(tmp_path: Path) -> None:
     artifact = compared(tmp_path, {"export/model.onnx": b"x"}, {})["export/model.onnx"]
     assert (artifact.state, artifact.sizes, artifact.is_broken) == (
         "in one build only",
@@ -101,7 +101,7 @@ def test_logs_are_no_artifacts(tmp_path: Path) -> None:
     assert compared(tmp_path, {"export/export.log": b"1"}, {"export/export.log": b"2"}) == {}
 
 
-def test_records_tell_whether_more_than_times_differ(tmp_path: Path) -> None:
+def test_differences_in_times_alone_are_recognized(tmp_path: Path) -> None:
     def record(seconds: float, nodes: int) -> dict[str, bytes]:
         figures = {"started": str(seconds), "seconds": seconds, "after": {"nodes": nodes}}
         return {"simplify/graph.json": json.dumps(figures).encode()}
@@ -117,7 +117,7 @@ def test_records_tell_whether_more_than_times_differ(tmp_path: Path) -> None:
 
 
 def test_only_the_report_reads_records() -> None:
-    """Their times differ from run to run, so whatever reads one runs again after it; the report tells those times."""
+    """Times differ from run to run, so that readers of records always run again."""
     records = {action.outputs["result"] for action in plan()}
     readers = {action.stage for action in plan() if records & set(action.inputs.values())}
     assert readers == {"report"}

@@ -11,15 +11,15 @@ from buildsys.errors import StageError
 
 
 def project(root: Path) -> Path:
-    for name in ("dodo.py", "plugins/net.py", "build/old.onnx", ".git/HEAD", "plugins/__pycache__/net.pyc",
-                 "venv/pyvenv.cfg", "data/small.txt", "elsewhere/deep/dodo.py"):  # fmt: skip
+    for name in ("dodo.py", "plugins/net.py", "build/old.onnx", ".git/HEAD",
+                 "plugins/__pycache__/net.pyc", "venv/pyvenv.cfg", "data/small.txt", "elsewhere/deep/dodo.py"):  # fmt: skip
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(name)
     (root / "data/weights.pth").write_bytes(bytes(2 << 20))
     return root
 
 
-def test_what_is_copied_linked_and_left_out(tmp_path: Path) -> None:
+def test_files_are_copied_linked_or_left_out(tmp_path: Path) -> None:
     root, copy = project(tmp_path / "p"), tmp_path / "c"
     copy_project(root, copy, without=(root / "build",))
     found = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
@@ -60,7 +60,7 @@ def test_a_folder_for_temporary_files_in_the_project_is_not_copied_into_itself(
     assert not (root / "tmp/x/c/tmp/x").exists()
 
 
-def test_what_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+def test_an_unwritable_copy_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StageError, match="cannot copy the project: Not a directory: "):
         copy_project(project(tmp_path / "p"), tmp_path / "file/c", without=())

@@ -51,7 +51,7 @@ def test_a_group_is_up_to_date_by_earlier_checks_and_runs(tmp_path: Path) -> Non
     assert session.are_up_to_date(["export:net", "reference:net"])
 
 
-def test_a_problem_while_looking_is_left_to_the_run(tmp_path: Path) -> None:
+def test_a_problem_during_the_check_is_left_to_the_run(tmp_path: Path) -> None:
     session, executor = make_session(tmp_path)
 
     def broken(target: str) -> bool:
@@ -70,7 +70,8 @@ def test_the_exit_code_is_that_of_the_worst_failure(tmp_path: Path) -> None:
         ("verify:net:ort", CheckFailed("too far off"), 2),
         ("engine:net:ort", ZeroDivisionError(), 2),
     ):
-        executor.actions[target] = lambda error=error: (_ for _ in ()).throw(error)  # type: ignore[misc]
+        throw = (_ for _ in ()).throw
+        executor.actions[target] = lambda throw=throw, error=error: throw(error)  # type: ignore[misc]
         with pytest.raises(type(error)):
             session.build(target)
         assert session.exit_code == code
@@ -101,7 +102,7 @@ def test_raw_samples_are_not_read_into_this_process(tmp_path: Path) -> None:
     assert session.result("export:net") == {**figures, "samples_ms": []}
 
 
-def test_clean_removes_what_a_target_has_put_there_and_nothing_else(tmp_path: Path) -> None:
+def test_clean_removes_the_files_of_a_target_and_nothing_else(tmp_path: Path) -> None:
     session, executor = make_session(tmp_path)
     for target in ("verify:net:ort", "verify:net:rtx"):
         write_result(session, target, status="passed")
@@ -124,7 +125,7 @@ def test_clean_removes_folders_that_it_empties_but_not_the_build_folder(tmp_path
     assert not list(session.project.build.iterdir())
 
 
-def test_closing_waits_for_what_still_runs(tmp_path: Path) -> None:
+def test_closing_waits_for_running_targets(tmp_path: Path) -> None:
     import threading
 
     session, executor = make_session(tmp_path)

@@ -1,7 +1,8 @@
-"""What of a project becomes a task of doit, by what the command line names and what is fresh."""
+"""The targets that become tasks of doit."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from buildsys.plan.project_plan import model_of
 
 
 def make(tmp_path: Path, *fresh: str) -> tuple[Session, ScriptedExecutor]:
-    """Return a session of the models a and b with everything of ``fresh`` ones up to date and in place."""
+    """Return a session of the models a and b; all targets of ``fresh`` ones are up to date."""
     session, executor = make_session(tmp_path, "a", "b")
     for target, action in session.actions.items():
         if action.model in fresh:
@@ -49,7 +50,8 @@ def test_a_model_with_one_stale_target_is_selected_whole(tmp_path: Path) -> None
 
 def test_a_target_that_is_named_is_a_task_even_if_it_is_fresh(tmp_path: Path) -> None:
     session, executor = make(tmp_path, "a", "b")
-    executor.remembered_models = lambda models: {name: of(session, name) for name in models}  # type: ignore[method-assign]
+    remembered = lambda models: {name: of(session, name) for name in models}  # noqa: E731
+    executor.remembered_models = remembered  # type: ignore[method-assign]
     found = selected(session, "verify:a:ort", "export")
     assert found.groups == ["export"]
     assert found.targets == ["verify:a:ort"]
@@ -70,10 +72,15 @@ def test_a_group_comes_with_all_that_it_needs(tmp_path: Path) -> None:
     assert found.up_to_date == []
 
 
-def test_only_models_that_are_named_are_planned_and_looked_at(tmp_path: Path) -> None:
+def test_only_named_models_are_planned_and_checked(tmp_path: Path) -> None:
     session, _ = make_session(tmp_path, "a", "b")
     asked: list[str] = []
-    session.executor.remembered_models = lambda models: asked.extend(models) or {}  # type: ignore[method-assign,func-returns-value]
+
+    def remembered(models: Mapping[str, str]) -> dict[str, list[str]]:
+        asked.extend(models)
+        return {}
+
+    session.executor.remembered_models = remembered  # type: ignore[method-assign]
     selected(session, "build:b", "export:b")
     assert asked == ["b"]
     assert list(session.actions._planned) == ["b"]
@@ -90,12 +97,12 @@ def test_everything_is_a_task_where_doit_needs_it(tmp_path: Path) -> None:
     "name",
     ["build:c", "engine:*", "build/a/export/model.onnx", "lst", "export:", "build:", "", ":"],
 )
-def test_names_that_need_a_look_at_all_tasks_select_nothing(tmp_path: Path, name: str) -> None:
+def test_names_that_need_all_tasks_select_nothing(tmp_path: Path, name: str) -> None:
     session, _ = make(tmp_path)
     assert select(session, Requested(("build:a", name), every_task=False)) is None
 
 
-def test_a_problem_while_looking_leaves_everything_to_the_run(tmp_path: Path) -> None:
+def test_a_problem_during_the_check_leaves_everything_to_the_run(tmp_path: Path) -> None:
     session, executor = make(tmp_path, "a", "b")
 
     def broken(models: object) -> dict[str, list[str]]:
