@@ -82,8 +82,26 @@ class Ops(ProjectCommand):
         if options["json"]:
             _print_json(torch=torch, onnx=onnx, registered=registered)
         elif names or options["all"]:
-            torch_rows = [_torch_cells(name, row, registered) for name, row in torch.items()]
-            onnx_rows = [_onnx_cells(name, row, registered) for name, row in onnx.items()]
+            users = {name: ", ".join(found) for name, found in registered.items()}
+            torch_rows = [
+                (
+                    name,
+                    f"from opset {row['torchscript']}" if row["torchscript"] else _NO,
+                    _captured(row),
+                    users.get(name, ""),
+                )
+                for name, row in torch.items()
+            ]
+            onnx_rows = [
+                (
+                    name,
+                    _opsets(row),
+                    _runs(row["onnxruntime"]),
+                    _parsed(row["tensorrt_rtx"]),
+                    users.get(name, ""),
+                )
+                for name, row in onnx.items()
+            ]
             tables = [*_table(_TORCH_TITLES, torch_rows), "", *_table(_ONNX_TITLES, onnx_rows)]
             print_lines(tables if torch and onnx else filter(None, tables))
         else:
@@ -199,22 +217,12 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return format_table(titles, rows) if rows else []
 
 
-def _torch_cells(name: str, row: Row, registered: Mapping[str, list[str]]) -> tuple[str, ...]:
-    traced = f"from opset {row['torchscript']}" if row["torchscript"] else _NO
-    return name, traced, _captured(row), ", ".join(registered.get(name, ()))
-
-
 def _captured(row: Row) -> str:
     parts = "decomposed" if row["by_parts"] else ""
     if not row["dynamo"]:
         return parts or _NO
     writes = f" ({', '.join(row['writes'])})" if row["writes"] else ""
     return f"from opset {row['dynamo']}{writes}" + (f", else {parts}" if parts else "")
-
-
-def _onnx_cells(name: str, row: Row, registered: Mapping[str, list[str]]) -> tuple[str, ...]:
-    implemented = ", ".join(registered.get(name, ()))
-    return name, _opsets(row), _runs(row["onnxruntime"]), _parsed(row["tensorrt_rtx"]), implemented
 
 
 def _opsets(row: Row) -> str:

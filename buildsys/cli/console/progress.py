@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from buildsys.cli.console.target_line import TargetLine
 from buildsys.report.formatting import duration
@@ -25,26 +25,13 @@ _FIRST_BUILD = "never built"  # the executor's words; obvious in a first build
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
-class Display(Protocol):
-    """Display of targets, called from several threads, one at a time."""
-
-    def started(self, line: TargetLine) -> None:
-        """Show a running target."""
-
-    def waits(self, line: TargetLine, holder: str) -> None:
-        """Show a target waiting for another process, described by ``holder``."""
-
-    def ended(self, line: TargetLine) -> None:
-        """Show the end of a target."""
-
-    def close(self) -> None:
-        """Restore the terminal."""
-
-
 def open_display(
     out: TextIO, running: Callable[[], Iterable[TargetLine]], tally: Callable[[], str]
-) -> Display:
-    """Return a live display for a capable terminal, else plain lines."""
+) -> PlainDisplay | LiveDisplay:
+    """Return a live display for a capable terminal, else plain lines.
+
+    Its methods are called from several threads, one at a time.
+    """
     if out.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
         return LiveDisplay(out, running, tally)
     return PlainDisplay(out)

@@ -19,7 +19,7 @@ from buildsys.cli.session import Session
 from buildsys.errors import with_hint
 
 if TYPE_CHECKING:
-    from buildsys.cli.console.progress import Display
+    from buildsys.cli.console.progress import LiveDisplay, PlainDisplay
     from buildsys.cli.stale_outputs import StaleOutputs
 
 
@@ -40,7 +40,7 @@ class Reporter:
         self._out = outstream
         self._lock = threading.RLock()
         self._lines: dict[str, TargetLine] = {}
-        self._display: Display | None = None
+        self._display: PlainDisplay | LiveDisplay | None = None
         self._problems: list[str] = []
         self._is_rich_loading = False
         self._began = time.monotonic()
@@ -203,7 +203,7 @@ class Reporter:
             if target in self._lines:
                 self._open_display().waits(self._lines[target], holder)
 
-    def _open_display(self) -> Display:
+    def _open_display(self) -> PlainDisplay | LiveDisplay:
         if self._display is None:
             from buildsys.cli.console.progress import open_display
 
