@@ -24,6 +24,7 @@ class Run(DoitCommand, DoitRun):  # type: ignore[misc]
     """doit's run, with our exit codes and safe interruption."""
 
     name = "run"
+    doc_purpose = "build targets"
     # during a run; called once the project is loaded
     requested: ClassVar[Callable[[], Requested] | None] = None
 
