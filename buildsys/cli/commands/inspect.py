@@ -217,7 +217,8 @@ def _macs(macs: Document) -> Iterator[str]:
         for name, found in list(macs["operators"].items())[:_SHOWN_OPERATORS]
     )
     if shares:
-        yield f"{shares}; element-wise operators, norms and poolings are not counted"
+        yield shares
+        yield "element-wise operators, norms and poolings are not counted"
     elif macs["complete"]:
         yield "no convolution, matrix product or recurrent layer"
     if macs["unknown_shapes"]:

@@ -265,11 +265,11 @@ def _summary(known: Mapping[str, Any]) -> list[str]:
     )
     parsed = sum(bool(row["tensorrt_rtx"]) for row in own.values())
     return [
-        f"torch {versions['torch']}: {len(torch)} operators; TorchScript translates {traced}, "
-        f"dynamo {captured} directly and {parts} after decomposition",
-        f"onnx {versions['onnx']}: {len(own)} operators up to opset {newest}; ONNX Runtime "
-        f"{versions['onnxruntime']} runs {run} on a CPU, TensorRT-RTX {versions['tensorrt_rtx']} "
-        f"parses {parsed}",
+        f"torch {versions['torch']}: {len(torch)} operators",
+        f"  TorchScript translates {traced}, dynamo {captured} directly and {parts} decomposed",
+        f"onnx {versions['onnx']}: {len(own)} operators up to opset {newest}",
+        f"  ONNX Runtime {versions['onnxruntime']} runs {run} on a CPU, "
+        f"TensorRT-RTX {versions['tensorrt_rtx']} parses {parsed}",
         "`doit ops NAME ...` shows single operators (asinh, DeformConv, aten::roll),",
         "`doit ops --model MODEL` those of a graph, `doit ops --all` all; --json prints JSON",
     ]
