@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from project_folder import ProjectFolder, Ran, processes_of_session, wait_until
+from project_folder import ProjectFolder, Ran
 
 TARGETS = {
     "export:lin",
@@ -231,30 +229,3 @@ def test_the_folders_can_be_moved(built: ProjectFolder) -> None:
     (built.root / "configs").rename(built.root / "manifests")
     built.environment |= {"BUILDSYS_BUILD": "out", "BUILDSYS_CONFIGS": "manifests"}
     assert built.doit() == Ran(0, UP_TO_DATE, "")
-
-
-@pytest.mark.parametrize(
-    ("processes", "to_all"),
-    [((), True), (("-n", "2"), False)],
-    ids=["as-a-terminal-does", "to-doit-alone"],
-)
-def test_ctrl_c_ends_promptly_with_130_and_leaves_no_process(
-    project: ProjectFolder, processes: tuple[str, ...], to_all: bool
-) -> None:
-    project.environment["BUILDSYS_WORKER_IDLE"] = "0"
-    project.add_model("lin", "slow")
-    process = project.start(*processes, "export:lin")
-    log = project.root / "build/lin/export/export.log"
-    try:
-        wait_until(
-            lambda: log.exists() and "sleeping" in log.read_text(), 60, "the stage has begun"
-        )
-        (os.killpg if to_all else os.kill)(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)  # the stage sleeps ten times as long
-        assert process.returncode == 130
-        assert "Traceback" not in out + err
-        assert "interrupted" in out
-        wait_until(lambda: not processes_of_session(process.pid), 60, "all workers are gone")
-    finally:
-        for left in processes_of_session(process.pid):
-            os.kill(left, signal.SIGKILL)

@@ -417,14 +417,14 @@ def commit(root: Path, message: str) -> None:
 
 
 @pytest.fixture
-def versioned(project: ProjectFolder) -> ProjectFolder:
+def versioned(project: ProjectFolder, tmp_path: Path) -> ProjectFolder:
     """A project in git with the models ``lin`` and ``old``; nothing is built."""
     project.add_model("lin")
     project.add_model("old")
     git(project.root, "init", "-q")
     commit(project.root, "one")
     git(project.root, "tag", "v1")
-    temporary = project.root.parent / "tmp"
+    temporary = tmp_path / "tmp"
     temporary.mkdir()
     project.environment["TMPDIR"] = str(temporary)
     return project

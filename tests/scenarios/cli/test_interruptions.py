@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from project_folder import Ran, wait_until
+from project_folder import Ran, processes_of_session, wait_until
 from ready_project import ReadyProject, contents, processes_marked, targets, workers_in
 
 LONG = os.environ.get("BUILDSYS_LONG_TESTS", "0") not in ("", "0")
@@ -49,6 +49,23 @@ def test_a_signal_ends_a_run_and_the_next_goes_on(
     assert worker not in processes_marked(ready.mark)
     ready.let_go()
     check_goes_on(ready, Ran(code, out, err).passed)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "to_all"), [((), True), (("-n", "2"), False)], ids=["to-all", "to-doit-alone"]
+)
+def test_ctrl_c_leaves_no_process(
+    ready: ReadyProject, monkeypatch: pytest.MonkeyPatch, jobs: tuple[str, ...], to_all: bool
+) -> None:
+    monkeypatch.setitem(ready.environment, "BUILDSYS_WORKER_IDLE", "0")
+    ready.hold()
+    process = ready.start(*jobs, "reference:a")
+    wait_until(lambda: ready.is_held, 60, "reference:a is at work")
+    (os.killpg if to_all else os.kill)(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)  # the worker is held until the end of the test
+    assert process.returncode == 130, out + err
+    assert "Traceback" not in out + err
+    wait_until(lambda: not processes_of_session(process.pid), 60, "all workers are gone")
 
 
 def test_ctrl_c_while_the_dodo_file_is_loaded_ends_with_130(ready: ReadyProject) -> None:
