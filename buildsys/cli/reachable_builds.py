@@ -21,8 +21,7 @@ from buildsys.plan.action import Action
 from buildsys.plan.project_plan import ProjectPlan, model_of
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.ledger import ActionRecord
-from buildsys.store.state_db import StateDb
-from buildsys.store.text_cache import StateTextCache
+from buildsys.store.state_db import StateDb, StateTextCache
 
 _FROM_REPOSITORY = ("config", "source", "weights", "inputs", "outputs")  # kinds of key parts
 _INPUT = "input:"

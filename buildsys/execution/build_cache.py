@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from buildsys.errors import StageError
 from buildsys.execution.action_key import ActionKey
 from buildsys.plan.action import Action
-from buildsys.store.background import Background
 from buildsys.store.file_digests import THREADS_FROM_BYTES, run_all
 from buildsys.store.ledger import PASSED, UNAVAILABLE, ActionRecord, Ledger, OutputFile
 from buildsys.store.object_store import DamagedError, Store
+from buildsys.store.publish import Background
 
 if TYPE_CHECKING:
     from buildsys.store.shared_cache import SharedCache
@@ -59,7 +59,7 @@ class BuildCache:
         found = self._remote.read_action(action.target, key.digest)
         if found is None or not self._is_valid(found, action, key):
             return None
-        with self._tolerant(), self._store.lock_for_adding():
+        with self._tolerant(), self._store.lock(shared=True):
             if self._remote.fetch(found.files.values(), self._store):
                 self._store.write_action(found)
                 return found
@@ -91,7 +91,7 @@ class BuildCache:
         self._background.submit(partial(self._keep, record, share))
 
     def _keep(self, record: ActionRecord, share: bool) -> None:
-        with self._tolerant(), self._store.lock_for_adding():
+        with self._tolerant(), self._store.lock(shared=True):
             files = record.files.items()
             kept = [self._store.put(self._build / name, file) for name, file in files]
             if all(kept):  # otherwise overwritten meanwhile, as the next build will notice

@@ -22,8 +22,7 @@ def builder_versions(root: Path, state: Path) -> VersionOf:
     def version_of(toolchain: ToolchainRef | None) -> str:
         if toolchain is None:
             return tool_versions(("tensorrt",))["tensorrt"]
-        from buildsys.store.state_db import ReadOnlyStateDb
-        from buildsys.store.text_cache import StateTextCache
+        from buildsys.store.state_db import ReadOnlyStateDb, StateTextCache
 
         view = ReadOnlyStateDb(state / "state.db", lambda _: None)  # a run reports problems with it
         try:

@@ -21,14 +21,12 @@ from buildsys.execution.stale_reasons import ASKED_FOR, Reason, encode_reasons, 
 from buildsys.execution.up_to_date_models import PlannedModel, UpToDateModels
 from buildsys.plan.action import Action, FileRef
 from buildsys.store import ledger
-from buildsys.store.background import Background
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.ledger import ActionRecord, HistoryEntry, Ledger, OutputFile
 from buildsys.store.locks import LockHolder, Locks, machine_lock_folder
 from buildsys.store.object_store import Store
-from buildsys.store.publish import Publisher, publish_failure
-from buildsys.store.state_db import StateDb, warn_on_stderr
-from buildsys.store.text_cache import StateTextCache
+from buildsys.store.publish import Background, Publisher, publish_failure
+from buildsys.store.state_db import StateDb, StateTextCache, warn_on_stderr
 from buildsys.system.gpus.selection import gpu_uuids
 from buildsys.system.interpreters.toolchain import locate_toolchain
 from buildsys.workers.job import Job

@@ -19,8 +19,7 @@ from buildsys.store import ledger
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.ledger import HistoryEntry, Ledger, Outputs
 from buildsys.store.object_store import Store
-from buildsys.store.state_db import StateDb, warn_on_stderr
-from buildsys.store.text_cache import StateTextCache
+from buildsys.store.state_db import StateDb, StateTextCache, warn_on_stderr
 
 FRESH, STALE, MAY_RERUN = "fresh", "stale", "may rerun"
 _RECENT_RUNS = 20  # considered for the usual time and the last reasons

@@ -86,29 +86,32 @@ class DigestCache:
         self._db = db
         self._known: dict[str, _Row] = {}
         self._lookups = 0
-        self._all_loaded = False
         self._guard = threading.Lock()
 
     def digest(self, path: str) -> FileDigest | None:
         """Return the digest of a file, None if there is none."""
-        stamp = stamp_file(path)
-        if stamp is None:
-            return None
-        return self._cached(path, stamp, self._load_for(1)) or self._read([path])[0]
+        return self.digests([path])[path]
 
     def digests(self, paths: Iterable[str]) -> dict[str, FileDigest | None]:
         """Return the digests of many files, read in parallel."""
-        paths = list(paths)
-        known = self._load_for(len(paths))
-        found: dict[str, FileDigest | None] = {}
-        unread: list[str] = []
-        for path in paths:
-            stamp = stamp_file(path)
-            found[path] = None if stamp is None else self._cached(path, stamp, known)
-            if stamp is not None and found[path] is None:
-                unread.append(path)
+        stamps = {path: stamp_file(path) for path in paths}
+        with self._guard:
+            before, self._lookups = self._lookups, self._lookups + len(stamps)
+            if before <= _FEW_FILES < self._lookups:
+                for path, *row in self._db.read(_SELECT_ALL, (boot_id(),)):
+                    self._known.setdefault(path, tuple(row))
+        found = {path: stamp and self._cached(path, stamp) for path, stamp in stamps.items()}
+        unread = [path for path, stamp in stamps.items() if stamp and not found[path]]
         if unread:
-            found.update(zip(unread, self._read(unread), strict=True))
+            begun_ns = time.time_ns()
+            size = sum(stamp.size for stamp in map(stamp_file, unread) if stamp is not None)
+            jobs = [partial(hash_file, path) for path in unread]
+            read = dict(
+                zip(unread, run_all(jobs, in_threads=size >= THREADS_FROM_BYTES), strict=True)
+            )
+            # a file written just before it was read can be written again under the same times
+            self.add(item for item in read.items() if item[1].stamp.is_settled(begun_ns))
+            found.update(read)
         return found
 
     def add(self, files: Iterable[tuple[str, FileDigest]]) -> None:
@@ -129,20 +132,8 @@ class DigestCache:
         forget = "DELETE FROM file_digests WHERE path = ?"
         self._db.write([(forget, (path,)), ("DELETE FROM settled_models", ())])
 
-    def _load_for(self, count: int) -> dict[str, _Row]:
-        """Return the digests in memory; after many lookups, load all."""
-        if not self._all_loaded:
-            self._lookups += count
-            if self._lookups > _FEW_FILES:
-                with self._guard:
-                    if not self._all_loaded:
-                        for path, *row in self._db.read(_SELECT_ALL, (boot_id(),)):
-                            self._known.setdefault(path, tuple(row))
-                        self._all_loaded = True
-        return self._known
-
-    def _cached(self, path: str, stamp: Stamp, known: dict[str, _Row]) -> FileDigest | None:
-        row = known.get(path)
+    def _cached(self, path: str, stamp: Stamp) -> FileDigest | None:
+        row = self._known.get(path)
         if row is None or row[:4] != stamp:
             # another process may have added it since
             rows = self._db.read(_SELECT, (path, boot_id()))
@@ -150,16 +141,6 @@ class DigestCache:
                 return None
             row = self._known[path] = rows[0]
         return FileDigest(row[4], stamp)
-
-    def _read(self, paths: list[str]) -> list[FileDigest]:
-        begun_ns = time.time_ns()
-        sizes = [stamp.size for stamp in map(stamp_file, paths) if stamp is not None]
-        jobs = [partial(hash_file, path) for path in paths]
-        digests = run_all(jobs, in_threads=sum(sizes) >= THREADS_FROM_BYTES)
-        pairs = zip(paths, digests, strict=True)
-        # a file written just before it was read can be written again under the same times
-        self.add((path, found) for path, found in pairs if found.stamp.is_settled(begun_ns))
-        return digests
 
 
 @cache

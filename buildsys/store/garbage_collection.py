@@ -91,7 +91,7 @@ def collect(
     always stay.
     Raises: OSError: the store cannot be read or written.
     """
-    with store.lock_for_removal():
+    with store.lock(shared=False):
         stored = sorted(store.actions(), key=lambda action: action.used)  # least recent first
         sizes = _sizes(store)
         gone: list[StoredAction] = []

@@ -7,16 +7,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
-from buildsys.store.state_db import Row, StateDb, Statement
+from buildsys.store.state_db import StateDb, Statement
 
 PASSED, UNAVAILABLE, FAILED = "passed", "unavailable", "failed"
 RESTORED = "restored"  # in the history: the outputs came from the store
 KEEP_RECORDS = 20  # per target: enough to return to earlier states, few enough to stay fast
 KEEP_HISTORY = 100
 _SUMMARY_ITEMS = 16  # longer lists (raw samples) stay in the result file
+_to_json = partial(json.dumps, separators=(",", ":"))
 
 _RECORD = "target, key, parts, outputs, status, started, seconds, reason, hint, figures, log"
 _SELECT_RECORD = f"SELECT {_RECORD} FROM records WHERE target = ?"
@@ -160,8 +163,19 @@ class Ledger:
         return [HistoryEntry(*row) for row in self._db.read(_SELECT_HISTORY, (target, limit))]
 
     def _select(self, clause: str, *values: str) -> list[ActionRecord]:
-        rows = self._db.read(f"{_SELECT_RECORD} {clause}", values)
-        return [record for record in map(_record, rows) if record is not None]
+        """Return the readable records among the selected ones."""
+        records = []
+        for row in self._db.read(f"{_SELECT_RECORD} {clause}", values):
+            target, key, parts, outputs, status, started, seconds, reason, hint, figures, log = row
+            published = _outputs(outputs)
+            with suppress(TypeError, ValueError, RecursionError):
+                if published is not None:
+                    record = ActionRecord(
+                        target, key, json.loads(parts), published, status, started, seconds,
+                        reason, hint, json.loads(figures), log,
+                    )  # fmt: skip
+                    records.append(record)
+        return records
 
 
 def utc_now() -> str:
@@ -190,21 +204,6 @@ def _pruning(target: str) -> list[Statement]:
     return [(_PRUNE.format(table), (target, target, count)) for table, count in kept.items()]
 
 
-def _record(row: Row) -> ActionRecord | None:
-    """Return a row as a record, None if it is unreadable."""
-    target, key, parts, outputs, status, started, seconds, reason, hint, figures, log = row
-    published = _outputs(outputs)
-    if published is None:
-        return None
-    try:
-        return ActionRecord(
-            target, key, json.loads(parts), published, status, started, seconds, reason, hint,
-            json.loads(figures), log,
-        )  # fmt: skip
-    except (TypeError, ValueError, RecursionError):
-        return None
-
-
 def _outputs(text: str) -> dict[str, OutputFile | None] | None:
     """Return published outputs, None if unreadable or outside the build folder."""
     try:
@@ -220,7 +219,3 @@ def _outputs(text: str) -> dict[str, OutputFile | None] | None:
 def _is_inside(path: str) -> bool:
     """Return True for a path inside the build folder."""
     return not path.startswith("/") and ".." not in path.split("/") and "\0" not in path
-
-
-def _to_json(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"))

@@ -74,7 +74,7 @@ class Locks:
     @contextmanager
     def target(self, target: str, on_wait: OnWait) -> Iterator[bool]:
         """Hold a target exclusively; yield True after a wait."""
-        with self._exclusive(self._folder / _file_name(target), target, on_wait) as waited:
+        with self._hold(self._folder / _file_name(target), target, on_wait) as waited:
             yield waited
 
     @contextmanager
@@ -99,7 +99,7 @@ class Locks:
         with ExitStack() as stack:
             for name in sorted(set(names)):  # the same order everywhere, against deadlocks
                 path = folder / f"device-{_file_name(name)}"
-                stack.enter_context(self._exclusive(path, target, on_wait))
+                stack.enter_context(self._hold(path, target, on_wait))
             yield
 
     @contextmanager
@@ -110,26 +110,35 @@ class Locks:
         shut while waiting, so a stream of short stages does not starve a benchmark.
         """
         folder = self._machine or machine_lock_folder(self._folder)
-        path = folder / "machine.lock"
-        with self._exclusive(folder / "turnstile.lock", target, on_wait):
-            handle, _ = self._acquire(path, on_wait, shared=not exclusive)
-        try:
-            if exclusive:
-                _write_holder(handle, target)
+        with ExitStack() as stack:
+            with self._hold(folder / "turnstile.lock", target, on_wait):
+                lock = self._hold(folder / "machine.lock", target, on_wait, shared=not exclusive)
+                stack.enter_context(lock)
             yield
-        finally:
-            _release(handle)
 
     @contextmanager
-    def _exclusive(self, path: Path, target: str, on_wait: OnWait) -> Iterator[bool]:
-        handle, waited = self._acquire(path, on_wait)
+    def _hold(
+        self, path: Path, target: str, on_wait: OnWait, *, shared: bool = False
+    ) -> Iterator[bool]:
+        """Hold a lock file and yield True after a wait."""
+        handle, waited = self._acquire(path, on_wait, shared=shared)
         try:
-            _write_holder(handle, target)
+            with suppress(
+                OSError
+            ):  # only informs those waiting: a full disk must not fail the lock
+                if not shared:
+                    now = time.strftime("%H:%M:%S")
+                    holder = LockHolder(os.getpid(), socket.gethostname(), target, now)
+                    os.ftruncate(handle, 0)
+                    os.pwrite(handle, json.dumps(holder).encode(), 0)
             yield waited
         finally:
-            _release(handle)
+            try:
+                os.ftruncate(handle, 0)
+            finally:
+                os.close(handle)
 
-    def _acquire(self, path: Path, on_wait: OnWait, *, shared: bool = False) -> tuple[int, bool]:
+    def _acquire(self, path: Path, on_wait: OnWait, *, shared: bool) -> tuple[int, bool]:
         """Return the open, locked file, and True after a wait."""
         waited = False
         while True:
@@ -141,8 +150,9 @@ class Locks:
                 raise StageError(problem, "the folder must be writable") from error
             try:
                 waited = self._wait(handle, path, on_wait, shared=shared) or waited
-                if _is_at(handle, path):
-                    return handle, waited
+                with suppress(FileNotFoundError):
+                    if path.stat().st_ino == os.fstat(handle).st_ino:
+                        return handle, waited
             except BaseException:
                 os.close(handle)
                 raise
@@ -159,39 +169,14 @@ class Locks:
                 problem = f"cannot lock {path}: {error.strerror}"
                 raise StageError(problem, "its file system must support flock") from error
             if not reported and time.monotonic() - begun > _REPORT_AFTER_S:
-                on_wait(_read_holder(handle))
+                holder = None
+                with suppress(TypeError, ValueError):  # being written, or shared by several
+                    holder = LockHolder(*json.loads(os.pread(handle, 4096, 0)))
+                on_wait(holder)
                 reported = True
             if self._stopped.wait(_POLL_S[min(polls, len(_POLL_S) - 1)]):
                 raise InterruptedWaitError("interrupted while waiting for another process")
             polls += 1
-
-
-def _is_at(handle: int, path: Path) -> bool:
-    try:
-        return path.stat().st_ino == os.fstat(handle).st_ino
-    except FileNotFoundError:
-        return False
-
-
-def _write_holder(handle: int, target: str) -> None:
-    holder = LockHolder(os.getpid(), socket.gethostname(), target, time.strftime("%H:%M:%S"))
-    with suppress(OSError):  # only informs those waiting: a full disk must not fail the lock
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps(holder).encode(), 0)
-
-
-def _read_holder(handle: int) -> LockHolder | None:
-    try:
-        return LockHolder(*json.loads(os.pread(handle, 4096, 0)))
-    except (TypeError, ValueError):
-        return None  # being written, or shared by several
-
-
-def _release(handle: int) -> None:
-    try:
-        os.ftruncate(handle, 0)
-    finally:
-        os.close(handle)
 
 
 def _file_name(target: str) -> str:

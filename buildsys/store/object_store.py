@@ -17,7 +17,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -181,19 +181,10 @@ class Store:
             folder.mkdir(exist_ok=True)
             path.replace(folder / f"{path.name}.{time.strftime('%Y%m%dT%H%M%S')}")
 
-    @contextmanager
-    def lock_for_adding(self) -> Iterator[None]:
-        """Hold the store with other writers; nothing is removed meanwhile. Raises: OSError."""
+    def lock(self, *, shared: bool) -> AbstractContextManager[None]:
+        """Hold the store, ``shared`` to add and alone to remove. Raises: OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with locked(self.folder / "lock", shared=True):
-            yield
-
-    @contextmanager
-    def lock_for_removal(self) -> Iterator[None]:
-        """Hold the store while nobody adds to it. Raises: OSError."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with locked(self.folder / "lock"):
-            yield
+        return locked(self.folder / "lock", shared=shared)
 
     def remove_abandoned(self) -> None:
         """Delete the temporary files of dead processes. Raises: OSError."""

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from buildsys.errors import StageError
-from buildsys.store.background import Background
 from buildsys.store.file_digests import (
     THREADS_FROM_BYTES,
     DigestCache,
@@ -31,6 +31,9 @@ from buildsys.store.state_db import warn_on_stderr
 from buildsys.system.file_locks import open_lock, try_lock
 from buildsys.system.files import SETTLE_NS, fsync
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
 TEMPORARY = ".tmp"
 _TREE = "tree"
 _LOCK = "lock"
@@ -38,6 +41,34 @@ _REPLACED = "replaced-"
 _LARGE_BYTES = 1 << 20
 _LOW_DISK_BYTES = 1 << 20
 _ABANDONED_S = 3600.0  # a folder without a lock file belongs to a process that died creating it
+
+
+class Background:
+    """A thread for flushing and storing outputs, started by the first work."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._executor: ThreadPoolExecutor | None = None
+        self._submitted: list[Future[None]] = []
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Run a piece of work after those submitted before."""
+        from concurrent.futures import ThreadPoolExecutor  # 10 ms, too much for a run without work
+
+        with self._guard:
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(1, "background")
+            self._submitted.append(self._executor.submit(work))
+
+    def close(self) -> None:
+        """Wait until all work is done. Raises: what the first failed piece of work raised."""
+        with self._guard:
+            executor, submitted = self._executor, self._submitted
+            self._executor, self._submitted = None, []
+        if executor is not None:
+            executor.shutdown()
+        for piece in submitted:
+            piece.result()
 
 
 class Publisher:
@@ -58,8 +89,18 @@ class Publisher:
     @contextmanager
     def staging(self, target: str) -> Iterator[Path]:
         """Yield a temporary folder on the build folder's file system."""
+        name = target.replace(":", "@").replace("/", "%")
         with _disk_errors(f"make a temporary folder in {self._build}"):
-            folder, lock = self._make_folder(target)
+            while True:
+                folder = self._build / TEMPORARY / f"{name}-{os.urandom(6).hex()}"
+                (folder / _TREE).mkdir(parents=True)
+                try:
+                    lock = open_lock(folder / _LOCK, 0o644)
+                except FileNotFoundError:
+                    continue  # removed as abandoned at this very moment
+                if try_lock(lock) and (folder / _LOCK).exists():
+                    break
+                os.close(lock)
         try:
             yield folder / _TREE
         finally:
@@ -103,9 +144,18 @@ class Publisher:
                         aside = tree.parent / f"{_REPLACED}{os.urandom(6).hex()}"
                         os.link(path, aside, follow_symlinks=False)
                 (tree / name).replace(path)
-        self._remember(outputs)
+        # Nobody can write the files while they are in our temporary folder. A later write shows in
+        # the modification time, if that is older than a step of the clock.
+        published = {str(self._build / name): found for name, found in outputs.items()}
+        cached = []
+        for name, (digest, before) in published.items():
+            now = stamp_file(name)
+            unchanged = now is not None and now._replace(ctime_ns=before.ctime_ns) == before
+            if now is not None and unchanged and now.ctime_ns - now.mtime_ns > SETTLE_NS:
+                cached.append((name, FileDigest(digest, now)))
+        self._digests.add(cached)
         if not restored:
-            self._background.submit(partial(self._flush, [str(self._build / n) for n in outputs]))
+            self._background.submit(partial(self._flush, published))
 
     def low_disk_note(self) -> str:
         """Return a sentence if the disk is almost full, else ""."""
@@ -140,35 +190,6 @@ class Publisher:
                 _discard(folder, lock)
             else:
                 os.close(lock)
-
-    def _make_folder(self, target: str) -> tuple[Path, int]:
-        """Return a new folder and its lock, held while this process lives."""
-        while True:
-            name = f"{target.replace(':', '@').replace('/', '%')}-{os.urandom(6).hex()}"
-            folder = self._build / TEMPORARY / name
-            (folder / _TREE).mkdir(parents=True)
-            try:
-                lock = open_lock(folder / _LOCK, 0o644)
-            except FileNotFoundError:
-                continue  # removed as abandoned at this very moment
-            if try_lock(lock) and (folder / _LOCK).exists():
-                return folder, lock
-            os.close(lock)
-
-    def _remember(self, outputs: Mapping[str, FileDigest]) -> None:
-        """Cache the digests under the stamps after the renames.
-
-        Nobody can write the files while they are in our temporary folder. A later write shows in
-        the modification time, if that is older than a step of the clock.
-        """
-        cached = []
-        for name, (digest, before) in outputs.items():
-            path = str(self._build / name)
-            now = stamp_file(path)
-            unchanged = now is not None and now._replace(ctime_ns=before.ctime_ns) == before
-            if now is not None and unchanged and now.ctime_ns - now.mtime_ns > SETTLE_NS:
-                cached.append((path, FileDigest(digest, now)))
-        self._digests.add(cached)
 
     def _flush(self, paths: Iterable[str]) -> None:
         """Write published files to disk; drop the digests of failures."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict
-from typing import Any
 
 from buildsys.store.ledger import ActionRecord, OutputFile
 
@@ -40,11 +39,11 @@ def decode_record(content: bytes, target: str, key: str) -> ActionRecord:
         if stored.pop("schema") > SCHEMA:
             raise RecordError("was written by a newer buildsys", newer=True)
         outputs = {
-            _checked_name(path): None if file is None else _output(file)
+            path: None if file is None else OutputFile(*file)
             for path, file in stored.pop("outputs").items()
         }
         record = ActionRecord(outputs=outputs, **stored)
-        _check_types(record)
+        _check_values(record)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise RecordError(f"is not an action record: {type(error).__name__}: {error}") from error
     if record.key != key or target not in ("", record.target):
@@ -52,28 +51,21 @@ def decode_record(content: bytes, target: str, key: str) -> ActionRecord:
     return record
 
 
-def _checked_name(path: str) -> str:
-    # os.fsencode raises a ValueError for what no file system can hold
-    if "\0" in path or any(len(os.fsencode(part)) > 255 for part in path.split("/")):
-        raise ValueError(f"{path!a} cannot be the name of an output")
-    return path
-
-
-def _check_types(record: ActionRecord) -> None:
+def _check_values(record: ActionRecord) -> None:
+    for path in record.outputs:
+        # os.fsencode raises a ValueError for what no file system can hold
+        if "\0" in path or any(len(os.fsencode(part)) > 255 for part in path.split("/")):
+            raise ValueError(f"{path!a} cannot be the name of an output")
+    for digest, size in record.files.values():
+        is_digest = isinstance(digest, str) and len(digest) == 64 and digest.isalnum()
+        if not (is_digest and isinstance(size, int)):
+            raise ValueError(f"{digest!r} is not a digest")
     texts = (record.target, record.key, record.status, record.started, record.reason, record.hint)
     parts = (*record.parts.keys(), *record.parts.values())
     if not all(isinstance(text, str) for text in (*texts, record.log, *parts)):
         raise ValueError("a text is expected")
     if not (isinstance(record.seconds, (int, float)) and isinstance(record.figures, dict)):
         raise ValueError("seconds or figures are invalid")
-
-
-def _output(file: Any) -> OutputFile:
-    digest, size = file
-    is_digest = isinstance(digest, str) and len(digest) == 64 and digest.isalnum()
-    if not (is_digest and isinstance(size, int)):
-        raise ValueError(f"{digest!r} is not a digest")
-    return OutputFile(digest, size)
 
 
 def _checksum(body: bytes) -> bytes:

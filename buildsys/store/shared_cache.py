@@ -40,6 +40,9 @@ class SharedCache:
 
     def __init__(self, settings: SharedCacheSettings, notify: Callable[[str], None]) -> None:
         self.settings = settings
+        password = urlsplit(settings.url).password
+        hidden = settings.url.replace(f":{password}@", ":***@") if password else settings.url
+        self._name = f"the shared cache {hidden}"
         self._notify = notify
         self._guard = threading.Lock()
         # a connection serves one thread at a time: SFTP mixes up the answers to two
@@ -55,7 +58,7 @@ class SharedCache:
     def read_action(self, target: str, key: str) -> ActionRecord | None:
         """Return the record of a key, None if none is usable."""
         path = _action(key)
-        content = self._within(lambda place: place.read(path), f"look up {target}")
+        content = self._within(lambda place, _: place.read(path), f"look up {target}")
         if content is None:
             return None
         try:
@@ -70,9 +73,8 @@ class SharedCache:
         Raises: OSError: the store cannot be written.
         """
         missing = [file for file in files if not store.holds(file)]
-        timed_out = threading.Event()
 
-        def fetch_all(place: _Connection) -> bool | OSError:
+        def fetch_all(place: _Connection, timed_out: threading.Event) -> bool | OSError:
             for file in missing:
                 with place.open(_object(file), "rb") as reader:
                     try:
@@ -85,7 +87,7 @@ class SharedCache:
                     return False
             return True
 
-        result = self._within(fetch_all, "fetch outputs", timed_out)
+        result = self._within(fetch_all, "fetch outputs")
         if isinstance(result, OSError):
             raise result
         return result is True
@@ -94,65 +96,53 @@ class SharedCache:
         """Add a record, after its missing objects."""
         if not self.writable:
             return
-        timed_out = threading.Event()
 
-        def push_all(place: _Connection) -> None:
+        def push_all(place: _Connection, timed_out: threading.Event) -> None:
             for file in record.files.values():
                 if file.digest in self._damaged or place.size(_object(file)) != file.size:
                     with store.object_path(file.digest).open("rb") as reader:
                         place.write(_object(file), _chunks(reader, timed_out))
             place.write(_action(record.key), iter([encode_record(record)]))
 
-        self._within(push_all, f"share {record.target}", timed_out)
+        self._within(push_all, f"share {record.target}")
 
-    @property
-    def _shown_url(self) -> str:
-        parts = urlsplit(self.settings.url)
-        secret = f":{parts.password}@"
-        return self.settings.url.replace(secret, ":***@") if parts.password else self.settings.url
+    def _within(self, work: Callable[[_Connection, threading.Event], T], attempt: str) -> T | None:
+        """Return the result of ``work``; turn off after an error or time-out.
 
-    def _within(
-        self,
-        work: Callable[[_Connection], T],
-        attempt: str,
-        timed_out: threading.Event | None = None,
-    ) -> T | None:
-        """Return the result of ``work``; turn off after an error or time-out."""
+        The event is set after a time-out, to end ``work``.
+        """
         if self._off:
             return None
         results: list[T] = []
         problems: list[str] = []
+        timed_out = threading.Event()
 
         def run() -> None:
             try:
                 place = self._connect()
                 with suppress(FileNotFoundError):  # a cache miss
-                    results.append(work(place))
+                    results.append(work(place, timed_out))
                 self._idle.append(place)
             except Exception as error:  # each protocol has its own
-                problems.append(" ".join(f"{type(error).__name__}: {error}".split()))
+                found = " ".join(f"{type(error).__name__}: {error}".split())
+                problems.append(f"could not {attempt}: {found}")
 
         thread = threading.Thread(target=run, daemon=True, name="shared cache")
         thread.start()
         thread.join(self.settings.timeout_s)
-        if thread.is_alive():
-            if timed_out is not None:
-                timed_out.set()
-            self._turn_off(f"did not {attempt} within {self.settings.timeout_s:g} s")
-            return None
+        late = thread.is_alive()
+        if late:
+            timed_out.set()
+            problems.insert(0, f"did not {attempt} within {self.settings.timeout_s:g} s")
         if problems:
-            self._turn_off(f"could not {attempt}: {problems[0]}")
-        return results[0] if results else None
+            with self._guard:
+                first, self._off = not self._off, True
+            if first:
+                self._notify(f"{self._name} {problems[0]}; this run goes on without it")
+        return results[0] if results and not late else None
 
     def _notify_ignored(self, path: str, problem: str) -> None:
-        self._notify(f"the shared cache {self._shown_url} holds {path}, which {problem}; ignored")
-
-    def _turn_off(self, problem: str) -> None:
-        with self._guard:
-            first, self._off = not self._off, True
-        if first:
-            problem = f"the shared cache {self._shown_url} {problem}"
-            self._notify(f"{problem}; this run goes on without it")
+        self._notify(f"{self._name} holds {path}, which {problem}; ignored")
 
     def _connect(self) -> _Connection:
         with self._guard:

@@ -192,6 +192,29 @@ class StateDb:
         )
 
 
+class StateTextCache:
+    """A ``TextCache`` in the state database."""
+
+    def __init__(self, db: StateDb) -> None:
+        self._db = db
+        self._known: dict[str, str] = {}
+
+    def get(self, name: str, /) -> str | None:
+        """Return the text stored under ``name``, or None."""
+        if name not in self._known:
+            # the table is named after its first use: the imports of a source file
+            rows = self._db.read("SELECT imports FROM source_imports WHERE digest = ?", (name,))
+            if not rows:
+                return None
+            self._known[name] = rows[0][0]
+        return self._known[name]
+
+    def set(self, name: str, text: str, /) -> None:
+        """Store ``text`` under ``name``."""
+        self._known[name] = text
+        self._db.write([("INSERT OR REPLACE INTO source_imports VALUES (?, ?)", (name, text))])
+
+
 class ReadOnlyStateDb(StateDb):
     """The state database for read-only commands: never written, moved or created.
 
@@ -202,17 +225,19 @@ class ReadOnlyStateDb(StateDb):
         """Return all rows of a query; none, with one warning, if damaged."""
         with self._guard:
             try:
-                if self._read_only is None:
-                    self._read_only = self._open_existing() if self.path.exists() else _empty()
-                return self._read_only.execute(query, values).fetchall()
+                if self._read_only is None and self.path.exists():
+                    self._read_only = self._open_existing()
+                if self._read_only is not None:
+                    return self._read_only.execute(query, values).fetchall()
             except (sqlite3.DatabaseError, OSError) as error:
                 self.close()
                 self._notify(
                     f"the build state {self.path} cannot be read ({error}): "
                     "nothing is known of earlier builds"
                 )
-                self._read_only = _empty()
-                return self._read_only.execute(query, values).fetchall()
+            self._read_only = _connect(":memory:")
+            self._read_only.executescript(TABLES).close()
+            return self._read_only.execute(query, values).fetchall()
 
     def write(self, statements: Iterable[Statement]) -> None:
         """Drop the statements."""
@@ -243,12 +268,6 @@ def _open_read_only(path: Path, mode: str) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
-
-
-def _empty() -> sqlite3.Connection:
-    connection = _connect(":memory:")
-    with contextlib.closing(connection.executescript(TABLES)):
-        return connection
 
 
 def _has_tables(connection: sqlite3.Connection) -> bool:

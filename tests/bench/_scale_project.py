@@ -22,8 +22,7 @@ from buildsys.manifest.project import load_project
 from buildsys.plan.action import Action
 from buildsys.store.file_digests import DigestCache, hash_file
 from buildsys.store.ledger import ActionRecord, Ledger, OutputFile
-from buildsys.store.state_db import StateDb
-from buildsys.store.text_cache import StateTextCache
+from buildsys.store.state_db import StateDb, StateTextCache
 
 FAMILY_SIZE = 50  # models that share a source file
 FIRST = "m00000"

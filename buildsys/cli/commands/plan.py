@@ -29,8 +29,7 @@ from buildsys.execution.stale_reasons import (
 )
 from buildsys.report.formatting import duration
 from buildsys.store.file_digests import DigestCache, FileDigest
-from buildsys.store.state_db import ReadOnlyStateDb
-from buildsys.store.text_cache import StateTextCache
+from buildsys.store.state_db import ReadOnlyStateDb, StateTextCache
 
 SCHEMA, SINCE_SCHEMA = "buildsys/plan/1", "buildsys/plan-since/1"
 ADDED, CHANGED, REMOVED, DOWNSTREAM = "added", "changed", "removed", "downstream"

@@ -80,7 +80,7 @@ class SharedTimingCache:
         """
         if not private.is_file() or private.stat().st_size == 0:
             return {}
-        built, refused = TimingCacheData.of(private.read_bytes()), _refusal(messages)
+        built, refused = TimingCacheData(private.read_bytes()), _refusal(messages)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with locked(self.path.with_suffix(".lock"), timeout_s=_LOCK_TIMEOUT_S):
@@ -117,7 +117,7 @@ class SharedTimingCache:
             merged = Path(folder, "merged")
             try:
                 self.warnings += self.merge(files, merged) or ()
-                return TimingCacheData.of(merged.read_bytes())
+                return TimingCacheData(merged.read_bytes())
             except (StageError, FileNotFoundError) as error:
                 self._set_aside(f"cannot be merged ({error})")
                 return built
@@ -189,7 +189,7 @@ def pinned_figures(
     misses = [m for m in messages if "timing cache" in m.lower() and _MISS.search(m)]
     built = original
     if private.is_file() and private.stat().st_size:
-        built = TimingCacheData.of(private.read_bytes())
+        built = TimingCacheData(private.read_bytes())
     added = len(built.data) - len(original.data)
     figures: dict[str, Any] = {
         "digest": original.sha256,

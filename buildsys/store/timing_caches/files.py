@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from buildsys.system.files import replace_file
@@ -33,12 +34,11 @@ class TimingCacheData:
     """TensorRT's bytes and their digest."""
 
     data: bytes
-    sha256: str
 
-    @classmethod
-    def of(cls, data: bytes) -> TimingCacheData:
-        """Return bytes with their digest."""
-        return cls(data, hashlib.sha256(data).hexdigest())
+    @cached_property
+    def sha256(self) -> str:
+        """The digest of the bytes."""
+        return hashlib.sha256(self.data).hexdigest()
 
 
 def read_shared(path: Path, conditions: Conditions | None = None) -> TimingCacheData | None:
@@ -57,7 +57,7 @@ def read_shared(path: Path, conditions: Conditions | None = None) -> TimingCache
         header = None
     if not isinstance(header, dict) or header.get("schema") != SCHEMA:
         raise BrokenCacheError("it has no timing cache header")
-    content = TimingCacheData.of(stored[len(line) + 1 :])
+    content = TimingCacheData(stored[len(line) + 1 :])
     if len(content.data) != header.get("bytes"):
         size = header.get("bytes")
         raise BrokenCacheError(f"it is truncated: {len(content.data)} of {size} bytes")
@@ -88,7 +88,7 @@ def read_by_digest(folder: Path, sha256: str) -> TimingCacheData | None:
     """
     path = folder / BY_DIGEST / sha256
     try:
-        content = TimingCacheData.of(path.read_bytes())
+        content = TimingCacheData(path.read_bytes())
     except FileNotFoundError:
         return None
     if content.sha256 != sha256:
@@ -124,14 +124,12 @@ def broken_files(folder: Path) -> list[Path]:
 
 def damaged(folder: Path) -> Iterator[tuple[Path, str]]:
     """Yield every damaged file of a folder and its problem."""
-    for path in shared_files(folder):
+    for path in [*shared_files(folder), *files_by_digest(folder)]:
         try:
-            read_shared(path)
-        except BrokenCacheError as error:
-            yield path, str(error)
-    for path in files_by_digest(folder):
-        try:
-            read_by_digest(folder, path.name)
+            if path.parent.name == BY_DIGEST:
+                read_by_digest(folder, path.name)
+            else:
+                read_shared(path)
         except BrokenCacheError as error:
             yield path, str(error)
 

@@ -204,7 +204,7 @@ def test_a_broken_timing_cache_costs_a_warning(project: ProjectFolder, damage: s
     else:
         write_shared(
             path,
-            TimingCacheData.of(os.urandom(5000)),
+            TimingCacheData(os.urandom(5000)),
             json.loads(stored.partition(b"\n")[0])["made_for"],
         )
     project.doit("forget", "engine:m:trt")

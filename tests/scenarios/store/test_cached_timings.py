@@ -42,9 +42,9 @@ def digest(data: bytes) -> str:
 
 def fill(folder: Path) -> None:
     """Fill a folder: one shared cache, three by digest, one set aside."""
-    write_shared(folder / "some.timing_cache", TimingCacheData.of(b"a" * 1000), CONDITIONS)
+    write_shared(folder / "some.timing_cache", TimingCacheData(b"a" * 1000), CONDITIONS)
     for data in (b"pinned", b"loose", b"another"):
-        store_by_digest(folder, TimingCacheData.of(data))
+        store_by_digest(folder, TimingCacheData(data))
     (folder / "other.timing_cache.broken-20260101T000000").write_bytes(b"x")
 
 

@@ -13,8 +13,7 @@ from buildsys.execution.key_builder import KeyBuilder
 from buildsys.execution.up_to_date_models import action_in, environment_of
 from buildsys.plan.action import Action, ToolchainRef
 from buildsys.store.file_digests import DigestCache
-from buildsys.store.state_db import StateDb
-from buildsys.store.text_cache import StateTextCache
+from buildsys.store.state_db import StateDb, StateTextCache
 from buildsys.system import versions
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.store.background import Background
+from buildsys.store.publish import Background
 from buildsys.store.state_db import StateDb
 
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from buildsys.store.background import Background
+from buildsys.store.publish import Background
 
 
 def test_work_runs_in_order_in_one_other_thread() -> None:

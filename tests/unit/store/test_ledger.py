@@ -11,8 +11,7 @@ from buildsys.store.ledger import (
     Ledger,
     OutputFile,
 )
-from buildsys.store.state_db import StateDb
-from buildsys.store.text_cache import StateTextCache
+from buildsys.store.state_db import StateDb, StateTextCache
 
 RECORD = ActionRecord(
     target="export:m",

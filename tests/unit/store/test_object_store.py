@@ -348,7 +348,7 @@ def test_nothing_is_collected_during_an_addition(store: Store, tmp_path: Path) -
         collect(store, unused_for_s=None, max_bytes=None, reached=lambda found: True, dry_run=False)
         order.append("collected")
 
-    with store.lock_for_adding():
+    with store.lock(shared=True):
         thread = threading.Thread(target=gather)
         thread.start()
         file = kept(store, tmp_path, b"new")

@@ -13,9 +13,8 @@ from blake3 import blake3
 import buildsys.store.file_digests as digest_module
 import buildsys.store.publish as publish_module
 from buildsys.errors import StageError
-from buildsys.store.background import Background
 from buildsys.store.file_digests import DigestCache
-from buildsys.store.publish import Publisher
+from buildsys.store.publish import Background, Publisher
 from buildsys.store.state_db import StateDb
 
 RESULT = "m/export/export.json"

@@ -98,7 +98,7 @@ def test_a_build_reuses_earlier_timings(folder: Path, tmp_path: Path) -> None:
     second = build(shared, tmp_path / "2", b"gemm 2 us\n")
     assert second["lent"] == first["digest"]
     assert second["added_bytes"] == 10
-    assert shared.checkout(tmp_path / "look") == TimingCacheData.of(b"conv 1 us\ngemm 2 us\n")
+    assert shared.checkout(tmp_path / "look") == TimingCacheData(b"conv 1 us\ngemm 2 us\n")
     assert shared.warnings == []
     assert [path.name for path in files_by_digest(folder)] == sorted(
         [str(first["digest"]), str(second["digest"])]
@@ -171,7 +171,7 @@ def test_a_broken_or_foreign_file_is_set_aside_with_a_warning(
         r"renamed to .*\.timing_cache\.broken-\d+T\d+, and a new one is started", warning
     )
     assert len(broken_files(folder)) == 1
-    assert shared.checkout(tmp_path / "look") == TimingCacheData.of(b"gemm 2 us\n")
+    assert shared.checkout(tmp_path / "look") == TimingCacheData(b"gemm 2 us\n")
 
 
 def test_an_unmergeable_cache_is_set_aside(folder: Path, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_an_unmergeable_cache_is_set_aside(folder: Path, tmp_path: Path) -> None
     assert shared.merge_back(private, original)["bytes"] == 10
     (warning,) = shared.warnings
     assert "cannot be merged (TensorRT cannot combine them); it was renamed" in warning
-    assert shared.checkout(tmp_path / "look") == TimingCacheData.of(b"gemm 2 us\n")
+    assert shared.checkout(tmp_path / "look") == TimingCacheData(b"gemm 2 us\n")
 
 
 def test_an_empty_cache_is_not_recorded(folder: Path, tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_pinned_cache_is_replayed_exactly(folder: Path, tmp_path: Path) -> Non
 def test_misses_of_a_pinned_cache_warn_with_the_complete_cache(
     folder: Path, tmp_path: Path
 ) -> None:
-    store_by_digest(folder, TimingCacheData.of(b"conv 1 us\n"))
+    store_by_digest(folder, TimingCacheData(b"conv 1 us\n"))
     private = tmp_path / "private"
     original = checkout_pinned(folder, sha256(b"conv 1 us\n").hexdigest(), private, "the engine e")
     private.write_bytes(b"conv 1 us\ngemm 2 us\n")
@@ -266,7 +266,7 @@ def test_misses_of_a_pinned_cache_warn_with_the_complete_cache(
 def test_a_pinned_cache_that_the_builder_refuses_fails_the_build(
     folder: Path, tmp_path: Path
 ) -> None:
-    store_by_digest(folder, TimingCacheData.of(b"conv 1 us\n"))
+    store_by_digest(folder, TimingCacheData(b"conv 1 us\n"))
     private = tmp_path / "timing_cache"
     original = checkout_pinned(folder, sha256(b"conv 1 us\n").hexdigest(), private, "the engine e")
     for why in (
@@ -292,7 +292,7 @@ def test_a_cache_restarted_by_the_builder_does_not_count_as_reused(
     private.write_bytes(b"gemm\n")
     figures = shared.merge_back(private, original)
     assert (figures["added_bytes"], "lent" in figures) == (5, False)
-    assert shared.checkout(private) == TimingCacheData.of(b"gemm\n")
+    assert shared.checkout(private) == TimingCacheData(b"gemm\n")
 
 
 def test_a_shared_cache_that_the_builder_refuses_is_set_aside(folder: Path, tmp_path: Path) -> None:
@@ -308,13 +308,11 @@ def test_a_shared_cache_that_the_builder_refuses_is_set_aside(folder: Path, tmp_
     (warning,) = shared.warnings
     assert "was refused by the builder; it was renamed to " in warning
     assert len(broken_files(folder)) == 1
-    assert shared.checkout(private) == TimingCacheData.of(b"timings of all layers\n")
+    assert shared.checkout(private) == TimingCacheData(b"timings of all layers\n")
 
 
 def test_a_pin_is_also_found_in_a_shared_cache(folder: Path, tmp_path: Path) -> None:
-    write_shared(
-        folder / "from-a-colleague.timing_cache", TimingCacheData.of(b"timings"), CONDITIONS
-    )
+    write_shared(folder / "from-a-colleague.timing_cache", TimingCacheData(b"timings"), CONDITIONS)
     assert (
         checkout_pinned(
             folder, sha256(b"timings").hexdigest(), tmp_path / "private", "the engine e"
