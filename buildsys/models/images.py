@@ -10,7 +10,7 @@ import numpy as np
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of
-from buildsys.system.image_files import SUFFIXES, image_files
+from buildsys.system.files import IMAGE_SUFFIXES, image_files
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,7 +30,7 @@ def find_images(data: Data, name: str, count: int, project: Path) -> list[Path]:
     if not found:
         raise StageError(
             f"{data['images']} has no images for the input {name}",
-            f"image files end in {' '.join(SUFFIXES)}",
+            f"image files end in {' '.join(IMAGE_SUFFIXES)}",
         )
     if len(found) < count:
         raise StageError(

@@ -1,15 +1,20 @@
-"""The C and C++ compilers: their commands and versions."""
+"""C and C++: compilers with their versions, languages of sources, included files."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 ABSENT = "absent"
+C_SUFFIXES = (".c", ".cc", ".cpp", ".cxx", ".h", ".hh", ".hpp", ".hxx", ".inc", ".inl", ".def")
+_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 _TIMEOUT_S = 20
 
 
@@ -64,3 +69,32 @@ def compiler_identity(language: str) -> str:
     machine = output("-dumpmachine").strip() or "this machine"
     arguments = f" {shlex.join(command[1:])}" if command[1:] else ""
     return f"{version[0]} for {machine}{arguments}"
+
+
+def language_of(source: str) -> str:
+    """Return the compiler for a source: ``cc`` or ``c++``."""
+    return "cc" if source.endswith(".c") else "c++"
+
+
+def linker_of(sources: Iterable[str]) -> str:
+    """Return the compiler to link the objects of ``sources``."""
+    return "c++" if "c++" in map(language_of, sources) else "cc"
+
+
+def find_includes(code: bytes) -> list[str]:
+    """Return the paths in ``#include "…"``, relative to the file's folder."""
+    joined = code.replace(b"\\\r\n", b"").replace(b"\\\n", b"")
+    return sorted({os.fsdecode(name) for name in _INCLUDE.findall(joined)})
+
+
+def included_files(source: Path) -> set[Path]:
+    """Return a source and its direct and indirect relative includes."""
+    found: set[Path] = set()
+    waiting = [Path(os.path.normpath(source))]
+    while waiting:
+        file = waiting.pop()
+        if file not in found and file.is_file():
+            found.add(file)
+            named = find_includes(file.read_bytes()) if file.suffix in C_SUFFIXES else []
+            waiting += [Path(os.path.normpath(file.parent / name)) for name in named]
+    return found

@@ -7,6 +7,7 @@ import platform
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -116,16 +117,11 @@ class OtherLoad:
 
     def _own_ticks(self) -> float:
         own = time.process_time() * os.sysconf("SC_CLK_TCK")
-        return own + sum(map(_process_ticks, self._ours))
-
-
-def _process_ticks(pid: int) -> int:
-    """Return the CPU time of a process in ticks. 0 after it ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return int(fields[11]) + int(fields[12])
+        for pid in self._ours:
+            with suppress(OSError):  # it has ended
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                own += int(fields[11]) + int(fields[12])
+        return own
 
 
 def _machine_ticks() -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""Files: digests, stamps and atomic replacement."""
+"""Files: digests, stamps, atomic replacement, images in a folder."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 # File times advance in steps of up to 10 ms: two writes within a step leave the same times.
 SETTLE_NS = 30_000_000
+IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _BLOCK_BYTES = 1 << 20
 _WORTH_FLUSHING_BYTES = 16 << 20
 
@@ -94,3 +95,13 @@ def fsync(path: Path | str) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def image_files(folder: str) -> list[str]:
+    """Return the images below a folder, sorted. [] without the folder."""
+    return sorted(
+        f"{path}/{name}"
+        for path, _, names in os.walk(folder)
+        for name in names
+        if name.lower().endswith(IMAGE_SUFFIXES)
+    )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from buildsys.system import compilers
@@ -47,6 +51,14 @@ _NO_RESULT = re.compile(
     r"(_HOME|_DIR|_PATH|_ROOT|_LOGS?|_LOG_.*|_CACHE.*|_STACKTRACES|_VERBOSE)$"
     r"|^ORT_DISABLE_TELEMETRY$|^CUDA_(VISIBLE_DEVICES|DEVICE_ORDER)$"
 )
+# modules without a distribution, e.g. unpacked from an archive
+_MODULE_SCHEMA = "module/1"
+_VERSION_FILES = ("_version.py", "version.py", "__init__.py")
+_WRITTEN_VERSION = re.compile(
+    r"""^(?:__version__|version|VERSION)\s*(?::\s*str\s*)?=\s*["']([0-9][^"'\s]*)["']""",
+    re.MULTILINE,
+)
+_READ_BYTES = 1 << 16
 
 
 def tool_versions(
@@ -60,7 +72,6 @@ def tool_versions(
     if toolchain is None:
         return {name: _version(name) for name in names}
     from buildsys.system.interpreters.interpreter import check_interpreter
-    from buildsys.system.interpreters.module_version import imported_version, written_version
 
     interpreter = check_interpreter(toolchain, texts).interpreter
     if interpreter is None:
@@ -73,8 +84,7 @@ def tool_versions(
         module = name.replace("-", "_")
         return (
             _listed_version(name, _installed(interpreter.path))
-            or written_version(module, interpreter.path)
-            or imported_version(module, interpreter.path, toolchain, texts)
+            or _package_version(module, interpreter.path, toolchain, texts)
             or ABSENT
         )
 
@@ -164,3 +174,42 @@ def _installed(search_path: tuple[str, ...]) -> Mapping[str, str]:
 def normalized(name: str) -> str:
     """Return the normalized spelling of a distribution's name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _package_version(
+    module: str, path: Sequence[str], toolchain: Toolchain, texts: TextCache | None
+) -> str:
+    """Return the version of a package without a distribution. "" without the package.
+
+    It is the one written in its files, else the one reported on import. The package is imported
+    once per state of its files. Without a version, the files identify it.
+    """
+    candidates = (f"{entry}/{module}" for entry in path)
+    folder = next((f for f in candidates if os.path.isfile(f"{f}/__init__.py")), None)  # noqa: PTH113
+    if folder is None:
+        return ""
+    for name in _VERSION_FILES:
+        with suppress(OSError):
+            text = Path(f"{folder}/{name}").read_bytes()[:_READ_BYTES].decode(errors="replace")
+            if found := _WRITTEN_VERSION.search(text):
+                return found[1]
+    with os.scandir(folder) as entries:
+        # importing the package creates __pycache__
+        kept = [(e.path, e.stat()) for e in entries if e.name != "__pycache__"]
+    stats = sorted((file, status.st_mtime_ns, status.st_size) for file, status in kept)
+    state = hashlib.sha256(json.dumps(stats).encode()).hexdigest()
+    known = texts.get(f"{_MODULE_SCHEMA}:{state}") if texts is not None else None
+    if known is not None:
+        return known
+    # slow to import, rarely needed
+    from buildsys.system.interpreters.probe import LIBRARY_SCRIPT, probe_limit_s, run_probe
+
+    version = ""
+    with suppress(OSError):  # the interpreter cannot be started: its check reports that
+        environment, limit_s = toolchain.environment(os.environ), probe_limit_s(os.environ)
+        result = run_probe(toolchain.python, LIBRARY_SCRIPT, (module,), environment, limit_s)
+        version = str((result.fields or {}).get("version") or "")
+    version = version or f"of unknown version, files {state[:12]}"
+    if texts is not None:
+        texts.set(f"{_MODULE_SCHEMA}:{state}", version)
+    return version

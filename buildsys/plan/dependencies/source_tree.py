@@ -14,10 +14,8 @@ from typing import NamedTuple
 
 from buildsys.plan.dependencies.onnx_external_data import external_files
 from buildsys.plan.dependencies.python_imports import Import, parse_python
-from buildsys.system import c_includes
-from buildsys.system.files import SETTLE_NS
-from buildsys.system.image_files import SUFFIXES as IMAGE_SUFFIXES
-from buildsys.system.image_files import image_files
+from buildsys.system import compilers
+from buildsys.system.files import IMAGE_SUFFIXES, SETTLE_NS, image_files
 from buildsys.system.text_cache import TextCache
 
 # Paths are strings here, as a Path costs several times as much and this runs for every target.
@@ -128,9 +126,9 @@ class SourceTree:
         data = (".npz", *EXTENSION_SUFFIXES)
         if digest is None or path.endswith(data) or path.lower().endswith(IMAGE_SUFFIXES):
             return _FileDependencies(digest)
-        if path.endswith(c_includes.SUFFIXES):
+        if path.endswith(compilers.C_SUFFIXES):
             names = self._cached(
-                f"include/1:{digest}", lambda: c_includes.find_includes(Path(path).read_bytes())
+                f"include/1:{digest}", lambda: compilers.find_includes(Path(path).read_bytes())
             )
             included = list(filter(os.path.isfile, self._inside_root(path, names)))
             return _FileDependencies(digest, included)

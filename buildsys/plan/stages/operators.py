@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from buildsys.plan.action import Action, FileRef
 from buildsys.plan.model_plan import ModelPlan
-from buildsys.system.c_includes import language_of, linker_of
+from buildsys.system.compilers import language_of, linker_of
 
 
 def plan_operators(model: ModelPlan) -> Iterator[Action]:

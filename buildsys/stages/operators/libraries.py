@@ -15,8 +15,14 @@ from typing import Any
 from buildsys.errors import StageError
 from buildsys.report.results.operators import OperatorLibrary
 from buildsys.stages.operators.library_check import check_library
-from buildsys.system.c_includes import included_files, language_of, linker_of
-from buildsys.system.compilers import LANGUAGES, compiler_command, compiler_environment
+from buildsys.system.compilers import (
+    LANGUAGES,
+    compiler_command,
+    compiler_environment,
+    included_files,
+    language_of,
+    linker_of,
+)
 
 REGISTER = "RegisterCustomOps"  # ONNX Runtime's entry point of a library of custom operators
 _ERROR = re.compile(

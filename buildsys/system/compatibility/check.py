@@ -13,13 +13,14 @@ from buildsys.system.compatibility.engine_record import (
     find_damage,
     read_record,
 )
-from buildsys.system.compatibility.plugins import plugin_notes, plugin_reasons
 from buildsys.system.compatibility.result import CompatibilityResult, Reason
 from buildsys.system.compatibility.rules import (
     TITLES,
     built_version,
     machine_notes,
     machine_reasons,
+    plugin_notes,
+    plugin_reasons,
 )
 
 _ENGINES = ("engine.engine", "engine.onnx")

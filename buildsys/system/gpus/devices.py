@@ -69,7 +69,7 @@ def nvml_session(*, fallback: bool = False) -> Iterator[Any]:
 
 
 def read_gpus(visible: str | None) -> list[dict[str, str]]:
-    """Return name, compute_capability, driver and cuda_driver of visible GPUs.
+    """Return uuid, name, compute_capability, driver and cuda_driver of visible GPUs.
 
     ``visible`` is CUDA_VISIBLE_DEVICES: None for all, else indices (in PCI order) or UUID
     prefixes, up to the first that does not exist.
@@ -77,17 +77,8 @@ def read_gpus(visible: str | None) -> list[dict[str, str]]:
     Raises: GpuError: the driver is missing or does not answer.
     """
     with nvml_session(fallback=True) as nvml:
-        return [_describe(nvml, device) for device in _visible_devices(nvml, visible)]
-
-
-def read_uuids(visible: str | None) -> list[tuple[str, str]]:
-    """Return UUID and name of visible GPUs, as ``read_gpus``.
-
-    Raises: GpuError: the driver is missing or does not answer.
-    """
-    with nvml_session(fallback=True) as nvml:
         return [
-            (nvml.nvmlDeviceGetUUID(device), nvml.nvmlDeviceGetName(device))
+            {"uuid": nvml.nvmlDeviceGetUUID(device), **_describe(nvml, device)}
             for device in _visible_devices(nvml, visible)
         ]
 
@@ -100,9 +91,8 @@ def read_details(visible: str | None) -> list[GpuDetails]:
     found = []
     with nvml_session() as nvml:
         for device in _visible_devices(nvml, visible):
-            memory = reported(
-                nvml, nvml.nvmlDeviceGetMemoryInfo, device
-            )  # not by every MIG instance
+            # not by every MIG instance
+            memory = reported(nvml, nvml.nvmlDeviceGetMemoryInfo, device)
             mig = reported(nvml, nvml.nvmlDeviceGetMigMode, device)
             found.append(
                 GpuDetails(
@@ -140,20 +130,14 @@ def _visible_devices(nvml: Any, visible: str | None) -> list[Any]:
         return devices
     chosen = []
     for name in (part.strip() for part in visible.split(",")):
-        device = _find_device(nvml, devices, name)
+        device = None
+        if name.isdigit():
+            device = devices[int(name)] if int(name) < len(devices) else None
+        elif name.startswith("MIG-"):
+            device = reported(nvml, nvml.nvmlDeviceGetHandleByUUID, name)
+        elif name.startswith("GPU-"):
+            device = next((d for d in devices if nvml.nvmlDeviceGetUUID(d).startswith(name)), None)
         if device is None:
             break  # CUDA ignores everything after an unknown name as well
         chosen.append(device)
     return chosen
-
-
-def _find_device(nvml: Any, devices: list[Any], name: str) -> Any:
-    if name.isdigit():
-        return devices[int(name)] if int(name) < len(devices) else None
-    if name.startswith("MIG-"):
-        return reported(nvml, nvml.nvmlDeviceGetHandleByUUID, name)
-    if not name.startswith("GPU-"):
-        return None
-    return next(
-        (device for device in devices if nvml.nvmlDeviceGetUUID(device).startswith(name)), None
-    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
@@ -52,11 +52,16 @@ class Readings:
         """Return min, median and max per quantity, and throttle shares."""
         if not self.taken:
             return {"missing": self.missing or "nothing was read"}
-        quantities = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
-        spans = {name: _span([getattr(each, name) for each in self.taken]) for name in quantities}
+        spans = {}
+        for name in ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c"):
+            known = [
+                value for reading in self.taken if (value := getattr(reading, name)) is not None
+            ]
+            if known:
+                spans[name] = {"min": min(known), "median": median(known), "max": max(known)}
         return {
             "readings": len(self.taken),
-            **{name: span for name, span in spans.items() if span},
+            **spans,
             "throttle": throttle_shares([reading.throttle_bits for reading in self.taken]),
         }
 
@@ -108,26 +113,19 @@ def _sample(pci_bus_id: str, every_s: float, readings: Readings, stop: threading
     try:
         with nvml_session() as nvml:
             device = nvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id)
+            clock, temperature = nvml.nvmlDeviceGetClockInfo, nvml.nvmlDeviceGetTemperature
+            throttle = nvml.nvmlDeviceGetCurrentClocksThrottleReasons
             is_last = False
             while not is_last:
                 is_last = stop.wait(every_s)
-                readings.taken.append(_read(nvml, device))
+                power_mw = reported(nvml, nvml.nvmlDeviceGetPowerUsage, device)
+                reading = Reading(
+                    sm_clock_mhz=reported(nvml, clock, device, nvml.NVML_CLOCK_SM),
+                    memory_clock_mhz=reported(nvml, clock, device, nvml.NVML_CLOCK_MEM),
+                    power_w=None if power_mw is None else power_mw / 1000,
+                    temperature_c=reported(nvml, temperature, device, nvml.NVML_TEMPERATURE_GPU),
+                    throttle_bits=reported(nvml, throttle, device),
+                )
+                readings.taken.append(reading)
     except GpuError as error:
         readings.missing = str(error)
-
-
-def _read(nvml: Any, device: Any) -> Reading:
-    power_mw = reported(nvml, nvml.nvmlDeviceGetPowerUsage, device)
-    clock, temperature = nvml.nvmlDeviceGetClockInfo, nvml.nvmlDeviceGetTemperature
-    return Reading(
-        sm_clock_mhz=reported(nvml, clock, device, nvml.NVML_CLOCK_SM),
-        memory_clock_mhz=reported(nvml, clock, device, nvml.NVML_CLOCK_MEM),
-        power_w=None if power_mw is None else power_mw / 1000,
-        temperature_c=reported(nvml, temperature, device, nvml.NVML_TEMPERATURE_GPU),
-        throttle_bits=reported(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, device),
-    )
-
-
-def _span(values: Sequence[float | None]) -> dict[str, float]:
-    known = [value for value in values if value is not None]
-    return {"min": min(known), "median": median(known), "max": max(known)} if known else {}

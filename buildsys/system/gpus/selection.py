@@ -12,43 +12,34 @@ from functools import cache
 
 NONE = "none"
 GPU_FACTS = ("name", "compute_capability", "driver", "cuda_driver")
+_Gpus = list[dict[str, str]]
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")  # dxg: WSL
 
 
 @cache
 def gpu_facts() -> Mapping[str, str]:
     """Return the GPU's parts of an action key; ``none`` without one."""
-    nothing = {f"gpu.{fact}": NONE for fact in GPU_FACTS}
-    if not has_driver():
-        return nothing
-    from buildsys.system.gpus.devices import GpuError, read_gpus
-
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     order = os.environ.get("CUDA_DEVICE_ORDER")
-    try:
-        gpus, every = read_gpus(visible), read_gpus(None)
-    except GpuError:
-        return nothing
+    gpus, unordered = _find_gpus(visible, order)
     if not gpus:
-        return nothing
-    chosen = {}
-    if len({gpu["name"] for gpu in every}) > 1 and order != "PCI_BUS_ID":
-        gpus = every
-        chosen["gpu.chosen_by"] = f"CUDA_VISIBLE_DEVICES={visible} CUDA_DEVICE_ORDER={order}"
-    facts = {f"gpu.{fact}": " + ".join(dict.fromkeys(g[fact] for g in gpus)) for fact in GPU_FACTS}
-    return {**facts, **chosen}
+        return {f"gpu.{fact}": NONE for fact in GPU_FACTS}
+    possible = unordered or gpus
+    facts = {f"gpu.{f}": " + ".join(dict.fromkeys(gpu[f] for gpu in possible)) for f in GPU_FACTS}
+    if unordered:
+        facts["gpu.chosen_by"] = f"CUDA_VISIBLE_DEVICES={visible} CUDA_DEVICE_ORDER={order}"
+    return facts
 
 
 def gpu_uuids(variables: Iterable[tuple[str, str]] = ()) -> tuple[str, ...]:
     """Return UUIDs of CUDA's possible GPUs, here or with further variables."""
-    if not has_driver():
-        return ()
-    environments = ({**os.environ, **changes} for changes in ({}, dict(variables)))
-    selected = (
-        _first_gpus(environment.get("CUDA_VISIBLE_DEVICES"), environment.get("CUDA_DEVICE_ORDER"))
-        for environment in environments
-    )
-    return tuple(dict.fromkeys(uuid for uuids in selected for uuid in uuids))
+    found: list[str] = []
+    for environment in (os.environ, {**os.environ, **dict(variables)}):
+        gpus, unordered = _find_gpus(
+            environment.get("CUDA_VISIBLE_DEVICES"), environment.get("CUDA_DEVICE_ORDER")
+        )
+        found += [gpu["uuid"] for gpu in unordered or gpus[:1]]
+    return tuple(dict.fromkeys(found))
 
 
 def has_driver() -> bool:
@@ -57,13 +48,15 @@ def has_driver() -> bool:
 
 
 @cache
-def _first_gpus(visible: str | None, order: str | None) -> tuple[str, ...]:
-    from buildsys.system.gpus.devices import GpuError, read_uuids
+def _find_gpus(visible: str | None, order: str | None) -> tuple[_Gpus, _Gpus]:
+    """Return the visible GPUs and, if CUDA's choice among them is unknown, all GPUs."""
+    if not has_driver():
+        return [], []
+    from buildsys.system.gpus.devices import GpuError, read_gpus
 
     try:
-        gpus, every = read_uuids(visible), read_uuids(None)
+        gpus, every = read_gpus(visible), read_gpus(None)
     except GpuError:
-        return ()
-    if len({name for _, name in every}) > 1 and order != "PCI_BUS_ID":
-        return tuple(uuid for uuid, _ in every)
-    return tuple(uuid for uuid, _ in gpus[:1])
+        return [], []
+    is_mixed = len({gpu["name"] for gpu in every}) > 1 and order != "PCI_BUS_ID"
+    return gpus, every if is_mixed else []

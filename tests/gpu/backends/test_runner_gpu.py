@@ -27,7 +27,7 @@ from buildsys.backends.cuda.gpus import find_driver, pci_bus_id
 from buildsys.backends.measurement.gpu import GpuContender, Slot
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor, save_case
-from buildsys.system.gpus.devices import read_uuids
+from buildsys.system.gpus.devices import read_gpus
 from buildsys.system.gpus.sampling import sampled
 from buildsys.system.interpreters.toolchain import Toolchain
 
@@ -206,7 +206,8 @@ def test_nvml_reads_the_gpu_in_use(device: Device) -> None:
     ]
     if shutil.which(asked[0]):
         listed = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-        assert listed == ", ".join(read_uuids(os.environ.get("CUDA_VISIBLE_DEVICES"))[0])
+        gpu = read_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))[0]
+        assert listed == f"{gpu['uuid']}, {gpu['name']}"
 
 
 def test_reading_nvml_does_not_disturb_the_timing(device: Device) -> None:

@@ -81,7 +81,7 @@ def test_the_nvml_fallback_has_the_signatures_of_pynvml() -> None:
     assert len(functions) == 10
 
 
-def test_the_nvml_fallback_has_what_read_gpus_and_read_uuids_need() -> None:
+def test_the_nvml_fallback_has_what_read_gpus_needs() -> None:
     tree = ast.parse((PACKAGE / "system/gpus/devices.py").read_text())
     needed = {
         ast.unparse(node).removeprefix("nvml.")

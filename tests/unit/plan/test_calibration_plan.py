@@ -11,7 +11,7 @@ from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action
 from buildsys.plan.dependencies.source_tree import SourceTree
 from buildsys.plan.project_plan import plan_model
-from buildsys.system.image_files import image_files
+from buildsys.system.files import image_files
 
 CALIBRATION = {"data": {"x": {"images": "data/calib"}}}
 

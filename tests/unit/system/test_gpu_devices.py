@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from buildsys.system.gpus import devices
-from buildsys.system.gpus.devices import GpuError, read_details, read_gpus, read_uuids
+from buildsys.system.gpus.devices import GpuError, read_details, read_gpus
 
 GPUS = {"GPU-aa11": "A", "GPU-bb22": "B", "MIG-cc33": "B MIG 1g.10gb"}
 
 
 class SimulatedNvml:
-    """An NVML with two GPUs, the second of them with a MIG instance."""
+    """An NVML with two GPUs and a MIG instance on the second."""
 
     class NVMLError(Exception):
         pass
@@ -83,12 +83,13 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_visible_gpus_are_chosen_as_by_cuda(visible: str | None, expected: list[str]) -> None:
-    assert read_uuids(visible) == [(uuid, GPUS[uuid]) for uuid in expected]
+    found = [(gpu["uuid"], gpu["name"]) for gpu in read_gpus(visible)]
+    assert found == [(uuid, GPUS[uuid]) for uuid in expected]
 
 
 def test_a_gpu_is_described() -> None:
     described = {"compute_capability": "9.0", "driver": "580.95", "cuda_driver": "13.1"}
-    assert read_gpus("0") == [{"name": "A", **described}]
+    assert read_gpus("0") == [{"uuid": "GPU-aa11", "name": "A", **described}]
 
 
 def test_unsupported_queries_are_unknown() -> None:

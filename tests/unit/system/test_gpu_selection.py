@@ -1,4 +1,4 @@
-"""The GPUs that CUDA selects, as action keys and locks see them."""
+"""GPUs selected by CUDA, in action keys and locks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from buildsys.system.gpus.devices import GpuError, read_gpus
 
 @pytest.fixture
 def fresh_caches() -> None:
-    for function in (selection.gpu_facts, selection._first_gpus):
+    for function in (selection.gpu_facts, selection._find_gpus):
         function.cache_clear()
 
 
@@ -57,9 +57,9 @@ def test_the_locked_gpu_is_the_one_cuda_selects(
     order: str | None,
     expected: tuple[str, ...],
 ) -> None:
-    gpus = [(f"GPU-{number}", name) for number, name in enumerate(every)]
+    gpus = [{"uuid": f"GPU-{number}", "name": name} for number, name in enumerate(every)]
 
-    def read(chosen: str | None) -> list[tuple[str, str]]:
+    def read(chosen: str | None) -> list[dict[str, str]]:
         return (
             gpus
             if chosen is None
@@ -67,7 +67,7 @@ def test_the_locked_gpu_is_the_one_cuda_selects(
         )
 
     monkeypatch.setattr(selection, "_DRIVER_FILES", ("/",))
-    monkeypatch.setattr("buildsys.system.gpus.devices.read_uuids", read)
+    monkeypatch.setattr("buildsys.system.gpus.devices.read_gpus", read)
     for name, value in {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order}.items():
         if value is None:
             monkeypatch.delenv(name, raising=False)
@@ -101,6 +101,7 @@ def test_several_kinds_of_gpu_are_all_named(monkeypatch: pytest.MonkeyPatch) -> 
     chosen_by = {"gpu.chosen_by": "CUDA_VISIBLE_DEVICES=0,1 CUDA_DEVICE_ORDER=None"}
     assert selection.gpu_facts() == {**everything, **chosen_by}
     selection.gpu_facts.cache_clear()
+    selection._find_gpus.cache_clear()
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     assert selection.gpu_facts() == {**everything, "gpu.name": "A", "gpu.compute_capability": "8.9"}
 
