@@ -57,53 +57,32 @@ def open_baselines(
         of_torch = [name for name in asked if name != ONNXRUNTIME]
         if of_torch and "network" in job.options:
             job.progress("making the PyTorch baseline")
-            _add_torch(stack, job, of_torch, threads, kind, timing, baselines)
+            from buildsys.stages.bench.torch_baseline import TorchNetwork  # imports torch
+
+            try:
+                network = TorchNetwork(job, kind, timing)
+            except Unavailable as reason:
+                baselines.left_out.update(dict.fromkeys(of_torch, str(reason)))
+            else:
+                stack.enter_context(network.activate(threads))
+                baselines.running.update({name: network.form(name) for name in of_torch})
+                if kind == "gpu":
+                    baselines.settings["torch"] = network.describe()
         if ONNXRUNTIME in asked:
             job.progress("making the ONNX Runtime baseline")
-            _add_onnxruntime(stack, job, threads, kind, timing, baselines)
+            try:
+                baselines.running[ONNXRUNTIME] = _onnxruntime(stack, job, threads, kind, timing)
+            except StageError as reason:
+                baselines.left_out[ONNXRUNTIME] = str(reason)
         yield baselines
 
 
-def _add_torch(
-    stack: ExitStack,
-    job: Job,
-    names: list[str],
-    threads: int,
-    kind: str,
-    timing: GpuTiming | None,
-    baselines: Baselines,
-) -> None:
-    from buildsys.stages.bench.torch_baseline import TorchNetwork  # imports torch
-
-    try:
-        network = TorchNetwork(job, kind, timing)
-    except Unavailable as reason:
-        baselines.left_out.update(dict.fromkeys(names, str(reason)))
-        return
-    stack.enter_context(network.activate(threads))
-    baselines.running.update({name: network.form(name) for name in names})
-    if kind == "gpu":
-        baselines.settings["torch"] = network.describe()
-
-
-def _add_onnxruntime(
-    stack: ExitStack,
-    job: Job,
-    threads: int,
-    kind: str,
-    timing: GpuTiming | None,
-    baselines: Baselines,
-) -> None:
-    try:
-        if timing is not None and timing.transfers != "none":
-            raise Unavailable("it keeps inputs and outputs on the device, and transfers are timed")
-        baselines.running[ONNXRUNTIME] = _onnxruntime(stack, job, threads, kind)
-    except StageError as reason:
-        baselines.left_out[ONNXRUNTIME] = str(reason)
-
-
-def _onnxruntime(stack: ExitStack, job: Job, threads: int, kind: str) -> Bind:
+def _onnxruntime(
+    stack: ExitStack, job: Job, threads: int, kind: str, timing: GpuTiming | None
+) -> Bind:
     """Return ONNX Runtime with default settings on the engine's graph."""
+    if timing is not None and timing.transfers != "none":
+        raise Unavailable("it keeps inputs and outputs on the device, and transfers are timed")
     from buildsys.backends import load_backend
 
     backend = load_backend(ONNXRUNTIME)

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -35,27 +35,36 @@ class EngineServer:
     def __init__(self) -> None:
         self._engine: LocalEngine | None = None
         self._contenders: dict[str, Contender] = {}
-        self._answers: dict[str, Callable[[Message], Any]] = {
-            "load": self._load,
-            "bind": self._bind,
-            "facts": lambda _: self._loaded().facts(),
-            "block": self._block,
-        }
 
     def answer(self, request: Message) -> dict[str, Any]:
         """Return the answer to a request; expected failures are answers too."""
         try:
-            return {"ok": self._answers[request["do"]](request)}
-        except Unavailable as reason:
-            return _failure("unavailable", reason)
+            return {"ok": self._answer(request)}
         except StageError as error:
-            traceback.print_exc()
-            return _failure("error", error)
+            kind = "unavailable" if isinstance(error, Unavailable) else "error"
+            if kind == "error":
+                traceback.print_exc()
+            return {"error": {"kind": kind, "problem": error.problem, "hint": error.hint}}
 
     def close(self) -> None:
         """Close the engine."""
         if self._engine is not None:
             self._engine.close()
+
+    def _answer(self, request: Message) -> Any:
+        if request["do"] == "load":
+            return self._load(request)
+        if self._engine is None:
+            raise StageError("no engine is loaded")
+        if request["do"] == "facts":
+            return self._engine.facts()
+        if request["do"] == "bind":
+            gpu = request["timing"]
+            timing = GpuTiming(**{**gpu, "cuda_graph": tuple(gpu["cuda_graph"])}) if gpu else None
+            self._contenders = self._engine.bind(Path(request["case"]), timing)
+            return list(self._contenders)
+        contender = self._contenders[request["contender"]]
+        return vars(contender.block(request["at_least_s"], request["at_least_runs"]))
 
     def _load(self, request: Message) -> dict[str, Any]:
         uses = tuple(
@@ -67,21 +76,6 @@ class EngineServer:
             request["backend"], Path(request["engine"]), request["options"], uses, toolchain
         )
         return {"device": self._engine.device, "versions": loaded_versions()}
-
-    def _bind(self, request: Message) -> list[str]:
-        gpu = request["timing"]
-        timing = GpuTiming(**{**gpu, "cuda_graph": tuple(gpu["cuda_graph"])}) if gpu else None
-        self._contenders = self._loaded().bind(Path(request["case"]), timing)
-        return list(self._contenders)
-
-    def _block(self, request: Message) -> dict[str, Any]:
-        contender = self._contenders[request["contender"]]
-        return vars(contender.block(request["at_least_s"], request["at_least_runs"]))
-
-    def _loaded(self) -> LocalEngine:
-        if self._engine is None:
-            raise StageError("no engine is loaded")
-        return self._engine
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
@@ -105,7 +99,3 @@ def main() -> None:
     os.chdir(project)
     with answers:
         serve(sys.stdin.buffer, answers)
-
-
-def _failure(kind: str, error: StageError) -> dict[str, Any]:
-    return {"error": {"kind": kind, "problem": error.problem, "hint": error.hint}}

@@ -1,16 +1,20 @@
-"""Percentiles and throughput of latency samples."""
+"""Percentiles, throughput and noise of latency samples."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from buildsys.backends.measurement.contenders import Samples
 from buildsys.report.results.bench import ContenderResult, Latencies
+from buildsys.system.gpus.sampling import throttled
 
 NS_PER_MS = 1_000_000
 PERCENTILES = (50, 90, 95, 99)
+# An idle machine shows up to 0.09 with two threads; one busy neighbour causes 0.2 and more.
+_NOISY_VARIATION = 0.15
+_NOISY_OTHERS = 0.1  # share of all processors
 
 
 def percentile(ascending: Sequence[float], percent: float) -> float:
@@ -84,3 +88,16 @@ def describe(samples_ns: Sequence[int]) -> Latencies:
 
 def _throughput(batch: int, count: int, taken_ns: int) -> float | None:
     return batch * count * 1e9 / taken_ns if taken_ns else None
+
+
+def noise(cases: Mapping[str, Any], others_share: float | None) -> Iterator[str]:
+    """Yield a sentence per reason to doubt the figures."""
+    for case, figures in cases.items():
+        for name, contender in figures["contenders"].items():
+            # the host's clock is noisier than the GPU's
+            variation = contender.get("gpu", contender)["variation"]
+            if variation > _NOISY_VARIATION:
+                yield f"{name}, case {case}: the latencies vary by {variation:.0%} of their mean"
+        yield from throttled(case, figures.get("gpu", {}))
+    if others_share is not None and others_share > _NOISY_OTHERS:
+        yield f"other processes used {others_share:.0%} of the processors during the benchmark"

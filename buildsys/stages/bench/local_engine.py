@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from buildsys.backends import load_backend
 from buildsys.backends.cuda.gpus import find_driver, pci_bus_id
@@ -17,29 +17,6 @@ from buildsys.system.interpreters.toolchain import Toolchain
 
 if TYPE_CHECKING:
     from buildsys.backends.cuda.device import Device
-
-
-class TimedEngine(Protocol):
-    """An engine in this or another process, ready to be timed."""
-
-    device: Figures
-    versions: Mapping[str, str]  # of the libraries in another process
-    processes: tuple[int, ...]  # IDs of the other processes
-
-    def bind(self, case: Path, timing: GpuTiming | None) -> dict[str, Contender]:
-        """Return the engine's contenders on the golden inputs of a case.
-
-        Only those of the last call may be used. ``timing`` is None for an engine on a CPU.
-        """
-        ...
-
-    def facts(self) -> Figures:
-        """Return the GPU and its memory use while contenders are bound."""
-        ...
-
-    def close(self) -> None:
-        """Release everything the engine holds."""
-        ...
 
 
 class LocalEngine:
@@ -59,8 +36,8 @@ class LocalEngine:
         """Load an engine in this interpreter's ``toolchain``."""
         self._backend = load_backend(name, toolchain)
         self.device = self._backend.device(options)
-        self.versions: Mapping[str, str] = {}
-        self.processes: tuple[int, ...] = ()
+        self.versions: Mapping[str, str] = {}  # of the libraries in another process
+        self.processes: tuple[int, ...] = ()  # IDs of other processes
         self._gpu: Device | None = None
         if self.device["kind"] == "gpu" and find_driver().gpus:
             from buildsys.backends.cuda.device import Device  # needs cuda-bindings
@@ -75,7 +52,10 @@ class LocalEngine:
             raise
 
     def bind(self, case: Path, timing: GpuTiming | None) -> dict[str, Contender]:
-        """Return the engine's contenders on the golden inputs of ``case``."""
+        """Return the engine's contenders on the golden inputs of ``case``.
+
+        Only those of the last call may be used. ``timing`` is None for an engine on a CPU.
+        """
         inputs = load_case(case).inputs
         with self._record_memory():
             if timing is not None and isinstance(self._session, GpuSession):

@@ -39,7 +39,8 @@ class RemoteEngine:
 
     The child ends with this process, and its output goes to this process's stderr.
 
-    Raises: Unavailable: the engine cannot run there. StageError: the process does not start, or ends.
+    Raises: Unavailable: the engine cannot run there. StageError: the process does not start, or
+    ends.
     """
 
     def __init__(
@@ -76,11 +77,7 @@ class RemoteEngine:
 
     def bind(self, case: Path, timing: GpuTiming | None) -> dict[str, Contender]:
         """Return the contenders of the engine on the golden inputs of ``case``."""
-        asked = {
-            "do": "bind",
-            "case": str(case),
-            "timing": None if timing is None else asdict(timing),
-        }
+        asked = {"do": "bind", "case": str(case), "timing": timing and asdict(timing)}
         return {name: _RemoteContender(self, name) for name in self.ask(asked, "took the inputs")}
 
     def facts(self) -> Figures:
@@ -168,12 +165,8 @@ class _RemoteContender:
 
     def block(self, at_least_s: float, at_least_runs: int) -> Samples:
         """Return the child's samples; transport is not part of any of them."""
-        asked = {
-            "do": "block",
-            "contender": self._name,
-            "at_least_s": at_least_s,
-            "at_least_runs": at_least_runs,
-        }
+        limits = {"at_least_s": at_least_s, "at_least_runs": at_least_runs}
+        asked = {"do": "block", "contender": self._name, **limits}
         limit_s = _ANSWER_LIMIT_S
         if self._slowest_s is not None:
             limit_s = _BLOCK_LIMIT_S + 10 * max(at_least_s, 2 * at_least_runs * self._slowest_s)

@@ -13,15 +13,15 @@ from buildsys.errors import Unavailable
 from buildsys.onnx_graphs.tensors import load_case
 from buildsys.report.results.bench import BenchCase, BenchResult, ContenderResult, GpuReadings
 from buildsys.stages.bench.baselines import Baselines, open_baselines
-from buildsys.stages.bench.latency import summarize, summarize_gpu
-from buildsys.stages.bench.local_engine import LocalEngine, TimedEngine
-from buildsys.stages.bench.noise import noise
+from buildsys.stages.bench.latency import noise, summarize, summarize_gpu
+from buildsys.stages.bench.local_engine import LocalEngine
 from buildsys.stages.bench.remote_engine import RemoteEngine
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.system.cpu import OtherLoad, cpu_model, load_average, usable_cores
 from buildsys.system.gpus.sampling import sampled
 from buildsys.workers.job import Job, StageResult
 
+TimedEngine = LocalEngine | RemoteEngine
 _MALLOC = ("MALLOC_", "GLIBC_TUNABLES")
 
 

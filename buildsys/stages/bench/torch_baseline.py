@@ -20,7 +20,7 @@ from buildsys.backends.measurement.contenders import Contender, LocalCall
 from buildsys.backends.measurement.gpu import GpuContender, GpuTiming, Slot
 from buildsys.errors import Unavailable
 from buildsys.models.torch_dtypes import to_torch
-from buildsys.models.torch_model import Network, make_network
+from buildsys.models.torch_model import make_network
 from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.workers.job import Job
 
@@ -48,9 +48,11 @@ class TorchNetwork:
         self._precision = job.options["bench"].get("precision", "fp32")
         self._tf32 = uses_tf32(job.options["engine"])
         self._progress = job.progress
-        self._network = _in_precision(
-            make_network(job.options["network"], job.project), self._device, self._precision
-        )
+        self._network = make_network(job.options["network"], job.project)
+        self._network.module.to(self._device)
+        if _DTYPES[self._precision] is not None:
+            self._network.module.to(dtype=_DTYPES[self._precision])
+            self._network.module.to(memory_format=torch.channels_last)
         self._stack = ExitStack()
         self._gpu: Device | None = None
         self._stream: Any = None
@@ -186,14 +188,6 @@ class TorchNetwork:
                     enabled=True, benchmark=True, deterministic=False, allow_tf32=self._tf32
                 )
             )
-
-
-def _in_precision(network: Network, device: torch.device, precision: str) -> Network:
-    dtype = _DTYPES[precision]
-    network.module.to(device)
-    if dtype is not None:
-        network.module.to(dtype=dtype).to(memory_format=torch.channels_last)
-    return network
 
 
 def _leaves(result: Any) -> list[torch.Tensor]:

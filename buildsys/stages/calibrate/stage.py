@@ -31,15 +31,23 @@ def run(job: Job) -> StageResult:
 
     Raises: StageError: the data does not match the inputs, or a tensor is NaN or has no range.
     """
-    plan = _plan(job)
+    options = job.options["calibration"]
+    plan = BatchPlan(
+        inputs=job.options["inputs"],
+        dims=job.options["dims"],
+        data=options["data"],
+        batches=options["batches"],
+        seed=options["seed"],
+        project=job.project,
+    )
     job.progress(f"drawing {plan.batches} calibration batches")
     for _ in save_batches(job.outputs["batches"], draw_batches(plan)):
         pass
     ranges, sparse = _measure(job, plan)
-    options = job.options["calibration"]
     about = {field: options[field] for field in ("algorithm", "percentile") if field in options}
     save_ranges(job.outputs["ranges"], ranges, about)
     zero = [name for name, found in ranges.items() if found.limit == 0.0]
+    drawn = [name for name, data in plan.data.items() if not data or "random" in data]
     return StageResult(
         figures={
             **about,
@@ -51,20 +59,11 @@ def run(job: Job) -> StageResult:
             "uncut": sparse,
             "ranges_sha256": sha256_of(job.outputs["ranges"]),
             "batches_bytes": job.outputs["batches"].stat().st_size,
-            "warnings": list(_warnings(plan)),
+            "warnings": [
+                f"the ranges come from random values of the input {name}: calibrate on real data"
+                for name in drawn
+            ],
         }
-    )
-
-
-def _plan(job: Job) -> BatchPlan:
-    options = job.options["calibration"]
-    return BatchPlan(
-        inputs=job.options["inputs"],
-        dims=job.options["dims"],
-        data=options["data"],
-        batches=options["batches"],
-        seed=options["seed"],
-        project=job.project,
     )
 
 
@@ -107,11 +106,3 @@ def _require_ranges(tensors: IntermediateTensors, ranges: Ranges, exclude: list[
                 "use data that reaches it, or exclude the node:"
                 f" quantize: {{exclude: [{node.name}]}}",
             )
-
-
-def _warnings(plan: BatchPlan) -> list[str]:
-    drawn = [name for name, data in plan.data.items() if not data or "random" in data]
-    return [
-        f"the ranges come from random values of the input {name}: calibrate on real data"
-        for name in drawn
-    ]

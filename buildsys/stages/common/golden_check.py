@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from onnx import ModelProto
+
+from buildsys.backends.onnxruntime.session import OrtGraph, session_options
+from buildsys.onnx_graphs.onnx_file import save_model
 from buildsys.onnx_graphs.tensor_comparison import Comparison, compare
 from buildsys.onnx_graphs.tensors import Case, Tensor, save_tensors
 from buildsys.report.results.header import CheckFailure, ComparedCases
+from buildsys.stages.operators.implementation import implementation_of
+from buildsys.workers.job import Job
 
 
 @dataclass(frozen=True)
@@ -34,60 +41,64 @@ class OutputCheck:
         return {**place, **self.comparison.failure()}
 
 
+def open_model(job: Job, model: ModelProto) -> OrtGraph:
+    """Load a graph without optimizations, so each node runs as written."""
+    options = session_options(optimization="disable", intra_op_threads=job.threads, few_runs=True)
+    implementation = implementation_of(job)
+    implementation.require(model)
+    implementation.apply(model)
+    # by path: a graph in memory is limited to 2 GiB
+    with TemporaryDirectory(dir=job.outputs["model"].parent) as scratch:
+        path = Path(scratch) / "model.onnx"
+        save_model(model, path)
+        return OrtGraph(path, options, libraries=implementation.libraries)
+
+
 def check_outputs(
-    graph: str,
-    case: str,
-    actual: Mapping[str, Tensor],
-    expected: Mapping[str, Tensor],
-    tolerance: Mapping[str, Any],
-) -> Iterator[OutputCheck]:
-    """Yield one check per output; an unmatched output fails."""
+    job: Job, name: str, graph: OrtGraph, golden: Mapping[str, Case]
+) -> list[OutputCheck]:
+    """Run a graph in every case; an unmatched output fails.
+
+    Raises: StageError: the graph cannot run.
+    """
 
     def unmatched(problem: str) -> Comparison:
         return Comparison(float("inf"), float("inf"), None, None, False, problem=problem)
 
-    for output, reference in expected.items():
-        found = actual.get(output)
-        missing = unmatched("is missing in the graph")
-        comparison = missing if found is None else compare(found, reference, tolerance)
-        yield OutputCheck(graph, case, output, reference, found, comparison)
-    for output in sorted(actual.keys() - expected.keys()):
-        extra = unmatched(
-            f"is an extra output of the graph: PyTorch returns {len(expected)} outputs"
-        )
-        yield OutputCheck(graph, case, output, None, actual[output], extra)
+    checks = []
+    for case, tensors in golden.items():
+        actual, expected = graph.run(tensors.inputs), tensors.outputs
+        for output, reference in expected.items():
+            found = actual.get(output)
+            comparison = unmatched("is missing in the graph")
+            if found is not None:
+                comparison = compare(found, reference, job.options["tolerance"])
+            checks.append(OutputCheck(name, case, output, reference, found, comparison))
+        for output in sorted(actual.keys() - expected.keys()):
+            extra = unmatched(
+                f"is an extra output of the graph: PyTorch returns {len(expected)} outputs"
+            )
+            checks.append(OutputCheck(name, case, output, None, actual[output], extra))
+    return checks
 
 
 def summarize_checks(
-    checks: Sequence[OutputCheck],
-    golden: Mapping[str, Case],
-    tolerance: Mapping[str, Any],
-    folder: Path,
+    job: Job, checks: Sequence[OutputCheck], golden: Mapping[str, Case]
 ) -> tuple[list[OutputCheck], dict[str, Any]]:
     """Return the failed checks and the figures of all.
 
-    The tensors of failed cases are saved in ``folder``.
+    The tensors of failed cases are saved in ``failed/`` next to the result.
     """
-    failed = failed_checks(checks)
-    save_failed_tensors(folder, failed, golden)
-    return failed, {
-        "cases": compared_cases(checks),
-        "tolerance": dict(tolerance),
-        "failures": [check.failure() for check in failed],
-    }
-
-
-def failed_checks(checks: Iterable[OutputCheck]) -> list[OutputCheck]:
-    """Return the failed checks."""
-    return [check for check in checks if not check.comparison.passed]
-
-
-def compared_cases(checks: Iterable[OutputCheck]) -> ComparedCases:
-    """Return case -> output -> figures for a result file."""
+    failed = [check for check in checks if not check.comparison.passed]
+    save_failed_tensors(job.outputs["result"].parent / "failed", failed, golden)
     cases: ComparedCases = {}
     for check in checks:
         cases.setdefault(check.case, {})[check.output] = check.comparison.figures()
-    return cases
+    return failed, {
+        "cases": cases,
+        "tolerance": dict(job.options["tolerance"]),
+        "failures": [check.failure() for check in failed],
+    }
 
 
 def and_more(failed: Sequence[object]) -> str:

@@ -158,7 +158,13 @@ class _Rewriter:
 
     def _store_initializers(self) -> None:
         """Store each initializer in the precisions its nodes use."""
-        low, full = self._uses()
+        low: set[str] = set()
+        full = self._outputs & self._rules.stored.keys()
+        for node, decision in zip(self._graph.node, self._decisions, strict=True):
+            for index, name in enumerate(node.input):
+                if name in self._rules.stored:
+                    (low if index in decision.inputs else full).add(name)
+            full |= outer_names(node) & self._rules.stored.keys()
         kept = [
             tensor
             for tensor in self._graph.initializer
@@ -177,16 +183,6 @@ class _Rewriter:
                     self._low_tensors.add(name)
         del self._graph.initializer[:]
         self._graph.initializer.extend([*kept, *made])
-
-    def _uses(self) -> tuple[set[str], set[str]]:
-        low: set[str] = set()
-        full = self._outputs & self._rules.stored.keys()
-        for node, decision in zip(self._graph.node, self._decisions, strict=True):
-            for index, name in enumerate(node.input):
-                if name in self._rules.stored:
-                    (low if index in decision.inputs else full).add(name)
-            full |= outer_names(node) & self._rules.stored.keys()
-        return low, full
 
 
 def _set_result_type(node: NodeProto, dtype: str) -> None:
@@ -225,10 +221,8 @@ def _constant_values(node: NodeProto) -> np.ndarray[tuple[int, ...], np.dtype[np
     for attribute in node.attribute:
         if attribute.name == "value" and attribute.t.data_type == TensorProto.FLOAT:
             return np.asarray(numpy_helper.to_array(attribute.t), dtype=np.float32)
-        if attribute.name == "value_float":
-            return np.asarray(attribute.f, dtype=np.float32)
-        if attribute.name == "value_floats":
-            return np.asarray(list(attribute.floats), dtype=np.float32)
+        if attribute.name in ("value_float", "value_floats"):
+            return np.asarray(helper.get_attribute_value(attribute), dtype=np.float32)
     return None
 
 

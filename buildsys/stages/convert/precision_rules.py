@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, defs, numpy_helper
 
-from buildsys.onnx_graphs.onnx_file import subgraphs
+from buildsys.onnx_graphs.onnx_file import opsets, subgraphs
 from buildsys.onnx_graphs.rounding.tensor_types import (
     NOT_A_TENSOR,
     element_types,
@@ -29,16 +29,14 @@ _TYPE_ATTRIBUTES = frozenset(("dtype", "output_dtype", "output_datatype"))
 # Outputs after the first follow stash_type.
 _STATISTICS = frozenset(("LayerNormalization", "RMSNormalization"))
 _INTEGERS = (TensorProto.INT32, TensorProto.INT64)
-# Arithmetic on sizes and positions: integers beyond 2048 (float16) or 256 (bfloat16) would be rounded.
+# Arithmetic on sizes and positions: float16 rounds integers beyond 2048, bfloat16 beyond 256.
 _INDEX_OPERATORS = frozenset((
     "Abs", "Add", "Cast", "Ceil", "Concat", "Div", "Expand", "Floor", "Gather", "Max", "Min", "Mod",
     "Mul", "Neg", "Reciprocal", "Reshape", "Round", "Slice", "Sqrt", "Squeeze", "Sub", "Transpose",
     "Unsqueeze",
 ))  # fmt: skip
 # ONNX defines these in bfloat16; TensorRT's parser does not.
-_NOT_IN_RUNTIMES = {
-    "bfloat16": frozenset(("ConvTranspose", "HardSwish", "LpNormalization", "Mish"))
-}
+_NOT_IN_BFLOAT16 = frozenset(("ConvTranspose", "HardSwish", "LpNormalization", "Mish"))
 _FLUSHED_LIMIT = 0.1  # share of a tensor's non-zero values that may become zero
 
 
@@ -69,9 +67,7 @@ class PrecisionRules:
         """Infer the types of all tensors."""
         self.types = element_types(self.model)
         self._index_tensors: set[str] = set()
-        self._opsets = {
-            entry.domain or "ai.onnx": entry.version for entry in self.model.opset_import
-        }
+        self._opsets = opsets(self.model)
         inputs = {value.name for value in self.model.graph.input}
         self.stored = {
             tensor.name: tensor
@@ -98,7 +94,7 @@ class PrecisionRules:
     def _why_kept(self, node: NodeProto, schema: defs.OpSchema) -> str:
         if node.op_type in _SENSITIVE:
             return "its results need the range or the digits of float32"
-        if node.op_type in _NOT_IN_RUNTIMES.get(self.dtype, ()):
+        if self.dtype == "bfloat16" and node.op_type in _NOT_IN_BFLOAT16:
             return f"TensorRT does not support {node.op_type} in {self.dtype}"
         if node.op_type in _QUANTIZERS:
             return "it quantizes"
@@ -136,11 +132,9 @@ class PrecisionRules:
             )
         problems = [self._problem(node.input[i]) for i in sorted(inputs)]
         reason = next((problem for problem in problems if problem), "")
-        return (
-            NodePrecision(reason=reason)
-            if reason
-            else NodePrecision(frozenset(inputs), frozenset(outputs))
-        )
+        if reason:
+            return NodePrecision(reason=reason)
+        return NodePrecision(frozenset(inputs), frozenset(outputs))
 
     def _problem(self, name: str) -> str:
         """Return the reason an initializer cannot be 16-bit, if any."""

@@ -8,15 +8,12 @@ is built from it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from onnx import ModelProto, TensorProto
 
-from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.errors import CheckFailed, StageError
 from buildsys.onnx_graphs.onnx_file import (
     check_file,
@@ -30,15 +27,14 @@ from buildsys.onnx_graphs.rounding.emulation import emulate
 from buildsys.onnx_graphs.rounding.tensor_types import DTYPES, ELEM_TYPES, element_types
 from buildsys.onnx_graphs.tensors import Case, load_case
 from buildsys.stages.common.golden_check import (
-    OutputCheck,
     and_more,
     check_outputs,
+    open_model,
     summarize_checks,
 )
-from buildsys.stages.convert.cast_graph import HEAVY, Conversion, convert_precision
+from buildsys.stages.convert.cast_graph import HEAVY, convert_precision
 from buildsys.stages.convert.opset import raise_opset
 from buildsys.stages.convert.overflow import OverflowOrigin, add_probes, find_origin
-from buildsys.stages.operators.implementation import implementation_of
 from buildsys.workers.job import Job, StageResult
 
 # Imported by name, so their code is only in the keys of targets that use them.
@@ -64,15 +60,24 @@ def run(job: Job) -> StageResult:
         return result
     figures = _convert(job)
     golden = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
-    folder = job.outputs["result"].parent / "failed"
-    checks = list(_findings(job, golden))
-    failed, numbers = summarize_checks(checks, golden, job.options["tolerance"], folder)
+    precision = job.options["precision"]
+    job.progress(f"running the {precision} graph with its rounding in {len(golden)} cases")
+    # engines are built from the written file
+    graph = open_model(job, emulate(load_model(job.outputs["model"]), precision))
+    failed, numbers = summarize_checks(job, check_outputs(job, precision, graph, golden), golden)
     figures |= numbers
     if not failed:
         return StageResult(figures=figures)
+    reason = failed[0].sentence() + and_more(failed)
+    hint = f"if this error is acceptable, raise verify.{precision}; fp32 has no rounding"
+    figures["overflow"] = None
     origin = _origin(job, golden[failed[0].case])
-    figures["overflow"] = None if origin is None else {"node": origin.node, "tensor": origin.tensor}
-    return StageResult("failed", _reason(job, failed, origin), _hint(job, origin), figures)
+    if origin is not None:
+        figures["overflow"] = {"node": origin.node, "tensor": origin.tensor}
+        problem = f"{origin} is not finite in {precision}"
+        reason = f"the {precision} graph overflows: {problem}, and {reason}"
+        hint = "bf16 has the range of float32" if precision == "fp16" else ""
+    return StageResult("failed", reason, hint, figures)
 
 
 def _convert(job: Job) -> dict[str, Any]:
@@ -99,18 +104,30 @@ def _by_schemas(source: Path, precision: str, job: Job) -> tuple[ModelProto, dic
     model = load_model(source)
     warnings: list[str] = []
     if precision == "bf16":
-        model, warnings = _raise_opset(model)
+        version = opsets(model).get("ai.onnx", 1)
+        original = model
+        model, why = raise_opset(model, _BF16_OPSET, _BF16_IR_VERSION)
+        if model is not original:
+            raised = f"opset {version} was raised to {_BF16_OPSET}"
+            warnings.append(f"{raised}, the first with bfloat16 convolutions")
+        elif why:
+            kept = f"opset {version} is kept, without bfloat16 for some operators"
+            warnings.append(f"{kept}: {why}")
     job.progress(f"converting {len(model.graph.node)} nodes to {DTYPES[precision]}")
     found = convert_precision(model, precision)
-    kept = {
+    warnings += [f"{problem}; its nodes stay in float32" for problem in found.problems.values()]
+    if found.flushed > _FLUSHED_WARNING * found.values:
+        warnings.append(f"{found.flushed} of {found.values} non-zero weights became zero")
+    figures = {
         "converted": found.converted,
         "casts": found.casts,
         "kept_fp32": list(found.kept),
         "kept_reasons": found.kept,
         "flushed_to_zero": {"values": found.flushed, "of": found.values},
+        "warnings": warnings,
     }
     method = "by the ONNX schemas of the opset, node by node; inputs and outputs keep their types"
-    return model, {**_figures(model, method), **kept, "warnings": [*warnings, *_warnings(found)]}
+    return model, {**_figures(model, method), **figures}
 
 
 def _by_autocast(source: Path, precision: str, job: Job) -> tuple[ModelProto, dict[str, Any]]:
@@ -125,10 +142,7 @@ def _by_autocast(source: Path, precision: str, job: Job) -> tuple[ModelProto, di
         if any(types.get(name) == ELEM_TYPES[dtype] for name in node.output)
     ]
     if all(node.op_type == "Cast" for node in low):
-        raise StageError(
-            "ModelOpt AutoCast kept all nodes in float32",
-            "use tool: builtin",
-        )
+        raise StageError("ModelOpt AutoCast kept all nodes in float32", "use tool: builtin")
     full = [
         n
         for n in model.graph.node
@@ -143,64 +157,14 @@ def _by_autocast(source: Path, precision: str, job: Job) -> tuple[ModelProto, di
     return model, {**_figures(model, method), **kept, "warnings": []}
 
 
-def _findings(job: Job, golden: Mapping[str, Case]) -> Iterator[OutputCheck]:
-    precision = job.options["precision"]
-    job.progress(f"running the {precision} graph with its rounding in {len(golden)} cases")
-    # engines are built from the written file
-    graph = _open(job, emulate(load_model(job.outputs["model"]), precision))
-    for case, tensors in golden.items():
-        actual = graph.run(tensors.inputs)
-        yield from check_outputs(precision, case, actual, tensors.outputs, job.options["tolerance"])
-
-
 def _origin(job: Job, golden: Case) -> OverflowOrigin | None:
     """Rerun one case to find the origin of an overflow."""
     typed = load_model(job.outputs["model"])
     nodes = list(typed.graph.node)
     probes = add_probes(emulate(typed, job.options["precision"]))
-    found = _open(job, probes.model).run(golden.inputs)
+    found = open_model(job, probes.model).run(golden.inputs)
     finite = {tensor for probe, tensor in probes.tensors.items() if found[probe].array == 0}
     return find_origin(nodes, finite, set(probes.tensors.values()) - finite)
-
-
-def _open(job: Job, model: ModelProto) -> OrtGraph:
-    """Load a graph without optimizations, so each node runs as written."""
-    options = session_options(optimization="disable", intra_op_threads=job.threads, few_runs=True)
-    implementation = implementation_of(job)
-    implementation.require(model)
-    implementation.apply(model)
-    # by path: a graph in memory is limited to 2 GiB
-    with TemporaryDirectory(dir=job.outputs["model"].parent) as scratch:
-        path = Path(scratch) / "model.onnx"
-        save_model(model, path)
-        return OrtGraph(path, options, libraries=implementation.libraries)
-
-
-def _reason(job: Job, failed: list[OutputCheck], origin: OverflowOrigin | None) -> str:
-    sentence = failed[0].sentence() + and_more(failed)
-    if origin is None:
-        return sentence
-    precision = job.options["precision"]
-    return f"the {precision} graph overflows: {origin} is not finite in {precision}, and {sentence}"
-
-
-def _hint(job: Job, origin: OverflowOrigin | None) -> str:
-    precision = job.options["precision"]
-    if origin is None:
-        return f"if this error is acceptable, raise verify.{precision}; fp32 has no rounding"
-    return "bf16 has the range of float32" if precision == "fp16" else ""
-
-
-def _raise_opset(model: ModelProto) -> tuple[ModelProto, list[str]]:
-    """Return the model at the first opset with bfloat16 convolutions, if possible."""
-    version = opsets(model).get("ai.onnx", 1)
-    raised, why = raise_opset(model, _BF16_OPSET, _BF16_IR_VERSION)
-    if raised is model:
-        kept = f"opset {version} is kept, without bfloat16 for some operators: {why}"
-        return model, [kept] if why else []
-    return raised, [
-        f"opset {version} was raised to {_BF16_OPSET}, the first with bfloat16 convolutions"
-    ]
 
 
 def _figures(model: ModelProto, method: str) -> dict[str, Any]:
@@ -214,10 +178,3 @@ def _figures(model: ModelProto, method: str) -> dict[str, Any]:
         "opset": opsets(model)["ai.onnx"],
         "initializers": dict(sorted(stored.items())),
     }
-
-
-def _warnings(found: Conversion) -> list[str]:
-    warnings = [f"{problem}; its nodes stay in float32" for problem in found.problems.values()]
-    if found.flushed > _FLUSHED_WARNING * found.values:
-        warnings.append(f"{found.flushed} of {found.values} non-zero weights became zero")
-    return warnings

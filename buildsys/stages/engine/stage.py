@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from buildsys.backends import load_backend
 from buildsys.backends.interface import (
@@ -27,12 +25,10 @@ from buildsys.system.engine_environment import built_with
 from buildsys.system.files import sha256_of, start_writeback
 from buildsys.workers.job import Job, StageResult
 
+# settings for running on other machines
 _PORTABILITY = (
-    "version_compatible",
-    "exclude_lean_runtime",
-    "hardware_compatibility",
-    "compute_capabilities",
-)
+    "version_compatible", "exclude_lean_runtime", "hardware_compatibility", "compute_capabilities",
+)  # fmt: skip
 
 
 def run(job: Job) -> StageResult:
@@ -93,7 +89,7 @@ def _build(job: Job, backend: Backend) -> Figures:
         except GraphRefusedError as refusal:
             raise explain_refusal(refusal, request, job) from refusal
         finished = time.perf_counter()
-        files = [*_engine_files(job), *_copy_libraries(job)]
+        files = _output_files(job)
         for file in files:
             start_writeback(file)
         job.progress("reading the engine back")
@@ -108,6 +104,9 @@ def _build(job: Job, backend: Backend) -> Figures:
         }
         digests = {name: digest.result() for name, digest in digesting.items()}
         device = backend.device(options)
+        flags = options.get("flags") or {}
+        settings = {name: options.get(name, flags.get(name)) for name in _PORTABILITY}
+        portability = {n: v for n, v in settings.items() if v not in (None, False, "none")}
         uses = {use.op: f"{use.kind} {use.path.name}" for use in request.operators}
         return {
             **built,
@@ -124,17 +123,10 @@ def _build(job: Job, backend: Backend) -> Figures:
                 for file in files
             },
             "onnx_sha256": onnx_digest.result(),
-            "portability": _portability(options),
+            "portability": portability,
             "built_with": built_with(options["backend"], device),
             "device": device,
         }
-
-
-def _portability(options: Mapping[str, Any]) -> Figures:
-    """Return the settings for running on other machines."""
-    flags = options.get("flags") or {}
-    values = {name: options.get(name, flags.get(name)) for name in _PORTABILITY}
-    return {name: value for name, value in values.items() if value not in (None, False, "none")}
 
 
 def _calibration(job: Job) -> Calibration | None:
@@ -161,17 +153,13 @@ def _calibration_figures(calibration: Calibration | None) -> dict[str, BuilderCa
     return {"calibration": figures}
 
 
-def _engine_files(job: Job) -> list[Path]:
-    """Return the engine file and its external data, if any."""
+def _output_files(job: Job) -> list[Path]:
+    """Return the engine, its external data and its operator libraries."""
     engine = job.outputs["engine"]
     if not engine.is_file() or engine.stat().st_size == 0:
         raise StageError(f"model {job.model}: the backend wrote no engine to {engine.name}")
-    return [file for file in (engine, job.outputs["engine.data"]) if file.is_file()]
-
-
-def _copy_libraries(job: Job) -> list[Path]:
-    """Copy operator libraries next to the engine; it needs them to run."""
-    roles = [role for role in job.outputs if role.startswith("library.")]
-    for role in roles:
+    libraries = [role for role in job.outputs if role.startswith("library.")]
+    for role in libraries:  # next to the engine, which needs them to run
         shutil.copyfile(job.inputs[role], job.outputs[role])
-    return [job.outputs[role] for role in roles]
+    data = job.outputs["engine.data"]
+    return [engine, *([data] if data.is_file() else []), *(job.outputs[r] for r in libraries)]

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from buildsys.backends.interface import Backend, Figures
-from buildsys.errors import StageError
 from buildsys.store.timing_caches.checkout import (
     SharedTimingCache,
     checkout_pinned,
@@ -67,7 +66,7 @@ def checkout(job: Job, backend: Backend, scratch: Path) -> TimingCacheCopy:
     conditions = _conditions(options, backend)
     if conditions is None:
         return TimingCacheCopy()
-    merge = getattr(backend, "merge_timing_caches", _cannot_merge)
+    merge: Any = cast(Any, backend).merge_timing_caches
     shared = SharedTimingCache(folder, conditions, merge)
     original = shared.checkout(private)
     return TimingCacheCopy(
@@ -90,7 +89,3 @@ def _conditions(options: Mapping[str, Any], backend: Backend) -> dict[str, str] 
         "platform": facts["platform"],
         "settings": hashlib.sha256(json.dumps(timed, sort_keys=True).encode()).hexdigest()[:16],
     }
-
-
-def _cannot_merge(_files: object, _merged: object) -> None:
-    raise StageError("this backend cannot merge timing caches")

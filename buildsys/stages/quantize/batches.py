@@ -55,14 +55,22 @@ def draw_batches(plan: BatchPlan) -> Iterator[Batch]:
     for index in range(plan.batches):
         batch = {name: next(values) for name, values in sources.items()}
         for name, tensor in batch.items():
-            _require_finite(tensor, f"the calibration data of the input {name}, batch {index}")
+            values = tensor.values()
+            if values.dtype.kind in "fc" and not np.isfinite(values).all():
+                count = int(values.size - np.isfinite(values).sum())
+                raise StageError(
+                    f"the calibration data of the input {name}, batch {index}, has {count} of"
+                    f" {values.size} values NaN or infinite"
+                )
         yield batch
 
 
 def describe_data(plan: BatchPlan, name: str) -> dict[str, Any]:
     """Return the source of one input's values for a result file."""
     data, shape = plan.data[name] or {"random": "default"}, list(plan.shape(name))
-    found: dict[str, Any] = {"kind": _kind(data), "shape": shape, "samples": plan.samples(name)}
+    kind = next(name for name in ("images", "npz", "python", "constant", "random") if name in data)
+    found: dict[str, Any] = {"kind": f"{kind} {data[kind]}", "shape": shape}
+    found["samples"] = plan.samples(name)
     if "images" in data:
         files = find_images(data, name, plan.samples(name), plan.project)
         found["preprocessing"] = describe_images(data, plan.shape(name))
@@ -100,36 +108,37 @@ def load_batches(path: Path, dtypes: Mapping[str, str]) -> Iterator[Batch]:
 
 
 def _values(plan: BatchPlan, name: str) -> Iterator[Tensor]:
-    data = plan.data[name]
-    if data and "images" in data:
-        return _images(plan, name, data)
-    if data and "npz" in data:
-        return _rows(plan, name, data)
-    return (_draw(plan, name, data, index) for index in range(plan.batches))
-
-
-def _images(plan: BatchPlan, name: str, data: Mapping[str, Any]) -> Iterator[Tensor]:
-    shape, dtype = plan.shape(name), plan.inputs[name]["dtype"]
+    """Yield the values of one input for every batch."""
+    data, shape, dtype = plan.data[name], plan.shape(name), plan.inputs[name]["dtype"]
     size = shape[0] if shape else 1
-    files = find_images(data, name, plan.samples(name), plan.project)
-    for index in range(plan.batches):
-        yield read_images(files[index * size : (index + 1) * size], data, name, shape, dtype)
+    if data and "images" in data:
+        files = find_images(data, name, plan.samples(name), plan.project)
+        for index in range(plan.batches):
+            yield read_images(files[index * size : (index + 1) * size], data, name, shape, dtype)
+    elif data and "npz" in data:
+        array = _read_samples(plan, name, data)
+        for index in range(plan.batches):
+            yield tensor_of(
+                array[index * size : (index + 1) * size] if shape else array[index], dtype
+            )
+    else:
+        seed, project = plan.seed, plan.project
+        for index in range(plan.batches):
+            if data and "python" in data:
+                where = f"input {name}, calibration batch {index}"
+                yield values_from_callable(
+                    data["python"], shape, dtype, index, seed, project, where
+                )
+            else:
+                case = f"calibration/{index}"
+                yield golden_input(name, shape, dtype, data, case=case, seed=seed, project=project)
 
 
-def _rows(plan: BatchPlan, name: str, data: Mapping[str, Any]) -> Iterator[Tensor]:
-    """Yield slices of one array with all batches along its first dimension."""
+def _read_samples(plan: BatchPlan, name: str, data: Mapping[str, Any]) -> Array:
+    """Return one array with all batches along its first dimension."""
     array, what = read_array(plan.project / data["npz"], data["npz"], data["key"] or name)
-    shape, dtype = plan.shape(name), plan.inputs[name]["dtype"]
-    require_dtype(array, dtype, what, f"input {name}")
-    _require_rows(array, what, plan, name)
-    for index in range(plan.batches):
-        yield tensor_of(
-            array[index * shape[0] : (index + 1) * shape[0]] if shape else array[index], dtype
-        )
-
-
-def _require_rows(array: Array, what: str, plan: BatchPlan, name: str) -> None:
     shape = plan.shape(name)
+    require_dtype(array, plan.inputs[name]["dtype"], what, f"input {name}")
     if array.ndim != max(1, len(shape)) or array.shape[1:] != shape[1:]:
         raise StageError(
             f"{what} has the shape {array.shape}; batches of the input {name} have {shape}",
@@ -141,27 +150,4 @@ def _require_rows(array: Array, what: str, plan: BatchPlan, name: str) -> None:
             f" {shape[0] if shape else 1} need {plan.samples(name)}",
             "add samples, or reduce batches or batch_size",
         )
-
-
-def _draw(plan: BatchPlan, name: str, data: Mapping[str, Any] | None, index: int) -> Tensor:
-    shape, dtype = plan.shape(name), plan.inputs[name]["dtype"]
-    if data and "python" in data:
-        where = f"input {name}, calibration batch {index}"
-        return values_from_callable(
-            data["python"], shape, dtype, index, plan.seed, plan.project, where
-        )
-    case = f"calibration/{index}"
-    return golden_input(name, shape, dtype, data, case=case, seed=plan.seed, project=plan.project)
-
-
-def _require_finite(tensor: Tensor, what: str) -> None:
-    values = tensor.values()
-    if values.dtype.kind in "fc" and not np.isfinite(values).all():
-        count = int(values.size - np.isfinite(values).sum())
-        raise StageError(f"{what}, has {count} of {values.size} values NaN or infinite")
-
-
-def _kind(data: Mapping[str, Any]) -> str:
-    """Return the data source, such as ``images data/calibration``."""
-    kind = next(name for name in ("images", "npz", "python", "constant", "random") if name in data)
-    return f"{kind} {data[kind]}"
+    return array

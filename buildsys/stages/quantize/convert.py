@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.errors import CheckFailed, StageError
 from buildsys.onnx_graphs.onnx_file import (
     check_file,
@@ -30,14 +29,19 @@ from buildsys.stages.common.golden_check import (
     OutputCheck,
     and_more,
     check_outputs,
+    open_model,
     summarize_checks,
 )
 from buildsys.stages.convert.opset import raise_opset
-from buildsys.stages.operators.implementation import Implementation, implementation_of
+from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.quantize.batches import load_batches
-from buildsys.stages.quantize.insert_qdq import GRIDS, insert_quantizers, limits_of
+from buildsys.stages.quantize.insert_qdq import (
+    GRIDS,
+    insert_quantizers,
+    limits_of,
+    set_kernel_shapes,
+)
 from buildsys.stages.quantize.intermediate_tensors import IntermediateTensors
-from buildsys.stages.quantize.kernel_shapes import set_kernel_shapes
 from buildsys.stages.quantize.layer_losses import Loss, largest_losses
 from buildsys.stages.quantize.node_selection import HEAVY, Selection, named_nodes, select_nodes
 from buildsys.stages.quantize.ranges import load_ranges
@@ -60,36 +64,28 @@ def run(job: Job) -> StageResult:
     Raises: StageError: no node can be quantized, or the tool fails. CheckFailed: the result is
     invalid.
     """
-
-    def input_bytes(case: Case) -> int:
-        return sum(tensor.array.nbytes for tensor in case.inputs.values())
-
     figures = _convert(job)
     golden = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
-    folder = job.outputs["result"].parent / "failed"
-    failed, numbers = summarize_checks(
-        _findings(job, golden, job.outputs["model"]), golden, job.options["tolerance"], folder
-    )
+    failed, numbers = summarize_checks(job, _check(job, golden, job.outputs["model"]), golden)
     figures |= numbers
     if not failed:
         return StageResult(figures=figures)
     # the smallest failed case, as all its tensors are compared
-    worst = min(failed, key=lambda check: input_bytes(golden[check.case]))
+    size = {
+        name: sum(t.array.nbytes for t in case.inputs.values()) for name, case in golden.items()
+    }
+    worst = min(failed, key=lambda check: size[check.case])
     case = golden[worst.case]
     losses = _losses(job, case, figures["quantized"])
     figures["largest_losses"] = [loss.figures() for loss in losses[:_KEPT_LOSSES]]
-    uncut = _uncut(job, worst, case) if _is_cut(job.options) else None
+    algorithm, tool = job.options["quantize"]["algorithm"], job.options["quantize"]["tool"]
+    is_cut = algorithm == "percentile" or (
+        (algorithm, job.options["precision"]) == ("entropy", "int8")
+    )
+    uncut = _uncut(job, worst, case) if is_cut and tool != "modelopt" else None
     figures["with_minmax"] = None if uncut is None else uncut.comparison.figures()
     hint = "; ".join((*_beyond(job, case), *_whole_ranges(worst, uncut), *_steps(job, losses)))
     return StageResult("failed", failed[0].sentence() + and_more(failed), hint, figures)
-
-
-def _is_cut(options: Mapping[str, Any]) -> bool:
-    """Return True if the algorithm clipped ranges."""
-    algorithm, tool = options["quantize"]["algorithm"], options["quantize"]["tool"]
-    return tool != "modelopt" and (
-        algorithm == "percentile" or (algorithm, options["precision"]) == ("entropy", "int8")
-    )
 
 
 def _uncut(job: Job, worst: OutputCheck, case: Case) -> OutputCheck:
@@ -101,7 +97,7 @@ def _uncut(job: Job, worst: OutputCheck, case: Case) -> OutputCheck:
         model, _ = _quantized(job, original, Path(scratch), algorithm="minmax")
         path = Path(scratch) / "model.onnx"
         save_model(model, path)
-        found = _findings(job, {worst.case: case}, path)
+        found = _check(job, {worst.case: case}, path)
     return next(finding for finding in found if finding.output == worst.output)
 
 
@@ -211,14 +207,13 @@ def _figures(job: Job, model: ModelProto) -> dict[str, Any]:
     options = job.options["quantize"]
     counts = Counter(node.op_type for node in model.graph.node)
     stored = Counter(dtype_name(tensor.data_type) for tensor in model.graph.initializer)
-    scales = (
-        "one scale per output channel of a weight"
-        if options["per_channel"]
-        else "one scale per tensor"
-    )
+    scales = "output channel of a weight" if options["per_channel"] else "tensor"
+    warnings = []
+    if job.options["precision"] == "fp8" and options["algorithm"] == "entropy":
+        warnings = ["ranges are by minmax: the entropy method assumes the levels of int8"]
     return {
         "tool": options["tool"],
-        "method": f"explicit quantizers by {options['tool']}, {scales}; "
+        "method": f"explicit quantizers by {options['tool']}, one scale per {scales}; "
         "inputs and outputs keep their types",
         "opset": opsets(model)["ai.onnx"],
         "algorithm": options["algorithm"],
@@ -226,56 +221,29 @@ def _figures(job: Job, model: ModelProto) -> dict[str, Any]:
         "casts": counts["Cast"],
         "quantizers": counts["QuantizeLinear"],
         "dequantizers": counts["DequantizeLinear"],
-        "warnings": _warnings(job),
+        "warnings": warnings,
     }
 
 
-def _warnings(job: Job) -> list[str]:
-    if job.options["precision"] == "fp8" and job.options["quantize"]["algorithm"] == "entropy":
-        return ["ranges are by minmax: the entropy method assumes the levels of int8"]
-    return []
-
-
-def _findings(job: Job, golden: Mapping[str, Case], quantized: Path) -> list[OutputCheck]:
+def _check(job: Job, golden: Mapping[str, Case], quantized: Path) -> list[OutputCheck]:
     precision = job.options["precision"]
     job.progress(f"running the {precision} graph in {len(golden)} cases")
-    implementation, model = _implemented(job, quantized)
-    options = session_options(optimization="disable", intra_op_threads=job.threads, few_runs=True)
-    # by path: a graph in memory is limited to 2 GiB
-    with TemporaryDirectory(dir=job.outputs["model"].parent) as scratch:
-        path = Path(scratch) / "model.onnx"
-        save_model(model, path)
-        graph = OrtGraph(path, options, libraries=implementation.libraries)
-    limits = job.options["tolerance"]
-    return [
-        finding
-        for case, tensors in golden.items()
-        for finding in check_outputs(
-            precision, case, graph.run(tensors.inputs), tensors.outputs, limits
-        )
-    ]
-
-
-def _implemented(job: Job, path: Path) -> tuple[Implementation, ModelProto]:
-    """Return a graph ready for ONNX Runtime, with unique node names."""
-    model, implementation = load_model(path), implementation_of(job)
+    model = load_model(quantized)
     named_nodes(model)
-    implementation.require(model)
-    implementation.apply(model)
-    return implementation, model
+    return check_outputs(job, precision, open_model(job, model), golden)
 
 
 def _losses(job: Job, case: Case, quantized: list[str]) -> list[Loss]:
     job.progress("comparing the tensors of both graphs")
-    tensors = []
+    implementation, scratch = implementation_of(job), job.outputs["model"].parent
+    graphs = []
     for path in (job.inputs["model"], job.outputs["model"]):
-        implementation, model = _implemented(job, path)
-        tensors.append(
-            IntermediateTensors(
-                model, job.outputs["model"].parent, job.threads, implementation.libraries
-            )
-        )
-    return largest_losses(tensors[0], tensors[1], quantized, dict(case.inputs))
+        model = load_model(path)
+        named_nodes(model)
+        implementation.require(model)
+        implementation.apply(model)
+        graphs.append(IntermediateTensors(model, scratch, job.threads, implementation.libraries))
+    return largest_losses(graphs[0], graphs[1], quantized, dict(case.inputs))
 
 
 def _beyond(job: Job, case: Case) -> list[str]:

@@ -20,10 +20,6 @@ _MIN_VALUES = 4 * BINS
 _STRIDE = 8  # bins between two tested ranges
 
 
-def _no_counts() -> Array:
-    return np.zeros(BINS, np.int64)
-
-
 @dataclass
 class Magnitudes:
     """Extremes and a histogram from 0 to ``span``, a power of two."""
@@ -32,7 +28,7 @@ class Magnitudes:
     high: float = -np.inf
     is_finite: bool = True
     span: float = 0.0
-    counts: Array = field(default_factory=_no_counts)
+    counts: Array = field(default_factory=lambda: np.zeros(BINS, np.int64))
 
     @property
     def largest(self) -> float:

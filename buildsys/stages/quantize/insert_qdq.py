@@ -6,17 +6,18 @@ activation gets one for the whole tensor. All zero points are 0, as TensorRT req
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from buildsys.onnx_graphs.onnx_file import operator_name
 from buildsys.onnx_graphs.rounding.fresh_names import FreshNames
 from buildsys.onnx_graphs.tensors import Array
 from buildsys.stages.quantize.node_selection import Chosen, Selection
-from buildsys.stages.quantize.ranges import Range, Ranges
+from buildsys.stages.quantize.ranges import Ranges
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Grid:
     largest: float
 
 
+_CONVOLUTIONS = ("Conv", "ConvTranspose")
 GRIDS = {"int8": Grid(TensorProto.INT8, 127.0), "fp8": Grid(TensorProto.FLOAT8E4M3FN, 448.0)}
 
 
@@ -55,6 +57,22 @@ def insert_quantizers(
     model.graph.node.extend(writer.nodes)
 
 
+def set_kernel_shapes(model: ModelProto) -> None:
+    """Set the ``kernel_shape`` of each convolution of the main graph, in place.
+
+    Other graphs than exported ones may leave it to the weights' shape. TensorRT 8.6 infers it from
+    stored weights, but not through a quantizer ("misaligns with the input kernel shape").
+    """
+    shapes = {tensor.name: tensor.dims for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if operator_name(node) not in _CONVOLUTIONS or node.input[1] not in shapes:
+            continue
+        if all(attribute.name != "kernel_shape" for attribute in node.attribute):
+            node.attribute.append(
+                helper.make_attribute("kernel_shape", list(shapes[node.input[1]])[2:])
+            )
+
+
 def limits_of(ranges: Ranges, precision: str, algorithm: str) -> dict[str, float]:
     """Return the clipping magnitude of each tensor.
 
@@ -62,10 +80,7 @@ def limits_of(ranges: Ranges, precision: str, algorithm: str) -> dict[str, float
     loses nothing by covering the largest one.
     """
     whole = algorithm == "minmax" or (precision == "fp8" and algorithm == "entropy")
-    pick: Callable[[Range], float] = (
-        (lambda found: found.largest) if whole else (lambda found: found.limit)
-    )
-    return {name: pick(found) for name, found in ranges.items()}
+    return {name: found.largest if whole else found.limit for name, found in ranges.items()}
 
 
 class _Writer:
@@ -80,42 +95,35 @@ class _Writer:
 
     def quantize_inputs(self, node: NodeProto, chosen: Chosen, *, per_channel: bool) -> None:
         for place in chosen.activations:
-            node.input[place] = self._activation(node.input[place])
+            name = node.input[place]
+            node.input[place] = self._dequantized(name, np.float64(self._limits[name]), None)
         for place in chosen.weights:
-            node.input[place] = self._weight(node, place, per_channel=per_channel)
+            name = node.input[place]
+            values = np.abs(numpy_helper.to_array(self._weights[name]).astype(np.float64))
+            axis = channel_axis(node, place, values.ndim) if per_channel else None
+            others = tuple(i for i in range(values.ndim) if i != axis)
+            largest = values.max() if axis is None else values.max(axis=others)
+            node.input[place] = self._dequantized(name, largest, axis)
 
     def quantize_output(self, node: NodeProto) -> None:
         """Quantize a result for the nodes downstream."""
         name = node.output[0]
         if self._limits.get(name, 0.0) > 0.0:
             node.output[0] = self._fresh.new(f"{name}_exact")
-            self._add_pair(node.output[0], name, self._scale(np.float64(self._limits[name])), None)
+            self._add_pair(node.output[0], name, np.float64(self._limits[name]), None)
 
-    def _activation(self, name: str) -> str:
-        if (name, None) not in self._pairs:
-            result = self._fresh.new(f"{name}_dequantized")
-            self._pairs[name, None] = result
-            self._add_pair(name, result, self._scale(np.float64(self._limits[name])), None)
-        return self._pairs[name, None]
-
-    def _weight(self, node: NodeProto, place: int, *, per_channel: bool) -> str:
-        name = node.input[place]
-        values = np.abs(numpy_helper.to_array(self._weights[name]).astype(np.float64))
-        axis = channel_axis(node, place, values.ndim) if per_channel else None
+    def _dequantized(self, name: str, largest: Array | np.float64, axis: int | None) -> str:
         if (name, axis) not in self._pairs:
-            others = tuple(i for i in range(values.ndim) if i != axis)
-            largest = values.max() if axis is None else values.max(axis=others)
-            result = self._fresh.new(f"{name}_dequantized")
-            self._pairs[name, axis] = result
-            self._add_pair(name, result, self._scale(largest), axis)
+            self._pairs[name, axis] = self._fresh.new(f"{name}_dequantized")
+            self._add_pair(name, self._pairs[name, axis], largest, axis)
         return self._pairs[name, axis]
 
-    def _scale(self, largest: Array | np.float64) -> Array:
+    def _add_pair(
+        self, source: str, target: str, largest: Array | np.float64, axis: int | None
+    ) -> None:
         scale = np.asarray(largest / self._grid.largest, np.float32)
         # a channel of zeros gets 1
-        return np.where(scale > np.finfo(np.float32).tiny, scale, np.float32(1.0))
-
-    def _add_pair(self, source: str, target: str, scale: Array, axis: int | None) -> None:
+        scale = np.where(scale > np.finfo(np.float32).tiny, scale, np.float32(1.0))
         scale_name, zero_name, quantized = (
             self._fresh.new(f"{target}_{part}") for part in ("scale", "zero_point", "quantized")
         )

@@ -6,10 +6,10 @@ TensorRT and ONNX Runtime.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
-from onnx import ModelProto, TensorProto, helper
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper
 from onnxruntime.quantization import QuantType
 from onnxruntime.quantization.calibrate import TensorData
 from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
@@ -32,7 +32,7 @@ def insert_by_onnxruntime(
     ``limits`` maps each tensor to the magnitude of the value 127.
     """
     operators = {node.op_type for node in model.graph.node if node.name in selection.chosen}
-    betas = _betas(model)
+    betas = {node.name: beta.f for node, beta in _betas(model)}
     _declare_types(model)
     add_infer_metadata(model)  # else it infers the types again through a file
     quantizer = QDQQuantizer(
@@ -41,7 +41,11 @@ def insert_by_onnxruntime(
         False,  # full int8 range: only CPUs without VNNI overflow
         QuantType.QInt8,
         QuantType.QInt8,
-        {name: _tensor_data(limit) for name, limit in limits.items() if limit > 0.0},
+        {
+            name: TensorData(lowest=np.float32(-limit), highest=np.float32(limit))
+            for name, limit in limits.items()
+            if limit > 0.0
+        },
         list(selection.chosen),
         [],
         sorted(operators),
@@ -59,12 +63,9 @@ def insert_by_onnxruntime(
     result: ModelProto = quantizer.model.model
     del result.metadata_props[:]
     del result.graph.value_info[:]
-    _restore_betas(result, betas)
+    for node, beta in _betas(result):
+        beta.f = betas.get(node.name, beta.f)
     return result
-
-
-def _tensor_data(limit: float) -> TensorData:
-    return TensorData(lowest=np.float32(-limit), highest=np.float32(limit))
 
 
 def _declare_types(model: ModelProto) -> None:
@@ -77,19 +78,9 @@ def _declare_types(model: ModelProto) -> None:
             model.graph.value_info.append(helper.make_tensor_value_info(name, elem_type, None))
 
 
-def _betas(model: ModelProto) -> dict[str, float]:
-    """Return the beta of each Gemm; the quantizer resets all to 1."""
-    return {
-        node.name: attribute.f
-        for node in model.graph.node
-        if node.op_type == "Gemm"
-        for attribute in node.attribute
-        if attribute.name == "beta"
-    }
-
-
-def _restore_betas(model: ModelProto, betas: Mapping[str, float]) -> None:
+def _betas(model: ModelProto) -> Iterator[tuple[NodeProto, AttributeProto]]:
+    """Yield the beta of each Gemm; the quantizer resets all to 1."""
     for node in model.graph.node:
         for attribute in node.attribute:
-            if node.op_type == "Gemm" and attribute.name == "beta" and node.name in betas:
-                attribute.f = betas[node.name]
+            if node.op_type == "Gemm" and attribute.name == "beta":
+                yield node, attribute

@@ -45,25 +45,18 @@ def largest_losses(
 
     Tensors without a counterpart in the other graph are left out.
     """
-    errors = _errors(exact, quantized, batch)
+    known = dict(exact.all_of(batch))
+    errors = {
+        name: _relative(values, known[name])
+        for name, values in quantized.all_of(batch)
+        if name in known and values.shape == known[name].shape
+    }
     losses = []
     for node in exact.nodes:
         if node.name in quantized_nodes and node.output[0] in errors:
             before = max((errors.get(name, 0.0) for name in node.input), default=0.0)
             losses.append(Loss(node.name, node.op_type, errors[node.output[0]], before))
     return sorted(losses, key=lambda loss: -loss.added)
-
-
-def _errors(
-    exact: IntermediateTensors, quantized: IntermediateTensors, batch: Batch
-) -> dict[str, float]:
-    """Return the error of every tensor present in both graphs."""
-    known = dict(exact.all_of(batch))
-    return {
-        name: _relative(values, known[name])
-        for name, values in quantized.all_of(batch)
-        if name in known and values.shape == known[name].shape
-    }
 
 
 def _relative(actual: Array, expected: Array) -> float:

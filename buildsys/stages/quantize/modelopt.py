@@ -34,7 +34,7 @@ def quantize_by_modelopt(
 
     ``options`` are the manifest's section ``quantize`` plus the calibration's ``algorithm``.
     ModelOpt measures the ranges itself.
-    Raises: StageError: it is not installed, lacks the algorithm, or fails.
+    Raises: StageError: it is not installed, does not have the algorithm, or fails.
     """
     method = _METHODS[precision].get(options["algorithm"])
     if method is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -60,23 +60,35 @@ def select_nodes(model: ModelProto, ranges: Ranges, options: Mapping[str, Any]) 
 
     Raises: StageError: there are none, or a pattern of ``exclude`` matches no node.
     """
-    nodes = list(model.graph.node)
-    _require_patterns(nodes, options["exclude"])
+    _require_patterns(model, options["exclude"])
     selector = _Selector(model, ranges, options["exclude"])
     selection = Selection()
-    for node in nodes:
+    for node in model.graph.node:
         if node.op_type in options["operators"] and node.domain in ("", "ai.onnx"):
-            found = selector.select(node)
-            if isinstance(found, str):
-                selection.skipped[node.name] = found
+            decision = selector.select(node)
+            if isinstance(decision, str):
+                selection.skipped[node.name] = decision
             else:
-                selection.chosen[node.name] = found
-    for node in _hidden_nodes(model):
+                selection.chosen[node.name] = decision
+    bodies = [body for node in model.graph.node for body in subgraphs(node)]
+    hidden = [node for body in bodies for node in all_nodes(body)]
+    hidden += [node for function in model.functions for node in function.node]
+    for node in hidden:
         if node.op_type in options["operators"]:
             name = node.name or node.output[0]
             selection.skipped[name] = "it is in a subgraph or a local function"
     if not selection.chosen:
-        raise StageError(*_nothing(model, selection, options["operators"]))
+        if selection.skipped:
+            name, reason = next(iter(selection.skipped.items()))
+            others = len(selection.skipped) - 1
+            more = f" (and {others} more)" if others else ""
+            raise StageError(f"no node of the graph can be quantized: {name}: {reason}{more}")
+        wanted = ", ".join(options["operators"])
+        found = ", ".join(list(operator_counts(model))[:6])
+        raise StageError(
+            f"there is nothing to quantize: the graph has no {wanted}, only {found}",
+            "set quantize.operators, or use another precision",
+        )
     return selection
 
 
@@ -123,8 +135,8 @@ class _Selector:
         return too_small if largest < _SMALLEST else ""
 
 
-def _require_patterns(nodes: Sequence[NodeProto], exclude: Sequence[str]) -> None:
-    names = [node.name for node in nodes]
+def _require_patterns(model: ModelProto, exclude: Sequence[str]) -> None:
+    names = [node.name for node in model.graph.node]
     for pattern in exclude:
         if not any(fits(name, pattern) for name in names):
             near = nearest(pattern, names, cutoff=0.5)
@@ -132,23 +144,3 @@ def _require_patterns(nodes: Sequence[NodeProto], exclude: Sequence[str]) -> Non
             examples = f"some names: {', '.join(names[:5])}"
             problem = f"quantize.exclude: {pattern} matches no node"
             raise StageError(problem, hint if near else examples)
-
-
-def _hidden_nodes(model: ModelProto) -> Iterator[NodeProto]:
-    for node in model.graph.node:
-        for body in subgraphs(node):
-            yield from all_nodes(body)
-    for function in model.functions:
-        yield from function.node
-
-
-def _nothing(model: ModelProto, selection: Selection, operators: Sequence[str]) -> tuple[str, str]:
-    if selection.skipped:
-        node, reason = next(iter(selection.skipped.items()))
-        more = f" (and {len(selection.skipped) - 1} more)" if len(selection.skipped) > 1 else ""
-        return f"no node of the graph can be quantized: {node}: {reason}{more}", ""
-    found = ", ".join(list(operator_counts(model))[:6])
-    return (
-        f"there is nothing to quantize: the graph has no {', '.join(operators)}, only {found}",
-        "set quantize.operators, or use another precision",
-    )

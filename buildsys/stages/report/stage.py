@@ -1,4 +1,4 @@
-"""The report stage: sums up all results of a model for programs (JSON) and people (Markdown)."""
+"""The report stage: all results of a model as JSON and Markdown."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from buildsys.report.markdown.document import render
 from buildsys.report.results.report import as_json
 from buildsys.workers.job import Job, StageResult
 
-_GRAPH = "graph:"  # + target: the role of the graph that it has written
+_GRAPH = "graph:"  # + target: the role of the graph it wrote
 
 
 def run(job: Job) -> StageResult:
-    """Write the Markdown report where it is asked for, and return the figures of the JSON one.
+    """Write the Markdown report if requested; return the figures of the JSON one.
 
-    The stage has passed when the report is written; whether the model's build has is the report's verdict.
+    The stage passes even if the report says that the model failed.
     """
     manifest, graphs = job.options["manifest"], {}
     for role, path in job.inputs.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from buildsys.backends.onnxruntime.session import session_options
 from buildsys.onnx_graphs.tensors import Case, load_case
@@ -11,9 +11,7 @@ from buildsys.stages.common.golden_check import (
     OutputCheck,
     and_more,
     check_outputs,
-    compared_cases,
-    failed_checks,
-    save_failed_tensors,
+    summarize_checks,
 )
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.operators.open_graph import open_graph
@@ -35,15 +33,13 @@ def run(job: Job) -> StageResult:
             case: load_case(job.inputs[f"simplified.case.{case}"])
             for case in job.options["simplified_cases"]
         }
-    checks = {graph: list(_run_graph(job, graph, golden[graph])) for graph in _GRAPHS}
-    for graph in _GRAPHS:
-        folder = job.outputs["result"].parent / "failed"
-        save_failed_tensors(folder, failed_checks(checks[graph]), golden[graph])
+    checks = {graph: _run_graph(job, graph, golden[graph]) for graph in _GRAPHS}
+    summaries = {graph: summarize_checks(job, checks[graph], golden[graph]) for graph in _GRAPHS}
+    failed = [check for found, _ in summaries.values() for check in found]
     every = [check for graph in _GRAPHS for check in checks[graph]]
-    failed = failed_checks(every)
     worst = max(every, key=lambda check: check.comparison.relative, default=None)
     figures: ValidateResult = {
-        "graphs": {graph: compared_cases(checks[graph]) for graph in _GRAPHS},
+        "graphs": {graph: numbers["cases"] for graph, (_, numbers) in summaries.items()},
         "tolerance": dict(job.options["tolerance"]),
         "worst": None if worst is None else {
             "graph": worst.graph,
@@ -58,7 +54,7 @@ def run(job: Job) -> StageResult:
     return StageResult("failed", failed[0].sentence() + and_more(failed), figures=figures)
 
 
-def _run_graph(job: Job, name: str, golden: Mapping[str, Case]) -> Iterator[OutputCheck]:
+def _run_graph(job: Job, name: str, golden: Mapping[str, Case]) -> list[OutputCheck]:
     job.progress(f"running the {name} graph in {len(golden)} cases")
     # ONNX Runtime's optimizations are off, so each node is computed as the file says. A fusion
     # could hide what other runtimes will meet, and a faulty one would be blamed on the export; the
@@ -66,6 +62,4 @@ def _run_graph(job: Job, name: str, golden: Mapping[str, Case]) -> Iterator[Outp
     options = session_options(optimization="disable", intra_op_threads=job.threads, few_runs=True)
     file, scratch = job.inputs[f"{name}.model"], job.outputs["result"].parent
     graph = open_graph(file, implementation_of(job), options, scratch)
-    for case, tensors in golden.items():
-        actual = graph.run(tensors.inputs)
-        yield from check_outputs(name, case, actual, tensors.outputs, job.options["tolerance"])
+    return check_outputs(job, name, graph, golden)

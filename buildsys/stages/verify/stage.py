@@ -52,7 +52,7 @@ class _Checks:
 
 
 def run(job: Job) -> StageResult:
-    """Compare all outputs of the engine in every case; NaN and infinity fail."""
+    """Compare all outputs in every case; NaN and infinity fail."""
     if "engine" not in job.inputs:
         return StageResult("unavailable", "there is no engine: see the result of its engine target")
     options = job.options["engine"]

@@ -16,7 +16,7 @@ from buildsys.backends.cuda.gpus import find_driver
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import save_case
 from buildsys.stages.bench import stage as bench
-from buildsys.stages.bench.noise import noise
+from buildsys.stages.bench.latency import noise
 from buildsys.stages.engine import stage as engine
 from buildsys.stages.surgery.edit_ports import rename
 from buildsys.system.cpu import usable_cores

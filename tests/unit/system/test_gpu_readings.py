@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from buildsys.stages.bench.noise import noise
+from buildsys.stages.bench.latency import noise
 from buildsys.system.gpus.sampling import Reading, Readings, sampled, throttle_shares
 
 IDLE, CHOSEN, POWER, HOT = 0x1, 0x2, 0x4, 0x40
