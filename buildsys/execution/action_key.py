@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
-from buildsys.plan.action import Action, FileRef
+from buildsys.plan.action import Action
 from buildsys.store.file_digests import FileDigest
 
 SCHEMA = "buildsys/action/3"  # bump when the meaning of any part changes
 ABSENT = "absent"  # the value of a missing file or distribution
 _SPECIAL = re.compile(r"([\\.\[\]])")
-_ORDER = ("config", "weights", "source", "input", "tool", "device", "env", "code")
+_KINDS = ("config", "weights", "source", "input", "tool", "device", "env", "code")
+_RANKS = {kind: rank for rank, kind in enumerate(_KINDS)}
 _encode = json.JSONEncoder().encode  # json.dumps evaluates its options again for every value
 
 
@@ -56,8 +57,8 @@ def digest_parts(target: str, parts: Mapping[str, str]) -> str:
 def declared_parts(action: Action) -> dict[str, str]:
     """Return the parts for an action's options and file roles."""
     parts = flatten_options(action.options, "config:")
-    parts["inputs"] = _roles(action.inputs)
-    parts["outputs"] = _roles(action.outputs)
+    for name, files in (("inputs", action.inputs), ("outputs", action.outputs)):
+        parts[name] = _encode({role: ref.path for role, ref in sorted(files.items())})
     return parts
 
 
@@ -84,10 +85,12 @@ def flatten_options(options: Mapping[str, Any], prefix: str = "") -> dict[str, s
 def changed_parts(old: Mapping[str, str], new: Mapping[str, str]) -> list[PartChange]:
     """Return the differences: fields first, then files, tools, devices and code."""
     labels = old.keys() | new.keys()
-    changed = [label for label in labels if old.get(label) != new.get(label)]
-    return [
-        PartChange(label, old.get(label), new.get(label)) for label in sorted(changed, key=_rank)
+    changed = [
+        (_RANKS.get(label.partition(":")[0], len(_RANKS)), label)
+        for label in labels
+        if old.get(label) != new.get(label)
     ]
+    return [PartChange(label, old.get(label), new.get(label)) for _, label in sorted(changed)]
 
 
 def _add_leaves(leaves: dict[str, str], name: str, value: Any) -> None:
@@ -99,25 +102,12 @@ def _add_leaves(leaves: dict[str, str], name: str, value: Any) -> None:
     ):
         for index, item in enumerate(value):
             _add_leaves(leaves, f"{name}[{index}]", item)
+    elif value is None:  # the encoder is ten times slower for single values that are no strings
+        leaves[name] = "null"
     else:
-        leaves[name] = _to_json(value)
+        leaves[name] = str(value) if type(value) is int else _encode(value)
 
 
 @cache  # the same few field names occur in every target
 def _escape(name: str) -> str:
     return _SPECIAL.sub(r"\\\1", name)
-
-
-def _to_json(value: Any) -> str:
-    if value is None:  # the encoder is ten times slower for single values that are no strings
-        return "null"
-    return str(value) if type(value) is int else _encode(value)
-
-
-def _roles(files: Mapping[str, FileRef]) -> str:
-    return _to_json({role: ref.path for role, ref in sorted(files.items())})
-
-
-def _rank(label: str) -> tuple[int, str]:
-    kind = label.partition(":")[0]
-    return _ORDER.index(kind) if kind in _ORDER else len(_ORDER), label

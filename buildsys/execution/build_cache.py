@@ -32,14 +32,12 @@ class BuildCache:
         build: Path,
         store: Store,
         ledger: Ledger,
-        background: Background,
         remote: SharedCache | None,
         notify: Callable[[str], None],
     ) -> None:
         self._build = build
         self._store = store
         self._ledger = ledger
-        self._background = background
         self._remote = remote
         self._notify = notify
         self._warned: set[str] = set()
@@ -86,11 +84,8 @@ class BuildCache:
         return True
 
     def keep(self, action: Action, record: ActionRecord) -> None:
-        """Copy published outputs into the caches in the background."""
+        """Copy published outputs into the caches."""
         share = record.status == PASSED and not action.measures
-        self._background.submit(partial(self._keep, record, share))
-
-    def _keep(self, record: ActionRecord, share: bool) -> None:
         with self._tolerant(), self._store.lock(shared=True):
             files = record.files.items()
             kept = [self._store.put(self._build / name, file) for name, file in files]
@@ -137,22 +132,16 @@ class BuildCache:
             self._notify(text)
 
 
-def stored_in(store: Store, ledger: Ledger) -> Callable[[Action, ActionKey], bool]:
-    """Return a read-only check for restorable targets."""
-
-    def is_stored(action: Action, key: ActionKey) -> bool:
-        target, digest = action.target, key.digest
-        if ledger.is_forgotten(target):
-            return False
-        try:
-            found = ledger.lookup(target, digest) or store.read_action(
-                target, digest, read_only=True
-            )
-        except StageError:
-            return False
-        return found is not None and all(map(store.holds, found.files.values()))
-
-    return is_stored
+def is_restorable(store: Store, ledger: Ledger, action: Action, key: ActionKey) -> bool:
+    """Return True if the store has the outputs of a key. Writes nothing."""
+    target, digest = action.target, key.digest
+    if ledger.is_forgotten(target):
+        return False
+    try:
+        found = ledger.lookup(target, digest) or store.read_action(target, digest, read_only=True)
+    except StageError:
+        return False
+    return found is not None and all(map(store.holds, found.files.values()))
 
 
 def store_folder(state: Path) -> Path:

@@ -92,7 +92,7 @@ class Executor:
         self._locks = Locks(state / "locks", machine_lock_folder(state / "locks"))
         self._background = Background()
         self._publisher = Publisher(build, self._digests, self._background, notify)
-        self._cache = BuildCache(build, store, self._ledger, self._background, remote, notify)
+        self._cache = BuildCache(build, store, self._ledger, remote, notify)
         self._keys = KeyBuilder(project_root, build, self._digests, StateTextCache(self._db))
         self._checker = FreshnessChecker(build, self._keys, self._db, self._digests)
         self._models = UpToDateModels(build, self._db, self._keys)
@@ -190,7 +190,7 @@ class Executor:
         self._ledger.forget(target)
 
     def stop(self) -> None:
-        """Stop waiting for locks; targets interrupted by that leave no record."""
+        """Stop waiting for locks, without recording interrupted targets."""
         self._stopped = True
         self._locks.stop()
 
@@ -339,7 +339,7 @@ class Executor:
             log=self._shown(self._log(action)),
         )
         self._ledger.add(record, why=why)
-        self._cache.keep(action, record)
+        self._background.submit(partial(self._cache.keep, action, record))
         if status == ledger.UNAVAILABLE and is_required(action):
             raise StageError(f"{target} is required, but unavailable: {reply.reason}", reply.hint)
         return self._outcome(record)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from buildsys.errors import StageError
 from buildsys.execution import stale_reasons as kinds
 from buildsys.execution.action_key import ActionKey
-from buildsys.execution.build_cache import store_folder, stored_in
+from buildsys.execution.build_cache import is_restorable, store_folder
 from buildsys.execution.key_builder import KeyBuilder
 from buildsys.execution.stale_reasons import Reason, decode_reasons, part_reasons
 from buildsys.plan.action import Action
@@ -141,22 +141,20 @@ class FreshnessChecker:
         key = self._keys.build(action)
         return key.digest if self._is_current(action, key) else None
 
-    def check(self, action: Action) -> Freshness:
-        """Return the freshness of a target. Raises: StageError: a file cannot be read."""
-        return self._check(action, self._ledger.history(action.target, _RECENT_RUNS))
-
     def examine(self, action: Action) -> Freshness:
         """Return the freshness of a target, with unreadable files as reasons.
 
         Raises: StageError: the state cannot be read.
         """
-        runs = self._ledger.history(action.target, _RECENT_RUNS)
         try:
-            return self._check(action, runs)
+            return self.check(action)
         except StageError as error:
+            runs = self._ledger.history(action.target, _RECENT_RUNS)
             return replace(_from_history(action.target, runs), unreadable=str(error))
 
-    def _check(self, action: Action, runs: list[HistoryEntry]) -> Freshness:
+    def check(self, action: Action) -> Freshness:
+        """Return the freshness of a target. Raises: StageError: a file cannot be read."""
+        runs = self._ledger.history(action.target, _RECENT_RUNS)
         key = self._keys.build(action)
         found = replace(_from_history(action.target, runs), key=key)
         if self._is_current(action, key):
@@ -178,7 +176,9 @@ class FreshnessChecker:
             restorable=not key.missing and self._is_stored(action, key),
         )
         latest = self._ledger.latest(action.target)
-        if latest is None or not _is_readable(latest.parts):
+        parts = latest.parts if latest else None
+        readable = isinstance(parts, dict) and all(isinstance(v, str) for v in parts.values())
+        if latest is None or not readable:
             no_record = kinds.NEVER_BUILT
             if self._ledger.has_records(action.target):
                 no_record = kinds.LOST_RECORD
@@ -234,17 +234,13 @@ def read_only_checker(
     db = ReadOnlyStateDb(state / "state.db", notify)
     digests = DigestCache(db)
     keys = KeyBuilder(project, build, digests, StateTextCache(db))
-    is_stored = is_stored or stored_in(Store(store_folder(state)), Ledger(db))
+    is_stored = is_stored or partial(is_restorable, Store(store_folder(state)), Ledger(db))
     return FreshnessChecker(build, keys, db, digests, is_stored)
 
 
 def is_required(action: Action) -> bool:
     """Return True if an unavailable target fails (manifest or BUILDSYS_STRICT)."""
     return action.required or os.environ.get("BUILDSYS_STRICT", "0") not in ("", "0")
-
-
-def _is_readable(parts: object) -> bool:
-    return isinstance(parts, dict) and all(isinstance(value, str) for value in parts.values())
 
 
 def _from_history(target: str, runs: list[HistoryEntry]) -> Freshness:

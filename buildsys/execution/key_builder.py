@@ -58,8 +58,23 @@ class KeyBuilder:
         parts = declared_parts(action)
         parts |= self._environment_parts(action)
         parts |= content_parts("code", self._code_of(action.code))
-        missing = self._add_inputs(action, parts, files)
-        self._add_weights(action, parts, files)
+        paths = {ref.path: f"{self._build}/{ref.path}" for ref in action.inputs.values()}
+        found = self._digests.digests(paths.values())
+        for name, path in paths.items():
+            files[f"input:{name}"] = digest = found[path]
+            parts[f"input:{name}"] = ABSENT if digest is None else digest.digest
+        required = (ref.path for ref in action.inputs.values() if not ref.optional)
+        missing = tuple(name for name in required if found[paths[name]] is None)
+        for name, sha256 in action.weights.items():
+            path = f"{self._project}/{name}"
+            files[f"weights:{name}"] = digest = self._digests.digest(path)
+            parts[f"weights:{name}"] = ABSENT if digest is None else digest.digest
+            # a matching sha256 adds nothing to the digest; with another one the stage fails
+            for label in [label for label in parts if label.endswith("source.weights.sha256")]:
+                if sha256 is None or (digest and self._sha256(path, digest.digest) == sha256):
+                    del parts[label]
+                else:
+                    parts[label] = f"{sha256}, which the file does not have"
         if action.sources:
             self._add_sources(action, parts, files)
         return ActionKey(action.target, parts, files, missing)
@@ -74,28 +89,6 @@ class KeyBuilder:
         found = self._digests.digests(map(_module_file, pinned))
         changed = (name for name, d in pinned.items() if _digest(found[_module_file(name)]) != d)
         return next(changed, "")
-
-    def _add_inputs(self, action: Action, parts: Parts, files: Files) -> tuple[str, ...]:
-        """Add the inputs; return missing required ones."""
-        paths = {ref.path: f"{self._build}/{ref.path}" for ref in action.inputs.values()}
-        found = self._digests.digests(paths.values())
-        for name, path in paths.items():
-            files[f"input:{name}"] = digest = found[path]
-            parts[f"input:{name}"] = ABSENT if digest is None else digest.digest
-        required = (ref.path for ref in action.inputs.values() if not ref.optional)
-        return tuple(path for path in required if found[paths[path]] is None)
-
-    def _add_weights(self, action: Action, parts: Parts, files: Files) -> None:
-        for name, required in action.weights.items():
-            path = f"{self._project}/{name}"
-            files[f"weights:{name}"] = found = self._digests.digest(path)
-            parts[f"weights:{name}"] = ABSENT if found is None else found.digest
-            # a matching sha256 adds nothing to the digest; with another one the stage fails
-            for label in [label for label in parts if label.endswith("source.weights.sha256")]:
-                if required is None or (found and self._sha256(path, found.digest) == required):
-                    del parts[label]
-                else:
-                    parts[label] = f"{required}, which the file does not have"
 
     def _sha256(self, path: str, digest: str) -> str:
         known = self._texts.get(name := f"sha256/1:{digest}")
@@ -186,34 +179,34 @@ class KeyBuilder:
         """Return the digests of our ``modules`` and their imports by name."""
         if modules not in self._code:
             own = [name for name in modules if name.partition(".")[0] == _PACKAGE]
-            cached = f"closure/1:{self._code_digest}:{' '.join(own)}"
+            loaded, digest = self._loaded_code
+            cached = f"closure/1:{digest}:{' '.join(own)}"
             text = self._texts.get(cached)
             if text is None:
-                loaded = self._loaded_code
                 tree = SourceTree(
                     _CODE_ROOT,
                     lambda path: _digest(loaded.get(path)),
                     self._texts,
                     package=_PACKAGE,
                 )
-                files = tree.dependencies(map(_module_path, own)).files
+                paths = [name.replace(".", "/") for name in own]
+                sources = [
+                    f"{path}/__init__.py" if Path(_CODE_ROOT, path).is_dir() else f"{path}.py"
+                    for path in paths
+                ]
+                files = tree.dependencies(sources).files
                 text = json.dumps([file.removesuffix(".py").replace("/", ".") for file in files])
                 self._texts.set(cached, text)
             names: list[str] = json.loads(text)
-            loaded = self._loaded_code
             self._code[modules] = {n: _digest(loaded.get(_module_file(n))) for n in names}
         return self._code[modules]
 
     @cached_property
-    def _loaded_code(self) -> dict[str, FileDigest | None]:
-        """Digests of our own modules, taken before any worker loads them."""
-        return self._digests.digests(sorted(own_code()))
-
-    @cached_property
-    def _code_digest(self) -> str:
-        prefix = len(_CODE_ROOT) + 1
-        code = [(path[prefix:], _digest(found)) for path, found in self._loaded_code.items()]
-        return hashlib.sha256(json.dumps(code).encode()).hexdigest()
+    def _loaded_code(self) -> tuple[Files, str]:
+        """Our own modules and their digest, taken before any worker starts."""
+        files, prefix = self._digests.digests(sorted(own_code())), len(_CODE_ROOT) + 1
+        code = [(path[prefix:], _digest(found)) for path, found in files.items()]
+        return files, hashlib.sha256(json.dumps(code).encode()).hexdigest()
 
 
 def own_code(folder: str = "") -> Iterator[str]:
@@ -227,11 +220,6 @@ def own_code(folder: str = "") -> Iterator[str]:
 
 def _module_file(name: str) -> str:
     return f"{_CODE_ROOT}/{name.replace('.', '/')}.py"
-
-
-def _module_path(module: str) -> str:
-    path = module.replace(".", "/")
-    return f"{path}/__init__.py" if Path(_CODE_ROOT, path).is_dir() else f"{path}.py"
 
 
 def _digest(found: FileDigest | None) -> str | None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from buildsys.execution.action_key import ABSENT, PartChange, changed_parts
+from buildsys.execution.action_key import ABSENT, changed_parts
 
 NEVER_BUILT, FORGOTTEN = "never-built", "forgotten"
 LOST_RECORD, OTHER_KEYS = "lost-record", "other-keys"
@@ -62,7 +62,16 @@ class Reason(NamedTuple):
 
 def part_reasons(old: Mapping[str, str], new: Mapping[str, str]) -> list[Reason]:
     """Return the differences between the parts of two keys."""
-    return [reason for change in changed_parts(old, new) for reason in _reasons_of(change)]
+    reasons = []
+    for label, before, after in changed_parts(old, new):
+        kind, colon, name = label.partition(":")
+        was, now = _as_map(before), _as_map(after)
+        if colon or was is None or now is None:
+            reasons.append(Reason(kind, name if colon else kind, before, after))
+        else:  # a map of roles
+            changed = (e for e in sorted(was.keys() | now.keys()) if was.get(e) != now.get(e))
+            reasons += [Reason(kind, entry, was.get(entry), now.get(entry)) for entry in changed]
+    return reasons
 
 
 def format_reasons(reasons: Iterable[Reason]) -> list[str]:
@@ -100,29 +109,15 @@ def decode_reasons(text: object) -> tuple[Reason, ...]:
     try:
         # older histories have a fifth field, the first changed line
         items = json.loads(text)  # type: ignore[arg-type]
-        return tuple(Reason(*item[:4]) for item in items if _is_reason(item))
+        lists = [i[:4] for i in items if isinstance(i, list) and len(i) in (4, 5)]
     except (TypeError, ValueError):
         return ()
-
-
-def _is_reason(item: Any) -> bool:
-    if not isinstance(item, list) or len(item) not in (4, 5):
-        return False
-    kind, subject, *values = item[:4]
-    texts = isinstance(kind, str) and isinstance(subject, str)
-    return texts and all(value is None or isinstance(value, str) for value in values)
-
-
-def _reasons_of(change: PartChange) -> Iterator[Reason]:
-    """Yield one reason, or one per entry of a map of roles."""
-    kind, colon, name = change.label.partition(":")
-    old, new = _as_map(change.old), _as_map(change.new)
-    if colon or old is None or new is None:
-        yield Reason(kind, name if colon else kind, change.old, change.new)
-        return
-    for entry in sorted(old.keys() | new.keys()):
-        if old.get(entry) != new.get(entry):
-            yield Reason(kind, entry, old.get(entry), new.get(entry))
+    return tuple(
+        Reason(*fields)
+        for fields in lists
+        if all(isinstance(field, str) for field in fields[:2])
+        and all(field is None or isinstance(field, str) for field in fields[2:])
+    )
 
 
 def _as_map(value: str | None) -> dict[str, str] | None:
@@ -148,22 +143,15 @@ def _describe_part(reason: Reason) -> str:
         return f"{name} {'added' if old in (None, ABSENT) else 'changed'}"
     is_tool = kind == "tool"
     names = {None: "not used" if is_tool else "unset", ABSENT: "not installed"}
-    before, after = _shortened(names.get(old, old or ""), names.get(new, new or ""))
-    return f"{name}{'' if is_tool else ':'} {before} → {after}"
-
-
-def _shortened(old: str, new: str) -> tuple[str, str]:
-    """Return the values, cut around their first difference if long."""
-    if max(len(old), len(new)) <= _SHOWN_CHARACTERS:
-        return old, new
-    pairs = enumerate(zip(old, new, strict=False))
-    same = next((i for i, (a, b) in pairs if a != b), min(len(old), len(new)))
+    shown = [names.get(old, old or ""), names.get(new, new or "")]
+    pairs = enumerate(zip(*shown, strict=False))
+    same = next((i for i, (a, b) in pairs if a != b), min(map(len, shown)))
     start = max(0, same - _CONTEXT)
-    return _cut(old, start), _cut(new, start)
-
-
-def _cut(value: str, start: int) -> str:
-    if len(value) <= _SHOWN_CHARACTERS:
-        return value
-    piece = value[start : start + _SHOWN_CHARACTERS]
-    return f"{'…' if start else ''}{piece}{'…' if start + _SHOWN_CHARACTERS < len(value) else ''}"
+    end = start + _SHOWN_CHARACTERS
+    before, after = (
+        f"{'…' if start else ''}{value[start:end]}{'…' if end < len(value) else ''}"
+        if len(value) > _SHOWN_CHARACTERS
+        else value
+        for value in shown
+    )
+    return f"{name}{'' if is_tool else ':'} {before} → {after}"

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,7 +86,7 @@ class UpToDateModels:
     def check(
         self, models: Mapping[str, PlannedModel], up_to_date_key: Callable[[str], str | None]
     ) -> dict[str, list[str]]:
-        """Return the targets of models with a key from ``up_to_date_key`` for each of them.
+        """Return the targets of models up to date according to ``up_to_date_key``.
 
         Everything that a finding depends on is compared before and after the check; models that
         changed meanwhile are left out. The others are kept for ``find``.
@@ -158,34 +157,24 @@ class _Moment:
     def __init__(self, build: str, keys: KeyBuilder) -> None:
         self._build = build
         self._keys = keys
-        self._known: dict[str, str] = {}
+        self._known: dict[str, str] = {}  # environment -> digest
+        code = {path: stamp(path) for path in sorted(own_code())}
+        self._newest_ns = max(max(found[0], found[1]) for found in code.values() if found)
+        strict = os.environ.get("BUILDSYS_STRICT", "0")
+        # the boot of the machine and the state common to all models
+        self.valid_in = f"{boot_id()} {_digest((code, strict))}"
 
     def state(self, environments: str, files: Iterable[str]) -> _State:
         """Return the state of a model's environments and files."""
         stamps = [stamp(self._build + name) for name in files]
         newest_ns = max((max(found[0], found[1]) for found in stamps if found), default=0)
-        used = [self._environment(line) for line in environments.split("\n")]
-        digest = _digest((self.valid_in, used, stamps))
-        return _State(digest, max(newest_ns, self._common.newest_ns))
-
-    @cached_property
-    def valid_in(self) -> str:
-        """The boot of the machine and the state common to all models."""
-        return f"{boot_id()} {self._common.digest}"
-
-    @cached_property
-    def _common(self) -> _State:
-        code = {path: stamp(path) for path in sorted(own_code())}
-        newest_ns = max(max(found[0], found[1]) for found in code.values() if found)
-        strict = os.environ.get("BUILDSYS_STRICT", "0")
-        return _State(_digest((code, strict)), newest_ns)
-
-    def _environment(self, line: str) -> str:
-        known = self._known.get(line)
-        if known is None:
-            parts = self._keys.build(action_in(line)).parts
-            known = self._known[line] = _digest(sorted(parts.items()))
-        return known
+        lines = environments.split("\n")
+        for line in lines:
+            if line not in self._known:
+                parts = self._keys.build(action_in(line)).parts
+                self._known[line] = _digest(sorted(parts.items()))
+        digest = _digest((self.valid_in, [self._known[line] for line in lines], stamps))
+        return _State(digest, max(newest_ns, self._newest_ns))
 
 
 def environment_of(action: Action) -> str:

@@ -117,14 +117,12 @@ class CustomOperators:
 
     def loaded_use(self, engine: Mapping[str, Any]) -> OperatorUse:
         """Return the additions to an action running an engine."""
-        entries = [
-            e for e in self._entries(engine["backend"]) if e["kind"] in ("library", "plugin")
-        ]
+        found = self._entries(engine["backend"])
+        entries = [entry for entry in found if entry["kind"] in ("library", "plugin")]
         if not entries:
             return NO_OPERATORS
-        return OperatorUse(
-            {"operators": entries}, self.copied_libraries(engine), _python_files(entries)
-        )
+        libraries = self.copied_libraries(engine)
+        return OperatorUse({"operators": entries}, libraries, _python_files(entries))
 
     def copied_libraries(self, engine: Mapping[str, Any]) -> dict[str, FileRef]:
         """Return the libraries copied into an engine's folder, by role."""

@@ -48,21 +48,19 @@ def with_typing(spec: Mapping[str, Any], version_of: VersionOf) -> Mapping[str, 
     engines = []
     for engine in spec["engines"]:
         if "typing" in engine:
-            engine = {**engine, "typing": _typing(spec, engine, version_of)}
+            typing = engine["typing"]
+            if typing == "auto":
+                major = re.match(r"\d+", version_of(toolchain_of(spec, engine)))
+                strong_only = major is not None and int(major[0]) >= _FIRST_STRONG_ONLY
+                strong = strong_only or engine["precision"] in _ONLY_IN_TYPES
+                typing = "strong" if strong else "weak"
+            engine = {**engine, "typing": typing}
             bare = {field: value for field, value in engine.items() if field != "quantization"}
             default = "implicit" if is_implicit(bare) else None if is_weak(bare) else "explicit"
             if engine["quantization"] in ("auto", default):
                 engine = bare
         engines.append(engine)
     return {**spec, "engines": engines}
-
-
-def _typing(spec: Mapping[str, Any], engine: EngineSpec, version_of: VersionOf) -> str:
-    if engine["typing"] != "auto":
-        return str(engine["typing"])
-    major = re.match(r"\d+", version_of(toolchain_of(spec, engine)))
-    strong_only = major is not None and int(major[0]) >= _FIRST_STRONG_ONLY
-    return "strong" if strong_only or engine["precision"] in _ONLY_IN_TYPES else "weak"
 
 
 def is_weak(engine: EngineSpec) -> bool:

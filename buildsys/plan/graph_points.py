@@ -99,7 +99,12 @@ def graph_points(spec: Spec) -> GraphPoints:
     dims = [spec["dims"]] * 3
     if any(steps):
         dims = [_only(spec["dims"], names_in_shapes(found)) for found in inputs]
-    values = _all_values(spec, inputs[-1], dims[-1])
+    fixed = {dim: dict.fromkeys(ALL_CASES, value) for dim, value in fixed_dims(spec).items()}
+    values = case_values({**spec["dims"], **fixed})
+    known = [_only(case, dims[-1]) for case in values.values()]
+    for case, sizes in profile_values(spec, spec["engines"], inputs[-1], dims[-1]).items():
+        if sizes not in known:
+            values[case] = {**values["opt"], **sizes}
     own, origins = values, representatives(values)
     points, golden = [], (f"{name}/reference", f"reference:{name}")
     for (when, source), taken, found, spans in zip(chain, steps, inputs, dims, strict=True):
@@ -171,17 +176,6 @@ def name_of(values: Mapping[str, int]) -> str:
     if len(name) <= _LONGEST_NAME:
         return name
     return f"shapes-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
-
-
-def _all_values(spec: Spec, inputs: Inputs, dims: Mapping[str, Any]) -> dict[str, Dims]:
-    """Return all dimensions in the four cases and those of explicit profiles."""
-    fixed = {dim: dict.fromkeys(ALL_CASES, value) for dim, value in fixed_dims(spec).items()}
-    values = case_values({**spec["dims"], **fixed})
-    known = [_only(case, dims) for case in values.values()]
-    for name, case in profile_values(spec, spec["engines"], inputs, dims).items():
-        if case not in known:
-            values[name] = {**values["opt"], **case}
-    return values
 
 
 def _only(found: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +21,7 @@ from buildsys.plan.engine_typing import (
 )
 from buildsys.plan.graph_points import Graph, Spec, graph_points, profile_values
 
+DataEntry = Mapping[str, Any]  # source of input values
 ONNXRUNTIME = "onnxruntime"
 FULL_PRECISION = "fp32"
 QUANTIZED = ("int8", "fp8")  # precisions that need calibration
@@ -40,10 +42,15 @@ class ModelPlan:
         self.operators = CustomOperators(self.spec)
         self.engines = [EnginePlan(self, engine) for engine in self.spec["engines"]]
 
-    def timeout(self, stage: str) -> float | None:
-        """Return the time limit of a stage in seconds."""
-        limit: float | None = self.spec["timeout"].get(stage)
-        return limit
+    def fields(self, stage: str, variant: str = "") -> dict[str, Any]:
+        """Return the name and time limit of an action."""
+        return {
+            "target": ":".join((stage, self.name, variant)).rstrip(":"),
+            "stage": stage,
+            "model": self.name,
+            "variant": variant,
+            "timeout_s": self.spec["timeout"].get(stage),
+        }
 
     @cached_property
     def network_options(self) -> dict[str, Any]:
@@ -205,3 +212,19 @@ class EnginePlan:
         if self.baseline_precision == FULL_PRECISION:
             return self.model.final.graph
         return self.model.converted(self.baseline_precision)
+
+
+def data_files(entries: Iterable[DataEntry | None]) -> tuple[str, ...]:
+    """Return the user's files in ``entries``, image folders with a slash."""
+    files = []
+    for entry in entries:
+        data = entry or {}
+        files += [data["npz"]] if data.get("npz") else []
+        files += [data["python"].rpartition(":")[0]] if data.get("python") else []
+        files += [f"{data['images'].rstrip('/')}/"] if data.get("images") else []
+    return tuple(dict.fromkeys(files))
+
+
+def image_tools(entries: Iterable[DataEntry | None]) -> tuple[str, ...]:
+    """Return the library for images, if any entry has images."""
+    return ("pillow",) if any("images" in (entry or ()) for entry in entries) else ()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from buildsys.system.protobuf import Content, byte_fields, opened
+from buildsys.system.protobuf import byte_fields, opened
 
 # field numbers in onnx.proto3 of the messages through which a tensor can be reached
 _FIELDS = {
@@ -25,23 +23,21 @@ def external_files(path: str) -> list[str]:
     An invalid file has none: its own digest is in the key, and the stage will report the error.
     Raises: OSError: the file cannot be read.
     """
+    locations = set()
     with opened(path) as content:
+        waiting = [("model", 0, len(content))]
         try:
-            return sorted(set(_locations(content)))
+            while waiting:
+                message, begin, end = waiting.pop()
+                inner = _FIELDS[message]
+                for number, start, stop in byte_fields(content, begin, end):
+                    if inner.get(number) == "entry":
+                        fields = byte_fields(content, start, stop)
+                        entry = {field: content[first:last] for field, first, last in fields}
+                        if entry.get(_KEY) == _LOCATION:
+                            locations.add(entry.get(_VALUE, b"").decode())
+                    elif number in inner:
+                        waiting.append((inner[number], start, stop))
         except (IndexError, ValueError):  # truncated, or not protobuf
             return []
-
-
-def _locations(content: Content) -> Iterator[str]:
-    waiting = [("model", 0, len(content))]
-    while waiting:
-        message, begin, end = waiting.pop()
-        inner = _FIELDS[message]
-        for number, start, stop in byte_fields(content, begin, end):
-            if inner.get(number) == "entry":
-                fields = byte_fields(content, start, stop)
-                entry = {field: content[first:last] for field, first, last in fields}
-                if entry.get(_KEY) == _LOCATION:
-                    yield entry.get(_VALUE, b"").decode()
-            elif number in inner:
-                waiting.append((inner[number], start, stop))
+    return sorted(locations)

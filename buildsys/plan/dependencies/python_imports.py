@@ -40,23 +40,21 @@ def parse_python(code: bytes) -> PythonFile:
             tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return PythonFile([], [])
-    nodes = list(_executed_nodes(tree))
-    variables = {name for node in nodes for name in _variables_of(node)}
-    return PythonFile([item for node in nodes for item in _imports_of(node)], sorted(variables))
+    imports: list[Import] = []
+    variables: set[str] = set()
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        imports += _imports_of(node)
+        variables.update(_variables_of(node))
+        if isinstance(node, ast.If) and _last_name(node.test) == "TYPE_CHECKING":
+            waiting += node.orelse
+        else:
+            waiting += ast.iter_child_nodes(node)
+    return PythonFile(imports, sorted(variables))
 
 
 _warnings_lock = threading.Lock()  # catch_warnings changes the state of the whole process
-
-
-def _executed_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if isinstance(node, ast.If) and _last_name(node.test) == "TYPE_CHECKING":
-            waiting.extend(node.orelse)
-        else:
-            waiting.extend(ast.iter_child_nodes(node))
 
 
 def _imports_of(node: ast.AST) -> Iterator[Import]:

@@ -54,10 +54,7 @@ def plan_bench(model: ModelPlan, engine: EnginePlan) -> Action:
     else:
         tools += engine.run_tools
     return Action(
-        target=f"bench:{name}:{engine.name}",
-        stage="bench",
-        model=name,
-        variant=engine.name,
+        **model.fields("bench", engine.name),
         options=options,
         inputs={**inputs, **operators.inputs},
         outputs={"result": FileRef(f"{name}/bench/{engine.name}.json")},
@@ -74,6 +71,5 @@ def plan_bench(model: ModelPlan, engine: EnginePlan) -> Action:
         measures=True,
         exclusive=not engine.on_gpu,
         alone_on_gpu=engine.on_gpu,
-        timeout_s=model.timeout("bench"),
         doc=f"benchmark the engine {engine.name} of {name}",
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from buildsys.plan.action import Action, FileRef
-from buildsys.plan.input_data import data_files, image_tools
-from buildsys.plan.model_plan import ModelPlan
+from buildsys.plan.model_plan import ModelPlan, data_files, image_tools
 
 
 def plan_calibrate(model: ModelPlan) -> Iterator[Action]:
@@ -29,10 +28,7 @@ def plan_calibrate(model: ModelPlan) -> Iterator[Action]:
     runs_python = any("python" in (entry or ()) for entry in data.values())
     operators = model.operators.use()
     yield Action(
-        target=f"calibrate:{name}",
-        stage="calibrate",
-        model=name,
-        variant="",
+        **model.fields("calibrate"),
         options={
             "calibration": {**{field: section[field] for field in fields}, "data": data},
             "inputs": final.inputs,
@@ -56,6 +52,5 @@ def plan_calibrate(model: ModelPlan) -> Iterator[Action]:
             *(("python",) if runs_python else ()),
         ),
         environment=("onnxruntime",),
-        timeout_s=model.timeout("calibrate"),
         doc=f"measure the ranges of the tensors of {name}",
     )

@@ -39,10 +39,7 @@ def _plan(model: ModelPlan, precision: str) -> Action:
         calibrated, after = {}, []
     operators, graph = model.operators.use(), model.converted(precision)
     return Action(
-        target=graph.target,
-        stage="convert",
-        model=name,
-        variant=precision,
+        **model.fields("convert", precision),
         options={
             "precision": precision,
             **options,
@@ -56,6 +53,5 @@ def _plan(model: ModelPlan, precision: str) -> Action:
         code=("buildsys.stages.convert.stage", *code),
         tools=("onnx", "onnxruntime", "numpy", *(("nvidia-modelopt",) if modelopt else ())),
         environment=("onnxruntime",),
-        timeout_s=model.timeout("convert"),
         doc=f"convert {name} to {precision} and check its numbers",
     )

@@ -30,10 +30,7 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Action:
     tools += [*(["python"] if hook else []), *operators.tools, *engine.toolchain_tools]
     sources = [*operators.sources, *([hook.rpartition(":")[0]] if hook else [])]
     return Action(
-        target=f"engine:{name}:{engine.name}",
-        stage="engine",
-        model=name,
-        variant=engine.name,
+        **model.fields("engine", engine.name),
         options={**options, **operators.options},
         inputs={**engine.graph.files(), **batches, **operators.inputs},
         outputs={
@@ -56,6 +53,5 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Action:
         advisory=model.origins,
         required=engine.spec["required"],
         alone_on_gpu=engine.on_gpu,  # builders time tactics
-        timeout_s=model.timeout("engine"),
         doc=f"build the engine {engine.name} of {name}",
     )

@@ -31,10 +31,7 @@ def plan_export(model: ModelPlan) -> Iterator[Action]:
         if spec["export"]["exporter"] == "dynamo":
             exporter = ("onnxscript", "onnx-ir", "sympy")  # sympy names computed sizes
     yield Action(
-        target=f"export:{name}",
-        stage="export",
-        model=name,
-        variant="",
+        **model.fields("export"),
         options=options,
         inputs=functions,
         outputs={
@@ -48,6 +45,5 @@ def plan_export(model: ModelPlan) -> Iterator[Action]:
         code=("buildsys.stages.export.stage",),
         tools=("onnx", *model.network_tools, *exporter),
         environment=() if model.is_onnx else ("torch",),
-        timeout_s=model.timeout("export"),
         doc=f"export {name} to ONNX",
     )

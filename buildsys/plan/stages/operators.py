@@ -27,10 +27,7 @@ def plan_operators(model: ModelPlan) -> Iterator[Action]:
     options = {"functions": functions, "libraries": {n: dict(e) for n, e in libraries.items()}}
     roles = [*functions, *(f"library.{library}" for library in libraries)]
     yield Action(
-        target=operators.target,
-        stage="operators",
-        model=name,
-        variant="",
+        **model.fields("operators"),
         options={section: value for section, value in options.items() if value},
         inputs={},
         outputs={
@@ -41,6 +38,5 @@ def plan_operators(model: ModelPlan) -> Iterator[Action]:
         code=("buildsys.stages.operators.stage",),
         tools=(*(("python", "onnx") if "functions" in functions else ()), *sorted(compilers)),
         devices=("cpu",) if native else (),
-        timeout_s=model.timeout("operators"),
         doc=f"functions and libraries of the custom operators of {name}",
     )

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from buildsys.plan.action import Action, FileRef
 from buildsys.plan.custom_operators import NO_OPERATORS, OperatorUse
-from buildsys.plan.input_data import data_files, image_tools
-from buildsys.plan.model_plan import ModelPlan
+from buildsys.plan.model_plan import ModelPlan, data_files, image_tools
 
 
 def plan_reference(model: ModelPlan) -> Iterator[Action]:
@@ -15,12 +14,14 @@ def plan_reference(model: ModelPlan) -> Iterator[Action]:
     name = model.name
     cases = model.exported.golden_cases()
     data = {role: tensor["data"] for role, tensor in model.spec["inputs"].items()}
-    operators = _operators_of_onnx_file(model)
+    operators = NO_OPERATORS
+    if model.is_onnx:
+        operators = model.operators.use()
+        if functions := model.operators.graph_functions:
+            inputs = {"graph_functions": functions["functions"], **operators.inputs}
+            operators = OperatorUse(operators.options, inputs, after=(model.operators.target,))
     yield Action(
-        target=f"reference:{name}",
-        stage="reference",
-        model=name,
-        variant="",
+        **model.fields("reference"),
         options={**model.network_options, "cases": cases, "data": data, **operators.options},
         inputs=operators.inputs,
         outputs={
@@ -39,17 +40,5 @@ def plan_reference(model: ModelPlan) -> Iterator[Action]:
             *image_tools(data.values()),
         ),
         environment=("onnxruntime",) if model.is_onnx else ("torch",),
-        timeout_s=model.timeout("reference"),
         doc=f"golden inputs and outputs of {name}",
     )
-
-
-def _operators_of_onnx_file(model: ModelPlan) -> OperatorUse:
-    """Return the custom operators of an ONNX source."""
-    if not model.is_onnx:
-        return NO_OPERATORS
-    use, functions = model.operators.use(), model.operators.graph_functions
-    if not functions:
-        return use
-    inputs = {"graph_functions": functions["functions"], **use.inputs}
-    return OperatorUse(use.options, inputs, after=(model.operators.target,))

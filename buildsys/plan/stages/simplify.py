@@ -20,10 +20,7 @@ def plan_simplify(model: ModelPlan) -> Iterator[Action]:
         shapes = ("sympy",) if tool == "onnxslim" else ()
         tools += (tool, *shapes, "onnxruntime", "numpy", *model.small_float_tools)
     yield Action(
-        target=f"simplify:{name}",
-        stage="simplify",
-        model=name,
-        variant="",
+        **model.fields("simplify"),
         options={
             "simplify": section,
             # two cases are enough, as validate runs both graphs in all of them
@@ -40,6 +37,5 @@ def plan_simplify(model: ModelPlan) -> Iterator[Action]:
         code=("buildsys.stages.simplify.stage",),
         tools=tools,
         environment=(tool, "onnxruntime") if compares else (),
-        timeout_s=model.timeout("simplify"),
         doc=f"simplify the graph of {name}",
     )

@@ -7,8 +7,7 @@ from typing import Any
 
 from buildsys.plan.action import Action, FileRef
 from buildsys.plan.graph_points import GraphPoint, changes_golden
-from buildsys.plan.input_data import data_files, image_tools
-from buildsys.plan.model_plan import ModelPlan
+from buildsys.plan.model_plan import ModelPlan, data_files, image_tools
 
 _TOLERANCE = ("rtol", "cosine", "atol", "top1")
 
@@ -54,10 +53,7 @@ def _plan(model: ModelPlan, before: GraphPoint, point: GraphPoint) -> Iterator[A
     operators, folder = model.operators.use(), point.graph.folder
     read = before.golden(dict.fromkeys(case["golden"] for case in cases.values()))
     yield Action(
-        target=point.graph.target,
-        stage="surgery",
-        model=name,
-        variant=when,
+        **model.fields("surgery", when),
         options={**options, **operators.options},
         inputs={**point.source.files(), **read, **operators.inputs},
         outputs={
@@ -78,6 +74,5 @@ def _plan(model: ModelPlan, before: GraphPoint, point: GraphPoint) -> Iterator[A
             *model.small_float_tools,
         ),
         environment=("onnxruntime",),
-        timeout_s=model.timeout("surgery"),
         doc=f"change the graph of {name} {when.replace('_', ' ')}",
     )

@@ -26,10 +26,7 @@ def plan_validate(model: ModelPlan) -> Iterator[Action]:
         after.append(final.golden_target)
     operators = model.operators.use()
     yield Action(
-        target=f"validate:{name}",
-        stage="validate",
-        model=name,
-        variant="",
+        **model.fields("validate"),
         options={**options, **operators.options},
         inputs={
             **{f"exported.{role}": file for role, file in first.graph.files().items()},
@@ -42,6 +39,5 @@ def plan_validate(model: ModelPlan) -> Iterator[Action]:
         code=("buildsys.stages.validate.stage",),
         tools=("onnxruntime", "numpy", *model.small_float_tools, *operators.tools),
         environment=("onnxruntime",),
-        timeout_s=model.timeout("validate"),
         doc=f"check {name} in ONNX Runtime against PyTorch",
     )

@@ -11,10 +11,7 @@ def plan_verify(model: ModelPlan, engine: EnginePlan) -> Action:
     name, final, operators = model.name, model.final, engine.loaded_operators
     tools = ["numpy", *engine.run_tools, *operators.plugin_tools, *engine.toolchain_tools]
     return Action(
-        target=f"verify:{name}:{engine.name}",
-        stage="verify",
-        model=name,
-        variant=engine.name,
+        **model.fields("verify", engine.name),
         options={
             "engine": engine.options,
             "tolerance": engine.spec["tolerance"] or model.spec["verify"][engine.precision],
@@ -31,6 +28,5 @@ def plan_verify(model: ModelPlan, engine: EnginePlan) -> Action:
         devices=engine.devices,
         environment=engine.environment,
         alone_on_gpu=engine.on_gpu,  # it would disturb whoever times there
-        timeout_s=model.timeout("verify"),
         doc=f"check the engine {engine.name} of {name} against the golden outputs",
     )
