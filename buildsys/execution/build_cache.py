@@ -18,7 +18,6 @@ from buildsys.plan.action import Action
 from buildsys.store.file_digests import THREADS_FROM_BYTES, run_all
 from buildsys.store.ledger import PASSED, UNAVAILABLE, ActionRecord, Ledger, OutputFile
 from buildsys.store.object_store import DamagedError, Store
-from buildsys.store.publish import Background
 
 if TYPE_CHECKING:
     from buildsys.store.shared_cache import SharedCache
