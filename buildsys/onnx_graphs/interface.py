@@ -18,14 +18,12 @@ def interface(model: ModelProto) -> dict[str, Any]:
 
 def interface_changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
     """Yield one phrase per change visible to a caller."""
-    used = {
-        domain: after["opset"].get(domain, version) for domain, version in before["opset"].items()
-    }
-    if used != before["opset"]:
-        yield f"opset {before['opset']} became {used}"
-    named = {
-        size for port in before["input"] for size in port["shape"] or () if isinstance(size, str)
-    }
+    opset = before["opset"]
+    used = {domain: after["opset"].get(domain, version) for domain, version in opset.items()}
+    if used != opset:
+        yield f"opset {opset} became {used}"
+    sizes = (size for port in before["input"] for size in port["shape"] or ())
+    named = {size for size in sizes if isinstance(size, str)}
     for side in ("input", "output"):
         names, found = [[port["name"] for port in ends[side]] for ends in (before, after)]
         if names != found:

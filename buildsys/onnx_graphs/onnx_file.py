@@ -91,16 +91,12 @@ def _write_apart(tensors: Iterable[TensorProto], data: Path, weights_of: Weights
             stream.seek(-stream.tell() % _ALIGNMENT, os.SEEK_CUR)
             offset = stream.tell()
             stream.writelines(_pieces(tensor, weights_of))
-            place = {
-                "location": data.name,
-                "offset": str(offset),
-                "length": str(stream.tell() - offset),
-            }
+            length = stream.tell() - offset
             tensor.ClearField("raw_data")
             tensor.ClearField("external_data")
             tensor.data_location = TensorProto.EXTERNAL
-            for key, value in place.items():
-                tensor.external_data.add(key=key, value=value)
+            for key, value in (("location", data.name), ("offset", offset), ("length", length)):
+                tensor.external_data.add(key=key, value=str(value))
 
 
 def _is_outside(tensor: TensorProto) -> bool:
@@ -111,22 +107,19 @@ def _pieces(tensor: TensorProto, weights_of: WeightsOf) -> Iterator[bytes]:
     """Yield the contents of an inline or external tensor."""
     if not _is_outside(tensor):
         yield tensor.raw_data
-    elif isinstance(weights_of, Mapping):
+        return
+    if isinstance(weights_of, Mapping):
         yield weights_of[tensor.name]
-    else:
-        yield from _pieces_of_file(ExternalDataInfo(tensor), weights_of.parent, tensor.name)
-
-
-def _pieces_of_file(place: ExternalDataInfo, folder: Path, name: str) -> Iterator[bytes]:
+        return
+    place = ExternalDataInfo(tensor)
     left = place.length or 0
-    with (folder / place.location).open("rb", buffering=0) as source:
+    with (weights_of.parent / place.location).open("rb", buffering=0) as source:
         source.seek(place.offset or 0)
         while left:
             piece = source.read(min(left, _COPY_BYTES))
             if not piece:
-                raise StageError(
-                    f"{place.location} is truncated: the weights of {name} are incomplete"
-                )
+                problem = f"{place.location} is truncated: the weights of {tensor.name}"
+                raise StageError(f"{problem} are incomplete")
             yield piece
             left -= len(piece)
 
@@ -158,11 +151,8 @@ def file_facts(model: ModelProto, path: Path) -> GraphSummary:
 
 def operator_counts(model: ModelProto) -> dict[str, int]:
     """Return operator -> count with subgraphs and local functions, by falling count."""
-    nodes = [
-        *all_nodes(model.graph),
-        *(node for function in model.functions for node in function.node),
-    ]
-    counts = Counter(operator_name(node) for node in nodes)
+    counts = Counter(map(operator_name, all_nodes(model.graph)))
+    counts.update(operator_name(node) for function in model.functions for node in function.node)
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
@@ -244,11 +234,9 @@ def outside_bytes(tensor: TensorProto, weights_of: WeightsOf | None = None) -> i
     """Return the size of a tensor outside the model, 0 if inline."""
     if not _is_outside(tensor):
         return 0
-    return (
-        len(weights_of[tensor.name])
-        if isinstance(weights_of, Mapping)
-        else ExternalDataInfo(tensor).length or 0
-    )
+    if isinstance(weights_of, Mapping):
+        return len(weights_of[tensor.name])
+    return ExternalDataInfo(tensor).length or 0
 
 
 def first_line(error: BaseException) -> str:

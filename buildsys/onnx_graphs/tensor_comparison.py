@@ -99,21 +99,17 @@ def compare(actual: Tensor | Array, expected: Tensor | Array, tolerance: Toleran
             return Comparison(0.0, 0.0, None, None, True)
         return _failed(different, a, b, (f"{int(different.sum())} of {a.size} strings differ",))
     if a.dtype.kind in "biu":
-        return _compare_exactly(a, b)
+        different = np.asarray(a != b)
+        x, y = a.astype(np.float64), b.astype(np.float64)
+        errors = _errors(x, y)
+        if not different.any():
+            return Comparison(**asdict(errors), passed=True)
+        # unequal 64-bit integers can be equal as float64: the worst is among the different ones
+        distance = np.where(different, np.abs(x - y), -1.0)
+        problem = f"{int(different.sum())} of {a.size} elements differ, none may"
+        return _failed(distance, a, b, (problem,), errors)
     with np.errstate(over="ignore"):  # an overflowing difference is infinite and exceeds any limit
         return _compare_floats(a, b, tolerance)
-
-
-def _compare_exactly(a: Array, b: Array) -> Comparison:
-    different = np.asarray(a != b)
-    x, y = a.astype(np.float64), b.astype(np.float64)
-    errors = _errors(x, y)
-    if not different.any():
-        return Comparison(**asdict(errors), passed=True)
-    # unequal 64-bit integers can be equal as float64: look for the worst only where they differ
-    distance = np.where(different, np.abs(x - y), -1.0)
-    problem = f"{int(different.sum())} of {a.size} elements differ, none may"
-    return _failed(distance, a, b, (problem,), errors)
 
 
 def _compare_floats(a: Array, b: Array, tolerance: Tolerance) -> Comparison:
@@ -143,7 +139,12 @@ def _errors(x: Array, y: Array) -> _Errors:
     else:  # both divided first: no overflow near the end of float64
         max_abs = float(np.abs(x - y).max())
         relative = float(np.abs(x / scale - y / scale).max())
-    return _Errors(max_abs, relative, _cosine(x, y), _top1(x, y))
+    top1 = None
+    if x.ndim and x.shape[-1] >= 2 and x.dtype.kind != "c":
+        rows = y.reshape(-1, y.shape[-1])
+        chosen = rows[np.arange(len(rows)), x.reshape(rows.shape).argmax(axis=1)]
+        top1 = float((chosen == rows.max(axis=1)).mean())  # ties agree
+    return _Errors(max_abs, relative, _cosine(x, y), top1)
 
 
 def _cosine(x: Array, y: Array) -> float:
@@ -154,15 +155,6 @@ def _cosine(x: Array, y: Array) -> float:
     x, y = (x / longest_x).reshape(-1), (y / longest_y).reshape(-1)
     cosine = float(np.real(np.vdot(x, y)) / (np.linalg.norm(x) * np.linalg.norm(y)))
     return min(1.0, max(-1.0, cosine))
-
-
-def _top1(x: Array, y: Array) -> float | None:
-    """Return the share of rows with the same arg-max (ties agree)."""
-    if x.ndim == 0 or x.shape[-1] < 2 or x.dtype.kind == "c":
-        return None
-    rows = y.reshape(-1, y.shape[-1])
-    chosen = rows[np.arange(len(rows)), x.reshape(rows.shape).argmax(axis=1)]
-    return float((chosen == rows.max(axis=1)).mean())
 
 
 def _broken_limits(errors: _Errors, tolerance: Tolerance) -> tuple[str, ...]:

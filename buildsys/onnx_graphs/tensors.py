@@ -44,14 +44,8 @@ _NAME_OF_ML_DTYPE = {theirs: ours for ours, theirs in _ML_DTYPES.items()}
 _INTEGER_BITS = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2}
 _CHUNK = 1 << 18  # elements; temporaries fit the cache: ten times faster for large weights
 _DTYPES_KEY = "__dtypes__"
-_EPOCH = (
-    1980,
-    1,
-    1,
-    0,
-    0,
-    0,
-)  # earliest time of a zip entry, so that equal tensors give equal bytes
+# earliest time of a zip entry, so that equal tensors give equal bytes
+_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +87,9 @@ def tensor_of(array: npt.ArrayLike, dtype: str | None = None) -> Tensor:
     are values, not bits; build ``Tensor(bits, dtype)`` for bits.
     """
     values = np.asarray(array)
-    dtype = dtype or _dtype_name(values.dtype)
+    name = str(values.dtype.name)
+    own = "string" if values.dtype.kind in "OUST" else _NAME_OF_ML_DTYPE.get(name, name)
+    dtype = dtype or own
     if dtype == "string":
         return Tensor(_unicode(values), dtype)
     if dtype in BIT_DTYPES:
@@ -105,13 +101,9 @@ def tensor_of(array: npt.ArrayLike, dtype: str | None = None) -> Tensor:
 
 def save_case(path: Path, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
     """Write golden tensors to an .npz file deterministically."""
-    save_tensors(
-        path,
-        {
-            **{f"in.{n}": t for n, t in inputs.items()},
-            **{f"out.{n}": t for n, t in outputs.items()},
-        },
-    )
+    named = {f"in.{name}": tensor for name, tensor in inputs.items()}
+    named.update((f"out.{name}", tensor) for name, tensor in outputs.items())
+    save_tensors(path, named)
 
 
 def load_case(path: Path) -> Case:
@@ -128,12 +120,9 @@ def load_case(path: Path) -> Case:
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write named tensors to an uncompressed .npz file with fixed time stamps."""
     names = json.dumps({name: tensor.dtype for name, tensor in tensors.items()})
-    members = {
-        _DTYPES_KEY: np.asarray(names),
-        **{name: tensor.array for name, tensor in tensors.items()},
-    }
+    arrays = {name: tensor.array for name, tensor in tensors.items()}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        for name, array in members.items():
+        for name, array in {_DTYPES_KEY: np.asarray(names), **arrays}.items():
             entry = zipfile.ZipInfo(f"{name}.npy", _EPOCH)
             with archive.open(entry, "w", force_zip64=True) as stream:
                 _write_array(stream, array)
@@ -163,24 +152,14 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 def _write_array(stream: IO[bytes], array: Array) -> None:
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     # not ascontiguousarray: it turns a scalar into a vector
-    np.lib.format.write_array(
-        stream, np.asarray(little, order="C"), version=(1, 0), allow_pickle=False
-    )
-
-
-def _dtype_name(dtype: np.dtype[Any]) -> str:
-    if dtype.kind in "OUST":
-        return "string"
-    name = str(dtype.name)
-    return _NAME_OF_ML_DTYPE.get(name, name)
+    values = np.asarray(little, order="C")
+    np.lib.format.write_array(stream, values, version=(1, 0), allow_pickle=False)
 
 
 def _unicode(values: Array) -> Array:
     """Return strings, or bytes in UTF-8, as a unicode array."""
-    words = [
-        item.decode() if isinstance(item, bytes) else str(item)
-        for item in values.reshape(-1).tolist()
-    ]
+    items = values.reshape(-1).tolist()
+    words = [item.decode() if isinstance(item, bytes) else str(item) for item in items]
     if any(word.endswith("\0") for word in words):
         raise StageError("a string that ends in a NUL character cannot be stored in a numpy array")
     return np.array(words, dtype=np.str_).reshape(values.shape)
@@ -188,16 +167,14 @@ def _unicode(values: Array) -> Array:
 
 def _encode(values: Array, dtype: str) -> Array:
     """Return the bits of ``values`` rounded to a bit type."""
-    bits: Array
     if values.dtype.name == _ML_DTYPES[dtype]:
-        bits = values.view(BIT_DTYPES[dtype])
-    elif dtype == "bfloat16":
-        bits = _bfloat16_bits(values.astype(np.float32))
-    elif dtype in _INTEGER_BITS:
-        bits = values.astype(np.int8).view(np.uint8) & np.uint8(2 ** _INTEGER_BITS[dtype] - 1)
-    else:
-        bits = values.astype(np.float32).astype(_ml_dtype(dtype)).view(BIT_DTYPES[dtype])
-    return bits
+        return values.view(BIT_DTYPES[dtype])
+    if dtype == "bfloat16":
+        return _bfloat16_bits(values.astype(np.float32))
+    if dtype in _INTEGER_BITS:
+        mask = np.uint8(2 ** _INTEGER_BITS[dtype] - 1)
+        return np.asarray(values.astype(np.int8).view(np.uint8) & mask)
+    return values.astype(np.float32).astype(_ml_dtype(dtype)).view(BIT_DTYPES[dtype])
 
 
 def _decode(bits: Array, dtype: str) -> Array:
@@ -234,8 +211,7 @@ def _ml_dtype(dtype: str) -> np.dtype[Any]:
     try:
         import ml_dtypes
     except ImportError as error:
-        raise StageError(
-            f"{dtype} values need the package ml_dtypes", "pip install ml_dtypes"
-        ) from error
+        problem = f"{dtype} values need the package ml_dtypes"
+        raise StageError(problem, "pip install ml_dtypes") from error
     found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[dtype]))
     return found

@@ -19,13 +19,9 @@ from buildsys.onnx_graphs.inspection.describe import describe
 from buildsys.onnx_graphs.inspection.diff import compare
 from buildsys.onnx_graphs.inspection.drawing.svg import draw
 from buildsys.onnx_graphs.inspection.first_difference import first_difference
-from buildsys.onnx_graphs.inspection.load import (
-    content_digests,
-    drop_weights,
-    load_graph,
-    plain_model,
-)
+from buildsys.onnx_graphs.inspection.load import content_digests, drop_weights, plain_model
 from buildsys.onnx_graphs.inspection.shapes import with_shapes
+from buildsys.onnx_graphs.onnx_file import load_model
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,18 +32,20 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
         return {"error": error.problem, "hint": error.hint, "usage": isinstance(error, UsageError)}
 
 
-def _describe(request: Mapping[str, Any]) -> dict[str, Any]:
-    return describe(_light(request["graph"]), request["dims"])
-
-
 def _compare(request: Mapping[str, Any]) -> dict[str, Any]:
     models = []
     for graph in (request["first"], request["second"]):
-        model = load_graph(Path(graph["file"]))
+        model = load_model(Path(graph["file"]), external_data=False)
         with content_digests(Path(graph["data"]) if graph["data"] else None) as digest:
             drop_weights(model, digest)
         models.append(plain_model(with_shapes(model)))
     return compare(*models)
+
+
+def _light(graph: Mapping[str, Any]) -> ModelProto:
+    model = load_model(Path(graph["file"]), external_data=False)
+    drop_weights(model)
+    return model
 
 
 def _draw(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,22 +54,16 @@ def _draw(request: Mapping[str, Any]) -> dict[str, Any]:
     return {"svg": svg, **size}
 
 
-def _first_differences(request: Mapping[str, Any]) -> dict[str, Any]:
-    pairs = ((Path(p["first"]), Path(p["second"]), p["first_byte"]) for p in request["pairs"])
-    return {"differences": [first_difference(*pair) for pair in pairs]}
-
-
-def _light(graph: Mapping[str, Any]) -> ModelProto:
-    model = load_graph(Path(graph["file"]))
-    drop_weights(model)
-    return model
-
-
 _QUESTIONS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    "describe": _describe,
+    "describe": lambda request: describe(_light(request["graph"]), request["dims"]),
     "compare": _compare,
     "draw": _draw,
-    "first_differences": _first_differences,
+    "first_differences": lambda request: {
+        "differences": [
+            first_difference(Path(pair["first"]), Path(pair["second"]), pair["first_byte"])
+            for pair in request["pairs"]
+        ]
+    },
 }
 
 

@@ -32,17 +32,23 @@ def describe(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
     """
     model = plain_model(with_shapes(proto))
     sized = plain_model(with_sizes(proto, dims))
+    histogram = operator_histogram(model)
+    custom_domains: dict[str, dict[str, int]] = {}  # domain -> operator -> nodes
+    for operator, count in histogram.items():
+        domain, _, name = operator.rpartition("::")
+        if domain and not domain.startswith("ai.onnx"):
+            custom_domains.setdefault(domain, {})[name] = count
     return {
         "ir_version": model.ir_version,
         "producer": model.producer,
         "opsets": dict(model.opsets),
         "inputs": [_port(model.body, name) for name in model.body.inputs],
         "outputs": [_port(model.body, name) for name in model.body.outputs],
-        "operators": operator_histogram(model),
+        "operators": histogram,
         "initializers": initializer_summary(model),
         "parameters": parameter_count(model.stored),
         "macs": _macs(proto, dims),
-        "custom_domains": _custom_domains(model),
+        "custom_domains": custom_domains,
         "functions": [
             {
                 "name": function.name,
@@ -107,16 +113,6 @@ def parameter_count(stored: Iterable[StoredTensor]) -> int:
     return sum(one.elements for one in stored if one.dtype not in _NOT_WEIGHTS)
 
 
-def _custom_domains(model: PlainModel) -> dict[str, dict[str, int]]:
-    """Return domain -> operator -> count of nodes outside ONNX's own domains."""
-    found: dict[str, dict[str, int]] = {}
-    for operator, count in operator_histogram(model).items():
-        domain, _, name = operator.rpartition("::")
-        if domain and not domain.startswith("ai.onnx"):
-            found.setdefault(domain, {})[name] = count
-    return found
-
-
 def _tensors(model: PlainModel, sized: PlainModel) -> dict[str, Any]:
     """Return all tensors by name. Names of bodies get a prefix if they are taken."""
     found = {name: _tensor(model.body, sized.body, name) for name in _tensor_names(model.body)}
@@ -145,8 +141,7 @@ def _tensor(body: Body, sized: Body, name: str) -> dict[str, Any]:
 
 
 def _tensor_names(body: Body) -> list[str]:
-    computed = (name for node in body.nodes for name in node.outputs if name)
-    return list(dict.fromkeys((*body.inputs, *body.initializers, *computed, *body.outputs)))
+    return list(dict.fromkeys((*body.inputs, *body.initializers, *body.producers, *body.outputs)))
 
 
 def _port(body: Body, name: str) -> dict[str, Any]:

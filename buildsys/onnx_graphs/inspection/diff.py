@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from buildsys.onnx_graphs.inspection.node_changes import added_group, node_changes, removed_group
 from buildsys.onnx_graphs.inspection.node_matching import Matching, regions
 from buildsys.onnx_graphs.inspection.plain_graph import (
     Body,
+    Function,
     PlainModel,
-    PlainNode,
     StoredTensor,
     Value,
     operator_histogram,
@@ -20,31 +20,27 @@ from buildsys.onnx_graphs.inspection.plain_graph import (
 def compare(first: PlainModel, second: PlainModel) -> dict[str, Any]:
     """Return all differences as JSON values; ``is_equal`` if there are none."""
     histograms = operator_histogram(first), operator_histogram(second)
-    bodies = compare_bodies(first.body, second.body)
-    functions = [
-        {one.name: _function_text(one.nodes) for one in model.functions}
-        for model in (first, second)
-    ]
-    header = {
-        "ir_version": (first.ir_version, second.ir_version),
-        "producer": (first.producer, second.producer),
-    }
+    models = first, second
+    headers = [{"ir_version": one.ir_version, "producer": one.producer} for one in models]
+    functions = [{one.name: _text(one) for one in model.functions} for model in models]
+    interface = {}
+    for side in ("inputs", "outputs"):
+        ours, theirs = (
+            {name: str(model.body.value(name)) for name in getattr(model.body, side)}
+            for model in models
+        )
+        changes = _mapping_changes(ours, theirs).items()
+        interface[side] = [{"name": name, "from": was, "to": now} for name, (was, now) in changes]
     found = {
-        "header": {name: list(pair) for name, pair in header.items() if pair[0] != pair[1]},
+        "header": _mapping_changes(headers[0], headers[1]),
         "opsets": _mapping_changes(first.opsets, second.opsets),
         "functions": _mapping_changes(functions[0], functions[1]),
-        "interface": {
-            side: _ports(first.body, second.body, side) for side in ("inputs", "outputs")
-        },
+        "interface": interface,
         "operators": _mapping_changes(histograms[0], histograms[1], absent=0),
-        **bodies,
+        **compare_bodies(first.body, second.body),
     }
     nodes = [sum(histogram.values()) for histogram in histograms]
-    return {
-        "nodes": nodes,
-        "is_equal": not any(_is_filled(value) for value in found.values()),
-        **found,
-    }
+    return {"nodes": nodes, "is_equal": not _is_filled(found), **found}
 
 
 def compare_bodies(first: Body, second: Body) -> dict[str, Any]:
@@ -59,6 +55,12 @@ def compare_bodies(first: Body, second: Body) -> dict[str, Any]:
     gone = regions(matching.removed, first)
     removed = [removed_group(nodes, matching, changes) for nodes in gone]
     added = [added_group(nodes, matching, removed) for nodes in regions(matching.added, second)]
+    shapes = []
+    for name, other in matching.tensors.items():
+        was, now = first.value(name), second.value(other)
+        if was and now and _is_known(was) and _is_known(now) and was != now:
+            change = {"tensor": other, "was_called": name, "from": str(was), "to": str(now)}
+            shapes.append(change)
     return {
         "gone": [group.as_json() for group in removed],
         "come": [group.as_json() for group in added],
@@ -68,16 +70,9 @@ def compare_bodies(first: Body, second: Body) -> dict[str, Any]:
             for node, other in matching.nodes.items()
             if node.label != other.label
         ],
-        "shapes": list(_shape_changes(matching)),
+        "shapes": shapes,
         "initializers": initializer_changes(first.initializers, second.initializers),
     }
-
-
-def _shape_changes(matching: Matching) -> Iterator[dict[str, Any]]:
-    for name, other in matching.tensors.items():
-        was, now = matching.first.value(name), matching.second.value(other)
-        if was is not None and now is not None and _is_known(was) and _is_known(now) and was != now:
-            yield {"tensor": other, "was_called": name, "from": str(was), "to": str(now)}
 
 
 def _is_known(value: Value) -> bool:
@@ -118,14 +113,6 @@ def initializer_changes(
     }
 
 
-def _ports(first: Body, second: Body, side: str) -> list[dict[str, Any]]:
-    ours, theirs = (
-        {name: str(body.value(name)) for name in getattr(body, side)} for body in (first, second)
-    )
-    changes = _mapping_changes(ours, theirs)
-    return [{"name": name, "from": was, "to": now} for name, (was, now) in changes.items()]
-
-
 def _mapping_changes(
     first: Mapping[str, Any], second: Mapping[str, Any], absent: int | None = None
 ) -> dict[str, list[Any]]:
@@ -135,11 +122,11 @@ def _mapping_changes(
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _function_text(nodes: Sequence[PlainNode]) -> str:
+def _text(function: Function) -> str:
     return "; ".join(
         f"{node.operator}({', '.join(node.inputs)})→{', '.join(node.outputs)}"
         f"{dict(node.attributes)}"
-        for node in nodes
+        for node in function.nodes
     )
 
 

@@ -76,7 +76,7 @@ def first_difference(first: Path, second: Path, first_byte: int) -> dict[str, An
 
 
 def differences(first: onnx.ModelProto, second: onnx.ModelProto) -> Iterator[FieldDifference]:
-    """Yield the differing fields of two models, in the order of the format."""
+    """Yield the differing fields of two models, in file order."""
     yield from _fields(first, second, _Place())
 
 
@@ -88,9 +88,8 @@ def difference_at(model: onnx.ModelProto, position: int) -> FieldDifference | No
         if place and offset <= position < offset + int(place.get("length", 0)):
             item_bytes = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
             element = f"element {(position - offset) // int(item_bytes)}"
-            return FieldDifference(
-                "initializer", tensor.name, "external data", element, "another value"
-            )
+            where = ("initializer", tensor.name, "external data")
+            return FieldDifference(*where, element, "another value")
     return None
 
 
@@ -121,7 +120,9 @@ def _members(
         if first != second:
             yield place.field(name).difference(first, second)
         return
-    labels, others = ([_label(member, at) for at, member in enumerate(s)] for s in (first, second))
+    labels, others = (
+        [_label(member) or f"[{at}]" for at, member in enumerate(side)] for side in (first, second)
+    )
     if labels == others:
         for label, old, new in zip(labels, first, second, strict=True):
             if old != new:
@@ -146,11 +147,11 @@ def _members(
             yield place.field(name).difference(*texts)
 
 
-def _label(message: Any, index: int) -> str:
+def _label(message: Message) -> str:
+    """Return the name of a message, or else its first output."""
     fields = {field.name: value for field, value in message.ListFields()}
     label = next((str(fields[name]) for name in _NAMES if name in fields), "")
-    outputs = fields.get("output")
-    return label or (str(outputs[0]) if outputs else f"[{index}]")
+    return label or str(next(iter(fields.get("output", ())), ""))
 
 
 def _is_repeated(value: Any) -> bool:
@@ -160,10 +161,7 @@ def _is_repeated(value: Any) -> bool:
 def _first_values(first: TensorProto, second: TensorProto) -> tuple[str, str]:
     here, there = (numpy_helper.to_array(tensor).reshape(-1) for tensor in (first, second))
     # bit by bit: the files differ there, even if both values are NaN or zero
-    bits = (
-        np.ascontiguousarray(array).view(np.uint8).reshape(array.size, -1)
-        for array in (here, there)
-    )
+    bits = (np.ascontiguousarray(a).view(np.uint8).reshape(a.size, -1) for a in (here, there))
     unequal = np.not_equal(*bits).any(axis=1)
     index = int(unequal.argmax())
     more = f" (of {int(unequal.sum())} of {here.size})" if here.size > 1 else ""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import onnx
 from blake3 import blake3
 from onnx import (
     AttributeProto,
-    FunctionProto,
     GraphProto,
     ModelProto,
     NodeProto,
@@ -27,11 +27,9 @@ from buildsys.onnx_graphs.inspection.plain_graph import (
     Shape,
     StoredTensor,
     Value,
-    product,
 )
 from buildsys.onnx_graphs.onnx_file import (
     dtype_name,
-    load_model,
     operator_name,
     opsets,
     port_of,
@@ -46,14 +44,6 @@ _INVENTED = "unk__"  # prefix of dimensions named by shape inference
 _DIGEST = "digest"  # our entry in the external data of a tensor
 _NOT_SHOWN = (AttributeProto.TENSORS, AttributeProto.GRAPHS, AttributeProto.SPARSE_TENSOR)
 _HALF_BYTES = (TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1)
-
-
-def load_graph(path: Path) -> ModelProto:
-    """Read an ONNX file without its external data.
-
-    Raises: StageError: it is not ONNX.
-    """
-    return load_model(path, external_data=False)
 
 
 def drop_weights(model: ModelProto, digest: Digest | None = None) -> None:
@@ -80,7 +70,16 @@ def plain_model(model: ModelProto) -> PlainModel:
     Call ``drop_weights`` first: all inline values are read.
     """
     producer = f"{model.producer_name} {model.producer_version}".strip()
-    functions = tuple(_function(function) for function in model.functions)
+    functions = tuple(
+        Function(
+            name=f"{function.domain}::{function.name}" if function.domain else function.name,
+            inputs=tuple(function.input),
+            outputs=tuple(function.output),
+            nodes=tuple(map(_node, function.node)),
+            opsets={entry.domain or "ai.onnx": entry.version for entry in function.opset_import},
+        )
+        for function in model.functions
+    )
     return PlainModel(_body(model.graph), model.ir_version, producer, opsets(model), functions)
 
 
@@ -92,25 +91,32 @@ def stored_bytes(tensor: TensorProto) -> int:
             return int(length)
     if tensor.data_type == TensorProto.STRING:
         return sum(map(len, tensor.string_data))
-    return (product(tuple(tensor.dims)) * _element_bits(tensor.data_type) + 7) // 8
+    try:
+        bits = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * 8
+    except (KeyError, TypeError):  # a type of a later ONNX, or none at all
+        bits = 0
+    bits = 4 if tensor.data_type in _HALF_BYTES else bits
+    return int(math.prod(tensor.dims) * bits + 7) // 8
 
 
 @contextmanager
 def content_digests(data: Path | None) -> Iterator[Digest]:
-    """Yield a function that digests type, shape and values."""
-    with _mapped(data) as mapped:
+    """Yield a function for digests of type, shape and values."""
+    mapped: mmap.mmap | None = None
 
-        def digest(tensor: TensorProto) -> str:
-            if tensor.data_location != TensorProto.EXTERNAL:
-                return inline_digest(tensor)
-            if mapped is None:  # missing file
-                return ""
-            begin = int(
-                next((entry.value for entry in tensor.external_data if entry.key == "offset"), 0)
-            )
-            with memoryview(mapped) as view, view[begin : begin + stored_bytes(tensor)] as values:
-                return _digest(tensor, values)
+    def digest(tensor: TensorProto) -> str:
+        if tensor.data_location != TensorProto.EXTERNAL:
+            return inline_digest(tensor)
+        if mapped is None:  # missing file
+            return ""
+        begin = int(next((e.value for e in tensor.external_data if e.key == "offset"), 0))
+        with memoryview(mapped) as view, view[begin : begin + stored_bytes(tensor)] as values:
+            return _digest(tensor, values)
 
+    with ExitStack() as stack:
+        if data is not None and data.is_file() and data.stat().st_size:
+            file = stack.enter_context(data.open("rb"))
+            mapped = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         yield digest
 
 
@@ -131,24 +137,6 @@ def _digest(tensor: TensorProto, values: bytes | memoryview) -> str:
     return found.hexdigest()
 
 
-@contextmanager
-def _mapped(data: Path | None) -> Iterator[mmap.mmap | None]:
-    if data is None or not data.is_file() or not data.stat().st_size:
-        yield None
-        return
-    with data.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        yield mapped
-
-
-def _element_bits(data_type: int) -> int:
-    if data_type in _HALF_BYTES:
-        return 4
-    try:
-        return int(onnx.helper.tensor_dtype_to_np_dtype(data_type).itemsize) * 8
-    except (KeyError, TypeError):  # a type of a later ONNX, or none at all
-        return 0
-
-
 def _body(graph: GraphProto) -> Body:
     stored = {tensor.name: _stored(tensor) for tensor in graph.initializer}
     for sparse in graph.sparse_initializer:
@@ -160,25 +148,16 @@ def _body(graph: GraphProto) -> Body:
     for port in map(port_of, (*graph.value_info, *graph.input, *graph.output)):
         shape: Shape | None = None
         if port["shape"] is not None:
-            sizes = (None if str(n).startswith(_INVENTED) else n for n in port["shape"])
-            shape = tuple(sizes)
+            shape = tuple(
+                None if str(size).startswith(_INVENTED) else size for size in port["shape"]
+            )
         values[port["name"]] = Value(port["dtype"], shape)
     return Body(
         inputs=tuple(value.name for value in graph.input if value.name not in stored),
         outputs=tuple(value.name for value in graph.output),
-        nodes=tuple(_node(node) for node in graph.node),
+        nodes=tuple(map(_node, graph.node)),
         initializers=stored,
         values=values,
-    )
-
-
-def _function(function: FunctionProto) -> Function:
-    return Function(
-        name=f"{function.domain}::{function.name}" if function.domain else function.name,
-        inputs=tuple(function.input),
-        outputs=tuple(function.output),
-        nodes=tuple(_node(node) for node in function.node),
-        opsets={entry.domain or "ai.onnx": entry.version for entry in function.opset_import},
     )
 
 
@@ -197,7 +176,7 @@ def _node(node: NodeProto) -> PlainNode:
         operator=operator_name(node),
         inputs=tuple(node.input),
         outputs=tuple(node.output),
-        attributes={attribute.name: attribute_text(attribute) for attribute in node.attribute},
+        attributes={attribute.name: _attribute_text(attribute) for attribute in node.attribute},
         bodies=bodies,
         constants=tuple(constants),
     )
@@ -213,20 +192,21 @@ def _stored(tensor: TensorProto) -> StoredTensor:
     return StoredTensor(tensor.name, dtype, tuple(tensor.dims), stored_bytes(tensor), digest)
 
 
-def attribute_text(attribute: AttributeProto) -> str:
-    """Return an attribute's value as short text."""
+def _attribute_text(attribute: AttributeProto) -> str:
     if attribute.ref_attr_name:
         return f"@{attribute.ref_attr_name}"
-    if attribute.type == AttributeProto.TENSOR:
-        return _tensor_text(attribute.t)
     if attribute.type == AttributeProto.GRAPH:
         return f"{len(attribute.g.node)} nodes"
     if attribute.type in _NOT_SHOWN:
         return str(AttributeProto.AttributeType.Name(attribute.type)).lower()
-    value = onnx.helper.get_attribute_value(attribute)
-    if not isinstance(value, bytes) and hasattr(value, "__len__"):
-        return _cut(f"[{', '.join(map(_entry, value))}]")
-    return _cut(_entry(value))
+    if attribute.type == AttributeProto.TENSOR:
+        text = _tensor_text(attribute.t)
+    else:
+        value = onnx.helper.get_attribute_value(attribute)
+        is_list = not isinstance(value, bytes) and hasattr(value, "__len__")
+        text = f"[{', '.join(map(_entry, value))}]" if is_list else _entry(value)
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def _entry(value: object) -> str:
@@ -236,15 +216,9 @@ def _entry(value: object) -> str:
 
 
 def _tensor_text(tensor: TensorProto) -> str:
-    text = (
-        f"{dtype_name(tensor.data_type)} {list(tensor.dims)}" if tensor.data_type else "undefined"
-    )
-    few = product(tuple(tensor.dims)) <= _SHOWN_ELEMENTS
-    if not few or tensor.data_location == TensorProto.EXTERNAL or not tensor.data_type:
+    if not tensor.data_type:
+        return "undefined"
+    text = f"{dtype_name(tensor.data_type)} {list(tensor.dims)}"
+    if math.prod(tensor.dims) > _SHOWN_ELEMENTS or tensor.data_location == TensorProto.EXTERNAL:
         return text
-    return _cut(f"{text} = {numpy_helper.to_array(tensor).tolist()}")
-
-
-def _cut(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
+    return f"{text} = {numpy_helper.to_array(tensor).tolist()}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -25,9 +26,11 @@ _FALLBACK = 2  # size of dimensions without one; 1 would broadcast
 
 
 def macs_at(model: ModelProto, dims: Mapping[str, int]) -> Macs:
-    """Return the counts of a model with inlined functions."""
-    sized = with_sizes(_inlined(model), dims)
-    return count_macs(plain_model(sized).body)
+    """Return the counts of a model, with functions inlined if possible."""
+    if model.functions:
+        with suppress(RuntimeError, ValueError):  # the opsets of function and model differ
+            model = inliner.inline_local_functions(model)
+    return count_macs(plain_model(with_sizes(model, dims)).body)
 
 
 def macs_summary(model: ModelProto, base: Mapping[str, int]) -> dict[str, Any]:
@@ -68,13 +71,3 @@ def macs_per_node(body: Body, outer: Lookup = nothing) -> Iterator[int | None]:
         yield None if node.bodies else node_macs(node, lookup)
         for inner in node.bodies.values():
             yield from macs_per_node(inner, lookup)
-
-
-def _inlined(model: ModelProto) -> ModelProto:
-    """Inline local functions, if ONNX can."""
-    if not model.functions:
-        return model
-    try:
-        return inliner.inline_local_functions(model)
-    except (RuntimeError, ValueError):  # the opsets of function and model differ
-        return model

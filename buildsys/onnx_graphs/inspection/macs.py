@@ -6,15 +6,15 @@ Element-wise operators, normalizations, poolings and resizes count as 0: they co
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainNode, Value, product
+from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainNode, Value
 
-_RECURRENT = ("LSTM", "GRU", "RNN")
 Lookup = Callable[[str], "Value | None"]
 
 
@@ -44,10 +44,8 @@ class Macs:
 
     def add(self, other: Macs) -> None:
         """Add the counts of another part of the graph."""
-        self.by_operator.update(other.by_operator)
-        self.counted.update(other.counted)
-        self.unknown.update(other.unknown)
-        self.opaque.update(other.opaque)
+        for name in ("by_operator", "counted", "unknown", "opaque"):
+            getattr(self, name).update(getattr(other, name))
         self.loops += other.loops
 
 
@@ -61,7 +59,19 @@ def count_macs(body: Body, outer: Lookup = nothing) -> Macs:
     found = Macs()
     lookup = within(body, outer)
     for node in body.nodes:
-        found.add(_count_node(node, lookup))
+        if node.bodies:
+            inner = [count_macs(part, lookup) for part in node.bodies.values()]
+            largest = max(inner, key=lambda macs: macs.total)
+            found.add(largest)
+            found.loops += node.operator in ("Loop", "Scan") and largest.total > 0
+            continue
+        macs = node_macs(node, lookup)
+        if macs:
+            found.by_operator[node.operator] += macs
+            found.counted[node.operator] += 1
+        elif macs is None:
+            kind = found.unknown if _plain(node.operator) in _COUNTS else found.opaque
+            kind[node.operator] += 1
     return found
 
 
@@ -80,22 +90,6 @@ def node_macs(node: PlainNode, lookup: Lookup) -> int | None:
         return count(_Shapes(node, lookup))
     except UnknownShapeError:
         return None
-
-
-def _count_node(node: PlainNode, lookup: Lookup) -> Macs:
-    found = Macs()
-    if node.bodies:
-        inner = [count_macs(part, lookup) for part in node.bodies.values()]
-        found.add(max(inner, key=lambda macs: macs.total))
-        found.loops += node.operator in ("Loop", "Scan") and found.total > 0
-        return found
-    macs = node_macs(node, lookup)
-    if macs:
-        found.by_operator[node.operator] += macs
-        found.counted[node.operator] += 1
-    elif macs is None:
-        (found.unknown if _plain(node.operator) in _COUNTS else found.opaque)[node.operator] += 1
-    return found
 
 
 class _Shapes:
@@ -124,26 +118,25 @@ class _Shapes:
 
 
 def _convolution(weights: int) -> Callable[[_Shapes], int]:
-    return lambda shapes: product(shapes.of_output()) * product(shapes.of_input(weights)[1:])
+    return lambda shapes: math.prod(shapes.of_output()) * math.prod(shapes.of_input(weights)[1:])
 
 
 def _gemm(shapes: _Shapes) -> int:
     first = shapes.of_input(0)
-    return product(shapes.of_output()) * first[0 if shapes.flag("transA") else 1]
+    return math.prod(shapes.of_output()) * first[0 if shapes.flag("transA") else 1]
 
 
 def _matrix_product(shapes: _Shapes) -> int:
     first = shapes.of_input(0)
     if not first:
         raise UnknownShapeError(shapes.node.inputs[0])
-    return product(shapes.of_output()) * first[-2 if shapes.flag("transA") else -1]
+    return math.prod(shapes.of_output()) * first[-2 if shapes.flag("transA") else -1]
 
 
 def _einsum(shapes: _Shapes) -> int:
     """Return the product of all index sizes, for two operands."""
-    terms = (
-        shapes.node.attributes.get("equation", "").partition("->")[0].replace(" ", "").split(",")
-    )
+    equation = shapes.node.attributes.get("equation", "")
+    terms = equation.partition("->")[0].replace(" ", "").split(",")
     if len(terms) == 1:
         return 0
     if len(terms) != 2 or not all(re.fullmatch("[A-Za-z]+", term) for term in terms):
@@ -151,13 +144,7 @@ def _einsum(shapes: _Shapes) -> int:
     sizes: dict[str, int] = {}
     for index, term in enumerate(terms):
         sizes.update(zip(term, shapes.of_input(index), strict=False))
-    return product(tuple(sizes.values()))
-
-
-def _recurrent(shapes: _Shapes) -> int:
-    """Count weights and recurrent weights once per step and batch item."""
-    steps = shapes.of_input(0)[:2]
-    return product(steps) * (product(shapes.of_input(1)) + product(shapes.of_input(2)))
+    return math.prod(sizes.values())
 
 
 def _attention(shapes: _Shapes) -> int:
@@ -165,19 +152,22 @@ def _attention(shapes: _Shapes) -> int:
     keys = shapes.of_input(1)[-2]
     if len(shapes.node.inputs) > 4 and shapes.node.inputs[4]:  # keys of earlier steps
         keys += shapes.of_input(4)[-2]
-    return (product(shapes.of_input(0)) + product(shapes.of_output())) * keys
+    return (math.prod(shapes.of_input(0)) + math.prod(shapes.of_output())) * keys
 
 
 # operators of ONNX and of ONNX Runtime's optimizer, without their domain
 _COUNTS: Mapping[str, Callable[[_Shapes], int]] = {
     "Conv": _convolution(1), "FusedConv": _convolution(1), "NhwcFusedConv": _convolution(1),
     "ConvInteger": _convolution(1), "QLinearConv": _convolution(3), "DeformConv": _convolution(1),
-    "ConvTranspose": lambda node: product(node.of_input(0)) * product(node.of_input(1)[1:]),
+    "ConvTranspose": lambda node: math.prod(node.of_input(0)) * math.prod(node.of_input(1)[1:]),
     "Gemm": _gemm, "FusedGemm": _gemm,
     "MatMul": _matrix_product, "FusedMatMul": _matrix_product, "MatMulInteger": _matrix_product,
     "QLinearMatMul": _matrix_product,
     "Einsum": _einsum,
-    **dict.fromkeys(_RECURRENT, _recurrent),
+    # weights and recurrent weights, once per step and batch item
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), lambda node: math.prod(node.of_input(0)[:2]) * (
+        math.prod(node.of_input(1)) + math.prod(node.of_input(2))
+    )),
     "Attention": _attention,
 }  # fmt: skip
 COUNTED = tuple(_COUNTS)
@@ -210,9 +200,7 @@ def formula(
         return None if total is None else {"": total}
     counted: dict[tuple[int, ...], Fraction] = {}
     for scales in itertools.product((1, 2, 3), repeat=len(names)):
-        count = macs_at(
-            {name: base[name] * scale for name, scale in zip(names, scales, strict=True)}
-        )
+        count = macs_at({n: base[n] * scale for n, scale in zip(names, scales, strict=True)})
         if count is None:
             return None
         counted[scales] = Fraction(count)
@@ -250,17 +238,17 @@ def _interpolated(
         found = powers
     if any(factor.denominator != 1 for factor in found.values()):
         return None
-    return {_term(names, powers): int(factor) for powers, factor in sorted(found.items()) if factor}
+    terms = {}
+    for exponents, factor in sorted(found.items()):
+        shown = (
+            name if power == 1 else f"{name}^{power}"
+            for name, power in zip(names, exponents, strict=True)
+            if power
+        )
+        if factor:
+            terms["*".join(shown)] = int(factor)
+    return terms
 
 
 def _with(key: tuple[int, ...], at: int, value: int) -> tuple[int, ...]:
     return (*key[:at], value, *key[at + 1 :])
-
-
-def _term(names: Sequence[str], powers: Sequence[int]) -> str:
-    shown = (
-        name if power == 1 else f"{name}^{power}"
-        for name, power in zip(names, powers, strict=True)
-        if power
-    )
-    return "*".join(shown)

@@ -20,6 +20,7 @@ from buildsys.onnx_graphs.inspection.plain_graph import TIMES, Body, PlainNode
 CompareBodies = Callable[[Body, Body], dict[str, Any]]
 _INPUT, _OUTPUT, _STORED = "input", "output", "initializer"  # connections without a node
 _LONGEST_CHAIN = 8
+_NOT_WEIGHTS = ("int32", "bool", "string")  # indices, flags
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class NodeGroup:
         """Return it with nodes as their labels."""
         return {
             "nodes": [{"label": node.label, "operator": node.operator} for node in self.nodes],
-            "chain": chain_text(self.nodes),
+            "chain": _chain_text(self.nodes),
             "from": [entry.as_json() for entry in self.entries],
             "to": [taken.as_json() for taken in self.exits],
             "fate": self.outcome,
@@ -108,7 +109,8 @@ def node_changes(matching: Matching, compare: CompareBodies) -> Iterator[NodeCha
         }
         constants = [[tensor.digest for tensor in one.constants] for one in (node, other)]
         if attributes or weights or inputs or bodies or constants[0] != constants[1]:
-            changed = any(_is_weight(now, matching.second) for _, _, now in weights)
+            dtypes = [v.dtype for *_, now in weights if (v := matching.second.value(now))]
+            changed = any("int64" not in d and d not in _NOT_WEIGHTS for d in dtypes)
             yield NodeChange(node, other, attributes, weights, changed, inputs, bodies)
 
 
@@ -150,7 +152,7 @@ def added_group(
     return NodeGroup(nodes, entries, exits, outcome, by=by)
 
 
-def chain_text(nodes: Sequence[PlainNode]) -> str:
+def _chain_text(nodes: Sequence[PlainNode]) -> str:
     """Return operators as ``Shape → Slice → Concat``, or as counts."""
     shown = [node.operator for node in nodes if node.operator != CONSTANT] or [CONSTANT]
     runs = [(operator, len(list(run))) for operator, run in groupby(shown)]
@@ -180,12 +182,6 @@ def _input_changes(
         if not is_in_group and matching.tensors.get(was, was) != now:
             inputs.append((port, was, now))
     return weights, inputs
-
-
-def _is_weight(name: str, body: Body) -> bool:
-    value = body.value(name)
-    not_weights = ("int32", "bool", "string")
-    return value is not None and "int64" not in value.dtype and value.dtype not in not_weights
 
 
 def _entries(nodes: Sequence[PlainNode], body: Body) -> list[Connection]:

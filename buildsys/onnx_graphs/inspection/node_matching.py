@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainNode
 
@@ -23,9 +23,14 @@ class Matching:
         self.nodes: dict[PlainNode, PlainNode] = {}
         self.back: dict[PlainNode, PlainNode] = {}
         self.tensors = {name: name for name in first.inputs if name in second.inputs}
-        self._map_renamed_inputs()
-        self._match_by_output()
-        self._match_by_name()
+        # renamed inputs in order, if both graphs have equally many
+        alone = (
+            [name for name in first.inputs if name not in second.inputs],
+            [name for name in second.inputs if name not in first.inputs],
+        )
+        if len(alone[0]) == len(alone[1]):
+            self.tensors.update(zip(*alone, strict=True))
+        self._match_by_names()
         while self._match_by_inputs() or self._match_by_consumers():
             pass
 
@@ -39,29 +44,23 @@ class Matching:
         """Nodes of the second graph alone."""
         return [node for node in self.second.nodes if node not in self.back]
 
-    def _map_renamed_inputs(self) -> None:
-        """Pair renamed inputs in order, if both graphs have equally many."""
-        ours, theirs = self.first.inputs, self.second.inputs
-        alone = (
-            [name for name in ours if name not in theirs],
-            [name for name in theirs if name not in ours],
-        )
-        if len(alone[0]) == len(alone[1]):
-            self.tensors.update(zip(*alone, strict=True))
-
     def _pair(self, node: PlainNode, other: PlainNode) -> None:
         self.nodes[node], self.back[other] = other, node
         pairs = zip(node.outputs, other.outputs, strict=False)
         self.tensors.update((ours, theirs) for ours, theirs in pairs if ours)
 
-    def _match_by_output(self) -> None:
+    def _pair_if_similar(self, node: PlainNode, other: PlainNode | None) -> None:
+        if other is None or other in self.back:
+            return
+        if node.operator == other.operator and len(node.outputs) == len(other.outputs):
+            self._pair(node, other)
+
+    def _match_by_names(self) -> None:
+        """Pair nodes by the name of an output, then by unique name."""
         producers = self.second.producers
         for node in self.first.nodes:
             other = next((producers[name] for name in node.outputs if name in producers), None)
-            if other is not None and other not in self.back and _may_match(node, other):
-                self._pair(node, other)
-
-    def _match_by_name(self) -> None:
+            self._pair_if_similar(node, other)
         named, others = _unique_names(self.removed), _unique_names(self.added)
         for name, node in named.items():
             other = others.get(name)
@@ -91,8 +90,7 @@ class Matching:
         for node in reversed(self.removed):
             others = {self._maker(name, at) for at, name in enumerate(node.outputs) if name}
             other = others.pop() if len(others) == 1 else None
-            if other is not None and other not in self.back and _may_match(node, other):
-                self._pair(node, other)
+            self._pair_if_similar(node, other)
         return len(self.nodes) > before
 
     def _maker(self, name: str, at: int) -> PlainNode | None:
@@ -127,10 +125,8 @@ def is_stored(name: str, body: Body) -> bool:
 
 def contents(node: PlainNode, body: Body) -> tuple[str, ...]:
     """Return the digests of a node's stored inputs, "" for all others."""
-    return (
-        *(content(name, body) for name in node.inputs),
-        *(tensor.digest for tensor in node.constants),
-    )
+    stored = (content(name, body) for name in node.inputs)
+    return (*stored, *(tensor.digest for tensor in node.constants))
 
 
 def content(name: str, body: Body) -> str:
@@ -139,11 +135,8 @@ def content(name: str, body: Body) -> str:
     if stored is not None:
         return stored.digest
     maker = body.producers.get(name)
-    return (
-        maker.constants[0].digest
-        if maker is not None and maker.operator == CONSTANT and maker.constants
-        else ""
-    )
+    is_constant = maker and maker.operator == CONSTANT and maker.constants
+    return maker.constants[0].digest if maker and is_constant else ""
 
 
 def regions(nodes: Iterable[PlainNode], body: Body) -> list[list[PlainNode]]:
@@ -160,20 +153,13 @@ def regions(nodes: Iterable[PlainNode], body: Body) -> list[list[PlainNode]]:
             if member not in found:
                 found[member] = group
                 group.append(member)
-                waiting += [near for near in _neighbours(member, body) if near in wanted]
+                near = [body.producers[name] for name in member.reads if name in body.producers]
+                for name in member.outputs:
+                    near += body.consumers.get(name, ())
+                waiting += [other for other in near if other in wanted]
     order = {node: at for at, node in enumerate(wanted)}
     groups = {id(group): group for group in found.values()}
     return [sorted(group, key=order.__getitem__) for group in groups.values()]
-
-
-def _neighbours(node: PlainNode, body: Body) -> Iterator[PlainNode]:
-    yield from (body.producers[name] for name in node.reads if name in body.producers)
-    for name in node.outputs:
-        yield from body.consumers.get(name, ())
-
-
-def _may_match(node: PlainNode, other: PlainNode) -> bool:
-    return node.operator == other.operator and len(node.outputs) == len(other.outputs)
 
 
 def _unique_names(nodes: Iterable[PlainNode]) -> dict[str, PlainNode]:

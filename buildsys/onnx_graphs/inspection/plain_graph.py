@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -38,16 +39,12 @@ class StoredTensor:
     @property
     def elements(self) -> int:
         """Number of values."""
-        return product(self.shape)
+        return math.prod(self.shape)
 
     def as_json(self) -> dict[str, Any]:
         """Return name, dtype, shape and size."""
-        return {
-            "name": self.name,
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-            "bytes": self.bytes,
-        }
+        shape = list(self.shape)
+        return {"name": self.name, "dtype": self.dtype, "shape": shape, "bytes": self.bytes}
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +61,7 @@ class PlainNode:
 
     @property
     def label(self) -> str:
-        """Its name, or that of its first output."""
+        """Its name, or else its first output."""
         return self.name or next((name for name in self.outputs if name), self.operator)
 
     @property
@@ -171,14 +168,6 @@ def operator_histogram(model: PlainModel) -> dict[str, int]:
         nodes += [place.node for place in _placed(Body((), (), function.nodes), "")]
     counts = Counter(node.operator for node in nodes)
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-
-
-def product(sizes: tuple[int, ...]) -> int:
-    """Return the product of sizes, 1 of none."""
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
 
 
 def shape_text(shape: Shape | None) -> str:

@@ -36,29 +36,22 @@ def with_sizes(model: ModelProto, dims: Mapping[str, int]) -> ModelProto:
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
                 dim.Clear()
-    _forget_shapes(sized.graph)
+    # drop shapes with names; types of custom operators cannot be inferred, so all types stay
+    for graph in _graphs(sized.graph):
+        for value in graph.value_info:
+            if any(not dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim):
+                value.type.tensor_type.ClearField("shape")
     return with_shapes(sized)
 
 
 def input_dims(model: ModelProto) -> list[str]:
     """Return the names of the dynamic dimensions of the inputs."""
     stored = {tensor.name for tensor in model.graph.initializer}
-    shapes = [
-        value.type.tensor_type.shape for value in model.graph.input if value.name not in stored
-    ]
-    return list(
-        dict.fromkeys(dim.dim_param for shape in shapes for dim in shape.dim if dim.dim_param)
-    )
+    values = (value for value in model.graph.input if value.name not in stored)
+    dims = (dim.dim_param for value in values for dim in value.type.tensor_type.shape.dim)
+    return list(dict.fromkeys(filter(None, dims)))
 
 
 def _graphs(graph: GraphProto) -> list[GraphProto]:
     """Return a graph and all its bodies."""
     return [graph, *(body for node in all_nodes(graph) for body in subgraphs(node))]
-
-
-def _forget_shapes(graph: GraphProto) -> None:
-    """Drop shapes with names. Types of custom operators cannot be inferred, so all types stay."""
-    for part in _graphs(graph):
-        for value in part.value_info:
-            if any(not dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim):
-                value.type.tensor_type.ClearField("shape")

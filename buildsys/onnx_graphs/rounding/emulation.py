@@ -90,7 +90,11 @@ class _Emulation:
         if node.op_type == "Cast":
             self._rewrite_cast(node)
             return
-        _retype_attributes(node, self._dtype)
+        for attribute in node.attribute:
+            if attribute.name in _TYPE_ATTRIBUTES and attribute.i == self._low:
+                attribute.i = _FLOAT
+            if attribute.t.data_type == self._low:
+                attribute.t.CopyFrom(_in_float32(attribute.t, self._dtype))
         for index, name in enumerate(node.output):
             if name in self._is_low:
                 node.output[index] = self._round(name, exact=node.op_type in _EXACT)
@@ -128,39 +132,20 @@ class _Emulation:
         self._nodes.append(helper.make_node("Cast", [source], [target], to=elem_type))
 
 
-def _retype_attributes(node: NodeProto, dtype: str) -> None:
-    low = ELEM_TYPES[dtype]
-    for attribute in node.attribute:
-        if attribute.name in _TYPE_ATTRIBUTES and attribute.i == low:
-            attribute.i = _FLOAT
-        if attribute.t.data_type == low:
-            attribute.t.CopyFrom(_in_float32(attribute.t, dtype))
-
-
 def _in_float32(tensor: TensorProto, dtype: str) -> TensorProto:
-    bits = (
-        np.frombuffer(tensor.raw_data, np.uint16)
-        if tensor.raw_data
-        else np.array(tensor.int32_data, np.uint16)
-    )
+    raw = tensor.raw_data
+    bits = np.frombuffer(raw, np.uint16) if raw else np.array(tensor.int32_data, np.uint16)
     array = bits.reshape(tuple(tensor.dims))
-    values = (
-        array.view(np.float16).astype(np.float32)
-        if dtype == "float16"
-        else Tensor(array, dtype).values()
-    )
+    is_half = dtype == "float16"
+    values = array.view(np.float16).astype(np.float32) if is_half else Tensor(array, dtype).values()
     return numpy_helper.from_array(values, tensor.name)
 
 
 def _refuse_hidden_types(model: ModelProto, dtype: str) -> None:
     places = [(f"the subgraph {body.name}", [body]) for body in _bodies(model.graph.node)]
-    places += [
-        (
-            f"the local function {function.name}",
-            [GraphProto(node=function.node), *_bodies(function.node)],
-        )
-        for function in model.functions
-    ]
+    for function in model.functions:
+        bodies = [GraphProto(node=function.node), *_bodies(function.node)]
+        places.append((f"the local function {function.name}", bodies))
     for place, graphs in places:
         if any(ELEM_TYPES[dtype] in _types_in(graph) for graph in graphs):
             raise StageError(f"{place} computes in {dtype}, which cannot be emulated on the CPU")
@@ -174,10 +159,8 @@ def _bodies(nodes: Iterable[NodeProto]) -> Iterator[GraphProto]:
 
 
 def _types_in(graph: GraphProto) -> Iterator[int]:
-    yield from (
-        value.type.tensor_type.elem_type
-        for value in (*graph.input, *graph.output, *graph.value_info)
-    )
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        yield value.type.tensor_type.elem_type
     yield from (tensor.data_type for tensor in graph.initializer)
     for attribute in (attribute for node in graph.node for attribute in node.attribute):
         yield attribute.i if attribute.name in _TYPE_ATTRIBUTES else attribute.t.data_type

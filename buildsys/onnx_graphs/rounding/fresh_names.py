@@ -11,14 +11,9 @@ class FreshNames:
     """Generator of unused names in a graph and its subgraphs."""
 
     def __init__(self, graph: GraphProto) -> None:
-        self._taken = {
-            name for node in all_nodes(graph) for name in (node.name, *node.input, *node.output)
-        }
-        self._taken |= {
-            entry.name
-            for entries in (graph.input, graph.output, graph.initializer)
-            for entry in entries
-        }
+        self._taken = {entry.name for entry in (*graph.input, *graph.output, *graph.initializer)}
+        for node in all_nodes(graph):
+            self._taken.update((node.name, *node.input, *node.output))
 
     def new(self, wanted: str) -> str:
         """Return ``wanted``, with a numeric suffix if it is taken."""

@@ -81,9 +81,8 @@ def _without_weights(model: ModelProto) -> ModelProto:
     for tensor in model.graph.initializer:
         stub = copy.graph.initializer.add()
         if len(tensor.raw_data) > _STORED_IN_PLACE:
-            stub.CopyFrom(
-                TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-            )
+            stub.name, stub.data_type = tensor.name, tensor.data_type
+            stub.dims.extend(tensor.dims)
             stub.data_location = TensorProto.EXTERNAL
         else:
             stub.CopyFrom(tensor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from buildsys.onnx_graphs.inspection.describe import report_facts
-from buildsys.onnx_graphs.inspection.load import load_graph
+from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.report.assemble import assemble, opt_sizes
 from buildsys.report.markdown.document import render
 from buildsys.report.results.report import as_json
@@ -22,7 +22,9 @@ def run(job: Job) -> StageResult:
         if role.startswith(_GRAPH):
             target = role.removeprefix(_GRAPH)
             job.progress(f"counting the graph of {target}")
-            graphs[target] = report_facts(load_graph(path), opt_sizes(manifest))
+            graphs[target] = report_facts(
+                load_model(path, external_data=False), opt_sizes(manifest)
+            )
     results = {target: path for target, path in job.inputs.items() if not target.startswith(_GRAPH)}
     report = assemble(job.model, manifest, results, graphs)
     if "markdown" in job.outputs:

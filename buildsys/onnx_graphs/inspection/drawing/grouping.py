@@ -137,22 +137,21 @@ def _join_branches(units: list[_Unit], alone: set[_Unit]) -> bool:
 
 def _open_large(units: list[_Unit], alone: set[_Unit], total: int) -> None:
     """Open units with too many nodes for one box."""
+
+    def is_large(item: Item) -> bool:
+        limit = max(PLAIN_LIMIT / 2, _LARGE_SHARE * total)
+        return isinstance(item, Parallel) and sum(1 for _ in all_nodes([item])) > limit
+
     waiting = list(units)
     while waiting and len(units) < _BOX_LIMIT:
         unit = waiting.pop(0)
-        at = next((at for at, item in enumerate(unit.items) if _is_large(item, total)), None)
+        at = next((at for at, item in enumerate(unit.items) if is_large(item)), None)
         if at is None or unit in alone:
             continue
         pieces = _opened(unit, at)
         units.remove(unit)
         units += pieces
         waiting += pieces
-
-
-def _is_large(item: Item, total: int) -> bool:
-    return isinstance(item, Parallel) and sum(1 for _ in all_nodes([item])) > max(
-        PLAIN_LIMIT / 2, _LARGE_SHARE * total
-    )
 
 
 def _opened(unit: _Unit, at: int) -> list[_Unit]:
@@ -189,31 +188,20 @@ def _opened(unit: _Unit, at: int) -> list[_Unit]:
 
 def boxes_of(items: Sequence[Item], form: Callable[[PlainNode], str] = lambda _: "") -> list[Box]:
     """Return a series as boxes."""
-    return _runs(_repeats(_blocks(items), form))
+    blocks: list[tuple[Item, ...]] = []  # branches with their joining node, other nodes alone
+    for item in items:
+        after_branches = blocks and len(blocks[-1]) == 1 and isinstance(blocks[-1][0], Parallel)
+        if after_branches and isinstance(item, PlainNode):
+            blocks[-1] += (item,)
+        else:
+            blocks.append((item,))
+    return _runs(_repeats(blocks, form))
 
 
-Block = tuple[Item, ...]
-
-
-def _blocks(items: Sequence[Item]) -> list[Block]:
-    """Return branches together with their joining node, all other nodes alone."""
-    blocks: list[Block] = []
-    rest = list(items)
-    while rest:
-        meets = (
-            isinstance(rest[0], Parallel) and len(rest) > 1 and not isinstance(rest[1], Parallel)
-        )
-        length = 2 if meets else 1
-        blocks.append(tuple(rest[:length]))
-        del rest[:length]
-    return blocks
-
-
-def _repeats(blocks: list[Block], form: Callable[[PlainNode], str]) -> list[Box]:
+def _repeats(blocks: list[tuple[Item, ...]], form: Callable[[PlainNode], str]) -> list[Box]:
     """Return boxes with the largest repetition as one, recursively."""
     signatures = [
-        f"{outline(block, longest=0)}{[form(node) for node in all_nodes(block)]}"
-        for block in blocks
+        f"{outline(block, longest=0)}{list(map(form, all_nodes(block)))}" for block in blocks
     ]
     best = (0, False, 0, 0)  # nodes, starts with branches, shortest, earliest
     chosen: tuple[int, int, int] | None = None  # begin, length, count
@@ -270,8 +258,14 @@ def _runs(boxes: Sequence[Box]) -> list[Box]:
 
 
 def outline(items: Sequence[Item], longest: int = _LONGEST_OUTLINE) -> str:
-    """Return items as ``(Conv → Relu ∥ skip) → Add``, or as operator counts."""
-    parts = [(_branches(item) if isinstance(item, Parallel) else item.operator) for item in items]
+    """Return e.g. ``(Conv → Relu ∥ skip) → Add``, or operator counts."""
+    parts = []
+    for item in items:
+        if isinstance(item, Parallel):
+            texts = [outline(branch, longest=0) for branch in item.branches] + ["skip"] * item.skip
+            parts.append(f"({' ∥ '.join(texts)})")
+        else:
+            parts.append(item.operator)
     runs = [(part, len(list(run))) for part, run in groupby(parts)]
     text = " → ".join(f"{part} {TIMES}{count}" if count > 1 else part for part, count in runs)
     if not longest or len(text) <= longest:
@@ -279,8 +273,3 @@ def outline(items: Sequence[Item], longest: int = _LONGEST_OUTLINE) -> str:
     counts = Counter(node.operator for node in all_nodes(items)).most_common()
     shown = [f"{name} {TIMES}{n}" if n > 1 else name for name, n in counts[:_SHOWN_OPERATORS]]
     return ", ".join(shown + ["…"] * (len(counts) > _SHOWN_OPERATORS))
-
-
-def _branches(item: Parallel) -> str:
-    texts = [outline(branch, longest=0) for branch in item.branches] + ["skip"] * item.skip
-    return f"({' ∥ '.join(texts)})"

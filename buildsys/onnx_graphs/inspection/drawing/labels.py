@@ -15,6 +15,7 @@ PADDING = 9.0
 INPUT, OUTPUT = "input", "output"  # operators of the boxes at the border of a picture
 # widths relative to the font size, of DejaVu Sans, which is wider than most substitutes
 _NARROW, _CAPITAL, _WIDE, _USUAL = 0.4, 0.74, 0.98, 0.645
+_NARROW_LETTERS, _WIDE_LETTERS = "iljI.,:;|!'()[]/ ft", f"mwMW@%→⇢…∥{TIMES}"
 _BOLD = 1.1
 _BREAKS = re.compile(r"(?<=[/.,:_\- ])")
 _TITLE_CHARACTERS, _LINE_CHARACTERS = 34, 42
@@ -73,9 +74,7 @@ class BoxLabel:
         widest = max((text_width(line, TITLE, bold=True) for line in self.title), default=0.0)
         widest = max([widest, *(text_width(line, SMALL) for line in self.lines)])
         inner_width = sum(picture.width + 2 * PADDING for _, picture in self.inner)
-        inner_height = max(
-            (picture.height + 2.5 * LINE_HEIGHT for _, picture in self.inner), default=0.0
-        )
+        inner_height = max((p.height + 2.5 * LINE_HEIGHT for _, p in self.inner), default=0.0)
         height = LINE_HEIGHT * (len(self.title) + len(self.lines)) + PADDING * 1.4 + inner_height
         return max(widest + 2 * PADDING, inner_width, 60.0), height
 
@@ -110,7 +109,15 @@ def label_of(box: Box, body: Body, draw_body: Callable[[Body], Picture]) -> BoxL
 
 def text_width(text: str, size: float, *, bold: bool = False) -> float:
     """Return the width of a line in pixels, as an upper estimate."""
-    return sum(map(_letter_width, text)) * size * (_BOLD if bold else 1.0)
+
+    def width(letter: str) -> float:
+        if letter in _NARROW_LETTERS:
+            return _NARROW
+        if letter in _WIDE_LETTERS or ord(letter) > 0x2E80:
+            return _WIDE
+        return _CAPITAL if letter.isupper() else _USUAL
+
+    return sum(map(width, text)) * size * (_BOLD if bold else 1.0)
 
 
 def wrapped(text: str, longest: int = _TITLE_CHARACTERS) -> list[str]:
@@ -159,11 +166,3 @@ def _output_shapes(node: PlainNode, body: Body) -> list[str]:
 def _kind(node: PlainNode) -> str:
     domain, _, name = node.operator.rpartition("::")
     return _KIND_OF.get(name, "custom" if domain else "plain")
-
-
-def _letter_width(letter: str) -> float:
-    if letter in "iljI.,:;|!'()[]/ ft":
-        return _NARROW
-    if letter in f"mwMW@%→⇢…∥{TIMES}" or ord(letter) > 0x2E80:
-        return _WIDE
-    return _CAPITAL if letter.isupper() else _USUAL

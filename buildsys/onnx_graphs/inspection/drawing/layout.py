@@ -32,7 +32,7 @@ class Layout:
 
 @dataclass
 class _Slot:
-    """A slot in a row for a box or, without ``box``, an edge."""
+    """A place in a row: of a box, or of an edge."""
 
     rank: int
     width: float

@@ -45,9 +45,9 @@ def choose(body: Body, begin: str = "", end: str = "", depth: int | None = None)
         ends = _nodes(body, end, forwards=False)
         wanted &= _reached(ends, producers, limit)
     if not wanted:
-        raise UsageError(f"no path leads from {begin or 'the inputs'} to {end or 'the outputs'}" + (
-            f" within {depth} nodes" if depth is not None else ""
-        ))  # fmt: skip
+        within = f" within {depth} nodes" if depth is not None else ""
+        path = f"from {begin or 'the inputs'} to {end or 'the outputs'}{within}"
+        raise UsageError(f"no path leads {path}")
     return Part([node for node in nodes if node in wanted], body)
 
 
@@ -73,30 +73,28 @@ def _nodes(body: Body, name: str, *, forwards: bool) -> list[PlainNode]:
 def _reached(
     starts: Iterable[PlainNode], step: Callable[[PlainNode], Iterable[PlainNode]], depth: int | None
 ) -> set[PlainNode]:
-    found: dict[PlainNode, int] = {}
-    level = list(starts)
-    distance = 1
+    found: set[PlainNode] = set()
+    level, distance = set(starts), 1
     while level and (depth is None or distance <= depth):
-        fresh = [node for node in dict.fromkeys(level) if node not in found]
-        found.update(dict.fromkeys(fresh, distance))
-        level = [other for node in fresh for other in step(node)]
+        found |= level
+        level = {other for node in level for other in step(node)} - found
         distance += 1
-    return set(found)
+    return found
 
 
 def tensors_across_border(part: Part) -> Mapping[str, list[str]]:
     """Return the tensors across the border, ``in`` and ``out``."""
     members, body = set(part.nodes), part.body
-    incoming: dict[str, None] = {}
-    outgoing: dict[str, None] = {}
-    for node in part.nodes:
-        for name in node.reads:
-            maker = body.producers.get(name)
-            if maker not in members and not is_stored(name, body):
-                incoming[name] = None
-        for name in node.outputs:
-            if name in body.outputs or any(
-                taker not in members for taker in body.consumers.get(name, ())
-            ):
-                outgoing[name] = None
-    return {"in": list(incoming), "out": list(outgoing)}
+    incoming = [
+        name
+        for node in part.nodes
+        for name in node.reads
+        if body.producers.get(name) not in members and not is_stored(name, body)
+    ]
+    outgoing = [
+        name
+        for node in part.nodes
+        for name in node.outputs
+        if name in body.outputs or not members.issuperset(body.consumers.get(name, ()))
+    ]
+    return {"in": list(dict.fromkeys(incoming)), "out": list(dict.fromkeys(outgoing))}

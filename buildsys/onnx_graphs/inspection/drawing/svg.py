@@ -56,7 +56,7 @@ orient="auto"><path d="M0,0.8 L8,4 L0,7.2 z" fill="#777777"/></marker></defs>
 def draw(
     body: Body, title: str, begin: str = "", end: str = "", depth: int | None = None
 ) -> tuple[str, dict[str, int]]:
-    """Return an SVG document of a part of a graph, and its size.
+    """Return a part of a graph as SVG, and its size.
 
     Raises: UsageError: unknown node or tensor, or no path between them.
     """
