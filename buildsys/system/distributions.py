@@ -16,7 +16,7 @@ from buildsys.system.text_cache import TextCache
 from buildsys.system.versions import installed_versions, normalized
 
 if TYPE_CHECKING:
-    from importlib.metadata import Distribution
+    pass
 
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 _EXTRA = re.compile(r";.*\bextra\b")
@@ -71,24 +71,23 @@ def source_root(module: str, path: tuple[str, ...] | None = None) -> str | None:
 
 
 def _providers(module: str, path: tuple[str, ...] | None) -> list[str]:
+    """Return the distributions that contain a top-level module.
+
+    metadata.packages_distributions misses many before Python 3.11.
+    """
     if normalized(module) in installed_versions(path):
         return [normalized(module)]
     from importlib import metadata  # slow, but needed only once per environment and module
 
+    found = set()
     every = metadata.distributions() if path is None else metadata.distributions(path=list(path))
-    return sorted({normalized(d.metadata["Name"]) for d in every if module in _top_level(d)})
-
-
-def _top_level(distribution: Distribution) -> set[str]:
-    """Return the top-level modules of a distribution.
-
-    metadata.packages_distributions misses many before Python 3.11.
-    """
-    declared = distribution.read_text("top_level.txt")
-    if declared:
-        return set(declared.split())
-    files = distribution.files or ()
-    return {file.parts[0] if len(file.parts) > 1 else getmodulename(file) or "" for file in files}
+    for distribution in every:
+        declared = (distribution.read_text("top_level.txt") or "").split()
+        files = () if declared else distribution.files or ()
+        tops = (f.parts[0] if len(f.parts) > 1 else getmodulename(f) or "" for f in files)
+        if module in declared or module in tops:
+            found.add(normalized(distribution.metadata["Name"]))
+    return sorted(found)
 
 
 def _with_requirements(

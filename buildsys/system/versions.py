@@ -184,13 +184,13 @@ def _package_version(
     It is the one written in its files, else the one reported on import. The package is imported
     once per state of its files. Without a version, the files identify it.
     """
-    candidates = (f"{entry}/{module}" for entry in path)
-    folder = next((f for f in candidates if os.path.isfile(f"{f}/__init__.py")), None)  # noqa: PTH113
+    folders = [Path(entry, module) for entry in path]
+    folder = next((each for each in folders if (each / "__init__.py").is_file()), None)
     if folder is None:
         return ""
     for name in _VERSION_FILES:
         with suppress(OSError):
-            text = Path(f"{folder}/{name}").read_bytes()[:_READ_BYTES].decode(errors="replace")
+            text = (folder / name).read_bytes()[:_READ_BYTES].decode(errors="replace")
             if found := _WRITTEN_VERSION.search(text):
                 return found[1]
     with os.scandir(folder) as entries:

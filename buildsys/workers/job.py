@@ -13,10 +13,6 @@ from buildsys.system.interpreters.toolchain import Toolchain
 RESULT_SCHEMA = "buildsys/result/1"
 
 
-def _ignore_progress(message: str) -> None:
-    """Drop a progress message."""
-
-
 def _raise(error: BuildsysError) -> NoReturn:
     raise error
 
@@ -42,7 +38,7 @@ class Job:
     toolchain: Toolchain | None = None  # runs the engine; None: the default interpreter
     timing_caches: Path | None = None  # the builders' timing caches; they affect no result
     threads: int = 0  # for computations independent of the thread count; 0: all cores
-    progress: Callable[[str], None] = field(default=_ignore_progress, compare=False)
+    progress: Callable[[str], None] = field(default=lambda _: None, compare=False)
     # ends the process at once: for callbacks of C++ libraries that no exception may cross
     fail: Callable[[BuildsysError], NoReturn] = field(default=_raise, compare=False)
 

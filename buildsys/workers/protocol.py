@@ -27,6 +27,7 @@ from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.workers.job import Job
 
 Message = dict[str, Any]
+_PATHS = ("inputs", "outputs", "advisory")  # fields with paths by role
 
 _ERRORS = {kind.__name__: kind for kind in (StageError, CheckFailed, Unavailable, WorkerDied)}
 
@@ -62,10 +63,8 @@ def job_to_json(job: Job) -> Message:
         "model": job.model,
         "variant": job.variant,
         "options": dict(job.options),
-        "inputs": {role: str(path) for role, path in job.inputs.items()},
-        "outputs": {role: str(path) for role, path in job.outputs.items()},
         "project": str(job.project),
-        "advisory": {role: str(path) for role, path in job.advisory.items()},
+        **{name: {role: str(path) for role, path in getattr(job, name).items()} for name in _PATHS},
         "toolchain": toolchain and {**asdict(toolchain), "python": str(toolchain.python)},
         "timing_caches": job.timing_caches and str(job.timing_caches),
         "threads": job.threads,
@@ -76,10 +75,8 @@ def job_from_json(fields: Message, **local: Any) -> Job:
     """Return the job described by ``fields``; ``local`` adds ``progress`` and ``fail``."""
     toolchain, caches = fields["toolchain"], fields["timing_caches"]
     converted = {
-        "inputs": {role: Path(path) for role, path in fields["inputs"].items()},
-        "outputs": {role: Path(path) for role, path in fields["outputs"].items()},
         "project": Path(fields["project"]),
-        "advisory": {role: Path(path) for role, path in fields["advisory"].items()},
+        **{name: {role: Path(path) for role, path in fields[name].items()} for name in _PATHS},
         "timing_caches": caches and Path(caches),
         "toolchain": toolchain and Toolchain(**{**toolchain, "python": Path(toolchain["python"])}),
     }

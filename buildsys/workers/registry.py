@@ -81,24 +81,19 @@ def server_folder(environment: Mapping[str, str]) -> Path | None:
     runtime = environment.get("XDG_RUNTIME_DIR")
     fallback = Path(f"/tmp/buildsys-{os.getuid()}/workers")  # noqa: S108 - ownership is checked
     for folder in (*([Path(runtime) / "buildsys"] if runtime else []), fallback):
-        longest = os.fsencode(address(folder, "f" * _NAME_LENGTH))
-        if len(longest) <= _ADDRESS_LIMIT and _make_private(folder):
-            return folder
+        if len(os.fsencode(address(folder, "f" * _NAME_LENGTH))) > _ADDRESS_LIMIT:
+            continue
+        with contextlib.suppress(OSError):
+            for part in (folder.parent, folder):
+                with contextlib.suppress(FileExistsError):
+                    part.mkdir(mode=0o700)
+                found = part.lstat()
+                owned = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+                if not owned or found.st_mode & 0o077:
+                    break
+            else:
+                return folder
     return None
-
-
-def _make_private(folder: Path) -> bool:
-    try:
-        for part in (folder.parent, folder):
-            with contextlib.suppress(FileExistsError):
-                part.mkdir(mode=0o700)
-            found = part.lstat()
-            owned = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-            if not owned or found.st_mode & 0o077:
-                return False
-    except OSError:
-        return False
-    return True
 
 
 def address(folder: Path, fingerprint: str) -> Path:
@@ -117,9 +112,8 @@ def connect(path: Path) -> socket.socket | None:
     """Return a connection to the server at ``path``. None unless this user's server listens."""
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        channel.settimeout(
-            _CONNECT_LIMIT_S
-        )  # a stopped server accepts nothing once its queue is full
+        # a stopped server accepts nothing once its queue is full
+        channel.settimeout(_CONNECT_LIMIT_S)
         channel.connect(str(path))
         channel.settimeout(None)
         if peer_uid(channel) == os.geteuid():

@@ -1,4 +1,4 @@
-"""The Python interpreter of a toolchain: version and module path, or its problem.
+"""Python interpreters of toolchains: version, module path, problems.
 
 It is started once: the result is cached by the stat of the interpreter, ``pyvenv.cfg``, the folders
 on its module path and their ``.pth`` files.
@@ -148,7 +148,13 @@ def _probe(toolchain: Toolchain, environment: Mapping[str, str]) -> _Known:
         problem = f"{python} starts Python as a second process"
         return _Known(_unusable(toolchain, problem, hint), {})
     interpreter = Interpreter(**{**fields, "path": tuple(fields["path"])})
-    return _Known(InterpreterCheck(interpreter), _stamps(_path_files(interpreter)))
+    files = []
+    for entry in interpreter.path:
+        files.append(entry)
+        with suppress(OSError):  # an archive or a missing folder
+            names = os.listdir(entry)  # noqa: PTH208 - no path is needed
+            files += sorted(f"{entry}/{name}" for name in names if name.endswith(".pth"))
+    return _Known(InterpreterCheck(interpreter), _stamps(files))
 
 
 def _explain_failure(toolchain: Toolchain, result: ProbeResult) -> InterpreterCheck:
@@ -187,17 +193,6 @@ def _cache_name(toolchain: Toolchain, environment: Mapping[str, str]) -> str:
     )
     parts = [list(files.items()), variables, sorted(toolchain.env.items())]
     return f"{_SCHEMA}:{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
-
-
-def _path_files(interpreter: Interpreter) -> list[str]:
-    """Return the folders of its module path and their .pth files."""
-    files = []
-    for entry in interpreter.path:
-        files.append(entry)
-        with suppress(OSError):  # an archive or a missing folder
-            names = os.listdir(entry)  # noqa: PTH208 - no path is needed
-            files += sorted(f"{entry}/{name}" for name in names if name.endswith(".pth"))
-    return files
 
 
 def _stamps(files: Iterable[str]) -> dict[str, list[int] | None]:

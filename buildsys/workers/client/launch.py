@@ -1,4 +1,4 @@
-"""Start a worker server for this run, or connect to a shared one."""
+"""Start of worker servers, or connection to shared ones."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 
+from buildsys.errors import StageError, Unavailable
 from buildsys.system.interpreters.interpreter import Interpreter, check_interpreter
 from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.system.processes import Process
@@ -23,7 +25,9 @@ from buildsys.workers.client.environment import (
 )
 from buildsys.workers.client.fingerprint import fingerprint
 from buildsys.workers.client.server_handle import OwnServer, ServerHandle, SharedServer
+from buildsys.workers.job import Job, StageResult
 from buildsys.workers.protocol import Message
+from buildsys.workers.result_file import write_result
 from buildsys.workers.server_kinds import ServerKind
 
 _BACKLOG = 128  # connections waiting while a server still loads libraries
@@ -144,3 +148,28 @@ class _Launch:
             )
         finally:
             os.close(output)
+
+
+def check_toolchain(job: Job, toolchain: Toolchain, log: Path) -> Unavailable | None:
+    """Write the result file of ``job`` if its toolchain is unusable. Return the reason, or None.
+
+    Raises: StageError: the interpreter hangs or crashes; the next attempt may succeed.
+    """
+    check = check_interpreter(toolchain)
+    try:
+        interpreter = check.require()
+        if not interpreter.finds("numpy"):
+            problem = f"the toolchain {toolchain.name} has no numpy"
+            raise Unavailable(problem, f"{toolchain.pip} numpy")
+    except StageError as error:
+        with contextlib.suppress(OSError):  # the error itself says what matters
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text(f"# {job.target}\n{check.output}\n{error}\n", encoding="utf-8")
+        if not isinstance(error, Unavailable):
+            error.hint = f"{error.hint}; full log: {job.display_path(log)}"
+            raise
+        result = StageResult("unavailable", error.problem, error.hint)
+        now = datetime.now(timezone.utc)
+        write_result(job, result, started=now, seconds=0.0, peak_rss_mib=0.0, versions={})
+        return error
+    return None

@@ -32,10 +32,6 @@ class JobReply:
     peak_rss_mib: float = 0.0  # includes pages shared with the server
 
 
-def _ignore_event(event: dict[str, Any]) -> None:
-    """Drop an event."""
-
-
 class WorkerPool:
     """A thread-safe pool of worker processes.
 
@@ -62,7 +58,7 @@ class WorkerPool:
         *,
         log: Path,
         timeout_s: float | None = None,
-        on_event: Callable[[dict[str, Any]], None] = _ignore_event,
+        on_event: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> JobReply:
         """Run ``job`` in a separate process, with all output in ``log``.
 
@@ -71,7 +67,7 @@ class WorkerPool:
         Raises: StageError: raised by the stage. WorkerDied: the process ended without a result.
         """
         if job.toolchain is not None:
-            from buildsys.workers.client.toolchain_check import check_toolchain
+            from buildsys.workers.client.launch import check_toolchain
 
             problem = check_toolchain(job, job.toolchain, log)
             if problem is not None:

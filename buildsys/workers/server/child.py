@@ -90,7 +90,11 @@ def _run_job(job: Job, log: Path) -> Message:
     result: StageResult | None = None
     error: BuildsysError | None = None
     try:
-        result = _run_stage(job)
+        name = job.stage if "." in job.stage else f"buildsys.stages.{job.stage}.stage"
+        answer = importlib.import_module(name).run(job)
+        if not isinstance(answer, StageResult) or answer.status not in _STATUSES:
+            raise TypeError(f"{name}.run returned {answer!r} instead of a StageResult")
+        result = answer
     except SystemExit as stop:
         flush()
         os._exit(stop.code if isinstance(stop.code, int) else 1)
@@ -115,14 +119,6 @@ def _run_job(job: Job, log: Path) -> Message:
 
 def _error_message(error: BuildsysError, measured: dict[str, float]) -> Message:
     return {"event": "error", "error": error_to_json(error), **measured}
-
-
-def _run_stage(job: Job) -> StageResult:
-    name = job.stage if "." in job.stage else f"buildsys.stages.{job.stage}.stage"
-    result = importlib.import_module(name).run(job)
-    if not isinstance(result, StageResult) or result.status not in _STATUSES:
-        raise TypeError(f"{name}.run returned {result!r} instead of a StageResult")
-    return result
 
 
 def _as_expected(error: Exception, job: Job, log: Path) -> BuildsysError:

@@ -28,27 +28,23 @@ def fork_child(work: Callable[[], NoReturn]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, SERVER_SIGNALS)  # a child must not run its handlers
     try:
         pid = os.fork()
-        if pid == 0:
-            _run_child(work, server)
-        return pid
+        if pid != 0:
+            return pid
+        try:
+            os.setsid()  # a time-out reaches the processes it starts, Ctrl-C reaches none of them
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGINT, *SERVER_SIGNALS):
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SERVER_SIGNALS)
+            die_with_parent(server, signal.SIGKILL)
+            gc.enable()
+            work()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(70)  # never return to the server's loop
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SERVER_SIGNALS)
-
-
-def _run_child(work: Callable[[], NoReturn], server: int) -> NoReturn:
-    try:
-        os.setsid()  # a time-out reaches the processes it starts, Ctrl-C reaches none of them
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGINT, *SERVER_SIGNALS):
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SERVER_SIGNALS)
-        die_with_parent(server, signal.SIGKILL)
-        gc.enable()
-        work()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(70)  # never return to the server's loop
 
 
 def signal_group(pid: int, number: signal.Signals) -> None:

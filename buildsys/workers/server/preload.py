@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,17 @@ def preload(modules: Iterable[str], without: Iterable[str] = ()) -> str:
 
     Later ones that cannot be imported are skipped: a stage that needs them reports that.
     """
-    with _hidden(without):
+    hidden = [name for name in without if name not in sys.modules]
+    loaded: dict[str, Any] = sys.modules
+    loaded.update(dict.fromkeys(hidden))
+    try:
         for position, name in enumerate(modules):
             problem = load(name)
             if problem and position == 0:
                 return problem
+    finally:
+        for name in hidden:  # a stage may import it
+            del loaded[name]
     tasks = Path("/proc/self/task")
     threads = str(len(list(tasks.iterdir()))) if tasks.exists() else "an unknown number of"
     _log(f"ready, {threads} threads")
@@ -46,16 +51,3 @@ def load(name: str) -> str:
 def _log(line: str) -> None:
     sys.stdout.write(f"{line}\n")  # stdout is the server's log
     sys.stdout.flush()
-
-
-@contextlib.contextmanager
-def _hidden(names: Iterable[str]) -> Iterator[None]:
-    """Make ``names`` look missing, for later imports in this block."""
-    hidden = [name for name in names if name not in sys.modules]
-    modules: dict[str, Any] = sys.modules
-    modules.update(dict.fromkeys(hidden))
-    try:
-        yield
-    finally:
-        for name in hidden:  # a stage may import it
-            del modules[name]

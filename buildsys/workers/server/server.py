@@ -75,13 +75,6 @@ class Server:
         self._connections: set[_Connection] = set()
         self._selector = selectors.DefaultSelector()
         self._wakeup, self._wakeup_writer = socket.socketpair()
-        self._install_signal_handlers()
-        if control is not None:
-            self._add_connection(control)
-        if listener is not None:
-            self._selector.register(listener.socket, selectors.EVENT_READ, listener)
-
-    def _install_signal_handlers(self) -> None:
         for end in (self._wakeup, self._wakeup_writer):
             end.setblocking(False)
         self._selector.register(self._wakeup, selectors.EVENT_READ)
@@ -91,8 +84,12 @@ class Server:
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
         signal.signal(signal.SIGHUP, lambda *_: self._stop())
         signal.signal(signal.SIGUSR1, lambda *_: self._stop_if_orphaned())
-        if self._parent is not None:
-            die_with_parent(self._parent, signal.SIGUSR1)
+        if parent is not None:
+            die_with_parent(parent, signal.SIGUSR1)
+        if control is not None:
+            self._add_connection(control)
+        if listener is not None:
+            self._selector.register(listener.socket, selectors.EVENT_READ, listener)
 
     def serve(self, problem: str) -> NoReturn:
         """Run jobs until nobody can send one. A ``problem`` refuses every job."""
@@ -214,7 +211,14 @@ class Server:
                 os.close(descriptor)
 
     def _reap_children(self) -> None:
-        while (pid := _next_ended_child()) is not None:
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            pid = ended.si_pid
             # kill the processes it started before wait4, while the pid is still taken
             signal_group(pid, signal.SIGKILL)
             _, exit_status, usage = os.wait4(pid, 0)
@@ -284,15 +288,6 @@ class Server:
             self._listener.unlink()
         flush()
         os._exit(0)  # the teardown of torch takes a second
-
-
-def _next_ended_child() -> int | None:
-    """Return the pid of an ended child before it is reaped."""
-    try:
-        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return None
-    return ended.si_pid if ended is not None else None
 
 
 def _send_status(status: socket.socket, message: Message) -> None:

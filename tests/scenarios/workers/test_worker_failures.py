@@ -26,8 +26,8 @@ from pool_project import (
 from project_folder import wait_until
 
 from buildsys.errors import StageError, WorkerDied
-from buildsys.workers.client import job_channels, server_handle
 from buildsys.workers.client import pool as pool_module
+from buildsys.workers.client import server_handle
 from buildsys.workers.client.pool import WorkerPool
 from buildsys.workers.server_kinds import ServerKind
 
@@ -172,7 +172,7 @@ def test_a_hanging_server_does_not_hang_its_jobs(
     project: PoolProject, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
     server = project.server_pid()
-    monkeypatch.setattr(job_channels, "_LIMIT_SLACK_S", 0.2)
+    monkeypatch.setattr(server_handle, "_LIMIT_SLACK_S", 0.2)
     monkeypatch.setattr(server_handle, "_CLOSE_LIMIT_S", 0.1)
 
     def stop(event: dict[str, Any]) -> None:
