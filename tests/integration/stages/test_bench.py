@@ -1,4 +1,4 @@
-"""The bench stage: figures of the engine and its baseline, measured in turns."""
+"""The bench stage: an engine and its baselines, measured in turns."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_baseline_that_cannot_run_is_left_out_with_its_reason(tmp_path: Path) 
     assert "ONNX Runtime cannot load the graph" in figures["left_out"]["onnxruntime"]
 
 
-def test_pytorch_gets_its_own_inputs_where_surgery_has_renamed_those_of_the_engine(
+def test_pytorch_gets_the_inputs_from_before_surgery(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "net.py").write_text(NET)
@@ -186,12 +186,12 @@ def test_without_a_baseline_there_is_no_speedup(tmp_path: Path, sections: dict[s
     assert "one contender" in figures["interleaving"]
 
 
-def test_every_asked_case_is_measured_with_its_batch(tmp_path: Path) -> None:
+def test_every_requested_case_is_measured_with_its_batch(tmp_path: Path) -> None:
     cases = benched(tmp_path, bench={"cases": ("min", "max")}).figures["cases"]
     assert {name: case["batch"] for name, case in cases.items()} == {"min": 1, "max": 8}
 
 
-def test_a_baseline_that_fails_on_the_inputs_says_where(tmp_path: Path) -> None:
+def test_a_baseline_that_rejects_the_inputs_is_named(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NET.replace("x * 1.0", "x @ x[:, :, :3]"))
     spec = resolved({"backend": "onnxruntime"}, bench=QUICK, source={"python": "net.py:Slow"})
     write_golden(tmp_path, {case: {} for case in INPUTS}, INPUTS)
@@ -200,7 +200,7 @@ def test_a_baseline_that_fails_on_the_inputs_says_where(tmp_path: Path) -> None:
         bench.run(stage_job(spec, "bench", tmp_path))
 
 
-def test_noise_is_said() -> None:
+def test_noise_is_reported() -> None:
     steady = {"variation": 0.02}
     cases = {"opt": {"contenders": {"engine": steady, "torch": {"variation": 0.4}}}}
     assert list(noise(cases, 0.5)) == [

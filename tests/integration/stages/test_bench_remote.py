@@ -1,4 +1,4 @@
-"""An engine that a peer process times: its figures, its failures, its end."""
+"""Engines timed in a peer process: figures, failures, shutdown."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_stage_with_a_toolchain_times_its_engine_there(
     assert "buildsys.stages.bench.engine_server" in capfd.readouterr().err
 
 
-def test_what_libraries_print_is_no_answer(
+def test_output_of_libraries_is_not_an_answer(
     built: Job, stack: ExitStack, capfd: pytest.CaptureFixture[str]
 ) -> None:
     other = opened_peer(built)
@@ -158,7 +158,7 @@ def test_a_peer_that_hangs_is_ended(
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 
-def test_an_interpreter_that_is_not_there_is_named(built: Job) -> None:
+def test_a_missing_interpreter_is_named(built: Job) -> None:
     nowhere = Toolchain("gone", Path("/no/such/python"), {})
     with pytest.raises(
         StageError, match=r"toolchain gone cannot be started: /no/such/python: no such file"
@@ -218,8 +218,8 @@ def test_a_peer_ends_with_its_stage_even_when_that_is_killed(built: Job, tmp_pat
         contender.block(60, 1)
     """)
     asked = {
-        "engine": str(built.inputs["engine"]), "options": built.options["engine"], "folder": str(tmp_path),
-        "case": str(built.inputs["case.opt"]),
+        "engine": str(built.inputs["engine"]), "options": built.options["engine"],
+        "folder": str(tmp_path), "case": str(built.inputs["case.opt"]),
     }  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-c", stage, json.dumps(asked)], stdout=subprocess.PIPE

@@ -38,7 +38,7 @@ def convert_file(
     cases: dict[str, Arrays] | None = None,
     **changed: Tensor,
 ) -> tuple[StageResult, Path]:
-    """Convert a file; the golden outputs are those of ``model`` itself, but for ``changed`` ones."""
+    """Convert a file with golden outputs of ``model``, replaced by ``changed``."""
     source = write(folder / "simplify", model)
     out = folder / "convert" / precision
     out.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,10 @@ def convert_file(
         save_case(golden[f"case.{case}"], inputs, {**outputs_of(model, arrays), **changed})
     job = Job(
         target=f"convert:m:{precision}", stage="convert", model="m", variant=precision,
-        options={"precision": precision, "tolerance": TOLERANCE[precision], "cases": {role[5:]: {} for role in golden}},
+        options={
+            "precision": precision, "tolerance": TOLERANCE[precision],
+            "cases": {role[5:]: {} for role in golden},
+        },
         inputs={"model": source, **data_role(source), **golden},
         outputs={"model": out / "model.onnx", "result": out / "convert.json"}, project=folder,
     )  # fmt: skip
@@ -200,7 +203,7 @@ def test_one_tensor_in_both_precisions_is_cast_once() -> None:
     assert_close(model, low, {"x": weights(3, 4)}, rtol=3e-3)
 
 
-def test_an_initializer_that_both_need_is_stored_in_both() -> None:
+def test_an_initializer_used_in_both_precisions_is_stored_in_both() -> None:
     nodes = [
         node("Mul", ["x", "k"], ["a"]),
         node("Pow", ["a", "k"], ["p"]),
@@ -284,7 +287,7 @@ def test_local_functions_stay_in_float32(tmp_path: Path) -> None:
     assert "opset 17 is kept" in result.figures["warnings"][0]
 
 
-def test_what_cannot_be_converted_is_an_error_that_says_why(tmp_path: Path) -> None:
+def test_an_unconvertible_graph_is_an_error_with_the_reason(tmp_path: Path) -> None:
     model = with_function()
     model.graph.node[0].CopyFrom(node("Conv", ["x", "w"], ["h"], name="conv"))
     for port in (*model.graph.input, *model.graph.output):
@@ -347,7 +350,7 @@ def test_external_data_is_read_and_written(tmp_path: Path, monkeypatch: pytest.M
 
 
 def overflowing() -> onnx.ModelProto:
-    """A graph that is the identity up to a product, and beyond float16 in between."""
+    """Return an identity with intermediate values beyond float16."""
     stored = {"w": np.eye(4, dtype=np.float32), "k": np.float32([1000])}
     nodes = [
         node("MatMul", ["x", "w"], ["h"], name="product"),
@@ -368,8 +371,9 @@ def test_an_overflow_on_the_way_fails_and_names_the_node(tmp_path: Path) -> None
     result, path = convert_file(tmp_path, overflowing(), "fp16", cases)
     assert result.status == "failed"
     assert result.reason == (
-        "the fp16 graph overflows: b, of Mul (node further up), is not finite in fp16, and y differs in case opt of "
-        "the fp16 graph: at [0, 0] ONNX Runtime has inf and PyTorch 0.5 (4 of 8 elements are NaN or infinite)"
+        "the fp16 graph overflows: b, of Mul (node further up), is not finite in fp16, and y"
+        " differs in case opt of the fp16 graph: at [0, 0] ONNX Runtime has inf and PyTorch 0.5"
+        " (4 of 8 elements are NaN or infinite)"
     )
     assert result.hint == "bf16 has the range of float32"
     figures = result.figures
@@ -409,7 +413,7 @@ def test_an_overflow_that_ends_in_a_finite_number_is_found(tmp_path: Path) -> No
     assert "ONNX Runtime has 0 and PyTorch 0.0" in result.reason
 
 
-def test_an_overflow_in_a_cast_names_what_is_cast(tmp_path: Path) -> None:
+def test_an_overflow_in_a_cast_names_its_input(tmp_path: Path) -> None:
     stored = {"big": np.float32([1e6]), "w": weights(4, 4)}
     nodes = [
         node("Mul", ["x", "big"], ["h"], name="grow"),

@@ -1,4 +1,4 @@
-"""The engine stage: provenance of what was built, and no engine where none could be."""
+"""The engine stage: provenance of engines, and failures that leave no engine."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from buildsys.stages.engine.timing_cache import checkout
 from buildsys.workers.job import Job
 
 CONTRACT = {
-    "backend", "engine_sha256", "engine_bytes", "onnx_sha256", "settings", "profiles", "inputs", "outputs", "layers",
-    "precision_shares", "build_seconds", "messages", "device", "phases", "files", "portability", "built_with",
+    "backend", "engine_sha256", "engine_bytes", "onnx_sha256", "settings", "profiles", "inputs",
+    "outputs", "layers", "precision_shares", "build_seconds", "messages", "device", "phases",
+    "files", "portability", "built_with",
 }  # fmt: skip
 
 
@@ -102,7 +103,7 @@ def test_a_refused_graph_fails_with_the_model_and_the_node(tmp_path: Path) -> No
         engine.run(engine_job(tmp_path, "onnxruntime", one_node("NoSuchOperator")))
 
 
-def test_progress_is_told(tmp_path: Path) -> None:
+def test_progress_is_reported(tmp_path: Path) -> None:
     job = engine_job(tmp_path, "onnxruntime")
     said: list[str] = []
     engine.run(Job(**{**vars(job), "progress": said.append}))
@@ -112,7 +113,7 @@ def test_progress_is_told(tmp_path: Path) -> None:
 PIN = "ab" * 32
 
 
-def test_a_pin_that_does_not_exist_fails_the_build_and_says_where_it_was_looked_for(
+def test_a_missing_pinned_cache_fails_the_build_with_the_searched_places(
     tmp_path: Path,
 ) -> None:
     job = replace(
@@ -126,17 +127,17 @@ def test_a_pin_that_does_not_exist_fails_the_build_and_says_where_it_was_looked_
         checkout(job, cast(Backend, None), tmp_path)
 
 
-def test_only_builders_that_time_are_lent_a_timing_cache(tmp_path: Path) -> None:
+def test_only_builders_with_timings_get_a_timing_cache(tmp_path: Path) -> None:
     for backend in ("onnxruntime", "tensorrt_rtx"):
         job = replace(engine_job(tmp_path / backend, backend), timing_caches=tmp_path / "caches")
         assert checkout(job, cast(Backend, None), tmp_path).path is None
     assert not (tmp_path / "caches").exists()
 
 
-def test_a_private_copy_is_lent_and_what_a_build_adds_is_shared(
+def test_a_build_gets_a_private_copy_and_shares_its_additions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a machine with a GPU; the builder is played by lines written to the private file."""
+    """Simulate the builder of a GPU machine by writing lines to the private file."""
     pytest.importorskip("tensorrt_rtx")
     facts = {
         "tensorrt": "10.16.1",
@@ -174,7 +175,7 @@ def test_a_private_copy_is_lent_and_what_a_build_adds_is_shared(
     assert "(it grew by 5 bytes)" in pinned["messages"][1]
 
 
-def test_what_a_builder_calibrated_with_is_recorded(tmp_path: Path) -> None:
+def test_the_calibration_of_a_builder_is_recorded(tmp_path: Path) -> None:
     batches, cache = tmp_path / "batches.npz", tmp_path / "calibration.cache"
     batches.write_bytes(b"batches")
     assert engine._calibration_figures(None) == {}

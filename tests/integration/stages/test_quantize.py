@@ -1,4 +1,4 @@
-"""Calibration and explicit quantizers: real data, real graphs, real ONNX Runtime and TensorRT-RTX."""
+"""Calibration and explicit quantizers in ONNX Runtime and TensorRT-RTX."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_network_is_calibrated_and_quantized(tmp_path: Path, precision: str, t
     )
     assert beta == 0.5
     assert all(values["y"]["relative"] > 1e-4 for values in figures["cases"].values())
-    # not in the graph that it was made of; behind a quantizer TensorRT 8.6 cannot read it off the weights
+    # missing in the source graph; TensorRT 8.6 cannot infer it from weights with a quantizer
     kernels = [
         list(a.ints)
         for node in model.graph.node
@@ -84,7 +84,7 @@ def test_the_same_calibration_gives_the_same_bytes(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_batches_and_ranges_are_those_of_the_data(tmp_path: Path) -> None:
+def test_batches_and_ranges_match_the_data(tmp_path: Path) -> None:
     values = np.random.default_rng(5).standard_normal((9, 3, 8, 8)).astype(np.float32)
     np.savez(tmp_path / "calib.npz", x=values)
     calibration = {
@@ -122,7 +122,8 @@ def test_images_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
     figures = chain.run("calibrate:m").figures["data"]["x"]
     assert figures["files"] == [f"images/cats/{number:03}.png" for number in range(4)]
     assert figures["preprocessing"] == (
-        "shorter side resized to 9, centre 8 x 8 cut out (bilinear), bgr, / 255, - (0.5 0.4 0.3), / (0.2)"
+        "shorter side resized to 9, centre 8 x 8 cut out (bilinear), bgr, / 255,"
+        " - (0.5 0.4 0.3), / (0.2)"
     )
     with np.load(chain.build / "m/calibrate/batches.npz") as archive:
         found = archive["1/x"][0]
@@ -160,7 +161,7 @@ def test_an_algorithm_that_cuts_outliers_gives_a_smaller_range(tmp_path: Path) -
     }  # 480 values of 96 images
 
 
-def test_excluded_nodes_stay_and_are_told(tmp_path: Path) -> None:
+def test_excluded_nodes_stay_and_are_reported(tmp_path: Path) -> None:
     chain = Chain(tmp_path, quantize={"exclude": ("/head*",)})
     chain.run("calibrate:m")
     figures = chain.run("convert:m:int8").figures
@@ -170,7 +171,7 @@ def test_excluded_nodes_stay_and_are_told(tmp_path: Path) -> None:
 
 
 def test_a_wrong_quantization_fails_with_the_layer_that_loses_most(tmp_path: Path) -> None:
-    """Per tensor, a weight whose channels differ by a million leaves nothing of the small ones."""
+    """Channels that differ by a million lose the small ones with one scale."""
     scale = np.logspace(0, -6, 4).astype(np.float32)
     model = images_net()
     stored = initializers(model)
@@ -193,7 +194,7 @@ def test_a_wrong_quantization_fails_with_the_layer_that_loses_most(tmp_path: Pat
     assert (chain.build / "m/convert/int8/failed/int8-min.npz").is_file()
 
 
-def test_a_range_that_is_cut_too_far_is_told(tmp_path: Path) -> None:
+def test_a_range_clipped_too_far_is_reported(tmp_path: Path) -> None:
     values = np.random.default_rng(5).standard_normal((64, 3, 8, 8)).astype(np.float32)
     np.savez(tmp_path / "calib.npz", x=values)
     data = {
@@ -212,7 +213,7 @@ def test_a_range_that_is_cut_too_far_is_told(tmp_path: Path) -> None:
     assert result.figures["with_minmax"]["passed"]
 
 
-def test_data_of_another_kind_than_the_golden_inputs_is_told(tmp_path: Path) -> None:
+def test_data_unlike_the_golden_inputs_is_reported(tmp_path: Path) -> None:
     chain = Chain(
         tmp_path, calibration={"data": {"x": {"random": "uniform", "low": 0.0, "high": 0.1}}}
     )
@@ -266,8 +267,9 @@ def test_every_operator_that_can_be_named_is_quantized(tmp_path: Path) -> None:
         node("MatMul", ["i", "m"], ["y"], name="/matmul"),
     ]
     stored = {
-        "wt": weights(3, 4, 2, 2), "w": weights(4, 4, 1, 1, seed=1), "scale": 1 + 0.1 * weights(4, 1, 1, seed=2),
-        "k": weights(4, 6, seed=3), "m": weights(6, 5, seed=4),
+        "wt": weights(3, 4, 2, 2), "w": weights(4, 4, 1, 1, seed=1),
+        "scale": 1 + 0.1 * weights(4, 1, 1, seed=2), "k": weights(4, 6, seed=3),
+        "m": weights(6, 5, seed=4),
     }  # fmt: skip
     model = make_model(
         nodes, {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 5])}, stored
@@ -310,7 +312,7 @@ def test_every_operator_that_can_be_named_is_quantized(tmp_path: Path) -> None:
         parse_by_tensorrt_rtx(chain, "int8")
 
 
-def test_without_modelopt_the_command_to_install_it_is_told(
+def test_without_modelopt_the_error_has_the_command_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "modelopt", None)  # also where it is installed
@@ -368,7 +370,7 @@ def test_autocast_converts(tmp_path: Path, precision: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
-def test_tensorrt_rtx_takes_what_is_written(tmp_path: Path, precision: str) -> None:
+def test_tensorrt_rtx_accepts_the_quantized_graph(tmp_path: Path, precision: str) -> None:
     chain = Chain(tmp_path / precision, precision=precision)
     chain.run("calibrate:m")
     chain.run(f"convert:m:{precision}")
@@ -441,7 +443,8 @@ BAD_DATA: dict[str, tuple[BadData, str]] = {
     ),
     "zero": (
         npz(GOOD),
-        "x, an input of the graph, is zero in all calibration batches, so Conv (node /first) has no scale",
+        "x, an input of the graph, is zero in all calibration batches, so Conv (node /first) has"
+        " no scale",
     ),
     "empty folder": (
         images(0),
@@ -463,11 +466,13 @@ BAD_DATA: dict[str, tuple[BadData, str]] = {
     ),
     "raises": (
         function("return 1 / 0"),
-        "values.py:f failed for input x, calibration batch 0: ZeroDivisionError: division by zero (values.py:5)",
+        "values.py:f failed for input x, calibration batch 0: ZeroDivisionError: division by zero"
+        " (values.py:5)",
     ),
     "returns": (
         function("return np.zeros((1, 2), dtype)"),
-        "values.py:f returned the shape (1, 2) for input x, calibration batch 0; expected (3, 3, 8, 8)",
+        "values.py:f returned the shape (1, 2) for input x, calibration batch 0; expected"
+        " (3, 3, 8, 8)",
     ),
     "returns a type": (
         function("return np.zeros(shape)"),
@@ -499,7 +504,7 @@ def test_a_tensor_that_is_not_finite_is_named_with_its_node(tmp_path: Path) -> N
         chain.run("calibrate:m")
 
 
-def test_a_graph_without_anything_to_quantize_is_told(tmp_path: Path) -> None:
+def test_a_graph_without_quantizable_nodes_is_an_error(tmp_path: Path) -> None:
     ports = {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 3, 8, 8])}
     chain = Chain(tmp_path, make_model([helper.make_node("Relu", ["x"], ["y"])], *ports))
     chain.run("calibrate:m")
@@ -510,7 +515,7 @@ def test_a_graph_without_anything_to_quantize_is_told(tmp_path: Path) -> None:
         chain.run("convert:m:int8")
 
 
-def test_a_pattern_that_fits_nothing_is_told(tmp_path: Path) -> None:
+def test_an_exclude_pattern_without_a_match_is_an_error(tmp_path: Path) -> None:
     chain = Chain(tmp_path, quantize={"exclude": ("/haed",)})
     chain.run("calibrate:m")
     with pytest.raises(
@@ -528,7 +533,7 @@ def test_tensorrt_has_no_calibrator_for_percentiles(tmp_path: Path) -> None:
         engine._calibration(job)
 
 
-def test_an_fp8_engine_of_onnxruntime_computes_what_its_graph_does(tmp_path: Path) -> None:
+def test_an_fp8_engine_of_onnxruntime_equals_its_graph(tmp_path: Path) -> None:
     """Its optimizations beyond basic drop the Relu before a float8 quantizer."""
     chain = Chain(tmp_path, precision="fp8", calibration={"batches": 8, "batch_size": 8})
     for target in ("calibrate:m", "convert:m:fp8", "engine:m:e"):

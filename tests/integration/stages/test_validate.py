@@ -22,7 +22,7 @@ INPUTS = {"x": {"shape": ["batch", 3, 8, 8], "dtype": "float32"}}
 
 
 def golden(folder: Path, model: onnx.ModelProto, **changed: Tensor) -> dict[str, Path]:
-    """Write what the unchanged graph gives as the golden outputs; ``changed`` ones replace them in case odd."""
+    """Write golden outputs of a graph, replaced by ``changed`` in case odd."""
     graph = OrtGraph(model.SerializeToString())
     paths = {}
     for case, dims in CASES.items():

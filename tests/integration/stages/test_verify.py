@@ -1,4 +1,4 @@
-"""The verify stage: right engines pass, and whatever is wrong with an engine is named and kept."""
+"""The verify stage: correct engines pass, wrong outputs are named and saved."""
 
 from __future__ import annotations
 
@@ -31,10 +31,13 @@ def golden(model: onnx.ModelProto) -> dict[str, dict[str, Tensor]]:
 
 
 def verified(
-    build: Path, built: onnx.ModelProto, expected: dict[str, dict[str, Tensor]], engine_fields: dict[str, Any] = ORT,
+    build: Path,
+    built: onnx.ModelProto,
+    expected: dict[str, dict[str, Tensor]],
+    engine_fields: dict[str, Any] = ORT,
     **sections: Any,
-) -> StageResult:  # fmt: skip
-    """Build an engine from one graph and verify it against golden outputs that may come from another."""
+) -> StageResult:
+    """Build an engine from a graph and verify it against golden outputs."""
     spec = resolved(engine_fields, **sections)
     write_golden(build, expected, INPUTS)
     assert (
@@ -85,8 +88,10 @@ def test_a_wrong_value_names_output_case_index_and_both_values_and_is_kept(tmp_p
     expected["odd"] = {"y": tensor_of(wrong)}
     result = verified(tmp_path, conv_bn(), expected)
     assert result.status == "failed"
-    told = "the engine e of m is wrong in 1 of 4 cases: output 'y', case odd (batch 3): at [2, 1] the engine has 0."
-    assert result.reason.startswith(told)
+    assert result.reason.startswith(
+        "the engine e of m is wrong in 1 of 4 cases: output 'y', case odd (batch 3): at [2, 1] the"
+        " engine has 0."
+    )
     assert "the reference 10." in result.reason
     assert result.reason.endswith(
         "; it is right in case min (batch 1), opt (batch 2), max (batch 8)"
@@ -105,7 +110,7 @@ def test_a_wrong_value_names_output_case_index_and_both_values_and_is_kept(tmp_p
 
 
 def first_item_for_all() -> onnx.ModelProto:
-    """conv_bn with batch 1 baked in: every item of the batch gets what the first one gets."""
+    """Return conv_bn with batch 1 baked in: all items get the first result."""
     model = conv_bn()
     for node in model.graph.node:
         node.input[:] = ["first" if name == "x" else name for name in node.input]
@@ -128,13 +133,13 @@ def first_item_for_all() -> onnx.ModelProto:
     return model
 
 
-def test_an_engine_that_is_exact_at_batch_1_and_wrong_at_batch_2_fails_and_says_so(
+def test_an_engine_correct_only_at_batch_1_fails_with_the_wrong_cases(
     tmp_path: Path,
 ) -> None:
     result = verified(tmp_path, first_item_for_all(), golden(conv_bn()))
     assert result.status == "failed"
-    told = "the engine e of m is wrong in 3 of 4 cases: output 'y', case opt (batch 2): at [1, "
-    assert result.reason.startswith(told), result.reason
+    start = "the engine e of m is wrong in 3 of 4 cases: output 'y', case opt (batch 2): at [1, "
+    assert result.reason.startswith(start), result.reason
     assert result.reason.endswith("(and 2 more); it is right in case min (batch 1)")
     failed = {failure["case"]: failure for failure in result.figures["failures"]}
     assert failed.keys() == {"opt", "max", "odd"}
@@ -159,7 +164,7 @@ def test_nan_and_infinity_fail_whatever_the_tolerance(tmp_path: Path, value: flo
     assert "(and 3 more)" in result.reason
 
 
-def test_the_tolerance_goes_by_the_engine(tmp_path: Path) -> None:
+def test_each_engine_has_its_tolerance(tmp_path: Path) -> None:
     expected = {
         case: {"y": tensor_of(t["y"].array * np.float32(1.01))}
         for case, t in golden(conv_bn()).items()
@@ -173,7 +178,7 @@ def test_the_tolerance_goes_by_the_engine(tmp_path: Path) -> None:
     )
 
 
-def test_only_the_asked_cases_are_run(tmp_path: Path) -> None:
+def test_only_the_requested_cases_are_run(tmp_path: Path) -> None:
     result = verified(tmp_path, conv_bn(), golden(conv_bn()), verify={"cases": ("min",)})
     assert list(result.figures["cases"]) == ["min"]
 

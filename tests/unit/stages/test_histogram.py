@@ -1,4 +1,4 @@
-"""Ranges out of histograms: what the algorithms cut, and that batches may come in any order."""
+"""Clipping ranges from histograms, independent of the order of batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def normal(count: int, scale: float = 1.0, seed: int = 0) -> np.ndarray:
     return scale * np.random.default_rng(seed).standard_normal(count)
 
 
-def test_extremes_are_those_of_all_batches() -> None:
+def test_extremes_cover_all_batches() -> None:
     found = magnitudes(np.array([1.0, -3.0]), np.array([2.0]))
     assert (found.low, found.high, found.largest) == (-3.0, 2.0, 3.0)
     assert found.percentile(100.0) == 3.0
@@ -64,7 +64,7 @@ def test_a_tensor_with_few_values_is_not_cut() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_noted(value: float) -> None:
+def test_non_finite_values_are_noted(value: float) -> None:
     assert not magnitudes(np.array([1.0, value])).is_finite
 
 

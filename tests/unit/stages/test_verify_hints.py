@@ -1,4 +1,4 @@
-"""The hint of verify for errors that TF32 can explain."""
+"""Hints of the verify stage on errors explained by TF32."""
 
 from __future__ import annotations
 
