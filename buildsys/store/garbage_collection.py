@@ -57,7 +57,7 @@ def verify(store: Store, progress: Callable[[int, int], None]) -> list[str]:
     ``progress`` receives the number of files read and of all files.
     Raises: OSError: the store cannot be read.
     """
-    objects, records = list(store.objects()), sorted(store.folder.glob("actions/??/*.json"))
+    objects, records = store.objects(), sorted(store.folder.glob("actions/??/*.json"))
     problems = []
     for count, path in enumerate([*objects, *records], 1):
         problem = ""

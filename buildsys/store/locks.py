@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,11 +71,9 @@ class Locks:
         """End all waits, now and later, with ``InterruptedWaitError``."""
         self._stopped.set()
 
-    @contextmanager
-    def target(self, target: str, on_wait: OnWait) -> Iterator[bool]:
+    def target(self, target: str, on_wait: OnWait) -> AbstractContextManager[bool]:
         """Hold a target exclusively; yield True after a wait."""
-        with self._hold(self._folder / _file_name(target), target, on_wait) as waited:
-            yield waited
+        return self._hold(self._folder / _file_name(target), target, on_wait)
 
     @contextmanager
     def resources(

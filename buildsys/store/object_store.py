@@ -66,9 +66,9 @@ class Store:
         """Return the path of the record of an action key."""
         return self.folder / "actions" / key[:2] / f"{key}.json"
 
-    def objects(self) -> Iterator[Path]:
-        """Yield the files of all objects."""
-        yield from sorted(self.folder.glob("objects/??/*"))
+    def objects(self) -> list[Path]:
+        """Return the files of all objects."""
+        return sorted(self.folder.glob("objects/??/*"))
 
     def actions(self) -> Iterator[StoredAction]:
         """Yield all readable records. Raises: OSError: the store cannot be read."""

@@ -159,13 +159,12 @@ class Publisher:
 
     def low_disk_note(self) -> str:
         """Return a sentence if the disk is almost full, else ""."""
-        try:
+        with suppress(OSError):
             found = os.statvfs(self._build)
-        except OSError:
-            return ""
-        free = found.f_bavail * found.f_frsize
-        note = f"the disk of {self._build} has {free >> 10} KiB left"
-        return note if free < _LOW_DISK_BYTES else ""
+            free = found.f_bavail * found.f_frsize
+            if free < _LOW_DISK_BYTES:
+                return f"the disk of {self._build} has {free >> 10} KiB left"
+        return ""
 
     def remove(self, names: Iterable[str]) -> None:
         """Delete published files."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,17 +39,16 @@ class LocalEngine:
         self.versions: Mapping[str, str] = {}  # of the libraries in another process
         self.processes: tuple[int, ...] = ()  # IDs of other processes
         self._gpu: Device | None = None
-        if self.device["kind"] == "gpu" and find_driver().gpus:
-            from buildsys.backends.cuda.device import Device  # needs cuda-bindings
-
-            self._gpu = Device(0)
         self._taken_bytes = 0  # by free GPU memory before and after
-        try:
+        with ExitStack() as stack:
+            if self.device["kind"] == "gpu" and find_driver().gpus:
+                from buildsys.backends.cuda.device import Device  # needs cuda-bindings
+
+                self._gpu = stack.enter_context(closing(Device(0)))
             with self._record_memory():
                 self._session: Session = self._backend.load(engine, options, uses)
-        except BaseException:
-            self._close_gpu()
-            raise
+            stack.callback(self._backend.unload, self._session)
+            self._stack = stack.pop_all()
 
     def bind(self, case: Path, timing: GpuTiming | None) -> dict[str, Contender]:
         """Return the engine's contenders on the golden inputs of ``case``.
@@ -75,10 +74,7 @@ class LocalEngine:
 
     def close(self) -> None:
         """Release the session and the GPU."""
-        try:
-            self._backend.unload(self._session)
-        finally:
-            self._close_gpu()
+        self._stack.close()
 
     @contextmanager
     def _record_memory(self) -> Iterator[None]:
@@ -91,7 +87,3 @@ class LocalEngine:
             return 0
         with self._gpu.current():
             return self._gpu.memory().free_bytes
-
-    def _close_gpu(self) -> None:
-        if self._gpu is not None:
-            self._gpu.close()

@@ -39,10 +39,8 @@ def run(job: Job) -> StageResult:
     try:
         with open_baselines(job, threads, engine.device["kind"], timing) as baselines:
             figures = _measure(job, engine, baselines, timing)
-            figures["settings"] = {
-                **_settings(job, threads, engine.device, timing),
-                **baselines.settings,
-            }
+            figures["settings"] = _settings(job, threads, engine.device, timing)
+            figures["settings"] |= baselines.settings
             if baselines.left_out:
                 figures["left_out"] = baselines.left_out
             if engine.versions:

@@ -40,9 +40,7 @@ class TorchNetwork:
     def __init__(self, job: Job, kind: str, timing: GpuTiming | None) -> None:
         self._timing = timing if kind == "gpu" else None
         if kind == "gpu" and not torch.cuda.is_available():
-            raise Unavailable(
-                "this PyTorch sees no GPU", "install a PyTorch that is built for CUDA"
-            )
+            raise Unavailable("this PyTorch sees no GPU", "install a PyTorch built for CUDA")
         self._on_gpu = kind == "gpu"
         self._device = torch.device("cuda" if self._on_gpu else "cpu")
         self._precision = job.options["bench"].get("precision", "fp32")
@@ -105,11 +103,8 @@ class TorchNetwork:
         if dtype is None or not tensor.is_floating_point():
             return placed
         placed = placed.to(dtype)
-        return (
-            placed.contiguous(memory_format=torch.channels_last)
-            if placed.dim() == _IMAGE_RANK
-            else placed
-        )
+        is_image = placed.dim() == _IMAGE_RANK
+        return placed.contiguous(memory_format=torch.channels_last) if is_image else placed
 
     def _eager(self, tensors: Tensors, module: Callable[..., Any] | None = None) -> Call:
         positional, named = self._network.arguments(tensors)
@@ -140,15 +135,13 @@ class TorchNetwork:
         self._progress("compiling the PyTorch baseline")
         mode = "reduce-overhead" if self._on_gpu else "default"  # with CUDA graphs
         try:
-            call = self._eager(
-                tensors, torch.compile(self._network.module, mode=mode, dynamic=False)
-            )
+            module = torch.compile(self._network.module, mode=mode, dynamic=False)
+            call = self._eager(tensors, module)
             for _ in range(_WARM_UP_CALLS):
                 call()
         except Exception as error:  # from any library or compiler it calls
-            raise Unavailable(
-                f"torch.compile fails on the network: {_first_line(error)}"
-            ) from error
+            reason = f"torch.compile fails on the network: {_first_line(error)}"
+            raise Unavailable(reason) from error
         return call
 
     def _with_transfers(self, call: Call, tensors: Tensors) -> Call:
@@ -156,11 +149,8 @@ class TorchNetwork:
         timing = self._timing
         if timing is None or timing.transfers == "none":
             return call
-        sources = (
-            [(place, place.cpu().pin_memory()) for place in tensors.values()]
-            if timing.copies_in
-            else []
-        )
+        places = tensors.values() if timing.copies_in else ()
+        sources = [(place, place.cpu().pin_memory()) for place in places]
         results = [leaf for leaf in _leaves(call()) if timing.copies_out]
         targets = [torch.empty_like(leaf, device="cpu").pin_memory() for leaf in results]
 

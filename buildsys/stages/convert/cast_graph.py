@@ -7,7 +7,6 @@ Graph inputs and outputs keep their types; subgraphs and local functions keep th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,7 +44,16 @@ def convert_precision(model: ModelProto, precision: str) -> Conversion:
     _hoist_constants(model.graph)
     rules = PrecisionRules(model, dtype)
     decisions = [rules.decide(node) for node in model.graph.node]
-    conversion = _conversion(model.graph.node, decisions, rules)
+    pairs = list(zip(model.graph.node, decisions, strict=True))
+    taken = {node.input[i] for node, decision in pairs for i in decision.inputs}
+    lost = [rules.flushed[name] for name in taken & rules.flushed.keys()]
+    conversion = Conversion(
+        converted=sum(bool(decision.inputs | decision.outputs) for decision in decisions),
+        kept={_name(node): decision.reason for node, decision in pairs if decision.reason},
+        problems=rules.problems,
+        flushed=sum(zeros for zeros, _ in lost),
+        values=sum(values for _, values in lost),
+    )
     heavy = [node for node in model.graph.node if node.op_type in HEAVY]
     if not conversion.converted or (
         heavy and all(_name(node) in conversion.kept for node in heavy)
@@ -58,28 +66,6 @@ def convert_precision(model: ModelProto, precision: str) -> Conversion:
         )
     conversion.casts = _Rewriter(model.graph, rules, decisions).rewrite()
     return conversion
-
-
-def _conversion(
-    nodes: Sequence[NodeProto], decisions: list[NodePrecision], rules: PrecisionRules
-) -> Conversion:
-    taken = {
-        node.input[i]
-        for node, decision in zip(nodes, decisions, strict=True)
-        for i in decision.inputs
-    }
-    lost = [rules.flushed[name] for name in taken & rules.flushed.keys()]
-    return Conversion(
-        converted=sum(bool(decision.inputs | decision.outputs) for decision in decisions),
-        kept={
-            _name(node): decision.reason
-            for node, decision in zip(nodes, decisions, strict=True)
-            if decision.reason
-        },
-        problems=rules.problems,
-        flushed=sum(zeros for zeros, _ in lost),
-        values=sum(values for _, values in lost),
-    )
 
 
 class _Rewriter:

@@ -13,7 +13,7 @@ _GRAPH = "graph:"  # + target: the role of the graph it wrote
 
 
 def run(job: Job) -> StageResult:
-    """Write the Markdown report if requested; return the figures of the JSON one.
+    """Write the Markdown report if requested; return the JSON figures.
 
     The stage passes even if the report says that the model failed.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import le
 from typing import Any
 
 Shape = Sequence[int]
@@ -31,15 +32,14 @@ def plan_runs(
         CaseRun(case, index)
         for index, ranges in enumerate(profiles)
         for case, inputs in shapes.items()
-        if all(_fits(inputs[name], span) for name, span in ranges.items() if name in inputs)
+        if all(
+            len(span["min"]) == len(inputs[name])
+            and all(map(le, span["min"], inputs[name]))
+            and all(map(le, inputs[name], span["max"]))
+            for name, span in ranges.items()
+            if name in inputs
+        )
     ]
-
-
-def _fits(shape: Shape, span: Mapping[str, Shape]) -> bool:
-    low, high = span["min"], span["max"]
-    return len(low) == len(shape) and all(
-        a <= size <= b for a, size, b in zip(low, shape, high, strict=True)
-    )
 
 
 def uncovered_cases(runs: Sequence[CaseRun], cases: Sequence[str]) -> list[str]:

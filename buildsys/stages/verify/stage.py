@@ -13,6 +13,7 @@ from typing import Any
 from buildsys.backends import load_backend
 from buildsys.backends.interface import Session, uses_tf32
 from buildsys.errors import StageError, Unavailable
+from buildsys.onnx_graphs.result_types import OutputComparison
 from buildsys.onnx_graphs.tensor_comparison import Comparison, compare
 from buildsys.onnx_graphs.tensors import Case, Tensor, load_case, save_tensors, tensor_of
 from buildsys.report.results.header import CheckFailure
@@ -73,6 +74,10 @@ def run(job: Job) -> StageResult:
 
 
 def _run_cases(job: Job, session: Session) -> _Checks:
+    """Compare every case in every profile it fits.
+
+    A case without one fails, unless the manifest gives the engine explicit, narrower profiles.
+    """
     golden = {name: load_case(job.inputs[f"case.{name}"]) for name in job.options["cases"]}
     shapes = {
         name: {input_: tensor.shape for input_, tensor in case.inputs.items()}
@@ -80,35 +85,26 @@ def _run_cases(job: Job, session: Session) -> _Checks:
     }
     checks = _Checks(job.options["cases"], [dict(ranges) for ranges in session.profiles])
     runs = plan_runs(checks.profiles, shapes)
-    _check_coverage(job, checks, runs)
+    outside = uncovered_cases(runs, list(checks.cases))
+    if job.options["engine"].get("profiles") is not None:
+        checks.outside, outside = outside, []
+    for case in outside:
+        problem = f"case {checks.name(case)} fits no optimization profile of the engine"
+        profiles = "; ".join(map(format_ranges, checks.profiles))
+        checks.sentences.append(f"{problem} ({profiles})")
+        dims = dict(checks.cases[case])
+        checks.failures.append({"case": case, "dims": dims, "problem": problem})
+    for index in unused_profiles(runs, checks.profiles):
+        ranges = format_ranges(checks.profiles[index])
+        problem = f"no golden case fits profile {index} ({ranges}), so it is unverified"
+        checks.sentences.append(problem)
+        checks.failures.append({"profile": index, "problem": problem})
     for run in runs:
         where = "" if run.profile is None else f" in profile {run.profile}"
         job.progress(f"case {run.case}{where}")
         actual = session.run(golden[run.case].inputs, run.profile)
         _compare_run(job, checks, run, golden[run.case], actual)
     return checks
-
-
-def _check_coverage(job: Job, checks: _Checks, runs: list[CaseRun]) -> None:
-    """Record uncovered cases and unused profiles.
-
-    An uncovered case fails, unless the manifest gives the engine explicit, narrower profiles.
-    """
-    outside = uncovered_cases(runs, list(checks.cases))
-    if job.options["engine"].get("profiles") is not None:
-        checks.outside = outside
-    else:
-        for case in outside:
-            problem = f"case {checks.name(case)} fits no optimization profile of the engine"
-            profiles = "; ".join(map(format_ranges, checks.profiles))
-            checks.sentences.append(f"{problem} ({profiles})")
-            dims = dict(checks.cases[case])
-            checks.failures.append({"case": case, "dims": dims, "problem": problem})
-    for index in unused_profiles(runs, checks.profiles):
-        ranges = format_ranges(checks.profiles[index])
-        problem = f"no golden case fits profile {index} ({ranges}), so it is unverified"
-        checks.sentences.append(problem)
-        checks.failures.append({"profile": index, "problem": problem})
 
 
 def _compare_run(
@@ -159,6 +155,9 @@ def _figures(job: Job, checks: _Checks) -> VerifyResult:
     def badness(comparison: Comparison) -> tuple[bool, bool, float]:
         return not comparison.passed, comparison.non_finite > 0, comparison.relative
 
+    def figures_of(compared: Mapping[str, Comparison]) -> dict[str, OutputComparison]:
+        return {output: found.figures() for output, found in compared.items()}
+
     cases: dict[str, dict[str, Comparison]] = {}
     for run, compared in checks.compared.items():
         for output, comparison in compared.items():
@@ -167,10 +166,7 @@ def _figures(job: Job, checks: _Checks) -> VerifyResult:
                 known[output] = comparison
     ran = {case: cases[case] for case in checks.cases if case in cases}
     figures: VerifyResult = {
-        "cases": {
-            case: {output: found.figures() for output, found in compared.items()}
-            for case, compared in ran.items()
-        },
+        "cases": {case: figures_of(compared) for case, compared in ran.items()},
         "dims": {case: dict(checks.cases[case]) for case in ran},
     }
     if checks.profiles:
@@ -182,7 +178,7 @@ def _figures(job: Job, checks: _Checks) -> VerifyResult:
                     for name, span in ranges.items()
                 },
                 "cases": {
-                    run.case: {output: found.figures() for output, found in compared.items()}
+                    run.case: figures_of(compared)
                     for run, compared in checks.compared.items()
                     if run.profile == index
                 },

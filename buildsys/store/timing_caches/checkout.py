@@ -100,8 +100,8 @@ class SharedTimingCache:
                 f"{error.strerror or error}; the next build times its tactics again"
             )
         # a cache that shrank was started again by the builder
-        used = original if original and not refused else None
-        if used is not None and len(built.data) < len(used.data):
+        used = original
+        if refused or (original is not None and len(built.data) < len(original.data)):
             used = None
         added = len(built.data) - (len(used.data) if used else 0)
         figures = {"digest": built.sha256, "bytes": len(built.data), "added_bytes": added}
