@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Settings and scheduling of all tests."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# a slow or busy machine is no failure
+# a slow or busy machine must not fail a test
 settings.register_profile("buildsys", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("buildsys")
 
-# worker servers end with the run that started them, unless a test asks for more
+# worker servers end with the run that started them, unless a test changes this
 os.environ["BUILDSYS_WORKER_IDLE"] = "0"
 
 
-# what a shell starts in the background ignores it, and so would all that the tests start and interrupt
+# background jobs of a shell ignore SIGINT, and their children inherit that
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let benchmarks in other processes of the tests go on: their figures are not looked at."""
+    """Give the tests a separate machine lock, so benchmarks do not wait for each other."""
     folder = tempfile.TemporaryDirectory(prefix="buildsys-tests-")
     config.add_cleanup(folder.cleanup)
     os.environ["BUILDSYS_MACHINE_LOCK"] = folder.name
@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep each file in one of the processes that run the tests, where its fixtures are, and a GPU in one of them."""
+    """Run each file in a single process, for its fixtures, and all GPU tests in one."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByFile(LoadFileScheduling):

@@ -1,4 +1,4 @@
-"""Python environments: the interpreter of the tests with a choice of its packages."""
+"""Virtual environments with selected packages of the running interpreter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RELEASE = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 class Environment:
-    """A virtual environment without pip whose packages are links to those of the running one."""
+    """A virtual environment without pip; its packages are links to the running one's."""
 
     def __init__(self, folder: Path, *packages: str) -> None:
         self.folder = folder
@@ -32,26 +32,26 @@ class Environment:
             self.install(package)
 
     def install(self, package: str) -> None:
-        """Put a package of the running environment here, with its metadata."""
+        """Link a package of the running environment, with its metadata."""
         names = [package, f"{package}.libs"]
-        with contextlib.suppress(metadata.PackageNotFoundError):  # a part of another one
+        with contextlib.suppress(metadata.PackageNotFoundError):  # part of another distribution
             names.append(f"{package}-{metadata.version(package)}.dist-info")
         for name in names:
             if (_LIBRARIES / name).exists():
                 (self.libraries / name).symlink_to(_LIBRARIES / name)
 
     def uninstall(self, package: str) -> None:
-        """Take a package away."""
+        """Remove a package."""
         for found in (*self.libraries.glob(f"{package}-*.dist-info"), self.libraries / package):
             found.unlink() if found.is_symlink() else shutil.rmtree(found)
 
     def relabel(self, package: str, version: str) -> None:
-        """Let the metadata of a package state another version, as an upgrade would."""
+        """Change the version in a package's metadata, as an upgrade would."""
         found = next(self.libraries.glob(f"{package}-*.dist-info"))
         found.rename(self.libraries / f"{package}-{version}.dist-info")
 
     def write(self, name: str, text: str) -> Path:
-        """Write a file where modules are imported from."""
+        """Write a file into site-packages."""
         file = self.libraries / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
@@ -59,7 +59,7 @@ class Environment:
 
 
 def program(file: Path, text: str) -> Path:
-    """Write a shell script that can be executed."""
+    """Write an executable shell script."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"#!/bin/sh\n{text}\n")
     file.chmod(0o755)
@@ -67,7 +67,7 @@ def program(file: Path, text: str) -> Path:
 
 
 def old_python(file: Path, version: str = "3.9.18") -> Path:
-    """Write a program that answers probes like an old Python."""
+    """Write a program with the probe result of an old Python."""
     answer = (
         f'{{"implementation": "CPython", "version": "{version}", "full_version": "{version}",'
         ' "prefix": "/usr", "standard": "/usr/lib/python3", "path": ["/usr/lib/python3"]}'

@@ -1,19 +1,18 @@
-"""A project of any number of small manifests, filled so that a run has nothing to do.
+"""Generated project of many small manifests, prepared so that a run has nothing to do.
 
-One model is built for real. The outputs of all others are copies of its outputs, with their own names in the results,
-and are recorded by the project's own code under the keys that their own manifests, sources and inputs have. So a later
-run meets the same files, digests, keys and records as after days of building, and leaves out no check.
+Only the first model is really built. The outputs of all others are copies with their own names in
+the results, recorded by buildsys itself under their own keys. A later run therefore finds the same
+files, digests, keys and records as after a full build, and skips no check.
 """
 
 from __future__ import annotations
 
 import shutil
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
-from _side_by_side import ROOT, doit_command, timed
+from _harness import ROOT, doit_command, log, timed
 
 from buildsys.cli.session import Session
 from buildsys.execution.action_key import ActionKey
@@ -43,7 +42,7 @@ class Scaled(nn.Module):
         self.linear.weight = nn.Parameter(torch.arange(12.0).reshape(3, 4) * scale)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the layer says about x."""
+        """Apply the layer."""
         out: torch.Tensor = self.linear(x)
         return out
 '''
@@ -64,12 +63,12 @@ bench: {{duration: 0.01, warmup: 0, min_samples: 1, baselines: []}}
 
 
 def model_name(number: int) -> str:
-    """Return the name of a model by its number."""
+    """Return the name of a model."""
     return f"m{number:05d}"
 
 
 def write_manifests(project: Path, count: int) -> None:
-    """Write a project with ``count`` manifests and the sources that they name, without building anything."""
+    """Write a project with ``count`` manifests and their sources; build nothing."""
     models, sources = project / "configs" / "models", project / "plugins" / "models"
     models.mkdir(parents=True)
     sources.mkdir(parents=True)
@@ -85,13 +84,13 @@ def write_manifests(project: Path, count: int) -> None:
 
 
 def fill(project: Path) -> int:
-    """Build the first model for real and record all others with its outputs; return the number of targets."""
+    """Build the first model, record its outputs for all others; return the number of targets."""
     timed(doit_command(f"build:{FIRST}"), project)
     session = Session(load_project(project))
     root, build = session.project.root, session.project.build
     db = StateDb(session.project.state / "state.db")
-    memo, ledger = DigestCache(db), Ledger(db)
-    keys = KeyBuilder(root, build, memo, StateTextCache(db))
+    digests, ledger = DigestCache(db), Ledger(db)
+    keys = KeyBuilder(root, build, digests, StateTextCache(db))
     begun = time.monotonic()
     for done, (target, action) in enumerate(session.actions.items()):
         if action.model != FIRST:
@@ -100,17 +99,13 @@ def fill(project: Path) -> int:
                 raise SystemExit(f"{FIRST} was not built")
             ledger.add(_copied(action, built, keys.build(action), build))
         if done % 8000 == 7999:
-            print(
-                f"  {done + 1} targets after {time.monotonic() - begun:.0f} s",
-                file=sys.stderr,
-                flush=True,
-            )
+            log(f"{done + 1} targets after {time.monotonic() - begun:.0f} s")
     db.close()
     return len(session.actions)
 
 
 def _copied(action: Action, built: ActionRecord, key: ActionKey, build: Path) -> ActionRecord:
-    """Put copies of the first model's outputs in place; return the record that they belong to."""
+    """Copy the first model's outputs for an action; return their record."""
     outputs: dict[str, OutputFile | None] = {}
     for source, output in built.outputs.items():
         name = source.replace(FIRST, action.model)

@@ -1,7 +1,7 @@
-"""Eight torchvision models from nothing: doit and doit -n 2 against a plain script in one process, in turns.
+"""Eight torchvision models from scratch: doit and doit -n 2 compared with a plain script.
 
-What is built on each side: the exported and the simplified graph, their comparison with PyTorch and with each
-other, and a TensorRT-RTX engine in fp32.
+Each side builds the exported and the simplified graph, compares them with PyTorch and with each
+other, and builds a TensorRT-RTX engine in fp32.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import statistics
 import sys
 from pathlib import Path
 
-from _side_by_side import (
-    EIGHT,
+from _harness import (
+    EIGHT_MODELS,
     TIME_COLUMNS,
+    alternate,
     copy_project,
     doit_command,
     edit_manifest,
     forget_everything,
-    in_turns,
     manifests,
     parse_options,
     publish,
@@ -37,7 +37,7 @@ PLAIN_SCRIPT = Path(__file__).with_name("plain_script.py")
 
 
 def write_plan(project: Path, file: Path) -> list[str]:
-    """Write the stages' options of every model for the plain script; return the targets for doit."""
+    """Write the stages' options of all models for the plain script; return doit's targets."""
     for manifest in manifests(project):
         engine = {"name": ENGINE, "backend": "tensorrt_rtx"}
         edit_manifest(manifest, lambda content, engine=engine: content.update(engines=[engine]))
@@ -51,7 +51,7 @@ def write_plan(project: Path, file: Path) -> list[str]:
 
 
 def main() -> None:
-    options = parse_options(__doc__ or "", models=EIGHT, rounds=2)
+    options = parse_options(__doc__ or "", models=EIGHT_MODELS, rounds=2)
     with workspace(keep=options.keep) as folder:
         project, out = copy_project(folder, options.models), folder / "plain"
         targets = write_plan(project, folder / "plan.json")
@@ -67,7 +67,7 @@ def main() -> None:
             )
 
         sides = {"plain script": plain, "doit": doit, "doit -n 2": lambda: doit("-n", "2")}
-        taken = in_turns(sides, options.rounds)
+        taken = alternate(sides, options.rounds)
     base = statistics.median(taken["plain script"])
     ratios = {name: statistics.median(taken[name]) / base for name in LIMITS}
     rows = [time_row("plain script", taken["plain script"])]
@@ -75,7 +75,7 @@ def main() -> None:
         time_row(name, taken[name], f"{ratios[name]:.2f} (limit {LIMITS[name]})") for name in LIMITS
     ]
     figures = {"seconds": taken, "ratios": ratios, "limits": LIMITS, "models": list(options.models)}
-    publish(f"{len(targets) // 2} models from nothing", TIME_COLUMNS, rows, figures, options.json)
+    publish(f"{len(targets) // 2} models from scratch", TIME_COLUMNS, rows, figures, options.json)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""TensorRT engines on one GPU: how long they take to build, cold and with the timing cache, and how fast they run.
+"""TensorRT engines on a GPU: build time cold and with the timing cache, latency, error.
 
-Each model is built in each precision with dynamic batch 1 to 16 by doit, from no timings, built again with the timing
-cache that the first build left, verified against PyTorch, and timed beside it. See tests/gpu/model_project.py for the
-environment variables that name another interpreter. Several GPUs take shares of the models, one process each, whose
-figures ``--merge`` puts into one table.
+doit builds each model in each precision with dynamic batch 1 to 16 without timings, builds it again
+with the timing cache of the first build, verifies it and times it together with PyTorch.
+tests/gpu/model_project.py describes the environment variables that select another interpreter. To
+use several GPUs, start one process per GPU with a part of the models; ``--merge`` prints one table
+of their figures.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from _side_by_side import ROOT, publish, workspace
+from _harness import ROOT, publish, workspace
 
 sys.path.insert(0, str(ROOT / "tests" / "gpu"))
 from model_project import BATCHES, MODELS, PRECISIONS, ModelProject, make_project
 
 COLUMNS = (
-    "engine", "cold build (s)>", "with timing cache (s)>", "size (MB)>", "error>", "batch>", "p50 (ms)>", "p99 (ms)>",
-    "graph p50 (ms)>", "graph p99 (ms)>", "torch (ms)>", "torch graph (ms)>", "torch.compile (ms)>",
+    "engine", "cold build (s)>", "with timing cache (s)>", "size (MB)>", "error>", "batch>",
+    "p50 (ms)>", "p99 (ms)>", "graph p50 (ms)>", "graph p99 (ms)>", "torch (ms)>",
+    "torch graph (ms)>", "torch.compile (ms)>",
 )  # fmt: skip
 _CONTENDERS = ("engine", "engine_cuda_graph", "torch", "torch_cuda_graph", "torch_compile")
 Figures = dict[str, Any]
@@ -42,11 +44,13 @@ def main() -> None:
         "--baselines", default="torch,torch_cuda_graph,torch_compile", help="(default: %(default)s)"
     )
     parser.add_argument(
-        "--project", type=Path, help="a folder to work in and to keep; goes on with what is there"
+        "--project",
+        type=Path,
+        help="folder to work in; it is kept, with the figures of earlier calls",
     )
-    parser.add_argument("--json", type=Path, help="write the figures into this file as well")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument(
-        "--merge", type=Path, nargs="+", help="only print the table of these files of figures"
+        "--merge", type=Path, nargs="+", help="only print one table of these files of figures"
     )
     given = parser.parse_args()
     if given.merge:
@@ -61,15 +65,15 @@ def main() -> None:
             given.project or folder, wanted[0], baselines=given.baselines.split(",")
         )
         figures = [
-            take(project, model, precision, given.steps.split(","))
+            measure(project, model, precision, given.steps.split(","))
             for model in wanted[0]
             for precision in wanted[1]
         ]
     publish("TensorRT engines", COLUMNS, list(rows(figures)), figures, given.json)
 
 
-def take(project: ModelProject, model: str, precision: str, steps: Sequence[str]) -> Figures:
-    """Take one engine through the steps; what is there from an earlier call counts as well."""
+def measure(project: ModelProject, model: str, precision: str, steps: Sequence[str]) -> Figures:
+    """Run the steps for one engine, adding to the figures of an earlier call."""
     name = f"trt-{precision}"
     kept = project.root / "figures" / f"{model}-{name}.json"
     found: Figures = (
@@ -80,11 +84,11 @@ def take(project: ModelProject, model: str, precision: str, steps: Sequence[str]
         print(f"{step} {target}", file=sys.stderr, flush=True)
         passed = True
         if step == "build":
-            # the engines of other precisions have left timings that this one would use
+            # the builds of other precisions have left timings that this one would use
             shutil.rmtree(project.root / ".buildsys" / "timing_caches", ignore_errors=True)
             passed = _run(project, found, f"engine:{target}")
             found["cold"] = _engine_facts(project, passed, model, name)
-        elif step == "rebuild":  # single and always: with what was there before
+        elif step == "rebuild":  # this target only, even if up to date
             passed = _run(project, found, "-a", "-s", f"engine:{target}")
             found["warm"] = _engine_facts(project, passed, model, name)
         elif step == "verify":
@@ -95,7 +99,7 @@ def take(project: ModelProject, model: str, precision: str, steps: Sequence[str]
             found["bench"] = _timings(project.result("bench", model, name))
         kept.parent.mkdir(exist_ok=True)
         kept.write_text(json.dumps(found, indent=1), encoding="utf-8")
-        if not passed:  # the next step would begin with what has failed
+        if not passed:  # the next step needs this one
             break
     return found
 
@@ -126,7 +130,7 @@ def _engine_facts(project: ModelProject, passed: bool, model: str, name: str) ->
 
 
 def _worst(result: Figures) -> Figures:
-    """Return status and the largest relative error of all outputs, cases and profiles."""
+    """Return status and largest relative error of all outputs, cases and profiles."""
     return {
         "status": result.get("status", "failed"),
         "relative": max(_relatives(result.get("cases")), default=None),
@@ -145,7 +149,7 @@ def _relatives(node: Any) -> Iterator[float]:
 
 
 def _timings(result: Figures) -> Figures:
-    """Return the percentiles without the raw samples, which stay in the project's own results."""
+    """Return the percentiles; the raw samples stay in the result file."""
     cases = {}
     for case, figures in result.get("cases", {}).items():
         contenders = {
@@ -170,7 +174,7 @@ def _without_samples(node: Any) -> Any:
 
 
 def rows(figures: Sequence[Figures]) -> Iterator[tuple[str, ...]]:
-    """Yield the lines of the table: one for each batch of each engine, GPU time where it was taken."""
+    """Yield one row per engine and batch, with GPU time if it was measured."""
     for found in figures:
         cold, warm = found.get("cold", {}), found.get("warm", {})
         about = (

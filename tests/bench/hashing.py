@@ -1,6 +1,6 @@
-"""How fast outputs and inputs are digested, beside `cat` of the same files: cold (not in memory) and warm; in turns.
+"""Throughput of digests, compared with `cat` of the same files, cold (not in memory) and warm.
 
-Also what a file of 2 GB costs at later looks, while its stat is the same.
+Also the time to check a file of 2 GB again while its stat is the same.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from _side_by_side import publish, workspace
+from _harness import publish, workspace
 
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.state_db import StateDb
 
 KINDS = {"64 KiB": 1 << 16, "4 MiB": 1 << 22, "256 MiB": 1 << 28}
 LARGE_BYTES = 2 << 30
-LOOKS = 1000
+CHECKS = 1000
 
 
 def make_files(folder: Path, each: int, total: int) -> list[str]:
-    """Write files of random bytes and bring them to the disk."""
+    """Write files of random bytes and flush them."""
     folder.mkdir()
     paths = []
     for number in range(max(1, total // each)):
@@ -40,7 +40,7 @@ def make_files(folder: Path, each: int, total: int) -> list[str]:
 
 
 def drop_from_memory(paths: Sequence[str]) -> None:
-    """Have the kernel forget the pages of files."""
+    """Drop files from the page cache."""
     for path in paths:
         handle = os.open(path, os.O_RDONLY)
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -54,7 +54,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def digest_all(paths: Sequence[str], state: Path) -> float:
-    """Return how long digesting takes for somebody who knows none of the files yet."""
+    """Return the time to digest files with an empty cache."""
     state.unlink(missing_ok=True)
     db = StateDb(state)
     db.read("SELECT 1")
@@ -68,7 +68,7 @@ def cat_all(paths: Sequence[str]) -> float:
 
 
 def measure(paths: Sequence[str], rounds: int, folder: Path) -> dict[str, list[float]]:
-    """Return GB/s of both sides, cold and warm, in turns."""
+    """Return GB/s of both sides, cold and warm, measured alternately."""
     volume = sum(Path(path).stat().st_size for path in paths) / 1e9
     found: dict[str, list[float]] = {}
     sides = {
@@ -83,16 +83,16 @@ def measure(paths: Sequence[str], rounds: int, folder: Path) -> dict[str, list[f
     return found
 
 
-def second_look(folder: Path) -> tuple[float, float]:
-    """Return seconds of the first and of a later look at a file of 2 GB."""
+def check_again(folder: Path) -> tuple[float, float]:
+    """Return the seconds of the first and of a later check of a file of 2 GB."""
     path = folder / "large.bin"
     with path.open("wb") as file:
         file.truncate(LARGE_BYTES)
     time.sleep(0.1)
     db = StateDb(folder / "large.db")
     first = seconds(lambda: DigestCache(db).digest(str(path)))
-    later = DigestCache(db)  # as another process would have it
-    again = seconds(lambda: [later.digest(str(path)) for _ in range(LOOKS)]) / LOOKS
+    later = DigestCache(db)  # as in another process
+    again = seconds(lambda: [later.digest(str(path)) for _ in range(CHECKS)]) / CHECKS
     db.close()
     return first, again
 
@@ -101,7 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--total", type=int, default=512, help="MiB of each kind of files (default: %(default)s)"
+        "--total", type=int, default=512, help="MiB per file size (default: %(default)s)"
     )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -111,7 +111,7 @@ def main() -> None:
             paths = make_files(folder / str(each), each, given.total << 20)
             figures[f"{len(paths)} of {kind}"] = measure(paths, given.rounds, folder)
             print(f"  {kind} done", file=sys.stderr, flush=True)
-        first, again = second_look(folder)
+        first, again = check_again(folder)
     rows = []
     for kind, found in figures.items():
         medians = {name: statistics.median(values) for name, values in found.items()}
@@ -129,9 +129,7 @@ def main() -> None:
         {"gb_per_s": figures, "large_s": [first, again]},
         given.json,
     )
-    print(
-        f"\na file of 2 GB (sparse): {first:.2f} s at the first look, {again * 1e6:.0f} µs at a later one"
-    )
+    print(f"\na sparse file of 2 GB: first check {first:.2f} s, later ones {again * 1e6:.0f} µs")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""The peak memory of the doit process alone, building from nothing and with nothing to do."""
+"""Peak memory of the doit process, building from scratch and with nothing to do."""
 
 from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from _side_by_side import (
+from _harness import (
     copy_project,
     doit_command,
     environment,
     forget_everything,
+    log,
     parse_options,
     publish,
     shorten_benchmarks,
@@ -25,9 +25,9 @@ _PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 
 
 def peak_mb(command: Sequence[str], folder: Path) -> float:
-    """Run a command and return the high-water mark of its own resident memory, without that of its children.
+    """Run a command and return its peak resident memory, without its children.
 
-    The mark is read until the process ends: rusage would not do, it also counts children that were waited for.
+    The peak is polled until the process ends, because rusage includes finished children.
     """
     process = subprocess.Popen(
         command,
@@ -40,7 +40,7 @@ def peak_mb(command: Sequence[str], folder: Path) -> float:
     status = Path("/proc") / str(process.pid) / "status"
     peak_kb = 0
     while process.poll() is None:
-        found = _PEAK.search(status.read_text())  # a zombie has no such line
+        found = _PEAK.search(status.read_text())  # missing for a zombie
         peak_kb = int(found[1]) if found else peak_kb
         time.sleep(0.005)
     if process.returncode != 0:
@@ -58,14 +58,14 @@ def main() -> None:
         for _ in range(options.rounds):
             forget_everything(project)
             for name, command in (
-                ("from nothing", doit_command()),
+                ("from scratch", doit_command()),
                 ("nothing to do", doit_command()),
-                ("from nothing, -n 2", doit_command("-n", "2")),
+                ("from scratch, -n 2", doit_command("-n", "2")),
             ):
                 if "-n" in command:
                     forget_everything(project)
                 figures.setdefault(name, []).append(peak_mb(command, project))
-                print(f"  {name}: {figures[name][-1]:.1f} MB", file=sys.stderr, flush=True)
+                log(f"{name}: {figures[name][-1]:.1f} MB")
     rows = [(name, str(len(taken)), f"{max(taken):.1f}") for name, taken in figures.items()]
     columns = ("doit", "runs>", f"peak (MB), limit {LIMIT_MB}>")
     publish(

@@ -1,14 +1,14 @@
-"""How long doit takes with nothing to do, against an empty dodo file; both in turns."""
+"""Time of doit with nothing to do, compared with an empty dodo file."""
 
 from __future__ import annotations
 
 import statistics
 
-from _side_by_side import (
+from _harness import (
     TIME_COLUMNS,
+    alternate,
     copy_project,
     doit_command,
-    in_turns,
     manifests,
     parse_options,
     publish,
@@ -33,7 +33,7 @@ def main() -> None:
         sides = {"nothing to do": project, "empty dodo file": empty}
         for side in sides.values():
             timed(doit_command(), side)
-        taken = in_turns(
+        taken = alternate(
             {name: lambda side=side: timed(doit_command(), side) for name, side in sides.items()},
             options.rounds,
         )

@@ -1,8 +1,9 @@
-"""The build of some models as one would write it by hand: one process, one model after the other.
+"""A handwritten build of some models: one process, one model after the other.
 
-``cold.py`` compares doit with this. Each thing is done once: the network is made once for export and reference, and
-each graph runs once per case, for both comparisons. Weights, inputs, shape cases and limits are those of the
-manifests, so that both sides do the same work; ``plan.json`` holds them as the stages' options.
+``cold.py`` compares doit with this script. Nothing is done twice: the network is created once for
+export and reference, and each graph runs once per case for both comparisons. Weights, inputs, shape
+cases and limits come from the manifests, as the stages' options in ``plan.json``, so both sides do
+the same work.
 
     python tests/bench/plain_script.py plan.json OUT
 """
@@ -35,7 +36,7 @@ SIMPLIFY_RTOL = 1e-5
 
 
 def build(plan: Mapping[str, Any], out: Path) -> None:
-    """Export, simplify, check and build one model; every file is written into ``out``."""
+    """Export, simplify, check and build one model into ``out``."""
     out.mkdir(parents=True)
     network = make_network(plan["export"], ROOT)
     inputs = golden_inputs(plan["reference"])
@@ -72,7 +73,7 @@ def golden_inputs(options: Mapping[str, Any]) -> dict[str, Arrays]:
 
 
 def reference(network: Network, inputs: Mapping[str, Arrays], out: Path) -> dict[str, Arrays]:
-    """Return PyTorch's outputs of every case, and write them with their inputs."""
+    """Return PyTorch's outputs of every case; write them with their inputs."""
     golden: dict[str, Arrays] = {}
     with torch.no_grad():
         for case, arrays in inputs.items():
@@ -88,7 +89,7 @@ def reference(network: Network, inputs: Mapping[str, Arrays], out: Path) -> dict
 
 
 def export(network: Network, options: Mapping[str, Any], outputs: Arrays, file: Path) -> None:
-    """Export with the TorchScript exporter, as the manifests of the eight models ask."""
+    """Export with the TorchScript exporter, as all eight manifests do."""
     inputs, declared = options["inputs"], options["outputs"]
     generator = torch.Generator().manual_seed(options["source"]["seed"])
     example = [
@@ -116,12 +117,12 @@ def simplify(source: Path, target: Path) -> None:
     """Simplify with onnxsim."""
     simplified, ok = onnxsim.simplify(onnx.load(str(source)))
     if not ok:
-        raise SystemExit(f"onnxsim gave up on {source}")
+        raise SystemExit(f"onnxsim failed on {source}")
     onnx.save(simplified, str(target))
 
 
 def run(file: Path, inputs: Mapping[str, Arrays]) -> dict[str, Arrays]:
-    """Return the outputs of every case in ONNX Runtime, each node as the file says, as the stages do it."""
+    """Return the outputs of every case in ONNX Runtime, without optimization, as stages do."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
@@ -135,7 +136,7 @@ def run(file: Path, inputs: Mapping[str, Arrays]) -> dict[str, Arrays]:
 def compare(
     actual: Mapping[str, Arrays], expected: Mapping[str, Arrays], rtol: float, cosine: float
 ) -> dict[str, Any]:
-    """Return error relative to the largest reference value, and cosine; raise where a limit is missed."""
+    """Return relative error and cosine of every output; exit if one misses its limit."""
     figures: dict[str, Any] = {}
     for case, outputs in expected.items():
         for name, wanted in outputs.items():

@@ -1,21 +1,21 @@
-"""What a rebuild after an opset change costs beyond the stages' own work, for each model on its own.
+"""Time of a rebuild after an opset change on top of the stages' own time, model by model.
 
-An empty dodo file's doit is timed after every rebuild: how fast the machine is at that moment.
+doit on an empty dodo file is timed after every rebuild as a measure of the machine's present speed.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _side_by_side import (
+from _harness import (
     copy_project,
     doit_command,
     edit_manifest,
+    log,
     manifests,
     parse_options,
     publish,
@@ -25,12 +25,12 @@ from _side_by_side import (
 )
 
 LIMIT_S = 0.5
-OPSETS = (18, 19, 20, 16, 15)  # each is new to the model, so nothing can come from the store
-Runs = dict[str, tuple[str, float]]  # target -> (when it started, its own seconds)
+OPSETS = (18, 19, 20, 16, 15)  # all new to the model, so the store has no results
+Runs = dict[str, tuple[str, float]]  # target -> (start, seconds of the stage)
 
 
 def stage_runs(project: Path) -> Runs:
-    """Return when every target last ran and how long its stage took by its own clock."""
+    """Return start and duration of the last run of every target."""
     found: Runs = {}
     for file in (project / "build").rglob("*.json"):
         content: Any = json.loads(file.read_text(encoding="utf-8"))
@@ -40,7 +40,7 @@ def stage_runs(project: Path) -> Runs:
 
 
 def rebuild(project: Path, file: Path, model: str, opset: int) -> tuple[float, float, list[str]]:
-    """Return wall time, the sum of the stages' own times, and the targets that ran."""
+    """Return wall time, total time of the stages, and the rebuilt targets."""
     before = stage_runs(project)
     edit_manifest(file, lambda content: content.setdefault("export", {}).update(opset=opset))
     wall_s = timed(doit_command(f"build:{model}"), project)
@@ -52,7 +52,7 @@ def rebuild(project: Path, file: Path, model: str, opset: int) -> tuple[float, f
 
 
 def measure(model: str, rounds: int, folder: Path) -> list[dict[str, Any]]:
-    """Return the figures of all rounds of one model."""
+    """Return the figures of one model, round by round."""
     empty = folder / "empty"
     empty.mkdir(parents=True)
     (empty / "dodo.py").touch()
@@ -64,11 +64,7 @@ def measure(model: str, rounds: int, folder: Path) -> list[dict[str, Any]]:
     taken = []
     for opset in OPSETS[:rounds]:
         wall_s, stages_s, ran = rebuild(project, file, model, opset)
-        print(
-            f"  {model}, opset {opset}: {wall_s:.2f} s, stages {stages_s:.2f} s",
-            file=sys.stderr,
-            flush=True,
-        )
+        log(f"{model}, opset {opset}: {wall_s:.2f} s, stages {stages_s:.2f} s")
         empty_s = min(timed(doit_command(), empty) for _ in range(3))
         taken.append(
             {"opset": opset, "wall_s": wall_s, "stages_s": stages_s, "empty_s": empty_s, "ran": ran}
@@ -77,7 +73,7 @@ def measure(model: str, rounds: int, folder: Path) -> list[dict[str, Any]]:
 
 
 def row_of(model: str, taken: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """Return the table row of one model, by medians."""
+    """Return one model's row of medians."""
     wall, stages, over, ratio = (
         statistics.median(values)
         for values in (
@@ -110,8 +106,8 @@ def main() -> None:
         "targets rerun>",
         "wall (s)>",
         "stages (s)>",
-        f"above the stages (s), limit {LIMIT_S}>",
-        "in empty doit runs>",
+        f"on top of the stages (s), limit {LIMIT_S}>",
+        "in runs of an empty dodo file>",
     )
     rows = [row_of(model, taken) for model, taken in figures.items()]
     publish("Rebuild after an opset change", columns, rows, figures, options.json)

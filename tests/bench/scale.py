@@ -1,8 +1,8 @@
-"""How doit behaves on a generated project of a thousand manifests, beside plain doit, DVC and Snakemake.
+"""doit on a generated project of a thousand manifests, compared with plain doit, DVC, Snakemake.
 
-All sides run in turns; each is told as wall time, processor time (user + system) and peak memory. An empty dodo file's
-doit runs among them: it tells how fast the machine is at that moment. With ``--project`` a project that an earlier run
-has left with ``--keep`` is taken again.
+All sides alternate; the table has wall time, CPU time (user and system) and peak memory of each.
+doit on an empty dodo file is one of them, as a measure of the machine's present speed.
+``--project`` reuses a project that an earlier run kept with ``--keep``.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import _scale_rivals as rivals
+import _scale_other_tools as other_tools
+from _harness import doit_command, environment, log, publish, workspace
 from _scale_project import fill, model_name, write_manifests
-from _side_by_side import doit_command, environment, publish, workspace
 
 TARGETS_PER_MODEL = 8
 SMALL = 10  # manifests of the small project
-STAGES = 1000  # that DVC and Snakemake get
+STAGES = 1000  # for DVC and Snakemake
 COLUMNS = ("side", "runs>", "wall (s)>", "range (s)>", "CPU (s)>", "peak (MB)>", "limit")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one process took."""
+    """Time and memory of one process."""
 
     wall_s: float
     cpu_s: float
@@ -42,21 +42,22 @@ class Cost:
 Side = Callable[[], Cost]
 
 
-# A process starts with the peak memory of the one that started it, so a small one stands between: it prints wall and
-# processor seconds, the peak in KiB and the exit code.
+# A process inherits the peak memory of its parent, so it is started by a small one, which prints
+# wall and CPU seconds, the peak in KiB and the exit code.
 _SMALL_PARENT = """
 import os, resource, sys, time
 begun = time.perf_counter()
 _, status = os.waitpid(os.posix_spawnp(sys.argv[1], sys.argv[1:], os.environ), 0)
 wall_s = time.perf_counter() - begun
 usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-figures = wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss, os.waitstatus_to_exitcode(status)
+cpu_s = usage.ru_utime + usage.ru_stime
+figures = wall_s, cpu_s, usage.ru_maxrss, os.waitstatus_to_exitcode(status)
 os.write(int(os.environ["FIGURES_FD"]), repr(figures).encode())
 """
 
 
 def cost(command: Sequence[str], folder: Path) -> Cost:
-    """Run a command to its end and return what it took."""
+    """Run a command and return its cost."""
     read, write = os.pipe()
     subprocess.run(
         [sys.executable, "-I", "-S", "-c", _SMALL_PARENT, *command],
@@ -76,7 +77,7 @@ def cost(command: Sequence[str], folder: Path) -> Cost:
 
 
 def first_stage(project: Path) -> Cost:
-    """Edit one manifest and return how long doit takes until it says that the first stage runs; then undo the edit."""
+    """Return the time from an edit of one manifest to its first stage; undo the edit."""
     file = project / "configs" / "models" / f"{model_name(1)}.yaml"
     before = file.read_text(encoding="utf-8")
     file.write_text(before.replace("min_samples: 1", "min_samples: 2"), encoding="utf-8")
@@ -92,27 +93,26 @@ def first_stage(project: Path) -> Cost:
     process.send_signal(signal.SIGINT)
     process.communicate()
     file.write_text(before, encoding="utf-8")
-    time.sleep(0.1)  # what was written just now is not remembered
+    time.sleep(0.1)  # digests of files modified just now are not cached
     cost(doit_command(), project)
     return Cost(taken, 0.0)
 
 
-def in_turns(sides: Mapping[str, Side], rounds: int) -> dict[str, list[Cost]]:
-    """Measure every side in turns, the order reversed every round."""
+def alternate(sides: Mapping[str, Side], rounds: int) -> dict[str, list[Cost]]:
+    """Measure all sides alternately, reversing the order every round."""
     taken: dict[str, list[Cost]] = {name: [] for name in sides}
     order = list(sides)
     for number in range(rounds):
         for name in order:
             taken[name].append(sides[name]())
             wall_s, cpu_s = taken[name][-1].wall_s, taken[name][-1].cpu_s
-            told = f"{wall_s:.3f} s, CPU {cpu_s:.3f} s"
-            print(f"  round {number + 1} of {rounds}: {name} {told}", file=sys.stderr, flush=True)
+            log(f"round {number + 1} of {rounds}: {name} {wall_s:.3f} s, CPU {cpu_s:.3f} s")
         order.reverse()
     return taken
 
 
 def row_of(name: str, taken: Sequence[Cost], limit: str) -> tuple[str, ...]:
-    """Return the table row of one side, by medians."""
+    """Return one side's row of medians."""
     wall = [run.wall_s for run in taken]
     cpu, peak = (
         statistics.median(getattr(run, field) for run in taken) for field in ("cpu_s", "peak_mb")
@@ -126,7 +126,7 @@ def make_project(folder: Path, count: int) -> Path:
     """Return a project of ``count`` manifests with nothing to do."""
     project = folder / f"project-{count}"
     write_manifests(project, count)
-    print(f"filling {project}", file=sys.stderr, flush=True)
+    log(f"filling {project}")
     fill(project)
     return project
 
@@ -140,7 +140,7 @@ def sides_of(
     (empty / "dodo.py").touch()
     small = make_project(folder, SMALL)
     targets = TARGETS_PER_MODEL * count
-    plain = rivals.plain_doit(folder / "plain", targets)
+    plain = other_tools.plain_doit(folder / "plain", targets)
     yield "empty dodo file", lambda: cost(doit_command(), empty), ""
     yield (
         f"nothing to do, {targets} targets",
@@ -150,7 +150,7 @@ def sides_of(
     yield (
         f"plain doit, {targets} tasks",
         lambda: cost(plain, folder / "plain"),
-        "not less than ours",
+        "at least ours",
     )
     yield (
         f"build:one of {count}",
@@ -159,7 +159,7 @@ def sides_of(
     )
     yield f"list, {SMALL} manifests", lambda: cost(doit_command("list"), small), "0.25 s"
     yield (
-        "one manifest edited, to its first stage",
+        "one manifest edited, until its first stage",
         lambda: first_stage(project),
         "nothing to do + 0.3 s",
     )
@@ -167,10 +167,10 @@ def sides_of(
         equal = make_project(folder, STAGES // TARGETS_PER_MODEL)
         yield f"nothing to do, {STAGES} targets", lambda: cost(doit_command(), equal), ""
     if given.dvc:
-        command = rivals.dvc(folder / "dvc", STAGES, given.dvc)
+        command = other_tools.dvc(folder / "dvc", STAGES, given.dvc)
         yield f"dvc repro, {STAGES} stages", lambda: cost(command, folder / "dvc"), ""
     if given.snakemake:
-        jobs = rivals.snakemake(folder / "snakemake", STAGES, given.snakemake)
+        jobs = other_tools.snakemake(folder / "snakemake", STAGES, given.snakemake)
         yield f"snakemake, {STAGES} jobs", lambda: cost(jobs, folder / "snakemake"), ""
 
 
@@ -180,19 +180,17 @@ def parse() -> argparse.Namespace:
         "--manifests",
         type=int,
         default=1000,
-        help="of the generated project (default: %(default)s)",
+        help="manifests of the generated project (default: %(default)s)",
     )
-    parser.add_argument(
-        "--project", type=Path, help="take this generated project instead of making one"
-    )
+    parser.add_argument("--project", type=Path, help="reuse this generated project")
     parser.add_argument(
         "--rounds", type=int, default=7, help="measurements of each side (default: %(default)s)"
     )
-    parser.add_argument("--dvc", type=Path, help="a dvc program to compare with")
-    parser.add_argument("--snakemake", type=Path, help="a snakemake program to compare with")
-    parser.add_argument("--json", type=Path, help="write the figures into this file as well")
+    parser.add_argument("--dvc", type=Path, help="path of dvc, to include it")
+    parser.add_argument("--snakemake", type=Path, help="path of snakemake, to include it")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument(
-        "--keep", action="store_true", help="keep the temporary folder and print where it is"
+        "--keep", action="store_true", help="keep the temporary folder and print its path"
     )
     return parser.parse_args()
 
@@ -205,9 +203,9 @@ def main() -> None:
         )
         count = len(list((project / "configs" / "models").iterdir()))
         measured = list(sides_of(project, count, folder, given))
-        for _, side, _ in measured:  # caches of the disk and of the tools
+        for _, side, _ in measured:  # fill the caches of the disk and the tools
             side()
-        taken = in_turns({name: side for name, side, _ in measured}, given.rounds)
+        taken = alternate({name: side for name, side, _ in measured}, given.rounds)
     limits = {name: limit for name, _, limit in measured}
     rows = [row_of(name, runs, limits[name]) for name, runs in taken.items()]
     ours, theirs = (
@@ -224,7 +222,7 @@ def main() -> None:
         {"sides": figures, "cpu_ratio": ours / theirs},
         given.json,
     )
-    print(f"\nprocessor time of nothing to do against plain doit: {ours / theirs:.2f}")
+    print(f"\nCPU time of nothing to do, relative to plain doit: {ours / theirs:.2f}")
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def request(
 
 
 def stage_job(spec: Mapping[str, Any], stage: str, build: Path, model: Path | None = None) -> Job:
-    """Return the job that the executor would make: optional inputs that do not exist are left out."""
+    """Return the executor's job, without missing optional inputs."""
     action = _action(spec, stage)
     inputs = {role: build / ref.path for role, ref in action.inputs.items()}
     if model is not None:
@@ -60,9 +60,15 @@ def stage_job(spec: Mapping[str, Any], stage: str, build: Path, model: Path | No
     for path in outputs.values():
         path.parent.mkdir(parents=True, exist_ok=True)
     return Job(
-        target=action.target, stage=stage, model="m", variant=action.variant, options=action.options,
-        inputs={role: path for role, path in inputs.items() if path.is_file()}, outputs=outputs, project=build,
-    )  # fmt: skip
+        target=action.target,
+        stage=stage,
+        model="m",
+        variant=action.variant,
+        options=action.options,
+        inputs={role: path for role, path in inputs.items() if path.is_file()},
+        outputs=outputs,
+        project=build,
+    )
 
 
 def random_x(batch: int, dtype: str = "float32", seed: int = 0) -> dict[str, Tensor]:
@@ -75,7 +81,7 @@ def random_x(batch: int, dtype: str = "float32", seed: int = 0) -> dict[str, Ten
 def write_golden(
     build: Path, outputs: Mapping[str, Mapping[str, Tensor]], inputs: Mapping[str, Any]
 ) -> None:
-    """Write golden cases where the plan expects them: {case: outputs} and {case: inputs}."""
+    """Write golden cases from {case: outputs} and {case: inputs}."""
     (build / "m" / "reference").mkdir(parents=True, exist_ok=True)
     for case, expected in outputs.items():
         save_case(build / "m" / "reference" / f"{case}.npz", inputs[case], expected)

@@ -1,4 +1,4 @@
-"""A built project of six small models whose parts can be changed one at a time, and which then ran again."""
+"""A built project of six small models for single edits and rebuilds."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def make(shape, dtype, case, seed):
 """
 NET_YAML = """\
 model: net
-source: {python: plugins/models/net.py:Net, weights: {file: weights/net.pth}, seed: 0, kwargs: {hidden: 5}}
+source: {python: plugins/models/net.py:Net, weights: {file: weights/net.pth}, seed: 0,
+  kwargs: {hidden: 5}}
 inputs: {x: {shape: [batch, 4], data: {npz: data/x.npz}}}
 outputs: {y: {shape: [batch, 3]}}
 dims: {batch: {min: 1, opt: 2, max: 4}}
@@ -260,7 +261,8 @@ os.environ.get("KEYED_SCALE")
 def swish():
     nodes = [("Relu", ["x"], ["z"]), ("Sigmoid", ["z"], ["s"]), ("Mul", ["z", "s"], ["y"])]
     nodes = [helper.make_node(*node) for node in nodes]
-    return helper.make_function("custom_domain", "customOp2", ["x"], ["y"], nodes, [helper.make_opsetid("", 17)])
+    opsets = [helper.make_opsetid("", 17)]
+    return helper.make_function("custom_domain", "customOp2", ["x"], ["y"], nodes, opsets)
 
 
 again = swish
@@ -268,7 +270,8 @@ again = swish
 
 def twice():
     node = helper.make_node("Add", ["x", "x"], ["y"])
-    return helper.make_function("mydomain", "Twice", ["x"], ["y"], [node], [helper.make_opsetid("", 17)])
+    opsets = [helper.make_opsetid("", 17)]
+    return helper.make_function("mydomain", "Twice", ["x"], ["y"], [node], opsets)
 """
 PLUGIN = """\
 import tensorrt_rtx as trt
@@ -279,7 +282,8 @@ class Twice(*ALL):
     def __init__(self):
         for base in ALL:
             base.__init__(self)
-        self.plugin_name, self.plugin_version, self.plugin_namespace, self.num_outputs = "Twice", "1", "", 1
+        self.plugin_name, self.plugin_version, self.plugin_namespace = "Twice", "1", ""
+        self.num_outputs = 1
 
     def get_capability_interface(self, kind):
         return self
@@ -322,13 +326,13 @@ OPS = Path(__file__).parents[2] / "plugins" / "ops"
 
 
 def forget_facts() -> None:
-    """Have versions and devices asked for anew: each build is a process of its own as far as facts go."""
+    """Forget versions and devices, as a new process would."""
     for function in _CACHED:
         function.cache_clear()
 
 
 class KeyProject:
-    """The project on disk, the state that it was built to, and one pool of workers for all that runs in it."""
+    """The project on disk, its built state, and one worker pool."""
 
     def __init__(self, root: Path) -> None:
         self.root = root / "project"
@@ -339,7 +343,8 @@ class KeyProject:
         )  # of the toolchain, which edits may relabel
         (root / "envs/moved").symlink_to("lent")
         for path, text in {
-            "plugins/models/net.py": NET, "plugins/models/other.py": OTHER, "plugins/lib/blocks.py": BLOCKS,
+            "plugins/models/net.py": NET, "plugins/models/other.py": OTHER,
+            "plugins/lib/blocks.py": BLOCKS,
             "plugins/data/values.py": DATA, "configs/models/net.yaml": NET_YAML,
             "plugins/symbolics/relu.py": SYMBOLIC, "plugins/lib/written.py": WRITTEN,
             "plugins/translations/linear.py": TRANSLATION,
@@ -351,7 +356,8 @@ class KeyProject:
             "plugins/hooks/truth.py": TRUTH,
             "configs/models/custom.yaml": CUSTOM_YAML, "plugins/models/custom.py": CUSTOM,
             "configs/models/small.yaml": SMALL_YAML,
-            "plugins/ops/swish.py": SWISH, "plugins/ops/clamp_swish.c": (OPS / "clamp_swish.c").read_text(),
+            "plugins/ops/swish.py": SWISH,
+            "plugins/ops/clamp_swish.c": (OPS / "clamp_swish.c").read_text(),
             "plugins/ops/ort_custom_op.h": (OPS / "ort_custom_op.h").read_text(),
             "plugins/ops/twice_plugin.py": PLUGIN, "plugins/ops/plugin_bases.py": PLUGIN_BASES,
         }.items():  # fmt: skip
@@ -399,7 +405,7 @@ class KeyProject:
         )
 
     def save_onnx(self, scale: float, name: str = "given") -> None:
-        """Write an ONNX file whose weights lie in a file beside it."""
+        """Write an ONNX file with external weights."""
         weight = numpy_helper.from_array(np.full((64, 4), scale, np.float32)[:1], "w")
         value = helper.make_tensor_value_info
         graph = helper.make_graph(
@@ -418,7 +424,7 @@ class KeyProject:
         )
 
     def save_convolutions(self, scale: float) -> None:
-        """Write the ONNX file of two convolutions whose channels differ in size."""
+        """Write the ONNX file of two convolutions with channels of different magnitude."""
         draw = np.random.default_rng(0)
         stored = {
             "w": draw.standard_normal((4, 3, 1, 1)),
@@ -444,7 +450,7 @@ class KeyProject:
         onnx.save(model, self.root / "models/small.onnx")
 
     def save_images(self, gray: int = 128) -> None:
-        """Write four images: what ranges there are comes from the first three."""
+        """Write four images; ranges come from the first three."""
         for number in range(4):
             self.save_image(f"{number}.png", number, None if number < 3 else gray)
 
@@ -460,7 +466,7 @@ class KeyProject:
         return session
 
     def records(self) -> dict[str, dict[str, str]]:
-        """Return the parts that each target was last made with."""
+        """Return the recorded key parts of each target."""
         session = self.session()
         ledger = session.executor._ledger
         found = {target: ledger.latest(target) for target in session.actions}
@@ -470,7 +476,7 @@ class KeyProject:
         }
 
     def build(self) -> list[str]:
-        """Bring everything up to date in the order that doit -n 2 would take, model by model; return what ran."""
+        """Build all stale targets in the order of doit -n 2, model by model; return them."""
         forget_facts()
         session = self.session()
         models: dict[str, list[str]] = {action.model: [] for action in session.actions.values()}
@@ -497,7 +503,7 @@ class KeyProject:
         return ran
 
     def keys(self) -> dict[str, dict[str, str]]:
-        """Return the parts of the key that each target has now, without building anything."""
+        """Return the current key parts of each target without building."""
         forget_facts()
         session = self.session()
         build_key = session.executor._keys.build
@@ -507,7 +513,7 @@ class KeyProject:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Take the project back to what was built, whatever happens inside."""
+        """Restore the built state at the end, even after an error."""
         try:
             yield
         finally:

@@ -28,7 +28,8 @@ NODES = [("Relu", ["x"], ["z"]), ("Sigmoid", ["z"], ["s"]), ("Mul", ["z", "s"], 
 
 def swish():
     nodes = [helper.make_node(*node) for node in NODES]
-    return helper.make_function("custom_domain", "customOp2", ["x"], ["y"], nodes, [helper.make_opsetid("", 17)])
+    opsets = [helper.make_opsetid("", 17)]
+    return helper.make_function("custom_domain", "customOp2", ["x"], ["y"], nodes, opsets)
 """
 NEGATIVE = SWISH.replace('("Mul", ["z", "s"], ["y"])', '("Neg", ["s"], ["y"])')
 _VALUE = helper.make_tensor_value_info
@@ -51,7 +52,7 @@ class OperatorProject:
             self.write(path, (REPOSITORY / path).read_bytes())
 
     def plan(self, ops: Iterable[Mapping[str, Any]], **sections: Any) -> dict[str, Any]:
-        """Return the actions of a model of a ready graph by target."""
+        """Return target -> action of a model from an ONNX file."""
         spec = {
             "model": "m",
             "source": {"onnx": "m.onnx"},
@@ -69,7 +70,7 @@ class OperatorProject:
         return {action.target: action for action in plan_model(resolved)}
 
     def run(self, target: str, ops: Iterable[Mapping[str, Any]], **sections: Any) -> StageResult:
-        """Run one stage of the model in this process, on what the stages before it have left."""
+        """Run a stage of the model in this process, on the outputs of earlier stages."""
         action = self.plan(ops, **sections)[target]
         build = self.root / "build"
         outputs = {role: build / ref.path for role, ref in action.outputs.items()}
@@ -86,7 +87,7 @@ class OperatorProject:
     def run_all(
         self, targets: Iterable[str], ops: Iterable[Mapping[str, Any]], **sections: Any
     ) -> StageResult:
-        """Run stages one after the other; return the last result. Each must pass."""
+        """Run stages in order; each must pass. Return the last result."""
         ops = list(ops)
         for target in targets:
             result = self.run(target, ops, **sections)
@@ -97,7 +98,7 @@ class OperatorProject:
         return self.root / "build" / "m" / path
 
     def save_graph(self, *, opset: int = 17, **attributes: Any) -> None:
-        """Write a ready graph of one node of the operator."""
+        """Write an ONNX file with a single node of the operator."""
         node = helper.make_node(
             "customOp2", ["x"], ["y"], "swish", domain="custom_domain", **attributes
         )
@@ -114,7 +115,7 @@ class OperatorProject:
         )
 
     def save_golden(self) -> None:
-        """Write what the operator computes where the stage reference would."""
+        """Write the operator's results as golden outputs."""
         for case, batch in {"min": 1, "opt": 2, "max": 4, "odd": 3}.items():
             x = np.random.default_rng(batch).standard_normal((batch, 4)).astype(np.float32)
             z = np.maximum(x, 0)

@@ -1,4 +1,4 @@
-"""A small network with a section calibration, and its stages run one after the other without the orchestrator."""
+"""A small network with calibration; its stages run without the orchestrator."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def images_net(opset: int = 17) -> onnx.ModelProto:
 
 
 def image_manifest(precision: str = "int8", **sections: Any) -> dict[str, Any]:
-    """Return a manifest with one engine of a precision; random calibration data unless ``calibration`` says more."""
+    """Return a manifest with one engine; calibration data is random by default."""
     calibration = {
         "data": {"x": {"random": "normal"}},
         "batches": 2,
@@ -62,7 +62,7 @@ def image_manifest(precision: str = "int8", **sections: Any) -> dict[str, Any]:
 
 
 class Chain:
-    """A build folder in which the simplified graph lies, and golden outputs that this graph gives."""
+    """A build folder with the simplified graph and its golden outputs."""
 
     def __init__(self, folder: Path, model: onnx.ModelProto | None = None, **sections: Any) -> None:
         self.project, self.build = folder, folder / "build"
@@ -84,9 +84,15 @@ class Chain:
         paths = {role: self.build / ref.path for role, ref in action.inputs.items()}
         inputs = {role: path for role, path in paths.items() if path.exists()}
         job = Job(
-            target=target, stage=action.stage, model="m", variant=action.variant, options=action.options,
-            inputs=inputs, outputs=outputs, project=self.project,
-        )  # fmt: skip
+            target=target,
+            stage=action.stage,
+            model="m",
+            variant=action.variant,
+            options=action.options,
+            inputs=inputs,
+            outputs=outputs,
+            project=self.project,
+        )
         return STAGES[action.stage].run(job)
 
     def quantized(self, precision: str = "int8") -> onnx.ModelProto:

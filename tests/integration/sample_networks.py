@@ -110,7 +110,7 @@ class LayerNorm(nn.Module):
 
 
 class Identity(nn.Module):
-    """For tensors of every dtype."""
+    """Accepts tensors of every dtype."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.reshape(x.shape[0], 2, 2)
@@ -141,7 +141,7 @@ class Dropped(nn.Module):
 
 
 def make_large(features: int = 64) -> nn.Module:
-    """Return a network whose weights are worth external data."""
+    """Return a network with weights above the limit for external data."""
     return nn.Linear(4, features * 100)
 
 

@@ -15,8 +15,12 @@ from buildsys.workers.job import Job
 CASES = {"min": {"batch": 1}, "opt": {"batch": 2}, "odd": {"batch": 3}}
 INPUTS = {"x": {"shape": ["batch", 3, 8, 8], "dtype": "float32"}}
 SIMPLIFY = {
-    "tool": "onnxsim", "constant_folding": True, "shape_inference": True, "fuse": True, "tensor_size_threshold": None
-}  # fmt: skip
+    "tool": "onnxsim",
+    "constant_folding": True,
+    "shape_inference": True,
+    "fuse": True,
+    "tensor_size_threshold": None,
+}
 
 
 def weights(*shape: int, seed: int = 0) -> np.ndarray:
@@ -56,9 +60,13 @@ def conv_bn(opset: int = 17) -> ModelProto:
         node("Softmax", ["logits"], ["y"], name="softmax", axis=1),
     ]
     stored = {
-        "w": weights(4, 3, 3, 3), "scale": 1 + 0.1 * weights(4), "bias": weights(4, seed=1), "mean": weights(4, seed=2),
-        "var": 1 + np.abs(weights(4, seed=3)), "fc": weights(5, 4, seed=4),
-    }  # fmt: skip
+        "w": weights(4, 3, 3, 3),
+        "scale": 1 + 0.1 * weights(4),
+        "bias": weights(4, seed=1),
+        "mean": weights(4, seed=2),
+        "var": 1 + np.abs(weights(4, seed=3)),
+        "fc": weights(5, 4, seed=4),
+    }
     float32 = TensorProto.FLOAT
     return make_model(
         nodes, {"x": (float32, ["batch", 3, 8, 8])}, {"y": (float32, ["batch", 5])}, stored, opset

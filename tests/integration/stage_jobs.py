@@ -14,14 +14,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def manifest(**sections: Any) -> dict[str, Any]:
-    """Return the resolved form of a manifest's sections; the model is called m, its input x is [batch, 4]."""
+    """Resolve a manifest of the model m with the input x of shape [batch, 4]."""
     dims = {"batch": {"min": 1, "opt": 3, "max": 8}}
     defaults = {"model": "m", "inputs": {"x": {"shape": ["batch", 4]}}, "dims": dims}
     return ModelSpec.model_validate({**defaults, **sections}).model_dump(mode="json", by_alias=True)
 
 
 def stage_job(stage: str, resolved: Mapping[str, Any], build: Path, project: Path = ROOT) -> Job:
-    """Return the job that the executor would make for a stage that reads no other stage."""
+    """Return the executor's job of a stage without upstream stages."""
     action = next(action for action in plan_model(resolved) if action.stage == stage)
     outputs = {role: build / ref.path for role, ref in action.outputs.items()}
     for path in outputs.values():

@@ -34,7 +34,7 @@ def resolved(steps: Sequence[Mapping[str, Any]], **sections: Any) -> dict[str, A
 
 
 class Surgery:
-    """A project with an exported graph, its golden cases, and the target that changes it."""
+    """A project with an exported graph, its golden cases and its surgery target."""
 
     def __init__(
         self, folder: Path, model: onnx.ModelProto, steps: Sequence[Mapping[str, Any]], **more: Any
@@ -50,10 +50,18 @@ class Surgery:
         outputs["model"].parent.mkdir(parents=True, exist_ok=True)
         inputs = {role: build / ref.path for role, ref in action.inputs.items()}
         self.job = Job(
-            target=action.target, stage="surgery", model="m", variant="after_export", options=action.options,
-            inputs={**{k: v for k, v in inputs.items() if v.is_file()}, **data_role(inputs["model"])},
-            outputs=outputs, project=folder,
-        )  # fmt: skip
+            target=action.target,
+            stage="surgery",
+            model="m",
+            variant="after_export",
+            options=action.options,
+            inputs={
+                **{k: v for k, v in inputs.items() if v.is_file()},
+                **data_role(inputs["model"]),
+            },
+            outputs=outputs,
+            project=folder,
+        )
 
     def _save_golden(self, build: Path, options: Mapping[str, Any]) -> None:
         graph = OrtGraph(build / "m/export/model.onnx")
@@ -61,18 +69,23 @@ class Surgery:
         for case, dims in options["cases"].items():
             inputs = {
                 name: golden_input(
-                    name, concrete_shape(tensor["shape"], dims), tensor["dtype"], options["data"][name], case=case,
-                    seed=0, project=self.folder,
+                    name,
+                    concrete_shape(tensor["shape"], dims),
+                    tensor["dtype"],
+                    options["data"][name],
+                    case=case,
+                    seed=0,
+                    project=self.folder,
                 )
                 for name, tensor in options["inputs"].items()
-            }  # fmt: skip
+            }
             save_case(build / f"m/reference/{case}.npz", inputs, graph.run(inputs))
 
     def run(self) -> StageResult:
         return surgery.run(self.job)
 
     def error(self) -> str:
-        """Return the sentence of a run that fails, whichever way."""
+        """Return the message of a failing run."""
         try:
             result = self.run()
         except BuildsysError as error:
@@ -98,7 +111,7 @@ def hook(folder: Path, text: str, name: str = "plugins/hooks/hook.py") -> None:
 
 
 def agree(surgery: Surgery, case: str) -> None:
-    """The golden case that flows on is what the changed graph computes."""
+    """Check the new golden cases against the changed graph."""
     golden = surgery.case(case)
     found = OrtGraph(surgery.job.outputs["model"]).run(golden.inputs)
     assert set(found) == set(golden.outputs)

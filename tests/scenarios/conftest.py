@@ -28,7 +28,7 @@ def shared_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def built_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[ProjectFolder, Ran]:
-    """A project with the model ``lin``, built; not to be touched."""
+    """A built project with the model ``lin``; read-only."""
     project = ProjectFolder(tmp_path_factory.mktemp("built"))
     project.create()
     project.add_model("lin")
@@ -54,10 +54,8 @@ def project(tmp_path: Path) -> ProjectFolder:
 
 @pytest.fixture(scope="session")
 def runtime_folder() -> Iterator[Path]:
-    """Where the worker servers of ready projects are found."""
-    folder = Path(
-        tempfile.mkdtemp(prefix="bs-")
-    )  # of pytest's folders the addresses would become too long
+    """The socket folder of ready projects' worker servers."""
+    folder = Path(tempfile.mkdtemp(prefix="bs-"))  # socket addresses in pytest's are too long
     yield folder
     shutil.rmtree(folder)
 
@@ -66,7 +64,7 @@ def runtime_folder() -> Iterator[Path]:
 def ready_place(
     tmp_path_factory: pytest.TempPathFactory, runtime_folder: Path
 ) -> Iterator[ReadyProject]:
-    """Where one ready project after the other lies, so that a worker server serves them all."""
+    """The common folder of ready projects, so that they share a worker server."""
     place = ReadyProject(tmp_path_factory.mktemp("ready") / "project", runtime_folder)
     place.root.mkdir()
     yield place
@@ -75,7 +73,7 @@ def ready_place(
 
 @pytest.fixture(scope="session")
 def ready_kept(ready_place: ReadyProject, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project with the ready network ``a``, built; to be copied only."""
+    """A built project with the network ``a``; only to be copied."""
     kept = tmp_path_factory.mktemp("kept") / "project"
     ready_place.clear()
     ready_place.create()
@@ -87,7 +85,7 @@ def ready_kept(ready_place: ReadyProject, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def ready(ready_place: ReadyProject) -> Iterator[ReadyProject]:
-    """A project with the ready network ``a``, not built."""
+    """A project with the network ``a``, not built."""
     ready_place.clear()
     ready_place.create()
     ready_place.add_model("a")
@@ -97,7 +95,7 @@ def ready(ready_place: ReadyProject) -> Iterator[ReadyProject]:
 
 @pytest.fixture
 def ready_built(ready_kept: Path, ready_place: ReadyProject) -> Iterator[ReadyProject]:
-    """A copy of the built project with the ready network ``a``."""
+    """A copy of the built project with the network ``a``."""
     ready_place.clear()
     shutil.copytree(
         ready_kept, ready_place.root, dirs_exist_ok=True, ignore=shutil.ignore_patterns("workers")

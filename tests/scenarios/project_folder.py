@@ -1,4 +1,4 @@
-"""A project in a temporary folder and the real doit process on it."""
+"""A project in a temporary folder, built by real doit processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Linear(torch.nn.Module):
 
 
 class SizeDependent(Linear):
-    """Traced with one size it is wrong at another, which only a comparison can tell."""
+    """Wrong at other sizes than the traced one, which only a comparison shows."""
 
     def forward(self, x):
         return super().forward(x) * (2.0 if x.shape[0] == 1 else 1.0)
@@ -63,17 +63,17 @@ class Ran:
 
     @property
     def ran(self) -> set[str]:
-        """The targets that were brought up to date: made anew, or restored from the store."""
+        """Targets that were rebuilt or restored."""
         return set(re.findall(r"^run +(\S+)", self.out, re.MULTILINE))
 
     @property
     def restored(self) -> set[str]:
-        """The targets that came from the store."""
+        """Targets that were restored from the store."""
         return set(re.findall(r"^restored +(\S+)", self.out, re.MULTILINE))
 
     @property
     def passed(self) -> set[str]:
-        """The targets that passed."""
+        """Targets that passed."""
         return set(re.findall(r"^done +(\S+)", self.out, re.MULTILINE))
 
 
@@ -100,7 +100,7 @@ class ProjectFolder:
         (self.root / "plugins/models/small.py").write_text(MODEL_FILE)
 
     def add_model(self, name: str, make: str = "Linear") -> Path:
-        """Write a manifest; every run on it takes a moment only."""
+        """Write a manifest of a fast model."""
         path = self.root / f"configs/models/{name}.yaml"
         path.write_text(
             f"model: {name}\n"
@@ -121,7 +121,7 @@ class ProjectFolder:
         file.write_text(text.replace(old, new))
 
     def start(self, *arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
-        """Start doit as the leader of a new session, so that all that it leaves behind can be found."""
+        """Start doit as a session leader, so that leftover processes can be found."""
         return subprocess.Popen(
             [sys.executable, "-m", "doit", *arguments],
             cwd=cwd or self.root,
@@ -149,7 +149,7 @@ class ProjectFolder:
 
 
 def processes_of_session(leader: int) -> list[int]:
-    """Return the living processes that a session leader has left behind."""
+    """Return the live processes of a session."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

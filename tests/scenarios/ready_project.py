@@ -1,6 +1,6 @@
-"""A project whose networks are ready ONNX files: all stages are real, none needs torch, and a build takes a second.
+"""A project of ONNX files: its stages are real but need no torch, and a build takes a second.
 
-Its golden inputs come from a function that a test can hold in the middle of the stage ``reference``.
+Golden inputs come from a function, with which a test can pause the stage ``reference``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def load(shape, dtype, case, seed):
 
 
 def targets(model: str) -> set[str]:
-    """Return all targets of a model that was added here."""
+    """Return all targets of a model."""
     stages = {"export", "reference", "simplify", "validate", "report"}
     return {f"{stage}:{model}" for stage in stages} | {
         f"{stage}:{model}:ort" for stage in ("engine", "verify", "bench")
@@ -53,7 +53,7 @@ def targets(model: str) -> set[str]:
 
 
 class ReadyProject(ProjectFolder):
-    """A project of ready networks. Its worker servers outlive a run, as for everybody; ``end`` ends them.
+    """A project of ONNX files; its worker servers outlive a run until ``end``.
 
     ``mark`` is in the environment of every process that belongs to it.
     """
@@ -82,7 +82,7 @@ class ReadyProject(ProjectFolder):
         self.finish_runs()
 
     def finish_runs(self) -> None:
-        """Kill the runs that a test has left, and what they do; servers stay."""
+        """Kill leftover runs and their jobs, but not the servers."""
         self.let_go()
         for process in self._started:
             process.kill()
@@ -93,7 +93,7 @@ class ReadyProject(ProjectFolder):
         )
 
     def clear(self) -> None:
-        """Delete everything but what the servers that run can be found by."""
+        """Delete everything except the registry of running servers."""
         for path in (
             *self.root.glob("*"),
             *self.root.glob(".buildsys/*"),
@@ -135,7 +135,7 @@ class ReadyProject(ProjectFolder):
         return path
 
     def clean_contents(self) -> dict[str, str]:
-        """Return the contents of a build of the same inputs that knows nothing of an earlier one.
+        """Return the contents of a clean build of the same inputs.
 
         They depend on the inputs alone, so each is made once.
         """
@@ -171,7 +171,7 @@ class ReadyProject(ProjectFolder):
         return found
 
     def hold(self) -> None:
-        """Let the stage ``reference`` stop in the middle of its work; ``held`` appears then."""
+        """Pause the stage ``reference``; it then creates the file ``held``."""
         (self.root / "held").unlink(missing_ok=True)
         (self.root / "hold").touch()
 
@@ -184,7 +184,7 @@ class ReadyProject(ProjectFolder):
 
 
 def network(seed: int) -> bytes:
-    """Return an ONNX file with one matrix product and two additions that a simplifier makes one."""
+    """Return a graph with a matrix product and two additions that a simplifier merges."""
     weights = (
         np.random.default_rng(seed)
         .normal(0, FEATURES**-0.5, (FEATURES, FEATURES))
@@ -210,9 +210,9 @@ def network(seed: int) -> bytes:
 
 
 def contents(build: Path) -> dict[str, str]:
-    """Return what must be the same in every build of the same project, by the name of the file.
+    """Return file -> reproducible content of a build.
 
-    That is the digest of every artifact and, of results, which hold times, their stage and how it ended.
+    The content is the digest of an artifact, and stage and status of a result, which has times.
     """
     found = {}
     for path in sorted(build.rglob("*")):
@@ -223,17 +223,17 @@ def contents(build: Path) -> dict[str, str]:
 
 
 def content_of(path: Path) -> str:
-    """Return what must be the same of one file in every build."""
+    """Return the reproducible content of a file."""
     content = path.read_bytes()
     try:
         result = json.loads(content) if path.suffix == ".json" else {}
         return f"{result['stage']} {result['status']}"
-    except (ValueError, KeyError):  # an artifact, or a result that is not whole
+    except (ValueError, KeyError):  # an artifact, or an incomplete result
         return hashlib.sha256(content).hexdigest()
 
 
 def processes_marked(mark: str) -> dict[int, str]:
-    """Return the living processes whose environment has ``mark``, with their command lines."""
+    """Return live processes with ``mark`` in their environment, with command lines."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -247,7 +247,7 @@ def processes_marked(mark: str) -> dict[int, str]:
 
 
 def workers_in(build: Path) -> dict[Path, int]:
-    """Return the workers that are at work in a build folder, by the log that their output goes to."""
+    """Return the busy workers of a build folder by log file."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""What unit tests share."""
+"""A tiny project for unit tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tiny_project import make_project
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give the folder of a tiny project, in which nothing may stay half done."""
+    """Yield the folder of a tiny project; fail if temporary files remain."""
     monkeypatch.setenv("BUILDSYS_MACHINE_LOCK", str(tmp_path / "machine"))
     monkeypatch.delenv("BUILDSYS_STRICT", raising=False)
     folder = make_project(tmp_path / "project")

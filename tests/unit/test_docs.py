@@ -25,9 +25,14 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MANIFEST_PAGE = (ROOT / "docs" / "manifest.md").read_text(encoding="utf-8")
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-# Said in the text of the sections that use them, and compared below.
-TOLERANCES = {"fp32": stages.Fp32Tolerance, "fp16": stages.Fp16Tolerance, "bf16": stages.Bf16Tolerance,
-              "int8": stages.Int8Tolerance, "fp8": stages.Fp8Tolerance}  # fmt: skip
+# Documented in the text of the sections that use them, and compared below.
+TOLERANCES = {
+    "fp32": stages.Fp32Tolerance,
+    "fp16": stages.Fp16Tolerance,
+    "bf16": stages.Bf16Tolerance,
+    "int8": stages.Int8Tolerance,
+    "fp8": stages.Fp8Tolerance,
+}
 
 
 def sections(base: type[Spec]) -> list[type[Spec]]:
@@ -74,7 +79,7 @@ def test_every_field_and_its_default_is_documented(spec: type[Spec]) -> None:
     assert documented_fields(spec) == actual_fields(spec)
 
 
-def test_every_documented_table_is_of_a_real_section() -> None:
+def test_every_documented_table_belongs_to_a_section() -> None:
     named = re.findall(r"<!-- fields: (\w+) -->", MANIFEST_PAGE)
     assert {ModelSpec, ProjectSpec} <= set(SPECS)
     assert sorted(named) == sorted(spec.__name__ for spec in SPECS)
@@ -122,7 +127,7 @@ def test_the_example_of_the_precision_page_is_a_manifest(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_has_a_target(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if target.startswith("http"):
             continue

@@ -1,7 +1,7 @@
-"""A project of four tiny real stages, run in this process; as a program it builds targets in a process of its own.
+"""A project of four tiny stages, run in this process; as a program, in a separate one.
 
-export:m reads the user's source net.py (and what that imports), engine:m:e reads the export, bench:m:e and
-report:m read the engine. What a stage does beyond its work is set by files named ``do-TARGET``.
+export:m reads the user's source net.py with its imports, engine:m:e reads the export, bench:m:e and
+report:m read the engine. A file ``do-TARGET`` changes the behaviour of a stage.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def actions(opset: int = 17, duration: float = 1.0, required: bool = False) -> d
 
 
 class InlinePool:
-    """Runs the stages in the calling thread and notes which ran."""
+    """Runs stages in the calling thread and records them."""
 
     def __init__(self, root: Path) -> None:
         self.ran: list[str] = []
@@ -140,7 +140,7 @@ def export(job: Job) -> dict[str, Any]:
     if "external" in orders(job):
         job.outputs["model.data"].write_text("weights")
     if "profile" in orders(job):
-        (job.outputs["result"].parent / "a-profile.txt").write_text("a file beside the outputs")
+        (job.outputs["result"].parent / "a-profile.txt").write_text("an additional file")
     if "half" in orders(job):
         job.outputs["model"].unlink()
     if "slow" in orders(job):
@@ -183,7 +183,7 @@ def make_executor(
 
 
 def build(root: Path, graph: dict[str, Action] | None = None) -> list[str]:
-    """Bring everything up to date as doit would, in order; return what ran."""
+    """Build all stale targets in order, like doit; return them."""
     executor, pool = make_executor(root, graph)
     for target in graph or actions():
         if not executor.is_fresh(target):
@@ -205,7 +205,7 @@ def kill_after_first_rename(executor: Executor) -> None:
 
 
 def order(root: Path, target: str, *words: str) -> None:
-    """Tell a stage to do something else as well."""
+    """Change the behaviour of a stage."""
     (root / f"do-{target}").write_text(" ".join(words))
 
 

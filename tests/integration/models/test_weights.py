@@ -43,7 +43,7 @@ def drawn(seed: int = 0, name: str = "mobilenet_v3_small") -> nn.Module:
 # --- random weights ---
 
 
-def test_weights_depend_on_the_seed_and_on_nothing_else() -> None:
+def test_weights_depend_on_the_seed_only() -> None:
     threads = torch.get_num_threads()
     first = digest(drawn())
     torch.manual_seed(123)
@@ -55,7 +55,7 @@ def test_weights_depend_on_the_seed_and_on_nothing_else() -> None:
     assert digest(drawn(seed=1)) != first
 
 
-def test_weights_are_these_on_every_machine() -> None:
+def test_weights_are_equal_on_every_machine() -> None:
     layer = nn.Linear(4, 3)
     draw_parameters(layer, 0)
     expected = torch.tensor([[0.1908, -1.1391, -0.4401, 0.0270]])
@@ -78,7 +78,7 @@ def test_outputs_are_of_order_one_and_depend_on_the_input() -> None:
     assert (scores[0] - scores[1]).abs().max() > 0.01
 
 
-def test_batch_norm_statistics_fit_what_reaches_the_layer() -> None:
+def test_batch_norm_statistics_fit_the_inputs_of_the_layer() -> None:
     module = Small().eval()
     draw_parameters(module, 0)
     images = 100 * torch.randn(2, 3, 16, 16)
@@ -97,9 +97,14 @@ def test_batch_norm_statistics_fit_what_reaches_the_layer() -> None:
 
 def test_every_kind_of_parameter_has_its_range() -> None:
     module = nn.ModuleDict(
-        {"norm": nn.LayerNorm(64), "prelu": nn.PReLU(64), "embed": nn.Embedding(64, 64), "rnn": nn.LSTM(16, 16),
-         "up": nn.ConvTranspose2d(8, 4, 3)}
-    )  # fmt: skip
+        {
+            "norm": nn.LayerNorm(64),
+            "prelu": nn.PReLU(64),
+            "embed": nn.Embedding(64, 64),
+            "rnn": nn.LSTM(16, 16),
+            "up": nn.ConvTranspose2d(8, 4, 3),
+        }
+    )
     scalar = nn.Parameter(torch.tensor(7.0))
     module.register_parameter("scalar", scalar)
     draw_parameters(module, 0)
@@ -132,7 +137,7 @@ def small_swin() -> nn.Module:
 
 @pytest.mark.parametrize(
     "make",
-    # their classes call kaiming_normal_, normal_ (linear layers), trunc_normal_ and kaiming_uniform_
+    # they call kaiming_normal_, normal_ (linear layers), trunc_normal_ and kaiming_uniform_
     [models.resnet18, models.mobilenet_v2, small_swin, models.squeezenet1_0],
     ids=lambda make: make.__name__,
 )
@@ -149,7 +154,7 @@ def test_all_default_values_are_overwritten(make: Callable[[], nn.Module]) -> No
     assert all(torch.equal(frozen[key], tensor) for key, tensor in reference.named_buffers())
 
 
-def test_torch_still_draws_what_is_no_parameter() -> None:
+def test_torch_still_initializes_other_tensors() -> None:
     with without_default_values():
         assert torch.empty(100).normal_().std() > 0.5
         layer = nn.Linear(1000, 100)
@@ -228,7 +233,7 @@ def test_the_digest_is_compared(tmp_path: Path) -> None:
 
 
 class Trap:
-    """Would write a file if it were unpickled."""
+    """Writes a file when unpickled."""
 
     def __reduce__(self) -> Any:
         return exec, ("open('trapped', 'w')",)
@@ -237,9 +242,15 @@ class Trap:
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        (linear_state(5), "w.pth does not fit net.py:make: 2 with another shape (weight is 5x4 in the file and 3x4 "
-         "in the network, bias is 5 in the file and 3 in the network)"),
-        ({"weight": torch.ones(3, 4), "scale": torch.ones(1)}, "1 missing (bias); 1 unexpected (scale)"),
+        (
+            linear_state(5),
+            "w.pth does not fit net.py:make: 2 with another shape (weight is 5x4 in the file and "
+            "3x4 in the network, bias is 5 in the file and 3 in the network)",
+        ),
+        (
+            {"weight": torch.ones(3, 4), "scale": torch.ones(1)},
+            "1 missing (bias); 1 unexpected (scale)",
+        ),
         ({f"w{n}": torch.ones(1) for n in range(5)}, "5 unexpected (w0, w1, w2 and 2 more)"),
         ([1, 2], "w.pth holds one object of type list, not a state dict"),
         ({"epoch": 3}, "w.pth holds a dict without tensors (keys: epoch), not a state dict"),
@@ -247,15 +258,15 @@ class Trap:
         (None, "the weights file w.pth does not exist in the project"),
     ],
     ids=["shape", "names", "many", "list", "no tensors", "code", "missing"],
-)  # fmt: skip
-def test_a_file_that_does_not_fit(tmp_path: Path, state: Any, message: str) -> None:
+)
+def test_a_file_of_another_network_is_an_error(tmp_path: Path, state: Any, message: str) -> None:
     with pytest.raises(StageError) as error:
         loaded(tmp_path, state)
     assert message in str(error.value)
     assert not (Path.cwd() / "trapped").exists()
 
 
-def test_a_torchvision_model_takes_a_file(tmp_path: Path) -> None:
+def test_a_torchvision_model_loads_a_file(tmp_path: Path) -> None:
     state = {
         name: tensor + 1 for name, tensor in models.squeezenet1_0(weights=None).state_dict().items()
     }
@@ -287,7 +298,7 @@ def test_unknown_weights_name_the_known_ones() -> None:
         pretrained("resnet50", "IMAGENET")
 
 
-def test_a_download_that_fails_says_what_was_tried_and_what_to_do(
+def test_a_failed_download_names_address_and_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
@@ -321,13 +332,13 @@ def test_a_damaged_cached_file_is_not_used(tmp_path: Path, monkeypatch: pytest.M
         ("mobilenet_v3_smal", "mobilenet_v3_small"),
     ],
 )
-def test_an_unknown_model_offers_near_names(name: str, hint: str) -> None:
+def test_an_unknown_model_suggests_similar_names(name: str, hint: str) -> None:
     with pytest.raises(StageError, match=f"torchvision has no model {name}") as error:
         drawn(name=name)
     assert hint in error.value.hint
 
 
-def test_arguments_that_a_builder_refuses_are_one_sentence() -> None:
+def test_refused_builder_arguments_are_one_sentence() -> None:
     with pytest.raises(StageError, match=r"get_model\('resnet18'\) failed: TypeError: .*clases"):
         make_network(options({"torchvision": "resnet18", "kwargs": {"clases": 3}}), ROOT)
 

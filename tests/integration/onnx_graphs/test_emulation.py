@@ -111,7 +111,7 @@ def test_float16_rounds_and_overflows_as_numpy_does() -> None:
 
 
 @pytest.mark.parametrize("optimization", ["disable", "basic", "extended", "all"])
-def test_an_overflow_on_the_way_stays(optimization: str) -> None:
+def test_an_overflow_inside_the_graph_reaches_the_output(optimization: str) -> None:
     nodes = [
         node("Mul", ["x", "k"], ["a"]),
         node("Mul", ["a", "k"], ["b"]),
@@ -173,7 +173,7 @@ def test_inputs_and_outputs_of_the_type_keep_it(precision: str) -> None:
     assert found["z"].values().tolist() == [4.0, 0.0, 2048.0]
 
 
-def test_stored_values_in_attributes_are_taken_along() -> None:
+def test_values_stored_in_attributes_are_converted() -> None:
     nodes = [
         node("Constant", [], ["k"], value=numpy_helper.from_array(np.float16([0.1]))),
         node("Mul", ["x", "k"], ["h"]),

@@ -72,7 +72,7 @@ def both_graphs(folder: Path, shape: list[int | str], **sections: Any) -> tuple[
     return job.outputs["model"], simpler.outputs["model"]
 
 
-def test_the_folding_of_a_batch_norm_can_be_seen(tmp_path: Path) -> None:
+def test_the_folding_of_a_batch_norm_is_visible(tmp_path: Path) -> None:
     source = {
         "python": f"{BLOCKS}:conv_bn_relu",
         "randomize": True,
@@ -90,7 +90,7 @@ def test_the_folding_of_a_batch_norm_can_be_seen(tmp_path: Path) -> None:
     assert found["operators"] == {"BatchNormalization": [1, 0]}
 
 
-def test_the_chain_of_shapes_in_front_of_a_flatten_can_be_seen(tmp_path: Path) -> None:
+def test_the_shape_chain_before_a_flatten_is_visible(tmp_path: Path) -> None:
     source = {"python": f"{BLOCKS}:FlattenHead", "randomize": True}
     files = both_graphs(tmp_path, [2, 3, 64, 64], source=source, dims={})
     found = compared(*files)
@@ -100,7 +100,7 @@ def test_the_chain_of_shapes_in_front_of_a_flatten_can_be_seen(tmp_path: Path) -
     assert [end["kind"] for end in (*chain["from"], *chain["to"])] == ["Relu", "Reshape"]
 
 
-def test_a_graph_is_described_whole(tmp_path: Path) -> None:
+def test_the_description_of_a_graph_is_complete(tmp_path: Path) -> None:
     found = described(write(tmp_path, conv_bn()), batch=4)
     assert found["opsets"] == {"ai.onnx": 17}
     assert found["inputs"] == [{"name": "x", "dtype": "float32", "shape": ["batch", 3, 8, 8]}]

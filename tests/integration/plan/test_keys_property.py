@@ -317,7 +317,7 @@ def test_incremental_builds_equal_clean_builds(
 ) -> None:
     folder = Path(tempfile.mkdtemp(prefix="buildsys-property-"))
     patch = pytest.MonkeyPatch()
-    patch.setenv("BUILDSYS_MACHINE_LOCK", str(folder))  # nobody else's benchmarks are waited for
+    patch.setenv("BUILDSYS_MACHINE_LOCK", str(folder))  # do not wait for other benchmarks
     try:
         root, model = folder / "project", Model(folder / "project")
         world, past = dict(first), [dict(first)]

@@ -101,7 +101,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         patch.setenv("BUILDSYS_WORKER_IDLE", "0")
         patch.setenv(
             "BUILDSYS_MACHINE_LOCK", str(root / "machine")
-        )  # nobody else's benchmarks are waited for
+        )  # do not wait for other benchmarks
         patch.setattr(key_builder, "_CODE_ROOT", str(package.parent))
         project = KeyProject(root)
         yield Bench(project, package, root / "scratch")
@@ -421,7 +421,7 @@ def explains(part: Part, target: str, label: str) -> bool:
 
 
 @pytest.mark.parametrize("edit", RERUNS)
-def test_an_edit_reruns_exactly_what_the_page_says(
+def test_an_edit_reruns_exactly_the_listed_targets(
     outcome_of: Callable[[str], Outcome], edit: str
 ) -> None:
     found = outcome_of(edit)
@@ -491,7 +491,7 @@ def test_the_lists_are_complete(bench: Bench) -> None:
         assert used or part.label == "env:*", f"no key has {part.label} of {part.stage}"
 
 
-def test_every_field_of_an_action_is_known_to_be_in_the_key_or_not() -> None:
+def test_every_field_of_an_action_is_classified() -> None:
     in_key = {
         "target",
         "options",
@@ -526,7 +526,7 @@ def test_a_file_with_another_digest_than_the_manifest_is_stale_and_fails(
     with bench.project.restored(), pytest.MonkeyPatch.context() as patch:
         put_sha256(bench, patch)
         assert bench.project.build() == ["report:net"]
-        session = bench.project.session()  # once loaded, nobody but the key looks at the file again
+        session = bench.project.session()  # once loaded, only the key reads the file
         assert session.is_fresh("export:net")
         bench.project.save_weights(0.0, epoch=3)
         assert not session.is_fresh("export:net")

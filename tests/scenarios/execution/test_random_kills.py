@@ -1,4 +1,4 @@
-"""Repeated ``kill -9`` of a random process at a random moment, on a project that changes in between.
+"""Repeated ``kill -9`` of random processes at random moments, with changes in between.
 
 There are five kills by default, 240 with ``BUILDSYS_LONG_TESTS=1``, or ``BUILDSYS_KILLS``. A run
 prints its seed; ``BUILDSYS_KILL_SEED`` repeats its choices, though not the exact moments.
@@ -51,7 +51,7 @@ Contents = dict[str, str]
 
 @dataclass
 class Ordeal:
-    """A project with two models, and what is known to be right of it."""
+    """A project with two models and its expected contents."""
 
     project: ReadyProject
     clean: dict[State, Contents]
@@ -66,7 +66,7 @@ class Ordeal:
         return self.project.root / "build"
 
     def change(self) -> str:
-        """Change something that makes work for the next run; return what."""
+        """Make a change that needs a rebuild; return its description."""
         model = self.choice.choice("ab")
         seed, tool = self.state[model]
         what = self.choice.choice(
@@ -109,7 +109,7 @@ class Ordeal:
         return Ran(process.returncode, out, err), what
 
     def check_after(self, ran: Ran, what: str) -> set[str]:
-        """Check that nothing is half and that nothing is lost; return what counts as fresh."""
+        """Check that no output is partial or lost; return the fresh targets."""
         story = f"{what} killed, {ran}"
         assert "Traceback" not in ran.out + ran.err, story
         if ran.code == 2:
@@ -142,10 +142,10 @@ class Ordeal:
             if done.ran
             else []
         )
-        assert not left, f"left behind: {left}"
+        assert not left, f"leftover processes: {left}"
 
     def expected(self, model: str) -> Contents:
-        """Return what a clean build of a model's inputs as they are comes to."""
+        """Return the contents of a clean build of a model's current inputs."""
         return self.clean[self.state[model]]
 
     def _spoil(self, how: str) -> None:
@@ -218,7 +218,7 @@ def ordeal(tmp_path: Path, runtime_folder: Path) -> Iterator[Ordeal]:
 
 
 def clean_builds(root: Path, runtime: Path) -> dict[State, Contents]:
-    """Return what a model comes to in each state; its name is left out of the paths."""
+    """Return the contents of a model in each state, without its name in paths."""
     project = ReadyProject(root, runtime)
     root.mkdir()
     project.create()
@@ -256,7 +256,7 @@ def _kind(command: str) -> str:
 
 
 def _needed(target: str) -> set[str]:
-    """Return the targets behind a target, all the way."""
+    """Return all targets downstream of a target."""
     stage, model = target.split(":")[:2]
     direct = {
         name for name in targets(model) for needed in NEEDS[stage] if name.split(":")[0] == needed

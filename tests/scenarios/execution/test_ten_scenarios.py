@@ -1,6 +1,6 @@
 """Ten scenarios in which build systems go wrong, with real processes and real stages.
 
-``ran`` are all targets brought up to date, ``passed`` the rebuilt and ``restored`` the restored ones.
+``ran`` are all targets brought up to date: ``passed`` the rebuilt ones, ``restored`` the others.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ DOWNSTREAM_OF_SIMPLIFY = {"validate:a", "engine:a:ort", "verify:a:ort", "bench:a
 
 
 def finish(process: subprocess.Popen[str], timeout_s: float = 60, printed: str = "") -> Ran:
-    """Wait for a process and fail if it never ends; ``printed`` is what was read of its output."""
+    """Wait for a process and fail if it never ends; ``printed`` is its output so far."""
     out, err = process.communicate(timeout=timeout_s)
     assert "Traceback" not in out + err
     return Ran(process.returncode, printed + out, err)
 
 
 def read_until(process: subprocess.Popen[str], start: str) -> str:
-    """Return the output up to a line with this start, byte by byte so that nothing else is read."""
+    """Read output up to a line with this start, byte by byte so as not to read further."""
     assert process.stdout is not None
     printed = b""
     while not printed.endswith(b"\n") or not printed.splitlines()[-1].startswith(start.encode()):
@@ -42,7 +42,7 @@ def read_until(process: subprocess.Popen[str], start: str) -> str:
 
 
 def check_right_and_fresh(project: ReadyProject) -> None:
-    """Check that everything is as a clean build has it, and that the next run does nothing."""
+    """Compare everything with a clean build; the next run must do nothing."""
     assert project.doit() == UP_TO_DATE
     assert contents(project.root / "build") == project.clean_contents()
 
@@ -97,7 +97,7 @@ def test_2_an_output_is_edited_by_hand(ready_built: ReadyProject, output: str, t
     assert ready_built.doit() == UP_TO_DATE
 
 
-def test_3_a_field_goes_there_and_back_and_there(ready_built: ReadyProject) -> None:
+def test_3_a_field_is_changed_back_and_forth(ready_built: ReadyProject) -> None:
     built = {"onnxsim": contents(ready_built.root / "build")}
     for old, new in (("onnxsim", "none"), ("none", "onnxsim"), ("onnxsim", "none")):
         ready_built.edit(MANIFEST, f"tool: {old}", f"tool: {new}")
@@ -134,8 +134,11 @@ def test_5_an_input_is_edited_while_a_stage_runs(ready_built: ReadyProject) -> N
         f"{VALUES} changed while reference:a ran; nothing was published; run it again\n"
         in edited.out
     )
-    told = {"a/report/report.json": "report failed", "a/report/last_passed.json": "report passed"}
-    assert contents(ready_built.root / "build") == {**before, **told}
+    reports = {
+        "a/report/report.json": "report failed",
+        "a/report/last_passed.json": "report passed",
+    }
+    assert contents(ready_built.root / "build") == {**before, **reports}
 
     again = ready_built.doit()
     assert again.code == 0
@@ -170,7 +173,7 @@ def test_6_an_option_is_changed(
 
 
 @pytest.mark.parametrize("how", ["rewritten", "replaced"])
-def test_7_content_changes_and_times_and_size_stay(ready_built: ReadyProject, how: str) -> None:
+def test_7_content_changes_but_times_and_size_stay(ready_built: ReadyProject, how: str) -> None:
     network = ready_built.root / NETWORK
     before = network.stat()
     if how == "replaced":  # the inode changes as well

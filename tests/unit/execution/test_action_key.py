@@ -127,7 +127,7 @@ def test_the_key_is_stable() -> None:
         {"outputs": {"result": FileRef("m/elsewhere.json")}},
     ],
 )
-def test_what_an_action_declares_is_in_its_parts(change: dict[str, Any]) -> None:
+def test_declared_facts_of_an_action_are_in_its_parts(change: dict[str, Any]) -> None:
     assert declared_parts(replace(ACTION, **change)) != declared_parts(ACTION)
 
 

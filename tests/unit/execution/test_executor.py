@@ -51,7 +51,7 @@ def test_the_first_run_builds_all_and_the_second_nothing(root: Path) -> None:
     assert build(root) == []
 
 
-def test_only_what_a_change_reaches_is_built(root: Path) -> None:
+def test_only_affected_targets_are_built(root: Path) -> None:
     build(root)
     assert build(root, actions(duration=2.0)) == [BENCH, REPORT]
     assert build(root, actions(opset=18, duration=2.0)) == ALL
@@ -135,7 +135,7 @@ def test_back_to_an_earlier_manifest_is_restored(root: Path) -> None:
         assert published(root) == wanted
 
 
-def test_a_failed_check_leaves_nothing_to_be_restored(root: Path) -> None:
+def test_a_failed_check_is_not_restored(root: Path) -> None:
     build(root)
     order(root, ENGINE, "fail")
     with pytest.raises(CheckFailed):
@@ -144,7 +144,7 @@ def test_a_failed_check_leaves_nothing_to_be_restored(root: Path) -> None:
     assert build(root, actions(opset=18)) == [ENGINE, BENCH, REPORT]
 
 
-def test_what_is_forgotten_is_built_and_not_restored(root: Path) -> None:
+def test_a_forgotten_target_is_built_not_restored(root: Path) -> None:
     build(root)
     executor, pool = make_executor(root)
     executor.forget(EXPORT)
@@ -304,7 +304,7 @@ def test_a_check_sees_targets_that_ran_since_the_last_one(root: Path) -> None:
 # --- outcomes and reasons ---
 
 
-def test_an_outcome_has_what_the_console_needs(root: Path) -> None:
+def test_an_outcome_has_the_facts_for_the_console(root: Path) -> None:
     events: list[tuple[str, dict[str, Any]]] = []
     executor, _ = make_executor(root, on_event=lambda target, event: events.append((target, event)))
     outcome = executor.run(EXPORT)
@@ -332,7 +332,9 @@ def test_an_outcome_has_what_the_console_needs(root: Path) -> None:
         (lambda root: shutil.rmtree(root / ".buildsys"), "never built"),
     ],
 )
-def test_a_stale_target_says_why(root: Path, change: Callable[[Path], object], reason: str) -> None:
+def test_a_stale_target_has_reasons(
+    root: Path, change: Callable[[Path], object], reason: str
+) -> None:
     build(root)
     change(root)
     assert why(make_executor(root)[0], EXPORT) == reason
@@ -399,16 +401,16 @@ def test_files_about_a_failure_replace_outputs_until_the_next_success(root: Path
     build(root)
     before = published(root)
     executor, pool = make_executor(root)
-    told = {
+    files = {
         "m/report/report.json": b"{}",
         "m/report/last_passed.json": before["m/report/report.json"].encode(),
     }
     executor.replace_by_failure(REPORT, lambda: ({}, ""))
     assert (published(root), executor.is_fresh(REPORT)) == (before, True)
-    executor.replace_by_failure(REPORT, lambda: (told, "it tells of a failure"))
-    assert published(root) == before | {name: content.decode() for name, content in told.items()}
-    assert executor.owned(REPORT) == told.keys()  # what `doit clean` removes
-    assert why(executor, REPORT) == "last run failed: it tells of a failure"
+    executor.replace_by_failure(REPORT, lambda: (files, "it describes a failure"))
+    assert published(root) == before | {name: content.decode() for name, content in files.items()}
+    assert executor.owned(REPORT) == files.keys()  # what `doit clean` removes
+    assert why(executor, REPORT) == "last run failed: it describes a failure"
     assert stale(root) == [REPORT]
     assert executor.run(REPORT).restored
     assert (published(root), pool.ran) == (before, [])

@@ -49,7 +49,7 @@ def test_a_fresh_target_has_the_time_and_reasons_of_its_build(root: Path) -> Non
     assert (found.last.status, found.last.seconds, found.expected_s) == ("passed", 0.25, 0.25)
 
 
-def test_a_fresh_target_has_the_run_of_its_files_and_not_a_later_failed_one(
+def test_a_fresh_target_has_the_run_of_its_files_not_a_later_failed_one(
     root: Path,
 ) -> None:
     build(root)
@@ -192,7 +192,7 @@ def test_a_truncated_record_makes_its_target_stale(root: Path, damage: str) -> N
     assert reasons(root, EXPORT) == ["the record of its last build cannot be read"]
 
 
-def test_the_usual_time_is_the_median_of_the_last_runs_that_passed(root: Path) -> None:
+def test_the_usual_time_is_the_median_of_the_last_successful_runs(root: Path) -> None:
     build(root)
     db = StateDb(root / ".buildsys/state.db")
     db.write([("UPDATE history SET status = 'error'", ())])

@@ -69,7 +69,7 @@ def test_a_library_that_user_code_imports_counts(tmp_path: Path, db: StateDb) ->
     assert not {"tool:json", "tool:torch"} & labels
 
 
-def test_a_weights_file_counts_by_its_bytes(tmp_path: Path, db: StateDb) -> None:
+def test_a_weights_file_is_identified_by_its_bytes(tmp_path: Path, db: StateDb) -> None:
     from dataclasses import replace
 
     action = replace(actions()[EXPORT], weights={"w.pth": None}, sources=())
@@ -81,9 +81,7 @@ def test_a_weights_file_counts_by_its_bytes(tmp_path: Path, db: StateDb) -> None
     assert len(seen) == 2
 
 
-def test_a_sha256_is_in_the_key_only_where_the_file_has_another(
-    tmp_path: Path, db: StateDb
-) -> None:
+def test_a_sha256_is_in_the_key_only_if_the_file_differs(tmp_path: Path, db: StateDb) -> None:
     from dataclasses import replace
     from hashlib import sha256
 

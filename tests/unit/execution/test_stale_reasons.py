@@ -55,7 +55,7 @@ def changed(label: str, old: str | None, new: str | None) -> list[str]:
         ("code:buildsys.stages.export.stage", A, B, "code buildsys.stages.export.stage changed"),
         ("python", "CPython 3.10.1", "CPython 3.11.2", "python: CPython 3.10.1 → CPython 3.11.2"),
         ("outputs", "{}", '{"markdown":"m/r.md"}', "outputs markdown: unset → m/r.md"),
-        # kinds that nobody has thought of yet
+        # unknown kinds
         ("weights:resnet50", A, B, "weights resnet50 changed"),
         ("environment:TF32", "1", "0", "environment TF32: 1 → 0"),
     ],

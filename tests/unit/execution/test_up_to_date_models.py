@@ -180,7 +180,7 @@ def test_a_new_optional_output_causes_a_full_check(project: Project) -> None:
     project.build()
     assert not (project.root / "build/m/export/model.onnx.data").exists()
     assert project.check() == TARGETS
-    (project.root / "build/m/export/model.onnx.data").write_text("by somebody else")
+    (project.root / "build/m/export/model.onnx.data").write_text("edited by hand")
     assert project.remembered() == []
     assert project.check() == []
 

@@ -112,7 +112,7 @@ def _validator(name: str) -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(schema)
 
 
-def test_editors_accept_what_the_loader_accepts():
+def test_editors_accept_every_valid_manifest():
     model = _validator("model.schema.json")
     model.validate(read_yaml(Path("net.yaml"), EVERYTHING.encode()))
     model.validate({"extends": "_base.yaml", "dims": {"batch": {"max": 32}}})
@@ -137,7 +137,7 @@ def test_editors_accept_what_the_loader_accepts():
         {"matrix": {"export.opset": 17}},
     ],
 )
-def test_editors_refuse_what_the_loader_refuses(wrong):
+def test_editors_refuse_manifests_that_the_loader_refuses(wrong):
     assert not _validator("model.schema.json").is_valid(wrong)
 
 

@@ -28,17 +28,21 @@ def write(project: Path, path: str, text: str) -> Path:
 
 
 def test_a_callable_imports_neighbours_and_modules_of_the_project(project: Path) -> None:
-    write(project, "plugins/models/beside_it.py", "WIDTH = 3")
+    write(project, "plugins/models/next_to_it.py", "WIDTH = 3")
     write(project, "layers_of_mine/deep.py", "DEPTH = 4")
-    write(project, "plugins/models/net.py", "from beside_it import WIDTH\nfrom layers_of_mine.deep import DEPTH\n"
-          "class Net:\n  @staticmethod\n  def make(): return WIDTH * DEPTH\n")  # fmt: skip
+    write(
+        project,
+        "plugins/models/net.py",
+        "from next_to_it import WIDTH\nfrom layers_of_mine.deep import DEPTH\n"
+        "class Net:\n  @staticmethod\n  def make(): return WIDTH * DEPTH\n",
+    )
     assert load_callable("plugins/models/net.py:Net.make", project)() == 12
 
 
-def test_an_edit_of_equal_size_and_time_is_seen_in_the_file_and_in_what_it_imports(
+def test_an_edit_of_equal_size_and_time_is_noticed_in_a_file_and_its_imports(
     project: Path,
 ) -> None:
-    """Python's own bytecode cache takes both edits for no edit."""
+    """Python's bytecode cache notices neither edit."""
     for number in ("1", "2"):
         local = write(project, "same_second.py", f"NUMBER = {number}")
         file = write(
@@ -53,9 +57,13 @@ def test_an_edit_of_equal_size_and_time_is_seen_in_the_file_and_in_what_it_impor
     assert not list(project.rglob("*.pyc"))
 
 
-def test_a_module_is_known_by_its_name_while_it_runs(project: Path) -> None:
-    write(project, "net.py", "from __future__ import annotations\nfrom dataclasses import dataclass\n"
-          "@dataclass\nclass Size:\n  width: int\n")  # fmt: skip
+def test_a_module_can_be_imported_by_name_while_it_runs(project: Path) -> None:
+    write(
+        project,
+        "net.py",
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Size:\n  width: int\n",
+    )
     assert load_callable("net.py:Size", project)(3).width == 3
 
 
@@ -63,18 +71,32 @@ def test_a_module_is_known_by_its_name_while_it_runs(project: Path) -> None:
     ("text", "reference", "message"),
     [
         ("", "nets.py:make", "nets.py does not exist in the project; did you mean net.py?"),
-        ("def make_net(): pass", "net.py:make_nets", "net.py has no make_nets; did you mean make_net?"),
+        (
+            "def make_net(): pass",
+            "net.py:make_nets",
+            "net.py has no make_nets; did you mean make_net?",
+        ),
         ("", "net.py:make", "net.py has no make"),
         ("WIDTH = 3", "net.py:WIDTH", "net.py:WIDTH is an int, not a callable"),
-        ("x = 1\ndef make(:", "net.py:make", "importing net.py failed: SyntaxError: invalid syntax (net.py:2)"),
-        ("\n\nraise KeyError('w')", "net.py:make", "importing net.py failed: KeyError: 'w' (net.py:3)"),
-        ("import no_such_thing", "net.py:make", "importing net.py failed: ModuleNotFoundError: No module named "
-         "'no_such_thing' (net.py:1)"),
+        (
+            "x = 1\ndef make(:",
+            "net.py:make",
+            "importing net.py failed: SyntaxError: invalid syntax (net.py:2)",
+        ),
+        (
+            "\n\nraise KeyError('w')",
+            "net.py:make",
+            "importing net.py failed: KeyError: 'w' (net.py:3)",
+        ),
+        (
+            "import no_such_thing",
+            "net.py:make",
+            "importing net.py failed: ModuleNotFoundError: No module named "
+            "'no_such_thing' (net.py:1)",
+        ),
     ],
-)  # fmt: skip
-def test_what_is_wrong_is_one_sentence(
-    project: Path, text: str, reference: str, message: str
-) -> None:
+)
+def test_an_error_is_one_sentence(project: Path, text: str, reference: str, message: str) -> None:
     write(project, "net.py", text)
     with pytest.raises(StageError) as error:
         load_callable(reference, project)

@@ -94,7 +94,7 @@ def test_a_constant_fills_everything() -> None:
         ("float32", {"constant": "a"}, "constant 'a' is not of type float32"),
     ],
 )
-def test_data_that_does_not_suit_the_type(dtype: str, data: Any, message: str) -> None:
+def test_data_of_the_wrong_type_is_an_error(dtype: str, data: Any, message: str) -> None:
     with pytest.raises(StageError, match=r"^inputs\.x\.data: ") as error:
         values(dtype, data)
     assert message in str(error.value)
@@ -113,7 +113,7 @@ def archive(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_npz_values_are_cut_from_the_front(archive: Path) -> None:
+def test_npz_values_are_cropped_from_the_start(archive: Path) -> None:
     data = {"npz": "calibration.npz", "key": None}
     assert values(data=data, project=archive).tolist() == [[0, 1, 2], [6, 7, 8]]
     assert values("int64", {**data, "key": "ids"}, shape=(2,), project=archive).tolist() == [0, 1]
@@ -156,7 +156,7 @@ def test_npz_values_are_cut_from_the_front(archive: Path) -> None:
         ("none.npz", "x", (2, 3), "float32", "none.npz cannot be read as an .npz file"),
     ],
 )
-def test_npz_files_that_do_not_suit(
+def test_unsuitable_npz_files_are_errors(
     archive: Path, npz: str, key: str, shape: tuple[int, ...], dtype: str, message: str
 ) -> None:
     with pytest.raises(StageError) as error:
@@ -170,9 +170,15 @@ def test_images_are_the_first_of_their_folder(tmp_path: Path) -> None:
         (tmp_path / "photos").mkdir(exist_ok=True)
         image.save(tmp_path / f"photos/{number}.png")
     data = {
-        "images": "photos", "resize": None, "interpolation": "nearest", "color": "rgb", "layout": "nhwc",
-        "divide": 255.0, "mean": (0.0,), "std": (1.0,),
-    }  # fmt: skip
+        "images": "photos",
+        "resize": None,
+        "interpolation": "nearest",
+        "color": "rgb",
+        "layout": "nhwc",
+        "divide": 255.0,
+        "mean": (0.0,),
+        "std": (1.0,),
+    }
     found = values(data=data, shape=(2, 4, 8, 3), project=tmp_path)
     assert found.shape == (2, 4, 8, 3)
     assert found[1, 0, 0].tolist() == [np.float32(10) / np.float32(255), 0, 1]
@@ -213,11 +219,11 @@ def test_values_from_a_callable(tmp_path: Path) -> None:
         == [[7] * 3] * 2
     )
     for name, message in {
-        "flat": "golden_data.py:flat returned the shape (3,) for input x, case opt; expected (2, 3)",
-        "wrong": "golden_data.py:wrong returned float64 for input x, case opt; expected float32",
-        "broken": "golden_data.py:broken failed for input x, case opt: ZeroDivisionError: division by zero "
+        "flat": "returned the shape (3,) for input x, case opt; expected (2, 3)",
+        "wrong": "returned float64 for input x, case opt; expected float32",
+        "broken": "failed for input x, case opt: ZeroDivisionError: division by zero "
         "(golden_data.py:5)",
     }.items():
         with pytest.raises(StageError) as error:
             values(data={"python": f"golden_data.py:{name}"}, project=tmp_path)
-        assert str(error.value) == message
+        assert str(error.value) == f"golden_data.py:{name} {message}"

@@ -59,7 +59,7 @@ def test_unknown_operators_and_shapes_are_reported() -> None:
     assert not found.is_complete
 
 
-def test_of_an_if_the_dearer_branch_counts_and_of_a_loop_one_round() -> None:
+def test_an_if_counts_its_more_expensive_branch_and_a_loop_one_iteration() -> None:
     def branch(width: int) -> Body:
         return body(
             [node("MatMul", "x w", "t")], "", "t", values={"w": [3, width], "t": [2, width]}

@@ -33,7 +33,7 @@ def plan(*engines: dict[str, Any], **sections: Any) -> dict[str, Action]:
     return {action.target: action for action in plan_model(resolved)}
 
 
-def test_a_model_without_int8_has_the_targets_that_it_had() -> None:
+def test_a_model_without_int8_has_no_calibration_targets() -> None:
     found = plan({})
     assert len(found) == 8
     assert not {"calibration", "quantize", "convert"} & found["report:m"].options["manifest"].keys()
@@ -75,7 +75,7 @@ def test_one_calibration_serves_int8_and_fp8() -> None:
     assert "percentile" not in calibrate.options["calibration"]
 
 
-def test_modelopt_reads_the_batches_and_counts() -> None:
+def test_modelopt_reads_the_batches_and_is_in_the_key() -> None:
     found = plan({"precision": "int8"}, calibration=CALIBRATION, quantize={"tool": "modelopt"})[
         "convert:m:int8"
     ]
@@ -86,7 +86,7 @@ def test_modelopt_reads_the_batches_and_counts() -> None:
     assert "nvidia-modelopt" in cast.tools
 
 
-def test_the_batch_size_replaces_the_first_dimension_alone() -> None:
+def test_the_batch_size_replaces_the_first_dimension_only() -> None:
     found = plan({"precision": "int8"}, calibration={**CALIBRATION, "batch_size": 2})
     assert found["calibrate:m"].options["dims"] == {"batch": 2}
 

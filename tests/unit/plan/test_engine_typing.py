@@ -37,7 +37,7 @@ def plan(
         ("11.4.0", "weak", "weak"),
     ],
 )
-def test_typing_goes_by_the_version(version: str, typing: str, resolved: str) -> None:
+def test_typing_depends_on_the_version(version: str, typing: str, resolved: str) -> None:
     actions = plan(version, typing=typing)
     engine = actions["engine:net:e"]
     assert engine.options["engine"]["typing"] == resolved
@@ -121,7 +121,7 @@ def test_ranges_come_from_a_calibrator_or_with_the_graph(
 
 @pytest.mark.parametrize("version", ["8.6.0", "10.16.1", "11.4.0"])
 @pytest.mark.parametrize("fields", [{}, INT8, {"precision": "fp8"}, {"precision": "fp32"}, MIXED])
-def test_no_key_knows_what_goes_without_saying(version: str, fields: dict[str, Any]) -> None:
+def test_implied_fields_are_in_no_key(version: str, fields: dict[str, Any]) -> None:
     sections = {"calibration": {"data": {"x": {"random": "normal"}}}, **fields}
     usual = plan(version, **sections)
     assert all(
@@ -134,14 +134,14 @@ def test_no_key_knows_what_goes_without_saying(version: str, fields: dict[str, A
         assert plan(version, quantization=written, **sections) == usual
 
 
-def test_an_fp32_engine_takes_the_simplified_graph_whatever_its_typing() -> None:
+def test_an_fp32_engine_uses_the_simplified_graph_with_any_typing() -> None:
     for version in ("8.6.0", "11.4.0"):
         actions = plan(version, precision="fp32")
         assert actions["engine:net:e"].after == ("simplify:net",)
         assert not any(target.startswith("convert") for target in actions)
 
 
-def test_a_model_without_such_engines_is_planned_as_ever() -> None:
+def test_the_tensorrt_version_does_not_affect_other_engines() -> None:
     spec = {
         "model": "net",
         "source": {"torchvision": "resnet18"},
@@ -152,7 +152,7 @@ def test_a_model_without_such_engines_is_planned_as_ever() -> None:
     assert plan_model(resolved, lambda _: "11.4.0") == plan_model(resolved)
 
 
-def test_a_network_hook_is_a_source_of_its_engine_alone() -> None:
+def test_a_network_hook_is_a_source_of_its_engine_only() -> None:
     actions = plan("8.6.0", network="plugins/hooks/sizes.py:tweak")
     assert actions["engine:net:e"].sources == ("plugins/hooks/sizes.py",)
     assert "python" in actions["engine:net:e"].tools

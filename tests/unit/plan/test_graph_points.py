@@ -36,7 +36,7 @@ def folders(action: Action) -> set[str]:
     return {ref.path.rpartition("/")[0] for ref in action.inputs.values()}
 
 
-def test_without_steps_nothing_is_different() -> None:
+def test_an_empty_surgery_changes_nothing() -> None:
     spec = ModelSpec.model_validate(MANIFEST).model_dump(mode="json", by_alias=True)
     without = {section: value for section, value in spec.items() if section != "surgery"}
     assert plan_model(spec) == plan_model(without)
@@ -47,7 +47,7 @@ def test_without_steps_nothing_is_different() -> None:
     "steps",
     [[HOOK], [HOOK, {**HOOK, **LATER}], [{"cast": {"x": "int8"}}, {"rename": {"x": "z"}, **LATER}]],
 )
-def test_targets_and_files_fit_together(steps: list[dict[str, Any]]) -> None:
+def test_targets_with_surgery_follow_their_inputs(steps: list[dict[str, Any]]) -> None:
     actions, seen = plan(*steps), set[str]()
     for target, action in actions.items():
         assert seen.issuperset(action.after + action.order), target
@@ -58,7 +58,7 @@ def test_targets_and_files_fit_together(steps: list[dict[str, Any]]) -> None:
     assert len(paths) == len(set(paths))
 
 
-def test_a_hook_stands_between_export_and_simplification_and_export_knows_nothing_of_it() -> None:
+def test_a_hook_between_export_and_simplification_does_not_affect_the_export() -> None:
     actions, plain = plan(HOOK), plan()
     assert actions["surgery:net:after_export"].after == ("export:net", "reference:net")
     assert actions["surgery:net:after_export"].sources == ("plugins/hooks/a.py",)
@@ -72,7 +72,7 @@ def test_a_hook_stands_between_export_and_simplification_and_export_knows_nothin
     assert same == plain.keys() - {"simplify:net", "validate:net", "report:net"}
 
 
-def test_a_hook_after_simplification_changes_what_engines_are_built_from() -> None:
+def test_a_hook_after_simplification_changes_the_graph_of_engines() -> None:
     actions = plan({**HOOK, **LATER})
     assert actions["simplify:net"] == plan()["simplify:net"]
     assert actions["engine:net:ort"].after == ("surgery:net:after_simplify",)
@@ -90,7 +90,7 @@ def test_each_graph_has_its_own_steps_in_its_key() -> None:
     ]
 
 
-def test_golden_cases_follow_a_rename_and_validate_takes_those_of_each_graph() -> None:
+def test_golden_cases_follow_a_rename_and_validate_uses_those_of_each_graph() -> None:
     actions = plan({"rename": {"x": "image"}, **LATER})
     validate = actions["validate:net"]
     assert validate.inputs["case.min"].path == "net/reference/min.npz"
@@ -110,7 +110,7 @@ def test_the_torch_baseline_has_the_inputs_of_the_network() -> None:
     assert not [role for role in plan(HOOK)["bench:net:ort"].inputs if role.startswith("network")]
 
 
-def test_a_fixed_dimension_is_asked_of_the_network_and_exports_nothing_again() -> None:
+def test_a_fixed_dimension_reruns_the_reference_but_not_the_export() -> None:
     actions = plan({"fix_dims": {"batch": 2}})
     assert actions["export:net"] == plan()["export:net"]
     assert actions["reference:net"].options["cases"] == {"opt": {"batch": 2}}
@@ -120,7 +120,7 @@ def test_a_fixed_dimension_is_asked_of_the_network_and_exports_nothing_again() -
     assert actions["engine:net:rtx"].options["dims"] == {}
 
 
-def test_a_freed_dimension_has_cases_that_the_network_does_not() -> None:
+def test_a_freed_dimension_adds_cases() -> None:
     actions = plan({"free_dims": {"x": {"0": "batch"}}}, inputs={"x": {"shape": [1, 4]}})
     assert actions["reference:net"].options["cases"] == {"opt": {}}
     surgery = actions["surgery:net:after_export"]
@@ -137,7 +137,7 @@ def test_a_freed_dimension_has_cases_that_the_network_does_not() -> None:
     assert "network" not in actions["bench:net:ort"].options
 
 
-def test_a_cut_has_the_dimensions_of_its_own_inputs() -> None:
+def test_a_cut_graph_has_the_dimensions_of_its_inputs() -> None:
     dims = {**MANIFEST["dims"], "rows": {"min": 2, "opt": 8, "max": 16}}
     cut = {"cut": {"inputs": {"feat": {"shape": ["rows", 3]}}, "outputs": ["y"]}}
     actions = plan(cut, dims=dims)
@@ -151,7 +151,7 @@ def test_a_cut_has_the_dimensions_of_its_own_inputs() -> None:
     }
 
 
-def test_files_that_steps_name_are_sources_of_their_own_target() -> None:
+def test_files_of_steps_are_sources_of_their_target() -> None:
     steps = [
         {"replace": {"op": "Gelu", "function": "plugins/ops/gelu.py:gelu"}},
         {**HOOK, "changes": "numbers", "reference": {"npz": "data/truth.npz"}, **LATER},
@@ -183,7 +183,7 @@ def test_files_that_steps_name_are_sources_of_their_own_target() -> None:
     assert not [action.target for action in others if action.sources]
 
 
-def test_limits_are_used_where_golden_cases_come_from_the_graph_or_a_reference() -> None:
+def test_limits_apply_to_golden_cases_of_a_graph_or_a_reference() -> None:
     assert "tolerance" not in plan(HOOK)["surgery:net:after_export"].options
     assert (
         plan({"cut": {"outputs": ["a"]}})["surgery:net:after_export"].options["tolerance"]["rtol"]
@@ -191,5 +191,5 @@ def test_limits_are_used_where_golden_cases_come_from_the_graph_or_a_reference()
     )
 
 
-def test_a_type_of_8_bits_brings_its_library() -> None:
+def test_an_8_bit_type_adds_its_library() -> None:
     assert "ml_dtypes" in plan({"cast": {"x": "float8e4m3fn"}})["surgery:net:after_export"].tools

@@ -44,14 +44,14 @@ def changed(**changes: Any) -> set[str]:
     } - {"report:net"}
 
 
-def test_targets_come_after_what_they_read() -> None:
+def test_targets_follow_their_inputs() -> None:
     seen: set[str] = set()
     for target, action in plan().items():
         assert seen.issuperset(action.after + action.order), target
         seen.add(target)
 
 
-def test_every_input_is_an_output_of_a_target_that_it_comes_after() -> None:
+def test_every_input_is_an_output_of_an_earlier_target() -> None:
     actions = plan()
     for action in actions.values():
         written = {ref.path for target in action.after for ref in actions[target].outputs.values()}
@@ -171,7 +171,7 @@ def test_a_conversion_is_checked_in_the_cases_of_verify() -> None:
         ),
     ],
 )
-def test_a_choice_brings_the_libraries_that_it_uses(
+def test_each_option_adds_the_libraries_it_uses(
     changes: dict[str, Any], target: str, tools: set[str]
 ) -> None:
     assert tools <= set(plan(**changes)[target].tools)
@@ -188,7 +188,7 @@ def test_an_onnx_source_uses_neither_torch_nor_a_seed_nor_an_exporter() -> None:
     assert given(bench={"baselines": []})["bench:net:ort"] == given()["bench:net:ort"]
 
 
-def test_simplification_is_compared_in_the_smallest_and_the_odd_shape_alone() -> None:
+def test_simplification_is_compared_in_the_smallest_and_the_odd_shape_only() -> None:
     assert plan()["simplify:net"].options["cases"] == {"min": {"batch": 1}, "odd": {"batch": 3}}
     equal = {"batch": {"min": 2, "opt": 2, "max": 8}}
     assert plan(dims=equal)["simplify:net"].options["cases"] == {
@@ -206,7 +206,7 @@ def test_simplification_is_compared_in_the_smallest_and_the_odd_shape_alone() ->
         ("translations", "dynamo", {"op": "aten::a", "function": "plugins/s.py:f"}),
     ],
 )
-def test_what_an_exporter_is_taught_belongs_to_the_export_alone(
+def test_registered_operators_affect_the_export_only(
     section: str, exporter: str, entry: Any
 ) -> None:
     export = {"exporter": exporter, "opset": 18}
@@ -216,7 +216,7 @@ def test_what_an_exporter_is_taught_belongs_to_the_export_alone(
     assert actions["export:net"].sources == (*without["export:net"].sources, "plugins/s.py")
 
 
-def test_a_manifest_that_teaches_nothing_has_the_actions_of_one_that_does_not_know_of_it() -> None:
+def test_an_empty_list_of_registrations_changes_no_action() -> None:
     known = ("symbolics", "translations")
     for action in plan(symbolics=[], translations=[]).values():
         options = action.options.get("manifest", action.options)

@@ -30,13 +30,13 @@ def plan(**bench: Any) -> dict[str, Action]:
     }
 
 
-def test_an_engine_on_the_cpu_has_the_options_that_it_had() -> None:
+def test_an_engine_on_a_cpu_has_no_gpu_options() -> None:
     assert plan()["bench:net:ort"].options["bench"] == {**PACE, "baselines": ["torch"]}
     changed = plan(cuda_graph=(False, True), transfers="both", in_flight=4, wait="block")
     assert changed["bench:net:ort"].options == plan()["bench:net:ort"].options
 
 
-def test_each_engine_gets_what_it_can_honour() -> None:
+def test_each_engine_gets_the_options_it_supports() -> None:
     asked = ("torch", "torch_cuda_graph", "torch_compile", "onnxruntime")
     planned = plan(baselines=asked, cuda_graph=True, in_flight=2)
     on_cpu, by_ort, by_gpu = (
@@ -66,7 +66,7 @@ def test_onnxruntime_reads_the_graph_of_the_precision() -> None:
     assert "network" not in planned["bench:net:trt"].options
 
 
-def test_a_graph_that_only_a_baseline_reads_is_made() -> None:
+def test_a_graph_for_a_baseline_only_is_built() -> None:
     spec = {**MANIFEST, "engines": [TRT]}
 
     def targets(**bench: Any) -> set[str]:
@@ -93,7 +93,7 @@ def test_a_graph_that_only_a_baseline_reads_is_made() -> None:
         ("export:net", False, False, False),
     ],
 )
-def test_what_runs_alone_on_what(
+def test_benchmarks_run_alone_on_their_device(
     name: str, measures: bool, exclusive: bool, alone_on_gpu: bool
 ) -> None:
     action = plan()[name]

@@ -36,7 +36,7 @@ def entries(actions: dict[str, Action], target: str) -> Any:
     return actions[target].options.get("operators")
 
 
-def test_a_model_without_operators_has_nothing_of_them() -> None:
+def test_a_model_without_operators_has_no_operator_targets() -> None:
     for action in plan().values():
         assert action.stage != "operators"
         assert "operators" not in action.options
@@ -61,7 +61,7 @@ def test_a_model_without_operators_has_nothing_of_them() -> None:
 @pytest.mark.parametrize(
     "source", [{}, {"source": {"onnx": "models/net.onnx"}}], ids=["torch", "onnx"]
 )
-def test_every_input_is_written_by_a_target_before(
+def test_every_input_is_written_by_an_earlier_target(
     op: dict[str, Any], source: dict[str, Any]
 ) -> None:
     actions = plan({"op": "a::b", **op}, **source)
@@ -73,14 +73,14 @@ def test_every_input_is_written_by_a_target_before(
         seen.add(target)
 
 
-def test_a_function_is_in_the_graph_and_nothing_else_knows_of_it() -> None:
+def test_a_common_function_affects_the_export_only() -> None:
     actions = plan({"op": "a::b", "function": FUNCTION})
     assert set(actions["operators:net"].outputs) == {"functions", "result"}
     assert actions["export:net"].inputs.keys() == {"functions"}
     assert not any("operators" in action.options for action in actions.values())
 
 
-def test_a_library_is_for_onnx_runtime_and_lies_beside_its_engine() -> None:
+def test_a_library_is_for_onnx_runtime_and_copied_next_to_its_engine() -> None:
     actions = plan(
         {"op": "a::b", "function": FUNCTION, "library": LIBRARY, "use": {"onnxruntime": "library"}}
     )
@@ -100,7 +100,7 @@ def test_a_library_is_for_onnx_runtime_and_lies_beside_its_engine() -> None:
         assert entries(actions, target) is None
 
 
-def test_a_python_plugin_is_a_source_of_what_loads_it() -> None:
+def test_a_python_plugin_is_a_source_of_the_stages_that_load_it() -> None:
     actions = plan({"op": "a::b", "library": LIBRARY, "plugin": PLUGIN})
     for target in ("engine:net:rtx", "verify:net:rtx", "bench:net:half"):
         assert entries(actions, target) == [
@@ -118,7 +118,7 @@ def test_only_the_backend_without_an_implementation_has_an_empty_entry() -> None
     assert set(actions["operators:net"].outputs) == {"result"}
 
 
-def test_each_backend_may_have_a_function_of_its_own() -> None:
+def test_each_backend_may_have_a_different_function() -> None:
     actions = plan(
         {
             "op": "a::b",
@@ -139,7 +139,7 @@ def test_each_backend_may_have_a_function_of_its_own() -> None:
     assert entries(actions, "verify:net:rtx") is None
 
 
-def test_nothing_is_made_for_a_backend_that_has_no_engine() -> None:
+def test_nothing_is_built_for_a_backend_without_engines() -> None:
     both = {"onnxruntime": FUNCTION, "tensorrt_rtx": "plugins/ops/x.py:rtx"}
     actions = plan(
         {"op": "a::b", "function": both}, engines=[{"backend": "onnxruntime", "name": "ort"}]
@@ -147,7 +147,7 @@ def test_nothing_is_made_for_a_backend_that_has_no_engine() -> None:
     assert set(actions["operators:net"].outputs) == {"functions", "result"}
 
 
-def test_one_library_for_two_operators_is_made_once() -> None:
+def test_one_library_for_two_operators_is_built_once() -> None:
     other = {"sources": ["plugins/other/swish.c"]}
     ops = [
         {"op": f"a::{name}", "library": library}
@@ -162,7 +162,7 @@ def test_one_library_for_two_operators_is_made_once() -> None:
     ]
 
 
-def test_the_compiler_and_its_machine_count_where_they_matter() -> None:
+def test_the_compiler_and_its_target_machine_are_in_the_key_if_used() -> None:
     plain = plan({"op": "a::b", "library": LIBRARY})["operators:net"]
     assert (plain.tools, plain.devices) == (("cc",), ())
     native = {"sources": ["plugins/ops/a.c", "plugins/ops/b.cpp"], "flags": ["-march=native"]}

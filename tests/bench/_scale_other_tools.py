@@ -1,11 +1,14 @@
-"""The same number of trivial steps for other tools: each reads one small file and writes one."""
+"""Equally large projects of trivial steps for other tools.
+
+Each step reads one small file and writes one.
+"""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
 
-from _side_by_side import doit_command, environment, timed
+from _harness import doit_command, environment, timed
 
 _DODO = """\
 from doit.tools import config_changed
@@ -39,16 +42,16 @@ rule step:
 
 
 def plain_doit(folder: Path, count: int) -> list[str]:
-    """Return the command of doit on ``count`` tasks that have one file_dep and config_changed each, built."""
-    _inputs(folder, count)
+    """Build ``count`` tasks with one file_dep and config_changed each; return doit's command."""
+    _write_inputs(folder, count)
     (folder / "dodo.py").write_text(_DODO.format(count=count), encoding="utf-8")
     timed(doit_command(), folder)
     return doit_command()
 
 
 def dvc(folder: Path, count: int, program: Path) -> list[str]:
-    """Return the command of DVC on ``count`` stages, built. They are recorded by `dvc commit`, which runs nothing."""
-    _inputs(folder, count)
+    """Record ``count`` stages with `dvc commit`, which runs nothing; return DVC's command."""
+    _write_inputs(folder, count)
     steps = "".join(
         f"  s{number}:\n    cmd: cp in/{number}.txt out/{number}.txt\n    deps: [in/{number}.txt]\n"
         f"    outs: [{{out/{number}.txt: {{cache: false}}}}]\n"
@@ -58,32 +61,31 @@ def dvc(folder: Path, count: int, program: Path) -> list[str]:
     for number in range(count):
         (folder / f"out/{number}.txt").write_text(str(number), encoding="utf-8")
     for command in (["init", "--no-scm", "-q"], ["commit", "-f", "-q"], ["repro", "-q"]):
-        _prepared([str(program), *command], folder)
+        _run([str(program), *command], folder)
     return [str(program), "repro", "-q"]
 
 
 def snakemake(folder: Path, count: int, program: Path) -> list[str]:
-    """Return the command of Snakemake on ``count`` jobs, built."""
-    _inputs(folder, count)
+    """Build ``count`` jobs; return Snakemake's command."""
+    _write_inputs(folder, count)
     (folder / "Snakefile").write_text(_SNAKEFILE.format(count=count), encoding="utf-8")
     for number in range(count):
         (folder / f"out/{number}.txt").write_text(str(number), encoding="utf-8")
     command = [str(program), "-c1", "-q"]
-    _prepared([*command, "--touch"], folder)
-    _prepared(command, folder)
+    _run([*command, "--touch"], folder)
+    _run(command, folder)
     return command
 
 
-def _inputs(folder: Path, count: int) -> None:
+def _write_inputs(folder: Path, count: int) -> None:
     for name in ("in", "out"):
         (folder / name).mkdir(parents=True)
     for number in range(count):
         (folder / f"in/{number}.txt").write_text(str(number), encoding="utf-8")
 
 
-def _prepared(command: list[str], folder: Path) -> None:
+def _run(command: list[str], folder: Path) -> None:
     done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(
-            f"{' '.join(command)} ended with {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}"
-        )
+        output = (done.stdout + done.stderr)[-3000:]
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}\n{output}")

@@ -1,4 +1,4 @@
-"""What the bench scripts share: a project to work on, a clock around processes, sides in turns, a table."""
+"""Common parts of the bench scripts: a project copy, timed processes, alternation, a table."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ import yaml  # noqa: E402 (the path has to be set first)
 
 from buildsys.report.markdown.elements import table  # noqa: E402
 
-EIGHT = (
-    "resnet18", "resnet50", "vgg11", "mobilenet_v3_small", "efficientnet_b0", "efficientnet_v2_s", "regnet_x_1_6gf",
-    "swin_t",
+EIGHT_MODELS = (
+    "resnet18", "resnet50", "vgg11", "mobilenet_v3_small", "efficientnet_b0", "efficientnet_v2_s",
+    "regnet_x_1_6gf", "swin_t",
 )  # fmt: skip
 _COPIED = ("dodo.py", "pyproject.toml", "configs", "plugins")
 
@@ -43,7 +43,7 @@ class Options:
 
 
 def parse_options(about: str, *, models: Sequence[str], rounds: int) -> Options:
-    """Return the options; ``models`` and ``rounds`` are the script's defaults, no models means all shipped ones."""
+    """Parse the command line; ``models`` and ``rounds`` are defaults, no models means all."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument(
         "--models",
@@ -56,9 +56,9 @@ def parse_options(about: str, *, models: Sequence[str], rounds: int) -> Options:
         default=rounds,
         help="measurements of each side (default: %(default)s)",
     )
-    parser.add_argument("--json", type=Path, help="write the figures into this file as well")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument(
-        "--keep", action="store_true", help="keep the temporary folder and print where it is"
+        "--keep", action="store_true", help="keep the temporary folder and print its path"
     )
     given = parser.parse_args()
     return Options(
@@ -80,7 +80,7 @@ def workspace(*, keep: bool) -> Iterator[Path]:
 
 
 def copy_project(folder: Path, models: Sequence[str] = ()) -> Path:
-    """Copy the project's own files into ``folder``, with the manifests of ``models`` only where they are given."""
+    """Copy the project into ``folder``; if ``models`` are given, only their manifests."""
     project = folder / "project"
     project.mkdir()
     for name in _COPIED:
@@ -98,12 +98,10 @@ def _keep_only(project: Path, models: Sequence[str]) -> None:
     files = {file.stem: file for file in manifests(project)}
     unknown = sorted(set(models) - set(files))
     if unknown:
-        raise SystemExit(f"no manifest of {', '.join(unknown)}; there are {', '.join(files)}")
+        raise SystemExit(f"no manifest of {', '.join(unknown)}; choose among {', '.join(files)}")
     for name, file in files.items():
         if name not in models:
-            file.rename(
-                file.with_name(f"_{file.name}")
-            )  # still there to be extended, but no model of its own
+            file.rename(file.with_name(f"_{file.name}"))  # can be extended, but is not a model
     for file in manifests(project):
         edit_manifest(file, lambda content: _rename_bases(content, set(files) - set(models)))
 
@@ -116,26 +114,26 @@ def _rename_bases(content: dict[str, Any], renamed: set[str]) -> None:
 
 
 def manifests(project: Path) -> list[Path]:
-    """Return the manifests of models, without the files that are only there to be extended."""
+    """Return the manifests of models, without files for `extends` only."""
     files = (project / "configs" / "models").rglob("*.yaml")
     return sorted(file for file in files if not file.name.startswith("_"))
 
 
 def read_manifest(file: Path) -> dict[str, Any]:
-    """Return a manifest as plain data (the traps of YAML do not matter for the ones that are shipped)."""
+    """Read a shipped manifest as plain YAML 1.1, which makes no difference for these."""
     content: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
     return content
 
 
 def edit_manifest(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Rewrite a manifest with ``change`` applied to its data."""
+    """Apply ``change`` to the data of a manifest."""
     content = read_manifest(file)
     change(content)
     file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
 
 def shorten_benchmarks(project: Path) -> None:
-    """Let the benchmark stage of every model take as little time as possible; it is not what is measured here."""
+    """Make the bench stage of every model as short as possible."""
     for file in manifests(project):
         edit_manifest(
             file,
@@ -149,14 +147,14 @@ def doit_command(*arguments: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment for the processes of both sides."""
+    """Return the environment of both sides' processes."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("BUILDSYS_")}
-    # long enough for the next run, and soon no burden on what is measured after
+    # servers live until the next run, but do not disturb later measurements
     return {**kept, "PYTHONPATH": str(ROOT), "BUILDSYS_WORKER_IDLE": "30s"}
 
 
 def timed(command: Sequence[str], folder: Path) -> float:
-    """Run a command in ``folder`` to its end; return its wall time in seconds. A failure ends the script."""
+    """Run a command; return its wall time in seconds. A failure ends the script."""
     start = time.perf_counter()
     done = subprocess.run(
         command,
@@ -174,15 +172,20 @@ def timed(command: Sequence[str], folder: Path) -> float:
 
 
 def forget_everything(project: Path) -> None:
-    """Remove all that buildsys has made in a project."""
+    """Remove everything buildsys has written in a project."""
     for name in ("build", ".buildsys"):
         shutil.rmtree(project / name, ignore_errors=True)
 
 
-def in_turns(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Measure every side ``rounds`` times, in turns, the order reversed every round.
+def log(text: str) -> None:
+    """Print progress to stderr."""
+    print(f"  {text}", file=sys.stderr, flush=True)
 
-    What a side has left to the disk is written before the next one starts: it is not that one's work.
+
+def alternate(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Measure all sides alternately, reversing the order every round.
+
+    Data of one side is flushed before the next one starts.
     """
     taken: dict[str, list[float]] = {name: [] for name in sides}
     order = list(sides)
@@ -190,11 +193,7 @@ def in_turns(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str,
         for name in order:
             os.sync()
             taken[name].append(sides[name]())
-            print(
-                f"  round {number + 1} of {rounds}: {name} {taken[name][-1]:.3f} s",
-                file=sys.stderr,
-                flush=True,
-            )
+            log(f"round {number + 1} of {rounds}: {name} {taken[name][-1]:.3f} s")
         order.reverse()
     return taken
 
@@ -215,7 +214,7 @@ def publish(
     figures: Any,
     file: Path | None,
 ) -> None:
-    """Print a Markdown table for docs/benchmarks.md, and write the figures behind it where asked."""
+    """Print a Markdown table for docs/benchmarks.md; write the figures to ``file`` if given."""
     machine = {
         "machine": platform.platform(),
         "cores": len(os.sched_getaffinity(0)),
