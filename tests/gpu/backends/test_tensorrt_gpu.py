@@ -227,7 +227,7 @@ def test_a_weakly_typed_builder_accepts_quantizers(toolchain: Toolchain, tmp_pat
     write_golden(tmp_path, {case: exact.run(x) for case, x in given.items()}, given)
     for stage in (calibrate, convert):
         found = stage.run(
-            Job(**job_of(actions[stage.__name__.rpartition(".")[2]], tmp_path), project=tmp_path)
+            Job(**job_of(actions[stage.__name__.split(".")[-2]], tmp_path), project=tmp_path)
         )
         assert found.status == "passed", found.reason
     results = {}
