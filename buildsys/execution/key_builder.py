@@ -107,7 +107,18 @@ class KeyBuilder:
             modules.setdefault(item.module.partition(".")[0], []).append(item)
         variables = list(found.variables)
         for module, imports in modules.items():
-            tools, root = self._provider(module, action.runs_in)
+            wanted = action.runs_in, module
+            if wanted not in self._providers:
+                interpreter = self._located(action.runs_in)
+                path = versions.module_path(interpreter, self._texts) if interpreter else None
+                providing = distributions.distributions_of(
+                    [module], self._texts, known=_KNOWN_LIBRARIES, path=path
+                )
+                self._providers[wanted] = distributions.Provider(
+                    versions.tool_versions(providing, interpreter, self._texts),
+                    distributions.source_root(module, path),
+                )
+            tools, root = self._providers[wanted]
             parts |= {f"tool:{name}": version for name, version in tools.items()}
             if root is not None and root != self._project:  # on PYTHONPATH, or installed editable
                 outside = self._tree(root, files, package=module).dependencies((), imports)
@@ -121,21 +132,6 @@ class KeyBuilder:
             else:  # not the value itself: it may be a secret, and records are kept and shared
                 digest = hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()
                 parts[f"env:{name}"] = f"set, digest {digest[:16]}"
-
-    def _provider(self, module: str, runs_in: ToolchainRef | None) -> distributions.Provider:
-        """Return the provider of a module in the interpreter of the stage."""
-        wanted = runs_in, module
-        if wanted not in self._providers:
-            toolchain = self._located(runs_in)
-            path = None if toolchain is None else versions.module_path(toolchain, self._texts)
-            found = distributions.distributions_of(
-                [module], self._texts, known=_KNOWN_LIBRARIES, path=path
-            )
-            self._providers[wanted] = distributions.Provider(
-                versions.tool_versions(found, toolchain, self._texts),
-                distributions.source_root(module, path),
-            )
-        return self._providers[wanted]
 
     def _environment_parts(self, action: Action) -> Parts:
         """Return the versions, device facts and environment variables of an action."""

@@ -79,7 +79,7 @@ class UpToDateModels:
             kept = records.get(model, [])
             with suppress(ValueError, TypeError, AttributeError, KeyError):  # damaged rows
                 state = now.state(environments, files.split("\n"))
-                if _token(models[model], state, kept) == token:
+                if _digest((models[model], state.digest, sorted(kept, key=repr))) == token:
                     found[model] = [row[0] for row in kept]
         return found
 
@@ -114,7 +114,7 @@ class UpToDateModels:
             state = now.state(environments, files)
             # a second write within the resolution of file times would not show
             if state.newest_ns + SETTLE_NS < begun_ns:
-                token = _token(models[name].text, state, records)
+                token = _digest((models[name].text, state.digest, sorted(records, key=repr)))
                 row = (name, now.valid_in, token, environments, "\n".join(files))
                 statements += [(_KEEP_MODEL, row), (_DROP_TARGETS, (name,))]
                 statements += [(_KEEP_TARGET, (name, *item)) for item in keys.items()]
@@ -197,10 +197,6 @@ def action_in(line: str) -> Action:
     return Action(
         target="", stage="", model="", variant="", options={}, inputs={}, outputs={}, **used
     )
-
-
-def _token(text: str, state: _State, records: Iterable[Row]) -> str:
-    return _digest((text, state.digest, sorted(records, key=repr)))
 
 
 def _digest(value: object) -> str:

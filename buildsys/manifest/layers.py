@@ -23,23 +23,18 @@ def merge(base: ValueNode, override: ValueNode, path: FieldPath = ()) -> ValueNo
     """
     if not isinstance(base.value, dict) or not isinstance(override.value, dict):
         return override
-    if _is_replaced(base, override, path):
+    is_input = len(path) == 3 and path[::2] == ("inputs", "data")
+    is_data = is_input or (len(path) == 3 and path[:2] == ("calibration", "data"))
+    kinds = set(SOURCE_KINDS if path == ("source",) else DATA_KINDS if is_data else ())
+    chosen = kinds & override.value.keys()
+    if chosen and chosen != kinds & base.value.keys():
+        return override
+    if path == ("source", "weights") and "file" in override.value:
         return override
     members = dict(base.value)
     for name, member in override.value.items():
         members[name] = merge(members[name], member, (*path, name)) if name in members else member
     return ValueNode(members, override.origin)
-
-
-def _is_replaced(base: ValueNode, override: ValueNode, path: FieldPath) -> bool:
-    if path == ("source", "weights"):
-        return "file" in override.value
-    is_data = len(path) == 3 and (
-        path[::2] == ("inputs", "data") or path[:2] == ("calibration", "data")
-    )
-    kinds = set(SOURCE_KINDS if path == ("source",) else DATA_KINDS if is_data else ())
-    chosen = kinds & override.value.keys()
-    return bool(chosen) and chosen != kinds & base.value.keys()
 
 
 class Layers:

@@ -39,7 +39,16 @@ def expand_matrix(tree: ValueNode) -> tuple[list[ValueNode], list[Problem]]:
     trees = []
     for values in itertools.product(*(values for _, values in axes)):
         choices = [(path, value) for (path, _), value in zip(axes, values, strict=True)]
-        variant, found = _combine(tree, choices)
+        variant = tree
+        for path, value in choices:
+            existing, missing = nearest(variant, _indexed(variant, path))
+            new = value if missing else merge(existing, value, path)
+            try:
+                variant = replace_at(variant, path, new)
+            except LookupError as error:
+                text = f"unknown field {'.'.join(map(str, path))}"
+                problems.append(Problem(value.origin, text, f"{error.args[0]} does not exist"))
+        variant, found = _rename(variant, choices)
         problems += found
         trees.append(variant)
     names = [node.value for variant in trees if (node := variant.get("model"))]
@@ -71,19 +80,6 @@ def _axes(matrix: ValueNode) -> tuple[list[Axis], list[Problem]]:
         text = f"the matrix has {count} combinations, more than {MAX_MODELS}"
         problems.append(Problem(matrix.origin, text, "split it into several manifests"))
     return axes, problems
-
-
-def _combine(tree: ValueNode, choices: Sequence[Choice]) -> tuple[ValueNode, list[Problem]]:
-    problems = []
-    for path, value in choices:
-        existing, missing = nearest(tree, _indexed(tree, path))
-        try:
-            tree = replace_at(tree, path, value if missing else merge(existing, value, path))
-        except LookupError as error:
-            text = f"unknown field {'.'.join(map(str, path))}"
-            problems.append(Problem(value.origin, text, f"{error.args[0]} does not exist"))
-    named, found = _rename(tree, choices)
-    return named, problems + found
 
 
 def _indexed(tree: ValueNode, path: FieldPath) -> FieldPath:

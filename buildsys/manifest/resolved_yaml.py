@@ -42,7 +42,9 @@ def _lines(
     indent = _INDENT * depth
     if isinstance(value, Mapping):
         for name, member in value.items():
-            head, member_path = f"{indent}{_flow_key(name)}:", (*path, name)
+            plain = _KEY.fullmatch(name) and not _RESERVED.fullmatch(name)
+            head = f"{indent}{name if plain else json.dumps(name)}:"
+            member_path = (*path, name)
             if _is_leaf(member):
                 yield f"{head} {_flow(member)}", origins.get(".".join(member_path), "default")
             else:
@@ -78,7 +80,3 @@ def _flow(value: Any) -> str:
     if isinstance(value, str) and _PLAIN.fullmatch(value) and not _RESERVED.fullmatch(value):
         return value
     return json.dumps(value)
-
-
-def _flow_key(name: str) -> str:
-    return name if _KEY.fullmatch(name) and not _RESERVED.fullmatch(name) else json.dumps(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ _KINDS = {  # pydantic's error type -> fields that select the kind
     "plugin_kind": PLUGIN_KINDS,
 }
 _FILE_FIELDS = {"ModelSpec": ("extends", "matrix", "dynamic_axes")}  # resolved before validation
+_INTERNAL = re.compile(r"\[key\]|<.*>", re.DOTALL)
 _EXPECTED = {
     "string_type": "a string",
     "int_type": "an integer",
@@ -70,19 +72,23 @@ def schema_findings(
 ) -> SchemaFindings:
     """Return the findings on ``tree``, validated as the type ``root``.
 
-    A misspelled field leaves the intended one unknown: only the misspelling is reported. ``unknown``
-    are fields that a file already reported may set.
+    A misspelled field leaves the intended one unknown: only the misspelling is reported.
+    ``unknown`` are fields that a file already reported may set.
     """
     findings = SchemaFindings(refused=[*unknown])
     missing: list[tuple[FieldPath, Problem]] = []
     for found in error.errors(include_url=False):
         location, kind = found["loc"], found["type"]
-        path: FieldPath = tuple(step for step in location if not _is_internal(step))
+        # without the steps added by pydantic, such as [key]
+        path: FieldPath = tuple(step for step in location if not _INTERNAL.fullmatch(str(step)))
         if kind == "too_short" and len(found["input"]) >= found["ctx"]["min_length"]:
             continue  # pydantic does not count entries that it has already reported
         findings.refused.append(path)
         if kind == "extra_forbidden":
-            hint = _other_field(str(path[-1]), known_fields(root, location[:-1]))
+            known, name = known_fields(root, location[:-1]), str(path[-1])
+            other = _OTHER_NAMES.get(name, "")
+            hint = f"did you mean {other}?"
+            hint = hint if other in known else suggest(name, known, what="known fields")
             if hint.startswith("did you mean "):
                 intended = hint.removeprefix("did you mean ").removesuffix("?")
                 findings.refused.append((*path[:-1], intended))
@@ -146,18 +152,6 @@ def _unknown_kind(kind: str, value: Any) -> tuple[str, str]:
     hints = (suggest(str(name), _KINDS[kind]) for name in value)
     close = next((hint for hint in hints if hint.startswith("did you mean")), "")
     return f"expected one of the fields {', '.join(_KINDS[kind])}", close
-
-
-def _other_field(name: str, known: Iterable[str]) -> str:
-    other = _OTHER_NAMES.get(name, "")
-    return f"did you mean {other}?" if other in known else suggest(name, known, what="known fields")
-
-
-def _is_internal(step: str | int) -> bool:
-    """Return true for steps added by pydantic, such as ``[key]``."""
-    return isinstance(step, str) and (
-        step == "[key]" or (step.startswith("<") and step.endswith(">"))
-    )
 
 
 def _step(root: Any, step: str | int) -> Any:

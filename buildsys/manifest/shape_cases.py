@@ -16,7 +16,10 @@ def shape_cases(dims: Mapping[str, DimRange], wanted: Iterable[str] = _ORDER) ->
 
     A model without dynamic dimensions has the single case ``opt``.
     """
-    return distinct_cases(case_values(dims), wanted)
+    every = case_values(dims)
+    representative = representatives(every)
+    chosen = {representative[case] for case in wanted}
+    return {case: every[case] for case in _ORDER if case in chosen}
 
 
 def case_values(dims: Mapping[str, DimRange]) -> dict[str, Dims]:
@@ -36,14 +39,6 @@ def representatives(every: Mapping[str, Dims]) -> dict[str, str]:
     """Return case -> representative case with the same values."""
     preferred = [*_PREFERENCE, *(case for case in every if case not in _PREFERENCE)]
     return {case: next(name for name in preferred if every[name] == every[case]) for case in every}
-
-
-def distinct_cases(every: Mapping[str, Dims], wanted: Iterable[str] = _ORDER) -> dict[str, Dims]:
-    """Return the ``wanted`` cases, each distinct shape once, cases of profiles last."""
-    representative = representatives(every)
-    chosen = {representative[case] for case in wanted}
-    ordered = [*_ORDER, *(case for case in every if case not in _ORDER)]
-    return {case: every[case] for case in ordered if case in chosen}
 
 
 def example_dims(dims: Mapping[str, DimRange]) -> Dims:

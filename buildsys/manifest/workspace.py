@@ -90,20 +90,19 @@ class Workspace:
 
     def errors(self, problems: Iterable[Problem | ManifestError]) -> list[ManifestError]:
         """Return problems as errors with line and column; errors are passed through."""
-        return [
-            problem if isinstance(problem, ManifestError) else self._error(problem)
-            for problem in problems
-        ]
+        errors = []
+        for problem in problems:
+            if not isinstance(problem, ManifestError):
+                file, path = problem.origin
+                mark = self._marks(file).find(path, of_key=problem.of_key) or (None, None)
+                problem = ManifestError(file, path, problem.text, problem.hint, *mark)
+            errors.append(problem)
+        return errors
 
     def line(self, node: ValueNode) -> str:
         """Return ``file:line`` of the origin of a value."""
         mark = self._marks(node.origin.file).find(node.origin.path, of_key=False)
         return f"{node.origin.file}:{mark[0]}" if mark else str(node.origin.file)
-
-    def _error(self, problem: Problem) -> ManifestError:
-        file, path = problem.origin
-        line, column = self._marks(file).find(path, of_key=problem.of_key) or (None, None)
-        return ManifestError(file, path, problem.text, problem.hint, line, column)
 
     def _marks(self, shown: Path) -> Positions:
         if shown not in self._positions:

@@ -20,10 +20,7 @@ def bench_problems(view: ManifestView) -> Problems:
     other models may have other engines.
     """
     baselines = view.list("bench", "baselines")
-    for index, name in enumerate(baselines):
-        if isinstance(name, str) and name in baselines[:index]:
-            path = ("bench", "baselines", index)
-            yield view.problem(path, f'baseline "{name}" is listed twice', "remove one of them")
+    yield from view.duplicates("bench", "baselines")
     engines = [engine for _, engine in view.maps("engines", ...)]
     if not engines or len(engines) < len(view.list("engines")):
         return  # an engine refused by the schema may support every option

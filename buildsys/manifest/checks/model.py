@@ -125,11 +125,7 @@ def _tensors(view: ManifestView) -> Problems:
 
 def _cases(view: ManifestView) -> Problems:
     for section in ("validate", "verify", "bench"):
-        cases = view.list(section, "cases")
-        for index, case in enumerate(cases):
-            if isinstance(case, str) and case in cases[:index]:
-                path = (section, "cases", index)
-                yield view.problem(path, f'case "{case}" is listed twice', "remove one of them")
+        yield from view.duplicates(section, "cases")
 
 
 _CHECKS: tuple[Callable[[ManifestView], Problems], ...] = (

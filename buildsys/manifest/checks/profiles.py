@@ -18,8 +18,9 @@ def profile_problems(view: ManifestView) -> Problems:
     """Yield the problems of the explicit profiles of all engines."""
     profiles = list(view.maps("engines", ..., "profiles", ...))
     inputs = shapes_after_surgery(view) if profiles else None
-    for path, profile in profiles if inputs is not None else ():
-        yield from _profile_problems(view, path, profile, inputs or {})
+    if inputs is not None:
+        for path, profile in profiles:
+            yield from _profile_problems(view, path, profile, inputs)
 
 
 def _profile_problems(
@@ -36,8 +37,15 @@ def _profile_problems(
             ranges = _ranges_of(entry)
             problems = list(_shape_range(view, (*path, name), ranges, inputs[name]))
             yield from problems
-            if ranges and not problems:
-                yield from _conflicting_sizes(view, (*path, name), ranges, inputs[name], sizes)
+            named = enumerate(inputs[name]) if not problems else ()
+            for axis, dim in ((axis, dim) for axis, dim in named if isinstance(dim, str)):
+                for point, given in ranges.items():
+                    here = f"axis {axis} of {name}", given[axis]
+                    place, size = sizes.setdefault((dim, point), here)
+                    if size != given[axis]:
+                        text = f"axis {axis} ({dim}) is {given[axis]}, but {place} (also {dim}) is"
+                        hint = "give both the same size, or two names in dims"
+                        yield view.problem((*path, name, point), f"{text} {size}", hint)
     for name, shape in inputs.items():
         if name not in profile and any(isinstance(size, str) for size in shape):
             text = f'the profile has no range for the dynamic input "{name}"'
@@ -92,44 +100,15 @@ def _shape_range(view: ManifestView, path: FieldPath, ranges: Ranges, shape: Sha
             text = f"axis {axis} is {low} to {high}, but the input has the fixed size {size} there"
             yield view.problem(path, text, f"use {size} for min, opt and max")
         elif isinstance(size, str) and (span := view.dim_range(size)):
+            least, most, step = span
             for point in _POINTS:
-                yield from _outside_dims(view, (*path, point), axis, size, ranges, span)
-
-
-def _outside_dims(
-    view: ManifestView,
-    path: FieldPath,
-    axis: int,
-    name: str,
-    ranges: Ranges,
-    span: tuple[int, int, int],
-) -> Problems:
-    low, high, step = span
-    size = ranges[str(path[-1])][axis]
-    if not low <= size <= high:
-        text = f"axis {axis} ({name}) is {size}, outside the range {low} to {high} of dims.{name}"
-        hint = "widen dims or narrow the profile: outputs are verified within dims only"
-        yield view.problem(path, text, hint)
-    elif size % step:
-        text = f"axis {axis} ({name}) is {size}, but dims.{name}.multiple_of is {step}"
-        yield view.problem(
-            path, text, f"nearest: {size - size % step} or {size - size % step + step}"
-        )
-
-
-def _conflicting_sizes(
-    view: ManifestView,
-    path: FieldPath,
-    ranges: Ranges,
-    shape: Shape,
-    sizes: dict[tuple[str, str], tuple[str, int]],
-) -> Problems:
-    """Yield dimensions with two sizes at one point of a profile."""
-    for axis, name in enumerate(shape):
-        for point, given in ranges.items() if isinstance(name, str) else ():
-            here = f"axis {axis} of {path[-1]}", given[axis]
-            place, size = sizes.setdefault((name, point), here)
-            if size != given[axis]:
-                text = f"axis {axis} ({name}) is {given[axis]}, but {place} (also {name}) is {size}"
-                hint = "give both the same size, or two names in dims"
-                yield view.problem((*path, point), text, hint)
+                chosen = ranges[point][axis]
+                text = f"axis {axis} ({size}) is {chosen}, "
+                if not least <= chosen <= most:
+                    text += f"outside the range {least} to {most} of dims.{size}"
+                    hint = "widen dims or narrow the profile: outputs are verified within dims only"
+                    yield view.problem((*path, point), text, hint)
+                elif rest := chosen % step:
+                    text += f"but dims.{size}.multiple_of is {step}"
+                    hint = f"nearest: {chosen - rest} or {chosen - rest + step}"
+                    yield view.problem((*path, point), text, hint)

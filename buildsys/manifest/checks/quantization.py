@@ -88,20 +88,17 @@ def _calibration_problems(view: ManifestView, shapes: dict[str, list[Any]]) -> P
     if percentile not in (None, DEFAULT_PERCENTILE) and algorithm in _TENSORRT_ALGORITHMS:
         text, hint = f"ignored by algorithm {algorithm}", "remove it, or set algorithm: percentile"
         yield view.problem(("calibration", "percentile"), text, hint, of_key=True)
-    yield from _batch_size_problems(view, shapes)
-
-
-def _batch_size_problems(view: ManifestView, shapes: dict[str, list[Any]]) -> Problems:
-    size, path = view.get("calibration", "batch_size"), ("calibration", "batch_size")
+    size = view.get("calibration", "batch_size")
     for name, shape in shapes.items() if isinstance(size, int) else ():
         first = shape[0] if shape else None
         if not isinstance(first, str):
             state = f"has the fixed size {first}" if shape else "does not exist"
             text = f'the first dimension of input "{name}" {state}, so the batch size cannot be set'
-            yield view.problem(path, text, "remove it", of_key=True)
+            yield view.problem(("calibration", "batch_size"), text, "remove it", of_key=True)
         elif (span := view.dim_range(first)) and not span[0] <= size <= span[1]:
             text = f"{size} is outside the range of {first} ({span[0]} to {span[1]})"
-            yield view.problem(path, text, f"choose a size in this range, or widen dims.{first}")
+            hint = f"choose a size in this range, or widen dims.{first}"
+            yield view.problem(("calibration", "batch_size"), text, hint)
 
 
 def _example_data(shape: list[Any]) -> str:

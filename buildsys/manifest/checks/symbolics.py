@@ -47,7 +47,7 @@ def registration_problems(view: ManifestView) -> Problems:
 
 
 def reaches(exported: int, registered: int) -> bool:
-    """Check that an export may use a symbolic of another opset.
+    """Return true if an export may use a symbolic of another opset.
 
     Source: torch.onnx._internal.torchscript_exporter.registration._dispatch_opset_version.
     """

@@ -100,6 +100,14 @@ class ManifestView:
         add = f"add dims: {{{size}: {{min: …, opt: …, max: …}}}}"
         return f'dimension "{size}" is not declared in dims', close or add
 
+    def duplicates(self, section: str, field: str) -> Iterator[Problem]:
+        """Yield the entries listed twice in a list such as ``cases``."""
+        entries = self.list(section, field)
+        for index, entry in enumerate(entries):
+            if isinstance(entry, str) and entry in entries[:index]:
+                text = f'{field.removesuffix("s")} "{entry}" is listed twice'
+                yield self.problem((section, field, index), text, "remove one of them")
+
     def problem(
         self, path: FieldPath, text: str, hint: str = "", *, of_key: bool = False
     ) -> Problem:
