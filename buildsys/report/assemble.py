@@ -15,7 +15,6 @@ from buildsys.report.checks import checks_of, contradictions
 from buildsys.report.engines import engine_lines, engine_provenance
 from buildsys.report.graphs import conversion_line, graph_history, surgery_lines
 from buildsys.report.results.convert import ConvertResult
-from buildsys.report.results.engine import EngineResult
 from buildsys.report.results.export import ExportResult
 from buildsys.report.results.reader import (
     ABSENT,
@@ -47,7 +46,7 @@ _GRAPH_RUNTIME = "onnxruntime"  # simplify, convert and validate run graphs in i
 
 @dataclass(frozen=True)
 class TargetProblem:
-    """The reason why a target is not up to date."""
+    """The reason for a target not being up to date."""
 
     reason: str
     failed: bool = False  # else it did not run
@@ -115,18 +114,31 @@ def _assemble(
     checks = checks_of(results)
     doubts = tuple(contradictions(checks))
     compared = {check.target: check.comparisons for check in checks}
-    dims = _section(manifest, "dims").items()
+    source = _section(manifest, "source")
+    kinds = (kind for kind in ("torchvision", "python", "onnx") if kind in source)
     # the last surgery that changed the ports, else the export
     ports = next((r.content for r in reversed(surgery) if "inputs" in r.content), export)
     return Report(
         model=model,
         description=str(manifest.get("description") or ""),
-        source=_source(manifest),
+        source=" ".join(f"{kind} {source[kind]}" for kind in kinds),
         weights=export.get("weights") or reference.get("weights") or _weights(manifest),
         verdict=verdict_of(results, doubts),
         summary=tuple(target_line(result, compared.get(result.target, ())) for result in results),
-        tensors=tuple(_tensors(ports)),
-        dims={name: _range(span) for name, span in dims},
+        tensors=tuple(
+            TensorLine(
+                role=role,
+                name=str(tensor.get("name")),
+                dtype=str(tensor.get("dtype")),
+                shape=tuple("?" if s is None else str(s) for s in tensor.get("shape") or ()),
+            )
+            for role, tensors in (
+                ("input", ports.get("inputs", [])),
+                ("output", ports.get("outputs", [])),
+            )
+            for tensor in tensors
+        ),
+        dims={name: _range(span) for name, span in _section(manifest, "dims").items()},
         graph=graph_history(
             export, simplify, graphs, opt_sizes(manifest), has_surgery=bool(surgery)
         ),
@@ -157,12 +169,6 @@ def _section(manifest: Manifest, name: str) -> Mapping[str, Any]:
     return manifest.get(name) or {}
 
 
-def _source(manifest: Manifest) -> str:
-    source = _section(manifest, "source")
-    kinds = (kind for kind in ("torchvision", "python", "onnx") if kind in source)
-    return " ".join(f"{kind} {source[kind]}" for kind in kinds)
-
-
 def _weights(manifest: Manifest) -> str:
     source = _section(manifest, "source")
     weights = source.get("weights")
@@ -178,13 +184,6 @@ def _range(span: Mapping[str, Any]) -> str:
     return text if span.get("multiple_of", 1) == 1 else f"{text}, in steps of {span['multiple_of']}"
 
 
-def _tensors(ports: ExportResult | SurgeryResult) -> Iterator[TensorLine]:
-    for role, tensors in (("input", ports.get("inputs", [])), ("output", ports.get("outputs", []))):
-        for tensor in tensors:
-            shape = tuple("?" if size is None else str(size) for size in tensor.get("shape") or ())
-            yield TensorLine(role, str(tensor.get("name")), str(tensor.get("dtype")), shape)
-
-
 def _operator_lines(manifest: Manifest) -> Iterator[OperatorLine]:
     for entry in manifest.get("ops") or ():
         places = {"checks of the graph": _GRAPH_RUNTIME}
@@ -194,14 +193,11 @@ def _operator_lines(manifest: Manifest) -> Iterator[OperatorLine]:
             kind, text = chosen_kind(entry, backend), ""
             if kind is not None:
                 given = implementations(entry, backend)[kind]
-                text = f"{kind} {given if isinstance(given, str) else _operator_files(given)}"
+                if not isinstance(given, str):
+                    files = (given[name] for name in ("file", "python", "library") if name in given)
+                    given = ", ".join(given.get("sources", ())) or next(map(str, files), "")
+                text = f"{kind} {given}"
             yield OperatorLine(entry["op"], place, text)
-
-
-def _operator_files(given: Mapping[str, Any]) -> str:
-    if "sources" in given:
-        return ", ".join(given["sources"])
-    return str(next((given[name] for name in ("file", "python", "library") if name in given), ""))
 
 
 def _provenance(manifest: Manifest, results: Sequence[AnyResult]) -> Provenance:
@@ -230,16 +226,14 @@ def _versions(results: Sequence[AnyResult]) -> dict[str, str]:
 
 
 def _files(results: Sequence[AnyResult]) -> Iterator[FileLine]:
-    def line(result: AnyResult, name: str, sha256: str, size: int | None) -> FileLine:
-        return FileLine(f"{result.file.rpartition('/')[0]}/{name}", sha256, size)
-
-    for result in results:
-        content = result.content
-        if result.stage == "export" and content.get("sha256"):
-            yield line(result, "model.onnx", content["sha256"], content.get("bytes"))
-    for built in of_type(results, EngineResult):
-        engine = built.content
-        if engine.get("engine_sha256"):
-            suffix = "onnx" if engine.get("backend") == "onnxruntime" else "engine"
-            size = engine.get("engine_bytes")
-            yield line(built, f"engine.{suffix}", engine["engine_sha256"], size)
+    for stage, prefix in (("export", ""), ("engine", "engine_")):
+        for result in results:
+            content = result.content
+            if result.stage != stage or not content.get(f"{prefix}sha256"):
+                continue
+            name = "model.onnx"
+            if stage == "engine":
+                is_onnx = content.get("backend") == "onnxruntime"
+                name = "engine.onnx" if is_onnx else "engine.engine"
+            path = f"{result.file.rpartition('/')[0]}/{name}"
+            yield FileLine(path, content[f"{prefix}sha256"], content.get(f"{prefix}bytes"))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from buildsys.report.checks import case_order, dims_text
-from buildsys.report.results.bench import BenchCase, BenchResult, ContenderResult, GpuReadings, Span
+from buildsys.report.results.bench import BenchCase, BenchResult, ContenderResult, Span
 from buildsys.report.results.reader import AnyResult, Result, of_type
 from buildsys.report.results.report import GpuState, GpuTimingLine, TimingLine
 
@@ -49,9 +49,11 @@ def timings(results: Iterable[AnyResult]) -> tuple[TimingLine, ...]:
             min_ms=own.get("min_ms"),
             max_ms=own.get("max_ms"),
             throughput_per_s=own.get("throughput_per_s"),
-            speedup=figures.get("speedup")
-            if name == engine_contender(figures.get("contenders", {}))
-            else None,
+            speedup=(
+                figures.get("speedup")
+                if name == engine_contender(figures.get("contenders", {}))
+                else None
+            ),
         )
         for result, case, figures, name, own in _contenders(results)
     )
@@ -89,7 +91,12 @@ def gpu_states(results: Iterable[AnyResult]) -> tuple[GpuState, ...]:
             memory_clock_mhz=_span(gpu.get("memory_clock_mhz", {}), "MHz"),
             power_w=_span(gpu.get("power_w", {}), "W"),
             temperature_c=_span(gpu.get("temperature_c", {}), "°C"),
-            throttle=_throttle(gpu),
+            throttle=(
+                f"not known: {gpu['missing']}"
+                if gpu.get("missing")
+                else ", ".join(f"{why} {n:.0%}" for why, n in gpu.get("throttle", {}).items())
+                or "no"
+            ),
         )
         for result, case, figures in _cases(results)
         if (gpu := figures.get("gpu"))
@@ -122,13 +129,6 @@ def _span(span: Span, unit: str) -> str:
     values = [span.get("min"), span.get("median"), span.get("max")]
     text = " / ".join(f"{value:.0f}" for value in values if value is not None)
     return f"{text} {unit}" if span else ""
-
-
-def _throttle(gpu: GpuReadings) -> str:
-    if gpu.get("missing"):
-        return f"not known: {gpu['missing']}"
-    shares = gpu.get("throttle", {}).items()
-    return ", ".join(f"{reason} {share:.0%}" for reason, share in shares) or "no"
 
 
 def _notes(result: Result[BenchResult]) -> Iterator[str]:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
-from buildsys.onnx_graphs.result_types import OutputComparison
-from buildsys.report.results.convert import ConvertResult
 from buildsys.report.results.header import CheckFailure, ComparedCases
 from buildsys.report.results.reader import FAILED, PASSED, AnyResult, Result
 from buildsys.report.results.report import Check, ComparisonLine, FailureLine
-from buildsys.report.results.simplify import SimplifyResult
-from buildsys.report.results.surgery import SurgeryResult
-from buildsys.report.results.validate import ValidateResult
 from buildsys.report.results.verify import VerifyResult
 
 _CASES = ("min", "opt", "max", "odd")
+_COMPARING = ("surgery", "simplify", "convert", "validate", "verify")  # stages
+_NO_DIMS: Mapping[str, Mapping[str, int]] = {}
 _LIMITS = ("rtol", "cosine", "atol", "top1")
 
 
@@ -32,7 +28,7 @@ def dims_text(dims: Mapping[str, int]) -> str:
 
 def checks_of(results: Iterable[AnyResult]) -> tuple[Check, ...]:
     """Return one check per comparing target, in the order of the results."""
-    return tuple(_READERS[result.stage](result) for result in results if result.stage in _READERS)
+    return tuple(_check_of(result) for result in results if result.stage in _COMPARING)
 
 
 def contradictions(checks: Iterable[Check]) -> Iterator[str]:
@@ -50,56 +46,40 @@ def contradictions(checks: Iterable[Check]) -> Iterator[str]:
             yield f"{check.target} has passed without comparing anything in {profile}"
 
 
-def _simplify(result: Result[SimplifyResult]) -> Check:
-    lines = _lines("simplified against exported", result.content.get("equal", {}))
-    return _check(result, "exported graph against simplified graph", lines)
-
-
-def _surgery(result: Result[SurgeryResult]) -> Check:
-    lines = [
-        line
-        for step in result.content.get("steps", [])
-        for line in _lines(step.get("step", ""), step.get("cases", {}))
-    ]
-    subject = "graph before each step, or its reference, against the graph after it"
-    return _check(result, subject, lines)
-
-
-def _convert(result: Result[ConvertResult]) -> Check:
-    lines = _lines(result.variant, result.content.get("cases", {}))
-    return _check(result, f"golden outputs against the rounded {result.variant} graph", lines)
-
-
-def _validate(result: Result[ValidateResult]) -> Check:
-    graphs = result.content.get("graphs", {}).items()
-    lines = [line for graph, cases in graphs for line in _lines(graph, cases)]
-    return _check(result, "PyTorch against ONNX Runtime", lines)
+def _check_of(result: AnyResult) -> Check:
+    content, variant = result.content, result.variant
+    if result.stage == "verify":
+        return _verify(result)
+    if result.stage == "simplify":
+        subject = "exported graph against simplified graph"
+        compared = [("simplified against exported", content.get("equal", {}))]
+    elif result.stage == "surgery":
+        subject = "graph before each step, or its reference, against the graph after it"
+        steps = content.get("steps", [])
+        compared = [(step.get("step", ""), step.get("cases", {})) for step in steps]
+    elif result.stage == "convert":
+        subject = f"golden outputs against the rounded {variant} graph"
+        compared = [(variant, content.get("cases", {}))]
+    else:
+        subject = "PyTorch against ONNX Runtime"
+        compared = list(content.get("graphs", {}).items())
+    return _check(result, subject, [line for one in compared for line in _lines(*one)])
 
 
 def _verify(result: Result[VerifyResult]) -> Check:
     subject = f"golden outputs against engine {result.variant}"
-    dims, profiles = result.content.get("dims", {}), result.content.get("profiles", [])
+    content, variant = result.content, result.variant
+    dims, profiles = content.get("dims", {}), content.get("profiles", [])
     if len(profiles) <= 1:
-        return _check(
-            result, subject, _lines(result.variant, result.content.get("cases", {}), dims)
-        )
+        return _check(result, subject, _lines(variant, content.get("cases", {}), dims))
     by_profile = {f"profile {entry.get('profile')}": entry.get("cases", {}) for entry in profiles}
     lines = [
         line
         for name, cases in by_profile.items()
-        for line in _lines(f"{result.variant}, {name}", cases, dims)
+        for line in _lines(f"{variant}, {name}", cases, dims)
     ]
     idle = tuple(name for name, cases in by_profile.items() if not cases)
     return replace(_check(result, subject, lines), idle=idle)
-
-
-_READERS: Mapping[str, Any] = {
-    "surgery": _surgery,
-    "simplify": _simplify,
-    "convert": _convert,
-    "validate": _validate,
-    "verify": _verify,
-}
 
 
 def _check(result: AnyResult, subject: str, lines: Iterable[ComparisonLine]) -> Check:
@@ -115,34 +95,25 @@ def _check(result: AnyResult, subject: str, lines: Iterable[ComparisonLine]) -> 
 
 
 def _lines(
-    subject: str, cases: ComparedCases, dims: Mapping[str, Mapping[str, int]] | None = None
-) -> list[ComparisonLine]:
-    sizes = dims or {}
-    return [
-        _line(subject, case, dims_text(sizes.get(case, {})), output, comparison)
-        for case in sorted(cases, key=case_order)
-        for output, comparison in cases[case].items()
-    ]
-
-
-def _line(
-    subject: str, case: str, dims: str, output: str, comparison: OutputComparison
-) -> ComparisonLine:
-    # JSON has null for NaN and infinity
-    unknown = comparison.get("passed") is False and "relative" in comparison
-    not_finite = float("nan") if unknown else None
-    max_abs, relative = comparison.get("max_abs"), comparison.get("relative")
-    return ComparisonLine(
-        subject=subject,
-        case=case,
-        output=output,
-        max_abs=not_finite if max_abs is None else max_abs,
-        relative=not_finite if relative is None else relative,
-        cosine=comparison.get("cosine"),
-        top1=comparison.get("top1"),
-        passed=comparison.get("passed"),
-        dims=dims,
-    )
+    subject: str, cases: ComparedCases, dims: Mapping[str, Mapping[str, int]] = _NO_DIMS
+) -> Iterator[ComparisonLine]:
+    for case in sorted(cases, key=case_order):
+        for output, comparison in cases[case].items():
+            # JSON has null for NaN and infinity
+            unknown = comparison.get("passed") is False and "relative" in comparison
+            not_finite = float("nan") if unknown else None
+            max_abs, relative = comparison.get("max_abs"), comparison.get("relative")
+            yield ComparisonLine(
+                subject=subject,
+                case=case,
+                output=output,
+                max_abs=not_finite if max_abs is None else max_abs,
+                relative=not_finite if relative is None else relative,
+                cosine=comparison.get("cosine"),
+                top1=comparison.get("top1"),
+                passed=comparison.get("passed"),
+                dims=dims_text(dims.get(case, {})),
+            )
 
 
 def _failure(result: AnyResult, entry: CheckFailure) -> FailureLine:

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from buildsys.report import formatting
-from buildsys.report.results.engine import BuildEnvironment, EngineResult, Plugin, TimingCache
+from buildsys.report.results.engine import BuildEnvironment, EngineResult, TimingCache
 from buildsys.report.results.reader import ABSENT, AnyResult, Result, of_type
 from buildsys.report.results.report import EngineLine, EngineProvenance
 
@@ -37,6 +37,13 @@ def engine_lines(
     def line(result: Result[EngineResult]) -> EngineLine:
         content, name = result.content, result.variant
         spec = specs.get(name, {})
+        layers = content.get("layers")
+        if isinstance(layers, (dict, list)):
+            layers = sum(layers.values()) if isinstance(layers, dict) else len(layers)
+        toolchain = dict(content.get("toolchain", {}))
+        toolchain_name = toolchain.pop("name", "")
+        libraries = ", ".join(f"{library} {version}" for library, version in toolchain.items())
+        in_brackets = f" ({libraries})" if toolchain_name and libraries else ""
         return EngineLine(
             name=name,
             backend=content.get("backend") or str(spec.get("backend") or ""),
@@ -46,11 +53,11 @@ def engine_lines(
             timed=status.get(("bench", name), ABSENT),
             size_bytes=content.get("engine_bytes"),
             build_seconds=content.get("build_seconds"),
-            layers=_layer_count(content.get("layers")),
+            layers=layers,
             device=_device(content.get("device", {})),
             sha256=content.get("engine_sha256", ""),
             messages=tuple(content.get("messages", [])),
-            toolchain=_toolchain(content.get("toolchain", {})),
+            toolchain=f"{toolchain_name}{in_brackets}",
         )
 
     return tuple(map(line, of_type(results, EngineResult)))
@@ -77,7 +84,10 @@ def _origin(engine: EngineResult, spec: Mapping[str, Any]) -> dict[str, str]:
         "precision of the layers": _shares(shares.get("layers", {})),
         "precision of the time": _shares(shares.get("time", {})),
         "plugins and operator libraries": ", ".join(_operators(engine)),
-        "optimization profiles": "; ".join(_profiles(engine.get("profiles", []))),
+        "optimization profiles": "; ".join(
+            f"{index}: {', '.join(f'{n} {_shape_range(shapes)}' for n, shapes in profile.items())}"
+            for index, profile in enumerate(engine.get("profiles", []))
+        ),
         "device memory": formatting.size(engine.get("device_memory_bytes")),
         "build": ", ".join(
             f"{name.replace('_', ' ')} {formatting.duration(seconds)}" for name, seconds in phases
@@ -87,24 +97,12 @@ def _origin(engine: EngineResult, spec: Mapping[str, Any]) -> dict[str, str]:
     return {title: text for title, text in lines.items() if text not in ("", formatting.NOTHING)}
 
 
-def _layer_count(layers: int | dict[str, int] | list[Any] | None) -> int | None:
-    if isinstance(layers, dict):
-        return sum(layers.values())
-    return len(layers) if isinstance(layers, list) else layers
-
-
 def _device(device: Mapping[str, Any]) -> str:
     if device.get("missing"):
         return f"not on this machine: {device['missing']}"
     details = {name: fact for name, fact in device.items() if name not in ("kind", "name")}
     facts = (f"{name.replace('_', ' ')} {fact}" for name, fact in details.items())
     return ", ".join((str(device.get("name", "")), *facts)) if device else ""
-
-
-def _toolchain(versions: Mapping[str, str]) -> str:
-    name = versions.get("name")
-    libraries = ", ".join(f"{library} {v}" for library, v in versions.items() if library != "name")
-    return (f"{name} ({libraries})" if libraries else name) if name else ""
 
 
 def _built_with(facts: BuildEnvironment) -> str:
@@ -155,24 +153,15 @@ def _shares(shares: Mapping[str, float]) -> str:
 
 def _operators(engine: EngineResult) -> Iterator[str]:
     plugins = engine.get("plugins", [])
-    yield from map(_plugin, plugins)
+    for plugin in plugins:
+        digest = plugin.get("file_sha256", "")
+        shown = f", sha256 {digest[:_SHOWN_DIGITS]}…" if digest else ""
+        name = f"{plugin.get('operator')} by plugin {plugin.get('name')} {plugin.get('version')}"
+        yield f"{name} ({plugin.get('file')}{shown})"
     listed = {plugin.get("operator") for plugin in plugins}
     for operator, implementation in engine.get("operators", {}).items():
         if operator not in listed:
             yield f"{operator} by {implementation}"
-
-
-def _plugin(plugin: Plugin) -> str:
-    digest = plugin.get("file_sha256", "")
-    shown = f", sha256 {digest[:_SHOWN_DIGITS]}…" if digest else ""
-    name = f"{plugin.get('operator')} by plugin {plugin.get('name')} {plugin.get('version')}"
-    return f"{name} ({plugin.get('file')}{shown})"
-
-
-def _profiles(profiles: list[dict[str, dict[str, list[int]]]]) -> Iterator[str]:
-    for index, profile in enumerate(profiles):
-        inputs = ", ".join(f"{name} {_shape_range(shapes)}" for name, shapes in profile.items())
-        yield f"{index}: {inputs}"
 
 
 def _shape_range(shapes: Mapping[str, list[int]]) -> str:

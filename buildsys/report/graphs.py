@@ -134,9 +134,7 @@ def _size(graph: ExportResult | GraphSummary | None) -> GraphSize | None:
 
 def _operators(old: Counts | None, new: Counts | None) -> tuple[OperatorCount, ...]:
     def change(line: OperatorCount) -> int:
-        if line.simplified is None:
-            return 0
-        return abs(line.simplified - (line.exported or 0))
+        return 0 if line.simplified is None else abs(line.simplified - (line.exported or 0))
 
     names = sorted({*(old or {}), *(new or {})})
     lines = [OperatorCount(name, _of(old, (name,)), _of(new, (name,))) for name in names]

@@ -9,12 +9,9 @@ from buildsys.report import formatting as q
 from buildsys.report.benchmarks import ENGINE_CUDA_GRAPH, engine_contender
 from buildsys.report.checks import case_order
 from buildsys.report.results.bench import BenchCase, BenchResult, ContenderResult
-from buildsys.report.results.calibrate import CalibrateResult
-from buildsys.report.results.export import ExportResult
 from buildsys.report.results.header import ComparedCases
 from buildsys.report.results.operators import OperatorsResult
 from buildsys.report.results.reader import RESULT_TYPES, parse
-from buildsys.report.results.reference import ReferenceResult
 from buildsys.report.results.simplify import SimplifyResult
 from buildsys.report.results.surgery import SurgeryResult
 
@@ -52,26 +49,8 @@ def _operators(result: OperatorsResult) -> str:
     return ", ".join(parts) or "nothing to make"
 
 
-def _export(result: ExportResult) -> str:
-    return f"opset {result['opset']}, {q.nodes(result['nodes'])}, {q.size(result['bytes'])}"
-
-
-def _reference(result: ReferenceResult) -> str:
-    cases = sorted(result["cases"], key=case_order)
-    return f"{'case' if len(cases) == 1 else 'cases'} {', '.join(cases)}"
-
-
 def _simplify(result: SimplifyResult | SurgeryResult) -> str:
     return f"{q.count(result['before']['nodes'])} → {q.nodes(result['after']['nodes'])}"
-
-
-def _surgery(result: SurgeryResult) -> str:
-    return f"{q.plural(len(result['steps']), 'step')}, {_simplify(result)}"
-
-
-def _calibrate(result: CalibrateResult) -> str:
-    batches = q.plural(result["batches"], "batch", "batches")
-    return f"{q.count(result.get('tensors'))} ranges, {batches}, {result['algorithm']}"
 
 
 def _bench(result: BenchResult) -> str:
@@ -97,11 +76,19 @@ def _latency(case: BenchCase) -> str:
 
 _KEY_FIGURES: Mapping[str, Callable[[Any], str]] = {
     "operators": _operators,
-    "export": _export,
-    "reference": _reference,
-    "surgery": _surgery,
+    "export": lambda result: (
+        f"opset {result['opset']}, {q.nodes(result['nodes'])}, {q.size(result['bytes'])}"
+    ),
+    "reference": lambda result: (
+        f"{'case' if len(result['cases']) == 1 else 'cases'} "
+        f"{', '.join(sorted(result['cases'], key=case_order))}"
+    ),
+    "surgery": lambda result: f"{q.plural(len(result['steps']), 'step')}, {_simplify(result)}",
     "simplify": _simplify,
-    "calibrate": _calibrate,
+    "calibrate": lambda result: (
+        f"{q.count(result.get('tensors'))} ranges, "
+        f"{q.plural(result['batches'], 'batch', 'batches')}, {result['algorithm']}"
+    ),
     "convert": lambda result: f"{q.size(result['bytes_before'])} → {q.size(result['bytes_after'])}",
     "validate": lambda result: worst_relative(result["graphs"].items()),
     "engine": lambda result: q.size(result["engine_bytes"]),

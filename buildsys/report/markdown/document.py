@@ -57,15 +57,10 @@ def _lines(report: Report) -> Lines:
 
 def _targets(report: Report) -> Lines:
     yield from section("## Targets")
-    rows = [
-        (
-            code(line.target),
-            status_text(line.status),
-            q.duration(line.seconds),
-            escape(line.outcome) or q.NOTHING,
-        )
-        for line in report.summary
-    ]
+    rows = []
+    for line in report.summary:
+        outcome, status = escape(line.outcome) or q.NOTHING, status_text(line.status)
+        rows.append((code(line.target), status, q.duration(line.seconds), outcome))
     yield from table(("target", "status", "time>", "result"), rows)
     yield ""
     same_reason: dict[tuple[str, str, str], list[TargetLine]] = {}

@@ -31,24 +31,23 @@ def operators(report: Report) -> Lines:
         columns = ("PyTorch modules", "modules>", "operator", "exported>", "simplified>")
         modules = [
             (
-                ", ".join(line.modules),
-                q.count(line.count),
-                code(" or ".join(line.operators)),
-                q.count(line.exported),
-                q.count(line.simplified),
+                ", ".join(each.modules),
+                q.count(each.count),
+                code(" or ".join(each.operators)),
+                q.count(each.exported),
+                q.count(each.simplified),
             )
-            for line in graph.modules
+            for each in graph.modules
         ]
         yield from ("", *table(columns, modules))
-    rows = [
-        (
-            code(line.operator),
-            q.count(line.exported),
-            q.count(line.simplified),
-            _change(line.exported, line.simplified),
-        )
-        for line in graph.operators
-    ]
+    rows = []
+    for line in graph.operators:
+        change = q.NOTHING
+        if line.exported is not None and line.simplified is not None:
+            difference = line.simplified - line.exported
+            change = f"{difference:+d}" if difference else "0"
+        counts = q.count(line.exported), q.count(line.simplified)
+        rows.append((code(line.operator), *counts, change))
     yield from ("", *table(("operator", "exported>", "simplified>", "change>"), rows))
 
 
@@ -111,10 +110,8 @@ def _formula(terms: Mapping[str, int]) -> str:
     """Return e.g. 4.09 G times batch; "" if no dimension is dynamic."""
     if not any(terms):
         return ""
-    return " + ".join(
-        f"{q.large(factor)} {q.TIMES} {term}" if term else q.large(factor)
-        for term, factor in terms.items()
-    )
+    factors = ((q.large(factor), term) for term, factor in terms.items())
+    return " + ".join(f"{factor} {q.TIMES} {term}" if term else factor for factor, term in factors)
 
 
 def _nodes(counts: Mapping[str, int]) -> str:
@@ -129,9 +126,3 @@ def _difference(graph: GraphHistory) -> str:
     added = ", ".join(f"{change} {operator}" for operator, change in changes if change > 0)
     parts = [f"{verb} {names}" for verb, names in (("removed", removed), ("added", added)) if names]
     return f" ({'; '.join(parts)})" if parts else ""
-
-
-def _change(before: int | None, after: int | None) -> str:
-    if before is None or after is None:
-        return q.NOTHING
-    return f"{after - before:+d}" if after != before else "0"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from buildsys.report import formatting as q
 from buildsys.report.benchmarks import contender_title
 from buildsys.report.markdown.elements import code, escape, section, table
-from buildsys.report.results.report import Check, ComparisonLine, FailureLine, GpuState, Report
+from buildsys.report.results.report import Check, ComparisonLine, FailureLine, Report
 from buildsys.report.verdict import status_text
 
 Lines = Iterator[str]
@@ -154,13 +154,13 @@ def _on_gpu(report: Report) -> Lines:
             "throttled",
         )  # fmt: skip
         yield from ("", "Smallest, median and largest reading during the measurement:", "")
-        yield from table(state_columns, map(_gpu_state, report.gpu_states))
-
-
-def _gpu_state(state: GpuState) -> tuple[str, ...]:
-    spans = (state.sm_clock_mhz, state.memory_clock_mhz, state.power_w, state.temperature_c)
-    shown = tuple(span or q.NOTHING for span in spans)
-    return (code(state.engine), state.case, *shown, q.count(state.readings), escape(state.throttle))
+        state_rows = []
+        for state in report.gpu_states:
+            spans = (state.sm_clock_mhz, state.memory_clock_mhz, state.power_w, state.temperature_c)
+            shown = (span or q.NOTHING for span in spans)
+            readings = q.count(state.readings), escape(state.throttle)
+            state_rows.append((code(state.engine), state.case, *shown, *readings))
+        yield from table(state_columns, state_rows)
 
 
 def _failures(failures: Sequence[FailureLine]) -> Lines:

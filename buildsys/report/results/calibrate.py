@@ -18,7 +18,7 @@ class CalibrationData(TypedDict, total=False):
 
 
 class CalibrateResult(ResultHeader, total=False):
-    """The measured ranges and the data behind them."""
+    """The measured ranges and their data."""
 
     algorithm: str
     percentile: float
