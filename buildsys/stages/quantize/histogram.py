@@ -50,23 +50,16 @@ class Magnitudes:
             return
         self.low, self.high = min(self.low, low), max(self.high, high)
         if counted and self.largest > 0.0:
-            self._widen()
+            if self.span == 0.0:
+                self.span = float(np.exp2(np.ceil(np.log2(self.largest))))
+            # Bins double until they cover the largest value. They merge in pairs, so counts stay
+            # exact and the order of batches does not matter.
+            while self.largest > self.span:
+                pairs = self.counts.reshape(-1, 2).sum(axis=1)
+                self.counts = np.concatenate((pairs, np.zeros(BINS // 2, np.int64)))
+                self.span *= 2.0
             places = (np.abs(values.reshape(-1)) * np.float64(BINS / self.span)).astype(np.int64)
             self.counts += np.bincount(np.minimum(places, BINS - 1), minlength=BINS)
-
-    def _widen(self) -> None:
-        """Double the bins until they cover the largest value.
-
-        Bins merge in pairs, so counts stay exact and the order of batches does not matter.
-        """
-        if self.span == 0.0:
-            zeros = self.counts.sum()
-            self.span = float(np.exp2(np.ceil(np.log2(self.largest))))
-            self.counts[0] = zeros
-        while self.largest > self.span:
-            pairs = self.counts.reshape(-1, 2).sum(axis=1)
-            self.counts = np.concatenate((pairs, np.zeros(BINS // 2, np.int64)))
-            self.span *= 2.0
 
     def percentile(self, percent: float) -> float:
         """Return the magnitude above ``percent`` of all values."""

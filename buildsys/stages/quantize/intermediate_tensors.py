@@ -29,10 +29,16 @@ class IntermediateTensors:
         self._model, self._scratch = model, scratch
         self._threads, self._libraries = threads, libraries
         self.nodes: Sequence[NodeProto] = model.graph.node
-        self.names = float_tensors(model)
-        given = {value.name for value in model.graph.input}
-        self._given = [name for name in self.names if name in given]
-        self._inner = [name for name in self.names if name not in given]
+        types = element_types(model)
+        stored = {tensor.name for tensor in model.graph.initializer}
+        self._given, self._inner = (
+            [name for name in names if types.get(name) == TensorProto.FLOAT and name not in stored]
+            for names in (
+                [value.name for value in model.graph.input],
+                [name for node in model.graph.node for name in node.output if name],
+            )
+        )
+        self.names = [*self._given, *self._inner]
 
     def groups(self, batch: Batch) -> Iterator[Values]:
         """Yield functions for groups of tensors, sized by their bytes for ``batch``."""
@@ -85,12 +91,3 @@ class IntermediateTensors:
             path = Path(folder) / "tensors.onnx"
             save_model(model, path)
             return OrtGraph(path, options, libraries=self._libraries)
-
-
-def float_tensors(model: ModelProto) -> list[str]:
-    """Return the float32 inputs and results of the main graph in order."""
-    types = element_types(model)
-    stored = {tensor.name for tensor in model.graph.initializer}
-    names = [value.name for value in model.graph.input]
-    names += [name for node in model.graph.node for name in node.output if name]
-    return [name for name in names if types.get(name) == TensorProto.FLOAT and name not in stored]
