@@ -46,7 +46,14 @@ def golden_input(
         files = find_images(data, name, shape[0] if shape else 1, project)
         return read_images(files, data, name, shape, dtype)
     if "constant" in data:
-        return _constant(data["constant"], name, shape, dtype)
+        value = data["constant"]
+        is_integer = dtype != "string" and not _is_float(dtype)
+        wrong_kind = isinstance(value, str) != (dtype == "string")
+        if wrong_kind or (is_integer and not float(value).is_integer()):
+            raise StageError(f"inputs.{name}.data: the constant {value!r} is not of type {dtype}")
+        if is_integer:
+            _require_representable((int(value),), name, dtype)
+        return tensor_of(np.full(shape, value), dtype)
     key = int.from_bytes(hashlib.sha256(f"{name}/{case}".encode()).digest()[:16], "little")
     stream = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, key])))
     return _random(data, name, shape, dtype, stream)
@@ -74,16 +81,6 @@ def _random(
 
     values = draw()
     return tensor_of(values + 1j * draw() if dtype.startswith("complex") else values, dtype)
-
-
-def _constant(value: Any, name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
-    is_integer = dtype != "string" and not _is_float(dtype)
-    wrong_kind = isinstance(value, str) != (dtype == "string")
-    if wrong_kind or (is_integer and not float(value).is_integer()):
-        raise StageError(f"inputs.{name}.data: the constant {value!r} is not of type {dtype}")
-    if is_integer:
-        _require_representable((int(value),), name, dtype)
-    return tensor_of(np.full(shape, value), dtype)
 
 
 def _require_representable(values: tuple[int, ...], name: str, dtype: str) -> None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of
 from buildsys.system.files import IMAGE_SUFFIXES, image_files
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 Data = Mapping[str, Any]  # the manifest's ``data`` of an input with ``images``
 
@@ -56,7 +53,14 @@ def read_images(
             f"{layout} has {expected} channels at index {_AXES[layout][0]} of 4 dimensions",
         )
     channels, height, width = (shape[axis] for axis in _AXES[layout])
-    mean, std = (_per_channel(data, field, name, channels) for field in ("mean", "std"))
+    for field in ("mean", "std"):
+        if len(data[field]) not in (1, channels):
+            raise StageError(
+                f"{field} has {len(data[field])} values, images of the input {name} have {channels}"
+                " channels",
+                "give one value, or one per channel",
+            )
+    mean, std = np.asarray(data["mean"], np.float32), np.asarray(data["std"], np.float32)
     pixels = np.stack([_pixels(file, data, (height, width)) for file in files])
     values = (pixels.astype(np.float32) / np.float32(data["divide"]) - mean) / std
     if dtype == "uint8" and not np.array_equal(values, pixels):
@@ -78,24 +82,27 @@ def describe_images(data: Data, shape: tuple[int, ...]) -> str:
     return f"{size} ({data['interpolation']}), {data['color']}, {scale}"
 
 
-def _per_channel(data: Data, field: str, name: str, channels: int) -> Array:
-    values = data[field]
-    if len(values) not in (1, channels):
-        raise StageError(
-            f"{field} has {len(values)} values, images of the input {name} have {channels}"
-            " channels",
-            "give one value, or one per channel",
-        )
-    return np.asarray(values, np.float32)
-
-
 def _pixels(file: Path, data: Data, size: tuple[int, int]) -> Array:
-    """Return one image as height x width x channels."""
+    """Return one image, resized and cropped, as height x width x channels."""
     from PIL import Image  # only models with images need it
 
+    resampling = Image.Resampling[data["interpolation"].upper()]
+    height, width = size
     try:
         with Image.open(file) as opened:
-            image = _resize(opened.convert(_MODES[data["color"]]), data, size)
+            image = opened.convert(_MODES[data["color"]])
+        if data["resize"] is None:
+            image = image.resize((width, height), resampling)
+        else:
+            scale = data["resize"] / min(image.size)
+            wide, high = (max(data["resize"], round(side * scale)) for side in image.size)
+            if wide < width or high < height:
+                raise ValueError(
+                    f"resized to {wide} x {high}, it is smaller than the crop of {width} x {height}"
+                )
+            left, top = (wide - width) // 2, (high - height) // 2
+            image = image.resize((wide, high), resampling)
+            image = image.crop((left, top, left + width, top + height))
     # UnidentifiedImageError is an OSError
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         shown = f"{file.parent.name}/{file.name}"
@@ -103,22 +110,3 @@ def _pixels(file: Path, data: Data, size: tuple[int, int]) -> Array:
     pixels = np.asarray(image)
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
     return pixels[:, :, ::-1] if data["color"] == "bgr" else pixels
-
-
-def _resize(image: Image, data: Data, size: tuple[int, int]) -> Image:
-    from PIL.Image import Resampling
-
-    resampling = Resampling[data["interpolation"].upper()]
-    height, width = size
-    if data["resize"] is None:
-        return image.resize((width, height), resampling)
-    scale = data["resize"] / min(image.size)
-    resized = tuple(max(data["resize"], round(side * scale)) for side in image.size)
-    if resized[0] < width or resized[1] < height:
-        raise ValueError(
-            f"resized to {resized[0]} x {resized[1]}, it is smaller than the crop of"
-            f" {width} x {height}"
-        )
-    left, top = (resized[0] - width) // 2, (resized[1] - height) // 2
-    image = image.resize((resized[0], resized[1]), resampling)
-    return image.crop((left, top, left + width, top + height))

@@ -37,23 +37,22 @@ class OnnxReference:
 
         Raises: StageError: ONNX Runtime refuses the inputs.
         """
+        has_bits = any(tensor.dtype in BIT_DTYPES for tensor in inputs.values())  # not in numpy
         try:
-            values = self._run(inputs)
+            if has_bits:  # takes no strings
+                values = {name: _ort_value(tensor) for name, tensor in inputs.items()}
+                found = self._session.run_with_ort_values(self._outputs, values)
+                found = [value.numpy() for value in found]
+            else:
+                arrays = {
+                    name: tensor.array.astype(object) if tensor.dtype == "string" else tensor.array
+                    for name, tensor in inputs.items()
+                }
+                found = self._session.run(self._outputs, arrays)
         except Exception as error:  # onnxruntime's exceptions share no public base
             message = f"ONNX Runtime cannot run {self._shown}: {first_line(error)}"
             raise StageError(message) from error
-        return dict(zip(self._outputs, values, strict=True))
-
-    def _run(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        if any(tensor.dtype in BIT_DTYPES for tensor in inputs.values()):  # not in numpy
-            values = {name: _ort_value(tensor) for name, tensor in inputs.items()}
-            results = self._session.run_with_ort_values(self._outputs, values)  # takes no strings
-            return [tensor_of(value.numpy()) for value in results]
-        arrays = {
-            name: tensor.array.astype(object) if tensor.dtype == "string" else tensor.array
-            for name, tensor in inputs.items()
-        }
-        return [tensor_of(array) for array in self._session.run(self._outputs, arrays)]
+        return dict(zip(self._outputs, map(tensor_of, found), strict=True))
 
 
 def _ort_value(tensor: Tensor) -> onnxruntime.OrtValue:

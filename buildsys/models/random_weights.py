@@ -64,25 +64,21 @@ class Span(NamedTuple):
     high: float
 
 
-class _NoFills(TorchFunctionMode):
+class SkipInitialization(TorchFunctionMode):
+    """Skip torch's initialization of parameters while a module is built.
+
+    For modules with parameters that are all overwritten later: the first draw takes most of the
+    time to build a large module. Until then the parameters hold uninitialized memory.
+    """
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return the tensor to initialize as it is; run other functions."""
         if func in _FILLS:
             target = args[0] if args else kwargs["tensor"]
             is_parameter = isinstance(target, nn.Parameter) and target.dim() > 0
             if is_parameter and target.is_floating_point():
                 return target
         return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def without_default_values() -> Iterator[None]:
-    """Skip torch's initialization of parameters while a module is built.
-
-    For modules with parameters that are all overwritten later: the first draw takes most of the
-    time to build a large module. Until then the parameters hold uninitialized memory.
-    """
-    with _NoFills():
-        yield
 
 
 def draw_parameters(module: nn.Module, seed: int) -> None:

@@ -20,11 +20,18 @@ from torch import nn
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.random_weights import measuring_batch_norms
-from buildsys.models.torch_dtypes import dtype_name, to_torch
 from buildsys.models.torch_sources import make_module
 from buildsys.models.user_code import reraise_as_stage_error, with_article
-from buildsys.onnx_graphs.tensors import tensor_of
+from buildsys.onnx_graphs.tensors import BIT_DTYPES, NATIVE_DTYPES, Array, Tensor, tensor_of
 
+_TORCH_NAMES = {
+    **{name: name for name in (*NATIVE_DTYPES, "bfloat16")},
+    "float8e4m3fn": "float8_e4m3fn",
+    "float8e4m3fnuz": "float8_e4m3fnuz",
+    "float8e5m2": "float8_e5m2",
+    "float8e5m2fnuz": "float8_e5m2fnuz",
+}
+_MANIFEST_NAMES = {theirs: ours for ours, theirs in _TORCH_NAMES.items()}
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -170,6 +177,42 @@ def is_flat(result: Any) -> bool:
     """Check for a tensor or a plain sequence of tensors."""
     items = result if isinstance(result, tuple | list) else (result,)
     return all(isinstance(item, torch.Tensor) for item in items)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the manifest's name of a torch dtype."""
+    name = str(dtype).removeprefix("torch.")
+    return _MANIFEST_NAMES.get(name, name)
+
+
+def to_torch(tensor: Tensor) -> torch.Tensor:
+    """Return a copy as a torch tensor; forward may write into it.
+
+    Raises: StageError: torch has no tensors of this dtype.
+    """
+    dtype = getattr(torch, _TORCH_NAMES.get(tensor.dtype, ""), None)
+    if not isinstance(dtype, torch.dtype):
+        raise StageError(
+            f"a PyTorch network cannot take or return {tensor.dtype} tensors",
+            "use an ONNX file for such a model (source: {onnx: FILE})",
+        )
+    values = torch.from_numpy(tensor.array.copy())
+    return values.view(dtype) if tensor.dtype in BIT_DTYPES else values.to(dtype)
+
+
+def from_torch(tensor: torch.Tensor) -> Tensor:
+    """Return a torch tensor as a numpy one.
+
+    Raises: StageError: the tensor is not dense.
+    """
+    name = dtype_name(tensor.dtype)
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    if plain.layout != torch.strided or plain.is_quantized:
+        raise StageError(f"only dense tensors can be outputs, not {plain.layout} {name}")
+    if name in BIT_DTYPES:
+        bits: Array = plain.view(getattr(torch, BIT_DTYPES[name])).numpy()
+        return Tensor(bits, name)
+    return Tensor(plain.numpy(), name)
 
 
 class FlatCall(nn.Module):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -14,13 +15,18 @@ import torch
 from torch import nn
 
 from buildsys.errors import StageError
-from buildsys.models.random_weights import draw_parameters, has_batch_norms, without_default_values
+from buildsys.models.random_weights import SkipInitialization, draw_parameters, has_batch_norms
 from buildsys.models.user_code import load_callable, reraise_as_stage_error
-from buildsys.models.weights import load_weights
 from buildsys.system.files import sha256_of
 from buildsys.system.suggestions import nearest
 
 _DOWNLOAD_TIMEOUT_S = 20.0  # per connection and read, not for the whole file
+_WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys used by training scripts
+_PARALLEL_PREFIX = "module."  # DataParallel saves every name with it
+_SHOWN_NAMES = 3
+_LOAD_ERRORS = (
+    pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, TypeError, OSError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -72,10 +78,10 @@ def _from_torchvision(source: Mapping[str, Any], project: Path) -> SourceModule:
     # some builders load a pretrained backbone by default
     accepted = inspect.signature(models.get_model_builder(name)).parameters
     defaults = {key: None for key in ("weights", "weights_backbone") if key in accepted}
-    with without_default_values(), reraise_as_stage_error(failure, project):
+    with SkipInitialization(), reraise_as_stage_error(failure, project):
         module = models.get_model(name, **{"weights": None, **defaults, **kwargs})
     if weights:
-        load_weights(module, weights, project, name)
+        _load_weights(module, weights, project, name)
         return SourceModule(module, f"from {weights['file']}")
     return _draw(module, source)
 
@@ -93,7 +99,7 @@ def _from_python(source: Mapping[str, Any], project: Path) -> SourceModule:
     if not isinstance(module, nn.Module):
         raise StageError(f"{reference} returned {type(module).__name__}, not a torch.nn.Module")
     if weights:
-        load_weights(module, weights, project, reference)
+        _load_weights(module, weights, project, reference)
         return SourceModule(module, f"from {weights['file']}")
     if source["randomize"]:
         return _draw(module, source)
@@ -116,7 +122,20 @@ def _ensure_downloaded(chosen: Any, name: str) -> None:
     file = Path(torch.hub.get_dir()) / "checkpoints" / file_name
     prefix = file_name.removesuffix(".pth").rpartition("-")[2]
     if not file.is_file():
-        _download(url, file, prefix, f"the weights {chosen} of {name}")
+        before = socket.getdefaulttimeout()
+        socket.setdefaulttimeout(_DOWNLOAD_TIMEOUT_S)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            torch.hub.download_url_to_file(url, str(file), prefix, progress=False)
+        except (OSError, RuntimeError) as error:  # no network, read-only cache; wrong digest
+            raise StageError(
+                f"the weights {chosen} of {name} are not at {file} and could not be loaded from"
+                f" {url} ({error})",
+                f"put the file there, or use weights: null (random) or"
+                f" weights: {{file: {file.name}, sha256: …}}",
+            ) from error
+        finally:
+            socket.setdefaulttimeout(before)
     digest = sha256_of(file)
     if not digest.startswith(prefix):
         raise StageError(
@@ -124,17 +143,85 @@ def _ensure_downloaded(chosen: Any, name: str) -> None:
         )
 
 
-def _download(url: str, file: Path, prefix: str, what: str) -> None:
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(_DOWNLOAD_TIMEOUT_S)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        torch.hub.download_url_to_file(url, str(file), prefix, progress=False)
-    except (OSError, RuntimeError) as error:  # no network, read-only cache; wrong digest
+def _load_weights(
+    module: nn.Module, weights: Mapping[str, Any], project: Path, network: str
+) -> None:
+    """Load a state dict of the project into ``module``.
+
+    ``weights`` is ``{file:, sha256:}`` of the manifest. Also accepted: a checkpoint with the state
+    dict under ``state_dict``, ``model_state_dict`` or ``model``, and the ``module.`` prefix of
+    DataParallel.
+    Raises: StageError: no such file, a different digest, or not a state dict of this network.
+    """
+    shown = str(weights["file"])
+    file = project / shown
+    if not file.is_file():
+        raise StageError(f"the weights file {shown} does not exist in the project")
+    if weights["sha256"] and (digest := sha256_of(file)) != weights["sha256"]:
         raise StageError(
-            f"{what} are not at {file} and could not be loaded from {url} ({error})",
-            f"put the file there, or use weights: null (random) or"
-            f" weights: {{file: {file.name}, sha256: …}}",
+            f"{shown} has the sha256 {digest}, the manifest expects {weights['sha256']}",
+            "restore the expected file, or update the digest in the manifest",
+        )
+    try:
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except _LOAD_ERRORS as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise StageError(
+            f"torch.load(weights_only=True) cannot read {shown}: {first}",
+            "save a plain state dict: torch.save(model.state_dict(), FILE)",
         ) from error
-    finally:
-        socket.setdefaulttimeout(before)
+    expected = module.state_dict()
+    state = _unwrapped(loaded, shown)
+    if all(name.startswith(_PARALLEL_PREFIX) for name in state) and not any(
+        name.startswith(_PARALLEL_PREFIX) for name in expected
+    ):
+        state = {name.removeprefix(_PARALLEL_PREFIX): value for name, value in state.items()}
+    _check_fit(state, expected, shown, network)
+    module.load_state_dict(state)
+
+
+def _unwrapped(loaded: Any, shown: str) -> dict[str, Any]:
+    if isinstance(loaded, Mapping):
+        wrapped = (loaded.get(key) for key in _WRAPPERS)
+        loaded = next((state for state in wrapped if isinstance(state, Mapping)), loaded)
+        if any(isinstance(value, torch.Tensor) for value in loaded.values()):
+            return dict(loaded)
+        found = f"a dict without tensors (keys: {_shortened([*map(str, loaded)])})"
+        found = found if loaded else "an empty dict"
+    else:
+        found = f"one object of type {type(loaded).__name__}"
+    raise StageError(
+        f"{shown} holds {found}, not a state dict",
+        "save one with torch.save(model.state_dict(), FILE)",
+    )
+
+
+def _check_fit(
+    state: Mapping[str, Any], expected: Mapping[str, Any], shown: str, network: str
+) -> None:
+    reshaped = [
+        f"{name} is {_shape(state[name])} in the file and {_shape(tensor)} in the network"
+        for name, tensor in expected.items()
+        if name in state and _shape(state[name]) != _shape(tensor)
+    ]
+    differences = {
+        "missing": [name for name in expected if name not in state],
+        "unexpected": [name for name in state if name not in expected],
+        "with another shape": reshaped,
+    }
+    problems = [
+        f"{len(found)} {kind} ({_shortened(found)})" for kind, found in differences.items() if found
+    ]
+    if problems:
+        raise StageError(f"the state dict in {shown} does not fit {network}: {'; '.join(problems)}")
+
+
+def _shape(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return "x".join(map(str, value.shape)) or "a scalar"
+
+
+def _shortened(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN_NAMES
+    return ", ".join(names[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")

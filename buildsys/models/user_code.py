@@ -171,16 +171,12 @@ def describe_exception(error: BaseException, project: Path) -> str:
     """Return ``Type: message (file:line)`` of the innermost project or library line."""
     message = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {message[0].strip()}" if message else type(error).__name__
-    where = _location(error, project)
-    return f"{text} ({where})" if where and where not in text else text
-
-
-def _location(error: BaseException, project: Path) -> str:
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        return f"{_relative(error.filename, project)}:{error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    locations = [(frame.filename, frame.lineno or 0) for frame in reversed(frames)]
-    return innermost_location(locations, project)
+        where = f"{_relative(error.filename, project)}:{error.lineno}"
+    else:
+        frames = reversed(traceback.extract_tb(error.__traceback__))
+        where = innermost_location([(each.filename, each.lineno or 0) for each in frames], project)
+    return f"{text} ({where})" if where and where not in text else text
 
 
 def innermost_location(frames: list[tuple[str, int]], project: Path) -> str:
@@ -188,25 +184,17 @@ def innermost_location(frames: list[tuple[str, int]], project: Path) -> str:
 
     ``frames`` are innermost first; user code has priority, and torch is not a library here.
     """
-    for is_relevant in (_is_user_code, _is_library):
-        for filename, line in frames:
-            if is_relevant(filename, project):
-                return f"{_relative(filename, project)}:{line}"
-    return ""
-
-
-def _is_user_code(filename: str, project: Path) -> bool:
-    path = Path(filename)
-    return (
-        (path.is_relative_to(project) or path.is_relative_to(project.resolve()))
-        and not path.is_relative_to(_OWN_CODE)
-        and not set(_LIBRARY_FOLDERS) & set(path.parts)
-    )
-
-
-def _is_library(filename: str, _: Path) -> bool:
-    is_own = Path(filename).is_relative_to(_OWN_CODE)
-    return "/torch/" not in filename and not is_own and filename[:1] != "<"
+    library_line = ""
+    for filename, line in frames:
+        path = Path(filename)
+        if path.is_relative_to(_OWN_CODE):
+            continue
+        in_project = path.is_relative_to(project) or path.is_relative_to(project.resolve())
+        if in_project and not set(_LIBRARY_FOLDERS) & set(path.parts):
+            return f"{_relative(filename, project)}:{line}"
+        if not library_line and "/torch/" not in filename and filename[:1] != "<":
+            library_line = f"{_relative(filename, project)}:{line}"
+    return library_line
 
 
 def _relative(filename: str, project: Path) -> str:

@@ -19,8 +19,7 @@ from buildsys.backends.interface import uses_tf32
 from buildsys.backends.measurement.contenders import Contender, LocalCall
 from buildsys.backends.measurement.gpu import GpuContender, GpuTiming, Slot
 from buildsys.errors import Unavailable
-from buildsys.models.torch_dtypes import to_torch
-from buildsys.models.torch_model import make_network
+from buildsys.models.torch_model import make_network, to_torch
 from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.workers.job import Job
 

@@ -61,8 +61,7 @@ def _torch_model(job: Job) -> tuple[Model, str]:
     """Return the PyTorch model, and the origin of its weights."""
     import torch  # not needed for an ONNX source
 
-    from buildsys.models.torch_dtypes import from_torch, to_torch
-    from buildsys.models.torch_model import check_outputs, make_network
+    from buildsys.models.torch_model import check_outputs, from_torch, make_network, to_torch
 
     if job.threads:
         torch.set_num_threads(job.threads)

@@ -14,9 +14,9 @@ from torchvision import models
 
 from buildsys.errors import StageError
 from buildsys.models.random_weights import (
+    SkipInitialization,
     draw_parameters,
     measuring_batch_norms,
-    without_default_values,
 )
 from buildsys.models.torch_model import example_inputs, make_network
 from buildsys.models.torch_sources import make_module
@@ -143,7 +143,7 @@ def small_swin() -> nn.Module:
 )
 def test_all_default_values_are_overwritten(make: Callable[[], nn.Module]) -> None:
     """Their initialization is skipped, so any other value would be uninitialized memory."""
-    with without_default_values():
+    with SkipInitialization():
         module = make()
         frozen = {key: tensor.clone() for key, tensor in module.named_buffers()}
     for parameter in module.parameters():
@@ -155,7 +155,7 @@ def test_all_default_values_are_overwritten(make: Callable[[], nn.Module]) -> No
 
 
 def test_torch_still_initializes_other_tensors() -> None:
-    with without_default_values():
+    with SkipInitialization():
         assert torch.empty(100).normal_().std() > 0.5
         layer = nn.Linear(1000, 100)
         assert not torch.equal(layer.weight, torch.empty(100, 1000).normal_())
