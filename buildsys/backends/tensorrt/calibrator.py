@@ -41,7 +41,21 @@ def read_batches(file: Path, inputs: Mapping[str, Sequence[int]]) -> list[Batch]
     found: list[Batch] = [batches[index] for index in sorted(batches)]
     for number, batch in enumerate(found):
         for name, shape in inputs.items():
-            _check(number, name, batch, shape, found[0])
+            what = f"batch {number} of the calibration data has"
+            if name not in batch:
+                raise StageError(f"{what} no input {name}, only {', '.join(batch)}")
+            sizes = batch[name].shape
+            if len(sizes) != len(shape) or any(
+                expected not in (-1, size) for expected, size in zip(shape, sizes, strict=True)
+            ):
+                expected_sizes = [size if size >= 0 else "any" for size in shape]
+                raise StageError(f"{what} {name} of shape {list(sizes)}, not {expected_sizes}")
+            first = found[0][name].shape
+            if sizes != first:
+                raise StageError(
+                    f"{what} {name} of shape {list(sizes)}, and batch 0 has {list(first)}",
+                    "TensorRT calibrates with batches of one shape",
+                )
     return found
 
 
@@ -60,53 +74,37 @@ def attach_calibrator(
         {name: np.ascontiguousarray(batch[name], types[name]) for name in shapes}
         for batch in read_batches(calibration.batches, shapes)
     ]
-    feed = BatchFeed(batches)
-    calibrator = _calibrator(library, feed, calibration)
+    calibrator = _calibrator(library, batches, calibration)
     profile = builder.create_optimization_profile()
     for name, shape in shapes.items():
         size = batches[0][name].shape
         if -1 in shape:
             profile.set_shape(name, size, size, size)
     version_adapter.set_calibrator(library, config, calibrator, profile)
-    return calibrator, feed, profile
+    return calibrator, profile
 
 
-class BatchFeed:
-    """Batches, uploaded to the GPU one after the other."""
-
-    def __init__(self, batches: Sequence[Batch]) -> None:
-        self._batches = iter(batches)
-        shape = next(iter(batches[0].values())).shape
-        self.batch_size = int(shape[0]) if shape else 1
-        self._device = Device(0)
-        with self._device.current():
-            self._buffers = {
-                name: self._device.allocate(array.nbytes) for name, array in batches[0].items()
-            }
-
-    def next_addresses(self, names: Sequence[str]) -> list[int] | None:
-        """Return the next batch's device addresses; None after the last."""
-        batch = next(self._batches, None)
-        if batch is None:
-            return None
-        with self._device.current():
-            for name in names:
-                self._buffers[name].upload(batch[name])
-        return [self._buffers[name].address for name in names]
-
-
-def _calibrator(library: Library, feed: BatchFeed, calibration: Calibration) -> Any:
+def _calibrator(library: Library, batches: Sequence[Batch], calibration: Calibration) -> Any:
+    """Return a calibrator that uploads the batches to the GPU one after the other."""
     base = version_adapter.calibrator_base(library, calibration.algorithm)
+    remaining = iter(batches)
+    shape = next(iter(batches[0].values())).shape
+    device = Device(0)
+    with device.current():
+        buffers = {name: device.allocate(array.nbytes) for name, array in batches[0].items()}
 
     class Calibrator(base):  # type: ignore[misc,valid-type]
-        def __init__(self) -> None:
-            base.__init__(self)
-
         def get_batch_size(self) -> int:
-            return feed.batch_size
+            return int(shape[0]) if shape else 1
 
         def get_batch(self, names: Sequence[str]) -> list[int] | None:
-            return feed.next_addresses(names)
+            batch = next(remaining, None)
+            if batch is None:
+                return None
+            with device.current():
+                for name in names:
+                    buffers[name].upload(batch[name])
+            return [buffers[name].address for name in names]
 
         def read_calibration_cache(self) -> bytes | None:
             return calibration.cache.read_bytes() if calibration.cache.is_file() else None
@@ -115,20 +113,3 @@ def _calibrator(library: Library, feed: BatchFeed, calibration: Calibration) -> 
             replace_file(calibration.cache, bytes(cache))
 
     return Calibrator()
-
-
-def _check(number: int, name: str, batch: Batch, shape: Sequence[int], first: Batch) -> None:
-    what = f"batch {number} of the calibration data has"
-    if name not in batch:
-        raise StageError(f"{what} no input {name}, only {', '.join(batch)}")
-    found = batch[name].shape
-    if len(found) != len(shape) or any(
-        size not in (-1, own) for size, own in zip(shape, found, strict=True)
-    ):
-        expected = [size if size >= 0 else "any" for size in shape]
-        raise StageError(f"{what} {name} of shape {list(found)}, not {expected}")
-    if found != first[name].shape:
-        raise StageError(
-            f"{what} {name} of shape {list(found)}, and batch 0 has {list(first[name].shape)}",
-            "TensorRT calibrates with batches of one shape",
-        )

@@ -1,4 +1,4 @@
-"""TensorRT's log, build progress and layer times.
+"""TensorRT's log and layer times.
 
 Errors of TensorRT do not raise; they appear in its log alone. TensorRT keeps the first logger that
 a process gives it, whatever later objects are given, so there is one per library, which is never
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -30,7 +29,6 @@ _NOISE = (
 _WRAPPED = re.compile(
     r"(?:Internal Error|API Usage Error|Serialization|Cuda \w+|Myelin) \((?P<text>.*)\)"
 )
-_SECONDS_BETWEEN_REPORTS = 0.2
 
 
 @dataclass
@@ -53,9 +51,6 @@ class Log:
         log, trt = self, library.trt
 
         class Logger(trt.ILogger):  # type: ignore[misc,name-defined]
-            def __init__(self) -> None:
-                trt.ILogger.__init__(self)
-
             def log(self, severity: Any, msg: str) -> None:
                 if severity <= trt.ILogger.ERROR:
                     log.messages.errors.append(clean_message(msg))
@@ -82,47 +77,14 @@ def log_of(library: Library) -> Log:
     return Log(library)
 
 
-@dataclass
-class BuildProgress:
-    """The running phases of a build, reported a few times a second."""
-
-    report: Callable[[str], None]
-    _steps: dict[str, int] = field(default_factory=dict)
-    _last_report: float = 0.0
-
-    def start(self, phase: str, steps: int) -> None:
-        """Start a phase with this many steps."""
-        self._steps[phase] = steps
-
-    def finish(self, phase: str) -> None:
-        """Forget a phase."""
-        self._steps.pop(phase, None)
-
-    def step(self, phase: str, step: int) -> bool:
-        """Report a step. False, which cancels the build, if nobody listens any more."""
-        now = time.monotonic()
-        if now - self._last_report < _SECONDS_BETWEEN_REPORTS:
-            return True
-        self._last_report = now
-        try:
-            self.report(f"{phase}: {step + 1} of {self._steps.get(phase, 0)}")
-        except OSError:  # the orchestrator's pipe is closed; an exception must not cross into C++
-            return False
-        return True
-
-
 def layer_timer(library: Library) -> tuple[Any, dict[str, float]]:
     """Return a context's profiler and the milliseconds per layer.
 
     The profiler must outlive the context.
     """
     times: dict[str, float] = {}
-    base = library.trt.IProfiler
 
-    class Profiler(base):  # type: ignore[misc,valid-type]
-        def __init__(self) -> None:
-            base.__init__(self)
-
+    class Profiler(library.trt.IProfiler):  # type: ignore[misc,name-defined]
         def report_layer_time(self, layer_name: str, ms: float) -> None:
             times[layer_name] = times.get(layer_name, 0.0) + ms
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from buildsys.backends.interface import BuildRequest, Figures, UnsupportedNode, raise_refused
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.enum_tables import DTYPES
 from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import Messages, log_of
-from buildsys.backends.tensorrt.onnx_nodes import OnnxNodes, read_nodes
 from buildsys.errors import StageError
+from buildsys.system.protobuf import Content, Field, byte_fields, opened
 
 # general remedies: a toolchain need not have onnx, so the graph cannot be examined here
 _REMEDIES = (
@@ -27,6 +27,27 @@ _ASSERTIONS = (  # the text after the parser's condition is the part for users
     re.compile(r'.*&& "(?P<text>.+)"', re.DOTALL),
     re.compile(r"Assertion failed: .+?: (?P<text>[A-Z].+)", re.DOTALL),
 )
+# field numbers in onnx.proto: the library onnx may be missing here
+_MODEL_GRAPH, _MODEL_FUNCTION = 7, 25
+_GRAPH_NODE = 1
+_NODE_OUTPUT, _NODE_NAME, _NODE_OPERATOR, _NODE_DOMAIN = 2, 3, 4, 7
+_FUNCTION_NAME, _FUNCTION_DOMAIN = 1, 10
+
+
+class OnnxNode(NamedTuple):
+    """A node of the main graph."""
+
+    name: str
+    operator: str
+    domain: str
+    output: str
+
+
+class OnnxNodes(NamedTuple):
+    """Nodes of a main graph, and local functions as (domain, name)."""
+
+    nodes: tuple[OnnxNode, ...] = ()
+    functions: frozenset[tuple[str, str]] = frozenset()
 
 
 @dataclass
@@ -62,13 +83,17 @@ def parse(library: Library, builder: Any, onnx: Path, *, strong: bool = True) ->
     network = version_adapter.create_network(library, builder, strong=strong)
     parser = library.trt.OnnxParser(network, log_of(library).logger)
     accepted = bool(parser.parse_from_file(str(onnx)))
-    refused = [
-        _refused_node(library, parser.get_error(index)) for index in range(parser.num_errors)
-    ]
+    refused = []
+    for number in range(parser.num_errors):
+        facts = version_adapter.error_facts(library, parser.get_error(number))
+        matches = (match for pattern in _ASSERTIONS if (match := pattern.fullmatch(facts.text)))
+        match = next(matches, None)
+        reason = " ".join((match["text"] if match else facts.text).split())
+        refused.append(
+            UnsupportedNode(facts.index, facts.name, facts.operator, reason, facts.functions)
+        )
     if not accepted and not version_adapter.names_all_nodes(library):
-        nodes = read_nodes(onnx)
-        refused = [_named(each, nodes) for each in refused]
-        refused += _unknown_nodes(library, parser, nodes, {each.index for each in refused})
+        refused = _with_all_nodes(library, parser, read_nodes(onnx), refused)
         refused.sort(key=lambda each: -1 if each.index is None else each.index)
     return Parsed(builder, network, parser, refused, accepted)
 
@@ -108,26 +133,17 @@ def network_facts(library: Library, network: Any) -> Figures:
     }
 
 
-def _refused_node(library: Library, error: Any) -> UnsupportedNode:
-    facts = version_adapter.error_facts(library, error)
-    matches = (match for pattern in _ASSERTIONS if (match := pattern.fullmatch(facts.text)))
-    match = next(matches, None)
-    reason = " ".join((match["text"] if match else facts.text).split())
-    return UnsupportedNode(facts.index, facts.name, facts.operator, reason, facts.functions)
-
-
-def _named(refused: UnsupportedNode, onnx: OnnxNodes) -> UnsupportedNode:
-    """Add name and operator to a node reported by its number."""
-    if refused.index is None or refused.index >= len(onnx.nodes):
-        return refused
-    node = onnx.nodes[refused.index]
-    return replace(refused, name=node.name, operator=node.operator, output=node.output)
-
-
-def _unknown_nodes(
-    library: Library, parser: Any, onnx: OnnxNodes, reported: Container[int | None]
-) -> Iterator[UnsupportedNode]:
-    """Yield unreported nodes with unknown operators."""
+def _with_all_nodes(
+    library: Library, parser: Any, onnx: OnnxNodes, refused: Sequence[UnsupportedNode]
+) -> list[UnsupportedNode]:
+    """Add names to nodes reported by number, and unreported nodes of unknown operators."""
+    found = []
+    for each in refused:
+        if each.index is not None and each.index < len(onnx.nodes):
+            node = onnx.nodes[each.index]
+            each = replace(each, name=node.name, operator=node.operator, output=node.output)
+        found.append(each)
+    reported = {each.index for each in refused}
     for index, node in enumerate(onnx.nodes):
         if index in reported or parser.supports_operator(node.operator):
             continue
@@ -135,4 +151,38 @@ def _unknown_nodes(
         creator = version_adapter.find_creator(library, node.operator, "1", "")
         if not is_function and creator is None:
             reason = "the parser does not know this operator, and there is no plugin for it"
-            yield UnsupportedNode(index, node.name, node.operator, reason, output=node.output)
+            found.append(
+                UnsupportedNode(index, node.name, node.operator, reason, output=node.output)
+            )
+    return found
+
+
+def read_nodes(onnx: Path) -> OnnxNodes:
+    """Return the nodes of a file, read without the library onnx; none if it is not ONNX."""
+    nodes: list[OnnxNode] = []
+    functions = set()
+    with opened(onnx) as content:
+        try:
+            for field in byte_fields(content, 0, len(content)):
+                if field.number == _MODEL_FUNCTION:
+                    texts = _texts(content, field, _FUNCTION_DOMAIN, _FUNCTION_NAME)
+                    functions.add((texts[_FUNCTION_DOMAIN], texts[_FUNCTION_NAME]))
+                if field.number != _MODEL_GRAPH:
+                    continue
+                for inner in byte_fields(content, field.start, field.stop):
+                    if inner.number == _GRAPH_NODE:
+                        numbers = (_NODE_NAME, _NODE_OPERATOR, _NODE_DOMAIN, _NODE_OUTPUT)
+                        texts = _texts(content, inner, *numbers)
+                        nodes.append(OnnxNode(*(texts[number] for number in numbers)))
+        except (ValueError, IndexError):
+            return OnnxNodes()
+    return OnnxNodes(tuple(nodes), frozenset(functions))
+
+
+def _texts(content: Content, message: Field, *numbers: int) -> dict[int, str]:
+    """Return the first text of each field, "" if there is none."""
+    found = dict.fromkeys(numbers, "")
+    for number, start, stop in byte_fields(content, message.start, message.stop):
+        if number in found and not found[number]:
+            found[number] = content[start:stop].decode(errors="replace")
+    return found

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from copy import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from buildsys.backends.cuda.device import Buffer, Device
 from buildsys.backends.interface import Figures, Run
 from buildsys.backends.tensorrt import version_adapter
-from buildsys.backends.tensorrt.dynamic_outputs import ValueShapedOutput
 from buildsys.backends.tensorrt.enum_tables import DTYPES, FORMATS
 from buildsys.backends.tensorrt.error_messages import load_failure
 from buildsys.backends.tensorrt.inspector import layer_kinds, precision_facts, read_layers
@@ -103,7 +103,11 @@ class TensorRtSession:
         if missing:
             raise StageError(f"the engine's input {', '.join(missing)} is not given")
         with self.gpu.current(), self.log.collected() as messages:
-            self._free_buffers()
+            while self._buffers:
+                self.gpu.free(self._buffers.pop())
+            for output in self._value_shaped.values():
+                self.gpu.free(output.buffer)
+            self._reset_buffers()
             self._choose_profile({name: inputs[name] for name in self._inputs}, profile)
             for name in self._inputs:
                 self._set_input(name, inputs[name])
@@ -191,9 +195,20 @@ class TensorRtSession:
             self.gpu.synchronize()
 
     def _layer_times(self) -> dict[str, float]:
-        """Return the milliseconds per layer on zeros; {} if they fail."""
+        """Return the milliseconds per layer on zeros; {} if they fail.
+
+        Inputs with opt values have those, as they decide shapes.
+        """
+        inputs = {}
         try:
-            call = self.bind(self._zeros())
+            for name, span in self.profiles[0].items():
+                values = np.zeros(span["opt"], _numpy_dtype(self._dtype(name)))
+                if "opt_values" in span:
+                    values = np.array(span["opt_values"], values.dtype).reshape(span["opt"])
+                elif self._engine.is_shape_inference_io(name):  # zeros there crash TensorRT 8.6
+                    return {}
+                inputs[name] = Tensor(values, self._dtype(name))
+            call = self.bind(inputs)
             call()
             self._timer, times = layer_timer(self._library)
             self._context.profiler = self._timer
@@ -201,21 +216,6 @@ class TensorRtSession:
         except StageError:
             return {}
         return times
-
-    def _zeros(self) -> dict[str, Tensor]:
-        """Return zeros of the first profile's opt shapes.
-
-        Inputs with opt values have those, as they decide shapes.
-        """
-        found = {}
-        for name, span in self.profiles[0].items():
-            values = np.zeros(span["opt"], _numpy_dtype(self._dtype(name)))
-            if "opt_values" in span:
-                values = np.array(span["opt_values"], values.dtype).reshape(span["opt"])
-            elif self._engine.is_shape_inference_io(name):  # zeros there crash TensorRT 8.6
-                raise StageError(f"the usual values of {name} are unknown")
-            found[name] = Tensor(values, self._dtype(name))
-        return found
 
     def _choose_profile(self, inputs: Mapping[str, Tensor], wanted: int | None) -> None:
         profiles = self.profiles
@@ -293,20 +293,58 @@ class TensorRtSession:
         self._buffers.append(buffer)
         return buffer
 
-    def _free_buffers(self) -> None:
-        """Free the buffers of the last inputs."""
-        while self._buffers:
-            self.gpu.free(self._buffers.pop())
-        for output in self._value_shaped.values():
-            output.release()
-        self._reset_buffers()
-
     def _reset_buffers(self) -> None:
         self._buffers: list[Buffer] = []
         self._host: list[Array] = []  # keeps inputs in host memory alive
         self._results: dict[str, tuple[Buffer, tuple[int, ...]]] = {}
         self._value_shaped: dict[str, ValueShapedOutput] = {}
         self.input_buffers: dict[str, tuple[Buffer, Array]] = {}  # with their values
+
+
+class ValueShapedOutput:
+    """The memory and shape of an output of value-dependent shape.
+
+    TensorRT requests its memory while it runs.
+    Source: TensorRT developer guide, "Dynamically Shaped Output".
+    """
+
+    def __init__(self, library: Library, device: Device, reserved_bytes: int) -> None:
+        """Reserve some memory; ``allocator`` must outlive the context."""
+        self._device = device
+        self.buffer: Buffer = device.allocate(reserved_bytes)
+        self.shape: tuple[int, ...] = ()
+        self.failure: StageError | None = None
+        output = self
+
+        class Allocator(library.trt.IOutputAllocator):  # type: ignore[misc,name-defined]
+            def reallocate_output(
+                self, tensor_name: str, memory: Any, size: int, alignment: int  # noqa: ARG002
+            ) -> int:  # fmt: skip
+                return output.address_of(size)
+
+            def reallocate_output_async(
+                self, tensor_name: str, memory: Any, size: int,  # noqa: ARG002
+                alignment: int, stream: Any,  # noqa: ARG002
+            ) -> int:  # fmt: skip
+                return output.address_of(size)
+
+            def notify_shape(self, tensor_name: str, shape: Any) -> None:  # noqa: ARG002
+                output.shape = tuple(shape)
+
+        self.allocator = Allocator()
+
+    def address_of(self, size_bytes: int) -> int:
+        """Return the address of enough memory, or 0; never raise into C++."""
+        if size_bytes > self.buffer.size_bytes:
+            try:
+                with self._device.current():
+                    larger = self._device.allocate(size_bytes)
+                    self._device.free(self.buffer)
+            except StageError as failure:
+                self.failure = failure
+                return 0
+            self.buffer = larger
+        return self.buffer.address
 
 
 def kernel_cache_file(engine: Path) -> Path:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,11 +27,11 @@ from buildsys.backends.tensorrt.library import (
     UNTIL_10,
     Library,
 )
-from buildsys.backends.tensorrt.log import BuildProgress
 from buildsys.errors import StageError
 from buildsys.system.files import replace_file
 
 _PARSER_LIBRARY = "libtensorrt_rtx.so"
+_SECONDS_BETWEEN_REPORTS = 0.2
 Call = TypeVar("Call", bound=Callable[..., Any])
 
 
@@ -200,22 +201,30 @@ def monitor_progress(library: Library, config: Any, report: Callable[[str], None
     """Report the phases of a build; keep the result until it ends."""
     if library.generation == TRT_8:
         return None
-    trt, progress = library.trt, BuildProgress(report)
+    trt, last_report = library.trt, 0.0
+    steps_of: dict[str, int] = {}
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc,name-defined]
-        def __init__(self) -> None:
-            trt.IProgressMonitor.__init__(self)
-
         def phase_start(
             self, phase_name: str, parent_phase: str | None, num_steps: int  # noqa: ARG002
         ) -> None:  # fmt: skip
-            progress.start(phase_name, num_steps)
+            steps_of[phase_name] = num_steps
 
         def phase_finish(self, phase_name: str) -> None:
-            progress.finish(phase_name)
+            steps_of.pop(phase_name, None)
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            return progress.step(phase_name, step)
+            """Report a step. False, which cancels the build, if nobody listens any more."""
+            nonlocal last_report
+            now = time.monotonic()
+            if now - last_report < _SECONDS_BETWEEN_REPORTS:
+                return True
+            last_report = now
+            try:
+                report(f"{phase_name}: {step + 1} of {steps_of.get(phase_name, 0)}")
+            except OSError:  # the orchestrator's pipe is closed; nothing may be raised into C++
+                return False
+            return True
 
     monitor = Monitor()  # the configuration does not keep it alive
     config.progress_monitor = monitor

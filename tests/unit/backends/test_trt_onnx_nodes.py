@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from buildsys.backends.tensorrt.onnx_nodes import read_nodes
+from buildsys.backends.tensorrt.parse import read_nodes
 
 
 def field(number: int, content: bytes) -> bytes:

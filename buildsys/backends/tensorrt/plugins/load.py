@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import sys
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from buildsys.backends.interface import Figures, OperatorUse
@@ -13,10 +15,11 @@ from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import log_of
 from buildsys.backends.tensorrt.plugins.callback_guard import Guard
-from buildsys.backends.tensorrt.plugins.python import register_file
-from buildsys.backends.tensorrt.plugins.shared import load_library
+from buildsys.backends.tensorrt.plugins.python import VERSION, register_file, registered_creator
+from buildsys.errors import StageError
 from buildsys.system.files import sha256_of
 
+_ENTRY_POINTS = ("getCreators", "getPluginCreators")  # for the registry, the first for V3 plugins
 # in this process: the registry accepts each name once
 _LOADED: dict[tuple[Library, OperatorUse], Figures] = {}
 
@@ -60,9 +63,57 @@ def _register(library: Library, uses: Sequence[OperatorUse]) -> list[Any]:
     if first.path.suffix == ".py":
         version_adapter.check_python_plugins(library, shown)
         return register_file(shown, operators, Guard(library, first.project, first.fail))
-    return load_library(first.path, shown, operators, library)
+    return _load_library(first.path, shown, operators, library)
 
 
 def _shown_path(use: OperatorUse) -> str:
     is_own = use.path.is_relative_to(use.project)
     return str(use.path.relative_to(use.project)) if is_own else use.path.name
+
+
+def _load_library(file: Path, shown: str, operators: Sequence[str], library: Library) -> list[Any]:
+    """Load a plugin library; return its creators of ``operators``, ``domain::Name``.
+
+    The loader opens it before TensorRT, which explains little. The stage ``operators`` has checked
+    that it is made for this machine.
+    Raises: StageError: it cannot be loaded, or has no such creator.
+    """
+    try:
+        loaded = ctypes.CDLL(str(file))
+    except OSError as error:  # the loader names the missing symbol or library
+        reason = " ".join(str(error).replace(f"{file}:", "").split())
+        hint = ""
+        if "libnvinfer" in reason:
+            hint = "it is linked with TensorRT, but this engine is built by another library"
+        elif "undefined symbol" in reason:
+            hint = "link it with the library that has the symbol"
+        raise StageError(f"{shown} cannot be loaded: {reason}", hint) from error
+    if not any(hasattr(loaded, name) for name in _ENTRY_POINTS):
+        text = f"{shown} has neither {' nor '.join(_ENTRY_POINTS)}"
+        raise StageError(text, "a plugin library exports one of them")
+    registry = library.trt.get_plugin_registry()
+    before = set(_creator_names(library))
+    if registry.load_library(str(file)) is None:
+        text = f"{shown}: {library.title} takes no plugin from it"
+        raise StageError(text, "it has none, or one with a name that is taken")
+    creators = []
+    for operator in operators:
+        creator = registered_creator(library, operator)
+        if creator is None:
+            domain, _, name = operator.rpartition("::")
+            found = [each for each in _creator_names(library) if each not in before]
+            raise StageError(
+                f"{shown} has no plugin creator for the operator {operator};"
+                f" it has {', '.join(found) or 'none'}",
+                f"the parser needs the name {name}, the version {VERSION} and the namespace '' or"
+                f" '{domain}'",
+            )
+        creators.append(creator)
+    return creators
+
+
+def _creator_names(library: Library) -> list[str]:
+    return [
+        f"{creator.plugin_namespace}::{creator.name} {creator.plugin_version}"
+        for creator in version_adapter.all_creators(library)
+    ]
