@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from buildsys.system.compatibility import can_run
+    from buildsys.system.compatibility.check import can_run
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "can_run"]
@@ -17,4 +17,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return import_module(f"{__name__}.system.compatibility").can_run
+    return import_module(f"{__name__}.system.compatibility.check").can_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from buildsys.system.compatibility.check import check
+from buildsys.system.compatibility.check import can_run
 
 
 def main(arguments: list[str]) -> int:
@@ -16,7 +16,7 @@ def main(arguments: list[str]) -> int:
     if len(engines) != 1:
         sys.stderr.write("usage: python -m buildsys.doctor ENGINE [--json] [--project=FOLDER]\n")
         return 3
-    result = check(engines[0], project=projects[0] if projects else None)
+    result = can_run(engines[0], project=projects[0] if projects else None)
     text = json.dumps(result.as_json(), indent=2) if "--json" in arguments else str(result)
     sys.stdout.write(f"{text}\n")
     return 0 if result else 1

@@ -1,4 +1,8 @@
-"""The compatibility check of one engine."""
+"""Compatibility of a built engine with this machine, checked before deserialization.
+
+``can_run("engines/resnet50/engine.engine")`` returns a result that is false if the engine cannot
+run; its text gives the reasons and remedies. Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ from buildsys.system.compatibility.rules import (
 _ENGINES = ("engine.engine", "engine.onnx")
 
 
-def check(
+def can_run(
     engine: str | os.PathLike[str],
     *,
     digest: bool = True,

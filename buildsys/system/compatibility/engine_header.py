@@ -50,7 +50,7 @@ def read_header(engine: Path) -> Header:
 
 
 def _walk_onnx(stream: BinaryIO, size: int) -> Header:
-    """Walk over the fields of a protobuf message: an ONNX file ends where its last field does."""
+    """Walk the fields of an ONNX file; a whole one ends with its last field."""
     seen = set[int]()
     while (place := stream.tell()) < size:
         tag = _read_varint(stream)

@@ -76,7 +76,21 @@ def find_damage(engine: Path, record: Record, header: Header, *, digest: bool) -
     names += [name for name in files if name not in names]
     for name in names:
         path = engine if name == names[0] else engine.with_name(name)
-        yield from _check_file(path, files.get(name, {}), digest=digest)
+        facts = files.get(name, {})
+        if not path.is_file():
+            problem = f"{path.name} is missing, and the engine needs it in its folder"
+            yield Reason("file", problem, _COPY_FOLDER)
+            continue
+        size, recorded = path.stat().st_size, facts.get("bytes")
+        if isinstance(recorded, int) and size < recorded:
+            problem = f"{path.name} is truncated: it has {size} of {recorded} bytes"
+            yield Reason("truncated", problem, _REPLACE)
+        elif isinstance(recorded, int) and size > recorded:
+            problem = f"it has {size} bytes instead of {recorded}"
+            problem = f"{path.name} is not the file that was built: {problem}"
+            yield Reason("digest", problem, _REPLACE)
+        elif digest:
+            yield from _check_digest(path, str(facts.get("sha256") or ""))
     if not files and digest:
         yield from _check_digest(engine, str(record.figures.get("engine_sha256") or ""))
     if header.backend and header.backend != record.backend:
@@ -85,22 +99,6 @@ def find_damage(engine: Path, record: Record, header: Header, *, digest: bool) -
             f" but {RECORD_NAME} describes one of {record.backend}"
         )
         yield Reason("record", problem, _REPLACE)
-
-
-def _check_file(path: Path, facts: Mapping[str, Any], *, digest: bool) -> Iterator[Reason]:
-    if not path.is_file():
-        problem = f"{path.name} is missing, and the engine needs it in its folder"
-        yield Reason("file", problem, _COPY_FOLDER)
-        return
-    size, recorded = path.stat().st_size, facts.get("bytes")
-    if isinstance(recorded, int) and size < recorded:
-        problem = f"{path.name} is truncated: it has {size} of {recorded} bytes"
-        yield Reason("truncated", problem, _REPLACE)
-    elif isinstance(recorded, int) and size > recorded:
-        problem = f"it has {size} bytes instead of {recorded}"
-        yield Reason("digest", f"{path.name} is not the file that was built: {problem}", _REPLACE)
-    elif digest:
-        yield from _check_digest(path, str(facts.get("sha256") or ""))
 
 
 def _check_digest(path: Path, recorded: str) -> Iterator[Reason]:

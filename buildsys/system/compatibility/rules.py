@@ -46,7 +46,12 @@ def machine_reasons(record: Record) -> Iterator[Reason]:
         problem = f"{RECORD_NAME} names an unknown backend: {record.backend!r}"
         yield Reason("record", problem, f"known backends: {', '.join(LIBRARIES)}")
         return
-    yield from _check_platform(record)
+    built, here = str(record.built_with.get("platform") or ""), platform_name()
+    problem = f"it was built on {built}, but this is {here}"
+    if record.backend == "tensorrt" and built and built != here:
+        yield Reason("platform", problem, "build it on such a machine")
+    elif built and built.rpartition(" ")[2] != here.rpartition(" ")[2]:
+        yield Reason("platform", problem, "build it for this processor family")
     version = ""
     try:
         version = library_version(LIBRARIES[record.backend])
@@ -109,15 +114,6 @@ def built_version(record: Record) -> str:
 def _install_command(record: Record) -> str:
     version = f"=={built_version(record)}" if built_version(record) else ""
     return f"pip install '{_PACKAGES[record.backend]}{version}'"
-
-
-def _check_platform(record: Record) -> Iterator[Reason]:
-    built, here = str(record.built_with.get("platform") or ""), platform_name()
-    problem = f"it was built on {built}, but this is {here}"
-    if record.backend == "tensorrt" and built and built != here:
-        yield Reason("platform", problem, "build it on such a machine")
-    elif built and built.rpartition(" ")[2] != here.rpartition(" ")[2]:
-        yield Reason("platform", problem, "build it for this processor family")
 
 
 def _check_version(record: Record, here: str) -> Iterator[Reason]:

@@ -44,13 +44,13 @@ class JobChannels:
         self._event_lines, self._status_lines = LineBuffer(), LineBuffer()
         self._events_closed = False
 
-    @property
-    def remote_descriptors(self) -> list[int]:
-        """Return the descriptors to send with the job."""
-        return [self._remote_events, self._remote_status.fileno()]
-
-    def close_remote(self) -> None:
-        """Close this process's copies of the sent descriptors."""
+    def send(self, control: socket.socket, request: bytes) -> None:
+        """Send a job with the far ends of its channels, and close them here."""
+        # listen() notices a server that is gone
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            descriptors = [self._remote_events, self._remote_status.fileno()]
+            sent = socket.send_fds(control, [request], descriptors)
+            control.sendall(request[sent:])
         os.close(self._remote_events)
         self._remote_status.close()
 
@@ -195,11 +195,7 @@ class ServerHandle:
                 return None
             channels = JobChannels(self._control)
             self._jobs.add(channels)
-            # listen() notices a server that is gone
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                sent = socket.send_fds(self._control, [request], channels.remote_descriptors)
-                self._control.sendall(request[sent:])
-        channels.close_remote()
+            channels.send(self._control, request)
         return channels
 
     def _server_died(self, job: Job, log: Path, pid: int | None) -> WorkerDied:

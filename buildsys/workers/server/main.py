@@ -15,9 +15,8 @@ import warnings
 from pathlib import Path
 from typing import NoReturn
 
-from buildsys.workers.server.listener import Listener
 from buildsys.workers.server.preload import preload
-from buildsys.workers.server.server import Server
+from buildsys.workers.server.server import Listener, Server
 
 
 def main() -> NoReturn:

@@ -1,4 +1,4 @@
-"""The main loop of a worker server: receive jobs, fork children.
+"""The main loop of a worker server and its listening socket: receive jobs, fork children.
 
 Single-threaded on purpose: a fork copies one thread only. Standard library only.
 """
@@ -6,38 +6,37 @@ Single-threaded on purpose: a fork copies one thread only. Standard library only
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import selectors
 import signal
 import socket
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
 from buildsys.errors import StageError
 from buildsys.system.processes import die_with_parent
+from buildsys.workers import registry
 from buildsys.workers.protocol import LineBuffer, Message, encode, error_to_json, job_from_json
-from buildsys.workers.registry import idle_limit_s
 from buildsys.workers.server.child import run_child
 from buildsys.workers.server.forker import flush, fork_child, signal_group
-from buildsys.workers.server.listener import Listener
 from buildsys.workers.server.preload import load
 
 _KILL_GRACE_S = 2.0  # between SIGTERM and SIGKILL
 _RETRY_S = 0.05
 
 
-@dataclass(eq=False)
+@dataclasses.dataclass(eq=False)
 class _Connection:
     """The connection to one orchestrator."""
 
     control: socket.socket
-    buffer: LineBuffer = field(default_factory=LineBuffer)
-    descriptors: list[int] = field(default_factory=list)  # of requests not yet complete
+    buffer: LineBuffer = dataclasses.field(default_factory=LineBuffer)
+    descriptors: list[int] = dataclasses.field(default_factory=list)  # of requests not yet complete
 
 
-@dataclass(eq=False)
+@dataclasses.dataclass(eq=False)
 class _RunningJob:
     """A running child; times are monotonic."""
 
@@ -47,6 +46,70 @@ class _RunningJob:
     stop_at: float | None  # then SIGTERM
     kill_at: float | None = None  # then SIGKILL
     timed_out: bool = False
+
+
+class Listener:
+    """A listening socket with its address file and record."""
+
+    def __init__(self, listener: socket.socket, path: Path) -> None:
+        listener.setblocking(False)
+        self.socket = listener
+        self._path = path
+        self._inode = self._current_inode()
+
+    def accept(self) -> list[socket.socket]:
+        """Return new connections of this user; close those of others."""
+        accepted = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                try:
+                    channel, _ = self.socket.accept()
+                except ConnectionAbortedError:
+                    continue
+                channel.setblocking(True)
+                if registry.peer_uid(channel) == os.geteuid():
+                    accepted.append(channel)
+                else:
+                    channel.close()
+        return accepted
+
+    def mark_ready(self) -> None:
+        """Record the end of the preload."""
+        # on failure, clients only wait longer for a server that hangs
+        with contextlib.suppress(OSError), registry.locked(self._path.parent):
+            record = registry.read_record(self._path)
+            if record is not None and record.pid == os.getpid():
+                registry.write_record(self._path, dataclasses.replace(record, ready=True))
+
+    def touch(self) -> None:
+        """Record the time of the last job, for display only."""
+        with contextlib.suppress(OSError):
+            os.utime(registry.record_path(self._path))
+
+    def close(self) -> list[socket.socket]:
+        """Retire the address. Return the connections made before.
+
+        Raises: BlockingIOError: another process is connecting or starting a server; try again.
+        """
+        with contextlib.ExitStack() as stack:
+            if self._path.parent.is_dir():
+                stack.enter_context(registry.locked(self._path.parent, 0.0))
+            self.unlink()
+            accepted = self.accept()
+            self.socket.close()
+        return accepted
+
+    def unlink(self) -> None:
+        """Remove address and record, unless they belong to another server by now."""
+        with contextlib.suppress(OSError):
+            if self._current_inode() == self._inode:
+                registry.remove(self._path)
+
+    def _current_inode(self) -> int:
+        try:
+            return self._path.stat().st_ino
+        except OSError:
+            return 0
 
 
 class Server:
@@ -129,7 +192,20 @@ class Server:
             os.set_inheritable(descriptor, False)
         connection.descriptors += descriptors
         if not piece:
-            self._drop_connection(connection)
+            # it is dropped, with its jobs
+            if self._parent is not None:
+                self._stop()
+            for job in self._jobs.values():
+                if job.connection is connection:
+                    signal_group(job.pid, signal.SIGKILL)
+            self._connections.discard(connection)
+            self._selector.unregister(connection.control)
+            self._close_if_unused(connection)
+            for descriptor in connection.descriptors:
+                os.close(descriptor)
+            connection.descriptors.clear()
+            self._end_at = time.monotonic() + self._idle_s
+            self._note_use()
             return
         for message in connection.buffer.feed(piece):
             if "retire" in message:
@@ -137,29 +213,15 @@ class Server:
             else:
                 self._start_job(message, connection)
 
-    def _drop_connection(self, connection: _Connection) -> None:
-        """Drop a connection and kill its jobs."""
-        if self._parent is not None:
-            self._stop()
-        for job in self._jobs.values():
-            if job.connection is connection:
-                signal_group(job.pid, signal.SIGKILL)
-        self._connections.discard(connection)
-        self._selector.unregister(connection.control)
-        self._close_if_unused(connection)
-        for descriptor in connection.descriptors:
-            os.close(descriptor)
-        connection.descriptors.clear()
-        self._end_at = time.monotonic() + self._idle_s
-        self._note_use()
-
     def _close_if_unused(self, connection: _Connection) -> None:
         """Close a dropped connection without jobs. Its orchestrator waits for that."""
         if not any(job.connection is connection for job in self._jobs.values()):
             connection.control.close()
 
     def _start_job(self, message: Message, connection: _Connection) -> None:
-        self._idle_s = idle_limit_s(message["environment"])  # that of the latest run applies
+        self._idle_s = registry.idle_limit_s(
+            message["environment"]
+        )  # that of the latest run applies
         events, number = connection.descriptors[:2]
         del connection.descriptors[:2]
         status = socket.socket(fileno=number)

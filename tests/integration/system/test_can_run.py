@@ -1,4 +1,4 @@
-"""Compatibility checks of real engines: problems with a copy are reported before it loads."""
+"""Compatibility checks of real engines, intact and damaged."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from small_graphs import conv_bn
 
 from buildsys import can_run
 from buildsys.stages.engine import stage as engine
-from buildsys.system import compatibility
-from buildsys.system.compatibility import CompatibilityResult
+from buildsys.system.compatibility.result import CompatibilityResult
 from buildsys.workers.result_file import write_result
 
 H200 = {
@@ -88,7 +87,7 @@ def test_a_whole_engine_of_this_machine_can_run(ort_built: Path, tmp_path: Path)
     assert result, str(result)
     assert result.built.startswith("m:e, ONNX Runtime ")
     assert "it can run here" in str(result)
-    assert compatibility.check(ort_built.parent).reasons == ()  # the folder will do
+    assert can_run(ort_built.parent).reasons == ()  # the folder will do
     renamed = ort_built.rename(ort_built.with_name("resnet.onnx"))
     assert can_run(renamed), "an engine is known by its bytes, not by its name"
     renamed.rename(ort_built)
@@ -163,9 +162,9 @@ def test_a_corrupt_engine(request: pytest.FixtureRequest, tmp_path: Path, kind: 
     assert (
         f"{file.name} is not the file that was built: its SHA-256 is " in result.reasons[0].problem
     )
-    assert "digest" not in kinds(compatibility.check(file, digest=False))
+    assert "digest" not in kinds(can_run(file, digest=False))
     file.write_bytes(bytes(content) + b"more")
-    assert "bytes instead of" in compatibility.check(file, digest=False).reasons[0].problem
+    assert "bytes instead of" in can_run(file, digest=False).reasons[0].problem
 
 
 def test_an_engine_of_another_version(ort_built: Path, rtx_built: Path, tmp_path: Path) -> None:
@@ -248,7 +247,7 @@ def test_an_old_driver(rtx_built: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def tensorrt_engine(folder: Path, **changes: Any) -> Path:
-    """Return a file that is no engine at all with a record as TensorRT's engines have it."""
+    """Return an invalid engine file with the record of a TensorRT engine."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "engine.engine"
     file.write_bytes(b"ftrt" + bytes(100))
@@ -389,14 +388,14 @@ def test_a_processor_without_the_instructions(
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "expected"),
     [
         ("ort_built", "an engine of ONNX Runtime ("),
         ("rtx_built", "an engine of TensorRT-RTX 1."),
     ],
 )
 def test_an_engine_without_its_record(
-    request: pytest.FixtureRequest, tmp_path: Path, kind: str, told: str
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, expected: str
 ) -> None:
     built = request.getfixturevalue(kind)
     alone = tmp_path / built.name
@@ -406,7 +405,7 @@ def test_an_engine_without_its_record(
     assert result.reasons[0].problem.startswith(
         "engine.json is missing; the file only shows that it is "
     )
-    assert told in result.reasons[0].problem
+    assert expected in result.reasons[0].problem
     assert result.reasons[0].remedy == "copy the engine's whole folder"
     whole = alone.read_bytes()
     for cut in (30, len(whole) // 2, len(whole) - 1):
@@ -429,7 +428,7 @@ def test_the_header_of_an_rtx_engine_has_its_version(rtx_built: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         ("{", "engine.json is damaged: "),
         ("[]", "engine.json is not the record of an engine"),
@@ -437,10 +436,10 @@ def test_the_header_of_an_rtx_engine_has_its_version(rtx_built: Path, tmp_path: 
          "says that no engine was built: no GPU"),
     ],
 )  # fmt: skip
-def test_an_invalid_record(ort_built: Path, tmp_path: Path, content: str, told: str) -> None:
+def test_an_invalid_record(ort_built: Path, tmp_path: Path, content: str, expected: str) -> None:
     file = copied(ort_built, tmp_path)
     file.with_name("engine.json").write_text(content)
-    assert told in can_run(file).reasons[0].problem
+    assert expected in can_run(file).reasons[0].problem
 
 
 def test_a_record_names_no_module_to_import(
@@ -473,7 +472,7 @@ def test_missing_and_unreadable_files(tmp_path: Path, ort_built: Path) -> None:
 
 
 def test_only_the_standard_library_is_imported(ort_built: Path) -> None:
-    code = "import sys\nimport buildsys.system.compatibility\nfrom buildsys import can_run\n"
+    code = "import sys\nimport buildsys.system.compatibility.check\nfrom buildsys import can_run\n"
     code += "print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
@@ -509,9 +508,9 @@ def test_the_module_runs_as_a_program(ort_built: Path, rtx_built: Path) -> None:
     done = subprocess.run(
         [*command, str(rtx_built), "--json"], capture_output=True, text=True, cwd=ROOT
     )
-    told = json.loads(done.stdout)
-    assert told["schema"] == "buildsys/doctor/1"
-    assert told["runs"] == (done.returncode == 0)
+    found = json.loads(done.stdout)
+    assert found["schema"] == "buildsys/doctor/1"
+    assert found["runs"] == (done.returncode == 0)
     assert subprocess.run(command, capture_output=True, cwd=ROOT).returncode == 3
 
 
@@ -535,7 +534,7 @@ def test_missing_and_different_plugins(
     in_project = tmp_path / "project/plugins/ops/swish_plugin.py"
     in_project.parent.mkdir(parents=True)
     in_project.write_bytes(source)
-    result = compatibility.check(file, project=tmp_path / "project")
+    result = can_run(file, project=tmp_path / "project")
     assert result, str(result)
     assert result.notes == (
         "register before deserializing: DoctorsSwish (plugins/ops/swish_plugin.py)",
@@ -555,7 +554,7 @@ def test_a_registered_plugin_is_found(
     file = copied(rtx_built, tmp_path)
     known = next(iter(tensorrt_rtx.get_plugin_registry().all_creators), None)
     if known is None:
-        pytest.skip("this TensorRT-RTX registers no plugins of its own")
+        pytest.skip("this TensorRT-RTX registers no plugins itself")
     names = {
         "name": known.name,
         "version": known.plugin_version,

@@ -1,4 +1,4 @@
-"""Engines of another interpreter: real doit, real interpreters with numpy and onnxruntime only."""
+"""Engines of other interpreters with numpy and onnxruntime only."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _variables_of_one_test(ready_place: ReadyProject) -> Iterator[None]:
 
 @pytest.fixture
 def environment(ready: ReadyProject) -> Environment:
-    """What the toolchain ``other`` has, which the engine ``other`` names."""
+    """The environment of the toolchain ``other``, used by the engine ``other``."""
     made = Environment(ready.root / "envs/other", "numpy", "onnxruntime")
     add_engine(ready, "other")
     declare(ready, "other: {python: envs/other/bin/python}")
@@ -46,7 +46,7 @@ def environment(ready: ReadyProject) -> Environment:
 
 
 def add_engine(project: ReadyProject, toolchain: str, fields: str = "") -> None:
-    """Let the model have an engine of a toolchain, under the same name."""
+    """Add an engine of a toolchain to the model, under the same name."""
     engine = f"{{backend: onnxruntime, name: {toolchain}, toolchain: {toolchain}{fields}}}"
     project.edit(MODEL, "name: ort}", f"name: ort}}, {engine}")
 
@@ -145,10 +145,10 @@ def test_a_missing_toolchain_is_unavailable_until_installed(ready: ReadyProject)
     ran = ready.doit(*asked)
     assert ran.code == 0
     assert set(asked) <= ran.ran
-    for name, (python, told) in broken.items():
+    for name, (python, expected) in broken.items():
         found = result(ready, f"engine/{name}/engine")
         assert found["status"] == "unavailable"
-        assert told.format(python=python) in found["reason"]
+        assert expected.format(python=python) in found["reason"]
     assert "BUILDSYS_TOOLCHAIN_MISSING" in result(ready, "engine/missing/engine")["hint"]
     assert (
         result(ready, "verify/missing")["status"]
@@ -163,8 +163,8 @@ def test_a_missing_toolchain_is_unavailable_until_installed(ready: ReadyProject)
     bare.install("numpy")
     bare.install("onnxruntime")
     without.install("onnxruntime")
-    mended = ready.doit(*asked)
-    assert mended.ran == mended.passed == {"engine:a:bare", "engine:a:without"}
+    repaired = ready.doit(*asked)
+    assert repaired.ran == repaired.passed == {"engine:a:bare", "engine:a:without"}
 
 
 def test_a_broken_or_required_toolchain_fails_only_its_targets(

@@ -27,7 +27,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pool(project: Path) -> Iterator[WorkerPool]:
-    """A pool that runs a job in the kind of server that its variant names."""
+    """A pool with the kind of server given by a job's variant."""
     with pytest.MonkeyPatch.context() as patch, WorkerPool(project / ".buildsys") as pool:
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.setattr(

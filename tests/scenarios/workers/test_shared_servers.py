@@ -1,4 +1,4 @@
-"""Servers that outlive a run: reused only if a new one would be the same."""
+"""Shared servers: reused if a new one would be the same, otherwise replaced."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ print(reply.figures.get("parent"), flush=True)
 
 @pytest.fixture(scope="module")
 def plain_path() -> list[str]:
-    """Where a process looks for modules that pytest and other tests have not changed."""
+    """The module path of a process, unchanged by pytest and other tests."""
     program = "import json, sys; print(json.dumps(sys.path[1:]))"
     ran = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
     found: list[str] = json.loads(ran.stdout)
@@ -63,7 +63,7 @@ def folder(shared_servers: Path, plain_path: list[str], monkeypatch: pytest.Monk
 
 
 def run(project: Path, do: str = "echo", **options: Any) -> dict[str, Any]:
-    """Run a job as a run of its own; return its figures."""
+    """Run a job in a separate run; return its figures."""
     with WorkerPool(project / ".buildsys") as pool:
         return run_in(pool, project, do, **options)
 
@@ -105,7 +105,7 @@ def wait_for_end(pid: int) -> None:
 
 @contextlib.contextmanager
 def orchestrator(project: Path, do: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a run in a process of its own."""
+    """Start a run in a separate process."""
     command = [sys.executable, "-c", ORCHESTRATOR, str(project), do]
     pipe = subprocess.PIPE
     with subprocess.Popen(
@@ -151,7 +151,7 @@ def test_the_server_stays_out_of_the_project(tmp_path: Path) -> None:
 
 
 def open_files(process: Path) -> set[str]:
-    """Return the paths of the files that a process has open."""
+    """Return the paths of a process's open files."""
     names = set()
     for entry in (process / "fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # just closed

@@ -1,4 +1,4 @@
-"""Worker servers that are killed, hang or do not start: each for its run alone, and shared."""
+"""Worker servers killed, hanging or not starting, both own and shared."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from buildsys.workers.server_kinds import ServerKind
 def project(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[PoolProject]:
-    """A project with a server of its run, then with one that would outlive it."""
+    """A project with a run's own server, then with a shared one."""
     if request.param == "shared":
         request.getfixturevalue("shared_servers")
     import_from(monkeypatch)

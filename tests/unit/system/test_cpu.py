@@ -29,7 +29,7 @@ def test_only_usable_cores_count() -> None:
     assert done.stdout.strip() == "1"
 
 
-@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="this system does not tell")
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="this system has no /proc/stat")
 def test_other_load_excludes_this_process() -> None:
     spin = "import time\nend = time.monotonic() + 0.6\nwhile time.monotonic() < end: pass"
     other = OtherLoad()

@@ -1,4 +1,4 @@
-"""What readings of a GPU become: spans, throttle reasons in words, doubts."""
+"""Figures from GPU readings: spans, throttle reasons, warnings."""
 
 from __future__ import annotations
 

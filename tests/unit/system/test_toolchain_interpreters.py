@@ -23,7 +23,7 @@ from buildsys.system.versions import module_path, tool_versions
 
 
 class Texts(dict[str, str]):
-    """A texts; ``kept`` counts what was stored."""
+    """A text cache in memory."""
 
     def set(self, digest: str, imports: str) -> None:
         self[digest] = imports
@@ -86,7 +86,7 @@ def test_our_module_path_does_not_leak(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "expected"),
     [
         (lambda folder: folder / "bin/python", "there is no {}"),
         (lambda folder: Path("python3.77"), "there is no program python3.77 on PATH"),
@@ -100,12 +100,12 @@ def test_our_module_path_does_not_leak(tmp_path: Path, monkeypatch: pytest.Monke
     ],
 )  # fmt: skip
 def test_an_unusable_interpreter_is_unavailable(
-    make: Callable[[Path], Path], told: str, tmp_path: Path
+    make: Callable[[Path], Path], expected: str, tmp_path: Path
 ) -> None:
     python = make(tmp_path)
     with pytest.raises(Unavailable) as caught:
         check_interpreter(named(python)).require()
-    assert f"the toolchain trt86 cannot be used: {told.format(python)}" in caught.value.problem
+    assert f"the toolchain trt86 cannot be used: {expected.format(python)}" in caught.value.problem
     assert "toolchains.trt86.python" in caught.value.hint
     assert "BUILDSYS_TOOLCHAIN_TRT86" in caught.value.hint
 
