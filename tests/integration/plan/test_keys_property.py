@@ -1,4 +1,4 @@
-"""Incremental builds of random manifests and edits equal clean builds, without needless runs.
+"""Incremental builds of random manifests, compared with clean builds.
 
 Planning, keys, ledger, locks and publishing are real. Each stage is replaced by a function that
 derives its outputs from everything that the real stage reads: options, inputs, the user's files.
@@ -114,7 +114,7 @@ def manifest(world: World) -> dict[str, Any]:
 
 
 def write_files(root: Path, world: World) -> None:
-    """Write what differs, as an editor would."""
+    """Write the changed files only, as an editor would."""
     (root / "plugins").mkdir(parents=True, exist_ok=True)
     (root / "data").mkdir(exist_ok=True)
     imports = "import blocks" if world["imports"] else ""
@@ -186,7 +186,7 @@ def digest(path: Path) -> str:
 
 
 class Model:
-    """Predicts from docs/keys.md which targets may run: those with new contents."""
+    """Prediction of targets allowed to run, according to docs/keys.md."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -260,7 +260,7 @@ class Model:
 
 
 def build(root: Path, world: World, model: Model | None = None) -> tuple[dict[str, str], list[str]]:
-    """Bring everything up to date in doit's order; return all keys and what ran."""
+    """Bring everything up to date; return all keys and the targets run."""
     spec, actions = plan(world)
     pool: Any = StandIns()
     state = root / ".buildsys"

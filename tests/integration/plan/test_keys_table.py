@@ -1,4 +1,4 @@
-"""The lists of docs/keys.md, entry by entry: one edit at a time in a built project.
+"""The lists of docs/keys.md, each entry as an edit of a project.
 
 The keys after an edit are compared with those of the last build. The project is rebuilt where an
 edit has effects downstream, and for some representatives of the others.
@@ -51,7 +51,7 @@ class Part(NamedTuple):
 
 
 def entries(title: str) -> list[str]:
-    """Return the headings and the entries of a section, each on one line."""
+    """Return the headings and entries of a section as lines."""
     section = PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     listed = re.findall(r"^(?:###|-) .*(?:\n  .*)*", section, re.MULTILINE)
     return [" ".join(entry.split()) for entry in listed]
@@ -81,7 +81,7 @@ RERUNS = dict(read_reruns())
 
 @dataclass
 class Bench:
-    """The project, a copy of our package to digest, and a folder for fake distributions."""
+    """The project, a copy of our package, and fake distributions."""
 
     project: KeyProject
     package: Path
@@ -368,7 +368,7 @@ class Outcome:
 
 
 def compare_keys(before: Keys, after: Keys) -> Outcome:
-    """Return the effect of an edit on keys: what changes is taken to run."""
+    """Return the targets with a key changed by an edit."""
     changed = {}
     for target in before.keys() & after.keys():
         old, new = before[target], after[target]
@@ -380,7 +380,7 @@ def compare_keys(before: Keys, after: Keys) -> Outcome:
 
 @pytest.fixture(scope="session")
 def outcome_of(bench: Bench) -> Callable[[str], Outcome]:
-    """Return the effect of an edit, from a real rebuild where the keys alone do not show it.
+    """Return the effect of an edit, from a real rebuild if necessary.
 
     They do if the page lists nothing but targets with changed keys and the reports on those: a
     stage that ran has another result file, and no output that the next stage reads.
@@ -408,7 +408,7 @@ def outcome_of(bench: Bench) -> Callable[[str], Outcome]:
 
 
 def listed(edit: str, targets: set[str]) -> set[str]:
-    """Return the targets that surely run again according to the page."""
+    """Return the targets certain to run again according to the page."""
     return {t for t in targets if any(fnmatchcase(t, name) for name in RERUNS[edit])}
 
 
@@ -433,7 +433,7 @@ def test_an_edit_reruns_exactly_the_listed_targets(
 def test_an_edit_changes_only_the_parts_that_come_from_it(
     outcome_of: Callable[[str], Outcome], edit: str
 ) -> None:
-    """Parts from the manifest change by their fields only, others by their edits only."""
+    """Check that each part changes by its own fields or edits only."""
     found = outcome_of(edit)
     report = {
         label
@@ -564,7 +564,7 @@ def test_a_series_of_edits_gives_the_outputs_of_a_clean_build(bench: Bench) -> N
 
 
 def outputs(project: KeyProject) -> dict[str, str]:
-    """Return the digests of the outputs that are the same in every build."""
+    """Return the digests of reproducible outputs."""
     files = [*project.root.glob("build/**/*.onnx"), *project.root.glob("build/**/*.npz")]
     return {
         str(path.relative_to(project.root)): sha256(path.read_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""Repeated ``kill -9`` of random processes at random moments, with changes in between.
+"""Repeated ``kill -9`` of random processes, with changes in between.
 
 There are five kills by default, 240 with ``BUILDSYS_LONG_TESTS=1``, or ``BUILDSYS_KILLS``. A run
 prints its seed; ``BUILDSYS_KILL_SEED`` repeats its choices, though not the exact moments.
@@ -66,7 +66,7 @@ class Ordeal:
         return self.project.root / "build"
 
     def change(self) -> str:
-        """Make a change that needs a rebuild; return its description."""
+        """Make a change requiring a rebuild; return its description."""
         model = self.choice.choice("ab")
         seed, tool = self.state[model]
         what = self.choice.choice(
@@ -91,7 +91,7 @@ class Ordeal:
         return f"{model}: {what}"
 
     def run_and_kill(self) -> tuple[Ran, str]:
-        """Run doit and kill one process of its tree; return the result and the killed process."""
+        """Run doit and kill one of its processes; return result and victim."""
         arguments = self.choice.choice([(), ("-n", "2"), ("-n", "2", "--continue")])
         process = self.project.start(*arguments)
         time.sleep(self.choice.uniform(0, self.usual_s))
@@ -109,7 +109,7 @@ class Ordeal:
         return Ran(process.returncode, out, err), what
 
     def check_after(self, ran: Ran, what: str) -> set[str]:
-        """Check that no output is partial or lost; return the fresh targets."""
+        """Require complete outputs; return the fresh targets."""
         story = f"{what} killed, {ran}"
         assert "Traceback" not in ran.out + ran.err, story
         if ran.code == 2:
@@ -128,7 +128,7 @@ class Ordeal:
         return fresh
 
     def finish(self, fresh: set[str]) -> None:
-        """Check that the next run continues the killed one and ends up to date."""
+        """Require the next run to continue the killed one to the end."""
         began = time.monotonic()
         done = self.project.doit(*self.choice.choice([(), ("-n", "2")]))
         self.usual_s = 0.8 * self.usual_s + 0.2 * (time.monotonic() - began)
@@ -171,7 +171,7 @@ class Ordeal:
         self.spoilt.add(hashlib.sha256(content).hexdigest())
 
     def _check_whole(self) -> None:
-        """Check that every file is that of a clean build, unless it was edited by hand."""
+        """Compare all files not edited by hand with a clean build."""
         for path in self.build.rglob("*"):
             name = path.relative_to(self.build).as_posix()
             if (
@@ -218,7 +218,7 @@ def ordeal(tmp_path: Path, runtime_folder: Path) -> Iterator[Ordeal]:
 
 
 def clean_builds(root: Path, runtime: Path) -> dict[State, Contents]:
-    """Return the contents of a model in each state, without its name in paths."""
+    """Return a model's contents in each state, without its name in paths."""
     project = ReadyProject(root, runtime)
     root.mkdir()
     project.create()

@@ -1,4 +1,4 @@
-"""Ten scenarios in which build systems go wrong, with real processes and real stages.
+"""Ten typical failures of build systems, with real processes and stages.
 
 ``ran`` are all targets brought up to date: ``passed`` the rebuilt ones, ``restored`` the others.
 """
@@ -24,14 +24,14 @@ DOWNSTREAM_OF_SIMPLIFY = {"validate:a", "engine:a:ort", "verify:a:ort", "bench:a
 
 
 def finish(process: subprocess.Popen[str], timeout_s: float = 60, printed: str = "") -> Ran:
-    """Wait for a process and fail if it never ends; ``printed`` is its output so far."""
+    """Wait for a process, or fail; ``printed`` is its output so far."""
     out, err = process.communicate(timeout=timeout_s)
     assert "Traceback" not in out + err
     return Ran(process.returncode, printed + out, err)
 
 
 def read_until(process: subprocess.Popen[str], start: str) -> str:
-    """Read output up to a line with this start, byte by byte so as not to read further."""
+    """Read output byte by byte up to a line with this start."""
     assert process.stdout is not None
     printed = b""
     while not printed.endswith(b"\n") or not printed.splitlines()[-1].startswith(start.encode()):

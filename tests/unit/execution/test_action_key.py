@@ -41,7 +41,7 @@ OPTIONS = st.dictionaries(NAMES, VALUES, max_size=3)
 
 
 def typed(value: Any) -> Any:
-    """Return a value that compares unlike for 1, 1.0 and True."""
+    """Return a value different for 1, 1.0 and True."""
     if isinstance(value, dict):
         return {name: typed(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -50,7 +50,7 @@ def typed(value: Any) -> Any:
 
 
 def mutations(options: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Draw options that are near to the given ones: most differences are in one place."""
+    """Draw options similar to the given ones, mostly with one difference."""
     moved = [
         {f"{outer}.{inner}": value}
         for outer, item in options.items()

@@ -75,7 +75,7 @@ def test_an_optional_input_that_appears_meanwhile_is_noticed(root: Path) -> None
 
 
 def test_an_edit_reverted_while_the_stage_runs_causes_a_second_run(root: Path) -> None:
-    """After a branch switch and back the stage may have read the other content."""
+    """Run again after a branch switch and back during the stage."""
     executor, pool = make_executor(root)
     time.sleep(0.06)
 
@@ -200,7 +200,7 @@ executor.run(target)
 
 
 def spans(tmp_path: Path, *targets: str) -> list[tuple[float, float]]:
-    """Build one target per process and project; return the times of the stages."""
+    """Build one target per process; return the times of the stages."""
     running = []
     for number, target in enumerate(targets):
         folder = make_project(tmp_path / f"{number}")

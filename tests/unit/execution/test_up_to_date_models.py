@@ -47,7 +47,7 @@ class Project:
         self.wait()
 
     def wait(self) -> None:
-        """Let what was written become older than the clock's step."""
+        """Wait until written files are older than the clock's step."""
         time.sleep(2.5 * SETTLE_NS / 1e9)
 
     def executor(self) -> Executor:

@@ -27,7 +27,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProjectFolder:
 
 @pytest.fixture
 def yaml_errors(project: ProjectFolder) -> Callable[[str | bytes], list[str]]:
-    """Return the errors of a project whose one manifest has the given content."""
+    """Return the errors of a project with one given manifest."""
 
     def errors(content: str | bytes) -> list[str]:
         project.write("configs/models/net.yaml", content)

@@ -50,7 +50,7 @@ class ProjectFolder:
         return str(caught.value).splitlines()
 
     def settle(self) -> None:
-        """Wait until the stamps of all written files are old enough to be trusted."""
+        """Wait until the stamps of all written files can be trusted."""
         time.sleep(2 * SETTLE_NS / 1e9)
 
 

@@ -1,4 +1,4 @@
-"""Damaged manifests give manifest errors, never another exception, and the same result twice."""
+"""Reproducible manifest errors, and no other exceptions, for damaged manifests."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @st.composite
 def _damaged(draw: st.DrawFn) -> Any:
-    """Return the good manifest with a few of its values replaced, added or removed."""
+    """Return the good manifest with a few values changed."""
     manifest: Any = copy.deepcopy(GOOD)
     for _ in range(draw(st.integers(1, 4))):
         path = draw(st.sampled_from(_places(manifest)))

@@ -209,7 +209,7 @@ def test_the_default_range_of_random_integers_depends_on_the_dtype(project, dtyp
 
 
 def _maps(depth: int = 2) -> st.SearchStrategy[object]:
-    """Return maps whose members a, b, c are maps and x, y, z are not, as in one schema."""
+    """Return maps with maps as a, b, c and other values as x, y, z."""
     scalar = st.integers() | st.text(max_size=3) | st.none() | st.lists(st.integers(), max_size=2)
     fields = dict.fromkeys("xyz", scalar)
     if depth:

@@ -25,7 +25,7 @@ print(*names, *({"pydantic", "yaml"} & sys.modules.keys()))
 
 @pytest.fixture
 def resolved(monkeypatch):
-    """Return the list of files resolved by loads, not taken from the cache."""
+    """Return the files resolved by loads, not read from the cache."""
     files = []
     original = loading._Load._resolve
 

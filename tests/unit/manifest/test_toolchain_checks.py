@@ -1,4 +1,4 @@
-"""Errors in toolchains and in engines that name them."""
+"""Errors in toolchains and their use by engines."""
 
 from __future__ import annotations
 

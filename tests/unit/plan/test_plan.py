@@ -32,7 +32,7 @@ def plan(**changes: Any) -> dict[str, Action]:
 
 
 def changed(**changes: Any) -> set[str]:
-    """Return the targets whose own options or sources differ from those of the plain manifest."""
+    """Return the targets with options or sources unlike the plain manifest's."""
     before, after = plan(), plan(**changes)
     return {
         target

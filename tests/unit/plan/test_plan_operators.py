@@ -1,4 +1,4 @@
-"""What custom operators add to the plan, and that they add nothing to models without them."""
+"""Custom operators in the plan, and plans without any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Golden cases of explicit profiles that differ from those of dims."""
+"""Golden cases of explicit profiles outside the cases of dims."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_two_inputs_make_one_case() -> None:
 
 
 def test_profiles_go_through_surgery() -> None:
-    """Fixed dimensions have one value, freed ones are new, files are those after the step."""
+    """Check values of fixed and freed dimensions, and files after the step."""
     dims = {"batch": {"min": 1, "opt": 8, "max": 16}, "width": {"min": 2, "opt": 4, "max": 8}}
     inputs = {"x": {"shape": ["batch", "width"]}}
     wide = {"x": {"min": (5, 2), "opt": (5, 4), "max": (5, 8)}}
