@@ -10,13 +10,10 @@ from importlib import util
 from importlib.machinery import PathFinder
 from inspect import getmodulename
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from buildsys.system.text_cache import TextCache
 from buildsys.system.versions import installed_versions, normalized
-
-if TYPE_CHECKING:
-    pass
 
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 _EXTRA = re.compile(r";.*\bextra\b")
@@ -71,7 +68,7 @@ def source_root(module: str, path: tuple[str, ...] | None = None) -> str | None:
 
 
 def _providers(module: str, path: tuple[str, ...] | None) -> list[str]:
-    """Return the distributions that contain a top-level module.
+    """Return the distributions of a top-level module.
 
     metadata.packages_distributions misses many before Python 3.11.
     """

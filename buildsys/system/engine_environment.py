@@ -20,9 +20,8 @@ from buildsys.system.gpus.devices import GpuError, read_gpus
 
 # backend -> module
 LIBRARIES = {"onnxruntime": "onnxruntime", "tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx"}
-_CUDA_IN_NAME = re.compile(
-    r"(?:^|[-_])cu(\d{2})(?:[-_]|$)"
-)  # tensorrt_cu12, tensorrt_rtx_cu13_libs
+# tensorrt_cu12, tensorrt_rtx_cu13_libs
+_CUDA_IN_NAME = re.compile(r"(?:^|[-_])cu(\d{2})(?:[-_]|$)")
 _GPU_FACTS = {
     "gpu": "name", "compute_capability": "compute_capability", "driver": "driver",
     "cuda": "cuda_driver",
@@ -82,16 +81,12 @@ def first_gpu() -> dict[str, str]:
 
     ``cuda`` is the latest version that the driver supports.
     """
-    gpus = _visible_gpus()
+    gpus = visible_gpus()
     return {name: gpus[0][fact] for name, fact in _GPU_FACTS.items()} if gpus else {}
 
 
-def gpu_models() -> list[str]:
-    """Return the distinct names of the visible GPUs. CUDA chooses their order."""
-    return list(dict.fromkeys(gpu["name"] for gpu in _visible_gpus()))
-
-
-def _visible_gpus() -> list[dict[str, str]]:
+def visible_gpus() -> list[dict[str, str]]:
+    """Return the visible GPUs in the driver's order. [] without a working driver."""
     try:
         return read_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
     except GpuError:

@@ -78,9 +78,10 @@ def kill_group(pid: int) -> None:
 
 
 def die_with_parent(parent: int, number: signal.Signals) -> None:
-    """Receive ``number`` at the end of the parent, or now if it has ended.
+    """Request a signal for the end of the parent.
 
-    Linux sends it when the *thread* that started this process ends, not its process.
+    It is sent at once if the parent has ended. Linux sends it when the *thread* that started
+    this process ends, not its process.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)

@@ -1,4 +1,4 @@
-"""The result file of a target: common header and stage figures as JSON."""
+"""Result files of targets: common header and stage figures as JSON."""
 
 from __future__ import annotations
 

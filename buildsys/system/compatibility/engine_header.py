@@ -50,7 +50,7 @@ def read_header(engine: Path) -> Header:
 
 
 def _walk_onnx(stream: BinaryIO, size: int) -> Header:
-    """Walk the fields of an ONNX file; a whole one ends with its last field."""
+    """Return the facts in an ONNX file. A whole one ends with its last field."""
     seen = set[int]()
     while (place := stream.tell()) < size:
         tag = _read_varint(stream)

@@ -21,10 +21,10 @@ from buildsys.system.engine_environment import (
     MissingLibraryError,
     cuda_of_library,
     first_gpu,
-    gpu_models,
     library_version,
     platform_name,
     version_numbers,
+    visible_gpus,
     why_no_gpu,
 )
 from buildsys.system.files import sha256_of
@@ -77,7 +77,8 @@ def machine_reasons(record: Record) -> Iterator[Reason]:
 
 def machine_notes(record: Record) -> Iterator[str]:
     """Yield facts worth knowing before the engine runs here."""
-    gpu, built_on, models = first_gpu(), record.built_with, gpu_models()
+    gpu, built_on = first_gpu(), record.built_with
+    models = list(dict.fromkeys(visible["name"] for visible in visible_gpus()))
     same = gpu.get("compute_capability") == built_on.get("compute_capability")
     if record.backend == "tensorrt" and same and gpu and gpu["gpu"] != built_on.get("gpu"):
         yield (

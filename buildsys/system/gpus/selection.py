@@ -49,7 +49,7 @@ def has_driver() -> bool:
 
 @cache
 def _find_gpus(visible: str | None, order: str | None) -> tuple[_Gpus, _Gpus]:
-    """Return the visible GPUs and, if CUDA's choice among them is unknown, all GPUs."""
+    """Return the visible GPUs, and all GPUs if CUDA's choice is unknown."""
     if not has_driver():
         return [], []
     from buildsys.system.gpus.devices import GpuError, read_gpus

@@ -1,4 +1,4 @@
-"""Probes: short scripts that another interpreter runs to describe itself.
+"""Short scripts run by another interpreter to describe itself.
 
 A script writes JSON to a separate descriptor (``argv[1]``), so nothing printed by
 ``sitecustomize`` or a library is mistaken for the result.

@@ -45,7 +45,7 @@ class JobChannels:
         self._events_closed = False
 
     def send(self, control: socket.socket, request: bytes) -> None:
-        """Send a job with the far ends of its channels, and close them here."""
+        """Send a job with its channels' far ends, and close those."""
         # listen() notices a server that is gone
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             descriptors = [self._remote_events, self._remote_status.fileno()]

@@ -1,4 +1,4 @@
-"""The main loop of a worker server and its listening socket: receive jobs, fork children.
+"""The worker server: its listening socket, and its loop to fork children.
 
 Single-threaded on purpose: a fork copies one thread only. Standard library only.
 """
@@ -192,7 +192,7 @@ class Server:
             os.set_inheritable(descriptor, False)
         connection.descriptors += descriptors
         if not piece:
-            # it is dropped, with its jobs
+            # the orchestrator is gone: its jobs end
             if self._parent is not None:
                 self._stop()
             for job in self._jobs.values():

@@ -46,7 +46,7 @@ def environment(ready: ReadyProject) -> Environment:
 
 
 def add_engine(project: ReadyProject, toolchain: str, fields: str = "") -> None:
-    """Add an engine of a toolchain to the model, under the same name."""
+    """Add a toolchain's engine of the same name to the model."""
     engine = f"{{backend: onnxruntime, name: {toolchain}, toolchain: {toolchain}{fields}}}"
     project.edit(MODEL, "name: ort}", f"name: ort}}, {engine}")
 

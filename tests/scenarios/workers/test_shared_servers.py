@@ -1,4 +1,4 @@
-"""Shared servers: reused if a new one would be the same, otherwise replaced."""
+"""Shared servers: reused while their environment is the same."""
 
 from __future__ import annotations
 
