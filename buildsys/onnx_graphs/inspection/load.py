@@ -106,7 +106,7 @@ def content_digests(data: Path | None) -> Iterator[Digest]:
 
     def digest(tensor: TensorProto) -> str:
         if tensor.data_location != TensorProto.EXTERNAL:
-            return inline_digest(tensor)
+            return _digest(tensor)
         if mapped is None:  # missing file
             return ""
         begin = int(next((e.value for e in tensor.external_data if e.key == "offset"), 0))
@@ -120,18 +120,15 @@ def content_digests(data: Path | None) -> Iterator[Digest]:
         yield digest
 
 
-def inline_digest(tensor: TensorProto) -> str:
-    """Return the digest of type, shape and inline values."""
-    if not tensor.data_type:
-        return ""
-    if tensor.raw_data:
-        return _digest(tensor, tensor.raw_data)
-    if tensor.data_type == TensorProto.STRING:
-        return _digest(tensor, b"\0".join(tensor.string_data))
-    return _digest(tensor, numpy_helper.to_array(tensor).tobytes())
-
-
-def _digest(tensor: TensorProto, values: bytes | memoryview) -> str:
+def _digest(tensor: TensorProto, values: bytes | memoryview | None = None) -> str:
+    """Return the digest of type, shape and values, by default the inline ones."""
+    if values is None:
+        if not tensor.data_type:
+            return ""
+        if tensor.data_type == TensorProto.STRING:
+            values = b"\0".join(tensor.string_data)
+        else:
+            values = tensor.raw_data or numpy_helper.to_array(tensor).tobytes()
     found = blake3(f"{tensor.data_type}{list(tensor.dims)}".encode())
     found.update(values)
     return found.hexdigest()
@@ -185,10 +182,9 @@ def _node(node: NodeProto) -> PlainNode:
 def _stored(tensor: TensorProto) -> StoredTensor:
     dtype = dtype_name(tensor.data_type) if tensor.data_type else "undefined"
     if tensor.data_location == TensorProto.EXTERNAL:
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        digest = entries.get(_DIGEST, "")
+        digest = next((entry.value for entry in tensor.external_data if entry.key == _DIGEST), "")
     else:
-        digest = inline_digest(tensor)
+        digest = _digest(tensor)
     return StoredTensor(tensor.name, dtype, tuple(tensor.dims), stored_bytes(tensor), digest)
 
 

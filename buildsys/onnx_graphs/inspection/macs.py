@@ -121,11 +121,6 @@ def _convolution(weights: int) -> Callable[[_Shapes], int]:
     return lambda shapes: math.prod(shapes.of_output()) * math.prod(shapes.of_input(weights)[1:])
 
 
-def _gemm(shapes: _Shapes) -> int:
-    first = shapes.of_input(0)
-    return math.prod(shapes.of_output()) * first[0 if shapes.flag("transA") else 1]
-
-
 def _matrix_product(shapes: _Shapes) -> int:
     first = shapes.of_input(0)
     if not first:
@@ -160,7 +155,7 @@ _COUNTS: Mapping[str, Callable[[_Shapes], int]] = {
     "Conv": _convolution(1), "FusedConv": _convolution(1), "NhwcFusedConv": _convolution(1),
     "ConvInteger": _convolution(1), "QLinearConv": _convolution(3), "DeformConv": _convolution(1),
     "ConvTranspose": lambda node: math.prod(node.of_input(0)) * math.prod(node.of_input(1)[1:]),
-    "Gemm": _gemm, "FusedGemm": _gemm,
+    "Gemm": _matrix_product, "FusedGemm": _matrix_product,
     "MatMul": _matrix_product, "FusedMatMul": _matrix_product, "MatMulInteger": _matrix_product,
     "QLinearMatMul": _matrix_product,
     "Einsum": _einsum,

@@ -87,8 +87,13 @@ class _Emulation:
             node.input[index] = self._renamed.get(name, name)
         rename_outer(node, self._renamed)
         self._nodes.append(node)
-        if node.op_type == "Cast":
-            self._rewrite_cast(node)
+        if node.op_type == "Cast":  # cast back to float32
+            name = node.output[0]
+            if name in self._low_outputs:
+                self._add_cast(name, self._in_float(name), _FLOAT)
+            elif name in self._is_low:
+                node.output[0] = self._fresh.new(f"{name}_{self._dtype}")
+                self._add_cast(node.output[0], name, _FLOAT)
             return
         for attribute in node.attribute:
             if attribute.name in _TYPE_ATTRIBUTES and attribute.i == self._low:
@@ -98,17 +103,6 @@ class _Emulation:
         for index, name in enumerate(node.output):
             if name in self._is_low:
                 node.output[index] = self._round(name, exact=node.op_type in _EXACT)
-
-    def _rewrite_cast(self, node: NodeProto) -> None:
-        """Append a cast back to float32 to a cast."""
-        name = node.output[0]
-        if name not in self._is_low:
-            return
-        if name in self._low_outputs:
-            self._add_cast(name, self._in_float(name), _FLOAT)
-        else:
-            node.output[0] = self._fresh.new(f"{name}_{self._dtype}")
-            self._add_cast(node.output[0], name, _FLOAT)
 
     def _round(self, name: str, *, exact: bool) -> str:
         """Append the rounding of one result and return its unrounded name."""

@@ -167,7 +167,7 @@ def test_the_products_of_a_local_function_count(tmp_path: Path) -> None:
 
 
 def test_external_data_is_not_read(tmp_path: Path) -> None:
-    """Test with 8 GiB in a sparse file: reading it would take seconds and too much memory."""
+    """Use 8 GiB in a sparse file: too much to read."""
     model = conv_bn()
     large = model.graph.initializer.add(name="large", data_type=TensorProto.FLOAT, dims=[2**31])
     large.data_location = TensorProto.EXTERNAL

@@ -1,4 +1,4 @@
-"""The report on engines timed on a GPU, with numbers from an H200."""
+"""The report on engines timed on a GPU (an H200)."""
 
 from __future__ import annotations
 
