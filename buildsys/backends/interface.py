@@ -21,10 +21,6 @@ Run = Callable[[], object]
 Fail = Callable[[StageError], NoReturn]
 
 
-def _ignore(message: str) -> None:
-    pass
-
-
 def _raise(error: StageError) -> NoReturn:
     raise error
 
@@ -68,7 +64,7 @@ class BuildRequest:
     project: Path = Path()  # root for imports of a network hook
     timing_cache: Path | None = None  # read if it exists, rewritten with new timings
     calibration: Calibration | None = None  # for an int8 engine of a graph without quantizers
-    progress: Callable[[str], None] = field(default=_ignore, compare=False)
+    progress: Callable[[str], None] = field(default=lambda _: None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import onnx
 from onnx import TensorProto, helper
 
 from buildsys.backends.interface import Figures
-from buildsys.backends.onnxruntime import kernels
 
 _INDEX_OPERATORS = ("Shape", "Size", "ArgMax", "ArgMin", "NonZero")
 _BOOL_OPERATORS = (
@@ -42,11 +41,6 @@ def graph_facts(model_file: Path) -> Figures:
             "weights": _shares(weights),
         },
     }
-
-
-def known_operators() -> frozenset[tuple[str, str]]:
-    """Return (domain, name) of ONNX Runtime's operators; ONNX's domain is ""."""
-    return frozenset(kernels.schema_versions())
 
 
 def _node_types(graph: Any) -> Counter[str]:

@@ -64,13 +64,6 @@ def schema_versions() -> Mapping[Operator, tuple[int, ...]]:
     return {operator: tuple(sorted(versions)) for operator, versions in found.items()}
 
 
-def newest_opset() -> int:
-    """Return the newest known opset of ONNX's own domain."""
-    return max(
-        versions[-1] for operator, versions in schema_versions().items() if not operator.domain
-    )
-
-
 def knows(operator: Operator) -> bool:
     """Return True if an operator has a schema or a kernel."""
     return operator in schema_versions() or operator in kernels()

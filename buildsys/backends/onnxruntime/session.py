@@ -15,7 +15,7 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.tensors import BIT_DTYPES, Array, Tensor, tensor_of
+from buildsys.onnx_graphs.tensors import BIT_DTYPES, Tensor, tensor_of
 
 _ORT_NAMES = {"float": "float32", "double": "float64"}  # others have ONNX's names
 _ONNX_TYPE_NUMBERS = {
@@ -157,29 +157,23 @@ def session_options(
     return options
 
 
-def one_sentence(error: BaseException) -> str:
-    """Return an error of ONNX Runtime on one line, without its codes."""
-    text = " ".join(_PREFIX.sub("", str(error)).split())
-    kernel = _NO_KERNEL.search(text)
-    if kernel:
-        return (
-            f"ONNX Runtime has no kernel for {kernel[1]} with these types ({_node_text(kernel[2])})"
-        )
-    failed = _FAILED_NODE.search(text)
-    if failed:
-        text = f"{failed[1]} ({_node_text(failed[2])}) failed: {_CPP_PLACE.sub('', failed[3])}"
-    return text if len(text) <= 400 else text[:400] + "…"
+def _call(what: str, function: Callable[[], T]) -> T:
+    """Call ONNX Runtime; raise its error on one line, without its codes."""
+    try:
+        return function()
+    except _FAILURES as error:
+        text = " ".join(_PREFIX.sub("", str(error)).split())
+        if kernel := _NO_KERNEL.search(text):
+            node = _node_text(kernel[2])
+            text = f"ONNX Runtime has no kernel for {kernel[1]} with these types ({node})"
+        elif failed := _FAILED_NODE.search(text):
+            text = f"{failed[1]} ({_node_text(failed[2])}) failed: {_CPP_PLACE.sub('', failed[3])}"
+        text = text if kernel or len(text) <= 400 else text[:400] + "…"
+        raise StageError(f"ONNX Runtime {what}: {text}") from error
 
 
 def _node_text(node: str) -> str:
     return f"node {node}" if node else "a node without a name"
-
-
-def _call(what: str, function: Callable[[], T]) -> T:
-    try:
-        return function()
-    except _FAILURES as error:
-        raise StageError(f"ONNX Runtime {what}: {one_sentence(error)}") from error
 
 
 def _port(argument: Any) -> Port:
@@ -196,24 +190,18 @@ def _feed(tensor: Tensor) -> Any:
     if tensor.dtype == "string":
         return tensor.array.astype(object)
     if tensor.dtype in BIT_DTYPES:
-        bits = _pack(tensor.array, tensor.dtype)
+        packed = tensor.array.reshape(-1)
+        per_byte = _PER_BYTE.get(tensor.dtype, 1)
+        if per_byte > 1:  # the first bytes of an array of the same shape
+            flat, packed = packed, np.zeros(packed.size, np.uint8)
+            for place in range(per_byte):
+                lane = flat[place::per_byte]
+                packed[: lane.size] |= lane << np.uint8(8 // per_byte * place)
+        bits = np.array(packed.reshape(tensor.array.shape), order="C")
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(
             bits, _ONNX_TYPE_NUMBERS[tensor.dtype]
         )
     return np.asarray(tensor.array, order="C")
-
-
-def _pack(bits: Array, dtype: str) -> Array:
-    """Return an array of the same shape; its first bytes are packed bits."""
-    per_byte = _PER_BYTE.get(dtype, 1)
-    flat = bits.reshape(-1)
-    if per_byte > 1:
-        flat = np.zeros(flat.size, np.uint8)
-        width = 8 // per_byte
-        for place in range(per_byte):
-            lane = bits.reshape(-1)[place::per_byte]
-            flat[: lane.size] |= lane << np.uint8(width * place)
-    return np.array(flat.reshape(bits.shape), order="C")
 
 
 def _read(value: ort.OrtValue, dtype: str) -> Tensor:

@@ -37,26 +37,23 @@ def refused_nodes(model_file: Path, provided: Collection[str] = ()) -> list[Unsu
     except (OSError, DecodeError):
         return []
     known = {f"{function.domain}::{function.name}" for function in model.functions} | {*provided}
-    found = [_unknown(index, node, (), known) for index, node in _nodes(model.graph.node)]
-    for function in model.functions:
-        found += [
-            _unknown(index, node, (function.name,), known) for index, node in _nodes(function.node)
-        ]
-    return [*(node for node in found if node is not None), *_without_kernel(model)]
-
-
-def _unknown(
-    index: int, node: Any, inside: tuple[str, ...], known: Collection[str]
-) -> UnsupportedNode | None:
-    operator = Operator("" if node.domain in _DEFAULT_DOMAIN else node.domain, node.op_type)
-    if f"{node.domain}::{node.op_type}" in known or kernels.knows(operator):
-        return None
-    domain = operator.domain or "ai.onnx"
-    reason = (
-        f"not an operator of the domain {domain} in this ONNX Runtime, and no function of the model"
-    )
-    output = next(iter(node.output), "")
-    return UnsupportedNode(index, node.name, node.op_type, reason, inside, output=output)
+    found = []
+    groups = [((), model.graph.node), *(((each.name,), each.node) for each in model.functions)]
+    for inside, nodes in groups:
+        for index, node in _nodes(nodes):
+            operator = Operator("" if node.domain in _DEFAULT_DOMAIN else node.domain, node.op_type)
+            if f"{node.domain}::{node.op_type}" in known or kernels.knows(operator):
+                continue
+            domain = operator.domain or "ai.onnx"
+            reason = (
+                f"not an operator of the domain {domain} in this ONNX Runtime, and no function of"
+                " the model"
+            )
+            output = next(iter(node.output), "")
+            found.append(
+                UnsupportedNode(index, node.name, node.op_type, reason, inside, output=output)
+            )
+    return [*found, *_without_kernel(model)]
 
 
 def _without_kernel(model: onnx.ModelProto) -> list[UnsupportedNode]:
@@ -133,7 +130,16 @@ def _tried(node: Any, opset: int, tensors: Mapping[str, int]) -> UnsupportedNode
         return None
     types = dict.fromkeys(_type_name(tensors[name]) for name in node.input if name)
     reason = f"ONNX Runtime has no CPU kernel for it in {', '.join(types) or 'its types'}"
-    later = (at for at in _changed_at(node.op_type) if at > opset)
+    versions = kernels.schema_versions().items()
+    newest = max(opsets[-1] for operator, opsets in versions if not operator.domain)
+    changed: set[int] = set()  # opsets with a new version or function body of the operator
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if not schema.domain and schema.name == node.op_type:
+            known: Any = schema
+            changed |= {known.since_version, *known.function_opset_versions}
+            changed |= {*known.context_dependent_function_opset_versions}
+    newest = min(newest, onnx.defs.onnx_opset_version())
+    later = (at for at in sorted(changed) if opset < at <= newest)
     since = next((at for at in later if _loads(node, at, tensors, strictly=True)), None)
     return UnsupportedNode(None, node.name, node.op_type, reason, since=since)
 
@@ -166,18 +172,6 @@ def _loads(node: Any, opset: int, tensors: Mapping[str, int], *, strictly: bool 
     except Exception as refusal:  # of many classes
         return not strictly and _NO_KERNEL not in str(refusal)
     return True
-
-
-def _changed_at(operator: str) -> list[int]:
-    """Return the opsets with a new version or function body of an operator."""
-    newest = min(kernels.newest_opset(), onnx.defs.onnx_opset_version())
-    found: set[int] = set()
-    for schema in onnx.defs.get_all_schemas_with_history():
-        if not schema.domain and schema.name == operator:
-            known: Any = schema
-            found |= {known.since_version, *known.function_opset_versions}
-            found |= {*known.context_dependent_function_opset_versions}
-    return sorted(opset for opset in found if opset <= newest)
 
 
 def _type_name(elem_type: int) -> str:

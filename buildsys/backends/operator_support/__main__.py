@@ -1,12 +1,79 @@
-"""Print the operator table as JSON; a separate process because it loads torch."""
+"""Table of operators: translation by exporters, ONNX opsets, support in backends.
+
+Printed as JSON by a separate process, because it loads torch.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import warnings
+from contextlib import suppress
+from typing import Any
 
-from buildsys.backends.operator_support.table import make_table
+from buildsys.backends.operator_support import onnx_operators
+from buildsys.backends.operator_support import torch_registries as registries
+
+SCHEMA = "buildsys/operators/1"
+_NAMESPACES = ("aten", "torchvision", "prims", "quantized")
+
+
+def make_table() -> dict[str, Any]:
+    """Return the table for the installed libraries, as JSON values.
+
+    ``torch``: operator -> {torchscript: opset or None, dynamo: opset or None, by_parts, writes,
+    schemas}.
+    ``onnx``: operator -> {opsets, onnxruntime: [{opset, types, body}], tensorrt_rtx: bool or None}.
+    """
+    return {"schema": SCHEMA, "torch": _torch_rows(), "onnx": _onnx_rows()}
+
+
+def _torch_rows() -> dict[str, Any]:
+    with suppress(ImportError, RuntimeError):
+        import torchvision  # noqa: F401 (registers its operators)
+
+    overloads: dict[str, list[str]] = {}
+    for overload in registries.dynamo_operators():
+        overloads.setdefault(overload.partition(".")[0], []).append(overload)
+    schemas = registries.schemas()
+    names = {
+        name
+        for name in schemas
+        if name.partition("::")[0] in _NAMESPACES and not name.endswith("_")
+    }
+    names |= overloads.keys() | set(registries.torchscript_operators())
+    rows = {}
+    for name in sorted(names):
+        if name.startswith(("onnx::", "onnx_symbolic::")):
+            continue
+        found = [
+            registries.dynamo_translation(overload) for overload in overloads.get(name, [name])
+        ]
+        translations = [one for one in found if one is not None]
+        opsets = [one.opset for one in translations if one.opset is not None]
+        rows[name] = {
+            "torchscript": registries.torchscript_from(name),
+            "dynamo": min(opsets, default=None),
+            "by_parts": any(one.by_parts for one in translations),
+            "writes": sorted({operator for one in translations for operator in one.operators}),
+            "schemas": schemas.get(name, []),
+        }
+    return rows
+
+
+def _onnx_rows() -> dict[str, Any]:
+    rows: dict[str, Any] = {}
+    for (domain, name), since in onnx_operators.versions().items():
+        rows[f"{domain}::{name}" if domain else name] = {
+            "opsets": list(since),
+            "onnxruntime": onnx_operators.ort_support(domain, name, since),
+            "tensorrt_rtx": onnx_operators.rtx_supports(name),
+        }
+    for name, types in onnx_operators.ort_operators().items():
+        support = [{"opset": 1, "types": types, "body": False}]
+        rows[name] = {"opsets": [], "onnxruntime": support, "tensorrt_rtx": False}
+    return rows
+
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # imported libraries warn about themselves

@@ -23,13 +23,6 @@ def versions() -> Mapping[tuple[str, str], tuple[int, ...]]:
     return {key: tuple(sorted(opsets, key=abs)) for key, opsets in sorted(found.items())}
 
 
-def has_body(domain: str, operator: str, version: int) -> bool:
-    """Return whether ONNX defines the operator by others, for runtimes without a kernel."""
-    schema: Any = onnx.defs.get_schema(operator, version, domain)
-    bodies = (*schema.function_opset_versions, *schema.context_dependent_function_opset_versions)
-    return any(opset <= version for opset in bodies)
-
-
 def ort_support(domain: str, operator: str, since: tuple[int, ...]) -> list[dict[str, Any]] | None:
     """Return opset, kernel types and body per version in ONNX Runtime's CPU provider.
 
@@ -39,15 +32,18 @@ def ort_support(domain: str, operator: str, since: tuple[int, ...]) -> list[dict
         from buildsys.backends.onnxruntime import kernels
     except ImportError:
         return None
-    return [
-        {
-            "opset": version,
-            "types": list(kernels.kernel_types(kernels.Operator(domain, operator), version)),
-            "body": has_body(domain, operator, version),
-        }
-        for version in since
-        if version > 0
-    ]
+    rows = []
+    for version in since:
+        if version > 0:
+            schema: Any = onnx.defs.get_schema(operator, version, domain)
+            bodies = (
+                *schema.function_opset_versions,
+                *schema.context_dependent_function_opset_versions,
+            )
+            types = kernels.kernel_types(kernels.Operator(domain, operator), version)
+            body = any(opset <= version for opset in bodies)
+            rows.append({"opset": version, "types": list(types), "body": body})
+    return rows
 
 
 def ort_operators() -> dict[str, list[str]]:

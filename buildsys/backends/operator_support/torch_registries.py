@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-import onnx.defs
 import torch
 from torch.onnx._internal import torchscript_exporter
 from torch.onnx._internal.exporter import _decomp
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 from torch.onnx._internal.torchscript_exporter.registration import registry
+
+from buildsys.backends.operator_support.onnx_operators import versions
 
 TORCHSCRIPT_OPSETS = range(7, 24)  # accepted by the exporter
 DYNAMO_OPSETS = range(18, 27)
@@ -125,23 +126,13 @@ def _newer_operators(function: Any, depth: int = 0) -> Iterator[tuple[str, int]]
     if code is None or depth > _MAX_CALL_DEPTH:
         return
     for name in code.co_names:
-        since = _first_versions().get(name, 0)
+        since = abs(versions().get(("", name), (0,))[0])
         if since > DYNAMO_OPSETS[0]:
             yield name, since
         called = plain.__globals__.get(name)
         is_onnx = callable(called) and "onnx" in str(getattr(called, "__module__", ""))
         if is_onnx and called is not function:
             yield from _newer_operators(called, depth + 1)
-
-
-@lru_cache(maxsize=1)
-def _first_versions() -> Mapping[str, int]:
-    first: dict[str, int] = {}
-    for schema in onnx.defs.get_all_schemas_with_history():
-        if not schema.domain:
-            since = schema.since_version
-            first[schema.name] = min(first.get(schema.name, since), since)
-    return first
 
 
 @lru_cache(maxsize=1)

@@ -104,18 +104,14 @@ def configure(
         )
     _set_dla_core(library, builder, config, options.get("dla_core"))
     ignored = []
-    for name, wanted in _flags(options).items():
-        flag = FLAGS.of(library, name)
+    flags = [(name, FLAGS.of(library, name), wanted) for name, wanted in _flags(options).items()]
+    flags += [(name, PRECISION_FLAGS.of(library, name), True) for name in precision_flags(options)]
+    for name, flag, wanted in flags:
         if wanted:
             config.set_flag(flag)
         else:
             config.clear_flag(flag)
         if bool(config.get_flag(flag)) != wanted:
-            ignored.append(f"the flag {name} has no effect")
-    for name in precision_flags(options):
-        flag = PRECISION_FLAGS.of(library, name)
-        config.set_flag(flag)
-        if not config.get_flag(flag):
             ignored.append(f"the flag {name} has no effect")
     if refused := list(dict.fromkeys([*messages.errors, *ignored])):
         raise StageError(f"{library.title} refuses a field of the engine: {'; '.join(refused)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from buildsys.backends.cuda.gpus import find_driver
 from buildsys.backends.interface import (
     BuildRequest,
     Figures,
@@ -117,4 +118,14 @@ class TensorRtBackend:
 
     def device(self, options: Options) -> Figures:  # noqa: ARG002 (the same for all options)
         """Return the first GPU and the driver, or the reason for none."""
-        return gpu_requirements.device_facts()
+        driver = find_driver()
+        if not driver.gpus:
+            return {"kind": "gpu", "missing": driver.missing}
+        gpu = driver.gpus[0]
+        return {
+            "kind": "gpu",
+            "name": gpu.name,
+            "compute_capability": gpu.compute_capability,
+            "memory_bytes": gpu.memory_bytes,
+            "driver_cuda": driver.cuda_version,
+        }

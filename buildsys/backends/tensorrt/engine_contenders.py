@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TypeVar
 
 from buildsys.backends.cuda.device import Device, HostBuffer, Resource, Stream
@@ -105,7 +106,16 @@ class EngineContenders:
     def _launch(self, session: TensorRtSession, *, graph: bool) -> Run:
         """Return a call to launch one inference with its copies."""
         timing, device, stream = self._timing, session.gpu, session.gpu.main_stream
-        compute = self._captured(session) if graph else session.enqueue
+        compute: Run = session.enqueue
+        if graph:
+            with session.log.collected() as messages:
+                try:
+                    captured = self._keep(device, device.capture(stream, session.enqueue))
+                except StageError as failure:
+                    reason = messages.error_text(failure.problem)
+                    text = f"the engine cannot run as a CUDA graph: {reason}"
+                    raise StageError(text, "set bench.cuda_graph: false") from failure
+            compute = partial(captured.launch, stream)
         copies_in: list[tuple[HostBuffer, Callable[[HostBuffer, Stream], None]]] = []
         copies_out: list[tuple[HostBuffer, Callable[[HostBuffer, Stream], None]]] = []
         if timing.copies_in:
@@ -128,17 +138,6 @@ class EngineContenders:
                 copy(target, stream)
 
         return launch
-
-    def _captured(self, session: TensorRtSession) -> Run:
-        stream = session.gpu.main_stream
-        with session.log.collected() as messages:
-            try:
-                graph = self._keep(session.gpu, session.gpu.capture(stream, session.enqueue))
-            except StageError as failure:
-                reason = messages.error_text(failure.problem)
-                text = f"the engine cannot run as a CUDA graph: {reason}"
-                raise StageError(text, "set bench.cuda_graph: false") from failure
-        return lambda: graph.launch(stream)
 
     def _keep(self, device: Device, resource: AnyResource) -> AnyResource:
         """Free ``resource`` together with these contenders."""

@@ -143,13 +143,9 @@ FORMATS = EnumTable(
 
 # fields that not all generations have, unless they have a value that requests nothing
 _FIELDS: Mapping[str, tuple[str, ...]] = {
-    "tactic_shared_memory": SINCE_10,
-    "tiling_optimization_level": SINCE_10,
-    "l2_limit_for_tiling": SINCE_10,
-    "refit_identical": SINCE_10,
-    "refit_individual": SINCE_10,
-    "strip_plan": SINCE_10,
-    "weight_streaming": SINCE_10,
+    **dict.fromkeys(("tactic_shared_memory", "tiling_optimization_level"), SINCE_10),
+    **dict.fromkeys(("l2_limit_for_tiling", "refit_identical", "refit_individual"), SINCE_10),
+    **dict.fromkeys(("strip_plan", "weight_streaming"), SINCE_10),
     "layer_precisions": UNTIL_10,
 }
 _REQUESTS_NOTHING: tuple[object, ...] = (None, False, "none", (), [])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from buildsys.backends.cuda.gpus import Gpu, find_driver
-from buildsys.backends.interface import Figures, Options
+from buildsys.backends.interface import Options
 from buildsys.backends.tensorrt.enum_tables import CAPABILITIES, join_or
 from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.version_adapter import builds_for_other_gpus
@@ -87,21 +87,6 @@ def check_runner(library: Library, options: Options) -> None:
             f" this machine has {gpu.compute_capability}",
             f"add '{gpu.compute_capability}' to the engine's compute_capabilities",
         )
-
-
-def device_facts() -> Figures:
-    """Return the first GPU and the driver, or the reason for none."""
-    driver = find_driver()
-    if not driver.gpus:
-        return {"kind": "gpu", "missing": driver.missing}
-    gpu = driver.gpus[0]
-    return {
-        "kind": "gpu",
-        "name": gpu.name,
-        "compute_capability": gpu.compute_capability,
-        "memory_bytes": gpu.memory_bytes,
-        "driver_cuda": driver.cuda_version,
-    }
 
 
 def _first_gpu(purpose: str, hint: str) -> Gpu:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 _WORDS = {
@@ -133,23 +133,17 @@ def _read_layer(entry: Any, wanted: str) -> EngineLayer:
     name = str(entry.get("Name", ""))
     if _COMPUTES_NOTHING.search(kind) or _COMPUTES_NOTHING.search(str(entry.get("Origin", ""))):
         return EngineLayer(name, kind, None)
-    dtype = min(_dtypes(entry), key=_RANK, default=None)
+    ports = [port for side in ("Inputs", "Outputs") for port in entry.get(side) or ()]
+    formats = [port.get("Format/Datatype", "") for port in ports if isinstance(port, dict)]
+    words = [match[1] for text in formats for match in _TYPE.finditer(str(text))]
+    weights = entry.get("Weights")
+    match = _TYPE.fullmatch(str(weights.get("Type", ""))) if isinstance(weights, dict) else None
+    words += [match[1]] if match else []
+    dtype = min((_DTYPE_OF[word.lower()] for word in words), key=_RANK, default=None)
     is_fused = kind == "Myelin" or "ForeignNode[" in name
     if is_fused and dtype and (dtype == "float32" or _RANK(dtype) > _RANK(wanted)):
         dtype = None  # the type at its ends says nothing about its inside
     return EngineLayer(name, kind, dtype, is_fused)
-
-
-def _dtypes(entry: Mapping[str, Any]) -> Iterator[str]:
-    for side in ("Inputs", "Outputs"):
-        for port in entry.get(side) or ():
-            described = port.get("Format/Datatype", "") if isinstance(port, dict) else ""
-            for found in _TYPE.finditer(str(described)):
-                yield _DTYPE_OF[found[1].lower()]
-    weights = entry.get("Weights")
-    match = _TYPE.fullmatch(str(weights.get("Type", ""))) if isinstance(weights, dict) else None
-    if match:
-        yield _DTYPE_OF[match[1].lower()]
 
 
 def _shares(amounts: Iterable[tuple[str, float]]) -> dict[str, float]:

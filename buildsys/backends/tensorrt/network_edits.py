@@ -67,7 +67,18 @@ def set_layer_precisions(
 
     Raises: StageError: a pattern matches no layer.
     """
-    computed = _computed_layers(library, network)
+    kinds, words = library.trt.LayerType, DTYPES.words(library)
+    layers = [network.get_layer(index) for index in range(network.num_layers)]
+    computed = [  # those with a choice of precision
+        layer
+        for layer in layers
+        if layer.type not in (kinds.CONSTANT, kinds.SHAPE, kinds.QUANTIZE, kinds.DEQUANTIZE)
+        and layer.num_outputs
+        and all(
+            words[tensor.dtype] in _COMPUTED and not tensor.is_shape_tensor
+            for tensor in (layer.get_output(index) for index in range(layer.num_outputs))
+        )
+    ]
     names = [layer.name for layer in computed]
     for entry in entries:
         if not any(fnmatchcase(name, entry["layers"]) for name in names):
@@ -133,19 +144,3 @@ def _inputs(network: Any) -> list[Any]:
 
 def _outputs(network: Any) -> list[Any]:
     return [network.get_output(index) for index in range(network.num_outputs)]
-
-
-def _computed_layers(library: Library, network: Any) -> list[Any]:
-    """Return the layers with a choice of precision."""
-    kinds, words = library.trt.LayerType, DTYPES.words(library)
-    layers = [network.get_layer(index) for index in range(network.num_layers)]
-    return [
-        layer
-        for layer in layers
-        if layer.type not in (kinds.CONSTANT, kinds.SHAPE, kinds.QUANTIZE, kinds.DEQUANTIZE)
-        and layer.num_outputs
-        and all(
-            words[tensor.dtype] in _COMPUTED and not tensor.is_shape_tensor
-            for tensor in (layer.get_output(index) for index in range(layer.num_outputs))
-        )
-    ]

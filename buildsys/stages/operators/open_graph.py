@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import onnxruntime as ort
 from onnx import ModelProto
 
-from buildsys.backends.onnxruntime.graph_facts import known_operators
+from buildsys.backends.onnxruntime.kernels import schema_versions
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import load_model, opsets
@@ -37,7 +37,7 @@ def refuse_unimplemented(model: ModelProto, implementation: Implementation) -> N
     """Raise StageError if the graph has custom operators without an implementation."""
     implemented = {use.op for use in implementation.uses}
     implemented |= {operator_of(function) for function in model.functions}
-    domains = {"ai.onnx", *(domain for domain, _ in known_operators())}
+    domains = {"ai.onnx", *(domain for domain, _ in schema_versions())}
     missing = [
         node
         for node in nodes_of(model)

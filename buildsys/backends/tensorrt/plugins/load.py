@@ -39,13 +39,19 @@ def load_plugins(library: Library, operators: Sequence[OperatorUse]) -> list[Fig
         faulthandler.enable(sys.__stderr__ or sys.stderr)
     for path in dict.fromkeys(use.path for use in new):
         uses = [use for use in new if use.path == path]
-        for use, creator in zip(uses, _register(library, uses), strict=True):
+        names, first, shown = [use.op for use in uses], uses[0], _shown_path(uses[0])
+        if path.suffix == ".py":
+            version_adapter.check_python_plugins(library, shown)
+            creators = register_file(shown, names, Guard(library, first.project, first.fail))
+        else:
+            creators = _load_library(path, shown, names, library)
+        for use, creator in zip(uses, creators, strict=True):
             _LOADED[library, use] = {
                 "operator": use.op,
                 "name": creator.name,
                 "version": creator.plugin_version,
                 "namespace": creator.plugin_namespace,
-                "file": _shown_path(use),
+                "file": shown,
                 "file_sha256": sha256_of(use.path),
             }
     return [_LOADED[library, use] for use in plugins]
@@ -54,16 +60,6 @@ def load_plugins(library: Library, operators: Sequence[OperatorUse]) -> list[Fig
 @cache
 def _register_bundled(library: Library) -> None:
     version_adapter.register_bundled_plugins(library, log_of(library).logger)
-
-
-def _register(library: Library, uses: Sequence[OperatorUse]) -> list[Any]:
-    """Register the plugins of one file; return their creators."""
-    operators = [use.op for use in uses]
-    first, shown = uses[0], _shown_path(uses[0])
-    if first.path.suffix == ".py":
-        version_adapter.check_python_plugins(library, shown)
-        return register_file(shown, operators, Guard(library, first.project, first.fail))
-    return _load_library(first.path, shown, operators, library)
 
 
 def _shown_path(use: OperatorUse) -> str:
