@@ -1,4 +1,4 @@
-"""``python -m buildsys.doctor ENGINE [--json] [--project=FOLDER]``: check that an engine can run."""
+"""Check an engine: ``python -m buildsys.doctor ENGINE [--json] [--project=FOLDER]``."""
 
 from __future__ import annotations
 

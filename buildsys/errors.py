@@ -1,8 +1,7 @@
 """Expected failures and their exit codes.
 
-Each prints as one line: what is wrong, where, and what to do next. If there is a choice of remedies,
-they follow as a short list. Errors cross the border between worker and orchestrator as JSON, so
-they consist of strings only.
+Each prints as one line: what is wrong, where, and what to do next. A choice of remedies follows as
+a short list. Errors travel from worker to orchestrator as JSON, so they consist of strings only.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class ManifestErrors(BuildsysError):
 
 
 def with_hint(problem: str, hint: str) -> str:
-    """Return problem and hint on one line, or a hint of several lines below the problem."""
+    """Return problem and hint, on one line if the hint is short."""
     return f"{problem}\n{hint}" if "\n" in hint else problem + (f"; {hint}" if hint else "")
 
 
@@ -80,7 +79,7 @@ class UsageError(BuildsysError):
 
 @dataclass(eq=False)
 class StageError(BuildsysError):
-    """A stage failed for a reason that its user can act on."""
+    """An expected failure of a stage."""
 
     problem: str
     hint: str = ""  # one line, or a short list of lines
@@ -99,9 +98,9 @@ class CheckFailed(StageError):
 
 @dataclass(eq=False)
 class Unavailable(StageError):
-    """A stage cannot run on this machine; the hint says what to install or where to run it."""
+    """A stage cannot run on this machine; the hint is the remedy."""
 
 
 @dataclass(eq=False)
 class WorkerDied(StageError):
-    """A worker process ended without a result: crash, kill, out of memory or time limit."""
+    """A worker process ended without a result."""
