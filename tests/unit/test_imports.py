@@ -107,6 +107,27 @@ def test_imports_point_one_way() -> None:
     assert wrong == []
 
 
+def test_no_modules_import_each_other_in_a_cycle() -> None:
+    known = modules()
+    imports = {
+        name: {
+            module
+            for imported in imported_names(path)
+            for module in (imported, imported.rpartition(".")[0])
+            if module in known and module != name
+        }
+        for name, path in known.items()
+    }
+    for name, imported in imports.items():  # a submodule is not an import of its package
+        imports[name] = imported - {
+            package for package in imported if any(m.startswith(f"{package}.") for m in imported)
+        }
+    while free := [name for name, imported in imports.items() if not imported & imports.keys()]:
+        for name in free:
+            del imports[name]
+    assert imports == {}
+
+
 def test_every_allowed_import_exists() -> None:
     used: dict[str, set[str]] = {package: set() for package in ALLOWED}
     for name, path in modules().items():
