@@ -301,7 +301,7 @@ class Session:
     def interrupt(self, exit_code: int) -> None:
         """Stop all workers and all waiting; whoever builds then gets a KeyboardInterrupt.
 
-        Called from a thread of its own (see ``interruption``).
+        Called from a separate thread (see ``interruption``).
         """
         self.interrupted = exit_code
         if "executor" in vars(self):

@@ -1,8 +1,8 @@
 """Golden cases of a graph with a fixed dimension turned dynamic.
 
 The network gave outputs for the fixed size only. Items along the freed dimension are assumed to be
-independent, like those of a batch: the old graph runs on pieces of its own size, and their outputs
-are concatenated. Dependent items need a reference in the step.
+independent, like those of a batch: the old graph runs on pieces of its fixed size, and their
+outputs are concatenated. Dependent items need a reference in the step.
 """
 
 from __future__ import annotations
