@@ -53,7 +53,6 @@ class Graph(NamedTuple):
 class GraphPoint:
     """A graph read by later stages."""
 
-    when: str  # of its surgery steps; "" for the exported graph
     steps: Sequence[Step]
     source: Graph  # before the steps
     graph: Graph  # after the steps
@@ -114,7 +113,7 @@ def graph_points(spec: Spec) -> GraphPoints:
         if any(steps):
             own = {case: _only(sizes, spans) for case, sizes in values.items()}
             origins = representatives(own)
-        points.append(GraphPoint(when, taken, source, graph, found, spans, own, origins, *golden))
+        points.append(GraphPoint(taken, source, graph, found, spans, own, origins, *golden))
     return GraphPoints(values, *points)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
+from buildsys.manifest.surgery_interface import AFTER_EXPORT, AFTER_SIMPLIFY
 from buildsys.plan.action import Action
 from buildsys.plan.engine_typing import VersionOf, unknown_version
 from buildsys.plan.graph_points import Spec
@@ -18,7 +20,7 @@ from buildsys.plan.stages.operators import plan_operators
 from buildsys.plan.stages.reference import plan_reference
 from buildsys.plan.stages.report import plan_report
 from buildsys.plan.stages.simplify import plan_simplify
-from buildsys.plan.stages.surgery import plan_surgery_after_export, plan_surgery_after_simplify
+from buildsys.plan.stages.surgery import plan_surgery
 from buildsys.plan.stages.validate import plan_validate
 from buildsys.plan.stages.verify import plan_verify
 
@@ -29,9 +31,9 @@ MODEL_STAGES = (
     plan_operators,
     plan_export,
     plan_reference,
-    plan_surgery_after_export,
+    partial(plan_surgery, when=AFTER_EXPORT),
     plan_simplify,
-    plan_surgery_after_simplify,
+    partial(plan_surgery, when=AFTER_SIMPLIFY),
     plan_calibrate,
     plan_convert,
     plan_validate,

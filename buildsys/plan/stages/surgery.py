@@ -5,25 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from buildsys.manifest.surgery_interface import AFTER_EXPORT
 from buildsys.plan.action import Action, FileRef
-from buildsys.plan.graph_points import GraphPoint, changes_golden
+from buildsys.plan.graph_points import changes_golden
 from buildsys.plan.model_plan import ModelPlan, data_files, image_tools
 
 _TOLERANCE = ("rtol", "cosine", "atol", "top1")
 
 
-def plan_surgery_after_export(model: ModelPlan) -> Iterator[Action]:
-    """Plan the steps on the exported graph, if there are any."""
-    return _plan(model, model.exported, model.unsimplified)
-
-
-def plan_surgery_after_simplify(model: ModelPlan) -> Iterator[Action]:
-    """Plan the steps on the simplified graph, if there are any."""
-    return _plan(model, model.unsimplified, model.final)
-
-
-def _plan(model: ModelPlan, before: GraphPoint, point: GraphPoint) -> Iterator[Action]:
-    spec, name, steps, when = model.spec, model.name, point.steps, point.when
+def plan_surgery(model: ModelPlan, when: str) -> Iterator[Action]:
+    """Plan the steps on the exported or the simplified graph, if there are any."""
+    after_export = when == AFTER_EXPORT
+    before = model.exported if after_export else model.unsimplified
+    point = model.unsimplified if after_export else model.final
+    spec, name, steps = model.spec, model.name, point.steps
     if not steps:
         return
     origins, golden_changes = before.origins, changes_golden(steps)
