@@ -11,8 +11,7 @@ from pathlib import Path
 
 from buildsys.execution.action_key import ABSENT, ActionKey, content_parts, declared_parts
 from buildsys.plan.action import Action, ToolchainRef
-from buildsys.plan.dependencies.python_imports import Import
-from buildsys.plan.dependencies.source_tree import FolderListings, SourceTree
+from buildsys.plan.dependencies import FolderListings, Import, SourceTree
 from buildsys.store.file_digests import DigestCache, FileDigest
 from buildsys.system import devices, distributions, versions
 from buildsys.system.files import sha256_of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -26,13 +25,11 @@ class OperatorUse(NamedTuple):
 
     @property
     def tools(self) -> tuple[str, ...]:
-        """Libraries to edit the graph and to run Python plugins."""
-        return (*(("onnx",) if self.options else ()), *self.plugin_tools)
+        """Libraries to edit the graph, and Python for Python plugins.
 
-    @property
-    def plugin_tools(self) -> tuple[str, ...]:
-        """Python, for Python plugins; their own imports are found in their files."""
-        return ("python",) if self.sources else ()
+        The plugins' own imports are found in their files.
+        """
+        return (*(("onnx",) if self.options else ()), *(("python",) if self.sources else ()))
 
 
 NO_OPERATORS = OperatorUse()
@@ -45,22 +42,14 @@ class CustomOperators:
         self.target = f"operators:{spec['model']}"
         self._model = spec["model"]
         self._declared = spec["ops"]
-        self._backends = dict.fromkeys((MAIN, *(engine["backend"] for engine in spec["engines"])))
-        self._uses: dict[str, OperatorUse] = {}
-
-    @cached_property
-    def functions(self) -> dict[str, dict[str, str]]:
-        """Operator -> ``FILE.py:NAME``, by role of the output file.
-
-        ``functions`` are in the graph itself, ``functions.BACKEND`` replace some of them.
-        """
+        backends = dict.fromkeys((MAIN, *(engine["backend"] for engine in spec["engines"])))
         chosen = {
             backend: {
                 entry["op"]: implementations(entry, backend)["function"]
                 for entry in self._declared
                 if chosen_kind(entry, backend) == "function"
             }
-            for backend in self._backends
+            for backend in backends
         }
         shared: dict[str, str] = {}
         for entry in self._declared:
@@ -69,30 +58,24 @@ class CustomOperators:
                 shared[entry["op"]] = function
         roles = {"functions": shared}
         for backend, own in chosen.items():
-            roles[f"functions.{backend}"] = {
-                op: function for op, function in own.items() if function != shared[op]
-            }
-        return {role: functions for role, functions in roles.items() if functions}
-
-    @cached_property
-    def libraries(self) -> dict[str, Library]:
-        """Shared libraries by name, each once for all operators and backends."""
-        named: dict[str, Library] = {}
+            replaced = {op: function for op, function in own.items() if function != shared[op]}
+            roles[f"functions.{backend}"] = replaced
+        # operator -> ``FILE.py:NAME``, by role of the output file: ``functions`` are in the graph
+        # itself, ``functions.BACKEND`` replace some of them
+        self.functions = {role: functions for role, functions in roles.items() if functions}
+        exported = {"functions": self.file("functions")}  # with the exported graph
+        self.graph_functions = exported if "functions" in self.functions else {}
+        # shared libraries by name, each once for all operators and backends
+        self.libraries: dict[str, Library] = {}
         for entry in self._declared:
-            for backend in self._backends:
+            for backend in backends:
                 library = _library(entry, backend)
-                if library is not None and library not in named.values():
+                if library is not None and library not in self.libraries.values():
                     files = library["sources"] if "sources" in library else [library["file"]]
                     stem, number = PurePosixPath(files[0]).stem, 1
-                    while (name := stem if number == 1 else f"{stem}-{number}") in named:
+                    while (name := stem if number == 1 else f"{stem}-{number}") in self.libraries:
                         number += 1
-                    named[name] = library
-        return named
-
-    @property
-    def graph_functions(self) -> dict[str, FileRef]:
-        """File of the functions in the exported graph, by role."""
-        return {"functions": self.file("functions")} if "functions" in self.functions else {}
+                    self.libraries[name] = library
 
     def file(self, role: str) -> FileRef:
         """Return a library or a file of functions of the operators stage."""
@@ -102,35 +85,27 @@ class CustomOperators:
 
     def use(self, backend: str = MAIN) -> OperatorUse:
         """Return the additions to an action reading the graph for ``backend``."""
-        if not self._declared:
-            return NO_OPERATORS
-        if backend not in self._uses:
-            entries = self._entries(backend)
-            roles = [_role(entry) for entry in entries if "library" in entry]
-            inputs = {role: self.file(role) for role in roles}
-            if any(entry["kind"] == "function" for entry in entries):
-                inputs["functions"] = self.file(f"functions.{backend}")
-            after = (self.target,) if inputs else ()
-            use = OperatorUse({"operators": entries}, inputs, _python_files(entries), after)
-            self._uses[backend] = use if entries else NO_OPERATORS
-        return self._uses[backend]
+        entries = self._entries(backend)
+        libraries = [f"library.{entry['library']}" for entry in entries if "library" in entry]
+        inputs = {role: self.file(role) for role in libraries}
+        if any(entry["kind"] == "function" for entry in entries):
+            inputs["functions"] = self.file(f"functions.{backend}")
+        return _use(entries, inputs, (self.target,) if inputs else ())
 
     def loaded_use(self, engine: Mapping[str, Any]) -> OperatorUse:
         """Return the additions to an action running an engine."""
         found = self._entries(engine["backend"])
         entries = [entry for entry in found if entry["kind"] in ("library", "plugin")]
-        if not entries:
-            return NO_OPERATORS
-        libraries = self.copied_libraries(engine)
-        return OperatorUse({"operators": entries}, libraries, _python_files(entries))
+        return _use(entries, self.copied_libraries(engine))
 
     def copied_libraries(self, engine: Mapping[str, Any]) -> dict[str, FileRef]:
         """Return the libraries copied into an engine's folder, by role."""
         folder = f"{self._model}/engine/{engine['name']}"
+        names = [entry.get("library") for entry in self._entries(engine["backend"])]
         return {
-            _role(entry): FileRef(f"{folder}/{entry['library']}.so", optional=True)
-            for entry in self._entries(engine["backend"])
-            if "library" in entry
+            f"library.{name}": FileRef(f"{folder}/{name}.so", optional=True)
+            for name in names
+            if name
         }
 
     def _entries(self, backend: str) -> list[Entry]:
@@ -163,9 +138,8 @@ def _library(entry: Mapping[str, Any], backend: str) -> Library | None:
     return None
 
 
-def _role(entry: Entry) -> str:
-    return f"library.{entry['library']}"
-
-
-def _python_files(entries: list[Entry]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(entry["python"] for entry in entries if "python" in entry))
+def _use(
+    entries: list[Entry], inputs: Mapping[str, FileRef], after: tuple[str, ...] = ()
+) -> OperatorUse:
+    sources = tuple(dict.fromkeys(entry["python"] for entry in entries if "python" in entry))
+    return OperatorUse({"operators": entries} if entries else {}, inputs, sources, after)

@@ -68,10 +68,6 @@ class GraphPoint:
         chosen = {self.origins[case] for case in wanted}
         return {case: sizes for case, sizes in self.values.items() if case in chosen}
 
-    def golden_cases(self) -> dict[str, Dims]:
-        """Return all cases of ``dims`` and of explicit profiles."""
-        return self.cases(self.values)
-
     def golden(self, cases: Iterable[str], prefix: str = "") -> dict[str, FileRef]:
         """Return the golden tensors of ``cases`` by role."""
         return {f"{prefix}case.{c}": FileRef(f"{self.golden_folder}/{c}.npz") for c in cases}

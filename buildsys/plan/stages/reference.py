@@ -12,7 +12,7 @@ from buildsys.plan.model_plan import ModelPlan, data_files, image_tools
 def plan_reference(model: ModelPlan) -> Iterator[Action]:
     """Plan the computation of golden inputs and outputs."""
     name = model.name
-    cases = model.exported.golden_cases()
+    cases = model.exported.cases(model.exported.values)
     data = {role: tensor["data"] for role, tensor in model.spec["inputs"].items()}
     operators = NO_OPERATORS
     if model.is_onnx:

@@ -14,7 +14,7 @@ _TOLERANCE = ("rtol", "cosine", "atol", "top1")
 
 
 def plan_surgery(model: ModelPlan, when: str) -> Iterator[Action]:
-    """Plan the steps on the exported or the simplified graph, if there are any."""
+    """Plan the steps on the exported or the simplified graph, if any."""
     after_export = when == AFTER_EXPORT
     before = model.exported if after_export else model.unsimplified
     point = model.unsimplified if after_export else model.final
@@ -24,7 +24,7 @@ def plan_surgery(model: ModelPlan, when: str) -> Iterator[Action]:
     origins, golden_changes = before.origins, changes_golden(steps)
     cases: dict[str, dict[str, Any]] = {
         case: {"dims": model.case_values[case], "golden": origins[case]}
-        for case in point.golden_cases()
+        for case in point.cases(point.values)
     }
     options: dict[str, Any] = {
         "steps": [{f: value for f, value in step.items() if f != "when"} for step in steps],

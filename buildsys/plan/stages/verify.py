@@ -9,7 +9,8 @@ from buildsys.plan.model_plan import EnginePlan, ModelPlan
 def plan_verify(model: ModelPlan, engine: EnginePlan) -> Action:
     """Plan the check of ``engine``."""
     name, final, operators = model.name, model.final, engine.loaded_operators
-    tools = ["numpy", *engine.run_tools, *operators.plugin_tools, *engine.toolchain_tools]
+    plugins = ["python"] if operators.sources else []
+    tools = ["numpy", *engine.run_tools, *plugins, *engine.toolchain_tools]
     return Action(
         **model.fields("verify", engine.name),
         options={

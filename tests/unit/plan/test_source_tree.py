@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.plan.dependencies.python_imports import Import, parse_python
-from buildsys.plan.dependencies.source_tree import FolderListings, SourceTree
+from buildsys.plan.dependencies import FolderListings, Import, SourceTree, parse_python
 
 
 class Texts(dict[str, str]):

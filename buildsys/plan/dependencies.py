@@ -2,25 +2,53 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import stat
 import sys
+import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import NamedTuple
 
-from buildsys.plan.dependencies.onnx_external_data import external_files
-from buildsys.plan.dependencies.python_imports import Import, parse_python
 from buildsys.system import compilers
 from buildsys.system.files import IMAGE_SUFFIXES, SETTLE_NS, image_files
+from buildsys.system.protobuf import byte_fields, opened
 from buildsys.system.text_cache import TextCache
 
 # Paths are strings here, as a Path costs several times as much and this runs for every target.
 Digest = Callable[[str], "str | None"]  # absolute path -> content digest, None if missing
+# folder -> mtime, inode and names; one stat per folder replaces one per possible file
+FolderListings = dict[str, tuple[int, int, frozenset[str]]]
 _MODULE_SUFFIXES = (".py", *EXTENSION_SUFFIXES)
+_warnings_lock = threading.Lock()  # catch_warnings changes the state of the whole process
+# field numbers in onnx.proto3 of the messages through which a tensor can be reached
+_FIELDS = {
+    "model": {7: "graph", 25: "function"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "function": {7: "node"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {13: "entry"},
+}
+_KEY, _VALUE, _LOCATION = 1, 2, b"location"
+
+
+class Import(NamedTuple):
+    """One import statement.
+
+    ``from ..a import b`` has level 2, module ``a`` and names ``[b]``.
+    """
+
+    level: int
+    module: str
+    names: list[str]
 
 
 class Dependencies(NamedTuple):
@@ -38,30 +66,6 @@ class _FileDependencies(NamedTuple):
     files: Sequence[str] = ()  # absolute paths
     outside: Sequence[Import] = ()
     variables: Sequence[str] = ()
-
-
-class FolderListings:
-    """Names in folders; one stat per folder replaces one per possible file."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[int, int, frozenset[str]]] = {}
-
-    def names(self, folder: str) -> frozenset[str]:
-        """Return the names in ``folder``, none if it does not exist."""
-        try:
-            found = os.stat(folder)  # noqa: PTH116
-            if not stat.S_ISDIR(found.st_mode):
-                return frozenset()
-            known = self._known.get(folder)
-            if known is not None and known[:2] == (found.st_mtime_ns, found.st_ino):
-                return known[2]
-            begun_ns = time.time_ns()
-            names = frozenset(os.listdir(folder))  # noqa: PTH208
-        except OSError:
-            return frozenset()
-        if found.st_mtime_ns + SETTLE_NS < begun_ns:  # else a later change may go unnoticed
-            self._known[folder] = found.st_mtime_ns, found.st_ino, names
-        return names
 
 
 class SourceTree:
@@ -86,7 +90,7 @@ class SourceTree:
         self._digest = digest
         self._texts = texts
         self._package = package
-        self._listings = listings or FolderListings()
+        self._listings = {} if listings is None else listings
         self._names: dict[str, frozenset[str]] = {}
 
     def dependencies(self, sources: Iterable[str], modules: Iterable[Import] = ()) -> Dependencies:
@@ -197,6 +201,117 @@ class SourceTree:
         yield from filter(os.path.isfile, paths)
 
     def _listed(self, folder: str) -> frozenset[str]:
-        if folder not in self._names:
-            self._names[folder] = self._listings.names(folder)
-        return self._names[folder]
+        """Return the names in ``folder``, none if it does not exist."""
+        if folder in self._names:
+            return self._names[folder]
+        names: frozenset[str] = frozenset()
+        with suppress(OSError):
+            found = os.stat(folder)  # noqa: PTH116
+            known = self._listings.get(folder)
+            if known is not None and known[:2] == (found.st_mtime_ns, found.st_ino):
+                names = known[2]
+            elif stat.S_ISDIR(found.st_mode):
+                begun_ns = time.time_ns()
+                names = frozenset(os.listdir(folder))  # noqa: PTH208
+                if found.st_mtime_ns + SETTLE_NS < begun_ns:  # else a later change may go unnoticed
+                    self._listings[folder] = found.st_mtime_ns, found.st_ino, names
+        self._names[folder] = names
+        return names
+
+
+class PythonFile(NamedTuple):
+    """The dependencies of one file."""
+
+    imports: list[Import]
+    variables: list[str]  # environment variables with literal names
+
+
+def parse_python(code: bytes) -> PythonFile:
+    """Return the dependencies of a module without executing it.
+
+    Functions are searched as well, and literal names passed to ``import_module``, but not imports
+    under TYPE_CHECKING. A file with a syntax error has no dependencies: its own digest is in the
+    key, and the stage will report the error.
+    """
+    try:
+        with _warnings_lock, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in the user's file
+            tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return PythonFile([], [])
+    imports: list[Import] = []
+    variables: set[str] = set()
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        imports += _imports_of(node)
+        variables.update(_variables_of(node))
+        if isinstance(node, ast.If) and _last_name(node.test) == "TYPE_CHECKING":
+            waiting += node.orelse
+        else:
+            waiting += ast.iter_child_nodes(node)
+    return PythonFile(imports, sorted(variables))
+
+
+def _imports_of(node: ast.AST) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield Import(0, alias.name, [])
+    elif isinstance(node, ast.ImportFrom):
+        yield Import(node.level, node.module or "", [alias.name for alias in node.names])
+    elif isinstance(node, ast.Call) and _last_name(node.func) in ("import_module", "__import__"):
+        for name in _literals(node.args[:1]):
+            module = name.lstrip(".")
+            yield Import(len(name) - len(module), module, [])
+
+
+def _variables_of(node: ast.AST) -> Iterator[str]:
+    """Yield X of ``environ["X"]``, ``environ.get("X")``, ``getenv("X")``, ``"X" in environ``."""
+    if isinstance(node, ast.Subscript) and _last_name(node.value) == "environ":
+        yield from _literals([node.slice])
+    elif isinstance(node, ast.Compare) and _last_name(node.comparators[0]) == "environ":
+        yield from _literals([node.left])
+    elif isinstance(node, ast.Call):
+        function = node.func
+        owner = _last_name(function.value) if isinstance(function, ast.Attribute) else ""
+        if owner == "environ" or _last_name(function) == "getenv":
+            yield from _literals(node.args[:1])
+
+
+def _last_name(expression: ast.expr) -> str:
+    """Return the last part of a name: ``environ`` of ``os.environ``."""
+    if isinstance(expression, ast.Attribute):
+        return expression.attr
+    return expression.id if isinstance(expression, ast.Name) else ""
+
+
+def _literals(expressions: list[ast.expr]) -> Iterator[str]:
+    for expression in expressions:
+        if isinstance(expression, ast.Constant) and isinstance(expression.value, str):
+            yield expression.value
+
+
+def external_files(path: str) -> list[str]:
+    """Return the external data files, relative to the folder of ``path``.
+
+    An invalid file has none: its own digest is in the key, and the stage will report the error.
+    Raises: OSError: the file cannot be read.
+    """
+    locations = set()
+    with opened(path) as content:
+        waiting = [("model", 0, len(content))]
+        try:
+            while waiting:
+                message, begin, end = waiting.pop()
+                inner = _FIELDS[message]
+                for number, start, stop in byte_fields(content, begin, end):
+                    if inner.get(number) == "entry":
+                        fields = byte_fields(content, start, stop)
+                        entry = {field: content[first:last] for field, first, last in fields}
+                        if entry.get(_KEY) == _LOCATION:
+                            locations.add(entry.get(_VALUE, b"").decode())
+                    elif number in inner:
+                        waiting.append((inner[number], start, stop))
+        except (IndexError, ValueError):  # truncated, or not protobuf
+            return []
+    return sorted(locations)

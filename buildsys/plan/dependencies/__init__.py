@@ -1,1 +1,0 @@
-"""File dependencies: imports, C headers, external data of ONNX files and images."""
