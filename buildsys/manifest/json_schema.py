@@ -12,7 +12,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from buildsys.manifest.schema.model import Engine, ModelSpec
+from buildsys.manifest.schema.engines import Engine
+from buildsys.manifest.schema.model import ModelSpec
 from buildsys.manifest.schema.project import ProjectSpec
 
 Schema = dict[str, Any]

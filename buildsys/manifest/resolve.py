@@ -22,7 +22,8 @@ from buildsys.manifest.engine_presets import Presets, build_presets, resolve_eng
 from buildsys.manifest.layers import Layers, merge
 from buildsys.manifest.matrix import expand_matrix
 from buildsys.manifest.problem import Problem, expected, problem_at
-from buildsys.manifest.schema.model import Engine, ModelSpec
+from buildsys.manifest.schema.engines import Engine
+from buildsys.manifest.schema.model import ModelSpec
 from buildsys.manifest.schema.project import ProjectSpec
 from buildsys.manifest.schema_errors import SchemaFindings, known_fields, schema_findings
 from buildsys.manifest.value_ranges import default_high

@@ -8,15 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, Tag, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from buildsys.manifest.problem import Problem, expected, problem_at, show_value, suggest
 from buildsys.manifest.schema.base import PATTERN_WORDS
-from buildsys.manifest.schema.model import BACKENDS
-from buildsys.manifest.schema.network import DATA_KINDS, SOURCE_KINDS
-from buildsys.manifest.schema.operators import LIBRARY_KINDS, PLUGIN_KINDS
-from buildsys.manifest.surgery_interface import KINDS as STEP_KINDS
 from buildsys.manifest.value_tree import FieldPath, ValueNode
 
 _OTHER_NAMES = {  # names from torch and other tools -> ours
@@ -24,13 +20,6 @@ _OTHER_NAMES = {  # names from torch and other tools -> ours
     "output_names": "outputs", "dynamic_shapes": "dims", "name": "model", "type": "dtype",
     "fp16": "precision", "threads": "intra_op_threads", "sha": "sha256", "tolerance": "rtol",
 }  # fmt: skip
-_KINDS = {  # pydantic's error type -> fields that select the kind
-    "source_kind": SOURCE_KINDS,
-    "data_kind": DATA_KINDS,
-    "step_kind": STEP_KINDS,
-    "library_kind": LIBRARY_KINDS,
-    "plugin_kind": PLUGIN_KINDS,
-}
 _FILE_FIELDS = {"ModelSpec": ("extends", "matrix", "dynamic_axes")}  # resolved before validation
 _INTERNAL = re.compile(r"\[key\]|<.*>", re.DOTALL)
 _EXPECTED = {
@@ -42,10 +31,6 @@ _EXPECTED = {
     "model_type": "a map",
     "tuple_type": "a list",
     "finite_number": "a finite number",
-    "dim": "a non-negative integer or the name of a dimension",
-    "scalar": "a number, a string, true or false",
-    "modules": "true, false or a list of class paths",
-    "switches": "true, false or a list of both",
 }
 _BOUNDS = {  # pydantic's error type -> limit in its context, words
     "greater_than_equal": ("ge", "at least {:g}"),
@@ -98,8 +83,9 @@ def schema_findings(
             continue
         else:
             text, hint = _sentence(found)
-            if kind == "backend" and isinstance(found["input"], dict):
-                path = (*path, "backend") if "backend" in found["input"] else path
+            if kind == "one_of" and isinstance(found["input"], dict):
+                field_of_kind = found["ctx"]["field"]
+                path = (*path, field_of_kind) if field_of_kind in found["input"] else path
             problem = problem_at(tree, path, text, hint, of_key=location[-1:] == ("[key]",))
         findings.problems.append(problem)
     explained = [path for path in findings.refused if findings.refused.count(path) > 1]
@@ -110,8 +96,8 @@ def schema_findings(
 def known_fields(root: Any, location: FieldPath) -> list[str]:
     """Return the field names at ``location``, a path with union tags."""
     for step in location:
-        root = _step(root, step)
-    specs = [member for member in (root, *_members(root)) if _is_spec(member)]
+        root = _member(root, step)
+    specs = [member for member in _members(root) if _is_spec(member)]
     names = [name for spec in specs for name in _fields(spec)]
     return names + [name for spec in specs for name in _FILE_FIELDS.get(spec.__name__, ())]
 
@@ -129,8 +115,10 @@ def _sentence(found: ErrorDetails) -> tuple[str, str]:
         return expected(PATTERN_WORDS[context["pattern"]], value), ""
     if kind in _EXPECTED:
         return expected(_EXPECTED[kind], value), ""
-    if kind in _KINDS or kind == "backend":
-        return _unknown_kind(kind, value)
+    if kind == "form":
+        return expected(context["words"], value), ""
+    if kind == "one_of":
+        return _unknown_kind(context["kinds"].split(", "), context["field"], value)
     if kind in _BOUNDS:
         limit, words = _BOUNDS[kind]
         units = {"too": ("entries", "entry"), "str": ("characters", "character")}.get(kind[:3])
@@ -139,49 +127,43 @@ def _sentence(found: ErrorDetails) -> tuple[str, str]:
     return f"invalid value {show_value(value)}", ""
 
 
-def _unknown_kind(kind: str, value: Any) -> tuple[str, str]:
+def _unknown_kind(kinds: list[str], field: str, value: Any) -> tuple[str, str]:
     """Return problem and hint for a union with no matching member."""
     if not isinstance(value, dict):
         return expected("a map", value), ""
-    if kind == "backend":
-        if "backend" not in value:
-            hint = f"add backend: {', '.join(BACKENDS[:-1])} or {BACKENDS[-1]}, or use: PRESET"
-            return "the engine has no backend", hint
-        hint = suggest(str(value["backend"]), BACKENDS, what="backends")
-        return f"unknown backend {show_value(value['backend'])}", hint
-    hints = (suggest(str(name), _KINDS[kind]) for name in value)
-    close = next((hint for hint in hints if hint.startswith("did you mean")), "")
-    return f"expected one of the fields {', '.join(_KINDS[kind])}", close
+    if not field:
+        hints = (suggest(str(name), kinds) for name in value)
+        close = next((hint for hint in hints if hint.startswith("did you mean")), "")
+        return f"expected one of the fields {', '.join(kinds)}", close
+    if field not in value:
+        hint = f"add {field}: {', '.join(kinds[:-1])} or {kinds[-1]}, or use: PRESET"
+        return f"the engine has no {field}", hint
+    hint = suggest(str(value[field]), kinds, what=f"{field}s")
+    return f"unknown {field} {show_value(value[field])}", hint
 
 
-def _step(root: Any, step: str | int) -> Any:
+def _member(annotation: Any, step: str | int) -> Any:
     """Return the type of a member, or None."""
-    for candidate in (root, *_members(root)):
-        tags = (
-            item.tag for item in getattr(candidate, "__metadata__", ()) if isinstance(item, Tag)
-        )
-        if isinstance(step, str) and next(tags, None) == step:
-            return candidate
-        bare = _bare(candidate)
-        if _is_spec(bare) and step in (fields := _fields(bare)):
-            return fields[str(step)]
-        if get_origin(bare) is dict and isinstance(step, str):
-            return get_args(bare)[1]
-        if get_origin(bare) is tuple and isinstance(step, int):
-            return get_args(bare)[0]
+    for kind in _members(annotation):
+        origin, arguments = get_origin(kind), get_args(kind)
+        if origin is dict and isinstance(step, str):
+            return arguments[1]
+        if origin is tuple and isinstance(step, int):
+            return arguments[0]
+        if _is_spec(kind):
+            if step == f"<{kind.__name__}>":
+                return kind
+            if step in (fields := _fields(kind)):
+                return fields[str(step)]
     return None
 
 
-def _members(root: Any) -> list[Any]:
-    """Return the members of a union, or the annotated type."""
-    bare = _bare(root)
+def _members(annotation: Any) -> list[Any]:
+    """Return the types of a union without annotations, or the only type."""
+    bare = annotation.__origin__ if hasattr(annotation, "__metadata__") else annotation
     if get_origin(bare) in (Union, types.UnionType):
-        return [inner for member in get_args(bare) for inner in (member, *_members(member))]
-    return [bare] if bare is not root else []
-
-
-def _bare(root: Any) -> Any:
-    return root.__origin__ if hasattr(root, "__metadata__") else root
+        return [inner for member in get_args(bare) for inner in _members(member)]
+    return [bare]
 
 
 def _is_spec(root: Any) -> bool:

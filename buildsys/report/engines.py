@@ -133,7 +133,7 @@ def _settings(spec: Mapping[str, Any]) -> str:
 def _defaults(backend: str) -> Mapping[str, Any]:
     if backend == "onnxruntime":
         return ONNXRUNTIME_DEFAULTS
-    from buildsys.manifest.schema import tensorrt as specs
+    from buildsys.manifest.schema import engines as specs
 
     spec = specs.TensorRtRtxEngine if backend == "tensorrt_rtx" else specs.TensorRtEngine
     found = {

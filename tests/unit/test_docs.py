@@ -15,10 +15,9 @@ from buildsys.execution import stale_reasons
 from buildsys.manifest.project import load_project
 from buildsys.manifest.schema import stages
 from buildsys.manifest.schema.base import DType, Precision, Spec
-from buildsys.manifest.schema.engines import EngineBase
+from buildsys.manifest.schema.engines import ComputeCapability, EngineBase, TensorRtBase
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.manifest.schema.project import ProjectSpec
-from buildsys.manifest.schema.tensorrt import ComputeCapability, TensorRtBase
 from buildsys.plan.project_plan import plan_model
 
 ROOT = Path(__file__).resolve().parents[2]

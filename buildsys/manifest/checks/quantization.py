@@ -9,7 +9,7 @@ from buildsys.manifest.checks.surgery import shapes_after_surgery
 from buildsys.manifest.checks.view import REFUSED, ManifestView
 from buildsys.manifest.problem import Problems, suggest
 from buildsys.manifest.schema.base import QUANTIZED
-from buildsys.manifest.schema.quantization import DEFAULT_PERCENTILE
+from buildsys.manifest.schema.stages import DEFAULT_PERCENTILE
 from buildsys.manifest.value_ranges import data_problem
 from buildsys.manifest.value_tree import FieldPath
 

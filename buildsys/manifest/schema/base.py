@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable as Function
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError, core_schema
 
 from buildsys.manifest.units import parse_duration, parse_size
 
@@ -54,15 +63,29 @@ Callable = Annotated[str, Field(pattern=CALLABLE_PATTERN)]
 Digest = Annotated[str, Field(pattern=SHA256_PATTERN)]
 
 
-def _check_dim(value: object) -> object:
-    size = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    if size or (isinstance(value, str) and re.fullmatch(WORD_PATTERN, value)):
-        return value
-    raise PydanticCustomError("dim", "not a dimension")
+def form(words: str, accepts: Function[[Any], bool]) -> BeforeValidator:
+    """Return a validator whose error is "expected ``words``"."""
+
+    def check(value: object) -> object:
+        if accepts(value):
+            return value
+        raise PydanticCustomError("form", "wrong form", {"words": words})
+
+    return BeforeValidator(check)
+
+
+def _is_dim(value: object) -> bool:
+    if isinstance(value, str):
+        return bool(re.fullmatch(WORD_PATTERN, value))
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 _DIM_SCHEMA = [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": WORD_PATTERN}]
-Dim = Annotated[int | str, BeforeValidator(_check_dim), WithJsonSchema({"anyOf": _DIM_SCHEMA})]
+Dim = Annotated[
+    int | str,
+    form("a non-negative integer or the name of a dimension", _is_dim),
+    WithJsonSchema({"anyOf": _DIM_SCHEMA}),
+]
 Seconds = Annotated[
     float, BeforeValidator(parse_duration), Field(json_schema_extra={"type": ["string", "number"]})
 ]
@@ -98,14 +121,41 @@ def section(alias: str | None = None) -> Any:
     return Field(default_factory=dict, validate_default=True, alias=alias)
 
 
-def kind_by_field(kinds: tuple[str, ...]) -> Function[[object], str | None]:
-    """Return a discriminator by the first of ``kinds`` in a map.
+@dataclass(frozen=True)
+class OneOf:
+    """Annotation of a union with one member per kind of value, in the same order.
 
-    A tag in angle brackets marks a step of pydantic's error paths that no user wrote.
+    The kind is the first of ``kinds`` that is a field of the value, unless ``field`` holds it or
+    ``choose`` returns it. Error paths contain a step such as ``<OnnxSource>``, written by no user.
     """
 
-    def kind(value: object) -> str | None:
-        fields = value if isinstance(value, dict) else getattr(value, "__dict__", {})
-        return next((f"<{kind}>" for kind in kinds if kind in fields), None)
+    kinds: tuple[str, ...]
+    field: str = ""
+    choose: Function[[object], str] | None = None
 
-    return kind
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        """Return the schema of the tagged union."""
+        members = dict(zip(self.kinds, get_args(source), strict=True))
+        tags = {kind: f"<{getattr(spec, '__name__', kind)}>" for kind, spec in members.items()}
+
+        def tag(value: object) -> str | None:
+            if self.choose:
+                return tags[self.choose(value)]
+            fields = fields_of(value)
+            given = (fields.get(self.field),) if self.field else fields
+            return next((tag for kind, tag in tags.items() if kind in given), None)
+
+        return core_schema.tagged_union_schema(
+            {tags[kind]: handler.generate_schema(spec) for kind, spec in members.items()},
+            tag,
+            custom_error_type="one_of",
+            custom_error_message="unknown kind",
+            custom_error_context={"kinds": ", ".join(self.kinds), "field": self.field},
+        )
+
+
+def fields_of(value: object) -> dict[str, Any]:
+    """Return the fields of a section, parsed or not; none of other values."""
+    return value if isinstance(value, dict) else getattr(value, "__dict__", {})

@@ -6,41 +6,24 @@ while typing. Nothing here reads a file or imports a library used by a stage.
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from buildsys.manifest.schema.base import DimName, Name, Seconds, Spec, Stage, TensorName, section
-from buildsys.manifest.schema.engines import OnnxRuntimeEngine
+from buildsys.manifest.schema.engines import Engine
 from buildsys.manifest.schema.network import DimSpec, InputSpec, OutputSpec, Source
-from buildsys.manifest.schema.operators import OperatorSpec
-from buildsys.manifest.schema.quantization import CalibrationSpec, ConvertSpec, QuantizeSpec
+from buildsys.manifest.schema.operators import OperatorSpec, SymbolicSpec, TranslationSpec
 from buildsys.manifest.schema.stages import (
     BenchSpec,
+    CalibrationSpec,
+    ConvertSpec,
     ExportSpec,
+    QuantizeSpec,
     ReportSpec,
     SimplifySpec,
     ValidateSpec,
     VerifySpec,
 )
 from buildsys.manifest.schema.surgery import SurgeryStep
-from buildsys.manifest.schema.symbolics import SymbolicSpec, TranslationSpec
-from buildsys.manifest.schema.tensorrt import TensorRtEngine, TensorRtRtxEngine
-
-BACKENDS = ("onnxruntime", "tensorrt", "tensorrt_rtx")
-
-
-def _backend(value: object) -> str | None:
-    backend = value.get("backend") if isinstance(value, dict) else getattr(value, "backend", None)
-    return f"<{backend}>" if backend in BACKENDS else None
-
-
-Engine = Annotated[
-    Annotated[OnnxRuntimeEngine, Tag("<onnxruntime>")]
-    | Annotated[TensorRtEngine, Tag("<tensorrt>")]
-    | Annotated[TensorRtRtxEngine, Tag("<tensorrt_rtx>")],
-    Discriminator(_backend, custom_error_type="backend", custom_error_message="unknown backend"),
-]
 
 
 class ModelSpec(Spec):

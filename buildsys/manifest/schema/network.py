@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    WithJsonSchema,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import ConfigDict, Field, WithJsonSchema, model_validator
 
 from buildsys.manifest.schema.base import (
     WORD_PATTERN,
@@ -21,8 +12,9 @@ from buildsys.manifest.schema.base import (
     Digest,
     Dim,
     DType,
+    OneOf,
     Spec,
-    kind_by_field,
+    form,
 )
 
 SOURCE_KINDS = ("torchvision", "python", "onnx")
@@ -36,13 +28,9 @@ class WeightsFile(Spec):
     sha256: Digest | None = Field(None, description="Expected digest of the file.")
 
 
-def _weights_kind(value: object) -> str:
-    return "<name>" if isinstance(value, str) else "<file>"
-
-
 TorchvisionWeights = Annotated[
-    Annotated[str, Tag("<name>")] | Annotated[WeightsFile, Tag("<file>")],
-    Discriminator(_weights_kind),
+    str | WeightsFile,
+    OneOf(("name", "file"), choose=lambda value: "name" if isinstance(value, str) else "file"),
 ]
 
 
@@ -77,16 +65,7 @@ class OnnxSource(_Source):
     onnx: str = Field(description="Path relative to the project.")
 
 
-Source = Annotated[
-    Annotated[TorchvisionSource, Tag("<torchvision>")]
-    | Annotated[PythonSource, Tag("<python>")]
-    | Annotated[OnnxSource, Tag("<onnx>")],
-    Discriminator(
-        kind_by_field(SOURCE_KINDS),
-        custom_error_type="source_kind",
-        custom_error_message="unknown kind of source",
-    ),
-]
+Source = Annotated[TorchvisionSource | PythonSource | OnnxSource, OneOf(SOURCE_KINDS)]
 
 
 class RandomData(Spec):
@@ -114,15 +93,9 @@ class PythonData(Spec):
     python: Callable = Field(description="FILE.py:CALLABLE")
 
 
-def _check_scalar(value: object) -> object:
-    if isinstance(value, (bool, int, float, str)):
-        return value
-    raise PydanticCustomError("scalar", "not a scalar")
-
-
 Scalar = Annotated[
     bool | int | float | str,
-    BeforeValidator(_check_scalar),
+    form("a number, a string, true or false", lambda v: isinstance(v, (bool, int, float, str))),
     WithJsonSchema({"type": ["boolean", "integer", "number", "string"]}),
 ]
 
@@ -157,16 +130,7 @@ class ImagesData(Spec):
 
 
 InputData = Annotated[
-    Annotated[RandomData, Tag("<random>")]
-    | Annotated[NpzData, Tag("<npz>")]
-    | Annotated[PythonData, Tag("<python>")]
-    | Annotated[ConstantData, Tag("<constant>")]
-    | Annotated[ImagesData, Tag("<images>")],
-    Discriminator(
-        kind_by_field(DATA_KINDS),
-        custom_error_type="data_kind",
-        custom_error_message="unknown kind of data",
-    ),
+    RandomData | NpzData | PythonData | ConstantData | ImagesData, OneOf(DATA_KINDS)
 ]
 
 

@@ -1,24 +1,45 @@
-"""The section ``ops``: custom operators and their implementations."""
+"""Operators registered with an exporter, and custom operators with their implementations."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from buildsys.manifest.schema.base import (
     CXX_SOURCE_PATTERN,
+    MODULE_PATTERN,
     OPERATOR_PATTERN,
     Callable,
+    OneOf,
     Spec,
-    kind_by_field,
     section,
 )
 
 Operator = Annotated[str, Field(pattern=OPERATOR_PATTERN)]
 LibrarySource = Annotated[str, Field(pattern=CXX_SOURCE_PATTERN)]
-LIBRARY_KINDS = ("sources", "file")
-PLUGIN_KINDS = ("python", "library")
+PythonFile = Annotated[str, Field(pattern=MODULE_PATTERN)]
+PluginUse = Literal["function", "plugin"]
+
+
+class SymbolicSpec(Spec):
+    """A symbolic function, or a file registering such functions, for torchscript."""
+
+    op: str | None = Field(None, description="Operator without overload, such as aten::asinh.")
+    function: Callable | None = Field(None, description="FILE.py:CALLABLE, f(g, *inputs).")
+    opset: int | None = Field(
+        None, description="First opset of the function; default: the export's opset only."
+    )
+    module: PythonFile | None = Field(
+        None, description="Instead of the others: a file that registers symbolics on import."
+    )
+
+
+class TranslationSpec(Spec):
+    """A translation of an operator to ONNX for exporter: dynamo."""
+
+    op: str = Field(description="Operator of PyTorch, such as aten::asinh or aten::add.Tensor.")
+    function: Callable = Field(description="FILE.py:CALLABLE of onnxscript operators: f(*inputs).")
 
 
 class FunctionPerBackend(Spec):
@@ -54,31 +75,16 @@ class PluginLibrary(Spec):
     library: str = Field(description="Path relative to the project.")
 
 
-def _function_kind(value: object) -> str:
-    return "<each>" if isinstance(value, (dict, FunctionPerBackend)) else "<all>"
+def _is_function_map(value: object) -> bool:
+    return isinstance(value, (dict, FunctionPerBackend))
 
 
 OperatorFunction = Annotated[
-    Annotated[Callable, Tag("<all>")] | Annotated[FunctionPerBackend, Tag("<each>")],
-    Discriminator(_function_kind),
+    Callable | FunctionPerBackend,
+    OneOf(("all", "each"), choose=lambda v: "each" if _is_function_map(v) else "all"),
 ]
-OperatorLibrary = Annotated[
-    Annotated[BuiltLibrary, Tag("<sources>")] | Annotated[GivenLibrary, Tag("<file>")],
-    Discriminator(
-        kind_by_field(LIBRARY_KINDS),
-        custom_error_type="library_kind",
-        custom_error_message="unknown kind of library",
-    ),
-]
-OperatorPlugin = Annotated[
-    Annotated[PythonPlugin, Tag("<python>")] | Annotated[PluginLibrary, Tag("<library>")],
-    Discriminator(
-        kind_by_field(PLUGIN_KINDS),
-        custom_error_type="plugin_kind",
-        custom_error_message="unknown kind of plugin",
-    ),
-]
-PluginUse = Literal["function", "plugin"]
+OperatorLibrary = Annotated[BuiltLibrary | GivenLibrary, OneOf(("sources", "file"))]
+OperatorPlugin = Annotated[PythonPlugin | PluginLibrary, OneOf(("python", "library"))]
 
 
 class OperatorUse(Spec):

@@ -7,15 +7,23 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from buildsys.manifest.schema.base import ALL_CASES, Bytes, Case, Seconds, Spec, section
+from buildsys.manifest.schema.base import (
+    ALL_CASES,
+    Bytes,
+    Case,
+    Seconds,
+    Spec,
+    TensorName,
+    form,
+    section,
+)
+from buildsys.manifest.schema.network import InputData
 
 
-def _check_modules(value: object) -> object:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, tuple) and all(isinstance(name, str) for name in value):
-        return value
-    raise PydanticCustomError("modules", "not module classes")
+def _is_bool_or_strings(value: object) -> bool:
+    return isinstance(value, bool) or (
+        isinstance(value, tuple) and all(isinstance(name, str) for name in value)
+    )
 
 
 def _check_switches(value: object) -> object:
@@ -23,7 +31,7 @@ def _check_switches(value: object) -> object:
         return (value,)
     if isinstance(value, tuple) and value and all(isinstance(entry, bool) for entry in value):
         return tuple(dict.fromkeys(value))
-    raise PydanticCustomError("switches", "neither true, false nor a list of both")
+    raise PydanticCustomError("form", "wrong form", {"words": "true, false or a list of both"})
 
 
 _BOOLEAN = {"type": "boolean"}
@@ -31,7 +39,7 @@ _STRINGS = {"type": "array", "items": {"type": "string"}}
 _BOOLEANS = {"type": "array", "items": _BOOLEAN, "minItems": 1}
 Modules = Annotated[
     bool | tuple[str, ...],
-    BeforeValidator(_check_modules),
+    form("true, false or a list of class paths", _is_bool_or_strings),
     WithJsonSchema({"anyOf": [_BOOLEAN, _STRINGS]}),
 ]
 CudaGraph = Annotated[
@@ -39,6 +47,11 @@ CudaGraph = Annotated[
     BeforeValidator(_check_switches),
     WithJsonSchema({"anyOf": [_BOOLEAN, _BOOLEANS]}),
 ]
+QuantizedOperator = Literal[
+    "Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "AveragePool", "GlobalAveragePool",
+    "MaxPool",
+]  # fmt: skip
+DEFAULT_PERCENTILE = 99.99
 Baseline = Literal["torch", "torch_cuda_graph", "torch_compile", "onnxruntime"]
 _TORCHSCRIPT = Field(None, description="torchscript only.")
 _DYNAMO = Field(None, description="dynamo only.")
@@ -85,6 +98,47 @@ class SimplifySpec(Spec):
     fuse: bool = Field(True, description="Let the tool fuse operators (onnxsim: its optimizer).")
     tensor_size_threshold: Bytes | None = Field(
         None, description="Largest constant folded into the file (onnxsim), such as 1MiB."
+    )
+
+
+class ConvertSpec(Spec):
+    """Conversion to fp16 and bf16."""
+
+    tool: Literal["builtin", "autocast"] = Field(
+        "builtin", description="autocast is part of NVIDIA ModelOpt."
+    )
+
+
+class CalibrationSpec(Spec):
+    """Data and algorithm for the value ranges of int8 and fp8 networks."""
+
+    data: dict[TensorName, InputData] = Field(
+        {}, description="Values by input; default: the data of `inputs`, if given."
+    )
+    algorithm: Literal["entropy", "minmax", "percentile"] = "entropy"
+    percentile: float = Field(
+        DEFAULT_PERCENTILE, gt=50, le=100, description="Percentage of values within the range."
+    )
+    batches: int = Field(8, ge=1, description="Number of batches.")
+    batch_size: int | None = Field(
+        None, ge=1, description="Samples per batch; default: `opt` of the first dimension."
+    )
+    seed: int = Field(0, ge=0, description="Seed of random values.")
+
+
+class QuantizeSpec(Spec):
+    """Insertion of quantizers into a graph."""
+
+    tool: Literal["onnxruntime", "builtin", "modelopt"] | None = Field(
+        None, description="Default: onnxruntime for int8, builtin for fp8."
+    )
+    per_channel: bool = Field(True, description="One scale per output channel of a weight.")
+    operators: tuple[QuantizedOperator, ...] = Field(
+        ("Conv", "ConvTranspose", "Gemm", "MatMul"), min_length=1
+    )
+    outputs: bool = Field(False, description="Quantize the outputs of these operators as well.")
+    exclude: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (), description="Name patterns of nodes to leave in fp32, such as */head/*."
     )
 
 

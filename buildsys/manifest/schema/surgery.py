@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from buildsys.manifest.schema.base import (
     AXIS_PATTERN,
@@ -13,9 +13,9 @@ from buildsys.manifest.schema.base import (
     Dim,
     DimName,
     DType,
+    OneOf,
     Spec,
     TensorName,
-    kind_by_field,
 )
 from buildsys.manifest.schema.network import InputData
 from buildsys.manifest.surgery_interface import KINDS
@@ -176,17 +176,13 @@ class CastStep(_Step):
 
 
 SurgeryStep = Annotated[
-    Annotated[FunctionStep, Tag("<function>")]
-    | Annotated[RenameStep, Tag("<rename>")]
-    | Annotated[FixDimsStep, Tag("<fix_dims>")]
-    | Annotated[FreeDimsStep, Tag("<free_dims>")]
-    | Annotated[CutStep, Tag("<cut>")]
-    | Annotated[ReplaceStep, Tag("<replace>")]
-    | Annotated[RemoveStep, Tag("<remove>")]
-    | Annotated[CastStep, Tag("<cast>")],
-    Discriminator(
-        kind_by_field(KINDS),
-        custom_error_type="step_kind",
-        custom_error_message="unknown kind of step",
-    ),
+    FunctionStep
+    | RenameStep
+    | FixDimsStep
+    | FreeDimsStep
+    | CutStep
+    | ReplaceStep
+    | RemoveStep
+    | CastStep,
+    OneOf(KINDS),
 ]

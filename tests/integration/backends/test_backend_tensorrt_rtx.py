@@ -20,7 +20,7 @@ from buildsys.backends.tensorrt import build as building
 from buildsys.backends.tensorrt import builder_config, enum_tables, library
 from buildsys.backends.tensorrt.log import log_of
 from buildsys.errors import StageError, Unavailable
-from buildsys.manifest.schema.tensorrt import ComputeCapability, RtxFlag
+from buildsys.manifest.schema.engines import ComputeCapability, RtxFlag
 
 trt = pytest.importorskip("tensorrt_rtx")
 from buildsys.backends.tensorrt_rtx import backend as tensorrt_rtx  # noqa: E402 - after the skip

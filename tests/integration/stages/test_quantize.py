@@ -18,7 +18,7 @@ from small_graphs import make_model, weights
 
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
-from buildsys.manifest.schema.quantization import QuantizedOperator
+from buildsys.manifest.schema.stages import QuantizedOperator
 from buildsys.stages.engine import stage as engine
 from buildsys.stages.quantize.ranges import load_ranges
 from buildsys.workers.job import Job

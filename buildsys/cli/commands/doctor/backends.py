@@ -9,7 +9,7 @@ from typing import get_args
 
 from buildsys.cli.commands.doctor.check import MISSING, OK, Check, counted
 from buildsys.cli.commands.doctor.machine import Gpus
-from buildsys.manifest.schema.tensorrt import ComputeCapability
+from buildsys.manifest.schema.engines import ComputeCapability
 from buildsys.system.interpreters.interpreter import check_interpreter
 from buildsys.system.interpreters.probe import Library, check_libraries
 from buildsys.system.interpreters.toolchain import Toolchain
