@@ -119,20 +119,18 @@ class Bare:
                 size = int(np.prod(tuple(self.context.get_tensor_shape(name)))) * 4
                 self.context.set_tensor_address(name, self.device.allocate(size).address)
             self.begin, self.end = self.device.new_event(), self.device.new_event()
-            self.context.execute_async_v3(self.device.stream)
-            self.device.synchronize()
             stream = self.device.main_stream
-            self.graph: CudaGraph = self.device.capture(
-                stream, lambda: self.context.execute_async_v3(stream.handle)
+            number = int(stream.handle)
+            self.context.execute_async_v3(number)
+            stream.synchronize()
+            self.graph = self.device.hold(
+                CudaGraph(stream, lambda: self.context.execute_async_v3(number))
             )
 
     def launches(self) -> dict[str, Callable[[], object]]:
-        execute, handle, stream = (
-            self.context.execute_async_v3,
-            self.device.stream,
-            self.device.main_stream,
-        )
-        return {"bare": lambda: execute(handle), "bare_graph": lambda: self.graph.launch(stream)}
+        execute, stream = self.context.execute_async_v3, self.device.main_stream
+        number = int(stream.handle)
+        return {"bare": lambda: execute(number), "bare_graph": lambda: self.graph.launch(stream)}
 
     def queued(self, launch: Callable[[], object]) -> float:
         stream = self.device.main_stream

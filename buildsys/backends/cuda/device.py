@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from cuda.bindings import driver as cuda
@@ -24,82 +24,74 @@ _STREAM_FLAGS = int(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
 _CAPTURE_MODE = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 
-class Resource(Protocol):
-    """Anything allocated on a device."""
+class Resource:
+    """Something allocated on a device."""
+
+    def __init__(self, free: Callable[..., tuple[Any, ...]] | None, handle: Any) -> None:
+        """Keep the driver's handle and the function that frees it, if it is ours."""
+        self._free = free
+        self.handle = handle
 
     def release(self) -> None:
-        """Free it."""
-        ...
+        """Free it and ignore the status.
+
+        CUDA answers with errors of earlier work, which its caller has already reported; raised here
+        they would replace the first error.
+        """
+        if self._free is not None:
+            self._free(self.handle)
 
 
 AnyResource = TypeVar("AnyResource", bound=Resource)
 
 
-class MemoryInfo(NamedTuple):
-    """The memory of a GPU, in bytes."""
+class Stream(Resource):
+    """An in-order queue of GPU work. Its device must be current for every call.
 
-    free_bytes: int
-    total_bytes: int
-
-
-class Stream:
-    """An in-order queue of GPU work. Its device must be current for every call."""
+    Work that is already on a released stream still runs.
+    """
 
     def __init__(self, handle: int | None = None) -> None:
         """Create a stream, or wrap the ``handle`` of another library's stream."""
-        self._owned = handle is None
-        self.argument: Any = (
-            call(cuda.cuStreamCreate, _STREAM_FLAGS) if handle is None else cuda.CUstream(handle)
-        )
-
-    @property
-    def handle(self) -> int:
-        """Return the stream as a number, for other libraries."""
-        return int(self.argument)
+        if handle is None:
+            super().__init__(cuda.cuStreamDestroy, call(cuda.cuStreamCreate, _STREAM_FLAGS))
+        else:
+            super().__init__(None, cuda.CUstream(handle))
 
     def synchronize(self) -> None:
         """Wait for all work on the stream.
 
         Raises: StageError: the work failed.
         """
-        call(cuda.cuStreamSynchronize, self.argument)
-
-    def release(self) -> None:
-        """Destroy the stream; work already on it still runs."""
-        if self._owned:
-            _release(cuda.cuStreamDestroy, self.argument)
+        call(cuda.cuStreamSynchronize, self.handle)
 
 
-class Event:
+class Event(Resource):
     """A point in a stream, with the GPU's time of passing."""
 
     def __init__(self, *, blocking: bool = False) -> None:
         """Create an event; a wait spins, or sleeps if it is ``blocking``."""
         flag = cuda.CUevent_flags.CU_EVENT_BLOCKING_SYNC if blocking else 0
-        self._handle = call(cuda.cuEventCreate, int(flag))
+        super().__init__(cuda.cuEventDestroy, call(cuda.cuEventCreate, int(flag)))
 
     def record(self, stream: Stream) -> None:
         """Put the event on a stream."""
-        call(cuda.cuEventRecord, self._handle, stream.argument)
+        call(cuda.cuEventRecord, self.handle, stream.handle)
 
     def wait(self) -> None:
         """Wait until the GPU has passed it.
 
         Raises: StageError: work before it failed.
         """
-        call(cuda.cuEventSynchronize, self._handle)
+        call(cuda.cuEventSynchronize, self.handle)
 
     def elapsed_ns(self, begin: Event) -> int:
         """Return the GPU time between two passed events. CUDA resolves about 500 ns."""
-        elapsed_ms: float = call(cuda.cuEventElapsedTime, begin._handle, self._handle)
+        elapsed_ms: float = call(cuda.cuEventElapsedTime, begin.handle, self.handle)
         return round(elapsed_ms * 1e6)
 
-    def release(self) -> None:
-        """Destroy the event."""
-        _release(cuda.cuEventDestroy, self._handle)
 
-
-class Buffer:
+class Buffer(Resource):
     """Device memory. Its device must be current for every call.
 
     Raises: StageError: too little memory is left; says how much was requested and how much is free.
@@ -107,50 +99,36 @@ class Buffer:
 
     def __init__(self, size_bytes: int, stream: Stream) -> None:
         """Allocate memory; ``upload`` and ``download`` use ``stream``."""
-        self._stream = stream
-        self.size_bytes = size_bytes
         try:
-            self._pointer = call(cuda.cuMemAlloc, max(1, size_bytes))
+            super().__init__(cuda.cuMemFree, call(cuda.cuMemAlloc, max(1, size_bytes)))
         except CudaError as failure:
             if failure.status != cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
                 raise
-            raise out_of_memory(size_bytes, *memory_info()) from failure
-
-    @property
-    def address(self) -> int:
-        """Return the device address."""
-        return int(self._pointer)
+            raise out_of_memory(size_bytes, *call(cuda.cuMemGetInfo)) from failure
+        self.address = int(self.handle)
+        self.size_bytes = size_bytes
+        self._stream = stream
 
     def upload(self, values: Array) -> None:
         """Copy an array into the buffer and wait for the copy."""
         source = np.ascontiguousarray(values)
-        self._copy_in(source.ctypes.data, source.nbytes, self._stream)
+        self.copy_from(source.ctypes.data, source.nbytes, self._stream)
         self._stream.synchronize()
 
     def download(self, target: Array) -> None:
         """Fill a contiguous array after all work on the stream."""
-        self._copy_out(target.ctypes.data, target.nbytes, self._stream)
+        self.copy_to(target.ctypes.data, target.nbytes, self._stream)
         self._stream.synchronize()
 
-    def copy_from(self, source: HostBuffer, stream: Stream) -> None:
-        """Put a copy from the host on ``stream``."""
-        self._copy_in(source.address, source.size_bytes, stream)
-
-    def copy_to(self, target: HostBuffer, stream: Stream) -> None:
-        """Put a copy to the host on ``stream``."""
-        self._copy_out(target.address, target.size_bytes, stream)
-
-    def release(self) -> None:
-        """Free the memory."""
-        _release(cuda.cuMemFree, self._pointer)
-
-    def _copy_in(self, source: int, size_bytes: int, stream: Stream) -> None:
+    def copy_from(self, address: int, size_bytes: int, stream: Stream) -> None:
+        """Put a copy from host memory on ``stream``."""
         if self._has_room(size_bytes):
-            call(cuda.cuMemcpyHtoDAsync, self._pointer, source, size_bytes, stream.argument)
+            call(cuda.cuMemcpyHtoDAsync, self.handle, address, size_bytes, stream.handle)
 
-    def _copy_out(self, target: int, size_bytes: int, stream: Stream) -> None:
+    def copy_to(self, address: int, size_bytes: int, stream: Stream) -> None:
+        """Put a copy to host memory on ``stream``."""
         if self._has_room(size_bytes):
-            call(cuda.cuMemcpyDtoHAsync, target, self._pointer, size_bytes, stream.argument)
+            call(cuda.cuMemcpyDtoHAsync, address, self.handle, size_bytes, stream.handle)
 
     def _has_room(self, size_bytes: int) -> bool:
         if size_bytes > self.size_bytes:
@@ -158,17 +136,15 @@ class Buffer:
         return size_bytes > 0
 
 
-class HostBuffer:
+class HostBuffer(Resource):
     """Page-locked host memory for copies in parallel with the host."""
 
     def __init__(self, size_bytes: int) -> None:
+        super().__init__(cuda.cuMemFreeHost, call(cuda.cuMemAllocHost, max(1, size_bytes)))
+        self.address = int(self.handle)
         self.size_bytes = size_bytes
-        self.address = int(call(cuda.cuMemAllocHost, max(1, size_bytes)))
-
-    def array(self) -> Array:
-        """Return the memory as bytes; invalid after ``release``."""
-        memory = (ctypes.c_uint8 * self.size_bytes).from_address(self.address)
-        return np.ctypeslib.as_array(memory)
+        memory = (ctypes.c_uint8 * size_bytes).from_address(self.address)
+        self.array: Array = np.ctypeslib.as_array(memory)  # invalid after ``release``
 
     def fill(self, values: Array) -> None:
         """Copy an array into the memory."""
@@ -179,13 +155,9 @@ class HostBuffer:
             )
         ctypes.memmove(self.address, source.ctypes.data, source.nbytes)
 
-    def release(self) -> None:
-        """Free the memory."""
-        _release(cuda.cuMemFreeHost, self.address)
 
-
-class CudaGraph:
-    """Captured work, launched by one call."""
+class CudaGraph(Resource):
+    """Captured work, launched by one call; it must have finished when it is released."""
 
     def __init__(self, stream: Stream, work: Callable[[], object]) -> None:
         """Capture the calls of ``work`` on ``stream``; nothing runs yet.
@@ -193,42 +165,31 @@ class CudaGraph:
         Raises: StageError: the work waits for the GPU or allocates, so it cannot be captured, or
         there is none.
         """
-        call(cuda.cuStreamBeginCapture, stream.argument, _CAPTURE_MODE)
+        call(cuda.cuStreamBeginCapture, stream.handle, _CAPTURE_MODE)
         try:
             work()
         except BaseException:
-            _, graph = cuda.cuStreamEndCapture(stream.argument)  # or it stays in capture mode
+            _, graph = cuda.cuStreamEndCapture(stream.handle)  # or it stays in capture mode
             if graph is not None and int(graph):
-                _release(cuda.cuGraphDestroy, graph)
+                cuda.cuGraphDestroy(graph)
             raise
         try:
-            self._graph = call(cuda.cuStreamEndCapture, stream.argument)
+            graph = call(cuda.cuStreamEndCapture, stream.handle)
+            if not int(graph):
+                raise StageError("there is none")
         except StageError as failure:
             raise StageError(
                 f"the work cannot be captured as a CUDA graph: {failure.problem}", failure.hint
             ) from failure
-        if not int(self._graph):
-            raise StageError("the work cannot be captured as a CUDA graph: there is none")
         try:
-            self._executable = call(cuda.cuGraphInstantiate, self._graph, 0)
-        except StageError:
-            _release(cuda.cuGraphDestroy, self._graph)
-            raise
-
-    @property
-    def node_count(self) -> int:
-        """Return the number of kernels, copies and other nodes."""
-        _, count = call(cuda.cuGraphGetNodes, self._graph)
-        return int(count)
+            executable = call(cuda.cuGraphInstantiate, graph, 0)
+        finally:
+            cuda.cuGraphDestroy(graph)  # the executable graph does not need it
+        super().__init__(cuda.cuGraphExecDestroy, executable)
 
     def launch(self, stream: Stream) -> None:
         """Put the whole graph on a stream."""
-        call(cuda.cuGraphLaunch, self._executable, stream.argument)
-
-    def release(self) -> None:
-        """Destroy the graph; it must have finished."""
-        _release(cuda.cuGraphExecDestroy, self._executable)
-        _release(cuda.cuGraphDestroy, self._graph)
+        call(cuda.cuGraphLaunch, self.handle, stream.handle)
 
 
 class Device:
@@ -247,13 +208,8 @@ class Device:
             with self.current():
                 self.main_stream = Stream()
         except StageError:
-            _release(cuda.cuDevicePrimaryCtxRelease, self._device)
+            cuda.cuDevicePrimaryCtxRelease(self._device)
             raise
-
-    @property
-    def stream(self) -> int:
-        """Return the main stream as a number, for other libraries."""
-        return self.main_stream.handle
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -271,24 +227,9 @@ class Device:
         """
         return self.hold(Buffer(size_bytes, self.main_stream))
 
-    def allocate_host(self, size_bytes: int) -> HostBuffer:
-        """Return new page-locked host memory."""
-        return self.hold(HostBuffer(size_bytes))
-
-    def new_stream(self) -> Stream:
-        """Return another stream."""
-        return self.hold(Stream())
-
     def new_event(self, *, blocking: bool = False) -> Event:
         """Return a new event."""
         return self.hold(Event(blocking=blocking))
-
-    def capture(self, stream: Stream, work: Callable[[], object]) -> CudaGraph:
-        """Return the graph of the calls of ``work`` on ``stream``.
-
-        Raises: StageError: the work cannot be captured.
-        """
-        return self.hold(CudaGraph(stream, work))
 
     def hold(self, resource: AnyResource) -> AnyResource:
         """Release ``resource`` together with the device; return it."""
@@ -300,16 +241,10 @@ class Device:
         self._resources.remove(resource)
         resource.release()
 
-    def memory(self) -> MemoryInfo:
-        """Return free and total memory; the device must be current."""
-        return memory_info()
-
-    def synchronize(self) -> None:
-        """Wait for all work on the main stream.
-
-        Raises: StageError: the work failed.
-        """
-        self.main_stream.synchronize()
+    def memory(self) -> tuple[int, int]:
+        """Return the free and the total bytes; the device must be current."""
+        free_bytes, total_bytes = call(cuda.cuMemGetInfo)
+        return free_bytes, total_bytes
 
     def close(self) -> None:
         """Release all resources, the newest first, and the context."""
@@ -328,11 +263,6 @@ class Device:
             call(cuda.cuDevicePrimaryCtxRelease, self._device)
 
 
-def memory_info() -> MemoryInfo:
-    """Return the memory of the current GPU."""
-    return MemoryInfo(*call(cuda.cuMemGetInfo))
-
-
 def out_of_memory(requested_bytes: int, free_bytes: int, total_bytes: int) -> StageError:
     """Return the error for a too large allocation."""
     return StageError(
@@ -342,12 +272,3 @@ def out_of_memory(requested_bytes: int, free_bytes: int, total_bytes: int) -> St
         "end other programs on this GPU (nvidia-smi lists them), or use smaller dims or fewer in"
         " flight",
     )
-
-
-def _release(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> None:
-    """Free something and ignore the status.
-
-    CUDA answers with errors of earlier work, which its caller has already reported; raised here
-    they would replace the first error.
-    """
-    function(*arguments)

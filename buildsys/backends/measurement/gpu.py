@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -76,9 +77,20 @@ class GpuSession(Protocol):
 class GpuContender:
     """Inferences on a GPU, one in flight per slot."""
 
-    def __init__(self, device: Device, slots: Sequence[Slot], *, blocking: bool) -> None:
-        """Use the slots; ``blocking`` sleeps while it waits instead of spinning."""
+    def __init__(
+        self,
+        device: Device,
+        slots: Sequence[Slot],
+        *,
+        blocking: bool,
+        explained: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """Use the slots; ``blocking`` sleeps while it waits instead of spinning.
+
+        Blocks run inside ``explained``, which may add facts to their failures.
+        """
         self._device = device
+        self._explained = explained
         self._slots = tuple(slots)
         pairs = _QUEUE_LENGTH if len(self._slots) == 1 else len(self._slots)
         with device.current():
@@ -89,7 +101,7 @@ class GpuContender:
 
     def block(self, at_least_s: float, at_least_runs: int) -> Samples:
         """Run inferences without a break, at least this long and often."""
-        with self._device.current():
+        with self._device.current(), self._explained():
             if len(self._slots) > 1:
                 return self._time_concurrent(at_least_s, at_least_runs)
             samples = self._time_lone(at_least_s / 2, at_least_runs)

@@ -15,10 +15,9 @@ from buildsys.backends.interface import BuildRequest, Figures
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.builder_config import configure, is_strong, settings_in_force
 from buildsys.backends.tensorrt.calibrator import attach_calibrator
-from buildsys.backends.tensorrt.error_messages import build_failure
 from buildsys.backends.tensorrt.inspector import precision_problem
 from buildsys.backends.tensorrt.library import Library
-from buildsys.backends.tensorrt.log import Messages, log_of
+from buildsys.backends.tensorrt.log import Messages, build_failure, log_of
 from buildsys.backends.tensorrt.network_edits import (
     call_hook,
     io_facts,

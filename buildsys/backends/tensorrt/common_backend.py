@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,9 +24,9 @@ from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import log_of
 from buildsys.backends.tensorrt.parse import new_builder, parse
 from buildsys.backends.tensorrt.plugins.load import load_plugins
-from buildsys.backends.tensorrt.session import kernel_cache_file
 from buildsys.backends.tensorrt.timing_cache import merge_timing_caches
 from buildsys.errors import StageError, Unavailable
+from buildsys.system.files import sha256_of
 
 
 def precision_hint(options: Options) -> str:
@@ -101,8 +102,11 @@ class TensorRtBackend:
         """
         gpu_requirements.check_runner(self.library, options)
         load_plugins(self.library, operators)  # an engine contains only their fields
-        cache = kernel_cache_file(engine) if options.get("runtime_cache") else None
-        return TimedSession(self.library, engine, cache)
+        kernels = None
+        if options.get("runtime_cache"):
+            folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+            kernels = folder / "buildsys" / "kernels" / f"{sha256_of(engine)}.cache"
+        return TimedSession(self.library, engine, kernels)
 
     def unload(self, session: Session) -> None:
         """Free the engine and all its device memory."""

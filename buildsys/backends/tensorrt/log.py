@@ -1,4 +1,4 @@
-"""TensorRT's log and layer times.
+"""TensorRT's log, and the errors that it explains.
 
 Errors of TensorRT do not raise; they appear in its log alone. TensorRT keeps the first logger that
 a process gives it, whatever later objects are given, so there is one per library, which is never
@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from buildsys.backends.cuda.gpus import format_size
+from buildsys.backends.interface import Options
 from buildsys.backends.tensorrt.library import Library
+from buildsys.errors import StageError
 
 _LOG = logging.getLogger(__name__)
 _NOISE = (
@@ -28,6 +31,36 @@ _NOISE = (
 )
 _WRAPPED = re.compile(
     r"(?:Internal Error|API Usage Error|Serialization|Cuda \w+|Myelin) \((?P<text>.*)\)"
+)
+_NO_TACTIC = re.compile(
+    r"[Cc]ould not find any implementation for node (?P<node>.+?)(?: due to .*|\.?\)?\.?)$"
+)
+_TOO_LITTLE = re.compile(r"insufficient memory on requested size of (?P<size>\d+)")
+_OUT_OF_MEMORY = re.compile(
+    r"out ?of ?memory|could not be allocated|cudaErrorMemoryAllocation"
+    r"|insufficient memory on requested size",
+    re.I,
+)
+_REQUESTED = re.compile(
+    r"(?:requested (?:amount of GPU memory \(|size of |size was )|failed to allocate )"
+    r"(?P<size>\d+)",
+    re.I,
+)
+_OTHER_VERSION = re.compile(
+    r"not compatible with this version of TensorRT"
+    r"(?:.*?expecting library version (?P<here>[\d.]+) got (?P<there>[\d.]+))?"
+    r"|version tag does not match|Version tag does not match.*"
+    r"|stdVersionRead == kSERIALIZATION_VERSION"
+    r"|(?:Stream|plan).*version.*(?:mismatch|not supported)",
+    re.I | re.S,
+)
+_OTHER_GPU = re.compile(
+    r"incompatible device(?:.*?expecting compute (?P<here>[\d.]+) got compute (?P<there>[\d.]+))?"
+    r"|compiled for.*?SM.*?not supported|different (?:GPU|device)",
+    re.I | re.S,
+)
+_DAMAGED = re.compile(
+    r"magicTag|magic tag|Serialization assertion|deserializ|corrupt|header|not found in plan", re.I
 )
 
 
@@ -77,20 +110,6 @@ def log_of(library: Library) -> Log:
     return Log(library)
 
 
-def layer_timer(library: Library) -> tuple[Any, dict[str, float]]:
-    """Return a context's profiler and the milliseconds per layer.
-
-    The profiler must outlive the context.
-    """
-    times: dict[str, float] = {}
-
-    class Profiler(library.trt.IProfiler):  # type: ignore[misc,name-defined]
-        def report_layer_time(self, layer_name: str, ms: float) -> None:
-            times[layer_name] = times.get(layer_name, 0.0) + ms
-
-    return Profiler(), times
-
-
 def clean_message(message: str) -> str:
     """Return a message without its wrapping and the places in TensorRT's source."""
     for noise in _NOISE:
@@ -98,3 +117,63 @@ def clean_message(message: str) -> str:
     text = " ".join(message.split())
     wrapped = _WRAPPED.fullmatch(text)
     return wrapped["text"].strip() if wrapped else text
+
+
+def build_failure(messages: Messages, options: Options, title: str) -> StageError:
+    """Return the error for a failed build."""
+    reason = messages.error_text(f"{title} built no engine")
+    found = next((match for text in messages.errors if (match := _NO_TACTIC.search(text))), None)
+    if found and options["workspace"] is not None:
+        limit = f"workspace: {format_size(options['workspace'])}"
+        needs = [
+            int(match["size"]) for text in messages.warnings if (match := _TOO_LITTLE.search(text))
+        ]
+        if needs:
+            return StageError(
+                f"{limit} is too small for any tactic of {found['node']},"
+                f" which needs {format_size(min(needs))} or more",
+                "increase the engine's workspace",
+            )
+        text = f"no tactic of {found['node']} works within {limit}: {reason}"
+        return StageError(text, "increase the engine's workspace, or remove the field")
+    if any(_OUT_OF_MEMORY.search(text) for text in messages.errors):
+        memory = _memory_problem([*messages.errors, *messages.warnings])
+        return StageError(
+            f"{memory}: {reason}",
+            "stop other programs on the GPU, limit the engine's workspace, or build smaller"
+            " profiles",
+        )
+    return StageError(reason)
+
+
+def load_failure(file: str, messages: Messages, release: str) -> StageError:
+    """Return the error for a failed load."""
+    reason = messages.error_text("it gives no reason")
+    rebuild = "build it again on this machine"
+    version = _OTHER_VERSION.search(reason)
+    if version:
+        built_by = f" {version['there']}" if version["there"] else ""
+        text = f"{file} was built by another version of TensorRT{built_by}, and this is {release}"
+        return StageError(text, rebuild)
+    gpu = _OTHER_GPU.search(reason)
+    if gpu:
+        other = f" of compute capability {gpu['there']}" if gpu["there"] else ""
+        here = f" has {gpu['here']}" if gpu["here"] else " is another one"
+        return StageError(f"{file} was built for a GPU{other}, and this one{here}", rebuild)
+    memory = _memory_problem(messages.errors)
+    if memory:
+        text = f"{file} cannot be loaded: {memory}: {reason}"
+        return StageError(text, "stop other programs on the GPU")
+    if _DAMAGED.search(reason):
+        text = f"{file} is not an engine of {release}, or it is damaged: {reason}"
+        return StageError(text, rebuild)
+    return StageError(f"{file}: {release} cannot load the engine: {reason}", rebuild)
+
+
+def _memory_problem(texts: Iterable[str]) -> str:
+    found = [text for text in texts if _OUT_OF_MEMORY.search(text)]
+    if not found:
+        return ""
+    sizes = [int(match["size"]) for text in found if (match := _REQUESTED.search(text))]
+    requested = f", {format_size(max(sizes))} were requested" if sizes else ""
+    return f"the GPU is out of memory{requested}"

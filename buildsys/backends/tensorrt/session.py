@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import ExitStack
-from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,13 @@ from buildsys.backends.cuda.device import Buffer, Device
 from buildsys.backends.interface import Figures, Run
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.enum_tables import DTYPES, FORMATS
-from buildsys.backends.tensorrt.error_messages import load_failure
 from buildsys.backends.tensorrt.inspector import layer_kinds, precision_facts, read_layers
 from buildsys.backends.tensorrt.library import Library
-from buildsys.backends.tensorrt.log import Log, layer_timer, log_of
+from buildsys.backends.tensorrt.log import Log, load_failure, log_of
 from buildsys.backends.tensorrt.profiles import Profile
 from buildsys.backends.tensorrt.tensor_layouts import LINEAR, packed, packed_shape, unpacked
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, Array, Tensor, tensor_of
-from buildsys.system.files import sha256_of
 
 _PACKED = ("int4", "float4e2m1")  # two elements share a byte on the device
 
@@ -67,34 +64,31 @@ class TensorRtSession:
     @property
     def profiles(self) -> list[Profile]:
         """Return the shape ranges of all inputs per optimization profile."""
-        count = self._engine.num_optimization_profiles  # one if all shapes are fixed
-        return [
-            {name: self._range(name, profile) for name in self._inputs} for profile in range(count)
-        ]
-
-    @property
-    def output_buffers(self) -> list[Buffer]:
-        """Return the outputs of the bound inputs on the device."""
-        return [
-            *(buffer for buffer, _ in self._results.values()),
-            *(output.buffer for output in self._value_shaped.values()),
-        ]
+        engine, found = self._engine, []
+        for number in range(engine.num_optimization_profiles):  # one if all shapes are fixed
+            profile: Profile = {}
+            for name in self._inputs:
+                low, usual, high = map(tuple, engine.get_tensor_profile_shape(name, number))
+                span = {"min": low, "opt": usual, "max": high}
+                values = version_adapter.profile_values(self._library, engine, name, number) or []
+                points = list(zip(span, values, strict=False))
+                # TensorRT 8.6 returns one value of several
+                if all(len(given) == np.prod(span[point]) for point, given in points):
+                    span.update({f"{point}_values": given for point, given in points})
+                profile[name] = span
+            found.append(profile)
+        return found
 
     def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:
         """Return the outputs by name; default is the first fitting profile."""
         self.bind(inputs, profile)()
-        results = {
-            **self._results,
-            **{name: (out.buffer, out.shape) for name, out in self._value_shaped.items()},
-        }
         found = {}
         with self.gpu.current():
             for name in self._outputs:
-                buffer, shape = results[name]
-                dtype, layout = self._dtype(name), self._layouts[name]
-                target = np.empty(packed_shape(shape, layout), _numpy_dtype(dtype))
-                buffer.download(target)
-                found[name] = Tensor(unpacked(target, layout, shape), dtype)
+                output, layout, dtype = self.results[name], self._layouts[name], self._dtype(name)
+                target = np.empty(packed_shape(output.shape, layout), _numpy_dtype(dtype))
+                output.buffer.download(target)
+                found[name] = Tensor(unpacked(target, layout, output.shape), dtype)
         return found
 
     def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:
@@ -103,9 +97,9 @@ class TensorRtSession:
         if missing:
             raise StageError(f"the engine's input {', '.join(missing)} is not given")
         with self.gpu.current(), self.log.collected() as messages:
-            while self._buffers:
-                self.gpu.free(self._buffers.pop())
-            for output in self._value_shaped.values():
+            for buffer, _ in self.input_buffers.values():
+                self.gpu.free(buffer)
+            for output in self.results.values():
                 self.gpu.free(output.buffer)
             self._reset_buffers()
             self._choose_profile({name: inputs[name] for name in self._inputs}, profile)
@@ -118,14 +112,6 @@ class TensorRtSession:
             for name in self._outputs:
                 self._set_output(name)
         return self._execute
-
-    def enqueue(self) -> None:
-        """Put one inference on the current device's stream.
-
-        Raises: StageError: TensorRT refuses.
-        """
-        if not self._context.execute_async_v3(self.gpu.stream):
-            raise StageError("the engine did not run")
 
     def describe(self, precision: str) -> Figures:
         """Return layers with their precision, tensor formats and memory needs.
@@ -151,28 +137,6 @@ class TensorRtSession:
             "device_memory_bytes": version_adapter.device_memory_bytes(self._library, self._engine)
         }
 
-    def duplicate(self) -> TensorRtSession:
-        """Return a session of this engine with its own context.
-
-        It must be closed before this one. Raises: StageError: there is no memory for another
-        context.
-        """
-        other = copy(self)
-        other.gpu, other._stack = Device(0), ExitStack()
-        other._reset_buffers()
-        with other.gpu.current(), self.log.collected() as messages:
-            other._context = self._engine.create_execution_context()
-        if other._context is None:
-            other.gpu.close()
-            text = messages.error_text("the engine has no other execution context")
-            raise StageError(text)
-        # choosing a profile that another context uses crashes TensorRT 8.6.0
-        if other._context.active_optimization_profile < 0:
-            other.close()
-            text = "an optimization profile of this engine serves one inference at a time"
-            raise StageError(text)
-        return other
-
     def close(self) -> None:
         """Free the context, the engine and the device memory, in this order."""
         if self._engine is None:
@@ -186,13 +150,13 @@ class TensorRtSession:
 
     def _execute(self) -> None:
         with self.gpu.current(), self.log.collected() as messages:
-            if not self._context.execute_async_v3(self.gpu.stream):
-                for output in self._value_shaped.values():
+            if not self._context.execute_async_v3(int(self.gpu.main_stream.handle)):
+                for output in self.results.values():
                     if output.failure:
                         raise output.failure
                 reason = messages.error_text("TensorRT gives no reason")
                 raise StageError(f"the engine did not run: {reason}")
-            self.gpu.synchronize()
+            self.gpu.main_stream.synchronize()
 
     def _layer_times(self) -> dict[str, float]:
         """Return the milliseconds per layer on zeros; {} if they fail.
@@ -200,6 +164,12 @@ class TensorRtSession:
         Inputs with opt values have those, as they decide shapes.
         """
         inputs = {}
+        times: dict[str, float] = {}
+
+        class Profiler(self._library.trt.IProfiler):  # type: ignore[misc,name-defined]
+            def report_layer_time(self, layer_name: str, ms: float) -> None:
+                times[layer_name] = times.get(layer_name, 0.0) + ms
+
         try:
             for name, span in self.profiles[0].items():
                 values = np.zeros(span["opt"], _numpy_dtype(self._dtype(name)))
@@ -210,7 +180,7 @@ class TensorRtSession:
                 inputs[name] = Tensor(values, self._dtype(name))
             call = self.bind(inputs)
             call()
-            self._timer, times = layer_timer(self._library)
+            self._timer = Profiler()  # must outlive the context
             self._context.profiler = self._timer
             call()
         except StageError:
@@ -231,18 +201,10 @@ class TensorRtSession:
             raise StageError(f"no optimization profile of the engine holds the shapes {shapes}")
         chosen = fitting[0] if wanted is None else wanted
         if chosen != self._context.active_optimization_profile:
-            if not self._context.set_optimization_profile_async(chosen, self.gpu.stream):
+            stream = self.gpu.main_stream
+            if not self._context.set_optimization_profile_async(chosen, int(stream.handle)):
                 raise StageError(f"the engine's optimization profile {chosen} cannot be chosen")
-            self.gpu.synchronize()
-
-    def _range(self, name: str, profile: int) -> dict[str, tuple[int, ...]]:
-        low, usual, high = map(tuple, self._engine.get_tensor_profile_shape(name, profile))
-        span = {"min": low, "opt": usual, "max": high}
-        values = version_adapter.profile_values(self._library, self._engine, name, profile) or []
-        points = list(zip(span, values, strict=False))
-        if any(len(found) != np.prod(span[point]) for point, found in points):
-            return span  # TensorRT 8.6 returns one value of several
-        return {**span, **{f"{point}_values": found for point, found in points}}
+            stream.synchronize()
 
     def _set_input(self, name: str, value: Tensor) -> None:
         values = _as_dtype(name, value, self._dtype(name))
@@ -255,8 +217,8 @@ class TensorRtSession:
             return
         values = packed(values, self._layouts[name])
         buffer = self._new_buffer(name, values.nbytes)
-        buffer.upload(values)
         self.input_buffers[name] = (buffer, values)
+        buffer.upload(values)
         self._set_address(name, buffer.address)
 
     def _set_output(self, name: str) -> None:
@@ -264,13 +226,13 @@ class TensorRtSession:
         itemsize = _numpy_dtype(self._dtype(name)).itemsize
         if any(size < 0 for size in shape):
             output = ValueShapedOutput(self._library, self.gpu, itemsize)
-            self._value_shaped[name] = output
+            self.results[name] = output
             if not self._context.set_output_allocator(name, output.allocator):
                 raise StageError(f"the engine does not take memory for {name} while it runs")
             return
         size = int(np.prod(packed_shape(shape, self._layouts[name]), dtype=np.int64))
         buffer = self._new_buffer(name, itemsize * size)
-        self._results[name] = (buffer, shape)
+        self.results[name] = Output(buffer, shape)
         self._set_address(name, buffer.address)
 
     def _set_address(self, name: str, address: int) -> None:
@@ -286,22 +248,27 @@ class TensorRtSession:
 
     def _new_buffer(self, name: str, size_bytes: int) -> Buffer:
         try:
-            buffer = self.gpu.allocate(size_bytes)
+            return self.gpu.allocate(size_bytes)
         except StageError as failure:
             text = f"there is no memory for {name}: {failure.problem}"
             raise StageError(text, failure.hint) from failure
-        self._buffers.append(buffer)
-        return buffer
 
     def _reset_buffers(self) -> None:
-        self._buffers: list[Buffer] = []
         self._host: list[Array] = []  # keeps inputs in host memory alive
-        self._results: dict[str, tuple[Buffer, tuple[int, ...]]] = {}
-        self._value_shaped: dict[str, ValueShapedOutput] = {}
         self.input_buffers: dict[str, tuple[Buffer, Array]] = {}  # with their values
+        self.results: dict[str, Output] = {}
 
 
-class ValueShapedOutput:
+@dataclass(eq=False)
+class Output:
+    """An output's memory and shape."""
+
+    buffer: Buffer
+    shape: tuple[int, ...] = ()
+    failure: StageError | None = None  # of a request for more memory
+
+
+class ValueShapedOutput(Output):
     """The memory and shape of an output of value-dependent shape.
 
     TensorRT requests its memory while it runs.
@@ -310,10 +277,8 @@ class ValueShapedOutput:
 
     def __init__(self, library: Library, device: Device, reserved_bytes: int) -> None:
         """Reserve some memory; ``allocator`` must outlive the context."""
+        super().__init__(device.allocate(reserved_bytes))
         self._device = device
-        self.buffer: Buffer = device.allocate(reserved_bytes)
-        self.shape: tuple[int, ...] = ()
-        self.failure: StageError | None = None
         output = self
 
         class Allocator(library.trt.IOutputAllocator):  # type: ignore[misc,name-defined]
@@ -347,28 +312,19 @@ class ValueShapedOutput:
         return self.buffer.address
 
 
-def kernel_cache_file(engine: Path) -> Path:
-    """Return the file for compiled kernels, named after the engine's digest."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return folder / "buildsys" / "kernels" / f"{sha256_of(engine)}.cache"
-
-
 def _fits(ranges: Profile, inputs: Mapping[str, Tensor]) -> bool:
     for name, given in inputs.items():
         span = ranges[name]
-        if not _is_within(given.shape, span["min"], span["max"]):
-            return False
+        checks = [(given.shape, span["min"], span["max"])]
         if "min_values" in span:
             values = tuple(int(value) for value in np.ravel(given.array))
-            if not _is_within(values, span["min_values"], span["max_values"]):
+            checks.append((values, span["min_values"], span["max_values"]))
+        for sizes, low, high in checks:
+            if len(low) != len(sizes) or not all(
+                a <= n <= b for a, n, b in zip(low, sizes, high, strict=True)
+            ):
                 return False
     return True
-
-
-def _is_within(sizes: tuple[int, ...], low: tuple[int, ...], high: tuple[int, ...]) -> bool:
-    return len(low) == len(sizes) and all(
-        a <= n <= b for a, n, b in zip(low, sizes, high, strict=True)
-    )
 
 
 def _numpy_dtype(dtype: str) -> np.dtype[np.generic]:

@@ -86,4 +86,4 @@ class LocalEngine:
         if self._gpu is None:
             return 0
         with self._gpu.current():
-            return self._gpu.memory().free_bytes
+            return self._gpu.memory()[0]

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from buildsys.backends.cuda.device import Device
+from buildsys.backends.cuda.device import CudaGraph, Device, HostBuffer, Stream
 from buildsys.backends.cuda.gpus import find_driver, pci_bus_id
 from buildsys.backends.measurement.gpu import GpuContender, Slot
 from buildsys.errors import StageError
@@ -62,26 +62,26 @@ def device() -> Any:
 def test_asynchronous_copies_round_trip(device: Device) -> None:
     values = np.arange(1 << 20, dtype=np.float32)
     buffer = device.allocate(values.nbytes)
-    source, target = device.allocate_host(values.nbytes), device.allocate_host(values.nbytes)
+    source, target = (device.hold(HostBuffer(values.nbytes)) for _ in range(2))
     source.fill(values)
-    stream = device.new_stream()
-    buffer.copy_from(source, stream)
-    buffer.copy_to(target, stream)
+    stream = device.hold(Stream())
+    buffer.copy_from(source.address, source.size_bytes, stream)
+    buffer.copy_to(target.address, target.size_bytes, stream)
     stream.synchronize()
-    assert np.array_equal(target.array().view(np.float32), values)
+    assert np.array_equal(target.array.view(np.float32), values)
     with pytest.raises(ValueError, match="are not the"):
         source.fill(values[:5])
 
 
 def test_events_time_the_work_between_them(device: Device) -> None:
     size = 256 << 20
-    buffer, host = device.allocate(size), device.allocate_host(size)
+    buffer, host = device.allocate(size), device.hold(HostBuffer(size))
     begin, middle, end = device.new_event(), device.new_event(), device.new_event(blocking=True)
     begin.record(device.main_stream)
-    buffer.copy_from(host, device.main_stream)
+    buffer.copy_from(host.address, size, device.main_stream)
     middle.record(device.main_stream)
-    buffer.copy_from(host, device.main_stream)
-    buffer.copy_from(host, device.main_stream)
+    buffer.copy_from(host.address, size, device.main_stream)
+    buffer.copy_from(host.address, size, device.main_stream)
     end.record(device.main_stream)
     start = time.perf_counter_ns()
     end.wait()
@@ -91,22 +91,22 @@ def test_events_time_the_work_between_them(device: Device) -> None:
 
 
 def test_a_captured_graph_does_the_work_again(device: Device) -> None:
-    buffer, source, target = device.allocate(4), device.allocate_host(4), device.allocate_host(4)
+    buffer = device.allocate(4)
+    source, target = device.hold(HostBuffer(4)), device.hold(HostBuffer(4))
 
     def work() -> None:
-        buffer.copy_from(source, device.main_stream)
-        buffer.copy_to(target, device.main_stream)
+        buffer.copy_from(source.address, 4, device.main_stream)
+        buffer.copy_to(target.address, 4, device.main_stream)
 
     source.fill(np.array([1], np.int32))
     target.fill(np.array([0], np.int32))
-    graph = device.capture(device.main_stream, work)
-    assert graph.node_count == 2
-    assert target.array().view(np.int32)[0] == 0  # nothing has run yet
+    graph = device.hold(CudaGraph(device.main_stream, work))
+    assert target.array.view(np.int32)[0] == 0  # nothing has run yet
     for value in (7, 8):
         source.fill(np.array([value], np.int32))
         graph.launch(device.main_stream)
-        device.synchronize()
-        assert target.array().view(np.int32)[0] == value
+        device.main_stream.synchronize()
+        assert target.array.view(np.int32)[0] == value
 
 
 def test_a_failed_capture_leaves_the_stream_usable(device: Device) -> None:
@@ -114,8 +114,8 @@ def test_a_failed_capture_leaves_the_stream_usable(device: Device) -> None:
         device.main_stream.synchronize()
 
     with pytest.raises(StageError, match="CUDA_ERROR_STREAM_CAPTURE"):
-        device.capture(device.main_stream, work)
-    device.synchronize()
+        CudaGraph(device.main_stream, work)
+    device.main_stream.synchronize()
     buffer = device.allocate(8)
     buffer.upload(np.zeros(8, np.uint8))
 
@@ -136,8 +136,8 @@ def test_closing_a_device_frees_everything() -> None:
         device = Device(0)
         with device.current():
             device.allocate(size)
-            device.allocate_host(1 << 20)
-            device.new_stream()
+            device.hold(HostBuffer(1 << 20))
+            device.hold(Stream())
             device.new_event()
         device.close()
         device.close()
@@ -152,8 +152,6 @@ def products(device: Device, size: int, count: int = 1) -> tuple[Any, Slot]:
         with torch.cuda.stream(stream):
             for _ in range(count):
                 matrix @ matrix
-
-    from buildsys.backends.cuda.device import Stream
 
     return stream, Slot(Stream(stream.cuda_stream), launch)
 
