@@ -1,4 +1,4 @@
-"""Reading, checking and deterministic writing of ONNX files."""
+"""Reading, checking and deterministic writing of ONNX files, and their interfaces."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import (
     AttributeProto,
+    FunctionProto,
     GraphProto,
     ModelProto,
     NodeProto,
@@ -66,7 +67,7 @@ def save_model(
     """
     if weights_of is not None or not any(map(_is_outside, tensors_of(model))):
         contents = {} if weights_of is None else weights_of
-        _data_path(path).unlink(missing_ok=True)
+        data_path(path).unlink(missing_ok=True)
         # raw_data copies the bytes at every access
         sizes = [
             (tensor, outside_bytes(tensor, contents) or len(tensor.raw_data))
@@ -79,8 +80,8 @@ def save_model(
             tensor.ClearField("data_location")
         apart = [tensor for tensor, size in sizes if size >= limit]
         if apart:
-            _write_apart(apart, _data_path(path), contents)
-            start_writeback(_data_path(path))
+            _write_apart(apart, data_path(path), contents)
+            start_writeback(data_path(path))
     path.write_bytes(model.SerializeToString(deterministic=True))
     start_writeback(path)
 
@@ -127,8 +128,8 @@ def _pieces(tensor: TensorProto, weights_of: WeightsOf) -> Iterator[bytes]:
 def copy_model(source: Path, target: Path) -> None:
     """Copy an ONNX file with its external data. The name stays."""
     shutil.copyfile(source, target)
-    if _data_path(source).exists():
-        shutil.copyfile(_data_path(source), _data_path(target))
+    if data_path(source).exists():
+        shutil.copyfile(data_path(source), data_path(target))
 
 
 def check_file(path: Path, what: str) -> None:
@@ -161,7 +162,7 @@ def operator_name(node: NodeProto) -> str:
     return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
 
 
-def all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
+def all_nodes(graph: GraphProto | FunctionProto) -> Iterator[NodeProto]:
     """Yield the nodes of a graph and of its subgraphs."""
     for node in graph.node:
         yield node
@@ -179,9 +180,22 @@ def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
 
 def tensors_of(model: ModelProto) -> Iterator[TensorProto]:
     """Yield all initializers and tensor attributes, including those of subgraphs and functions."""
-    yield from _graph_tensors(model.graph)
-    for function in model.functions:
-        yield from _node_tensors(function.node)
+    for body in (model.graph, *model.functions):
+        yield from _body_tensors(body)
+
+
+def _body_tensors(body: GraphProto | FunctionProto) -> Iterator[TensorProto]:
+    if isinstance(body, GraphProto):
+        yield from body.initializer
+        for sparse in body.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
+    for node in body.node:
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.TENSOR:
+                yield attribute.t
+            yield from attribute.tensors
+        for inner in subgraphs(node):
+            yield from _body_tensors(inner)
 
 
 def parameter_count(model: ModelProto) -> int:
@@ -196,15 +210,54 @@ def ports(model: ModelProto) -> tuple[list[TensorPort], list[TensorPort]]:
     return inputs, [port_of(value) for value in model.graph.output]
 
 
-def has_input_initializers(model: ModelProto) -> bool:
-    """Return True if callers may replace initializers."""
-    stored = {tensor.name for tensor in model.graph.initializer}
-    return any(value.name in stored for value in model.graph.input)
-
-
 def opsets(model: ModelProto) -> dict[str, int]:
     """Return domain -> opset version; ONNX's own domain is ``ai.onnx``."""
     return {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
+
+
+def interface(model: ModelProto) -> dict[str, Any]:
+    """Return inputs, outputs and opsets, to compare with those of another graph."""
+    inputs, outputs = ports(model)
+    return {"input": inputs, "output": outputs, "opset": opsets(model)}
+
+
+def interface_changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
+    """Yield one phrase per change visible to a caller."""
+    opset = before["opset"]
+    used = {domain: after["opset"].get(domain, version) for domain, version in opset.items()}
+    if used != opset:
+        yield f"opset {opset} became {used}"
+    sizes = (size for port in before["input"] for size in port["shape"] or ())
+    named = {size for size in sizes if isinstance(size, str)}
+    for side in ("input", "output"):
+        names, found = [[port["name"] for port in ends[side]] for ends in (before, after)]
+        if names != found:
+            yield f"its {side}s {', '.join(names)} became {', '.join(found) or 'none'}"
+            return
+        for port, other in zip(before[side], after[side], strict=True):
+            if port["dtype"] != other["dtype"]:
+                yield f"{side} {port['name']} was {port['dtype']} and became {other['dtype']}"
+            elif not _same_shape(port["shape"], other["shape"], fixed=side == "input", named=named):
+                yield f"{side} {port['name']} was {port['shape']} and became {other['shape']}"
+
+
+def _same_shape(
+    before: list[Any] | None, after: list[Any] | None, *, fixed: bool, named: set[str]
+) -> bool:
+    """Return True for equal shapes. Unknown sizes may become known.
+
+    A dynamic size of an input, or of an output with the name of an input's dimension, must stay
+    dynamic: with the example's batch size baked in, a graph works for that size alone.
+    """
+    if before is None or after is None:
+        return before is after or (before is None and not fixed)
+    if len(before) != len(after):
+        return False
+    for was, now in zip(before, after, strict=True):
+        may_become_known = not fixed and not isinstance(was, int) and was not in named
+        if was != now and not may_become_known and (isinstance(was, int) or isinstance(now, int)):
+            return False
+    return True
 
 
 def dtype_name(elem_type: int) -> str:
@@ -221,13 +274,8 @@ def elem_type(dtype: str) -> int:
 
 def file_bytes(path: Path) -> int:
     """Return the size of an ONNX file with its external data."""
-    data = _data_path(path)
+    data = data_path(path)
     return path.stat().st_size + (data.stat().st_size if data.exists() else 0)
-
-
-def has_outside_weights(path: Path) -> bool:
-    """Return True if an ONNX file has external data."""
-    return _data_path(path).exists()
 
 
 def outside_bytes(tensor: TensorProto, weights_of: WeightsOf | None = None) -> int:
@@ -257,22 +305,6 @@ def port_of(value: ValueInfoProto) -> TensorPort:
     return {"name": value.name, "dtype": dtype_name(tensor.elem_type), "shape": shape}
 
 
-def _graph_tensors(graph: GraphProto) -> Iterator[TensorProto]:
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    yield from _node_tensors(graph.node)
-
-
-def _node_tensors(nodes: Any) -> Iterator[TensorProto]:
-    for node in nodes:
-        for attribute in node.attribute:
-            if attribute.type == AttributeProto.TENSOR:
-                yield attribute.t
-            yield from attribute.tensors
-        for body in subgraphs(node):
-            yield from _graph_tensors(body)
-
-
-def _data_path(path: Path) -> Path:
+def data_path(path: Path) -> Path:
+    """Return the external data of an ONNX file."""
     return path.with_name(path.name + DATA_SUFFIX)

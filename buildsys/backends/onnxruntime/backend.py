@@ -253,8 +253,8 @@ def _source(request: BuildRequest, folder: Path) -> Path:
     if not _is_emulated(request.options):
         return request.onnx
     # these need onnx, unlike running an engine
+    from buildsys.onnx_graphs.emulation import emulate
     from buildsys.onnx_graphs.onnx_file import load_model, save_model
-    from buildsys.onnx_graphs.rounding.emulation import emulate
 
     emulated = folder / "model.onnx"
     save_model(emulate(load_model(request.onnx), "bf16"), emulated)

@@ -13,8 +13,13 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.rounding.fresh_names import FreshNames
-from buildsys.onnx_graphs.rounding.tensor_types import DTYPES, ELEM_TYPES, outer_names, rename_outer
+from buildsys.onnx_graphs.tensor_types import (
+    DTYPES,
+    ELEM_TYPES,
+    FreshNames,
+    outer_names,
+    rename_outer,
+)
 from buildsys.onnx_graphs.tensors import Tensor, tensor_of
 from buildsys.stages.convert.precision_rules import NodePrecision, PrecisionRules, fill_value
 

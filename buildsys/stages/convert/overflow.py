@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from buildsys.onnx_graphs.rounding.fresh_names import FreshNames
-from buildsys.onnx_graphs.rounding.tensor_types import element_types
+from buildsys.onnx_graphs.tensor_types import FreshNames, element_types
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 

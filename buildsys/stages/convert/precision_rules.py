@@ -8,12 +8,11 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, defs, numpy_helper
 
 from buildsys.onnx_graphs.onnx_file import opsets, subgraphs
-from buildsys.onnx_graphs.rounding.tensor_types import (
+from buildsys.onnx_graphs.tensor_types import (
     NOT_A_TENSOR,
     element_types,
-    input_types,
-    output_types,
     schema_of,
+    types_at,
 )
 from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of
 
@@ -114,12 +113,12 @@ class PrecisionRules:
         inputs = {
             i
             for i, name in enumerate(node.input)
-            if self._is_float(name) and wanted in input_types(schema, i)
+            if self._is_float(name) and wanted in types_at(schema.inputs, i)
         }
         outputs = {
             i
             for i, name in enumerate(node.output)
-            if self._is_float(name) and wanted in output_types(schema, i)
+            if self._is_float(name) and wanted in types_at(schema.outputs, i)
         }
         if node.op_type in _STATISTICS:
             outputs &= {0}

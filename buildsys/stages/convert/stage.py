@@ -15,6 +15,7 @@ from typing import Any
 from onnx import ModelProto, TensorProto
 
 from buildsys.errors import CheckFailed, StageError
+from buildsys.onnx_graphs.emulation import emulate
 from buildsys.onnx_graphs.onnx_file import (
     check_file,
     dtype_name,
@@ -23,8 +24,7 @@ from buildsys.onnx_graphs.onnx_file import (
     opsets,
     save_model,
 )
-from buildsys.onnx_graphs.rounding.emulation import emulate
-from buildsys.onnx_graphs.rounding.tensor_types import DTYPES, ELEM_TYPES, element_types
+from buildsys.onnx_graphs.tensor_types import DTYPES, ELEM_TYPES, element_types
 from buildsys.onnx_graphs.tensors import Case, load_case
 from buildsys.stages.common.golden_check import (
     and_more,

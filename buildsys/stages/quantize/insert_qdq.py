@@ -14,7 +14,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from buildsys.onnx_graphs.onnx_file import operator_name
-from buildsys.onnx_graphs.rounding.fresh_names import FreshNames
+from buildsys.onnx_graphs.tensor_types import FreshNames
 from buildsys.onnx_graphs.tensors import Array
 from buildsys.stages.quantize.node_selection import Chosen, Selection
 from buildsys.stages.quantize.ranges import Ranges

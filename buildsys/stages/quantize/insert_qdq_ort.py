@@ -15,7 +15,7 @@ from onnxruntime.quantization.calibrate import TensorData
 from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 from onnxruntime.quantization.quant_utils import add_infer_metadata
 
-from buildsys.onnx_graphs.rounding.tensor_types import element_types
+from buildsys.onnx_graphs.tensor_types import element_types
 from buildsys.stages.quantize.node_selection import Selection
 
 

@@ -10,8 +10,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.onnx_graphs.onnx_file import save_model
-from buildsys.onnx_graphs.rounding.fresh_names import FreshNames
-from buildsys.onnx_graphs.rounding.tensor_types import element_types
+from buildsys.onnx_graphs.tensor_types import FreshNames, element_types
 from buildsys.onnx_graphs.tensors import Array
 from buildsys.stages.quantize.batches import Batch
 

@@ -11,8 +11,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import all_nodes, operator_counts, subgraphs
-from buildsys.onnx_graphs.rounding.fresh_names import FreshNames
-from buildsys.onnx_graphs.rounding.tensor_types import element_types
+from buildsys.onnx_graphs.tensor_types import FreshNames, element_types
 from buildsys.stages.quantize.ranges import Ranges
 from buildsys.system.suggestions import nearest
 

@@ -18,9 +18,9 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import (
     DATA_SUFFIX,
     ONE_MESSAGE_LIMIT,
+    data_path,
     file_bytes,
     first_line,
-    has_outside_weights,
     load_model,
     outside_bytes,
     save_model,
@@ -68,7 +68,7 @@ def simplify(
 
 def _run(onnxsim: ModuleType, source: Path, target: Path, options: Mapping[str, Any]) -> None:
     # weights inside a graph would be in memory once more, in addition to the tool's copies
-    is_external = has_outside_weights(source)
+    is_external = data_path(source).exists()
     skeleton = load_model(source, external_data=False) if is_external else ModelProto()
     order = {tensor.name: index for index, tensor in enumerate(skeleton.graph.initializer)}
     can_offload = not options["mutable_initializer"]

@@ -13,13 +13,13 @@ import numpy as np
 
 from buildsys.errors import CheckFailed, StageError
 from buildsys.manifest.shape_cases import concrete_shape
-from buildsys.onnx_graphs.interface import interface, interface_changes
 from buildsys.onnx_graphs.onnx_file import (
     check_file,
     copy_model,
     file_bytes,
     file_facts,
-    has_input_initializers,
+    interface,
+    interface_changes,
     load_model,
 )
 from buildsys.onnx_graphs.result_types import GraphSummary
@@ -55,7 +55,7 @@ def run(job: Job) -> StageResult:
     original = load_model(source, external_data=False)
     before = file_facts(original, source)
     ports, limits = interface(original), limits_of(original)
-    initializers_are_inputs = has_input_initializers(original)
+    initializers_are_inputs = len(original.graph.input) > len(ports["input"])
     if tool == "none":
         _refuse_options(spec)
         copy_model(source, target)

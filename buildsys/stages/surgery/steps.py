@@ -10,8 +10,13 @@ from onnx import ModelProto
 
 from buildsys.errors import CheckFailed, StageError
 from buildsys.manifest.surgery_interface import Interface, interface_after, kind_of
-from buildsys.onnx_graphs.interface import interface, interface_changes
-from buildsys.onnx_graphs.onnx_file import load_model, operator_counts, ports
+from buildsys.onnx_graphs.onnx_file import (
+    interface,
+    interface_changes,
+    load_model,
+    operator_counts,
+    ports,
+)
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.report.results.header import CheckFailure
 from buildsys.report.results.surgery import SurgeryStep

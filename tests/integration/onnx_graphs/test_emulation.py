@@ -14,7 +14,7 @@ from small_graphs import make_model, weights
 
 from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.rounding.emulation import emulate
+from buildsys.onnx_graphs.emulation import emulate
 from buildsys.onnx_graphs.tensors import Tensor, tensor_of
 from buildsys.stages.convert.cast_graph import convert_precision
 

@@ -12,8 +12,8 @@ from small_graphs import conv_bn, data_role, make_model, weights, write
 
 from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.errors import StageError
+from buildsys.onnx_graphs.emulation import emulate
 from buildsys.onnx_graphs.onnx_file import save_model
-from buildsys.onnx_graphs.rounding.emulation import emulate
 from buildsys.onnx_graphs.tensor_comparison import compare
 from buildsys.onnx_graphs.tensors import Tensor, load_tensors, save_case, tensor_of
 from buildsys.stages.convert import stage as convert

@@ -13,9 +13,10 @@ from onnx import TensorProto, helper, numpy_helper
 from small_graphs import INPUTS, conv_bn, make_model, one_node, simplify_job, weights, write
 
 from buildsys.errors import CheckFailed, StageError
-from buildsys.onnx_graphs.interface import interface, interface_changes
 from buildsys.onnx_graphs.onnx_file import (
     file_bytes,
+    interface,
+    interface_changes,
     load_model,
     operator_counts,
     parameter_count,

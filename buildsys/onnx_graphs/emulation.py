@@ -9,21 +9,18 @@ bits is not emulated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.onnx_file import subgraphs
-from buildsys.onnx_graphs.rounding.fresh_names import FreshNames
-from buildsys.onnx_graphs.rounding.tensor_types import (
+from buildsys.onnx_graphs.onnx_file import all_nodes, subgraphs
+from buildsys.onnx_graphs.tensor_types import (
     DTYPES,
     ELEM_TYPES,
+    FreshNames,
     element_types,
     rename_outer,
 )
-from buildsys.onnx_graphs.tensors import Tensor
 
 _FLOAT = TensorProto.FLOAT
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")
@@ -77,7 +74,7 @@ class _Emulation:
         self._graph.node.extend(self._nodes)
         for tensor in self._graph.initializer:
             if tensor.data_type == self._low:
-                tensor.CopyFrom(_in_float32(tensor, self._dtype))
+                tensor.CopyFrom(_in_float32(tensor))
         for value in self._graph.value_info:
             if value.type.tensor_type.elem_type == self._low:
                 value.type.tensor_type.elem_type = _FLOAT
@@ -99,24 +96,22 @@ class _Emulation:
             if attribute.name in _TYPE_ATTRIBUTES and attribute.i == self._low:
                 attribute.i = _FLOAT
             if attribute.t.data_type == self._low:
-                attribute.t.CopyFrom(_in_float32(attribute.t, self._dtype))
+                attribute.t.CopyFrom(_in_float32(attribute.t))
+        exact = node.op_type in _EXACT
         for index, name in enumerate(node.output):
-            if name in self._is_low:
-                node.output[index] = self._round(name, exact=node.op_type in _EXACT)
-
-    def _round(self, name: str, *, exact: bool) -> str:
-        """Append the rounding of one result and return its unrounded name."""
-        is_output = name in self._low_outputs
-        full = self._in_float(name) if is_output else name
-        if exact:
-            if is_output:
-                self._add_cast(full, name, self._low)
-            return full
-        raw = self._fresh.new(f"{name}_unrounded")
-        low = name if is_output else self._fresh.new(f"{name}_{self._dtype}")
-        self._add_cast(raw, low, self._low)
-        self._add_cast(low, full, _FLOAT)
-        return raw
+            if name not in self._is_low:
+                continue
+            is_output = name in self._low_outputs
+            full = self._in_float(name) if is_output else name
+            if exact:
+                node.output[index] = full
+                if is_output:
+                    self._add_cast(full, name, self._low)
+            else:
+                node.output[index] = raw = self._fresh.new(f"{name}_unrounded")
+                low = name if is_output else self._fresh.new(f"{name}_{self._dtype}")
+                self._add_cast(raw, low, self._low)
+                self._add_cast(low, full, _FLOAT)
 
     def _in_float(self, name: str) -> str:
         self._renamed[name] = self._fresh.new(f"{name}_float32")
@@ -126,35 +121,27 @@ class _Emulation:
         self._nodes.append(helper.make_node("Cast", [source], [target], to=elem_type))
 
 
-def _in_float32(tensor: TensorProto, dtype: str) -> TensorProto:
-    raw = tensor.raw_data
-    bits = np.frombuffer(raw, np.uint16) if raw else np.array(tensor.int32_data, np.uint16)
-    array = bits.reshape(tuple(tensor.dims))
-    is_half = dtype == "float16"
-    values = array.view(np.float16).astype(np.float32) if is_half else Tensor(array, dtype).values()
-    return numpy_helper.from_array(values, tensor.name)
+def _in_float32(tensor: TensorProto) -> TensorProto:
+    return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name)
 
 
 def _refuse_hidden_types(model: ModelProto, dtype: str) -> None:
-    places = [(f"the subgraph {body.name}", [body]) for body in _bodies(model.graph.node)]
-    for function in model.functions:
-        bodies = [GraphProto(node=function.node), *_bodies(function.node)]
-        places.append((f"the local function {function.name}", bodies))
+    places = []
+    for owner in (model.graph, *model.functions):
+        bodies = [body for node in all_nodes(owner) for body in subgraphs(node)]
+        if isinstance(owner, GraphProto):
+            places += [(f"the subgraph {body.name}", [body]) for body in bodies]
+        else:
+            function = GraphProto(node=owner.node)
+            places.append((f"the local function {owner.name}", [function, *bodies]))
     for place, graphs in places:
-        if any(ELEM_TYPES[dtype] in _types_in(graph) for graph in graphs):
+        types: set[int] = set()
+        for graph in graphs:
+            for value in (*graph.input, *graph.output, *graph.value_info):
+                types.add(value.type.tensor_type.elem_type)
+            types.update(tensor.data_type for tensor in graph.initializer)
+            for attribute in (attribute for node in graph.node for attribute in node.attribute):
+                is_type = attribute.name in _TYPE_ATTRIBUTES
+                types.add(attribute.i if is_type else attribute.t.data_type)
+        if ELEM_TYPES[dtype] in types:
             raise StageError(f"{place} computes in {dtype}, which cannot be emulated on the CPU")
-
-
-def _bodies(nodes: Iterable[NodeProto]) -> Iterator[GraphProto]:
-    for node in nodes:
-        for body in subgraphs(node):
-            yield body
-            yield from _bodies(body.node)
-
-
-def _types_in(graph: GraphProto) -> Iterator[int]:
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        yield value.type.tensor_type.elem_type
-    yield from (tensor.data_type for tensor in graph.initializer)
-    for attribute in (attribute for node in graph.node for attribute in node.attribute):
-        yield attribute.i if attribute.name in _TYPE_ATTRIBUTES else attribute.t.data_type

@@ -1,12 +1,12 @@
-"""Element types of tensors and operators."""
+"""Element types, captured tensors and unused names of a graph."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, defs, shape_inference
 
-from buildsys.onnx_graphs.onnx_file import subgraphs
+from buildsys.onnx_graphs.onnx_file import all_nodes, subgraphs
 
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}  # precision -> type
 ELEM_TYPES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
@@ -16,7 +16,21 @@ _STORED_IN_PLACE = 1024  # bytes; smaller values can be shapes that the inferenc
 
 def element_types(model: ModelProto) -> dict[str, int]:
     """Return tensor -> known TensorProto data type for the main graph."""
-    graph = shape_inference.infer_shapes(_without_weights(model), data_prop=True).graph
+    copy = ModelProto(  # without the values of large initializers
+        ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions
+    )
+    copy.graph.name = model.graph.name
+    for field in ("node", "input", "output", "value_info"):
+        getattr(copy.graph, field).extend(getattr(model.graph, field))
+    for tensor in model.graph.initializer:
+        stub = copy.graph.initializer.add()
+        if len(tensor.raw_data) > _STORED_IN_PLACE:
+            stub.name, stub.data_type = tensor.name, tensor.data_type
+            stub.dims.extend(tensor.dims)
+            stub.data_location = TensorProto.EXTERNAL
+        else:
+            stub.CopyFrom(tensor)
+    graph = shape_inference.infer_shapes(copy, data_prop=True).graph
     types = {tensor.name: int(tensor.data_type) for tensor in graph.initializer}
     for value in (*graph.value_info, *graph.input, *graph.output):
         kind = value.type.WhichOneof("value")
@@ -37,14 +51,9 @@ def schema_of(node: NodeProto, opsets: dict[str, int]) -> defs.OpSchema | None:
         return None
 
 
-def input_types(schema: defs.OpSchema, index: int) -> frozenset[str]:
-    """Return the types of the input at ``index``, such as ``tensor(float16)``."""
-    return frozenset(schema.inputs[min(index, len(schema.inputs) - 1)].types)
-
-
-def output_types(schema: defs.OpSchema, index: int) -> frozenset[str]:
-    """Return the types of the output at ``index``."""
-    return frozenset(schema.outputs[min(index, len(schema.outputs) - 1)].types)
+def types_at(ports: Sequence[defs.OpSchema.FormalParameter], index: int) -> frozenset[str]:
+    """Return the types of an operator's input or output, such as ``tensor(float16)``."""
+    return frozenset(ports[min(index, len(ports) - 1)].types)
 
 
 def outer_names(node: NodeProto) -> set[str]:
@@ -70,20 +79,18 @@ def _free_names(graph: GraphProto) -> Iterator[str]:
     yield from (value.name for value in graph.output if value.name not in known)
 
 
-def _without_weights(model: ModelProto) -> ModelProto:
-    """Return a copy for type inference, without the values of large initializers."""
-    copy = ModelProto(
-        ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions
-    )
-    for field in ("node", "input", "output", "value_info"):
-        getattr(copy.graph, field).extend(getattr(model.graph, field))
-    copy.graph.name = model.graph.name
-    for tensor in model.graph.initializer:
-        stub = copy.graph.initializer.add()
-        if len(tensor.raw_data) > _STORED_IN_PLACE:
-            stub.name, stub.data_type = tensor.name, tensor.data_type
-            stub.dims.extend(tensor.dims)
-            stub.data_location = TensorProto.EXTERNAL
-        else:
-            stub.CopyFrom(tensor)
-    return copy
+class FreshNames:
+    """Generator of unused names in a graph and its subgraphs."""
+
+    def __init__(self, graph: GraphProto) -> None:
+        self._taken = {entry.name for entry in (*graph.input, *graph.output, *graph.initializer)}
+        for node in all_nodes(graph):
+            self._taken.update((node.name, *node.input, *node.output))
+
+    def new(self, wanted: str) -> str:
+        """Return ``wanted``, with a numeric suffix if it is taken."""
+        name, number = wanted, 1
+        while name in self._taken:
+            name, number = f"{wanted}_{number}", number + 1
+        self._taken.add(name)
+        return name

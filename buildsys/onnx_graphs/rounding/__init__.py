@@ -1,1 +1,0 @@
-"""Rounding of tensors to narrow floating-point types."""
