@@ -16,7 +16,7 @@ from doit.exceptions import InvalidCommand, InvalidDodoFile
 from buildsys.errors import BuildsysError, UsageError
 from buildsys.system.suggestions import nearest
 
-INTERRUPTED, BROKEN_PIPE = 130, 141
+INTERRUPTED, BROKEN_PIPE, TERMINATED = 130, 141, 143
 Options = Mapping[str, Any]
 
 
@@ -74,18 +74,13 @@ class ProjectCommand(Command):  # type: ignore[misc]  # doit has no type informa
         except KeyboardInterrupt:
             return INTERRUPTED
         except BrokenPipeError:
-            return leave_broken_pipe()
+            drop_unwritten()
+            return BROKEN_PIPE
         except OSError as error:  # most likely a full disk
             problem = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
             sys.stderr.write(f"ERROR: {problem}\n")
             drop_unwritten()
             return BuildsysError.exit_code
-
-
-def leave_broken_pipe() -> int:
-    """Return the exit code for a closed stdout."""
-    drop_unwritten()
-    return BROKEN_PIPE
 
 
 def drop_unwritten() -> None:
@@ -105,6 +100,14 @@ def print_json(document: Any) -> None:
 def print_lines(lines: Iterable[str]) -> None:
     """Print lines of text."""
     sys.stdout.writelines(f"{line}\n" for line in lines)
+
+
+def print_answer(options: Options, document: Any, lines: Iterable[str]) -> None:
+    """Print the answer of a command as JSON or text."""
+    if options["json"]:
+        print_json(document)
+    else:
+        print_lines(lines)
 
 
 def require_model(command: str, models: Iterable[str], names: Sequence[str]) -> str:

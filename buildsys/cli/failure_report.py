@@ -1,19 +1,23 @@
-"""Report on a failed run, in place of the last successful one."""
+"""Stale outputs after a failed run, and the report that replaces the last successful one."""
 
 from __future__ import annotations
 
 import json
+import os
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from buildsys.cli.session import Session
+from buildsys.errors import BuildsysError
 from buildsys.execution.freshness import FRESH, explain
 from buildsys.execution.stale_reasons import UPSTREAM
 from buildsys.plan.action import Action
 from buildsys.report.assemble import TargetProblem, assemble_after_failure
+from buildsys.report.formatting import first_names, plural
 from buildsys.report.markdown.document import is_failure_report, render
 from buildsys.report.results.report import as_json
 from buildsys.store.ledger import FAILED, PASSED, utc_now
@@ -21,23 +25,78 @@ from buildsys.workers.job import StageResult
 from buildsys.workers.result_file import result_text
 
 KEPT = "last_passed"  # stem of the kept report of the last successful run
+_FIRST = ("engine", "report", "verify", "bench")  # what people use from the build folder
+_MOST_NAMES = 6
+Problems = Mapping[str, TargetProblem]  # targets that are not up to date
 
 
 @dataclass(frozen=True)
-class ModelState:
-    """Targets of one model that are not up to date."""
+class StaleOutputs:
+    """Stale outputs in the folder of one model."""
 
-    problems: Mapping[str, TargetProblem]
-    stale_since: Mapping[str, str]  # targets with outputs of an earlier run -> its start, ISO
+    model: str
+    targets: tuple[str, ...] = ()  # whose outputs are from an earlier run
+    started: tuple[str, ...] = ()  # start of the run that built each, ISO
+    report: str = ""  # on this failure, relative to the build folder; "" if none was replaced
+    problem: str = ""  # an error while looking, or while writing the report
+
+    def describe(self, folder: str) -> str:
+        """Return one line on the stale outputs in ``folder``, or ""."""
+        if not self.targets:
+            return f"{folder}: cannot list stale outputs: {self.problem}" if self.problem else ""
+        parts = [(*target.split(":", 2), "")[:3] for target in self.targets]
+        names = [f"{stage} {variant}".rstrip() for stage, _, variant in parts]
+        minutes = sorted({moment[:16].replace("T", " ") for moment in self.started})
+        when = f"{minutes[-1]} UTC{' or earlier' if len(minutes) > 1 else ''}"
+        outputs = plural(len(names), "output is stale", "outputs are stale")
+        listed = first_names(names, _MOST_NAMES)
+        text = f"{folder}: {outputs} (from the successful run of {when}): {listed}"
+        return f"{text}; the report could not be updated: {self.problem}" if self.problem else text
 
 
-def report_target(model: str) -> str:
-    """Return the report target of a model."""
-    return f"report:{model}"
+def report_failure(session: Session, models: Iterable[str]) -> list[StaleOutputs]:
+    """Report the failure of ``models``; return stale outputs and new reports.
+
+    Nothing is raised, as the run has already failed.
+    """
+    session.checked_stale_outputs = True
+    found = (_report_model(session, model) for model in models)
+    return [one for one in found if one.targets or one.report or one.problem]
 
 
-def read_state(session: Session, model: str) -> ModelState:
-    """Return the state of a model's targets.
+def _report_model(session: Session, model: str) -> StaleOutputs:
+    target, report, problem = f"report:{model}", "", ""
+    try:
+        problems, stale_since = _replace_report(session, session.actions[target])
+        if problems:
+            outputs = session.actions[target].outputs
+            path = outputs.get("markdown", outputs["result"]).path
+            report = path if (session.project.build / path).is_file() else ""
+    except (BuildsysError, OSError) as error:
+        problem = " ".join(str(error).split())
+        try:
+            _, stale_since = _read_state(session, model)
+        except (BuildsysError, OSError):
+            return StaleOutputs(model, problem=problem)
+        if target not in stale_since:
+            problem = ""
+    except Exception as error:  # the border: one line, with the traceback in a file
+        path = os.path.relpath(session.keep_traceback(target, error))
+        return StaleOutputs(model, problem=f"unexpected {type(error).__name__}; traceback: {path}")
+    if report:
+        stale_since.pop(target, None)
+
+    def rank(name: str) -> int:
+        stage = session.actions[name].stage
+        return _FIRST.index(stage) if stage in _FIRST else len(_FIRST)
+
+    targets = tuple(sorted(stale_since, key=rank))
+    started = tuple(stale_since[name] for name in targets)
+    return StaleOutputs(model, targets, started, report, problem)
+
+
+def _read_state(session: Session, model: str) -> tuple[Problems, dict[str, str]]:
+    """Return a model's problems, and its stale outputs with the start of their run.
 
     Raises: StageError, OSError: the state cannot be read.
     """
@@ -67,10 +126,10 @@ def read_state(session: Session, model: str) -> ModelState:
         for target, result in results.items()
         if result.get("status") == PASSED
     }
-    return ModelState(problems, stale_since)
+    return problems, stale_since
 
 
-def replace_report(session: Session, model: str) -> ModelState:
+def _replace_report(session: Session, report: Action) -> tuple[Problems, dict[str, str]]:
     """Replace a model's report by one on the failure; return the model's state.
 
     The last successful report is kept next to it. Nothing is written if there is no report, or if
@@ -78,81 +137,72 @@ def replace_report(session: Session, model: str) -> ModelState:
 
     Raises: StageError, OSError: the report cannot be written.
     """
-    states: list[ModelState] = []
+    states: list[tuple[Problems, dict[str, str]]] = []
 
     def write() -> tuple[Mapping[str, bytes], str]:
-        states.append(read_state(session, model))
-        problems = states[0].problems
+        states.append(_read_state(session, report.model))
+        problems = states[0][0]
         failed = [target for target, problem in problems.items() if problem.failed]
         reason = "the last run stopped before writing the report"
         if failed:
-            more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-            reason = f"it reports a run in which {failed[0]}{more} failed"
-        return _files(session, model, problems), reason
+            reason = f"it reports a run in which {first_names(failed, 1)} failed"
+        return _files(session, report, problems), reason
 
-    session.executor.replace_by_failure(report_target(model), write)
+    session.executor.replace_by_failure(report.target, write)
     return states[0]
 
 
-def _files(session: Session, model: str, problems: Mapping[str, TargetProblem]) -> dict[str, bytes]:
-    action, build = session.actions[report_target(model)], session.project.build
-    if not problems or not (build / action.outputs["result"].path).is_file():
+def _files(session: Session, report: Action, problems: Problems) -> dict[str, bytes]:
+    build, model = session.project.build, report.model
+    if not problems or not (build / report.outputs["result"].path).is_file():
         return {}
-    kept = dict(_last_successful(build, action))
-    inputs = {
-        one.target: build / one.outputs["result"].path
-        for one in session.actions.of(model).values()
-        if one != action
-    }
-    notice = _notice([PurePosixPath(name).name for name in kept])
-    manifest = action.options["manifest"]
-    report = assemble_after_failure(model, manifest, inputs, problems, notice)
-    hint = f"`doit explain build:{model}` lists what is not up to date, and why"
-    result = result_text(
-        action,
-        StageResult(FAILED, report.verdict.text, hint, as_json(report)),
-        started=utc_now(),
-        measured={"seconds": 0.0},
-        toolchain={"python": platform.python_version()},
-    )
-    texts = {"result": result, "markdown": render(report)}
-    return {**kept, **{ref.path: texts[role].encode() for role, ref in action.outputs.items()}}
-
-
-def _notice(kept: Sequence[str]) -> str:
+    kept = dict(_last_successful(build, report))
     ended = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
     notice = (
         f"This is the report on the run that ended {ended} UTC. Outputs of stale targets are from "
         "an earlier run; they do not match the manifest, and their figures are left out"
     )
-    last = f". The report of the last successful run is {' and '.join(reversed(kept))}"
-    return notice + (last if kept else "")
+    if kept:
+        names = " and ".join(PurePosixPath(name).name for name in reversed(kept))
+        notice += f". The report of the last successful run is {names}"
+    inputs = {
+        one.target: build / one.outputs["result"].path
+        for one in session.actions.of(model).values()
+        if one != report
+    }
+    manifest = report.options["manifest"]
+    content = assemble_after_failure(model, manifest, inputs, problems, notice)
+    hint = f"`doit explain build:{model}` lists what is not up to date, and why"
+    result = result_text(
+        report,
+        StageResult(FAILED, content.verdict.text, hint, as_json(content)),
+        started=utc_now(),
+        measured={"seconds": 0.0},
+        toolchain={"python": platform.python_version()},
+    )
+    texts = {"result": result, "markdown": render(content)}
+    return {**kept, **{ref.path: texts[role].encode() for role, ref in report.outputs.items()}}
 
 
-def _last_successful(build: Path, action: Action) -> Iterator[tuple[str, bytes]]:
+def _last_successful(build: Path, report: Action) -> Iterator[tuple[str, bytes]]:
     """Yield each file of the last successful report, current or already kept.
 
     They are checked one by one, as a run may have been killed between two files.
     """
-    for ref in action.outputs.values():
-        path = PurePosixPath(ref.path)
-        kept = str(path.with_stem(KEPT))
-        content = _read(build / path)
-        if content is None or _is_on_failure(path.suffix, content):
-            content = _read(build / kept)
-        if content is not None:
-            yield kept, content
+    for ref in report.outputs.values():
+        kept = str(PurePosixPath(ref.path).with_stem(KEPT))
+        found: dict[str, bytes] = {}
+        for path in (ref.path, kept):
+            with suppress(FileNotFoundError):
+                found[path] = (build / path).read_bytes()
+        if ref.path in found and not _is_on_failure(found[ref.path], ref.path):
+            yield kept, found[ref.path]
+        elif kept in found:
+            yield kept, found[kept]
 
 
-def _read(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
-
-
-def _is_on_failure(suffix: str, content: bytes) -> bool:
-    if suffix != ".json":
+def _is_on_failure(content: bytes, path: str) -> bool:
+    if not path.endswith(".json"):
         return is_failure_report(content.decode(errors="replace"))
     try:
         found = json.loads(content)

@@ -10,38 +10,25 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from buildsys.errors import BuildsysError, UsageError
+from buildsys.cli.command import unknown_name
+from buildsys.errors import BuildsysError
 from buildsys.execution.builder_versions import builder_versions
 from buildsys.manifest.project import load_project
 from buildsys.plan.project_plan import ProjectPlan, model_of
 
 if TYPE_CHECKING:
-    from buildsys.execution.executor import Executor
+    from buildsys.execution.executor import Executor, Outcome
     from buildsys.execution.freshness import Explanation
     from buildsys.manifest.project import Project
-    from buildsys.store.shared_cache import SharedCache
     from buildsys.workers.client.pool import WorkerPool
 
 _CLOSE_LIMIT_S = 5.0  # for stages that were interrupted
 _LONG_LIST = re.compile(rb"\[[-+.0-9eE, ]{1000,}\]")  # of numbers, on one line as we write them
-
-
-@dataclass(frozen=True)
-class Finished:
-    """End of a target in this process."""
-
-    status: str  # passed | unavailable | failed
-    seconds: float
-    reason: str = ""
-    hint: str = ""
-    elsewhere: bool = False  # built by another process while this one waited
-    restored: bool = False  # from the store
 
 
 class Session:
@@ -56,11 +43,9 @@ class Session:
     def __init__(self, project: Project) -> None:
         self.project = project
         self.actions = ProjectPlan(project.models, builder_versions(project.root, project.state))
-        self.finished: dict[str, Finished] = {}
-        # (target, message), (target, reason) and (target, process), called from any thread
-        self.progress: Callable[[str, str], None] = _ignore
-        self.stale: Callable[[str, str], None] = _ignore
-        self.waits: Callable[[str, str], None] = _ignore
+        self.finished: dict[str, Outcome] = {}  # in this process, failed targets as well
+        # (target, event) from any thread: progress, the stale reason, or waiting for a process
+        self.on_event: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
         self.exit_code = 0  # of the worst failure so far
         self.interrupted = 0  # the exit code, once a signal has arrived
         self.is_run = False  # doit has checked a target: it is not forgetting or cleaning
@@ -91,10 +76,16 @@ class Session:
         """The executor of this project; it starts nothing before a stage runs."""
         from buildsys.execution.build_cache import store_folder
         from buildsys.execution.executor import Executor
-        from buildsys.manifest.project_settings import timing_caches_folder
+        from buildsys.manifest.project_settings import shared_cache, timing_caches_folder
         from buildsys.store.object_store import Store
 
-        project, cores = self.project, len(os.sched_getaffinity(0))
+        project, cores, remote = self.project, len(os.sched_getaffinity(0)), None
+        settings = shared_cache(project.root, project.configs)
+        if settings is not None:
+            from buildsys.store.shared_cache import SharedCache, SharedCacheSettings
+            from buildsys.store.state_db import warn_on_stderr
+
+            remote = SharedCache(SharedCacheSettings(**settings), warn_on_stderr)
         return Executor(
             project.root,
             project.build,
@@ -102,11 +93,11 @@ class Session:
             self.actions,
             pool=self._pool,
             store=Store(store_folder(project.state)),
-            remote=_shared_cache(project),
+            remote=remote,
             timing_caches=timing_caches_folder(project.root, project.configs, project.state),
             # more threads than cores spin against each other and make no progress
             threads=0 if self.jobs <= 1 else max(1, cores // self.jobs),
-            on_event=self._take_event,
+            on_event=lambda target, event: self.on_event(target, event),
         )
 
     def is_fresh(self, target: str) -> bool:
@@ -159,10 +150,10 @@ class Session:
 
     def stale_reason(self, target: str) -> str:
         """Return the reason for running a target, in a few words."""
-        from buildsys.execution.stale_reasons import summarize_reasons
+        from buildsys.execution.stale_reasons import ASKED_FOR, summarize_reasons
 
         if target in self._fresh:
-            return "asked for"
+            return ASKED_FOR
         try:
             return summarize_reasons(self.executor.examine(target).reasons)
         except (BuildsysError, OSError, ValueError):
@@ -179,31 +170,20 @@ class Session:
         with self._idle:
             self._busy += 1
         try:
-            outcome = self.executor.run(target, force=target in self._fresh)
+            self.finished[target] = self.executor.run(target, force=target in self._fresh)
         except Exception as error:
+            from buildsys.execution.executor import Outcome
+
             self._raise_if_interrupted()
-            self.finished[target] = Finished("failed", time.monotonic() - started, str(error))
+            seconds = time.monotonic() - started
+            self.finished[target] = Outcome(target, "failed", seconds, str(error))
             code = getattr(error, "exit_code", BuildsysError.exit_code)
             self.exit_code = max(self.exit_code, code)
             raise
-        else:
-            self.finished[target] = Finished(
-                outcome.status,
-                outcome.seconds,
-                outcome.reason,
-                outcome.hint,
-                outcome.waited,
-                outcome.restored,
-            )
         finally:
             with self._idle:
                 self._busy -= 1
                 self._idle.notify_all()
-
-    def forget(self, targets: Iterable[str]) -> None:
-        """Drop the records of ``targets``, to build them again."""
-        for target in targets:
-            self.executor.forget(target)
 
     def needed(self, targets: Iterable[str]) -> dict[str, None]:
         """Return targets and all their dependencies, planning no other model."""
@@ -250,7 +230,15 @@ class Session:
             else:
                 found = {target for session in sessions for target in session.members(name)}
             if not found and name != "build":
-                raise _unknown_target(name, sessions)
+                known: dict[str, None] = {}
+                for session in sessions:
+                    actions = session.actions.values()
+                    groups = [f"build:{model}" for model in session.project.models]
+                    groups += [f"{action.stage}:{action.model}" for action in actions]
+                    stages = (action.stage for action in actions)
+                    known |= dict.fromkeys(("build", *groups, *session.actions, *stages))
+                listed = "`doit list --all` lists all targets"
+                raise unknown_name("target", name, known, listed)
             chosen |= found
         return chosen
 
@@ -275,14 +263,6 @@ class Session:
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
-
-    def files(self, target: str) -> list[Path]:
-        """Return the recorded and declared files of a target, and its log."""
-        declared = {output.path for output in self.actions[target].outputs.values()}
-        paths = {self.project.build / path for path in declared | self.executor.owned(target)}
-        return sorted(
-            path for path in paths | {self.log(target)} if path.is_file() or path.is_symlink()
-        )
 
     def log(self, target: str) -> Path:
         """Return the path of a target's full log."""
@@ -321,42 +301,3 @@ class Session:
             self.executor.close()
         with self._idle:
             self._idle.wait_for(lambda: not self._busy, timeout=_CLOSE_LIMIT_S)
-
-    def _take_event(self, target: str, event: Mapping[str, Any]) -> None:
-        if event["event"] == "progress":
-            self.progress(target, event["message"])
-        elif event["event"] == "stale":
-            self.stale(target, event["reason"])
-        elif event["event"] == "waiting":
-            self.progress(target, f"waiting for {event['holder']}")
-            if event["elsewhere"]:
-                self.waits(target, event["holder"])
-
-
-def _unknown_target(name: str, sessions: Iterable[Session]) -> UsageError:
-    from buildsys.cli.command import unknown_name
-
-    known: dict[str, None] = {}
-    for session in sessions:
-        actions = session.actions.values()
-        groups = [f"build:{model}" for model in session.project.models]
-        groups += [f"{action.stage}:{action.model}" for action in actions]
-        stages = (action.stage for action in actions)
-        known |= dict.fromkeys(("build", *groups, *session.actions, *stages))
-    return unknown_name("target", name, known, "`doit list --all` lists all targets")
-
-
-def _shared_cache(project: Project) -> SharedCache | None:
-    from buildsys.manifest.project_settings import shared_cache
-
-    settings = shared_cache(project.root, project.configs)
-    if settings is None:
-        return None
-    from buildsys.store.shared_cache import SharedCache, SharedCacheSettings
-    from buildsys.store.state_db import warn_on_stderr
-
-    return SharedCache(SharedCacheSettings(**settings), warn_on_stderr)
-
-
-def _ignore(target: str, message: str) -> None:
-    """Drop a progress message."""

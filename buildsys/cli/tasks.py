@@ -10,21 +10,24 @@ import contextlib
 import gc
 import inspect
 import os
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+import sqlite3
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, ClassVar, NamedTuple, TextIO
 
 from doit import Globals
 from doit.exceptions import InvalidDodoFile, TaskError, TaskFailed
 from doit.task import Task
 
-from buildsys.cli.commands.run import Run
+from buildsys.cli.commands.run import Requested, Run
 from buildsys.cli.console.reporter import Reporter
-from buildsys.cli.doit_command import write_database
 from buildsys.cli.session import Session
-from buildsys.cli.target_selection import select
 from buildsys.errors import BuildsysError, CheckFailed, ManifestErrors
 from buildsys.manifest.project import load_project
+from buildsys.plan.project_plan import model_of
+from buildsys.report.formatting import plural
 
 _STAGE_DOCS = {
     "build": "everything of every model (the default)",
@@ -54,8 +57,7 @@ def load(root: Path) -> tuple[dict[str, Any], Creator]:
             session = Session(load_project(root))
         session.project.state.mkdir(parents=True, exist_ok=True)
     except ManifestErrors as error:
-        count = len(error.errors)
-        summary = f"{count} error{'s' * (count != 1)} in the manifests"
+        summary = f"{plural(len(error.errors), 'error')} in the manifests"
         raise InvalidDodoFile(f"{summary}\n{error}") from None
     except (BuildsysError, OSError) as error:
         raise InvalidDodoFile(str(error)) from None
@@ -64,7 +66,7 @@ def load(root: Path) -> tuple[dict[str, Any], Creator]:
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Exclude modules and manifests from garbage collection; that saves 60 ms."""
+    """Exclude modules and manifests from garbage collection, to save 60 ms."""
     gc.disable()
     try:
         yield
@@ -79,7 +81,11 @@ def doit_config(session: Session) -> tuple[dict[str, Any], Creator]:
     def create_tasks() -> Iterator[Task]:
         """Build inference engines from model manifests."""
         _connect_database(session)
-        yield from _selected_tasks(session) or _all_tasks(session)
+        selection = None
+        if Run.requested is not None:
+            with _no_garbage_collection():
+                selection = select(session, Run.requested())
+        yield from _all_tasks(session) if selection is None else _tasks(session, selection)
 
     config = {
         "default_tasks": ["build"],
@@ -91,20 +97,64 @@ def doit_config(session: Session) -> tuple[dict[str, Any], Creator]:
     return config, create_tasks
 
 
-def _selected_tasks(session: Session) -> list[Task]:
-    """Return the tasks of this run, if its command line determines them."""
-    if Run.requested is None:
-        return []
-    with _no_garbage_collection():
-        selection = select(session, Run.requested())
-    if selection is None:
-        return []
+class Selection(NamedTuple):
+    """Tasks for doit, and requested targets known to be up to date."""
+
+    groups: list[str]
+    targets: list[str]
+    up_to_date: list[str]
+
+
+def select(session: Session, requested: Requested) -> Selection | None:
+    """Return the targets to check in a run; None for a pattern, path or mistake.
+
+    Of thousands of models only the selected targets become tasks of doit; models that are entirely
+    up to date are left out.
+    """
+    groups: list[str] = []
+    whole: dict[str, None] = {}  # models
+    single: list[str] = []
+    for name in dict.fromkeys(requested.names):
+        stage, colon, model = name.partition(":")
+        if stage == "build" and (not colon or model in session.project.models):
+            whole |= dict.fromkeys([model] if colon else session.project.models)
+            groups.append(name)
+            continue
+        members = [] if "*" in name or name.endswith(":") else session.members(name)
+        if not members:
+            return None
+        single += members
+        groups += [name] if name not in members else []
+    needed = list(session.needed(single))
+    fresh: dict[str, list[str]] = {}
+    if not requested.every_task:
+        checked = dict.fromkeys((*whole, *map(model_of, needed)))
+        fresh = session.up_to_date_models(checked, check=whole)
+    targets = dict.fromkeys(name for name in requested.names if name not in groups)
+    targets.update(dict.fromkeys(one for one in needed if model_of(one) not in fresh))
+    for model in whole:
+        if model not in fresh:
+            targets.update(dict.fromkeys(session.actions.of(model)))
+    up_to_date = dict.fromkeys(target for model in whole for target in fresh.get(model, ()))
+    up_to_date.update(dict.fromkeys(one for one in needed if model_of(one) in fresh))
+    used = set(map(model_of, targets))
+    ordered = [
+        target
+        for model in session.project.models
+        if model in used
+        for target in session.actions.of(model)
+        if target in targets
+    ]
+    return Selection(groups, ordered, [one for one in up_to_date if one not in targets])
+
+
+def _tasks(session: Session, selection: Selection) -> Iterator[Task]:
     session.up_to_date_targets = selection.up_to_date
     wanted = dict.fromkeys(selection.targets)
-    groups = [
-        GroupTask(session, name, session.members_among(name, wanted)) for name in selection.groups
-    ]
-    return [*groups, *(TargetTask(session, target, wanted) for target in selection.targets)]
+    for name in selection.groups:
+        yield _group_task(session, name, session.members_among(name, wanted))
+    for target in wanted:
+        yield _target_task(session, target, wanted)
 
 
 def _all_tasks(session: Session) -> Iterator[Task]:
@@ -117,106 +167,102 @@ def _all_tasks(session: Session) -> Iterator[Task]:
     for model in session.project.models:
         groups[f"build:{model}"] = list(session.actions.of(model))
     for name, members in {**groups, **variants}.items():
-        yield GroupTask(session, name, members)
+        yield _group_task(session, name, members)
     for target in session.actions:
-        yield TargetTask(session, target, session.actions)
+        yield _target_task(session, target, session.actions)
 
 
-class TargetTask(Task):  # type: ignore[misc]  # doit has no type information
-    """One target, after its dependencies among ``others``."""
+class SessionTask(Task):  # type: ignore[misc]  # doit has no type information
+    """A target, or a name for several."""
 
-    def __init__(self, session: Session, target: str, others: Container[str]) -> None:
-        action = session.actions[target]
-        build = os.path.relpath(session.project.build)
-        outputs = [f"{build}/{one.path}" for one in action.outputs.values() if not one.optional]
-        needed = dict.fromkeys((*action.after, *action.order))
-        super().__init__(
-            target,
-            [(_run_target, [session, target])],
-            targets=outputs,
-            task_dep=[name for name in needed if name in others],
-            uptodate=[UpToDate(session, (target,))],
-            subtask_of=action.stage,
-            doc=action.doc,
-            io={"capture": False},
-            verbosity=0,
-        )
-        self._session = session
+    session: Session
 
     def clean(self, outstream: TextIO, dryrun: bool) -> None:
-        """Remove the target's files (``doit clean``)."""
-        _clean(self._session, [self.name], outstream, dryrun)
+        """Remove the files of all targets of this name (``doit clean``)."""
+        for target in self.session.members(self.name):
+            if target not in self.session.cleaned:
+                self.session.cleaned.add(target)
+                for path in remove_target_files(self.session, target, dry_run=dryrun):
+                    outstream.write(f"{target} - removing {os.path.relpath(path)}\n")
 
 
-class GroupTask(Task):  # type: ignore[misc]  # doit has no type information
-    """A name for several targets: a stage, model or stage of a model."""
-
-    def __init__(self, session: Session, name: str, members: list[str]) -> None:
-        self._session = session
-        stage, _, model = name.partition(":")
-        if not model:
-            doc = _STAGE_DOCS.get(stage, f"{stage} of every model")
-        elif stage == "build":
-            doc = f"everything of {model}"
-        else:
-            doc = f"{stage} of every variant of {model}"
-        super().__init__(
-            name,
-            None,
-            task_dep=members,
-            uptodate=[UpToDate(session, members, remembered=True)],
-            subtask_of=stage if model and stage != "build" else None,  # `doit list` shows models
-            has_subtask=True,
-            doc=doc,
-        )
-
-    def clean(self, outstream: TextIO, dryrun: bool) -> None:
-        """Remove the files of every target of the group."""
-        _clean(self._session, self._session.members(self.name), outstream, dryrun)
+def _target_task(session: Session, target: str, others: Iterable[str]) -> SessionTask:
+    """Return the task of one target, after its dependencies among ``others``."""
+    action = session.actions[target]
+    build = os.path.relpath(session.project.build)
+    needed = dict.fromkeys((*action.after, *action.order))
+    task = SessionTask(
+        target,
+        [(_run_target, [session, target])],
+        targets=[f"{build}/{one.path}" for one in action.outputs.values() if not one.optional],
+        task_dep=[name for name in needed if name in others],
+        uptodate=[UpToDate(session, (target,))],
+        subtask_of=action.stage,
+        doc=action.doc,
+        io={"capture": False},
+        verbosity=0,
+    )
+    task.session = session
+    return task
 
 
+def _group_task(session: Session, name: str, members: list[str]) -> SessionTask:
+    """Return the task of a stage, a model, or a stage of a model."""
+    stage, _, model = name.partition(":")
+    if not model:
+        doc = _STAGE_DOCS.get(stage, f"{stage} of every model")
+    elif stage == "build":
+        doc = f"everything of {model}"
+    else:
+        doc = f"{stage} of every variant of {model}"
+    task = SessionTask(
+        name,
+        None,
+        task_dep=members,
+        uptodate=[UpToDate(session, members, remembered=True)],
+        subtask_of=stage if model and stage != "build" else None,  # `doit list` shows models
+        has_subtask=True,
+        doc=doc,
+    )
+    task.session = session
+    return task
+
+
+@dataclass(eq=False, repr=False)
 class UpToDate:
-    """Doit's check before a task; ``doit info`` prints it with the reason.
+    """Doit's check before a task; ``doit info`` prints it with the reason."""
 
-    With ``remembered`` (groups) an earlier check of the same targets in this process counts.
-    """
+    # doit reads it for every task; computing it is slow
+    __signature__: ClassVar[inspect.Signature] = inspect.Signature()
 
-    __signature__ = inspect.Signature()  # doit reads it for every task; computing it is slow
-
-    def __init__(
-        self, session: Session, targets: Sequence[str], *, remembered: bool = False
-    ) -> None:
-        self._session = session
-        self._targets = targets
-        self._remembered = remembered
+    session: Session
+    targets: Sequence[str]
+    remembered: bool = False  # an earlier check of the same targets in this process counts
 
     def __call__(self) -> bool:
         """Return True if all targets are up to date."""
-        if self._remembered:
-            return self._session.are_up_to_date(self._targets)
-        return all(self._session.is_fresh(target) for target in self._targets)
+        if self.remembered:
+            return self.session.are_up_to_date(self.targets)
+        return all(self.session.is_fresh(target) for target in self.targets)
 
     def __repr__(self) -> str:
         """Return the stale reasons."""
-        session = self._session
-        stale = [target for target in self._targets if not session.are_up_to_date([target])]
+        session = self.session
+        stale = [target for target in self.targets if not session.are_up_to_date([target])]
         return "; ".join(f"{target}: {session.stale_reason(target)}" for target in stale)
 
 
-def _clean(session: Session, targets: Iterable[str], out: TextIO, dry_run: bool) -> None:
-    for target in targets:
-        if target not in session.cleaned:
-            session.cleaned.add(target)
-            for path in remove_target_files(session, target, dry_run=dry_run):
-                out.write(f"{target} - removing {os.path.relpath(path)}\n")
-
-
 def remove_target_files(session: Session, target: str, *, dry_run: bool) -> Iterator[Path]:
-    """Remove the files of a target; yield files and emptied folders.
+    """Remove the recorded and declared files of a target, and its log.
 
-    With ``dry_run`` nothing is removed, and only files are yielded.
+    Yields files and emptied folders. With ``dry_run`` nothing is removed, and only files are
+    yielded.
     """
-    files, build = session.files(target), session.project.build
+    build = session.project.build
+    declared = {output.path for output in session.actions[target].outputs.values()}
+    paths = {build / path for path in declared | session.executor.owned(target)}
+    paths.add(session.log(target))
+    files = sorted(path for path in paths if path.is_file() or path.is_symlink())
     for path in files:
         if not dry_run:
             path.unlink(missing_ok=True)
@@ -259,17 +305,22 @@ def _connect_database(session: Session) -> None:
 
     def forget(name: str) -> None:
         if not session.is_run:
-            session.forget(session.members(name))
+            for target in session.members(name):
+                session.executor.forget(target)
             remove(name)
 
     def forget_all() -> None:
-        session.forget(session.actions)
+        for target in session.actions:
+            session.executor.forget(target)
         remove_all()
 
     def close_database() -> None:
-        if session.is_run:
-            write_database(close, session.project.state / "doit.db")
-        else:  # all that `doit ignore` has to do
+        try:
             close()
+        except sqlite3.Error as error:
+            if not session.is_run:  # all that `doit ignore` has to do
+                raise
+            problem = f"cannot write doit's database {session.project.state / 'doit.db'}: {error}"
+            sys.stderr.write(f"buildsys: warning: {problem}; the results of this run are kept\n")
 
     database.remove, database.remove_all, database.close = forget, forget_all, close_database

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 NOTHING = "—"
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -51,6 +52,12 @@ def count(value: int | None) -> str:
 def plural(number: int, singular: str, plural: str = "") -> str:
     """Return a number with its noun: 1 step, 2 steps."""
     return f"{number} {singular if number == 1 else plural or singular + 's'}"
+
+
+def first_names(names: Sequence[str], most: int) -> str:
+    """Return the first names and the number of others: a, b and 3 more."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def large(value: float | None) -> str:

@@ -1,14 +1,92 @@
-"""doit list, info, clean, forget and ignore, with short errors."""
+"""doit list, info, clean, forget and ignore, with short errors.
+
+A damaged database of doit is replaced: it holds nothing that matters except the marks of
+``doit ignore``.
+"""
 
 from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from doit.cmd_clean import Clean as DoitClean
 from doit.cmd_forget import Forget as DoitForget
 from doit.cmd_ignore import Ignore as DoitIgnore
 from doit.cmd_info import Info as DoitInfo
 from doit.cmd_list import List as DoitList
+from doit.dependency import DatabaseException
+from doit.exceptions import InvalidCommand, InvalidDodoFile
 
-from buildsys.cli.doit_command import DoitCommand
+from buildsys.cli.command import BROKEN_PIPE, INTERRUPTED, drop_unwritten
+from buildsys.system.suggestions import nearest
+
+
+class DoitCommand:
+    """Mixin for doit's commands: errors of at most one line."""
+
+    dep_manager: Any  # doit's; None until its database is open
+
+    def other_names(self) -> Sequence[str]:
+        """Return suggestions for an unknown target, besides targets."""
+        return ()
+
+    def execute(self, params: Any, args: list[str]) -> Any:
+        """Run the command; suggest the nearest names for an unknown one."""
+        try:
+            return super().execute(params, args)  # type: ignore[misc]  # of doit, next in the bases
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except BrokenPipeError:
+            drop_unwritten()
+            return BROKEN_PIPE
+        except (DatabaseException, sqlite3.DatabaseError) as error:  # our own is handled elsewhere
+            _set_aside(Path(params["dep_file"]), error)
+            if self.dep_manager is not None:  # found only in the middle
+                raise InvalidDodoFile("doit's database was damaged; run again") from None
+        except (InvalidCommand, KeyError) as error:
+            tasks = [task.name for task in getattr(self, "task_list", [])]
+            names = [getattr(error, "not_found", None) or "", *args]
+            unknown = next((n for n in names if n and "*" not in n and n not in tasks), None)
+            if not tasks or unknown is None:
+                raise
+            near = nearest(unknown, [*tasks, *self.other_names()])
+            hint = "`doit list --all` lists all targets"
+            hint = f"nearest: {', '.join(near)}" if near else hint
+            raise InvalidCommand(f"there is no target {unknown!r}; {hint}") from None
+        return self.execute(params, args)  # with a new database
+
+
+def _set_aside(path: Path, error: BaseException) -> None:
+    """Rename a damaged database for doit to make a new one.
+
+    Raises: InvalidDodoFile: it is not damaged but unusable, or cannot be renamed.
+    """
+    cause = error.__cause__ or error.__context__ or error
+    unusable = f"cannot use doit's database {path}: {cause}"
+    hint = "its folder must be writable and its disk not full"
+    # not a database, or not doit's, in contrast to a lock or a full disk
+    if type(cause) is not sqlite3.DatabaseError and not str(cause).startswith(
+        ("no such", "table doit has")
+    ):
+        raise InvalidDodoFile(f"{unusable}; {hint}") from None
+    aside = path.with_name(f"{path.name}.broken-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}")
+    try:
+        path.rename(aside)
+        # sqlite would roll the journal back into the new database
+        path.with_name(f"{path.name}-journal").unlink(missing_ok=True)
+    except FileNotFoundError:  # another doit was faster
+        return
+    except OSError as problem:
+        raise InvalidDodoFile(
+            f"{unusable}, and it cannot be renamed: {problem.strerror}; {hint}"
+        ) from None
+    warning = f"doit's database {path} is not readable ({cause}); renamed to {aside.name}"
+    sys.stderr.write(f"buildsys: warning: {warning}: only the marks of `doit ignore` are lost\n")
 
 
 class List(DoitCommand, DoitList):  # type: ignore[misc]

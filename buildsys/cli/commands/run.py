@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from doit import Globals
 from doit.cmd_run import Run as DoitRun
@@ -12,12 +12,18 @@ from doit.dependency import SqliteDB
 from doit.runner import ERROR as TASK_ERROR
 
 from buildsys.cli.command import INTERRUPTED
+from buildsys.cli.commands.doit_commands import DoitCommand
 from buildsys.cli.console.reporter import Reporter
-from buildsys.cli.doit_command import DoitCommand
-from buildsys.cli.interruption import Interruption
+from buildsys.cli.interruption import on_interruption
 from buildsys.cli.session import Session
-from buildsys.cli.target_selection import Requested
 from buildsys.plan.project_plan import model_of
+
+
+class Requested(NamedTuple):
+    """The names on the command line of a run."""
+
+    names: Sequence[str]
+    every_task: bool  # targets that are up to date must become tasks as well
 
 
 class Run(DoitCommand, DoitRun):  # type: ignore[misc]
@@ -58,7 +64,7 @@ class Run(DoitCommand, DoitRun):  # type: ignore[misc]
         if session is None:
             return super()._execute(**options)
         try:
-            with Interruption(session.interrupt):
+            with on_interruption(session.interrupt):
                 code = super()._execute(**options)
         except KeyboardInterrupt:
             return session.interrupted or INTERRUPTED
@@ -66,7 +72,7 @@ class Run(DoitCommand, DoitRun):  # type: ignore[misc]
             ends = session.finished.items()
             failed = dict.fromkeys(model_of(name) for name, end in ends if end.status == "failed")
             if failed:
-                from buildsys.cli.stale_outputs import report_failure
+                from buildsys.cli.failure_report import report_failure
 
                 report_failure(session, failed)
         return session.exit_code if code == TASK_ERROR and session.exit_code else code
@@ -75,19 +81,11 @@ class Run(DoitCommand, DoitRun):  # type: ignore[misc]
 def _requested(params: Any, names: Sequence[str]) -> Requested:
     reporter = params["reporter"]
     kind = reporter if isinstance(reporter, type) else type(reporter)
-    every_task = (
-        params["always"]
-        or params["single"]
-        or not issubclass(kind, Reporter)
-        or _is_anything_ignored()
-    )
-    return Requested(names or params["default_tasks"], every_task)
-
-
-def _is_anything_ignored() -> bool:
-    """Return True if `doit ignore` may have marked a target."""
+    every_task = params["always"] or params["single"] or not issubclass(kind, Reporter)
     database = Globals.dep_manager.backend
     if not isinstance(database, SqliteDB):
-        return True  # chosen with --backend; it has no fast query
-    marked = "SELECT 1 FROM doit WHERE task_data LIKE '%\"ignore:\"%' LIMIT 1"
-    return database._conn.execute(marked).fetchone() is not None
+        every_task = True  # chosen with --backend; it has no fast query for ignored targets
+    elif not every_task:
+        marked = "SELECT 1 FROM doit WHERE task_data LIKE '%\"ignore:\"%' LIMIT 1"
+        every_task = database._conn.execute(marked).fetchone() is not None
+    return Requested(names or params["default_tasks"], every_task)

@@ -1,19 +1,19 @@
-"""Displays of a run in progress: plain lines, or a live terminal."""
+"""Displays of the targets of a run: plain lines, or a live terminal."""
 
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
-from buildsys.cli.console.target_line import TargetLine
 from buildsys.report.formatting import duration
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+ENDED = ("passed", "restored", "unavailable", "failed")
 _MARKS = {
     "passed": ("✓", "green"),
     "restored": ("✓", "cyan"),
@@ -25,20 +25,40 @@ _FIRST_BUILD = "never built"  # the executor's words; obvious in a first build
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
-def open_display(
-    out: TextIO, running: Callable[[], Iterable[TargetLine]], tally: Callable[[], str]
-) -> PlainDisplay | LiveDisplay:
+@dataclass
+class TargetLine:
+    """One target of a run."""
+
+    target: str
+    model: str
+    stage: str
+    variant: str
+    status: str = "not run"  # or running, fresh, ignored, or one of ENDED
+    began: float = 0.0  # monotonic clock
+    seconds: float | None = None
+    why: str = ""  # why it runs
+    message: str = ""  # its last progress message
+    reason: str = ""  # why it failed, is unavailable or did not run
+    log: str = ""  # path of its log, if not already in the reason
+
+    @property
+    def took(self) -> str:
+        """Its time, "" if there is none."""
+        return "" if self.seconds is None else duration(self.seconds)
+
+
+def open_display(out: TextIO, lines: Mapping[str, TargetLine]) -> PlainDisplay | LiveDisplay:
     """Return a live display for a capable terminal, else plain lines.
 
     Its methods are called from several threads, one at a time.
     """
     if out.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
-        return LiveDisplay(out, running, tally)
+        return LiveDisplay(out, lines)
     return PlainDisplay(out)
 
 
 class PlainDisplay:
-    """One line per start and end of a target, for logs and pipes."""
+    """Lines at the start and end of targets, for logs and pipes."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -55,8 +75,7 @@ class PlainDisplay:
         """Print the end of a target, its time and reason."""
         word = "done" if line.status == "passed" else line.status
         reason, *details = line.reason.splitlines() or [""]
-        took = "" if line.seconds is None else duration(line.seconds)
-        self._print(word, line.target, took, reason)
+        self._print(word, line.target, line.took, reason)
         for detail in details:
             self._print("", detail)
         if line.status == "failed" and line.log:
@@ -73,14 +92,11 @@ class PlainDisplay:
 class LiveDisplay:
     """Permanent lines of finished targets, and redrawn running targets below."""
 
-    def __init__(
-        self, out: TextIO, running: Callable[[], Iterable[TargetLine]], tally: Callable[[], str]
-    ) -> None:
+    def __init__(self, out: TextIO, lines: Mapping[str, TargetLine]) -> None:
         from rich.console import Console
         from rich.live import Live
 
-        self._running = running
-        self._tally = tally
+        self._lines = lines
         self._console = Console(file=out, highlight=False)
         # doit exchanges the standard streams from several threads under -n
         self._live = Live(
@@ -91,14 +107,11 @@ class LiveDisplay:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._begun = threading.Event()
 
     def started(self, line: TargetLine) -> None:
         """Start drawing with the first target."""
         del line
-        if not self._begun.is_set():
-            self._begun.set()
-            self._live.start()
+        self._live.start()
 
     def waits(self, line: TargetLine, holder: str) -> None:
         """Start drawing: the target's last message names the holder."""
@@ -109,13 +122,13 @@ class LiveDisplay:
         """Print the permanent line."""
         from rich.text import Text
 
-        took = "" if line.seconds is None else duration(line.seconds)
-        text = Text.assemble(_MARKS[line.status], f" {line.target}  ", (took, "cyan"))
+        text = Text.assemble(_MARKS[line.status], f" {line.target}  ", (line.took, "cyan"))
         details: list[str] = []
         if line.status == "restored":
             text.append("from the store", "dim")
         elif line.status == "passed":
-            text.append(f"  {_why(line)}".rstrip(), "dim")
+            why = "" if line.why == _FIRST_BUILD else line.why
+            text.append(f"  {why}".rstrip(), "dim")
         elif line.reason:
             reason, *details = line.reason.splitlines()
             text.append(f"\n  {reason}", "red" if line.status == "failed" else "dim")
@@ -129,8 +142,7 @@ class LiveDisplay:
 
     def close(self) -> None:
         """Remove the running targets."""
-        if self._begun.is_set():
-            self._live.stop()
+        self._live.stop()
 
     def _render(self) -> Table:
         from rich.table import Table
@@ -141,13 +153,12 @@ class LiveDisplay:
         for _ in range(3):
             table.add_column(no_wrap=True)
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-        for line in self._running():
+        lines = list(self._lines.values())
+        for line in (line for line in lines if line.status == "running"):
             frame, elapsed = _FRAMES[int(now * 8) % len(_FRAMES)], duration(now - line.began)
-            message = Text(line.message or _why(line), "dim")
+            why = "" if line.why == _FIRST_BUILD else line.why
+            message = Text(line.message or why, "dim")
             table.add_row(frame, line.target, Text(elapsed, "cyan"), message)
-        table.add_row("", Text(self._tally(), "dim"))
+        done = sum(line.status not in ("running", "not run") for line in lines)
+        table.add_row("", Text(f"{done} of {len(lines)} targets done", "dim"))
         return table
-
-
-def _why(line: TargetLine) -> str:
-    return "" if line.why == _FIRST_BUILD else line.why

@@ -9,18 +9,19 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
-from buildsys.cli.console.target_line import ENDED, TargetLine
+from buildsys.cli.console.progress import ENDED, TargetLine, open_display
 from buildsys.cli.interruption import NOTICE
 from buildsys.cli.session import Session
 from buildsys.errors import with_hint
+from buildsys.report.formatting import plural
 
 if TYPE_CHECKING:
     from buildsys.cli.console.progress import LiveDisplay, PlainDisplay
-    from buildsys.cli.stale_outputs import StaleOutputs
+    from buildsys.cli.failure_report import StaleOutputs
 
 
 class Reporter:
@@ -61,15 +62,13 @@ class Reporter:
                 self._lines[name] = _line(name)
         for name in self.session.up_to_date_targets:
             self._lines[name] = _line(name, "fresh")
-        self.session.progress = self._progress
-        self.session.stale = self._stale
-        self.session.waits = self._waits
+        self.session.on_event = self._take_event
 
     def get_status(self, task: Any) -> None:
         """Do nothing before an up-to-date check."""
 
     def execute_task(self, task: Any) -> None:
-        """Note a running target; it is shown once the executor has found it stale."""
+        """Note a running target; its stale reason will show it."""
         line = self._lines.get(task.name)
         if line is None:
             return
@@ -84,7 +83,7 @@ class Reporter:
         with self._lock:
             line.status, line.reason = finished.status, with_hint(finished.reason, finished.hint)
             line.seconds = finished.seconds
-            if finished.elsewhere:
+            if finished.waited:
                 line.status, line.reason = "fresh", "built by another run meanwhile"
                 line.seconds = None
             elif finished.restored:
@@ -140,8 +139,9 @@ class Reporter:
                 self._display.close()
             if interrupted:
                 self.session.close()
-                for line in self._running():
-                    line.status, line.reason = "not run", "interrupted"
+                for line in self._lines.values():
+                    if line.status == "running":
+                        line.status, line.reason = "not run", "interrupted"
             self._print_end(interrupted=interrupted, broken=error is not None)
         finally:
             self.session.close()
@@ -150,7 +150,17 @@ class Reporter:
 
     def _print_end(self, *, interrupted: bool, broken: bool) -> None:
         lines = list(self._lines.values())
-        stale = self._stale_outputs(lines, interrupted=interrupted, broken=broken)
+        stale: Sequence[StaleOutputs] = ()
+        # with `-s` dependencies don't run, without any failure
+        if broken or any(line.status == "failed" for line in lines):
+            models = [line.model for line in lines if line.status in ("failed", "not run")]
+            if interrupted:  # only models that this run has reached
+                reached = {line.model for line in lines if line.status in ENDED or line.reason}
+                models = [model for model in models if model in reached]
+            if models:
+                from buildsys.cli.failure_report import report_failure
+
+                stale = report_failure(self.session, dict.fromkeys(models))
         if stale or any(line.status in ENDED for line in lines):
             from buildsys.cli.console.run_summary import print_summary
 
@@ -159,7 +169,7 @@ class Reporter:
         elif not broken and not self._problems:
             fresh = sum(line.status == "fresh" for line in lines)
             ignored = sum(line.status == "ignored" for line in lines)
-            count = f"{fresh} target{'s' * (fresh != 1)}{f', {ignored} ignored' if ignored else ''}"
+            count = plural(fresh, "target") + (f", {ignored} ignored" if ignored else "")
             empty = "no targets: there is no manifest in the models folder yet"
             self._out.write(f"everything is up to date ({count})\n" if lines else f"{empty}\n")
         for problem in self._problems:
@@ -168,54 +178,31 @@ class Reporter:
             self._out.write(NOTICE)
         self._out.flush()
 
-    def _stale_outputs(
-        self, lines: Sequence[TargetLine], *, interrupted: bool, broken: bool
-    ) -> Sequence[StaleOutputs]:
-        """Return the stale outputs of models with unfinished targets."""
-        if not broken and not any(line.status == "failed" for line in lines):
-            return ()  # with `-s` dependencies don't run, without any failure
-        models = [line.model for line in lines if line.status in ("failed", "not run")]
-        if interrupted:  # only models that this run has reached
-            reached = {line.model for line in lines if line.status in ENDED or line.reason}
-            models = [model for model in models if model in reached]
-        if not models:
-            return ()
-        from buildsys.cli.stale_outputs import report_failure
-
-        return report_failure(self.session, dict.fromkeys(models))
-
-    def _progress(self, target: str, message: str) -> None:
-        if target in self._lines:
-            self._lines[target].message = message
-        if not self._is_rich_loading:  # while the first worker works, which delays nothing
-            self._is_rich_loading = True
+    def _take_event(self, target: str, event: Mapping[str, Any]) -> None:
+        """Show an event of the executor."""
+        line, kind = self._lines.get(target), event["event"]
+        if kind in ("progress", "waiting") and not self._is_rich_loading:
+            self._is_rich_loading = True  # while the first worker works, which delays nothing
             module = "buildsys.cli.console.run_summary"
             threading.Thread(target=import_module, args=(module,), daemon=True).start()
-
-    def _stale(self, target: str, reason: str) -> None:
-        with self._lock:
-            if target in self._lines:
-                self._lines[target].why = reason
-                self._open_display().started(self._lines[target])
-
-    def _waits(self, target: str, holder: str) -> None:
-        with self._lock:
-            if target in self._lines:
-                self._open_display().waits(self._lines[target], holder)
+        if line is None:
+            return
+        if kind == "progress":
+            line.message = event["message"]
+        elif kind == "stale":
+            with self._lock:
+                line.why = event["reason"]
+                self._open_display().started(line)
+        elif kind == "waiting":
+            line.message = f"waiting for {event['holder']}"
+            if event["elsewhere"]:
+                with self._lock:
+                    self._open_display().waits(line, event["holder"])
 
     def _open_display(self) -> PlainDisplay | LiveDisplay:
         if self._display is None:
-            from buildsys.cli.console.progress import open_display
-
-            self._display = open_display(self._out, self._running, self._tally)
+            self._display = open_display(self._out, self._lines)
         return self._display
-
-    def _running(self) -> Iterable[TargetLine]:
-        return [line for line in list(self._lines.values()) if line.status == "running"]
-
-    def _tally(self) -> str:
-        done = sum(line.status not in ("running", "not run") for line in list(self._lines.values()))
-        return f"{done} of {len(self._lines)} targets done"
 
 
 def _line(target: str, status: str = "not run") -> TargetLine:

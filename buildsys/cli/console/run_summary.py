@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from buildsys.cli.console.target_line import ENDED, TargetLine
+from buildsys.cli.console.progress import ENDED, TargetLine
 from buildsys.cli.session import Session
 from buildsys.report.formatting import duration
 from buildsys.report.key_figures import key_figure
 
 if TYPE_CHECKING:  # it loads the report, which a run without failures need not
-    from buildsys.cli.stale_outputs import StaleOutputs
+    from buildsys.cli.failure_report import StaleOutputs
 
 _STYLES = {"passed": "green", "restored": "cyan", "unavailable": "yellow", "failed": "bold red"}
 _ORDER = ("passed", "restored", "fresh", "unavailable", "failed", "ignored", "not run")

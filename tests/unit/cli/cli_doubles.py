@@ -59,7 +59,7 @@ class ScriptedExecutor:
     def run(self, target: str, *, force: bool = False) -> Any:
         self.forced += [target] if force else []
         reason = "asked for" if force else self.reasons.get(target, "")
-        self._session._take_event(target, {"event": "stale", "reason": reason})
+        self._session.on_event(target, {"event": "stale", "reason": reason})
         outcome = self.actions.get(target, lambda: None)() or passed()
         write_result(self._session, target, status=outcome.status, reason=outcome.reason)
         return outcome

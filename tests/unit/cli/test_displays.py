@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from cli_doubles import make_session, write_result
 
-from buildsys.cli.console.progress import LiveDisplay, PlainDisplay, open_display
+from buildsys.cli.console.progress import LiveDisplay, PlainDisplay, TargetLine, open_display
 from buildsys.cli.console.run_summary import print_summary
-from buildsys.cli.console.target_line import TargetLine
 
 
 class Terminal(io.StringIO):
@@ -24,7 +23,7 @@ def line(status: str, **changes: object) -> TargetLine:
 
 def test_only_a_capable_terminal_gets_the_live_display(monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(out: io.StringIO) -> type:
-        return type(open_display(out, list, str))
+        return type(open_display(out, {}))
 
     monkeypatch.setenv("TERM", "xterm")
     assert opened(Terminal()) is LiveDisplay
@@ -61,15 +60,16 @@ def test_the_live_display_shortens_messages_and_never_names(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("LINES", "20")
-    running = [line("running", began=time.monotonic() - 75, message="case opt " * 30)]
+    running = line("running", began=time.monotonic() - 75, message="case opt " * 30)
+    lines = {f"{number}": line("passed") for number in range(3)} | {"running": running}
     out = Terminal()
-    display = LiveDisplay(out, lambda: running, lambda: "3 of 8 targets done")
-    display.started(running[0])
+    display = LiveDisplay(out, lines)
+    display.started(running)
     display.close()
     (row,) = {text for text in out.getvalue().split("\n") if "engine:net:ort" in text}
     assert "engine:net:ort" in row
     assert "1 min 15 s" in row
-    assert "3 of 8 targets done" in out.getvalue()
+    assert "3 of 4 targets done" in out.getvalue()
 
 
 def test_no_color_means_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_no_color_means_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     for no_color, colored in (("", True), ("1", False)):
         monkeypatch.setenv("NO_COLOR", no_color)
         out = Terminal()
-        LiveDisplay(out, list, str).ended(line("failed", seconds=1.0, reason="off"))
+        LiveDisplay(out, {}).ended(line("failed", seconds=1.0, reason="off"))
         assert ("\x1b[1;31m" in out.getvalue()) is colored
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from cli_doubles import make_session, write_result
 
+from buildsys.cli.console.progress import TargetLine
 from buildsys.cli.console.run_summary import print_summary
-from buildsys.cli.console.target_line import TargetLine
-from buildsys.cli.session import Finished
-from buildsys.cli.stale_outputs import StaleOutputs, report_failure
+from buildsys.cli.failure_report import StaleOutputs, report_failure
+from buildsys.execution.executor import Outcome
 
 FOLDER = "build/net"
 
@@ -46,7 +46,7 @@ def test_targets_that_failed_and_those_downstream_are_stale(tmp_path: Path) -> N
         result = session.project.build / session.actions[target].outputs["result"].path
         result.write_text(json.dumps({**json.loads(result.read_text()), "target": target}))
     executor.fresh = {"export:net", "reference:net", "simplify:net", "engine:net:ort"}
-    session.finished["validate:net"] = Finished("failed", 1.0, "y differs")
+    session.finished["validate:net"] = Outcome("validate:net", "failed", 1.0, "y differs")
     (found,) = report_failure(session, ["net"])
     assert found.report == "net/report/report.md"
     assert found.targets[:2] == ("engine:net:rtx", "verify:net:ort")

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from cli_doubles import ScriptedExecutor, make_session
 
+from buildsys.cli.commands.run import Requested
 from buildsys.cli.session import Session
-from buildsys.cli.target_selection import Requested, Selection, select
+from buildsys.cli.tasks import Selection, select
 from buildsys.errors import StageError
 from buildsys.plan.project_plan import model_of
 
