@@ -121,7 +121,7 @@ def _build_engine(
     builder, network = parsed.builder, parsed.network
     monitor = version_adapter.monitor_progress(library, config, request.progress)
     calibrator = None
-    if request.calibration and version_adapter.has_calibrators(library):
+    if request.calibration and library.has("calibrators"):
         calibrator = attach_calibrator(library, builder, config, network, request.calibration)
     use_timing_cache(library, config, request.timing_cache, messages)
     engine = builder.build_serialized_network(network, config)

@@ -86,22 +86,13 @@ def configure(
     config.profiling_verbosity = VERBOSITY.of(library, options["profiling_verbosity"])
     if options["max_aux_streams"] is not None:
         config.max_aux_streams = options["max_aux_streams"]
-    level, l2_limit = options["tiling_optimization_level"], options["l2_limit_for_tiling"]
-    if level != "none" or l2_limit is not None or version_adapter.has_tiling(library):
-        version_adapter.set_tiling(library, config, level, l2_limit)
     for field in POOLS.members:
         if options.get(field) is not None:
             config.set_memory_pool_limit(POOLS.of(library, field), options[field])
-    if capabilities := tuple(dict.fromkeys(options.get("compute_capabilities", ()))):
-        version_adapter.set_compute_capabilities(library, config, capabilities)
-    version_adapter.share_profiles(library, config)
+    version_adapter.set_fields(library, config, options)
     if options.get("tactic_sources") is not None:
         bits = {1 << int(TACTIC_SOURCES.of(library, name)) for name in options["tactic_sources"]}
         config.set_tactic_sources(sum(bits))
-    if options.get("hardware_compatibility", "none") != "none":
-        version_adapter.set_hardware_compatibility(
-            library, config, options["hardware_compatibility"]
-        )
     _set_dla_core(library, builder, config, options.get("dla_core"))
     ignored = []
     flags = [(name, FLAGS.of(library, name), wanted) for name, wanted in _flags(options).items()]
@@ -138,11 +129,10 @@ def settings_in_force(library: Library, builder: Any, config: Any, options: Opti
             word: int(config.get_memory_pool_limit(pool))
             for pool, word in POOLS.words(library).items()
         },
-        **version_adapter.tiling_facts(library, config),
+        **version_adapter.settings_facts(library, config),
         "tactic_sources": [
             word for kind, word in TACTIC_SOURCES.words(library).items() if sources >> int(kind) & 1
         ],
-        **version_adapter.hardware_facts(library, config),
         "dla_core": options.get("dla_core"),
         "max_aux_streams": int(config.max_aux_streams),
         "avg_timing_iterations": int(config.avg_timing_iterations),

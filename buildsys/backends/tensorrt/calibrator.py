@@ -11,13 +11,13 @@ import numpy as np
 
 from buildsys.backends.cuda.device import Device
 from buildsys.backends.interface import Calibration
-from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.enum_tables import DTYPES
-from buildsys.backends.tensorrt.library import Library
+from buildsys.backends.tensorrt.library import FEATURES, Library
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array
 from buildsys.system.files import replace_file
 
+ONLY = FEATURES["calibrators"]
 _KEY = re.compile(r"(\d+)/(.+)")
 Batch = Mapping[str, Array]
 
@@ -64,37 +64,27 @@ def attach_calibrator(
 ) -> Any:
     """Calibrate on the given batches; keep the result until the build ends.
 
+    The batches are uploaded to the GPU one after the other.
     Raises: StageError: the batches do not fit the network.
     """
+    trt, dtypes = library.trt, DTYPES.words(library)
     inputs = [network.get_input(index) for index in range(network.num_inputs)]
-    dtypes = DTYPES.words(library)
     shapes = {tensor.name: tuple(tensor.shape) for tensor in inputs}
     types = {tensor.name: np.dtype(dtypes[tensor.dtype]) for tensor in inputs}
     batches: list[Batch] = [
         {name: np.ascontiguousarray(batch[name], types[name]) for name in shapes}
         for batch in read_batches(calibration.batches, shapes)
     ]
-    calibrator = _calibrator(library, batches, calibration)
-    profile = builder.create_optimization_profile()
-    for name, shape in shapes.items():
-        size = batches[0][name].shape
-        if -1 in shape:
-            profile.set_shape(name, size, size, size)
-    version_adapter.set_calibrator(library, config, calibrator, profile)
-    return calibrator, profile
-
-
-def _calibrator(library: Library, batches: Sequence[Batch], calibration: Calibration) -> Any:
-    """Return a calibrator that uploads the batches to the GPU one after the other."""
-    base = version_adapter.calibrator_base(library, calibration.algorithm)
-    remaining = iter(batches)
-    shape = next(iter(batches[0].values())).shape
+    first, remaining = batches[0], iter(batches)
     device = Device(0)
     with device.current():
-        buffers = {name: device.allocate(array.nbytes) for name, array in batches[0].items()}
+        buffers = {name: device.allocate(array.nbytes) for name, array in first.items()}
+    is_minmax = calibration.algorithm == "minmax"
+    base = trt.IInt8MinMaxCalibrator if is_minmax else trt.IInt8EntropyCalibrator2
 
     class Calibrator(base):  # type: ignore[misc,valid-type]
         def get_batch_size(self) -> int:
+            shape = next(iter(first.values())).shape
             return int(shape[0]) if shape else 1
 
         def get_batch(self, names: Sequence[str]) -> list[int] | None:
@@ -112,4 +102,11 @@ def _calibrator(library: Library, batches: Sequence[Batch], calibration: Calibra
         def write_calibration_cache(self, cache: Any) -> None:
             replace_file(calibration.cache, bytes(cache))
 
-    return Calibrator()
+    calibrator, profile = Calibrator(), builder.create_optimization_profile()
+    for name, shape in shapes.items():
+        size = first[name].shape
+        if -1 in shape:
+            profile.set_shape(name, size, size, size)
+    config.int8_calibrator = calibrator
+    config.set_calibration_profile(profile)
+    return calibrator, profile

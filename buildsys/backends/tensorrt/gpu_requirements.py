@@ -6,7 +6,6 @@ from buildsys.backends.cuda.gpus import Gpu, find_driver
 from buildsys.backends.interface import Options
 from buildsys.backends.tensorrt.enum_tables import CAPABILITIES, join_or
 from buildsys.backends.tensorrt.library import Library
-from buildsys.backends.tensorrt.version_adapter import builds_for_other_gpus
 from buildsys.errors import StageError, Unavailable
 
 # TensorRT-RTX's builder needs the CUDA driver for them
@@ -21,7 +20,7 @@ def check_builder(library: Library, options: Options) -> None:
     Raises: Unavailable: a GPU is needed and missing, or the library does not support it.
     """
     precision = options["precision"]
-    if not builds_for_other_gpus(library):
+    if not library.has("builds for other GPUs"):
         gpu = _first_gpu(
             f"{library.title} builds engines on the GPU that they are for",
             "build it on a machine with one",
@@ -69,7 +68,7 @@ def check_runner(library: Library, options: Options) -> None:
 
     Raises: Unavailable: no GPU, or none that the engine is for.
     """
-    if not builds_for_other_gpus(library):
+    if not library.has("builds for other GPUs"):
         remedy = "run it on a GPU like the one that built it"
         _first_gpu(f"{library.title} engines run on NVIDIA GPUs", remedy)
         return

@@ -12,6 +12,13 @@ from buildsys.errors import Unavailable
 TRT_8, TRT_10, TRT_11, RTX = "TensorRT 8.6", "TensorRT 10", "TensorRT 11", "TensorRT-RTX"
 GENERATIONS = (TRT_8, TRT_10, TRT_11, RTX)
 SINCE_10, UNTIL_10 = (TRT_10, TRT_11, RTX), (TRT_8, TRT_10)
+FEATURES = {  # the generations with each
+    "calibrators": UNTIL_10,
+    "timing caches": (TRT_8, TRT_10, TRT_11),
+    "plugins in Python": SINCE_10,
+    "names of all refused nodes": SINCE_10,
+    "builds for other GPUs": (RTX,),
+}
 _OLDEST = (8, 6)
 
 
@@ -33,6 +40,10 @@ class Library:
         if self.module.__name__ == "tensorrt_rtx":
             return RTX
         return TRT_8 if self.version < (10,) else TRT_10 if self.version < (11,) else TRT_11
+
+    def has(self, feature: str) -> bool:
+        """Return True for one of ``FEATURES`` that this generation has."""
+        return self.generation in FEATURES[feature]
 
     @property
     def title(self) -> str:

@@ -85,14 +85,12 @@ def parse(library: Library, builder: Any, onnx: Path, *, strong: bool = True) ->
     accepted = bool(parser.parse_from_file(str(onnx)))
     refused = []
     for number in range(parser.num_errors):
-        facts = version_adapter.error_facts(library, parser.get_error(number))
-        matches = (match for pattern in _ASSERTIONS if (match := pattern.fullmatch(facts.text)))
+        node = version_adapter.refused_node(library, parser.get_error(number))
+        matches = (match for pattern in _ASSERTIONS if (match := pattern.fullmatch(node.reason)))
         match = next(matches, None)
-        reason = " ".join((match["text"] if match else facts.text).split())
-        refused.append(
-            UnsupportedNode(facts.index, facts.name, facts.operator, reason, facts.functions)
-        )
-    if not accepted and not version_adapter.names_all_nodes(library):
+        text = match["text"] if match else node.reason
+        refused.append(replace(node, reason=" ".join(text.split())))
+    if not accepted and not library.has("names of all refused nodes"):
         refused = _with_all_nodes(library, parser, read_nodes(onnx), refused)
         refused.sort(key=lambda each: -1 if each.index is None else each.index)
     return Parsed(builder, network, parser, refused, accepted)

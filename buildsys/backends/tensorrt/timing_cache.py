@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.backends.interface import Figures
-from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import Messages, log_of
 from buildsys.backends.tensorrt.parse import new_builder
@@ -23,7 +22,7 @@ _MYELIN = ("Myelin error", "The timing cache will not be used")
 
 def use_timing_cache(library: Library, config: Any, file: Path | None, messages: Messages) -> None:
     """Let a builder use the timings in ``file``, if it exists."""
-    if file is None or not version_adapter.uses_timing_caches(library):
+    if file is None or not library.has("timing caches"):
         return
     timing_cache, problem = _read(library, config, file)
     if problem:
@@ -42,7 +41,7 @@ def use_timing_cache(library: Library, config: Any, file: Path | None, messages:
 
 def keep_timing_cache(library: Library, config: Any, file: Path | None) -> Figures:
     """Write a builder's timings to ``file``; return the cache's facts."""
-    if file is None or not version_adapter.uses_timing_caches(library):
+    if file is None or not library.has("timing caches"):
         return {}
     timing_cache = config.get_timing_cache()
     if timing_cache is None:

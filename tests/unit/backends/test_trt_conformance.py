@@ -54,10 +54,12 @@ def test_the_walk_finds_known_uses() -> None:
         ("def f(library):\n    return library.trt.BuilderFlag.NO_SUCH", list(library.GENERATIONS)),
         ("def f(library):\n    return library.trt.NoSuchClass", list(library.GENERATIONS)),
         ("def f(library, config):\n    config.int8_calibrator = 1", [library.TRT_11, library.RTX]),
-        ("@only(TRT_8, TRT_10)\ndef f(library, config):\n    config.int8_calibrator = 1", []),
-        ("@only(TRT_8, TRT_11)\ndef f(library, engine):\n    def g():\n       "
-         " engine.device_memory_size\n    g()",
-         [library.TRT_11]),
+        ("def f(library, config):\n    if library.generation in UNTIL_10:\n        config.int8_calibrator = 1", []),
+        ('ONLY = FEATURES["calibrators"]\ndef f(config):\n    config.int8_calibrator = 1', []),
+        ('ONLY = FEATURES["calibrators"]\ndef f(engine):\n    engine.device_memory_size_v2', [library.TRT_8]),
+        ("def f(library, engine):\n    if library.generation in UNTIL_10:\n        def g():\n"
+         "            engine.device_memory_size_v2\n        g()",
+         [library.TRT_8]),
         ("ONLY = SINCE_10\ndef f(guard):\n    guard.trt.IPluginV3", []),
         ("def f(self):\n    self._context.execute_async_v4()", list(library.GENERATIONS)),
         ("def f(library, engine):\n    if library.generation == TRT_8:\n        return 1\n"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 from buildsys.backends.cuda.gpus import Driver, Gpu
-from buildsys.backends.tensorrt import gpu_requirements, version_adapter
+from buildsys.backends.interface import OperatorUse
+from buildsys.backends.tensorrt import gpu_requirements
 from buildsys.backends.tensorrt.builder_config import check_fields, precision_flags, quantization_of
 from buildsys.backends.tensorrt.common_backend import precision_hint
 from buildsys.backends.tensorrt.library import (
@@ -20,6 +22,7 @@ from buildsys.backends.tensorrt.library import (
     Library,
     library_of,
 )
+from buildsys.backends.tensorrt.plugins import load
 from buildsys.errors import StageError, Unavailable
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.engine_typing import unknown_version, with_typing
@@ -149,14 +152,6 @@ def test_a_version_before_the_first_is_unavailable() -> None:
         library_of(module)
 
 
-def test_a_guarded_function_refuses_another_library() -> None:
-    with pytest.raises(
-        StageError,
-        match=r"TensorRT 11\.4\.0 has no set calibrator; TensorRT 8\.6 or TensorRT 10 has",
-    ):
-        version_adapter.set_calibrator(library(TRT_11), None, None, None)
-
-
 @pytest.mark.parametrize(
     ("fields", "flags"),
     [
@@ -280,11 +275,15 @@ def test_generations_without_the_precision_are_refused() -> None:
         )
 
 
-def test_plugins_in_python_need_a_later_version() -> None:
-    for generation in (TRT_10, TRT_11, RTX):
-        version_adapter.check_python_plugins(library(generation), "plugins/ops/clip.py")
+def test_plugins_in_python_need_a_later_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    having = [each for each in GENERATIONS if library(each).has("plugins in Python")]
+    assert having == [TRT_10, TRT_11, RTX]
+    monkeypatch.setattr(load, "_register_bundled", lambda _: None)
+    use = OperatorUse("own::Clip", "plugin", tmp_path / "plugins/ops/clip.py", tmp_path)
     with pytest.raises(StageError) as caught:
-        version_adapter.check_python_plugins(library(TRT_8), "plugins/ops/clip.py")
+        load.load_plugins(library(TRT_8), [use])
     assert str(caught.value) == (
         "plugins/ops/clip.py: TensorRT 8.6.0 takes no plugins written in Python"
         " (TensorRT 10, TensorRT 11 or TensorRT-RTX can); build the plugin as a shared library"

@@ -110,8 +110,6 @@ def _uses(node: ast.AST, generations: tuple[str, ...], module: str) -> Iterator[
         yield from _uses_in_block(_block(node.body), within, module)
         yield from _uses_in_block(_block(node.orelse), otherwise, module)
         return
-    if isinstance(node, ast.FunctionDef):
-        generations = _declared(node.decorator_list) or generations
     if isinstance(node, ast.Attribute):
         owner = _owner_of(node.value)
         if owner is not None and not node.attr.startswith("__"):
@@ -173,13 +171,6 @@ def _owner_of(value: ast.expr) -> str | None:
     return CLASS_OF_VARIABLE.get(text.rpartition(".")[2].lstrip("_"))
 
 
-def _declared(decorators: list[ast.expr]) -> tuple[str, ...]:
-    for decorator in decorators:
-        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith("only"):
-            return tuple(name for argument in decorator.args for name in _value(argument))
-    return ()
-
-
 def _module_generations(tree: ast.Module) -> tuple[str, ...]:
     """Return the generations in a module's ``ONLY = …``; all without one."""
     for node in tree.body:
@@ -189,6 +180,8 @@ def _module_generations(tree: ast.Module) -> tuple[str, ...]:
 
 
 def _value(argument: ast.expr) -> tuple[str, ...]:
+    if isinstance(argument, ast.Subscript):  # FEATURES["…"]
+        return library.FEATURES[ast.literal_eval(argument.slice)]
     text = ast.unparse(argument).removeprefix("*").removeprefix("version_adapter.")
     found = getattr(enum_tables, text, None) or getattr(library, text)
     return (found,) if isinstance(found, str) else tuple(found)

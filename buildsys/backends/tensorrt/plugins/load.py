@@ -12,7 +12,8 @@ from typing import Any
 
 from buildsys.backends.interface import Figures, OperatorUse
 from buildsys.backends.tensorrt import version_adapter
-from buildsys.backends.tensorrt.library import Library
+from buildsys.backends.tensorrt.enum_tables import join_or
+from buildsys.backends.tensorrt.library import FEATURES, Library
 from buildsys.backends.tensorrt.log import log_of
 from buildsys.backends.tensorrt.plugins.callback_guard import Guard
 from buildsys.backends.tensorrt.plugins.python import VERSION, register_file, registered_creator
@@ -41,7 +42,12 @@ def load_plugins(library: Library, operators: Sequence[OperatorUse]) -> list[Fig
         uses = [use for use in new if use.path == path]
         names, first, shown = [use.op for use in uses], uses[0], _shown_path(uses[0])
         if path.suffix == ".py":
-            version_adapter.check_python_plugins(library, shown)
+            if not library.has("plugins in Python"):
+                having = join_or(FEATURES["plugins in Python"])
+                raise StageError(
+                    f"{shown}: {library.release} takes no plugins written in Python ({having} can)",
+                    "build the plugin as a shared library",
+                )
             creators = register_file(shown, names, Guard(library, first.project, first.fail))
         else:
             creators = _load_library(path, shown, names, library)
