@@ -24,7 +24,7 @@ from buildsys.workers.client.environment import (
     toolchain_environment,
 )
 from buildsys.workers.client.fingerprint import fingerprint
-from buildsys.workers.client.server_handle import OwnServer, ServerHandle, SharedServer
+from buildsys.workers.client.server_handle import ServerHandle
 from buildsys.workers.job import Job, StageResult
 from buildsys.workers.protocol import Message
 from buildsys.workers.result_file import write_result
@@ -71,7 +71,7 @@ class _Launch:
     per_job: Mapping[str, str]  # those sent with each job
     interpreter: Interpreter | None  # None: that of this process
 
-    def start_own(self) -> OwnServer:
+    def start_own(self) -> ServerHandle:
         """Start a server for the lifetime of this process."""
         control, remote = socket.socketpair()
         try:
@@ -81,9 +81,9 @@ class _Launch:
             raise
         finally:
             remote.close()
-        return OwnServer(control, process, log=self.log, environment=self.per_job)
+        return ServerHandle(control, process, log=self.log, environment=self.per_job, shared=False)
 
-    def find_or_start_shared(self, folder: Path, idle_s: float) -> SharedServer:
+    def find_or_start_shared(self, folder: Path, idle_s: float) -> ServerHandle:
         """Connect to the server with the same fingerprint, or start it."""
         digest = fingerprint(
             self.kind,
@@ -97,38 +97,31 @@ class _Launch:
             record = registry.read_record(address)
             control = registry.connect(address) if record is not None else None
             if record is not None and control is not None:
-                return SharedServer(
-                    control, record.process, log=self.log, environment=self.per_job,
+                return ServerHandle(
+                    control, record.process, log=self.log, environment=self.per_job, shared=True,
                     ready=record.ready,
                 )  # fmt: skip
             registry.remove(address)  # of a server that was killed
             registry.retire_others(address, self.log)
-            return self._start_shared(address, idle_s)
-
-    def _start_shared(self, address: Path, idle_s: float) -> SharedServer:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(str(address))
-            listener.listen(_BACKLOG)
-            start = {"listener": listener.fileno(), "path": str(address), "idle_s": idle_s}
-            started = self._spawn(start, listener)
-        process = Process.of(started.pid)
-        try:
-            registry.write_record(
-                address,
-                registry.ServerRecord(
-                    process.pid, process.started, self.kind.name, self.python, str(self.log)
-                ),
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+                listener.bind(str(address))
+                listener.listen(_BACKLOG)
+                start = {"listener": listener.fileno(), "path": str(address), "idle_s": idle_s}
+                process = self._spawn(start, listener)
+            ticks = Process.of(process.pid).started
+            record = registry.ServerRecord(
+                process.pid, ticks, self.kind.name, self.python, str(self.log)
             )
-            control = registry.connect(address)
-            if control is None:
-                raise ConnectionRefusedError(f"cannot connect to {address}")
-        except OSError:  # no other run would ever find it
-            started.kill()
-            started.wait()
-            raise
-        return SharedServer(
-            control, process, log=self.log, environment=self.per_job, started=started
-        )
+            try:
+                registry.write_record(address, record)
+                control = registry.connect(address)
+                if control is None:
+                    raise ConnectionRefusedError(f"cannot connect to {address}")
+            except OSError:  # no other run would ever find it
+                process.kill()
+                process.wait()
+                raise
+        return ServerHandle(control, process, log=self.log, environment=self.per_job, shared=True)
 
     def _spawn(self, start: Message, channel: socket.socket) -> subprocess.Popen[bytes]:
         start = {**start, "preload": self.kind.preload, "without": self.kind.without}

@@ -34,25 +34,21 @@ OnEvent = Callable[[Message], None]
 class JobChannels:
     """The events pipe, status and control socket of one job."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, request: bytes) -> None:
+        """Send a job with the far ends of its channels over ``control``."""
         self.pid: int | None = None  # of the child, once it started
-        self._events, self._remote_events = os.pipe()
+        self._events, remote_events = os.pipe()
         os.set_blocking(self._events, False)
-        self._status, self._remote_status = socket.socketpair()
+        self._status, remote_status = socket.socketpair()
         # a copy that closing the pool cannot take away; readable means that the server is gone
         self._control = control.dup()
-        self._event_lines, self._status_lines = LineBuffer(), LineBuffer()
         self._events_closed = False
-
-    def send(self, control: socket.socket, request: bytes) -> None:
-        """Send a job with its channels' far ends, and close those."""
-        # listen() notices a server that is gone
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            descriptors = [self._remote_events, self._remote_status.fileno()]
-            sent = socket.send_fds(control, [request], descriptors)
-            control.sendall(request[sent:])
-        os.close(self._remote_events)
-        self._remote_status.close()
+        with remote_status:
+            # listen() notices a server that is gone
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                sent = socket.send_fds(control, [request], [remote_events, remote_status.fileno()])
+                control.sendall(request[sent:])
+            os.close(remote_events)
 
     def close(self) -> None:
         """Close the channels. The server then kills a running child."""
@@ -67,6 +63,7 @@ class JobChannels:
 
         None means that the server is gone or hangs.
         """
+        event_lines, status_lines = LineBuffer(), LineBuffer()
         deadline: float | None = time.monotonic() + start_limit_s
         with selectors.DefaultSelector() as selector:
             for channel in (self._events, self._status, self._control):
@@ -79,9 +76,9 @@ class JobChannels:
                     piece = b""
                     with contextlib.suppress(ConnectionResetError):  # it ended before reading all
                         piece = self._status.recv(1 << 16)
-                    status = self._status_lines.feed(piece) if piece else None
+                    status = status_lines.feed(piece) if piece else None
                 started = self.pid is not None
-                answer = self._read_events(on_event, selector)
+                answer = self._read_events(event_lines, on_event, selector)
                 if answer is not None or status:
                     return answer or next(iter(status or ()), None)
                 if not ready or self._control in ready or status is None:
@@ -93,7 +90,9 @@ class JobChannels:
                     soon = time.monotonic() + _LIMIT_SLACK_S
                     deadline = soon if deadline is None else min(deadline, soon)
 
-    def _read_events(self, on_event: OnEvent, selector: selectors.BaseSelector) -> Message | None:
+    def _read_events(
+        self, lines: LineBuffer, on_event: OnEvent, selector: selectors.BaseSelector
+    ) -> Message | None:
         """Pass on the received events. Return the child's answer if it arrived."""
         while True:
             try:
@@ -105,7 +104,7 @@ class JobChannels:
                     selector.unregister(self._events)
                 self._events_closed = True
                 return None
-            for message in self._event_lines.feed(piece):
+            for message in lines.feed(piece):
                 if message["event"] not in ("started", "progress"):
                     return message
                 self.pid = message.get("pid", self.pid)
@@ -117,17 +116,29 @@ class JobNotStartedError(WorkerDied):
 
 
 class ServerHandle:
-    """A thread-safe connection to a running server. Each job has its own channels."""
+    """A thread-safe connection to a running server. Each job has its own channels.
 
-    reused = False  # True if an earlier run started the server
+    An own server serves this process alone and ends with it; a shared one serves several
+    processes, at the same time and later.
+    """
 
     def __init__(
-        self, control: socket.socket, *, log: Path, environment: Mapping[str, str]
+        self,
+        control: socket.socket,
+        server: subprocess.Popen[bytes] | Process,
+        *,
+        log: Path,
+        environment: Mapping[str, str],
+        shared: bool,
+        ready: bool = False,
     ) -> None:
         self.log = log
-        self._start_limit_s = _START_LIMIT_S
+        self.reused = isinstance(server, Process)  # started by an earlier run
         self._control = control
+        self._server = server
         self._environment = environment  # variables sent with each job
+        self._shared = shared
+        self._start_limit_s = _READY_LIMIT_S if ready else _START_LIMIT_S
         self._sending = threading.Lock()
         self._given_up = False  # its process may need a moment to end
         self._jobs: set[JobChannels] = set()
@@ -157,9 +168,12 @@ class ServerHandle:
             "server_log": job.display_path(self.log),
             "environment": dict(self._environment),
         }
-        channels = self._send(encode(request))
-        if channels is None:
-            raise self._server_died(job, log, None)
+        line = encode(request)
+        with self._sending:
+            if self._control.fileno() < 0:  # another thread has closed this handle
+                raise self._server_died(job, log, None)
+            channels = JobChannels(self._control, line)
+            self._jobs.add(channels)
         try:
             answer = channels.listen(self._start_limit_s, timeout_s, on_event)
         finally:
@@ -178,25 +192,45 @@ class ServerHandle:
 
     def hang_up(self) -> None:
         """Make the server end this process's jobs, without waiting for it."""
-        raise NotImplementedError
+        with contextlib.suppress(OSError):  # it may have ended already
+            self._control.shutdown(socket.SHUT_WR if self._shared else socket.SHUT_RDWR)
+        if not self._shared:
+            self._server.send_signal(signal.SIGTERM)
 
     def close(self) -> None:
-        """End this process's jobs on the server; they fail in their threads."""
-        raise NotImplementedError
+        """End this process's jobs on the server. An own server ends, too."""
+        self.hang_up()
+        running = [job.pid for job in list(self._jobs) if job.pid is not None]
+        if not self._shared:
+            self._end_server()
+        elif running:  # the server hangs up after it has killed them
+            poll = select.poll()
+            poll.register(self._control, select.POLLIN)
+            if not poll.poll(_CLOSE_LIMIT_S * 1000):
+                for pid in running:
+                    kill_group(pid)
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)  # wakes the threads that listen
+        with self._sending:
+            self._control.close()
+        if isinstance(self._server, subprocess.Popen) and self._server.poll() is None:
+            self._server.returncode = 0  # Popen would warn about a process that lives on
 
     def _end_server(self) -> str:
         """Return the exit cause of the server. Kill it if it hangs."""
-        raise NotImplementedError
-
-    def _send(self, request: bytes) -> JobChannels | None:
-        """Send a job; None if another thread has closed this handle."""
-        with self._sending:
-            if self._control.fileno() < 0:
-                return None
-            channels = JobChannels(self._control)
-            self._jobs.add(channels)
-            channels.send(self._control, request)
-        return channels
+        if isinstance(self._server, Process):
+            if self._server.wait(_CLOSE_LIMIT_S):
+                return "ended unexpectedly"
+            self._server.send_signal(signal.SIGKILL)
+            self._server.wait(_CLOSE_LIMIT_S)  # else the next connection would reach it again
+            return describe_exit(None)
+        try:
+            return describe_exit(self._server.wait(_CLOSE_LIMIT_S))
+        except subprocess.TimeoutExpired:
+            self._server.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._server.wait(_CLOSE_LIMIT_S)
+        return describe_exit(None)
 
     def _server_died(self, job: Job, log: Path, pid: int | None) -> WorkerDied:
         self._given_up = True
@@ -208,100 +242,3 @@ class ServerHandle:
             f"the worker server for {job.target} {self._end_server()} before it started the job"
         )
         return JobNotStartedError(problem, f"full log: {job.display_path(self.log)}")
-
-
-class OwnServer(ServerHandle):
-    """A server for this process alone, ended with it."""
-
-    def __init__(
-        self,
-        control: socket.socket,
-        process: subprocess.Popen[bytes],
-        *,
-        log: Path,
-        environment: Mapping[str, str],
-    ) -> None:
-        super().__init__(control, log=log, environment=environment)
-        self._process = process
-
-    def hang_up(self) -> None:
-        """Make the server end, without waiting for it."""
-        with contextlib.suppress(OSError):  # it may have ended already
-            self._control.shutdown(socket.SHUT_RDWR)
-        self._process.terminate()
-
-    def close(self) -> None:
-        """End the server and its children now."""
-        self.hang_up()
-        try:
-            self._process.wait(_CLOSE_LIMIT_S)
-        except subprocess.TimeoutExpired:  # it is loading a library
-            self._process.kill()
-            self._process.wait()
-        with self._sending:
-            self._control.close()
-
-    def _end_server(self) -> str:
-        return describe_exit(_wait_or_kill(self._process))
-
-
-class SharedServer(ServerHandle):
-    """A server for several processes, at the same time and later."""
-
-    def __init__(
-        self,
-        control: socket.socket,
-        server: Process,
-        *,
-        log: Path,
-        environment: Mapping[str, str],
-        started: subprocess.Popen[bytes] | None = None,
-        ready: bool = False,
-    ) -> None:
-        super().__init__(control, log=log, environment=environment)
-        self._server = server
-        self._started = started  # None: by an earlier run
-        self.reused = started is None
-        if ready:
-            self._start_limit_s = _READY_LIMIT_S
-
-    def hang_up(self) -> None:
-        """Make the server end this process's jobs, without waiting for it."""
-        with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_WR)
-
-    def close(self) -> None:
-        """Disconnect after the server has ended this process's jobs."""
-        self.hang_up()
-        running = [job.pid for job in list(self._jobs) if job.pid is not None]
-        if running:  # the server hangs up after it has killed them
-            poll = select.poll()
-            poll.register(self._control, select.POLLIN)
-            if not poll.poll(_CLOSE_LIMIT_S * 1000):
-                for pid in running:
-                    kill_group(pid)
-        with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_RDWR)  # wakes the threads that listen
-        with self._sending:
-            self._control.close()
-        if self._started is not None and self._started.poll() is None:
-            self._started.returncode = 0  # Popen would warn about a process that lives on
-
-    def _end_server(self) -> str:
-        if self._started is not None:
-            return describe_exit(_wait_or_kill(self._started))
-        if self._server.wait(_CLOSE_LIMIT_S):
-            return "ended unexpectedly"
-        self._server.send_signal(signal.SIGKILL)
-        self._server.wait(_CLOSE_LIMIT_S)  # else the next connection would reach it again
-        return describe_exit(None)
-
-
-def _wait_or_kill(process: subprocess.Popen[bytes]) -> int | None:
-    try:
-        return process.wait(_CLOSE_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_CLOSE_LIMIT_S)  # else the next connection would reach it again
-        return None
