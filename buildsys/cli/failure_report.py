@@ -22,7 +22,7 @@ from buildsys.report.markdown.document import is_failure_report, render
 from buildsys.report.results.report import as_json
 from buildsys.store.ledger import FAILED, PASSED, utc_now
 from buildsys.workers.job import StageResult
-from buildsys.workers.result_file import result_text
+from buildsys.workers.result_file import TARGET_FIELDS, result_text
 
 KEPT = "last_passed"  # stem of the kept report of the last successful run
 _FIRST = ("engine", "report", "verify", "bench")  # what people use from the build folder
@@ -174,7 +174,7 @@ def _files(session: Session, report: Action, problems: Problems) -> dict[str, by
     content = assemble_after_failure(model, manifest, inputs, problems, notice)
     hint = f"`doit explain build:{model}` lists what is not up to date, and why"
     result = result_text(
-        report,
+        {name: getattr(report, name) for name in TARGET_FIELDS},
         StageResult(FAILED, content.verdict.text, hint, as_json(content)),
         started=utc_now(),
         measured={"seconds": 0.0},

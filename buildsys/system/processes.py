@@ -1,4 +1,4 @@
-"""Processes: one-shot Python children, foreign processes, exit causes, parent death."""
+"""Processes: one-shot Python children, foreign processes, exit causes, limits, parent death."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from buildsys.errors import UsageError
+
 _PR_SET_PDEATHSIG = 1
+_UNITS_S = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0}
 _CRASHES = {
     signal.SIGSEGV: "crashed with a segmentation fault (SIGSEGV)",
     signal.SIGBUS: "crashed with a bus error (SIGBUS)",
@@ -164,3 +168,19 @@ def package_environment(environment: Mapping[str, str] | None = None) -> dict[st
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, (root, base.get("PYTHONPATH", ""))))
     return {**base, "PYTHONPATH": path}
+
+
+def time_limit_s(
+    environment: Mapping[str, str], variable: str, default_s: float, hint: str
+) -> float:
+    """Return the duration in an environment variable, in seconds.
+
+    Raises: UsageError: it is not a duration; ``hint`` gives examples.
+    """
+    text = environment.get(variable, "").strip()
+    if not text:
+        return default_s
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h|)", text)
+    if found is None:
+        raise UsageError(f"{variable}={text} is not a duration", hint)
+    return float(found[1]) * _UNITS_S[found[2]]

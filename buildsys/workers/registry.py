@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
 import socket
 import stat
 import struct
@@ -19,15 +18,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildsys.errors import UsageError
 from buildsys.system import file_locks
-from buildsys.system.files import replace_file
-from buildsys.system.processes import Process
+from buildsys.system.files import replace_file, stamp
+from buildsys.system.processes import Process, time_limit_s
 from buildsys.workers.protocol import encode
 
 IDLE_VARIABLE = "BUILDSYS_WORKER_IDLE"
 _DEFAULT_IDLE_S = 300.0
-_UNITS_S = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0}
 _NAME_LENGTH = 20  # of a fingerprint's 64 digits, to keep within the limit of socket addresses
 _ADDRESS_LIMIT = 107
 _LOCK_LIMIT_S = 5.0  # it is held for milliseconds
@@ -39,14 +36,8 @@ def idle_limit_s(environment: Mapping[str, str]) -> float:
 
     Raises: UsageError: BUILDSYS_WORKER_IDLE is not a duration.
     """
-    text = environment.get(IDLE_VARIABLE, "").strip()
-    if not text:
-        return _DEFAULT_IDLE_S
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h|)", text)
-    if found is None:
-        hint = "write 300, 300s, 5min or 1h; 0 keeps no servers"
-        raise UsageError(f"{IDLE_VARIABLE}={text} is not a duration", hint)
-    return float(found[1]) * _UNITS_S[found[2]]
+    hint = "write 300, 300s, 5min or 1h; 0 keeps no servers"
+    return time_limit_s(environment, IDLE_VARIABLE, _DEFAULT_IDLE_S, hint)
 
 
 @dataclass(frozen=True)
@@ -116,7 +107,7 @@ def connect(path: Path) -> socket.socket | None:
         channel.settimeout(_CONNECT_LIMIT_S)
         channel.connect(str(path))
         channel.settimeout(None)
-        if peer_uid(channel) == os.geteuid():
+        if _is_ours(channel):
             return channel
     except OSError:
         pass  # nobody listens
@@ -124,12 +115,12 @@ def connect(path: Path) -> socket.socket | None:
     return None
 
 
-def peer_uid(channel: socket.socket) -> int:
-    """Return the user id at the other end."""
+def _is_ours(channel: socket.socket) -> bool:
+    """Return True if this user's process is at the other end."""
     size = struct.calcsize("3i")
     credentials = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     _, uid, _ = struct.unpack("3i", credentials)
-    return int(uid)
+    return bool(uid == os.geteuid())
 
 
 def record_path(path: Path) -> Path:
@@ -168,3 +159,61 @@ def retire_others(path: Path, log: Path) -> None:
             continue
         with channel, contextlib.suppress(OSError):
             channel.sendall(encode({"retire": True}))
+
+
+class Listener:
+    """A server's listening socket with its address file and record."""
+
+    def __init__(self, listener: socket.socket, path: Path) -> None:
+        listener.setblocking(False)
+        self.socket = listener
+        self._path = path
+        self._stamp = stamp(path)
+
+    def accept(self) -> list[socket.socket]:
+        """Return new connections of this user; close those of others."""
+        accepted = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                try:
+                    channel, _ = self.socket.accept()
+                except ConnectionAbortedError:
+                    continue
+                channel.setblocking(True)
+                if _is_ours(channel):
+                    accepted.append(channel)
+                else:
+                    channel.close()
+        return accepted
+
+    def mark_ready(self) -> None:
+        """Record the end of the preload."""
+        # on failure, clients only wait longer for a server that hangs
+        with contextlib.suppress(OSError), locked(self._path.parent):
+            record = read_record(self._path)
+            if record is not None and record.pid == os.getpid():
+                write_record(self._path, dataclasses.replace(record, ready=True))
+
+    def touch(self) -> None:
+        """Record the time of the last job, for display only."""
+        with contextlib.suppress(OSError):
+            os.utime(record_path(self._path))
+
+    def close(self) -> list[socket.socket]:
+        """Retire the address. Return the connections made before.
+
+        Raises: BlockingIOError: another process is connecting or starting a server; try again.
+        """
+        with contextlib.ExitStack() as stack:
+            if self._path.parent.is_dir():
+                stack.enter_context(locked(self._path.parent, 0.0))
+            self.unlink()
+            accepted = self.accept()
+            self.socket.close()
+        return accepted
+
+    def unlink(self) -> None:
+        """Remove address and record, unless they belong to another server by now."""
+        with contextlib.suppress(OSError):
+            if stamp(self._path) == self._stamp:
+                remove(self._path)

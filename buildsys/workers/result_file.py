@@ -8,7 +8,7 @@ import platform
 import sys
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 from buildsys.workers.job import RESULT_SCHEMA, Job, StageResult
 from buildsys.workers.server_kinds import toolchain_of
@@ -17,6 +17,7 @@ _LIBRARIES = (
     "ml_dtypes", "modelopt", "numpy", "onnx", "onnxruntime", "onnxscript", "onnxsim", "onnxslim",
     "tensorrt", "tensorrt_rtx", "torch", "torchvision",
 )  # fmt: skip
+TARGET_FIELDS = ("target", "stage", "model", "variant")  # of a job or an action
 _REPLY_ITEMS = 16
 _SCALARS = (str, int, float, type(None))
 
@@ -26,8 +27,7 @@ def write_result(
     result: StageResult,
     *,
     started: datetime,
-    seconds: float,
-    peak_rss_mib: float,
+    measured: Mapping[str, float],
     versions: Mapping[str, str] | None = None,
 ) -> None:
     """Write the output ``result`` of ``job``. ``versions`` default to those in this process.
@@ -37,46 +37,31 @@ def write_result(
     toolchain = toolchain_of(job)
     name = {"name": toolchain.name} if toolchain is not None else {}
     text = result_text(
-        job,
+        {field: getattr(job, field) for field in TARGET_FIELDS},
         result,
         started=started.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        measured={"seconds": seconds, "peak_rss_mib": peak_rss_mib},
+        measured=measured,
         toolchain={**name, **(loaded_versions() if versions is None else versions)},
     )
     job.outputs["result"].write_text(text, encoding="utf-8")
 
 
-class TargetNames(Protocol):
-    """The names of a target, in an action or a job."""
-
-    @property
-    def target(self) -> str: ...  # noqa: D102
-    @property
-    def stage(self) -> str: ...  # noqa: D102
-    @property
-    def model(self) -> str: ...  # noqa: D102
-    @property
-    def variant(self) -> str: ...  # noqa: D102
-
-
 def result_text(
-    names: TargetNames,
+    target: Mapping[str, str],
     result: StageResult,
     *,
     started: str,
     measured: Mapping[str, float],
     toolchain: Mapping[str, str],
 ) -> str:
-    """Return the content of a result file; ``started`` is ISO 8601.
+    """Return the content of a result file.
 
+    ``target`` has the values of TARGET_FIELDS; ``started`` is ISO 8601.
     Raises: TypeError, ValueError: a figure is not JSON.
     """
     header = {
         "schema": RESULT_SCHEMA,
-        "target": names.target,
-        "stage": names.stage,
-        "model": names.model,
-        "variant": names.variant,
+        **target,
         "status": result.status,
         "reason": result.reason,
         "hint": result.hint,
@@ -96,13 +81,12 @@ def loaded_versions() -> dict[str, str]:
 
 def without_long_lists(figures: Any) -> Any:
     """Return ``figures`` without long lists. Raw samples stay in the result file."""
-
-    def is_long(value: Any) -> bool:
-        return isinstance(value, (list, tuple)) and len(value) > _REPLY_ITEMS
-
     if isinstance(figures, Mapping):
-        kept = {name: value for name, value in figures.items() if not is_long(value)}
-        return {name: without_long_lists(value) for name, value in kept.items()}
+        return {
+            name: without_long_lists(value)
+            for name, value in figures.items()
+            if not isinstance(value, (list, tuple)) or len(value) <= _REPLY_ITEMS
+        }
     if isinstance(figures, (list, tuple)):
         return [without_long_lists(item) for item in figures]
     return _finite(figures)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import selectors
 import subprocess
 import tempfile
@@ -21,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.errors import UsageError
-from buildsys.system.processes import describe_exit, kill_group
+from buildsys.system.processes import describe_exit, kill_group, time_limit_s
 
 LIMIT_VARIABLE = "BUILDSYS_INTERPRETER_LIMIT"
 _DEFAULT_LIMIT_S = 30.0
-_UNITS_S = {"": 1.0, "s": 1.0, "min": 60.0}
 _KEPT_OUTPUT = 4000  # characters
 _CONCURRENT_IMPORTS = 4
 
@@ -100,11 +98,11 @@ def probe_limit_s(environment: Mapping[str, str]) -> float:
 
     Raises: UsageError: BUILDSYS_INTERPRETER_LIMIT is not a duration.
     """
-    text = environment.get(LIMIT_VARIABLE, "").strip()
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|)", text)
-    if text and (found is None or not float(found[1])):
-        raise UsageError(f"{LIMIT_VARIABLE}={text} is not a duration", "write 30, 30s or 2min")
-    return float(found[1]) * _UNITS_S[found[2]] if found else _DEFAULT_LIMIT_S
+    hint = "write 30, 30s or 2min"
+    limit_s = time_limit_s(environment, LIMIT_VARIABLE, _DEFAULT_LIMIT_S, hint)
+    if not limit_s:
+        raise UsageError(f"{LIMIT_VARIABLE}={environment[LIMIT_VARIABLE]} is not a duration", hint)
+    return limit_s
 
 
 def run_probe(

@@ -128,7 +128,7 @@ class _Launch:
         output = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
         try:
             return subprocess.Popen(
-                [self.python, "-m", "buildsys.workers.server.main", json.dumps(start)],
+                [self.python, "-m", "buildsys.workers.server.server", json.dumps(start)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -163,6 +163,8 @@ def check_toolchain(job: Job, toolchain: Toolchain, log: Path) -> Unavailable | 
             raise
         result = StageResult("unavailable", error.problem, error.hint)
         now = datetime.now(timezone.utc)
-        write_result(job, result, started=now, seconds=0.0, peak_rss_mib=0.0, versions={})
+        write_result(
+            job, result, started=now, measured={"seconds": 0.0, "peak_rss_mib": 0.0}, versions={}
+        )
         return error
     return None

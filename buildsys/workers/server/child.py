@@ -1,4 +1,4 @@
-"""A forked child: run one stage, write its result file, report, end.
+"""Forked children of a worker server: run one stage, write its result file, report, end.
 
 It ends by ``os._exit`` after flushing, as the teardown of an interpreter with torch takes a second.
 """
@@ -7,25 +7,29 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import io
 import os
 import resource
+import signal
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import NoReturn
 
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable
+from buildsys.system.processes import die_with_parent
 from buildsys.workers.job import Job, StageResult
 from buildsys.workers.protocol import Message, encode, error_to_json
 from buildsys.workers.result_file import without_long_lists, write_result
-from buildsys.workers.server.forker import flush
 
+SERVER_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
 _IOLBF = 1  # stdio.h: line buffered
 _STATUSES = ("passed", "failed", "unavailable")
 # how libraries report exhausted memory without raising MemoryError
@@ -37,10 +41,76 @@ _OUT_OF_MEMORY = (
 )
 
 
+def fork_child(work: Callable[[], NoReturn]) -> int:
+    """Run ``work`` in a forked child with its own process group. Return its pid.
+
+    Raises: OSError: no memory or no process is left.
+    """
+    server = os.getpid()
+    flush()
+    gc.freeze()  # a collection in the child then does not copy shared pages
+    signal.pthread_sigmask(signal.SIG_BLOCK, SERVER_SIGNALS)  # a child must not run its handlers
+    try:
+        pid = os.fork()
+        if pid != 0:
+            return pid
+        try:
+            os.setsid()  # a time-out reaches the processes it starts, Ctrl-C reaches none of them
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGINT, *SERVER_SIGNALS):
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SERVER_SIGNALS)
+            die_with_parent(server, signal.SIGKILL)
+            gc.enable()
+            work()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(70)  # never return to the server's loop
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SERVER_SIGNALS)
+
+
+def signal_group(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a child and to the processes it started."""
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:  # just forked, not yet the leader of its group
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def flush() -> None:
+    """Write out the buffers of Python and C. A child would write them again."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)
+
+
 def run_child(job: Job, log: Path, events: int) -> NoReturn:
     """Run ``job`` with its output in ``log``, report on ``events``, end."""
-    channel = _EventChannel(events)
-    channel.send({"event": "started", "pid": os.getpid()})
+    sending = threading.Lock()  # a stage may report progress from several threads
+
+    def send(message: Message) -> None:
+        rest = memoryview(encode(message))
+        with sending:
+            while rest:
+                rest = rest[os.write(events, rest) :]
+
+    def progress(message: str) -> None:
+        _log(message)
+        send({"event": "progress", "message": message})
+
+    def end(answer: Message) -> NoReturn:
+        flush()
+        send(answer)
+        os._exit(0)
+
+    def fail(error: BuildsysError) -> NoReturn:
+        expected = error_to_json(_as_expected(error, job, log))
+        end({"event": "error", "error": expected, **_measure(clock)})
+
+    send({"event": "started", "pid": os.getpid()})
     try:
         _redirect_output(job, log)
         with contextlib.suppress(OSError):  # only a preference, and specific to Linux
@@ -49,39 +119,10 @@ def run_child(job: Job, log: Path, events: int) -> NoReturn:
         os.chdir(job.project)
     except OSError as error:
         problem = f"cannot start {job.target}: {error.strerror}: {error.filename}"
-        channel.send({"event": "error", "error": error_to_json(StageError(problem))})
+        send({"event": "error", "error": error_to_json(StageError(problem))})
         os._exit(0)
     clock = time.perf_counter()
-
-    def end(answer: Message) -> NoReturn:
-        flush()
-        channel.send(answer)
-        os._exit(0)
-
-    def fail(error: BuildsysError) -> NoReturn:
-        expected = _as_expected(error, job, log)
-        seconds = round(time.perf_counter() - clock, 4)
-        end(_error_message(expected, {"seconds": seconds, "peak_rss_mib": peak_rss_mib()}))
-
-    end(_run_job(replace(job, progress=channel.progress, fail=fail), log))
-
-
-class _EventChannel:
-    """The write end of the events pipe, shared by a stage's threads."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._lock = threading.Lock()
-
-    def progress(self, message: str) -> None:
-        _log(message)
-        self.send({"event": "progress", "message": message})
-
-    def send(self, message: Message) -> None:
-        rest = memoryview(encode(message))
-        with self._lock:
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
+    end(_run_job(replace(job, progress=progress, fail=fail), log))
 
 
 def _run_job(job: Job, log: Path) -> Message:
@@ -103,22 +144,17 @@ def _run_job(job: Job, log: Path) -> Message:
         if isinstance(error, CheckFailed | Unavailable):  # a result; a stage that broke has none
             status = "failed" if isinstance(error, CheckFailed) else "unavailable"
             result = StageResult(status, error.problem, error.hint)
-    seconds, peak_mib = round(time.perf_counter() - clock, 4), peak_rss_mib()
-    measured = {"seconds": seconds, "peak_rss_mib": peak_mib}
+    measured = _measure(clock)
     if result is not None:
         try:
-            write_result(job, result, started=started, seconds=seconds, peak_rss_mib=peak_mib)
+            write_result(job, result, started=started, measured=measured)
         except (OSError, TypeError, ValueError) as caught:
             error = _as_expected(caught, job, log)
     if error is not None:
-        return _error_message(error, measured)
+        return {"event": "error", "error": error_to_json(error), **measured}
     assert result is not None
     fields = {"status": result.status, "reason": result.reason, "hint": result.hint}
     return {"event": "result", **fields, "figures": without_long_lists(result.figures), **measured}
-
-
-def _error_message(error: BuildsysError, measured: dict[str, float]) -> Message:
-    return {"event": "error", "error": error_to_json(error), **measured}
 
 
 def _as_expected(error: Exception, job: Job, log: Path) -> BuildsysError:
@@ -137,10 +173,11 @@ def _as_expected(error: Exception, job: Job, log: Path) -> BuildsysError:
     return StageError(f"{job.target} failed unexpectedly: {line}", hint)
 
 
-def peak_rss_mib() -> float:
-    """Return the peak memory of this process. It includes pages shared with the server."""
+def _measure(clock: float) -> dict[str, float]:
+    """Return the time since ``clock`` and the peak memory, which includes the server's pages."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(peak / (1 << 20 if sys.platform == "darwin" else 1 << 10), 1)
+    mib = peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+    return {"seconds": round(time.perf_counter() - clock, 4), "peak_rss_mib": round(mib, 1)}
 
 
 def _redirect_output(job: Job, log: Path) -> None:

@@ -1,42 +1,48 @@
-"""The worker server: its listening socket, and its loop to fork children.
+"""The program of a worker server: ``python -m buildsys.workers.server.server JSON``.
 
-Single-threaded on purpose: a fork copies one thread only. Standard library only.
+It imports libraries once, then forks a child for each job. Single-threaded on purpose: a fork
+copies one thread only. Standard library only, apart from those libraries.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import faulthandler
+import gc
+import json
 import os
 import selectors
 import signal
 import socket
+import sys
 import time
+import warnings
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from buildsys.errors import StageError
 from buildsys.system.processes import die_with_parent
-from buildsys.workers import registry
 from buildsys.workers.protocol import LineBuffer, Message, encode, error_to_json, job_from_json
-from buildsys.workers.server.child import run_child
-from buildsys.workers.server.forker import flush, fork_child, signal_group
-from buildsys.workers.server.preload import load
+from buildsys.workers.registry import Listener, idle_limit_s
+from buildsys.workers.server.child import flush, fork_child, run_child, signal_group
+from buildsys.workers.server.preload import load, preload
 
 _KILL_GRACE_S = 2.0  # between SIGTERM and SIGKILL
 _RETRY_S = 0.05
 
 
-@dataclasses.dataclass(eq=False)
+@dataclass(eq=False)
 class _Connection:
     """The connection to one orchestrator."""
 
     control: socket.socket
-    buffer: LineBuffer = dataclasses.field(default_factory=LineBuffer)
-    descriptors: list[int] = dataclasses.field(default_factory=list)  # of requests not yet complete
+    buffer: LineBuffer = field(default_factory=LineBuffer)
+    descriptors: list[int] = field(default_factory=list)  # of requests not yet complete
 
 
-@dataclasses.dataclass(eq=False)
+@dataclass(eq=False)
 class _RunningJob:
     """A running child; times are monotonic."""
 
@@ -46,70 +52,6 @@ class _RunningJob:
     stop_at: float | None  # then SIGTERM
     kill_at: float | None = None  # then SIGKILL
     timed_out: bool = False
-
-
-class Listener:
-    """A listening socket with its address file and record."""
-
-    def __init__(self, listener: socket.socket, path: Path) -> None:
-        listener.setblocking(False)
-        self.socket = listener
-        self._path = path
-        self._inode = self._current_inode()
-
-    def accept(self) -> list[socket.socket]:
-        """Return new connections of this user; close those of others."""
-        accepted = []
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                try:
-                    channel, _ = self.socket.accept()
-                except ConnectionAbortedError:
-                    continue
-                channel.setblocking(True)
-                if registry.peer_uid(channel) == os.geteuid():
-                    accepted.append(channel)
-                else:
-                    channel.close()
-        return accepted
-
-    def mark_ready(self) -> None:
-        """Record the end of the preload."""
-        # on failure, clients only wait longer for a server that hangs
-        with contextlib.suppress(OSError), registry.locked(self._path.parent):
-            record = registry.read_record(self._path)
-            if record is not None and record.pid == os.getpid():
-                registry.write_record(self._path, dataclasses.replace(record, ready=True))
-
-    def touch(self) -> None:
-        """Record the time of the last job, for display only."""
-        with contextlib.suppress(OSError):
-            os.utime(registry.record_path(self._path))
-
-    def close(self) -> list[socket.socket]:
-        """Retire the address. Return the connections made before.
-
-        Raises: BlockingIOError: another process is connecting or starting a server; try again.
-        """
-        with contextlib.ExitStack() as stack:
-            if self._path.parent.is_dir():
-                stack.enter_context(registry.locked(self._path.parent, 0.0))
-            self.unlink()
-            accepted = self.accept()
-            self.socket.close()
-        return accepted
-
-    def unlink(self) -> None:
-        """Remove address and record, unless they belong to another server by now."""
-        with contextlib.suppress(OSError):
-            if self._current_inode() == self._inode:
-                registry.remove(self._path)
-
-    def _current_inode(self) -> int:
-        try:
-            return self._path.stat().st_ino
-        except OSError:
-            return 0
 
 
 class Server:
@@ -146,7 +88,8 @@ class Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)  # the wakeup socket ends the wait
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
         signal.signal(signal.SIGHUP, lambda *_: self._stop())
-        signal.signal(signal.SIGUSR1, lambda *_: self._stop_if_orphaned())
+        # the signal also arrives when only the *thread* that started this server ends
+        signal.signal(signal.SIGUSR1, lambda *_: parent in (None, os.getppid()) or self._stop())
         if parent is not None:
             die_with_parent(parent, signal.SIGUSR1)
         if control is not None:
@@ -219,9 +162,7 @@ class Server:
             connection.control.close()
 
     def _start_job(self, message: Message, connection: _Connection) -> None:
-        self._idle_s = registry.idle_limit_s(
-            message["environment"]
-        )  # that of the latest run applies
+        self._idle_s = idle_limit_s(message["environment"])  # that of the latest run
         events, number = connection.descriptors[:2]
         del connection.descriptors[:2]
         status = socket.socket(fileno=number)
@@ -232,14 +173,8 @@ class Server:
                     load(name)
                     self._loaded_late.add(name)
 
-            def work() -> NoReturn:
-                self._close_inherited()
-                status.close()
-                os.environ.update(message["environment"])
-                run_child(job_from_json(message["job"]), Path(message["log"]), events)
-
             try:
-                pid = fork_child(work)
+                pid = fork_child(partial(self._run_in_child, message, status, events))
             except OSError as error:
                 problem = f"cannot start a worker for {message['job']['target']}: {error.strerror}"
         # at once: while it is open here, nobody learns of the child's end should this process hang
@@ -255,22 +190,21 @@ class Server:
         self._selector.register(status, selectors.EVENT_READ, job)
         self._note_use()
 
-    def _close_inherited(self) -> None:
-        """Close the server's descriptors in a child. A copy would hide the original's end."""
+    def _run_in_child(self, message: Message, status: socket.socket, events: int) -> NoReturn:
+        # close the server's descriptors: a copy would hide the end of the original
         self._selector.close()
         if self._listener is not None:
             self._listener.socket.close()
-        connections = self._connections | {job.connection for job in self._jobs.values()}
-        for end in (
-            self._wakeup,
-            self._wakeup_writer,
-            *(job.status for job in self._jobs.values()),
-            *(connection.control for connection in connections),
-        ):
+        jobs = self._jobs.values()
+        connections = self._connections | {job.connection for job in jobs}
+        sockets = [status, self._wakeup, self._wakeup_writer, *(job.status for job in jobs)]
+        for end in (*sockets, *(connection.control for connection in connections)):
             end.close()
         for connection in self._connections:
             for descriptor in connection.descriptors:
                 os.close(descriptor)
+        os.environ.update(message["environment"])
+        run_child(job_from_json(message["job"]), Path(message["log"]), events)
 
     def _reap_children(self) -> None:
         while True:
@@ -338,11 +272,6 @@ class Server:
         if self._listener is None and not self._connections:
             self._stop()
 
-    def _stop_if_orphaned(self) -> None:
-        # the signal also arrives when only the *thread* that started this server ends
-        if self._parent is not None and os.getppid() != self._parent:
-            self._stop()
-
     def _stop(self) -> NoReturn:
         for pid in self._jobs:
             signal_group(pid, signal.SIGKILL)
@@ -356,3 +285,27 @@ def _send_status(status: socket.socket, message: Message) -> None:
     """Send a small message, unless the client is gone."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         status.sendall(encode(message))
+
+
+def main() -> NoReturn:
+    """Serve the parent of this process, or all clients."""
+    faulthandler.enable()
+    # OpenBLAS, the only library here that starts threads at import, handles forks itself
+    warnings.filterwarnings(
+        "ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning
+    )
+    start = json.loads(sys.argv[1])
+    here = str(Path.cwd())
+    sys.path[:] = [entry for entry in sys.path if entry not in ("", here)]
+    os.chdir("/")  # the project may be moved or deleted
+    if "listener" in start:
+        listener = Listener(socket.socket(fileno=start["listener"]), Path(start["path"]))
+        server = Server(listener=listener, idle_s=start["idle_s"])
+    else:
+        server = Server(socket.socket(fileno=start["control"]), parent=start["parent"])
+    gc.disable()  # a collection would write to the pages shared with the children
+    server.serve(preload(start["preload"], start["without"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,6 @@ import buildsys
 
 PACKAGE = Path(buildsys.__file__).parent
 MODULES = (
-    "buildsys.workers.server.main",
     "buildsys.workers.server.server",
     "buildsys.workers.server.child",
     "buildsys.workers.result_file",

@@ -45,7 +45,12 @@ def build(folder: Path, backend: str, **fields: Any) -> Path:
     job = stage_job(resolved({"backend": backend, **fields}), "engine", folder / "build", model)
     result = engine.run(job)
     assert result.status == "passed", result.reason
-    write_result(job, result, started=datetime.now(timezone.utc), seconds=1.0, peak_rss_mib=1.0)
+    write_result(
+        job,
+        result,
+        started=datetime.now(timezone.utc),
+        measured={"seconds": 1.0, "peak_rss_mib": 1.0},
+    )
     return job.outputs["engine"]
 
 

@@ -20,7 +20,7 @@ def job(tmp_path: Path) -> Job:
 
 def test_header_then_figures(job: Job) -> None:
     result = StageResult("failed", "differs", "look", {"cases": {"opt": "ü"}})
-    write_result(job, result, started=STARTED, seconds=1.5, peak_rss_mib=10.5)
+    write_result(job, result, started=STARTED, measured={"seconds": 1.5, "peak_rss_mib": 10.5})
     content = json.loads(job.outputs["result"].read_text(encoding="utf-8"))
     assert content.pop("toolchain")["python"] == platform.python_version()
     assert content == {
@@ -42,9 +42,7 @@ def test_header_then_figures(job: Job) -> None:
 
 def test_an_unwritable_figure_leaves_no_file(job: Job) -> None:
     with pytest.raises(TypeError):
-        write_result(
-            job, StageResult(figures={"value": {1, 2}}), started=STARTED, seconds=0, peak_rss_mib=0
-        )
+        write_result(job, StageResult(figures={"value": {1, 2}}), started=STARTED, measured={})
     assert not job.outputs["result"].exists()
 
 

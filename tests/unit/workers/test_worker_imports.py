@@ -27,7 +27,7 @@ def test_the_orchestrator_side_loads_nothing_heavy() -> None:
 
 
 def test_the_server_loads_nothing_heavy_before_its_preload() -> None:
-    assert _loaded_by("import buildsys.workers.server.main", HEAVY) == "[]"
+    assert _loaded_by("import buildsys.workers.server.server", HEAVY) == "[]"
 
 
 def test_an_unused_pool_imports_no_server_code() -> None:
