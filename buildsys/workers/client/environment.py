@@ -1,23 +1,39 @@
-"""Environment variables of a worker server."""
+"""The environment of a worker server: its variables, and a fingerprint of everything else.
+
+A server with an equal fingerprint can be reused. It misses an edit deep inside an installed library
+that leaves its folder list, its version and its ``__init__.py`` unchanged;
+``doit workers --stop`` is for those who edit libraries.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import os
-from collections.abc import Mapping, Sequence
+import resource
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 import buildsys
+from buildsys.system.files import Stamp, stamp
+from buildsys.system.interpreters.interpreter import Interpreter
 from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.workers.server_kinds import ServerKind
 
 _INSTALLED = ("site-packages", "dist-packages")
-# A worker ends with its stage, so freed memory need not be returned to the system. With glibc's
-# defaults each buffer of a large graph is mapped, zeroed and unmapped: half the time of exporting
-# vgg11.
-_KEEP_MEMORY = {
+_DEFAULTS = {
+    # A worker ends with its stage, so freed memory need not be returned to the system. With glibc's
+    # defaults each buffer of a large graph is mapped, zeroed and unmapped: half the time of
+    # exporting vgg11.
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 31),
     "MALLOC_TOP_PAD_": str(64 << 20),
+    # telemetry would run in a thread, which a fork does not copy, and report models to the vendor
+    "ORT_DISABLE_TELEMETRY": "1",
 }
 # no library reads these at import; they differ between terminals or calls
 _PER_CALL = (
@@ -27,6 +43,13 @@ _PER_CALL = (
     "SSH_TTY", "STY", "TERM", "TERM_SESSION_ID", "TMUX", "TMUX_PANE", "WEZTERM_PANE", "WINDOWID",
     "XDG_SESSION_ID",
 )  # fmt: skip
+_SCHEMA = "buildsys/server/1"
+_STATUS = (
+    "Umask", "Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Seccomp", "Cpus_allowed_list",
+    "Mems_allowed_list",
+)  # fmt: skip
+_SYSTEM_FILES = ("/proc/sys/kernel/random/boot_id", "/proc/self/cgroup", "/proc/self/oom_score_adj")
+_LIBRARY_CACHE = "/etc/ld.so.cache"  # rewritten when a system library or the driver is installed
 
 
 def split_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -40,37 +63,30 @@ def split_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], d
     return lasting, per_job
 
 
-def toolchain_environment(
-    folder: Path, base: Mapping[str, str], toolchain: Toolchain, path: Sequence[str]
+def server_environment(
+    folder: Path,
+    base: Mapping[str, str],
+    toolchain: Toolchain | None = None,
+    path: Sequence[str] | None = None,
 ) -> dict[str, str]:
-    """Return the variables of a server in a toolchain's interpreter.
+    """Return the variables of a server in our interpreter or that of a toolchain.
 
-    Of our module path it gets only this package; ``path`` is that of its interpreter.
+    ``folder`` receives links; ``path`` is the module path of a toolchain's interpreter, which gets
+    only this package of ours.
     """
-    environment = toolchain.environment(base)
     package = Path(buildsys.__file__).resolve().parent
-    _prepend(environment, "PYTHONPATH", _link(folder / "package", package.name, package))
-    _add_settings(environment, folder / f"lib-{toolchain.name}", path)
-    return environment
-
-
-def server_environment(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a server in our interpreter; ``folder`` receives links."""
-    environment = dict(base)
-    if environment.get("PYTHONPATH"):  # a server starts in another folder
-        entries = filter(None, environment["PYTHONPATH"].split(os.pathsep))
-        environment["PYTHONPATH"] = os.pathsep.join(str(Path(e).absolute()) for e in entries)
-    root = Path(buildsys.__file__).resolve().parent.parent
-    if root.name not in _INSTALLED:  # on PYTHONPATH, site-packages would hide the standard library
-        _prepend(environment, "PYTHONPATH", root)
-    _add_settings(environment, folder / "lib", None)
-    return environment
-
-
-def _add_settings(environment: dict[str, str], folder: Path, path: Sequence[str] | None) -> None:
-    # telemetry would run in a thread, which a fork does not copy, and report models to the vendor
-    environment.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    for name, value in _KEEP_MEMORY.items():
+    if toolchain is not None:
+        environment = toolchain.environment(base)
+        _prepend(environment, "PYTHONPATH", _link(folder / "package", package.name, package))
+    else:
+        environment = dict(base)
+        if environment.get("PYTHONPATH"):  # a server starts in another folder
+            entries = filter(None, environment["PYTHONPATH"].split(os.pathsep))
+            environment["PYTHONPATH"] = os.pathsep.join(str(Path(e).absolute()) for e in entries)
+        # on PYTHONPATH, site-packages would hide the standard library
+        if package.parent.name not in _INSTALLED:
+            _prepend(environment, "PYTHONPATH", package.parent)
+    for name, value in _DEFAULTS.items():
         environment.setdefault(name, value)
     # TensorRT-RTX's parser opens libtensorrt_rtx.so for Python plugins and aborts without it; the
     # wheel only has libtensorrt_rtx.so.1. Through a link the loader recognizes the loaded library.
@@ -78,8 +94,10 @@ def _add_settings(environment: dict[str, str], folder: Path, path: Sequence[str]
     locations = spec.submodule_search_locations if spec is not None else None
     found = sorted(Path(locations[0]).glob("libtensorrt_rtx.so.*")) if locations else []
     if found:
-        link = _link(folder, "libtensorrt_rtx.so", found[-1])
+        links = folder / ("lib" if toolchain is None else f"lib-{toolchain.name}")
+        link = _link(links, "libtensorrt_rtx.so", found[-1])
         _prepend(environment, "LD_LIBRARY_PATH", link)
+    return environment
 
 
 def _prepend(environment: dict[str, str], name: str, entry: Path) -> None:
@@ -97,3 +115,106 @@ def _link(folder: Path, name: str, target: Path) -> Path:
         new.symlink_to(target)
         new.replace(link)  # another run may be starting its server from here
     return folder
+
+
+def fingerprint(
+    kind: ServerKind,
+    *,
+    python: str,
+    environment: Mapping[str, str],
+    folder: Path,
+    interpreter: Interpreter | None = None,
+) -> str:
+    """Return a SHA-256 over everything a server started now depends on.
+
+    ``folder`` is the project's folder of worker logs: projects do not share servers.
+    ``interpreter`` describes ``python`` unless that is this process's interpreter.
+    """
+    if interpreter is None:
+        version, path, standard = sys.version, tuple(sys.path), str(Path(os.__file__).parent)
+    else:
+        version, path = interpreter.full_version, interpreter.path
+        standard = interpreter.standard
+    # not where this process looks for modules only because of how it was called
+    ours = {
+        "",
+        str(Path.cwd()),
+        str(folder.parent.parent),
+        str(Path(sys.argv[0]).absolute().parent),
+    }
+    named = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    entries = dict.fromkeys([*named, *(entry for entry in path if entry not in ours)])
+    unchanging = {standard, f"{standard}/lib-dynload"}  # these belong to the interpreter
+    parts = {
+        "schema": _SCHEMA,
+        "kind": [kind.name, kind.preload, kind.without],
+        # a virtual environment has several names for one interpreter
+        "python": [str(Path(python).parent), os.path.realpath(python), version, stamp(python)],
+        "folder": [str(folder), _folder_mark(folder)],
+        "code": [hashlib.sha256(path.read_bytes()).hexdigest() for path in server_modules()],
+        "modules": {
+            entry: [("", stamp(entry))] if entry in unchanging else list(_modules(entry))
+            for entry in entries
+        },
+        "libraries": stamp(_LIBRARY_CACHE),
+        "environment": sorted(environment.items()),
+        "process": _inherited_state(),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def server_modules() -> list[Path]:
+    """Return the files of this package possibly imported by a server."""
+    package = Path(buildsys.__file__).parent
+    loaded = (*package.glob("system/**/*.py"), *package.glob("workers/**/*.py"))
+    return [package / "__init__.py", package / "errors.py", *sorted(loaded)]
+
+
+def _modules(folder: str) -> Iterator[tuple[str, Stamp | None]]:
+    """Yield a stamp of everything importable in a folder."""
+    try:
+        with os.scandir(folder) as found:
+            names = sorted(item.name for item in found)
+    except OSError:  # an archive or a missing folder
+        yield folder, stamp(folder)
+        return
+    for name in names:
+        path = f"{folder}/{name}"
+        if name.endswith((".py", ".so", ".pth")):
+            yield name, stamp(path)
+        elif name.endswith(".dist-info"):
+            yield name, stamp(f"{path}/RECORD")
+        elif "." not in name and name != "__pycache__":
+            init = stamp(f"{path}/__init__.py")
+            if init is not None:
+                yield name, init
+
+
+def _inherited_state() -> dict[str, Any]:
+    """Return the inherited state of child processes, except environment variables."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    status = dict(line.split(":", 1) for line in lines if ":" in line)
+    limits = sorted(name for name in vars(resource) if name.startswith("RLIMIT_"))
+    namespaces = sorted(os.listdir("/proc/self/ns"))  # noqa: PTH208 - only the names matter
+    files = map(Path, _SYSTEM_FILES)
+    root = Path("/").stat()
+    return {
+        "status": {name: status.get(name) for name in _STATUS},
+        "limits": {name: resource.getrlimit(getattr(resource, name)) for name in limits},
+        "scheduling": [os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)],
+        "files": [file.read_text() if file.exists() else None for file in files],
+        "namespaces": [str(Path("/proc/self/ns", name).readlink()) for name in namespaces],
+        "root": [str(Path("/proc/self/root").readlink()), root.st_dev, root.st_ino],
+    }
+
+
+def _folder_mark(folder: Path) -> str:
+    """Return a random mark. A later folder of this name may get the same inode."""
+    file = folder / ".mark"
+    if not file.exists():
+        new = folder / f".mark.{os.getpid()}"
+        new.write_text(os.urandom(16).hex())
+        with contextlib.suppress(FileExistsError):  # another run was faster
+            file.hardlink_to(new)
+        new.unlink()
+    return file.read_text()

@@ -19,11 +19,10 @@ from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.system.processes import Process
 from buildsys.workers import registry
 from buildsys.workers.client.environment import (
+    fingerprint,
     server_environment,
     split_environment,
-    toolchain_environment,
 )
-from buildsys.workers.client.fingerprint import fingerprint
 from buildsys.workers.client.server_handle import ServerHandle
 from buildsys.workers.job import Job, StageResult
 from buildsys.workers.protocol import Message
@@ -42,12 +41,9 @@ def start_server(
     Raises: OSError: it cannot be started. UsageError: BUILDSYS_WORKER_IDLE is not a duration.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    interpreter = None
-    if toolchain is None:
-        environment = server_environment(folder, os.environ)
-    else:
-        interpreter = check_interpreter(toolchain).require()
-        environment = toolchain_environment(folder, os.environ, toolchain, interpreter.path)
+    interpreter = None if toolchain is None else check_interpreter(toolchain).require()
+    path = None if interpreter is None else interpreter.path
+    environment = server_environment(folder, os.environ, toolchain, path)
     lasting, per_job = split_environment(environment)
     launch = _Launch(kind, python, folder / f"{kind.name}.log", lasting, per_job, interpreter)
     idle_s = registry.idle_limit_s(os.environ)

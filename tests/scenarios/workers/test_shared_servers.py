@@ -23,7 +23,7 @@ from buildsys.system.processes import Process
 from buildsys.workers import registry
 from buildsys.workers.client import pool as pool_module
 from buildsys.workers.client import server_handle, status
-from buildsys.workers.client.fingerprint import server_modules
+from buildsys.workers.client.environment import server_modules
 from buildsys.workers.client.pool import WorkerPool
 from buildsys.workers.job import Job
 from buildsys.workers.server_kinds import LIGHT, ServerKind
@@ -178,7 +178,7 @@ def test_a_change_starts_another_server(
         monkeypatch.setattr(os, "getpriority", lambda which, who: 7)
     elif change == "code":
         monkeypatch.setattr(
-            "buildsys.workers.client.fingerprint.server_modules", lambda: server_modules()[1:]
+            "buildsys.workers.client.environment.server_modules", lambda: server_modules()[1:]
         )
     else:
         (project / ".buildsys").rename(project / "old")

@@ -34,7 +34,7 @@ def test_an_unused_pool_imports_no_server_code() -> None:
     workers = "buildsys.workers"
     server_code = (
         f"{{'{workers}.client.server_handle', '{workers}.registry',"
-        f" '{workers}.client.fingerprint', 'socket'}}"
+        f" '{workers}.client.environment', 'socket'}}"
     )
     assert _loaded_by("import buildsys.workers.client.pool", server_code) == "[]"
     assert _loaded_by("import buildsys.workers.client.launch", server_code).count("'") == 8
