@@ -32,7 +32,7 @@ class JobReply:
     peak_rss_mib: float = 0.0  # includes pages shared with the server
 
 
-class WorkerPool:
+class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
     """A thread-safe pool of worker processes.
 
     A job's process ends with this one, however that ends; ``close`` ends it at once. A server may
@@ -45,9 +45,6 @@ class WorkerPool:
         self._servers: dict[tuple[object, ...], ServerHandle] = {}
         self._lock = threading.Lock()
         self._closed = False
-
-    def __enter__(self) -> WorkerPool:
-        return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()

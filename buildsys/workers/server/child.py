@@ -87,8 +87,8 @@ def flush() -> None:
     ctypes.CDLL(None).fflush(None)
 
 
-def run_child(job: Job, log: Path, events: int) -> NoReturn:
-    """Run ``job`` with its output in ``log``, report on ``events``, end."""
+def run_child(job: Job, log_file: Path, events: int) -> NoReturn:
+    """Run ``job`` with its output in ``log_file``, report on ``events``, end."""
     sending = threading.Lock()  # a stage may report progress from several threads
 
     def send(message: Message) -> None:
@@ -98,7 +98,7 @@ def run_child(job: Job, log: Path, events: int) -> NoReturn:
                 rest = rest[os.write(events, rest) :]
 
     def progress(message: str) -> None:
-        _log(message)
+        log(message)
         send({"event": "progress", "message": message})
 
     def end(answer: Message) -> NoReturn:
@@ -107,12 +107,12 @@ def run_child(job: Job, log: Path, events: int) -> NoReturn:
         os._exit(0)
 
     def fail(error: BuildsysError) -> NoReturn:
-        expected = error_to_json(_as_expected(error, job, log))
+        expected = error_to_json(_as_expected(error, job, log_file))
         end({"event": "error", "error": expected, **_measure(clock)})
 
     send({"event": "started", "pid": os.getpid()})
     try:
-        _redirect_output(job, log)
+        _redirect_output(job, log_file)
         with contextlib.suppress(OSError):  # only a preference, and specific to Linux
             # if memory runs out, the system should kill this process, not the orchestrator
             Path("/proc/self/oom_score_adj").write_text("500")
@@ -122,10 +122,10 @@ def run_child(job: Job, log: Path, events: int) -> NoReturn:
         send({"event": "error", "error": error_to_json(StageError(problem))})
         os._exit(0)
     clock = time.perf_counter()
-    end(_run_job(replace(job, progress=progress, fail=fail), log))
+    end(_run_job(replace(job, progress=progress, fail=fail), log_file))
 
 
-def _run_job(job: Job, log: Path) -> Message:
+def _run_job(job: Job, log_file: Path) -> Message:
     """Run the stage, write its result file, return the final message."""
     started, clock = datetime.now(timezone.utc), time.perf_counter()
     result: StageResult | None = None
@@ -140,7 +140,7 @@ def _run_job(job: Job, log: Path) -> Message:
         flush()
         os._exit(stop.code if isinstance(stop.code, int) else 1)
     except Exception as caught:
-        error = _as_expected(caught, job, log)
+        error = _as_expected(caught, job, log_file)
         if isinstance(error, CheckFailed | Unavailable):  # a result; a stage that broke has none
             status = "failed" if isinstance(error, CheckFailed) else "unavailable"
             result = StageResult(status, error.problem, error.hint)
@@ -149,7 +149,7 @@ def _run_job(job: Job, log: Path) -> Message:
         try:
             write_result(job, result, started=started, measured=measured)
         except (OSError, TypeError, ValueError) as caught:
-            error = _as_expected(caught, job, log)
+            error = _as_expected(caught, job, log_file)
     if error is not None:
         return {"event": "error", "error": error_to_json(error), **measured}
     assert result is not None
@@ -157,17 +157,17 @@ def _run_job(job: Job, log: Path) -> Message:
     return {"event": "result", **fields, "figures": without_long_lists(result.figures), **measured}
 
 
-def _as_expected(error: Exception, job: Job, log: Path) -> BuildsysError:
+def _as_expected(error: Exception, job: Job, log_file: Path) -> BuildsysError:
     """Return ``error`` as an expected one. Write details to the log."""
     if isinstance(error, BuildsysError):
-        _log(str(error))
+        log(str(error))
         if error.__cause__ is not None or error.__context__ is not None:
             traceback.print_exception(type(error), error, error.__traceback__)
         return error
     traceback.print_exception(type(error), error, error.__traceback__)
     summary = traceback.format_exception_only(type(error), error)[-1].strip()
     line = (summary.splitlines() or [""])[0]
-    hint = f"full log: {job.display_path(log)}"
+    hint = f"full log: {job.display_path(log_file)}"
     if isinstance(error, MemoryError) or any(sign in str(error) for sign in _OUT_OF_MEMORY):
         return StageError(f"{job.target} ran out of memory ({line})", hint)
     return StageError(f"{job.target} failed unexpectedly: {line}", hint)
@@ -180,10 +180,10 @@ def _measure(clock: float) -> dict[str, float]:
     return {"seconds": round(time.perf_counter() - clock, 4), "peak_rss_mib": round(mib, 1)}
 
 
-def _redirect_output(job: Job, log: Path) -> None:
-    """Redirect all output of Python and C to ``log``."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+def _redirect_output(job: Job, log_file: Path) -> None:
+    """Redirect all output of Python and C to ``log_file``."""
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
@@ -193,8 +193,10 @@ def _redirect_output(job: Job, log: Path) -> None:
     libc = ctypes.CDLL(None)
     with contextlib.suppress(ValueError):  # a libc with another symbol keeps its buffering
         libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)
-    _log(f"# {job.target}, {datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}, process {os.getpid()}")
+    log(f"# {job.target}, {datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}, process {os.getpid()}")
 
 
-def _log(line: str) -> None:
-    sys.stdout.write(f"{line}\n")  # stdout is the log by now
+def log(line: str) -> None:
+    """Write a line to the log, which is stdout."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()

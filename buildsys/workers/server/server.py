@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import importlib
 import json
 import os
 import selectors
@@ -16,18 +17,19 @@ import signal
 import socket
 import sys
 import time
+import traceback
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from buildsys.errors import StageError
 from buildsys.system.processes import die_with_parent
 from buildsys.workers.protocol import LineBuffer, Message, encode, error_to_json, job_from_json
 from buildsys.workers.registry import Listener, idle_limit_s
-from buildsys.workers.server.child import flush, fork_child, run_child, signal_group
-from buildsys.workers.server.preload import load, preload
+from buildsys.workers.server.child import flush, fork_child, log, run_child, signal_group
 
 _KILL_GRACE_S = 2.0  # between SIGTERM and SIGKILL
 _RETRY_S = 0.05
@@ -143,23 +145,17 @@ class Server:
                     signal_group(job.pid, signal.SIGKILL)
             self._connections.discard(connection)
             self._selector.unregister(connection.control)
-            self._close_if_unused(connection)
             for descriptor in connection.descriptors:
                 os.close(descriptor)
             connection.descriptors.clear()
             self._end_at = time.monotonic() + self._idle_s
-            self._note_use()
+            self._note_use(connection)
             return
         for message in connection.buffer.feed(piece):
             if "retire" in message:
                 self._retiring = True
             else:
                 self._start_job(message, connection)
-
-    def _close_if_unused(self, connection: _Connection) -> None:
-        """Close a dropped connection without jobs. Its orchestrator waits for that."""
-        if not any(job.connection is connection for job in self._jobs.values()):
-            connection.control.close()
 
     def _start_job(self, message: Message, connection: _Connection) -> None:
         self._idle_s = idle_limit_s(message["environment"])  # that of the latest run
@@ -170,9 +166,8 @@ class Server:
         if not problem:
             for name in message["preload"]:
                 if name not in self._loaded_late:
-                    load(name)
+                    _load(name)
                     self._loaded_late.add(name)
-
             try:
                 pid = fork_child(partial(self._run_in_child, message, status, events))
             except OSError as error:
@@ -182,13 +177,12 @@ class Server:
         if problem:
             refusal = StageError(problem, f"full log: {message['server_log']}")
             _send_status(status, {"event": "refused", "error": error_to_json(refusal)})
-            status.close()
             return
         timeout_s = message["timeout_s"]
         stop_at = None if timeout_s is None else time.monotonic() + timeout_s
         self._jobs[pid] = job = _RunningJob(pid, connection, status, stop_at)
         self._selector.register(status, selectors.EVENT_READ, job)
-        self._note_use()
+        self._note_use(connection)
 
     def _run_in_child(self, message: Message, status: socket.socket, events: int) -> NoReturn:
         # close the server's descriptors: a copy would hide the end of the original
@@ -227,15 +221,16 @@ class Server:
                 "timed_out": job.timed_out,
                 "peak_rss_mib": round(usage.ru_maxrss / 1024, 1),
             }
-            _send_status(job.status, ending)
             with contextlib.suppress(KeyError):  # that of a cancelled job is not registered
                 self._selector.unregister(job.status)
-            job.status.close()
-            if job.connection not in self._connections:
-                self._close_if_unused(job.connection)
-            self._note_use()
+            _send_status(job.status, ending)
+            self._note_use(job.connection)
 
-    def _note_use(self) -> None:
+    def _note_use(self, connection: _Connection) -> None:
+        """Record the use of this server. Close a dropped connection after its last job."""
+        in_use = any(job.connection is connection for job in self._jobs.values())
+        if connection not in self._connections and not in_use:
+            connection.control.close()  # its orchestrator waits for that
         if self._listener is not None:
             self._listener.touch()
 
@@ -282,9 +277,47 @@ class Server:
 
 
 def _send_status(status: socket.socket, message: Message) -> None:
-    """Send a small message, unless the client is gone."""
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+    """Send a small last message, unless the client is gone."""
+    with status, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         status.sendall(encode(message))
+
+
+def _preload(modules: Iterable[str], without: Iterable[str] = ()) -> str:
+    """Import ``modules`` while ``without`` look missing. Return the first one's problem.
+
+    Later ones that cannot be imported are skipped: a stage that needs them reports that.
+    """
+    hidden = [name for name in without if name not in sys.modules]
+    loaded: dict[str, Any] = sys.modules
+    loaded.update(dict.fromkeys(hidden))
+    try:
+        for position, name in enumerate(modules):
+            problem = _load(name)
+            if problem and position == 0:
+                return problem
+    finally:
+        for name in hidden:  # a stage may import it
+            del loaded[name]
+    tasks = Path("/proc/self/task")
+    threads = str(len(list(tasks.iterdir()))) if tasks.exists() else "an unknown number of"
+    log(f"ready, {threads} threads")
+    return ""
+
+
+def _load(name: str) -> str:
+    """Import a module and return the problem, if any. Broken libraries raise anything."""
+    if name in sys.modules:
+        return ""
+    log(f"importing {name}")  # the last such line names a library that crashes
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            log(f"{name} is not installed")
+        else:
+            traceback.print_exc()
+        return f"cannot import {name}: {type(error).__name__}: {error}"
+    return ""
 
 
 def main() -> NoReturn:
@@ -304,7 +337,7 @@ def main() -> NoReturn:
     else:
         server = Server(socket.socket(fileno=start["control"]), parent=start["parent"])
     gc.disable()  # a collection would write to the pages shared with the children
-    server.serve(preload(start["preload"], start["without"]))
+    server.serve(_preload(start["preload"], start["without"]))
 
 
 if __name__ == "__main__":
