@@ -38,7 +38,8 @@ def show_environment(job: Job) -> StageResult:
 
 
 def list_own_modules(job: Job) -> StageResult:
-    own = [module for name, module in sys.modules.items() if name.partition(".")[0] == "buildsys"]
+    names = ("buildsys", "__main__")  # the server
+    own = [module for name, module in sys.modules.items() if name.partition(".")[0] in names]
     files = sorted(file for module in own if (file := module.__file__) is not None)
     return StageResult(figures={"files": dict.fromkeys(files, 1)})
 

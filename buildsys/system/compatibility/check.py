@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from buildsys.system.compatibility.engine_header import Header, read_header
-from buildsys.system.compatibility.engine_record import (
+from buildsys.system.compatibility.engine_files import (
     RECORD_NAME,
+    Header,
+    Reason,
     Record,
     find_damage,
+    read_header,
     read_record,
 )
-from buildsys.system.compatibility.result import CompatibilityResult, Reason
 from buildsys.system.compatibility.rules import (
     TITLES,
     built_version,
@@ -27,7 +30,36 @@ from buildsys.system.compatibility.rules import (
     plugin_reasons,
 )
 
+SCHEMA = "buildsys/doctor/1"
 _ENGINES = ("engine.engine", "engine.onnx")
+
+
+@dataclass(frozen=True)
+class CompatibilityResult:
+    """The result of a check; true if the engine can run."""
+
+    engine: str  # the path as given
+    built: str  # a summary: library, version, precision, GPU
+    reasons: tuple[Reason, ...]
+    notes: tuple[str, ...] = ()  # worth knowing, but no obstacle
+
+    def __bool__(self) -> bool:
+        """Return True if the engine can run."""
+        return not self.reasons
+
+    def __str__(self) -> str:
+        """Return the result with one line per reason."""
+        head = f"{self.engine}: {self.built}" if self.built else self.engine
+        lines = [head, "it can run here" if self else "it cannot run here:"]
+        lines += [f"  - {reason}" for reason in self.reasons]
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result for programs."""
+        facts = {"schema": SCHEMA, "engine": self.engine, "built": self.built, "runs": bool(self)}
+        reasons = [asdict(reason) for reason in self.reasons]
+        return {**facts, "reasons": reasons, "notes": list(self.notes)}
 
 
 def can_run(
@@ -95,7 +127,7 @@ def _check_without_record(path: Path, header: Header, why: Reason) -> Iterator[R
 
 def _describe(record: Record) -> str:
     """Return an engine's model, library, precision, device and date."""
-    built = record.built_with
+    built = record.map("built_with")
     names = (record.figures.get(name) for name in ("model", "variant"))
     model = ":".join(str(name) for name in names if name)
     library = f"{TITLES.get(record.backend, record.backend)} {built_version(record)}".rstrip()

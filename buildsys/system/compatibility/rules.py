@@ -13,8 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from buildsys.system.compatibility.engine_record import RECORD_NAME, Record
-from buildsys.system.compatibility.result import Reason
+from buildsys.system.compatibility.engine_files import RECORD_NAME, Reason, Record
 from buildsys.system.cpu import engine_instructions
 from buildsys.system.engine_environment import (
     LIBRARIES,
@@ -46,7 +45,7 @@ def machine_reasons(record: Record) -> Iterator[Reason]:
         problem = f"{RECORD_NAME} names an unknown backend: {record.backend!r}"
         yield Reason("record", problem, f"known backends: {', '.join(LIBRARIES)}")
         return
-    built, here = str(record.built_with.get("platform") or ""), platform_name()
+    built, here = str(record.map("built_with").get("platform") or ""), platform_name()
     problem = f"it was built on {built}, but this is {here}"
     if record.backend == "tensorrt" and built and built != here:
         yield Reason("platform", problem, "build it on such a machine")
@@ -77,7 +76,7 @@ def machine_reasons(record: Record) -> Iterator[Reason]:
 
 def machine_notes(record: Record) -> Iterator[str]:
     """Yield facts worth knowing before the engine runs here."""
-    gpu, built_on = first_gpu(), record.built_with
+    gpu, built_on = first_gpu(), record.map("built_with")
     models = list(dict.fromkeys(visible["name"] for visible in visible_gpus()))
     same = gpu.get("compute_capability") == built_on.get("compute_capability")
     if record.backend == "tensorrt" and same and gpu and gpu["gpu"] != built_on.get("gpu"):
@@ -91,12 +90,12 @@ def machine_notes(record: Record) -> Iterator[str]:
             f"{' and '.join(models)} are visible, and CUDA may select another one first:"
             " set CUDA_DEVICE_ORDER=PCI_BUS_ID to be sure"
         )
-    if record.portability.get("version_compatible"):
+    if record.map("portability").get("version_compatible"):
         yield (
             "set runtime.engine_host_code_allowed = True before deserializing:"
             " it contains its own runtime"
         )
-    if record.portability.get("exclude_lean_runtime"):
+    if record.map("portability").get("exclude_lean_runtime"):
         library = f"{TITLES['tensorrt']} {built_version(record)}"
         yield f"it does not contain its lean runtime: load that of {library} first"
 
@@ -109,7 +108,7 @@ def needs_gpu(record: Record) -> bool:
 def built_version(record: Record) -> str:
     """Return the library version of an engine's build."""
     module = LIBRARIES.get(record.backend, record.backend)
-    return str(record.built_with.get(module) or record.map("toolchain").get(module) or "")
+    return str(record.map("built_with").get(module) or record.map("toolchain").get(module) or "")
 
 
 def _install_command(record: Record) -> str:
@@ -128,7 +127,7 @@ def _check_version(record: Record, here: str) -> Iterator[Reason]:
         if found[:2] < built[:2]:
             problem += ": an older version may not support operators that the newer one added"
             yield Reason("version", problem, f"{install} or newer")
-    elif record.backend == "tensorrt" and record.portability.get("version_compatible"):
+    elif record.backend == "tensorrt" and record.map("portability").get("version_compatible"):
         later_minor = built[0] == found[0] and found >= built[: len(found)]
         if not later_minor and (built[0], found[0]) not in _LATER_MAJORS:
             later = [str(newer) for older, newer in sorted(_LATER_MAJORS) if older == built[0]]
@@ -155,14 +154,14 @@ def _check_gpu(record: Record) -> Iterator[Reason]:
     if record.backend in ("tensorrt", "tensorrt_rtx"):
         yield from _check_driver(record, gpu)
     here = gpu["compute_capability"]
-    built = str(record.built_with.get("compute_capability") or "")
+    built = str(record.map("built_with").get("compute_capability") or "")
     if record.backend == "tensorrt":
-        if record.portability.get("hardware_compatibility") == "ampere_plus":
+        if record.map("portability").get("hardware_compatibility") == "ampere_plus":
             fits = version_numbers(here) >= _AMPERE
         else:
             fits = not built or built == here
         if not fits:
-            built_on = record.built_with.get("gpu") or "another GPU"
+            built_on = record.map("built_with").get("gpu") or "another GPU"
             problem = f"it was built on {built_on} for compute capability {built_for}"
             wider = "ampere_plus on GPUs from 8.0 on (one of these two is older)"
             if min(version_numbers(here), version_numbers(built)) >= _AMPERE:
@@ -184,14 +183,14 @@ def _supported_capabilities(record: Record) -> str:
     if record.backend == "tensorrt_rtx":
         *others, last = _rtx_capabilities(record) or [""]
         return f"{', '.join(others)} or {last}" if others else last
-    if record.portability.get("hardware_compatibility") == "ampere_plus":
+    if record.map("portability").get("hardware_compatibility") == "ampere_plus":
         return "8.0 or later"
-    return str(record.built_with.get("compute_capability") or "")
+    return str(record.map("built_with").get("compute_capability") or "")
 
 
 def _rtx_capabilities(record: Record) -> list[str]:
-    own = str(record.built_with.get("compute_capability") or "")
-    for recorded in (record.portability, record.map("settings")):
+    own = str(record.map("built_with").get("compute_capability") or "")
+    for recorded in (record.map("portability"), record.map("settings")):
         names = recorded.get("compute_capabilities")
         if isinstance(names, list) and names:
             return [own if name == "current" else str(name) for name in names]
@@ -200,7 +199,7 @@ def _rtx_capabilities(record: Record) -> list[str]:
 
 def _check_driver(record: Record, gpu: Mapping[str, Any]) -> Iterator[Reason]:
     module, title = LIBRARIES[record.backend], TITLES[record.backend]
-    needed = cuda_of_library(module) or str(record.built_with.get("cuda_runtime") or "")
+    needed = cuda_of_library(module) or str(record.map("built_with").get("cuda_runtime") or "")
     supported = version_numbers(str(gpu.get("cuda") or ""))
     if needed.isdigit() and supported and supported[0] < int(needed):
         problem = (
@@ -215,7 +214,7 @@ def _check_driver(record: Record, gpu: Mapping[str, Any]) -> Iterator[Reason]:
 def _check_processor(record: Record) -> Iterator[Reason]:
     if record.map("settings").get("graph_optimization_level", "all") != "all":
         return
-    here, recorded = engine_instructions(), record.built_with.get("instructions")
+    here, recorded = engine_instructions(), record.map("built_with").get("instructions")
     names = recorded if isinstance(recorded, list) else []
     missing = [name for name in names if name in _LAYOUTS and name not in here]
     if missing:

@@ -1,7 +1,7 @@
-"""The environment of a worker server: its variables, and a fingerprint of everything else.
+"""The environment of a worker server: its variables and its fingerprint.
 
-A server with an equal fingerprint can be reused. It misses an edit deep inside an installed library
-that leaves its folder list, its version and its ``__init__.py`` unchanged;
+A server with an equal fingerprint can be reused. The fingerprint misses an edit deep inside an
+installed library that leaves its folder list, its version and its ``__init__.py`` unchanged;
 ``doit workers --stop`` is for those who edit libraries.
 """
 
@@ -69,7 +69,7 @@ def server_environment(
     toolchain: Toolchain | None = None,
     path: Sequence[str] | None = None,
 ) -> dict[str, str]:
-    """Return the variables of a server in our interpreter or that of a toolchain.
+    """Return the variables of a server in our or a toolchain's interpreter.
 
     ``folder`` receives links; ``path`` is the module path of a toolchain's interpreter, which gets
     only this package of ours.

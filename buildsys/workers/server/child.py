@@ -1,6 +1,7 @@
-"""Forked children of a worker server: run one stage, write its result file, report, end.
+"""Forked children of a worker server; each runs one stage.
 
-It ends by ``os._exit`` after flushing, as the teardown of an interpreter with torch takes a second.
+A child writes its result file, reports, and ends by ``os._exit`` after flushing: the teardown of an
+interpreter with torch takes a second.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ def _as_expected(error: Exception, job: Job, log_file: Path) -> BuildsysError:
 
 
 def _measure(clock: float) -> dict[str, float]:
-    """Return the time since ``clock`` and the peak memory, which includes the server's pages."""
+    """Return the time since ``clock`` and the peak memory, with the server's pages."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     mib = peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
     return {"seconds": round(time.perf_counter() - clock, 4), "peak_rss_mib": round(mib, 1)}
@@ -197,6 +198,6 @@ def _redirect_output(job: Job, log_file: Path) -> None:
 
 
 def log(line: str) -> None:
-    """Write a line to the log, which is stdout."""
-    sys.stdout.write(f"{line}\n")
+    """Write a line to the log."""
+    sys.stdout.write(f"{line}\n")  # stdout is the log
     sys.stdout.flush()

@@ -20,7 +20,7 @@ from small_graphs import conv_bn
 
 from buildsys import can_run
 from buildsys.stages.engine import stage as engine
-from buildsys.system.compatibility.result import CompatibilityResult
+from buildsys.system.compatibility.check import CompatibilityResult
 from buildsys.workers.result_file import write_result
 
 H200 = {

@@ -1,20 +1,95 @@
-"""The ``engine.json`` next to an engine, and damage to the engine's files."""
+"""The files of an engine: the first bytes of its file, its ``engine.json``, damage to both.
+
+They are read without any library. The header of TensorRT-RTX engines was found by inspection:
+``vtrt``, at byte 16 the size of the file in 8 bytes, at byte 24 the version in 4. A TensorRT engine
+(``ftrt``) with its file's size in that place is assumed to have its version there, too.
+"""
 
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from buildsys.system.compatibility.engine_header import Header
-from buildsys.system.compatibility.result import Reason
 from buildsys.system.files import sha256_of
+from buildsys.system.protobuf import Content, opened, varint
 
 RECORD_NAME = "engine.json"
 _COPY_FOLDER = "copy the engine's whole folder"
 _REPLACE = "copy the engine's whole folder again, or build it"
+_MAGIC = {b"vtrt": "tensorrt_rtx", b"ftrt": "tensorrt", b"ptrt": "tensorrt"}
+_SIZE_AT, _VERSION_AT, _HEADER_BYTES = 16, 24, 28
+_WIRE_BYTES = {1: 8, 5: 4}  # protobuf: fixed64, fixed32
+_VARINT, _LENGTH = 0, 2
+_ONNX_FIELDS, _GRAPH = {1, 2, 3, 4, 5, 6, 7, 8, 14, 20, 25, 26}, 7  # of ModelProto
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A reason against running an engine here."""
+
+    kind: str  # for programs: "gpu", "library", "version", "digest", …
+    problem: str
+    remedy: str
+
+    def __str__(self) -> str:
+        """Return problem and remedy on one line."""
+        return f"{self.problem}; {self.remedy}" if self.remedy else self.problem
+
+
+@dataclass(frozen=True)
+class Header:
+    """The facts in an engine file. ``backend`` is "" for an unknown kind."""
+
+    backend: str
+    version: str = ""
+    whole_bytes: int | None = None  # the size the file should have, if stated
+    truncated: bool = False
+
+
+def read_header(engine: Path) -> Header:
+    """Return the facts in an engine file. Raises: OSError: it cannot be read."""
+    with opened(engine) as content:
+        head, size = content[:_HEADER_BYTES], len(content)
+        backend = _MAGIC.get(head[:4], "")
+        if not backend:
+            return _walk_onnx(content)
+    if len(head) < _HEADER_BYTES:
+        return Header(backend, truncated=True)
+    whole = struct.unpack_from("<Q", head, _SIZE_AT)[0]
+    version = ".".join(map(str, head[_VERSION_AT:_HEADER_BYTES]))
+    if backend == "tensorrt_rtx":
+        return Header(backend, version, whole, truncated=size < whole)
+    return Header(backend, version, whole) if whole == size else Header(backend)
+
+
+def _walk_onnx(content: Content) -> Header:
+    """Return the facts in an ONNX file. A whole one ends with its last field."""
+    seen, place, size = set[int](), 0, len(content)
+    truncated = Header("onnxruntime", truncated=True)
+    while place < size:
+        try:
+            tag, place = varint(content, place)
+        except (IndexError, ValueError):
+            tag = 0
+        kind, wire = tag >> 3, tag & 7
+        if kind not in _ONNX_FIELDS or wire not in (_VARINT, _LENGTH, *_WIRE_BYTES):
+            return truncated if _GRAPH in seen else Header("")
+        seen.add(kind)
+        try:
+            if wire in _WIRE_BYTES:
+                place += _WIRE_BYTES[wire]
+            else:
+                count, place = varint(content, place)
+                place += count if wire == _LENGTH else 0
+        except (IndexError, ValueError):
+            return truncated
+        if place > size:
+            return truncated
+    return Header("onnxruntime", truncated=_GRAPH not in seen) if seen else Header("")
 
 
 @dataclass(frozen=True)
@@ -28,16 +103,6 @@ class Record:
         """Return a mapping field."""
         found = self.figures.get(name)
         return found if isinstance(found, Mapping) else {}
-
-    @property
-    def built_with(self) -> Mapping[str, Any]:
-        """Return the libraries and devices of the build."""
-        return self.map("built_with")
-
-    @property
-    def portability(self) -> Mapping[str, Any]:
-        """Return its portability to other machines."""
-        return self.map("portability")
 
     @property
     def files(self) -> dict[str, Mapping[str, Any]]:
