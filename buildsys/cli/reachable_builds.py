@@ -16,7 +16,6 @@ from buildsys.execution.action_key import ABSENT
 from buildsys.execution.builder_versions import builder_versions
 from buildsys.execution.key_builder import KeyBuilder
 from buildsys.manifest.project import Project, load_project
-from buildsys.manifest.project_settings import pinned_timing_caches
 from buildsys.plan.action import Action
 from buildsys.plan.project_plan import ProjectPlan, model_of
 from buildsys.store.file_digests import DigestCache
@@ -94,7 +93,10 @@ def builds_of(
 
 
 def _pins(project: Project) -> set[str]:
-    return pinned_timing_caches(model.data for model in project.models.values())
+    """Return the digests of timing caches pinned by engines."""
+    engines = (engine for model in project.models.values() for engine in model.data["engines"])
+    pinned = (engine.get("timing_cache") or {} for engine in engines)
+    return {str(cache["pin"]) for cache in pinned if cache.get("pin")}
 
 
 def _repository_parts(

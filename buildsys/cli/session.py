@@ -76,11 +76,10 @@ class Session:
         """The executor of this project; it starts nothing before a stage runs."""
         from buildsys.execution.build_cache import store_folder
         from buildsys.execution.executor import Executor
-        from buildsys.manifest.project_settings import shared_cache, timing_caches_folder
         from buildsys.store.object_store import Store
 
         project, cores, remote = self.project, len(os.sched_getaffinity(0)), None
-        settings = shared_cache(project.root, project.configs)
+        settings = project.shared_cache()
         if settings is not None:
             from buildsys.store.shared_cache import SharedCache, SharedCacheSettings
             from buildsys.store.state_db import warn_on_stderr
@@ -94,7 +93,7 @@ class Session:
             pool=self._pool,
             store=Store(store_folder(project.state)),
             remote=remote,
-            timing_caches=timing_caches_folder(project.root, project.configs, project.state),
+            timing_caches=project.timing_caches(),
             # more threads than cores spin against each other and make no progress
             threads=0 if self.jobs <= 1 else max(1, cores // self.jobs),
             on_event=lambda target, event: self.on_event(target, event),

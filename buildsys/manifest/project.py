@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from buildsys.errors import ManifestError, ManifestErrors
 from buildsys.manifest.manifest_cache import Cache, Entry, read_cache, write_cache
+from buildsys.manifest.units import parse_duration
 from buildsys.system.files import Stamp
 
 if TYPE_CHECKING:
@@ -25,14 +26,13 @@ STATE_FOLDER = ".buildsys"
 class ResolvedModel:
     """One model, after extends, matrix, defaults and engine presets have been applied.
 
-    ``text`` is ``data`` as JSON; equal texts mean equal models. ``origins`` maps a dotted field to
-    the ``file:line`` that set it, without entries for defaults of the schema.
+    ``text`` is ``data`` as JSON; equal texts mean equal models.
     """
 
     name: str
     file: str
     text: str
-    origins: Mapping[str, str] = field(repr=False, compare=False)
+    _trace: Callable[[], dict[str, str]] = field(repr=False, compare=False)
 
     @cached_property
     def data(self) -> dict[str, Any]:
@@ -40,16 +40,66 @@ class ResolvedModel:
         data: dict[str, Any] = json.loads(self.text)
         return data
 
+    @cached_property
+    def origins(self) -> dict[str, str]:
+        """Origin ``file:line`` of each dotted field, except schema defaults."""
+        return self._trace()
+
 
 @dataclass(frozen=True)
 class Project:
-    """The folders of a project, and its models by name."""
+    """The folders and settings of a project, and its models by name."""
 
     root: Path
     configs: Path
     build: Path
     state: Path
     models: Mapping[str, ResolvedModel]
+
+    def shared_cache(self) -> dict[str, Any] | None:
+        """Return url, mode and timeout_s of the shared cache, or None.
+
+        A folder is relative to ``root``. BUILDSYS_REMOTE overrides it; empty means none.
+        """
+        settings = self._setting("cache") or {}
+        url = os.environ.get("BUILDSYS_REMOTE", settings.get("remote", ""))
+        if not url:
+            return None
+        if "://" not in url:
+            url = str(self.root / url)
+        cache = {"url": url, "mode": settings.get("mode", "read-only")}
+        if "timeout" in settings:
+            cache["timeout_s"] = parse_duration(settings["timeout"])
+        return cache
+
+    def timing_caches(self) -> Path:
+        """Return the folder of TensorRT's timing caches.
+
+        BUILDSYS_TIMING_CACHES or ``timing_caches`` of project.yaml, relative to ``root``; else a
+        folder below ``state``.
+        """
+        chosen = os.environ.get("BUILDSYS_TIMING_CACHES") or self._setting("timing_caches")
+        default = self.state / "timing_caches"
+        return self.root / Path(str(chosen)).expanduser() if chosen else default
+
+    def toolchains(self) -> dict[str, tuple[str, dict[str, str]]]:
+        """Return name -> interpreter and environment variables of every toolchain."""
+        declared = self._setting("toolchains") or {}
+        return {name: (entry["python"], entry.get("env") or {}) for name, entry in declared.items()}
+
+    def _setting(self, name: str) -> Any:
+        """Return a section of project.yaml, already checked by `load_project`."""
+        file = self.configs / "project.yaml"
+        try:
+            content = file.read_bytes()
+        except OSError:
+            return None
+        if name.encode() not in content:
+            return None  # a run without these settings must not pay for importing yaml
+        from buildsys.manifest.yaml_reader import read_yaml
+
+        settings = read_yaml(file, content)
+        return settings.get(name) if isinstance(settings, dict) else None
 
 
 def load_project(
@@ -122,8 +172,8 @@ class _Load:
                 if name in models:
                     self.errors.append(self._duplicate(file, name, models[name].file))
                 else:
-                    origins = _Origins(self._project, file, name)
-                    models[name] = ResolvedModel(name, file, text, origins)
+                    trace = partial(_trace_origins, self._project, file, name)
+                    models[name] = ResolvedModel(name, file, text, trace)
         return models
 
     @cached_property
@@ -199,33 +249,21 @@ class _Load:
         return path.removeprefix(f"{self._project.root}{os.sep}")
 
 
-class _Origins(Mapping[str, str]):
-    """The origins of one model, traced on first use."""
+def _trace_origins(project: Project, file: str, name: str) -> dict[str, str]:
+    from buildsys.manifest.resolve import Resolver
+    from buildsys.manifest.value_tree import leaves
+    from buildsys.manifest.workspace import Workspace
 
-    def __init__(self, project: Project, file: str, name: str) -> None:
-        self._model = project, file, name
-
-    @cached_property
-    def _found(self) -> dict[str, str]:
-        from buildsys.manifest.resolve import Resolver, origins_of
-        from buildsys.manifest.workspace import Workspace
-
-        project, file, name = self._model
-        workspace = Workspace(project.root, project.configs)
-        models, errors = Resolver(workspace).resolve(project.root / file)
-        if errors:
-            raise ManifestErrors(tuple(errors))
-        tree = next((model.tree for model in models if model.name == name), None)
-        return origins_of(tree, workspace) if tree else {}
-
-    def __getitem__(self, key: str) -> str:
-        return self._found[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
+    workspace = Workspace(project.root, project.configs)
+    models, errors = Resolver(workspace).resolve(project.root / file)
+    if errors:
+        raise ManifestErrors(tuple(errors))
+    trees = [model.tree for model in models if model.name == name]
+    return {
+        ".".join(map(str, path)): workspace.line(node)
+        for tree in trees
+        for path, node in leaves(tree)
+    }
 
 
 def _yaml_files(folder: str) -> Iterator[str]:

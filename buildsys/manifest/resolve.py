@@ -5,7 +5,7 @@ Layers, matrix, ``dynamic_axes`` and engine presets are expanded first, then eve
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from buildsys.errors import ManifestError
+from buildsys.manifest.checks.engines import toolchain_problems, unknown_toolchain
 from buildsys.manifest.checks.model import check_model, unused_dims
 from buildsys.manifest.checks.referenced_files import file_problems
-from buildsys.manifest.checks.toolchains import toolchain_problems, unknown_toolchain
 from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.dynamic_axes import name_dynamic_axes
 from buildsys.manifest.engine_presets import Presets, build_presets, resolve_engines
@@ -27,7 +27,7 @@ from buildsys.manifest.schema.model import ModelSpec
 from buildsys.manifest.schema.project import ProjectSpec
 from buildsys.manifest.schema_errors import SchemaFindings, known_fields, schema_findings
 from buildsys.manifest.value_ranges import default_high
-from buildsys.manifest.value_tree import FieldPath, ValueNode, ValueOrigin, leaves, plain
+from buildsys.manifest.value_tree import FieldPath, ValueNode, ValueOrigin, plain
 from buildsys.manifest.workspace import Workspace
 
 _NOT_SHARED = ("model", "extends", "matrix")  # not allowed in project defaults
@@ -106,7 +106,11 @@ class Resolver:
         engines = tree.get("engines")
         for engine in engines.value if engines and isinstance(engines.value, list) else []:
             checks += unknown_toolchain(engine, self._toolchains)
-        problems += [problem for problem in checks if not _is_reported(problem.origin, reported)]
+        for problem in checks:
+            file, path = problem.origin
+            parents = (ValueOrigin(file, path[:depth]) for depth in range(1, len(path) + 1))
+            if reported.isdisjoint(parents):
+                problems.append(problem)
         if problems or not data:  # no data: the missing fields of a broken layer
             return None, problems
         _fill_dependent_defaults(data, tree)
@@ -154,17 +158,6 @@ class Resolver:
             return None, [error]
         presets, problems = build_presets(document)
         return presets, self.workspace.errors(problems)
-
-
-def origins_of(tree: ValueNode, workspace: Workspace) -> dict[str, str]:
-    """Return dotted field -> ``file:line`` for every value set by a file."""
-    return {".".join(map(str, path)): workspace.line(node) for path, node in leaves(tree)}
-
-
-def _is_reported(origin: ValueOrigin, reported: Set[ValueOrigin]) -> bool:
-    """Return true if a field or a parent has been reported."""
-    file, path = origin
-    return any(ValueOrigin(file, path[:depth]) in reported for depth in range(1, len(path) + 1))
 
 
 def _validate(node: ValueNode, spec: Any) -> SchemaFindings:

@@ -8,18 +8,6 @@ DimRange = Mapping[str, int | None]  # min, opt, max, odd, multiple_of as in the
 Dims = dict[str, int]
 
 _PREFERENCE = ("opt", "min", "max", "odd")  # the case that keeps a shape shared by several
-_ORDER = ("min", "opt", "max", "odd")
-
-
-def shape_cases(dims: Mapping[str, DimRange], wanted: Iterable[str] = _ORDER) -> dict[str, Dims]:
-    """Return case name -> dimension values, each distinct shape once.
-
-    A model without dynamic dimensions has the single case ``opt``.
-    """
-    every = case_values(dims)
-    representative = representatives(every)
-    chosen = {representative[case] for case in wanted}
-    return {case: every[case] for case in _ORDER if case in chosen}
 
 
 def case_values(dims: Mapping[str, DimRange]) -> dict[str, Dims]:
@@ -36,7 +24,10 @@ def case_values(dims: Mapping[str, DimRange]) -> dict[str, Dims]:
 
 
 def representatives(every: Mapping[str, Dims]) -> dict[str, str]:
-    """Return case -> representative case with the same values."""
+    """Return case -> representative case with the same values.
+
+    All cases of a model without dynamic dimensions are represented by ``opt``.
+    """
     preferred = [*_PREFERENCE, *(case for case in every if case not in _PREFERENCE)]
     return {case: next(name for name in preferred if every[name] == every[case]) for case in every}
 

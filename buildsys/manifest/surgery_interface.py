@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 AFTER_EXPORT, AFTER_SIMPLIFY = "after_export", "after_simplify"
@@ -34,19 +34,48 @@ def steps_of(manifest: Mapping[str, Any], when: str) -> list[Step]:
 
 def exported_interface(manifest: Mapping[str, Any]) -> Interface:
     """Return the interface of the exported graph, before surgery."""
-    inputs = {
-        name: {"shape": list(tensor.get("shape") or ()), "dtype": tensor.get("dtype", "float32")}
-        for name, tensor in manifest["inputs"].items()
-    }
+    inputs = {name: _tensor(tensor, {}) for name, tensor in manifest["inputs"].items()}
     return Interface(inputs, tuple(manifest.get("outputs") or ()) or None)
 
 
 def interface_after(interface: Interface, steps: Iterable[Step]) -> Interface:
     """Return the interface after some steps."""
+    inputs, outputs = dict(interface.inputs), interface.outputs
     for step in steps:
-        change = _CHANGES.get(kind_of(step))
-        interface = change(interface, step) if change else interface
-    return interface
+        names, values = step.get("rename") or {}, step.get("fix_dims") or {}
+        inputs = {
+            names.get(name, name): {
+                **tensor,
+                "shape": [values.get(size, size) for size in tensor["shape"]],
+            }
+            for name, tensor in inputs.items()
+        }
+        outputs = outputs and tuple(names.get(name, name) for name in outputs)
+        for name, axes in (step.get("free_dims") or {}).items():
+            shape = inputs[name]["shape"] if name in inputs else []
+            for axis, dim in axes.items():
+                if -len(shape) <= int(axis) < len(shape):
+                    shape[int(axis)] = dim
+        for name, dtype in (step.get("cast") or {}).items():
+            if name in inputs:
+                inputs[name]["dtype"] = dtype
+        cut = step.get("cut")
+        declared = step if cut is None else cut  # a function's step declares them itself
+        if declared.get("inputs") is not None:
+            known = {} if cut is None else inputs  # for the fields that a cut omits
+            inputs = {
+                name: _tensor(tensor or {}, known.get(name, {}))
+                for name, tensor in declared["inputs"].items()
+            }
+        if declared.get("outputs") is not None:
+            outputs = tuple(declared["outputs"])
+    return Interface(inputs, outputs)
+
+
+def _tensor(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    set_fields = {field: value for field, value in given.items() if value is not None}
+    merged = {"shape": (), "dtype": "float32", **known, **set_fields}
+    return {"shape": list(merged["shape"]), "dtype": merged["dtype"]}
 
 
 def fixed_dims(manifest: Mapping[str, Any]) -> dict[str, int]:
@@ -58,74 +87,3 @@ def fixed_dims(manifest: Mapping[str, Any]) -> dict[str, int]:
 def names_in_shapes(inputs: Mapping[str, Mapping[str, Any]]) -> set[str]:
     """Return the dimensions named in shapes."""
     return {size for tensor in inputs.values() for size in tensor["shape"] if isinstance(size, str)}
-
-
-def _function(interface: Interface, step: Step) -> Interface:
-    inputs, outputs = step.get("inputs"), step.get("outputs")
-    if inputs is not None:
-        declared = {
-            name: {"shape": list(tensor["shape"]), "dtype": tensor.get("dtype", "float32")}
-            for name, tensor in inputs.items()
-        }
-        interface = replace(interface, inputs=declared)
-    return interface if outputs is None else replace(interface, outputs=tuple(outputs))
-
-
-def _rename(interface: Interface, step: Step) -> Interface:
-    names = step["rename"]
-    inputs = {names.get(name, name): tensor for name, tensor in interface.inputs.items()}
-    outputs = interface.outputs
-    return Interface(inputs, outputs and tuple(names.get(name, name) for name in outputs))
-
-
-def _fix_dims(interface: Interface, step: Step) -> Interface:
-    values = step["fix_dims"]
-    inputs = {
-        name: {**tensor, "shape": [values.get(size, size) for size in tensor["shape"]]}
-        for name, tensor in interface.inputs.items()
-    }
-    return replace(interface, inputs=inputs)
-
-
-def _free_dims(interface: Interface, step: Step) -> Interface:
-    inputs = dict(interface.inputs)
-    for name, axes in step["free_dims"].items():
-        if name in inputs:
-            shape = list(inputs[name]["shape"])
-            for axis, dim in axes.items():
-                if -len(shape) <= int(axis) < len(shape):
-                    shape[int(axis)] = dim
-            inputs[name] = {**inputs[name], "shape": shape}
-    return replace(interface, inputs=inputs)
-
-
-def _cut(interface: Interface, step: Step) -> Interface:
-    inputs, outputs = step["cut"].get("inputs"), step["cut"].get("outputs")
-    if inputs is not None:
-        declared: Inputs = {}
-        for name, tensor in inputs.items():
-            # omitted fields of an existing input are unchanged
-            known = interface.inputs.get(name, {"shape": [], "dtype": "float32"})
-            given = {field: value for field, value in (tensor or {}).items() if value is not None}
-            merged = known | given
-            declared[name] = {"shape": list(merged["shape"]), "dtype": merged["dtype"]}
-        interface = replace(interface, inputs=declared)
-    return interface if outputs is None else replace(interface, outputs=tuple(outputs))
-
-
-def _cast(interface: Interface, step: Step) -> Interface:
-    inputs = dict(interface.inputs)
-    for name, dtype in step["cast"].items():
-        if name in inputs:
-            inputs[name] = {**inputs[name], "dtype": dtype}
-    return replace(interface, inputs=inputs)
-
-
-_CHANGES = {
-    "function": _function,
-    "rename": _rename,
-    "fix_dims": _fix_dims,
-    "free_dims": _free_dims,
-    "cut": _cut,
-    "cast": _cast,
-}

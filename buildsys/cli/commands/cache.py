@@ -15,7 +15,6 @@ from buildsys.cli.console.table import format_table
 from buildsys.errors import UsageError
 from buildsys.execution.build_cache import store_folder
 from buildsys.manifest.project import STATE_FOLDER, empty_project
-from buildsys.manifest.project_settings import timing_caches_folder
 from buildsys.manifest.units import parse_duration, parse_size
 from buildsys.report.formatting import count, size
 from buildsys.store import garbage_collection
@@ -73,7 +72,7 @@ class _TimingCaches:
     @classmethod
     def of(cls, root: Path) -> _TimingCaches:
         project = empty_project(root)
-        folder = timing_caches_folder(project.root, project.configs, project.state)
+        folder = project.timing_caches()
         inside = Path(os.path.abspath(folder)).is_relative_to(project.state)  # noqa: PTH100
         return cls(folder, is_private=inside)
 

@@ -21,7 +21,7 @@ from buildsys.cli.console.table import format_table
 from buildsys.cli.graph_files import STORED, GraphFile, ask_inspection, find_graph
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
-from buildsys.manifest.shape_cases import shape_cases
+from buildsys.manifest.shape_cases import case_values
 from buildsys.report.formatting import TIMES, count, large, size
 
 SCHEMA, DRAWING_SCHEMA = "buildsys/inspect/1", "buildsys/picture/1"
@@ -91,8 +91,8 @@ def _describe(
     session: Session, graph: GraphFile, head: Document, options: Options
 ) -> tuple[Document, Sequence[str]]:
     """Return the requested part of the graph as JSON and text."""
-    dims = shape_cases(session.project.models[head["model"]].data["dims"], ("opt",))
-    request = {"graph": graph.request(), "dims": next(iter(dims.values()))}
+    dims = case_values(session.project.models[head["model"]].data["dims"])["opt"]
+    request = {"graph": graph.request(), "dims": dims}
     document = {**head, **ask_inspection("describe", request)}
     tensors = document["tensors"]
     if options["node"]:

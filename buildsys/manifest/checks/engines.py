@@ -1,17 +1,24 @@
-"""Checks between the fields of an engine."""
+"""Checks of engines, and of their benchmarks and toolchains."""
 
 from __future__ import annotations
 
 from typing import Any, get_args
 
 from buildsys.manifest.checks.surgery import shapes_after_surgery
-from buildsys.manifest.checks.view import ManifestView
-from buildsys.manifest.problem import Problems, suggest
+from buildsys.manifest.checks.view import REFUSED, ManifestView
+from buildsys.manifest.problem import Problem, Problems, show_value, suggest
 from buildsys.manifest.schema.base import QUANTIZED, Precision
-from buildsys.manifest.value_tree import FieldPath
+from buildsys.manifest.value_tree import FieldPath, ValueNode
+from buildsys.system.interpreters.toolchain import override_variable
 
 _UNQUANTIZED = tuple(precision for precision in get_args(Precision) if precision not in QUANTIZED)
 _DLA_ONLY = ("gpu_fallback", "dla_managed_sram", "dla_local_dram", "dla_global_dram")
+_TENSORRT_ONLY = {  # field -> values with no effect
+    "cuda_graph": (False, [False]),
+    "transfers": ("none",),
+    "in_flight": (1,),
+    "wait": ("spin",),
+}
 
 
 def engine_problems(view: ManifestView) -> Problems:
@@ -97,3 +104,60 @@ def _io(view: ManifestView, path: FieldPath) -> Problems:
             hint = suggest(name, known, what="inputs and outputs")
             text = f'unknown input or output "{name}"'
             yield view.problem((*path, "io", name), text, hint, of_key=True)
+
+
+def bench_problems(view: ManifestView) -> Problems:
+    """Yield duplicate baselines and options unsupported by all engines.
+
+    One engine that supports an option is enough. Options from shared files are not checked, as
+    other models may have other engines.
+    """
+    baselines = view.list("bench", "baselines")
+    yield from view.duplicates("bench", "baselines")
+    engines = [engine for _, engine in view.maps("engines", ...)]
+    if not engines or len(engines) < len(view.list("engines")):
+        return  # an engine refused by the schema may support every option
+    if any(engine.get("backend") in ("tensorrt", "tensorrt_rtx", REFUSED) for engine in engines):
+        return
+    on_gpu = [engine.get("provider") == "cuda" for engine in engines]
+    names = [
+        f"{engine.get('backend')} on a {'GPU' if gpu else 'CPU'}"
+        for engine, gpu in zip(engines, on_gpu, strict=True)
+    ]
+    for field, without_effect in _TENSORRT_ONLY.items():
+        value = view.get("bench", field)
+        if value not in (None, REFUSED, *without_effect) and view.is_own("bench", field):
+            text = f"not supported by {' and '.join(dict.fromkeys(names))}, only by TensorRT"
+            hint = "remove it, or add a TensorRT engine"
+            yield view.problem(("bench", field), text, hint, of_key=True)
+    captured = "torch_cuda_graph"
+    if captured in baselines and view.is_own("bench", "baselines") and not any(on_gpu):
+        text = f"{captured} needs a GPU, and no engine of this model runs on one"
+        yield view.problem(("bench", "baselines", baselines.index(captured)), text, "remove it")
+
+
+def toolchain_problems(toolchains: ValueNode) -> Problems:
+    """Yield colliding names and unusable interpreter paths."""
+    taken: dict[str, str] = {}
+    for name, toolchain in toolchains.items():
+        variable = override_variable(name)
+        if variable in taken:
+            text = f"{name} and {taken[variable]} share the environment variable {variable}"
+            yield Problem(toolchain.origin, text, "rename one of them", of_key=True)
+        taken.setdefault(variable, name)
+        python = toolchain.get("python")
+        path = python.value if python is not None else None
+        if python is not None and isinstance(path, str) and ("\0" in path or not path.strip()):
+            yield Problem(python.origin, f"{show_value(path)} is not a path")
+
+
+def unknown_toolchain(engine: ValueNode, toolchains: ValueNode | None) -> Problems:
+    """Yield an engine's undeclared toolchain; ``toolchains`` is None if project.yaml is broken."""
+    named = engine.get("toolchain")
+    if named is None or toolchains is None or not isinstance(named.value, str):
+        return
+    known = [name for name, _ in toolchains.items()]
+    if named.value not in known:
+        close = suggest(named.value, known, what="toolchains")
+        hint = close or "declare it in configs/project.yaml"
+        yield Problem(named.origin, f"unknown toolchain {show_value(named.value)}", hint)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from buildsys.manifest.checks.bench import bench_problems
-from buildsys.manifest.checks.engines import engine_problems
-from buildsys.manifest.checks.operators import operator_problems
+from buildsys.manifest.checks.engines import bench_problems, engine_problems
+from buildsys.manifest.checks.operators import (
+    TORCHSCRIPT_OPSETS,
+    operator_problems,
+    registration_problems,
+)
 from buildsys.manifest.checks.profiles import profile_problems
 from buildsys.manifest.checks.quantization import quantization_problems
 from buildsys.manifest.checks.surgery import dims_named_by_surgery, surgery_problems
-from buildsys.manifest.checks.symbolics import TORCHSCRIPT_OPSETS, registration_problems
 from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.problem import Problems
 from buildsys.manifest.value_ranges import data_problem

@@ -1,12 +1,19 @@
-"""Checks of the section ``ops``."""
+"""Checks of the sections ``symbolics``, ``translations`` and ``ops``."""
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.operator_choice import BACKEND_KINDS, implementations
-from buildsys.manifest.problem import Problems
+from buildsys.manifest.problem import Problems, expected
 from buildsys.manifest.value_tree import FieldPath
 
+TORCHSCRIPT_OPSETS = range(6, 24)
+_BASE_OPSET = 9  # below it, torch searches symbolics from the export's opset up to this one
+_OPERATOR = re.compile(r"\w+::\w+(\.\w+)?")
+_SECTIONS = {"symbolics": ("torchscript", "translations"), "translations": ("dynamo", "symbolics")}
 # of ONNX itself; ai.onnx.contrib and other extensions are third-party domains
 _ONNX_DOMAINS = (
     "onnx",
@@ -16,6 +23,93 @@ _ONNX_DOMAINS = (
     "ai.onnx.preview",
     "ai.onnx.preview.training",
 )
+
+
+def registration_problems(view: ManifestView) -> Problems:
+    """Yield the problems of ``symbolics`` and ``translations``."""
+    exporter = view.get("export", "exporter") or "torchscript"
+    for section, (used_by, other) in _SECTIONS.items():
+        if not view.list(section):
+            continue
+        if "onnx" in view.map("source"):
+            if view.is_own(section):
+                text = "ignored for an ONNX source, which is not exported"
+                yield view.problem((section,), text, "remove it", of_key=True)
+        elif exporter != used_by and exporter in ("torchscript", "dynamo"):
+            text = f"ignored by exporter {exporter}, only {used_by} uses it"
+            hint = f"use {other} for {exporter}, or set export.exporter: {used_by}"
+            yield view.problem((section,), text, hint, of_key=True)
+        registered: list[tuple[str, Any]] = []
+        for path, entry in view.maps(section, ...):
+            if section == "symbolics":
+                yield from _form_problems(view, path, entry)
+                yield from _opset_problems(view, path, entry)
+            op = entry.get("op")
+            if not isinstance(op, str):
+                continue
+            yield from _name_problems(view, (*path, "op"), op)
+            opset = entry.get("opset") if section == "symbolics" else None
+            name = op if section == "symbolics" else op.removesuffix(".default")
+            if (name, opset) in registered:
+                text = f"{name} is registered twice" + (f" for opset {opset}" if opset else "")
+                yield view.problem((*path, "op"), text, "remove one of the two")
+            registered.append((name, opset))
+
+
+def reaches(exported: int, registered: int) -> bool:
+    """Return true if an export may use a symbolic of another opset.
+
+    Source: torch.onnx._internal.torchscript_exporter.registration._dispatch_opset_version.
+    """
+    if exported >= _BASE_OPSET:
+        return registered <= exported
+    return exported <= registered <= _BASE_OPSET
+
+
+def _form_problems(view: ManifestView, path: FieldPath, entry: dict[str, Any]) -> Problems:
+    """Yield mixtures of the forms {op, function, opset} and {module}."""
+    fields = ("op", "function", "opset")
+    if entry.get("module") is not None:
+        for field in fields:
+            if entry.get(field) is not None:
+                text = "cannot be combined with module, which registers its own functions"
+                hint = f"remove {field} or module"
+                yield view.problem((*path, field), text, hint, of_key=True)
+        return
+    missing = [field for field in fields[:2] if entry.get(field) is None]
+    if missing and not entry.keys() - {*fields, "module"}:
+        text = f"required field is missing: {' and '.join(missing)}"
+        yield view.problem(path, text, "write {op: …, function: …, opset: …} or {module: FILE.py}")
+
+
+def _name_problems(view: ManifestView, path: FieldPath, op: str) -> Problems:
+    if "::" not in op:
+        word = re.sub(r"\W", "", op.rpartition(".")[2].rpartition(":")[2]) or "asinh"
+        text = expected("an operator with its namespace", op)
+        yield view.problem(path, text, f"write NAMESPACE::NAME, such as aten::{word}")
+    elif op.startswith("onnx::"):
+        text = "nothing can be registered in the namespace onnx, which holds ONNX's own operators"
+        yield view.problem(path, text, "name the operator of PyTorch, such as aten::asinh")
+    elif not _OPERATOR.fullmatch(op):
+        yield view.problem(path, expected("an operator name such as aten::asinh", op))
+    elif path[0] == "symbolics" and "." in op:
+        text = "the torchscript exporter ignores overloads"
+        hint = f"write {op.partition('.')[0]}; the function gets the inputs of every overload"
+        yield view.problem(path, text, hint)
+
+
+def _opset_problems(view: ManifestView, path: FieldPath, entry: dict[str, Any]) -> Problems:
+    opset, exported = entry.get("opset"), view.map("export").get("opset", 17)
+    if not isinstance(opset, int):
+        return
+    if opset not in TORCHSCRIPT_OPSETS:
+        span = f"{TORCHSCRIPT_OPSETS[0]} to {TORCHSCRIPT_OPSETS[-1]}"
+        text = f"opset {opset} is not supported by the torchscript exporter ({span})"
+        yield view.problem((*path, "opset"), text, "choose an opset in this range")
+    elif isinstance(exported, int) and not reaches(exported, opset):
+        text = f"an export to opset {exported} cannot use a symbolic of opset {opset}"
+        hint = f"set it to {exported} or lower, remove it, or raise export.opset"
+        yield view.problem((*path, "opset"), text, hint)
 
 
 def operator_problems(view: ManifestView) -> Problems:

@@ -16,15 +16,9 @@ from buildsys.manifest.problem import Problem, problem_at, suggest
 from buildsys.manifest.value_tree import FieldPath, ValueNode, nearest, plain
 
 Step = str | int | EllipsisType
-Matches = Iterator[tuple[FieldPath, Any]]
-
-
-class _Refused:
-    def __repr__(self) -> str:
-        return "REFUSED"
-
-
-REFUSED: Final = _Refused()
+Matches = list[tuple[FieldPath, Any]]
+Maps = list[tuple[FieldPath, dict[str, Any]]]
+REFUSED: Final = object()
 
 
 class ManifestView:
@@ -67,12 +61,20 @@ class ManifestView:
         return value if isinstance(value, list) else []
 
     def find(self, *pattern: Step) -> Matches:
-        """Yield path and value of each match; ``...`` matches every member."""
-        return _find(self.data, pattern, ())
+        """Return path and value of each match; ``...`` matches every member."""
+        found: Matches = [((), self.data)]
+        for step in pattern:
+            parents, found = found, []
+            for path, value in parents:
+                members = dict(enumerate(value)) if isinstance(value, list) else value
+                if isinstance(members, dict):
+                    names = members if step is ... else (step,) if step in members else ()
+                    found += [((*path, name), members[name]) for name in names]
+        return found
 
-    def maps(self, *pattern: Step) -> Iterator[tuple[FieldPath, dict[str, Any]]]:
-        """Yield path and value of each matching map."""
-        return (found for found in self.find(*pattern) if isinstance(found[1], dict))
+    def maps(self, *pattern: Step) -> Maps:
+        """Return path and value of each matching map."""
+        return [found for found in self.find(*pattern) if isinstance(found[1], dict)]
 
     def is_known(self, *path: str | int) -> bool:
         """Return true if no part of ``path`` is refused."""
@@ -120,18 +122,3 @@ def contains_refused(value: Any) -> bool:
     if isinstance(value, (dict, list)):
         return any(map(contains_refused, value.values() if isinstance(value, dict) else value))
     return value is REFUSED
-
-
-def _find(value: Any, pattern: tuple[Step, ...], path: FieldPath) -> Matches:
-    if not pattern:
-        yield path, value
-        return
-    members = value if isinstance(value, dict) else {}
-    if isinstance(value, list):
-        members = dict(enumerate(value))
-    step, rest = pattern[0], pattern[1:]
-    if isinstance(step, EllipsisType):
-        for name, member in members.items():
-            yield from _find(member, rest, (*path, name))
-    elif step in members:
-        yield from _find(members[step], rest, (*path, step))

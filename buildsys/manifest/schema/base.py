@@ -64,7 +64,7 @@ Digest = Annotated[str, Field(pattern=SHA256_PATTERN)]
 
 
 def form(words: str, accepts: Function[[Any], bool]) -> BeforeValidator:
-    """Return a validator whose error is "expected ``words``"."""
+    """Return a validator with the error "expected ``words``"."""
 
     def check(value: object) -> object:
         if accepts(value):
@@ -123,10 +123,11 @@ def section(alias: str | None = None) -> Any:
 
 @dataclass(frozen=True)
 class OneOf:
-    """Annotation of a union with one member per kind of value, in the same order.
+    """Annotation of a union with one member per kind of value.
 
-    The kind is the first of ``kinds`` that is a field of the value, unless ``field`` holds it or
-    ``choose`` returns it. Error paths contain a step such as ``<OnnxSource>``, written by no user.
+    Members are in the order of ``kinds``. The kind of a value is the first of them that is a field
+    of it, unless ``field`` holds the kind or ``choose`` returns it. Error paths contain steps such
+    as ``<OnnxSource>``, which no user wrote.
     """
 
     kinds: tuple[str, ...]
@@ -157,5 +158,5 @@ class OneOf:
 
 
 def fields_of(value: object) -> dict[str, Any]:
-    """Return the fields of a section, parsed or not; none of other values."""
+    """Return the fields of a parsed or unparsed section."""
     return value if isinstance(value, dict) else getattr(value, "__dict__", {})

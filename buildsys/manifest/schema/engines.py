@@ -1,4 +1,4 @@
-"""Engines of ONNX Runtime, of TensorRT 8.6, 10 and 11, and of TensorRT-RTX."""
+"""Engines of ONNX Runtime, TensorRT 8.6, 10 and 11, and TensorRT-RTX."""
 
 from __future__ import annotations
 

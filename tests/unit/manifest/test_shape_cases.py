@@ -1,13 +1,31 @@
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buildsys.manifest.shape_cases import DimRange, concrete_shape, example_dims, shape_cases
+from buildsys.manifest.shape_cases import (
+    DimRange,
+    Dims,
+    case_values,
+    concrete_shape,
+    example_dims,
+    representatives,
+)
 
 
 def span(low: int, opt: int, high: int, step: int = 1, odd: int | None = None) -> DimRange:
     return {"min": low, "opt": opt, "max": high, "odd": odd, "multiple_of": step}
+
+
+def shape_cases(
+    dims: Mapping[str, DimRange], wanted: Iterable[str] = ("min", "opt", "max", "odd")
+) -> dict[str, Dims]:
+    """Return the wanted cases, each distinct shape once, under its representative's name."""
+    every = case_values(dims)
+    names = representatives(every)
+    return {names[case]: every[names[case]] for case in every if case in wanted}
 
 
 @st.composite

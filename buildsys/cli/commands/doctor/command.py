@@ -31,7 +31,6 @@ from buildsys.cli.commands.doctor.machine import (
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.errors import ManifestErrors
 from buildsys.manifest.project import Project, empty_project, load_project
-from buildsys.manifest.project_settings import declared_toolchains
 from buildsys.system.interpreters.probe import probe_limit_s
 from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
 
@@ -132,7 +131,7 @@ def _read_needs(root: Path) -> _Needs:
     )
     toolchains = tuple(
         locate_toolchain(name, python, env.items(), project.root, os.environ)
-        for name, (python, env) in declared_toolchains(project.configs).items()
+        for name, (python, env) in project.toolchains().items()
     )
     models = counted(len(project.models), "model")
     text = f"{models}, {counted(len(engines), 'engine')} in {project.root}"

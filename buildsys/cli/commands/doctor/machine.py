@@ -18,7 +18,6 @@ import buildsys
 from buildsys.cli.commands.doctor.check import BROKEN, MISSING, OK, Check
 from buildsys.execution.build_cache import store_folder
 from buildsys.manifest.project import Project
-from buildsys.manifest.project_settings import shared_cache
 from buildsys.report.formatting import size
 from buildsys.system.gpus.devices import GpuError, read_details
 from buildsys.system.interpreters.probe import Library, check_libraries
@@ -148,7 +147,7 @@ def check_folders(project: Project) -> Iterator[Check]:
     store = store_folder(project.state)
     for name, folder in (("build", project.build), ("state", project.state), ("store", store)):
         yield _check_folder(name, folder)
-    remote = shared_cache(project.root, project.configs)
+    remote = project.shared_cache()
     if remote is not None:
         text = f"{remote['url']}, {remote['mode']}"
         yield Check("folder", "shared cache", OK, text, facts=remote)
