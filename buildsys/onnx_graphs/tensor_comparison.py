@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -28,11 +27,11 @@ class Comparison:
     ``worst_*`` is the element with the largest difference. ``problem`` is empty if ``passed``.
     """
 
-    max_abs: float
-    relative: float
-    cosine: float | None
-    top1: float | None
-    passed: bool
+    max_abs: float = math.inf
+    relative: float = math.inf
+    cosine: float | None = None
+    top1: float | None = None
+    passed: bool = False
     worst_index: tuple[int, ...] | None = None
     worst_actual: Value = None
     worst_expected: Value = None
@@ -67,14 +66,6 @@ class Comparison:
         return f"{where} and {expected} {_show(self.worst_expected)} ({', '.join(self.broken)})"
 
 
-@dataclass(frozen=True)
-class _Errors:
-    max_abs: float = math.inf
-    relative: float = math.inf
-    cosine: float | None = None
-    top1: float | None = None
-
-
 def compare(actual: Tensor | Array, expected: Tensor | Array, tolerance: Tolerance) -> Comparison:
     """Compare an output with its reference in float64, or exactly.
 
@@ -88,8 +79,7 @@ def compare(actual: Tensor | Array, expected: Tensor | Array, tolerance: Toleran
         ("shape", list(ours.shape), list(theirs.shape)),
     ):
         if one != other:
-            problem = f"has {what} {one} instead of {other}"
-            return Comparison(**asdict(_Errors()), passed=False, problem=problem)
+            return Comparison(problem=f"has {what} {one} instead of {other}")
     if ours.array.size == 0:
         return Comparison(0.0, 0.0, 1.0, None, True)
     a, b = ours.values(), theirs.values()
@@ -101,13 +91,13 @@ def compare(actual: Tensor | Array, expected: Tensor | Array, tolerance: Toleran
     if a.dtype.kind in "biu":
         different = np.asarray(a != b)
         x, y = a.astype(np.float64), b.astype(np.float64)
-        errors = _errors(x, y)
+        equal = _errors(x, y)
         if not different.any():
-            return Comparison(**asdict(errors), passed=True)
+            return equal
         # unequal 64-bit integers can be equal as float64: the worst is among the different ones
         distance = np.where(different, np.abs(x - y), -1.0)
         problem = f"{int(different.sum())} of {a.size} elements differ, none may"
-        return _failed(distance, a, b, (problem,), errors)
+        return _failed(distance, a, b, (problem,), equal)
     with np.errstate(over="ignore"):  # an overflowing difference is infinite and exceeds any limit
         return _compare_floats(a, b, tolerance)
 
@@ -126,12 +116,11 @@ def _compare_floats(a: Array, b: Array, tolerance: Tolerance) -> Comparison:
     x, y = np.where(same_infinity, 0, x), np.where(same_infinity, 0, y)
     errors = _errors(x, y)
     broken = _broken_limits(errors, tolerance)
-    if not broken:
-        return Comparison(**asdict(errors), passed=True)
-    return _failed(np.abs(x - y), a, b, broken, errors)
+    return _failed(np.abs(x - y), a, b, broken, errors) if broken else errors
 
 
-def _errors(x: Array, y: Array) -> _Errors:
+def _errors(x: Array, y: Array) -> Comparison:
+    """Return a passed comparison of finite values."""
     scale = float(np.abs(y).max())
     if scale == 0.0:
         max_abs = float(np.abs(x).max())
@@ -144,7 +133,7 @@ def _errors(x: Array, y: Array) -> _Errors:
         rows = y.reshape(-1, y.shape[-1])
         chosen = rows[np.arange(len(rows)), x.reshape(rows.shape).argmax(axis=1)]
         top1 = float((chosen == rows.max(axis=1)).mean())  # ties agree
-    return _Errors(max_abs, relative, _cosine(x, y), top1)
+    return Comparison(max_abs, relative, _cosine(x, y), top1, passed=True)
 
 
 def _cosine(x: Array, y: Array) -> float:
@@ -157,7 +146,7 @@ def _cosine(x: Array, y: Array) -> float:
     return min(1.0, max(-1.0, cosine))
 
 
-def _broken_limits(errors: _Errors, tolerance: Tolerance) -> tuple[str, ...]:
+def _broken_limits(errors: Comparison, tolerance: Tolerance) -> tuple[str, ...]:
     broken = []
     for title, value, limit in (
         ("relative error", errors.relative, tolerance.get("rtol")),
@@ -179,27 +168,24 @@ def _failed(
     a: Array,
     b: Array,
     broken: tuple[str, ...],
-    errors: _Errors | None = None,
+    errors: Comparison | None = None,
     non_finite: int = 0,
 ) -> Comparison:
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(distance)), distance.shape))
-    here, there = _python_value(a[index]), _python_value(b[index])
-    where = f"at {list(index)} it is {_show(here)} instead of {_show(there)}"
-    return Comparison(
-        **asdict(errors or _Errors()),
+    here, there = (
+        str(value) if isinstance(value := side.item(index), complex) else value for side in (a, b)
+    )
+    return replace(
+        errors or Comparison(),
         passed=False,
         worst_index=index,
         worst_actual=here,
         worst_expected=there,
         non_finite=non_finite,
-        problem=f"{where} ({', '.join(broken)})",
+        problem=f"at {list(index)} it is {_show(here)} instead of {_show(there)} "
+        f"({', '.join(broken)})",
         broken=broken,
     )
-
-
-def _python_value(value: Any) -> Value:
-    plain = value.item() if hasattr(value, "item") else value
-    return str(plain) if isinstance(plain, complex) else plain
 
 
 def _show(value: Value) -> str:

@@ -69,7 +69,15 @@ class Tensor:
 
         Raises: StageError: a float8 or float4 type without ``ml_dtypes`` installed.
         """
-        return _decode(self.array, self.dtype) if self.dtype in BIT_DTYPES else self.array
+        values = self.array
+        if self.dtype == "bfloat16":
+            values = (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        elif self.dtype in ("int4", "int2"):
+            spare = np.int8(8 - _INTEGER_BITS[self.dtype])
+            values = np.right_shift(np.left_shift(values.view(np.int8), spare), spare)
+        elif self.dtype in BIT_DTYPES and self.dtype not in _INTEGER_BITS:
+            values = values.view(_ml_dtype(self.dtype)).astype(np.float32)
+        return values
 
 
 @dataclass(frozen=True)
@@ -91,7 +99,12 @@ def tensor_of(array: npt.ArrayLike, dtype: str | None = None) -> Tensor:
     own = "string" if values.dtype.kind in "OUST" else _NAME_OF_ML_DTYPE.get(name, name)
     dtype = dtype or own
     if dtype == "string":
-        return Tensor(_unicode(values), dtype)
+        items = values.reshape(-1).tolist()
+        words = [item.decode() if isinstance(item, bytes) else str(item) for item in items]
+        if any(word.endswith("\0") for word in words):
+            problem = "a string that ends in a NUL character cannot be stored in a numpy array"
+            raise StageError(problem)
+        return Tensor(np.array(words, dtype=np.str_).reshape(values.shape), dtype)
     if dtype in BIT_DTYPES:
         return Tensor(_encode(values, dtype), dtype)
     if dtype not in NATIVE_DTYPES:
@@ -156,15 +169,6 @@ def _write_array(stream: IO[bytes], array: Array) -> None:
     np.lib.format.write_array(stream, values, version=(1, 0), allow_pickle=False)
 
 
-def _unicode(values: Array) -> Array:
-    """Return strings, or bytes in UTF-8, as a unicode array."""
-    items = values.reshape(-1).tolist()
-    words = [item.decode() if isinstance(item, bytes) else str(item) for item in items]
-    if any(word.endswith("\0") for word in words):
-        raise StageError("a string that ends in a NUL character cannot be stored in a numpy array")
-    return np.array(words, dtype=np.str_).reshape(values.shape)
-
-
 def _encode(values: Array, dtype: str) -> Array:
     """Return the bits of ``values`` rounded to a bit type."""
     if values.dtype.name == _ML_DTYPES[dtype]:
@@ -175,18 +179,6 @@ def _encode(values: Array, dtype: str) -> Array:
         mask = np.uint8(2 ** _INTEGER_BITS[dtype] - 1)
         return np.asarray(values.astype(np.int8).view(np.uint8) & mask)
     return values.astype(np.float32).astype(_ml_dtype(dtype)).view(BIT_DTYPES[dtype])
-
-
-def _decode(bits: Array, dtype: str) -> Array:
-    values: Array = bits
-    if dtype == "bfloat16":
-        values = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    elif dtype in ("int4", "int2"):
-        spare = np.int8(8 - _INTEGER_BITS[dtype])
-        values = np.right_shift(np.left_shift(bits.view(np.int8), spare), spare)
-    elif dtype not in _INTEGER_BITS:
-        values = bits.view(_ml_dtype(dtype)).astype(np.float32)
-    return values
 
 
 def _bfloat16_bits(values: Array) -> Array:
