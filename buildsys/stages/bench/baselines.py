@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from buildsys.backends import load_backend
 from buildsys.backends.measurement.contenders import Contender, LocalCall
 from buildsys.backends.measurement.gpu import GpuTiming
 from buildsys.errors import StageError, Unavailable
@@ -71,25 +72,20 @@ def open_baselines(
         if ONNXRUNTIME in asked:
             job.progress("making the ONNX Runtime baseline")
             try:
-                baselines.running[ONNXRUNTIME] = _onnxruntime(stack, job, threads, kind, timing)
+                if timing is not None and timing.transfers != "none":
+                    raise Unavailable(
+                        "it keeps inputs and outputs on the device, and transfers are timed"
+                    )
+                backend = load_backend(ONNXRUNTIME)
+                from buildsys.backends.onnxruntime.backend import load_graph
+
+                # custom operators belong to one backend
+                own = job.options["engine"]["backend"] == ONNXRUNTIME
+                uses = implementation_of(job).uses if own else ()
+                provider = "cuda" if kind == "gpu" else "cpu"
+                session = load_graph(job.inputs["model"], provider, threads, uses)
+                stack.callback(backend.unload, session)
+                baselines.running[ONNXRUNTIME] = lambda inputs: LocalCall(session.bind(inputs))
             except StageError as reason:
                 baselines.left_out[ONNXRUNTIME] = str(reason)
         yield baselines
-
-
-def _onnxruntime(
-    stack: ExitStack, job: Job, threads: int, kind: str, timing: GpuTiming | None
-) -> Bind:
-    """Return ONNX Runtime with default settings on the engine's graph."""
-    if timing is not None and timing.transfers != "none":
-        raise Unavailable("it keeps inputs and outputs on the device, and transfers are timed")
-    from buildsys.backends import load_backend
-
-    backend = load_backend(ONNXRUNTIME)
-    from buildsys.backends.onnxruntime.backend import load_graph
-
-    own = job.options["engine"]["backend"] == ONNXRUNTIME
-    uses = implementation_of(job).uses if own else ()  # operators belong to one backend
-    session = load_graph(job.inputs["model"], "cuda" if kind == "gpu" else "cpu", threads, uses)
-    stack.callback(backend.unload, session)
-    return lambda inputs: LocalCall(session.bind(inputs))

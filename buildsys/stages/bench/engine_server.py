@@ -14,6 +14,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,67 +27,48 @@ from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.system.processes import die_with_parent
 from buildsys.workers.result_file import loaded_versions
 
-Message = Mapping[str, Any]
-
-
-class EngineServer:
-    """One loaded engine and its bound contenders."""
-
-    def __init__(self) -> None:
-        self._engine: LocalEngine | None = None
-        self._contenders: dict[str, Contender] = {}
-
-    def answer(self, request: Message) -> dict[str, Any]:
-        """Return the answer to a request; expected failures are answers too."""
-        try:
-            return {"ok": self._answer(request)}
-        except StageError as error:
-            kind = "unavailable" if isinstance(error, Unavailable) else "error"
-            if kind == "error":
-                traceback.print_exc()
-            return {"error": {"kind": kind, "problem": error.problem, "hint": error.hint}}
-
-    def close(self) -> None:
-        """Close the engine."""
-        if self._engine is not None:
-            self._engine.close()
-
-    def _answer(self, request: Message) -> Any:
-        if request["do"] == "load":
-            return self._load(request)
-        if self._engine is None:
-            raise StageError("no engine is loaded")
-        if request["do"] == "facts":
-            return self._engine.facts()
-        if request["do"] == "bind":
-            gpu = request["timing"]
-            timing = GpuTiming(**{**gpu, "cuda_graph": tuple(gpu["cuda_graph"])}) if gpu else None
-            self._contenders = self._engine.bind(Path(request["case"]), timing)
-            return list(self._contenders)
-        contender = self._contenders[request["contender"]]
-        return vars(contender.block(request["at_least_s"], request["at_least_runs"]))
-
-    def _load(self, request: Message) -> dict[str, Any]:
-        uses = tuple(
-            OperatorUse(use["op"], use["kind"], Path(use["path"]), Path(use["project"]))
-            for use in request["operators"]
-        )
-        toolchain = Toolchain(request["toolchain"], Path(request["python"]), {})
-        self._engine = LocalEngine(
-            request["backend"], Path(request["engine"]), request["options"], uses, toolchain
-        )
-        return {"device": self._engine.device, "versions": loaded_versions()}
-
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer requests until the end of ``requests``."""
-    server = EngineServer()
-    try:
+    """Answer requests until the end of ``requests``; expected failures are answers too."""
+    with ExitStack() as stack:
+        engine: LocalEngine | None = None
+        contenders: dict[str, Contender] = {}
         for line in requests:
-            answers.write(json.dumps(server.answer(json.loads(line))).encode() + b"\n")
+            request = json.loads(line)
+            answer: dict[str, Any]
+            try:
+                if engine is None:  # the first request is "load"
+                    engine = stack.enter_context(closing(_load(request)))
+                    answer = {"ok": {"device": engine.device, "versions": loaded_versions()}}
+                elif request["do"] == "facts":
+                    answer = {"ok": engine.facts()}
+                elif request["do"] == "bind":
+                    gpu = request["timing"]
+                    if gpu:
+                        gpu = GpuTiming(**{**gpu, "cuda_graph": tuple(gpu["cuda_graph"])})
+                    contenders = engine.bind(Path(request["case"]), gpu)
+                    answer = {"ok": list(contenders)}
+                else:
+                    contender = contenders[request["contender"]]
+                    samples = contender.block(request["at_least_s"], request["at_least_runs"])
+                    answer = {"ok": vars(samples)}
+            except StageError as error:
+                kind = "unavailable" if isinstance(error, Unavailable) else "error"
+                if kind == "error":
+                    traceback.print_exc()
+                answer = {"error": {"kind": kind, "problem": error.problem, "hint": error.hint}}
+            answers.write(json.dumps(answer).encode() + b"\n")
             answers.flush()
-    finally:
-        server.close()
+
+
+def _load(request: Mapping[str, Any]) -> LocalEngine:
+    uses = tuple(
+        OperatorUse(use["op"], use["kind"], Path(use["path"]), Path(use["project"]))
+        for use in request["operators"]
+    )
+    toolchain = Toolchain(request["toolchain"], Path(request["python"]), {})
+    file, options = Path(request["engine"]), request["options"]
+    return LocalEngine(request["backend"], file, options, uses, toolchain)
 
 
 def main() -> None:

@@ -55,8 +55,24 @@ class RemoteEngine:
         folder: Path,
     ) -> None:
         """Start the process in ``folder``, free of modules, and load the engine."""
-        self._toolchain = toolchain
-        self._process = _start(toolchain, project, folder)
+        self._who = (
+            f"the process that times the engine (toolchain {toolchain.name}, {toolchain.python})"
+        )
+        root = str(Path(buildsys.__file__).parents[1])
+        command = [str(toolchain.python), "-c", _PROGRAM, root, str(os.getpid()), str(project)]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                cwd=folder,
+                env=toolchain.environment(os.environ),
+            )
+        except OSError as error:
+            raise StageError(
+                f"the interpreter of the toolchain {toolchain.name} cannot be started: "
+                f"{toolchain.python}: {(error.strerror or str(error)).lower()}"
+            ) from error
         self.processes: tuple[int, ...] = (self._process.pid,)
         self._rest = b""
         operators = [
@@ -108,7 +124,7 @@ class RemoteEngine:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            self._died(doing)
+            self._raise_ended(doing)
         line = self._line(doing, limit_s)
         try:
             answer = json.loads(line)
@@ -120,39 +136,32 @@ class RemoteEngine:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             self._process.kill()
             shown = line.decode(errors="replace").strip()[:_SHOWN]
-            problem = f"{self._who()} wrote {shown!r} instead of an answer while it {doing}"
+            problem = f"{self._who} wrote {shown!r} instead of an answer while it {doing}"
             hint = "nothing in its interpreter may write to stdout"
             raise StageError(problem, hint) from error
 
     def _line(self, doing: str, limit_s: float) -> bytes:
         assert self._process.stdout is not None
-        deadline = time.monotonic() + limit_s
+        pipe, deadline = self._process.stdout, time.monotonic() + limit_s
         while b"\n" not in self._rest:
-            ready, _, _ = select.select(
-                [self._process.stdout], [], [], max(0.0, deadline - time.monotonic())
-            )
+            ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
                 self._process.kill()
                 raise StageError(
-                    f"{self._who()} gave no answer for {limit_s:.0f} s while it {doing}", _LOG
+                    f"{self._who} gave no answer for {limit_s:.0f} s while it {doing}", _LOG
                 )
-            piece = os.read(self._process.stdout.fileno(), 1 << 20)
+            piece = os.read(pipe.fileno(), 1 << 20)
             if not piece:
-                self._died(doing)
+                self._raise_ended(doing)
             self._rest += piece
         line, _, self._rest = self._rest.partition(b"\n")
         return line
 
-    def _died(self, doing: str) -> NoReturn:
-        try:
-            code: int | None = self._process.wait(_END_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            code = None
-        raise StageError(f"{self._who()} {describe_exit(code)} while it {doing}", _LOG)
-
-    def _who(self) -> str:
-        toolchain = f"toolchain {self._toolchain.name}, {self._toolchain.python}"
-        return f"the process that times the engine ({toolchain})"
+    def _raise_ended(self, doing: str) -> NoReturn:
+        code: int | None = None
+        with suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(_END_LIMIT_S)
+        raise StageError(f"{self._who} {describe_exit(code)} while it {doing}", _LOG)
 
 
 class _RemoteContender:
@@ -173,21 +182,3 @@ class _RemoteContender:
         samples = Samples(**self._engine.ask(asked, f"timed {self._name}", limit_s))
         self._slowest_s = max(samples.wall_ns) / 1e9
         return samples
-
-
-def _start(toolchain: Toolchain, project: Path, folder: Path) -> subprocess.Popen[bytes]:
-    root = str(Path(buildsys.__file__).parents[1])
-    command = [str(toolchain.python), "-c", _PROGRAM, root, str(os.getpid()), str(project)]
-    try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=folder,
-            env=toolchain.environment(os.environ),
-        )
-    except OSError as error:
-        raise StageError(
-            f"the interpreter of the toolchain {toolchain.name} cannot be started: "
-            f"{toolchain.python}: {(error.strerror or str(error)).lower()}"
-        ) from error

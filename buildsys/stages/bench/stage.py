@@ -13,7 +13,7 @@ from buildsys.errors import Unavailable
 from buildsys.onnx_graphs.tensors import load_case
 from buildsys.report.results.bench import BenchCase, BenchResult, ContenderResult, GpuReadings
 from buildsys.stages.bench.baselines import Baselines, open_baselines
-from buildsys.stages.bench.latency import noise, summarize, summarize_gpu
+from buildsys.stages.bench.latency import noise, summarize
 from buildsys.stages.bench.local_engine import LocalEngine
 from buildsys.stages.bench.remote_engine import RemoteEngine
 from buildsys.stages.operators.implementation import implementation_of
@@ -32,8 +32,18 @@ def run(job: Job) -> StageResult:
     options, gpu = job.options["engine"], job.options["bench"].get("gpu")
     threads = int(options.get("intra_op_threads") or usable_cores())
     timing = GpuTiming(**{**gpu, "cuda_graph": tuple(gpu["cuda_graph"])}) if gpu else None
+    file, backend, toolchain = job.inputs["engine"], options["backend"], job.toolchain
+    uses = implementation_of(job, backend).uses
+    engine: TimedEngine
     try:
-        engine = _load(job)
+        if toolchain is None:
+            engine = LocalEngine(backend, file, options, uses)
+        else:
+            job.progress(f"loading the engine in the toolchain {toolchain.name}")
+            folder = job.outputs["result"].parent
+            engine = RemoteEngine(
+                toolchain, backend, file, options, uses, project=job.project, folder=folder
+            )
     except Unavailable as reason:
         return StageResult("unavailable", reason.problem, reason.hint)
     try:
@@ -48,18 +58,6 @@ def run(job: Job) -> StageResult:
             return StageResult(figures=figures)
     finally:
         engine.close()
-
-
-def _load(job: Job) -> TimedEngine:
-    """Return the engine, in its toolchain's process if it has one."""
-    options, toolchain = job.options["engine"], job.toolchain
-    file, backend = job.inputs["engine"], options["backend"]
-    uses = implementation_of(job, backend).uses
-    if toolchain is None:
-        return LocalEngine(backend, file, options, uses)
-    job.progress(f"loading the engine in the toolchain {toolchain.name}")
-    folder = job.outputs["result"].parent
-    return RemoteEngine(toolchain, backend, file, options, uses, project=job.project, folder=folder)
 
 
 def _measure(
@@ -102,8 +100,7 @@ def _measure_case(
     first = next(iter(load_case(golden).inputs.values()), None)
     batch = first.shape[0] if first is not None and first.shape else 1
     figures: dict[str, ContenderResult] = {
-        name: summarize_gpu(taken, batch) if taken.gpu_ns else summarize(taken.wall_ns, batch)
-        for name, taken in samples.items()
+        name: summarize(taken, batch) for name, taken in samples.items()
     }
     figures[next(iter(figures))].update(cast(ContenderResult, facts))
     engine_p50_ms = next(

@@ -43,12 +43,13 @@ class TorchNetwork:
         self._on_gpu = kind == "gpu"
         self._device = torch.device("cuda" if self._on_gpu else "cpu")
         self._precision = job.options["bench"].get("precision", "fp32")
+        self._dtype = _DTYPES[self._precision]
         self._tf32 = uses_tf32(job.options["engine"])
         self._progress = job.progress
         self._network = make_network(job.options["network"], job.project)
         self._network.module.to(self._device)
-        if _DTYPES[self._precision] is not None:
-            self._network.module.to(dtype=_DTYPES[self._precision])
+        if self._dtype is not None:
+            self._network.module.to(dtype=self._dtype)
             self._network.module.to(memory_format=torch.channels_last)
         self._stack = ExitStack()
         self._gpu: Device | None = None
@@ -70,21 +71,25 @@ class TorchNetwork:
 
     def describe(self) -> str:
         """Return a description of the network's settings."""
-        layout = ", channels last" if _DTYPES[self._precision] is not None else ""
+        layout = ", channels last" if self._dtype is not None else ""
         tf32 = f", TF32 {'on' if self._tf32 else 'off'}" if self._precision == "fp32" else ""
         return f"{self._precision}{layout}{tf32}, cuDNN chooses by timing, one inference in flight"
 
     def form(self, name: str) -> Callable[[Mapping[str, Tensor]], Contender]:
         """Return the binding of one form: torch, torch_cuda_graph or torch_compile."""
-        forms: dict[str, Callable[[Tensors], Call]] = {
-            "torch": self._eager,
-            "torch_cuda_graph": self._captured,
-            "torch_compile": self._compiled,
-        }
+        captured, compiled = self._captured, self._compiled
+        forms = {"torch": self._eager, "torch_cuda_graph": captured, "torch_compile": compiled}
         return partial(self._bind, forms[name])
 
     def _bind(self, form: Callable[[Tensors], Call], inputs: Mapping[str, Tensor]) -> Contender:
-        tensors = {name: self._placed(to_torch(tensor)) for name, tensor in inputs.items()}
+        tensors: Tensors = {}
+        for name, given in inputs.items():
+            tensor = to_torch(given).to(self._device)
+            if self._dtype is not None and tensor.is_floating_point():
+                tensor = tensor.to(self._dtype)
+                if tensor.dim() == _IMAGE_RANK:
+                    tensor = tensor.contiguous(memory_format=torch.channels_last)
+            tensors[name] = tensor
         self._network.result(tensors)  # explains wrong inputs
         call = form(tensors)
         if not self._on_gpu:
@@ -95,15 +100,6 @@ class TorchNetwork:
         contender = GpuContender(self._gpu, [slot], blocking=blocking)
         self._stack.callback(contender.close)
         return contender
-
-    def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
-        dtype = _DTYPES[self._precision]
-        placed = tensor.to(self._device)
-        if dtype is None or not tensor.is_floating_point():
-            return placed
-        placed = placed.to(dtype)
-        is_image = placed.dim() == _IMAGE_RANK
-        return placed.contiguous(memory_format=torch.channels_last) if is_image else placed
 
     def _eager(self, tensors: Tensors, module: Callable[..., Any] | None = None) -> Call:
         positional, named = self._network.arguments(tensors)

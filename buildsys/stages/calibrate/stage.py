@@ -73,7 +73,6 @@ def _measure(job: Job, plan: BatchPlan) -> tuple[dict[str, Range], list[str]]:
     model = load_model(job.inputs["model"])
     named_nodes(model)
     implementation = implementation_of(job)
-    implementation.require(model)
     implementation.apply(model)
     tensors = IntermediateTensors(
         model, job.outputs["result"].parent, job.threads, implementation.libraries

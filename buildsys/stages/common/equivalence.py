@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from onnx import ModelProto, TensorProto
 
-from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.errors import CheckFailed
 from buildsys.onnx_graphs.onnx_file import dtype_name, ports, tensors_of
 from buildsys.onnx_graphs.tensor_comparison import Comparison, compare
 from buildsys.onnx_graphs.tensors import Tensor
-from buildsys.stages.operators.implementation import Implementation, implementation_of
 from buildsys.stages.operators.open_graph import open_graph
 from buildsys.workers.job import Job
 
@@ -44,35 +41,12 @@ def limits_of(model: ModelProto) -> Limits:
     )
 
 
-@dataclass(frozen=True)
-class Runtime:
-    """ONNX Runtime with the custom operators and threads of a job."""
-
-    implementation: Implementation
-    scratch: Path
-    threads: int = 0
-
-    @classmethod
-    def of(cls, job: Job) -> Runtime:
-        """Return the runtime for the graphs of ``job``."""
-        return cls(implementation_of(job), job.outputs["result"].parent, job.threads)
-
-    def open(self, path: Path) -> OrtGraph:
-        """Load a graph without optimizations, so fusions cannot hide differences."""
-        options = session_options(
-            optimization="disable", intra_op_threads=self.threads, few_runs=True
-        )
-        return open_graph(path, self.implementation, options, self.scratch)
-
-
-def run_cases(
-    path: Path, feeds: Mapping[str, Tensors], runtime: Runtime
-) -> dict[str, dict[str, Tensor]]:
+def run_cases(job: Job, path: Path, feeds: Mapping[str, Tensors]) -> dict[str, dict[str, Tensor]]:
     """Return case -> outputs of a graph.
 
     The session is closed: two at a time would double the memory.
     """
-    graph = runtime.open(path)
+    graph = open_graph(job, path)
     return {case: graph.run(inputs) for case, inputs in feeds.items()}
 
 
@@ -96,14 +70,14 @@ def random_operators(operators: Collection[str]) -> list[str]:
 
 
 def refuse_random_graph(
-    path: Path, what: str, inputs: Tensors, limits: Limits, drawn_by: list[str], runtime: Runtime
+    job: Job, path: Path, what: str, inputs: Tensors, limits: Limits, drawn_by: list[str]
 ) -> None:
     """Raise CheckFailed if two runs on the same inputs differ.
 
     ``what`` names the graph.
     """
     # One session runs twice: a new session would restart its random sequence and repeat it.
-    graph = runtime.open(path)
+    graph = open_graph(job, path)
     first, second = graph.run(inputs), graph.run(inputs)
     for name, tensor in first.items():
         if not compare(second[name], tensor, limits).passed:

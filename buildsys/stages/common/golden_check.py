@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from onnx import ModelProto
-
-from buildsys.backends.onnxruntime.session import OrtGraph, session_options
-from buildsys.onnx_graphs.onnx_file import save_model
+from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.onnx_graphs.tensor_comparison import Comparison, compare
 from buildsys.onnx_graphs.tensors import Case, Tensor, save_tensors
 from buildsys.report.results.header import CheckFailure, ComparedCases
-from buildsys.stages.operators.implementation import implementation_of
 from buildsys.workers.job import Job
 
 
@@ -39,19 +34,6 @@ class OutputCheck:
         """Return the difference as an entry of a result file."""
         place: CheckFailure = {"graph": self.graph, "case": self.case, "output": self.output}
         return {**place, **self.comparison.failure()}
-
-
-def open_model(job: Job, model: ModelProto) -> OrtGraph:
-    """Load a graph without optimizations, so each node runs as written."""
-    options = session_options(optimization="disable", intra_op_threads=job.threads, few_runs=True)
-    implementation = implementation_of(job)
-    implementation.require(model)
-    implementation.apply(model)
-    # by path: a graph in memory is limited to 2 GiB
-    with TemporaryDirectory(dir=job.outputs["model"].parent) as scratch:
-        path = Path(scratch) / "model.onnx"
-        save_model(model, path)
-        return OrtGraph(path, options, libraries=implementation.libraries)
 
 
 def check_outputs(

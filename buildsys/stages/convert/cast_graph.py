@@ -10,9 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import (
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    helper,
+    numpy_helper,
+    version_converter,
+)
 
 from buildsys.errors import StageError
+from buildsys.onnx_graphs.onnx_file import ONE_MESSAGE_LIMIT, first_line, opsets
 from buildsys.onnx_graphs.tensor_types import (
     DTYPES,
     ELEM_TYPES,
@@ -219,3 +228,19 @@ def _constant_values(node: NodeProto) -> np.ndarray[tuple[int, ...], np.dtype[np
 
 def _name(node: NodeProto) -> str:
     return node.name or f"{node.op_type} of {node.output[0]}"
+
+
+def raise_opset(model: ModelProto, version: int, ir_version: int) -> tuple[ModelProto, str]:
+    """Return the model at ``version`` or above, or unchanged with the reason."""
+    if opsets(model).get("ai.onnx", 1) >= version:
+        return model, ""
+    if len(model.functions) > 0:
+        return model, "onnx.version_converter drops local functions"
+    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > ONE_MESSAGE_LIMIT:
+        return model, "onnx.version_converter takes graphs below 2 GB"
+    try:
+        raised = version_converter.convert_version(model, version)
+    except (version_converter.ConvertError, RuntimeError, ValueError) as error:
+        return model, first_line(error)
+    raised.ir_version = max(raised.ir_version, ir_version)
+    return raised, ""

@@ -29,12 +29,11 @@ from buildsys.onnx_graphs.tensors import Case, load_case
 from buildsys.stages.common.golden_check import (
     and_more,
     check_outputs,
-    open_model,
     summarize_checks,
 )
-from buildsys.stages.convert.cast_graph import HEAVY, convert_precision
-from buildsys.stages.convert.opset import raise_opset
+from buildsys.stages.convert.cast_graph import HEAVY, convert_precision, raise_opset
 from buildsys.stages.convert.overflow import OverflowOrigin, add_probes, find_origin
+from buildsys.stages.operators.open_graph import open_graph
 from buildsys.workers.job import Job, StageResult
 
 # Imported by name, so their code is only in the keys of targets that use them.
@@ -63,7 +62,7 @@ def run(job: Job) -> StageResult:
     precision = job.options["precision"]
     job.progress(f"running the {precision} graph with its rounding in {len(golden)} cases")
     # engines are built from the written file
-    graph = open_model(job, emulate(load_model(job.outputs["model"]), precision))
+    graph = open_graph(job, emulate(load_model(job.outputs["model"]), precision))
     failed, numbers = summarize_checks(job, check_outputs(job, precision, graph, golden), golden)
     figures |= numbers
     if not failed:
@@ -162,7 +161,7 @@ def _origin(job: Job, golden: Case) -> OverflowOrigin | None:
     typed = load_model(job.outputs["model"])
     nodes = list(typed.graph.node)
     probes = add_probes(emulate(typed, job.options["precision"]))
-    found = open_model(job, probes.model).run(golden.inputs)
+    found = open_graph(job, probes.model).run(golden.inputs)
     finite = {tensor for probe, tensor in probes.tensors.items() if found[probe].array == 0}
     return find_origin(nodes, finite, set(probes.tensors.values()) - finite)
 

@@ -1,7 +1,8 @@
 """Source lines of an exported graph's nodes, in a separate advisory file.
 
 The exporters write them into the model. They are stripped from it, because a moved line must not
-rebuild anything, and kept in a file used only for messages of later errors.
+rebuild anything, and kept in a file used only for messages of later errors. Other metadata with
+differences between checkouts are stripped as well.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import onnx
 
 from buildsys.models.user_code import innermost_location
-from buildsys.onnx_graphs.onnx_file import all_nodes
+from buildsys.onnx_graphs.onnx_file import all_nodes, subgraphs, tensors_of
 from buildsys.onnx_graphs.source_origins import SCHEMA, Origin
 
 # torch.export: outermost frame first; TorchScript's doc strings: innermost first
@@ -22,6 +25,9 @@ _CAPTURED = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in ')
 _TRACED = re.compile(r"^(?P<file>\S.*)\((?P<line>\d+)\): ", re.MULTILINE)
 _TRACER = "/torch/jit/_trace.py"
 _STACK, _SCOPES = "pkg.torch.onnx.stack_trace", "pkg.torch.onnx.name_scopes"
+# ``pkg.``: stack traces with paths and lines of the user's checkout, symbols and parameters of the
+# captured program, folded constants; ``namespace``: file, class and modules of a node
+_TRACES = ("pkg.", "namespace")
 
 
 def node_origins(model: onnx.ModelProto, project: Path) -> dict[str, Origin]:
@@ -86,3 +92,44 @@ def _module_path(scopes: str, node: str) -> str:
         else:
             path.append(name)
     return ".".join(path)
+
+
+def strip_traces(model: onnx.ModelProto) -> list[str]:
+    """Remove the exporter's traces, doc strings and version; return their names.
+
+    Node and tensor names stay, as do metadata and doc string of the model itself, set by people.
+    """
+    stripped: set[str] = set()
+    for message in _annotated(model):
+        traces = {e.key for e in message.metadata_props if e.key.startswith(_TRACES)}
+        if traces:
+            stripped |= traces
+            kept = [entry for entry in message.metadata_props if entry.key not in traces]
+            del message.metadata_props[:]
+            message.metadata_props.extend(kept)
+        if message.doc_string:
+            stripped.add("doc_string")
+            message.ClearField("doc_string")
+    if model.producer_version:  # a new version (2.14.1, 2.14.1+cu130) need not change any node
+        stripped.add("producer_version")
+        model.ClearField("producer_version")
+    return sorted(stripped)
+
+
+def _annotated(model: onnx.ModelProto) -> Iterator[Any]:
+    """Yield all messages with metadata or a doc string."""
+    graphs = [model.graph, *_bodies(all_nodes(model.graph))]
+    for function in model.functions:
+        yield function
+        yield from (*function.value_info, *function.node)
+        for body in _bodies(function.node):
+            graphs += [body, *_bodies(all_nodes(body))]
+    for graph in graphs:
+        yield graph
+        yield from (*graph.input, *graph.output, *graph.value_info, *graph.node)
+    yield from tensors_of(model)
+
+
+def _bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
+    for node in nodes:
+        yield from subgraphs(node)

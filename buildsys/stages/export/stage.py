@@ -25,9 +25,8 @@ from buildsys.onnx_graphs.onnx_file import (
     save_model,
 )
 from buildsys.report.results.export import ExportResult
-from buildsys.stages.export.origins import node_origins, write_origins
+from buildsys.stages.export.origins import node_origins, strip_traces, write_origins
 from buildsys.stages.export.signature import check_opset, check_signature
-from buildsys.stages.export.strip_metadata import strip_traces
 from buildsys.stages.operators.function_placement import add_functions
 from buildsys.system.files import sha256_of
 from buildsys.workers.job import Job, StageResult

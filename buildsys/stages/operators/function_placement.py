@@ -1,17 +1,46 @@
-"""Addition and removal of a model's local functions."""
+"""A model's local functions: operator names, addition and removal."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from onnx import FunctionProto, ModelProto, NodeProto, defs
 
 from buildsys.errors import StageError
-from buildsys.stages.operators.local_functions import origins_of
-from buildsys.stages.operators.nodes import nodes_of, operator_of
+from buildsys.onnx_graphs.onnx_file import all_nodes, subgraphs
 
 _FUNCTIONS_IR_VERSION = 8  # the first with local functions
 _ONNX = ("", "ai.onnx")
+
+
+def operator_of(item: NodeProto | FunctionProto) -> str:
+    """Return ``DOMAIN::NAME``; ONNX's own domain is ``onnx``."""
+    name = item.op_type if isinstance(item, NodeProto) else item.name
+    return f"{'onnx' if item.domain in ('', 'ai.onnx') else item.domain}::{name}"
+
+
+def split_operator(op: str) -> tuple[str, str]:
+    """Return domain and name."""
+    domain, _, name = op.partition("::")
+    return domain, name
+
+
+def nodes_of(item: ModelProto | FunctionProto) -> Iterator[NodeProto]:
+    """Yield all nodes, also of subgraphs and local functions."""
+    if isinstance(item, ModelProto):
+        yield from all_nodes(item.graph)
+        for function in item.functions:
+            yield from nodes_of(function)
+        return
+    for node in item.node:
+        yield node
+        for body in subgraphs(node):
+            yield from all_nodes(body)
+
+
+def origins_of(model: ModelProto) -> dict[str, str]:
+    """Return operator -> ``FILE.py:NAME`` of a model of functions."""
+    return {entry.key: entry.value for entry in model.metadata_props}
 
 
 def add_functions(model: ModelProto, functions: ModelProto) -> list[str]:

@@ -48,12 +48,21 @@ class Implementation:
         return list(dict.fromkeys(use.path for use in self.uses if use.path.suffix != ".py"))
 
     def apply(self, model: ModelProto) -> bool:
-        """Adapt a model to the backend; return False if nothing changed."""
+        """Adapt a model to the backend; return False if nothing changed.
+
+        Raises: StageError: the graph has an operator without an implementation.
+        """
         if not self.is_declared:
             return False
         from buildsys.onnx_graphs.onnx_file import load_model
         from buildsys.stages.operators.function_placement import add_functions, remove_functions
 
+        for op in sorted(self._missing_in(model)):
+            name, other = _NAMES[self.backend]
+            raise StageError(
+                f"nothing implements {op} for {name}",
+                f"add function or {other} to its entry in ops",
+            )
         changed = remove_functions(model, {*(use.op for use in self.uses), *self.missing})
         if self.functions is not None:
             add_functions(model, load_model(self.functions))
@@ -69,7 +78,6 @@ class Implementation:
         from buildsys.onnx_graphs.onnx_file import load_model, save_model
 
         model = load_model(path, external_data=False)
-        self.require(model)
         if not self.apply(model):
             return path
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,22 +88,18 @@ class Implementation:
             shutil.copyfile(data, copy.with_name(f"{copy.name}.data"))
         return copy
 
-    def require(self, model: ModelProto) -> None:
-        """Raise StageError if the graph has an operator without an implementation."""
-        name, other = _NAMES[self.backend]
-        for op in sorted(self.missing & _operators(model)):
-            raise StageError(
-                f"nothing implements {op} for {name}",
-                f"add function or {other} to its entry in ops",
-            )
-
     def is_complete_for(self, path: Path) -> bool:
         """Check for an implementation of all declared operators in a graph."""
         if not self.missing:
             return True
         from buildsys.onnx_graphs.onnx_file import load_model
 
-        return not self.missing & _operators(load_model(path, external_data=False))
+        return not self._missing_in(load_model(path, external_data=False))
+
+    def _missing_in(self, model: ModelProto) -> frozenset[str]:
+        from buildsys.stages.operators.function_placement import nodes_of, operator_of
+
+        return self.missing & {operator_of(node) for node in nodes_of(model)}
 
 
 def implementation_of(job: Job, backend: str = "onnxruntime") -> Implementation:
@@ -105,17 +109,7 @@ def implementation_of(job: Job, backend: str = "onnxruntime") -> Implementation:
         if entry["kind"] is None:
             missing.append(entry["op"])
         elif entry["kind"] in ("library", "plugin"):
-            is_library = "library" in entry
-            path = (
-                job.inputs[f"library.{entry['library']}"]
-                if is_library
-                else job.project / entry["python"]
-            )
+            library = entry.get("library")
+            path = job.inputs[f"library.{library}"] if library else job.project / entry["python"]
             uses.append(OperatorUse(entry["op"], entry["kind"], path, job.project, job.fail))
     return Implementation(backend, tuple(uses), frozenset(missing), job.inputs.get("functions"))
-
-
-def _operators(model: ModelProto) -> set[str]:
-    from buildsys.stages.operators.nodes import nodes_of, operator_of
-
-    return {operator_of(node) for node in nodes_of(model)}

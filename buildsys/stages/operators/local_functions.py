@@ -12,7 +12,7 @@ from onnx import FunctionProto, ModelProto, checker
 from buildsys.errors import StageError
 from buildsys.models.user_code import load_object, reraise_as_stage_error, with_article
 from buildsys.onnx_graphs.onnx_file import first_line
-from buildsys.stages.operators.nodes import nodes_of, operator_of, split_operator
+from buildsys.stages.operators.function_placement import nodes_of, operator_of, split_operator
 
 _IR_VERSION = 10
 _EXPECTED = "expected a FunctionProto, an onnxscript function or a list of them"
@@ -43,11 +43,6 @@ def function_model(references: Mapping[str, str], project: Path) -> ModelProto:
     for op, reference in origins.items():
         model.metadata_props.add(key=op, value=reference)
     return model
-
-
-def origins_of(model: ModelProto) -> dict[str, str]:
-    """Return operator -> ``FILE.py:NAME`` of the functions of ``function_model``."""
-    return {entry.key: entry.value for entry in model.metadata_props}
 
 
 def _load_functions(op: str, reference: str, project: Path) -> list[FunctionProto]:

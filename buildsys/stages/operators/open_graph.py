@@ -5,36 +5,44 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import onnxruntime as ort
 from onnx import ModelProto
 
 from buildsys.backends.onnxruntime.kernels import schema_versions
-from buildsys.backends.onnxruntime.session import OrtGraph
+from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.onnx_file import load_model, opsets
-from buildsys.stages.operators.implementation import Implementation
-from buildsys.stages.operators.nodes import nodes_of, operator_of, split_operator
+from buildsys.onnx_graphs.onnx_file import load_model, opsets, save_model
+from buildsys.stages.operators.function_placement import nodes_of, operator_of, split_operator
+from buildsys.stages.operators.implementation import Implementation, implementation_of
 from buildsys.stages.remedies.remedies import OnnxOperator, format_remedies, refusal_remedies
+from buildsys.workers.job import Job
 
 
-def open_graph(
-    path: Path, implementation: Implementation, options: ort.SessionOptions, scratch: Path
-) -> OrtGraph:
-    """Load a graph into ONNX Runtime, adapted in ``scratch`` if necessary.
+def open_graph(job: Job, graph: Path | ModelProto) -> OrtGraph:
+    """Load a graph with the job's custom operators; a model may change.
+
+    ONNX Runtime's optimizations are off, so each node is computed as the file says. A fusion could
+    hide differences that other runtimes show, and a faulty one would be blamed on the graph; the
+    optimized graph is checked when an ONNX Runtime engine is verified.
 
     Raises: StageError: ONNX Runtime refuses it, e.g. for an operator without an implementation.
     """
-    with TemporaryDirectory(dir=scratch) as folder:
-        file = implementation.graph(path, Path(folder))
+    implementation = implementation_of(job)
+    options = session_options(optimization="disable", intra_op_threads=job.threads, few_runs=True)
+    with TemporaryDirectory(dir=job.outputs["result"].parent) as folder:
+        if isinstance(graph, Path):
+            file = implementation.graph(graph, Path(folder))
+        else:  # by path: a graph in memory is limited to 2 GiB
+            implementation.apply(graph)
+            file = Path(folder) / "model.onnx"
+            save_model(graph, file)
         try:
             return OrtGraph(file, options, libraries=implementation.libraries)
         except StageError:
-            refuse_unimplemented(load_model(file, external_data=False), implementation)
+            _refuse_unimplemented(load_model(file, external_data=False), implementation)
             raise
 
 
-def refuse_unimplemented(model: ModelProto, implementation: Implementation) -> None:
-    """Raise StageError if the graph has custom operators without an implementation."""
+def _refuse_unimplemented(model: ModelProto, implementation: Implementation) -> None:
     implemented = {use.op for use in implementation.uses}
     implemented |= {operator_of(function) for function in model.functions}
     domains = {"ai.onnx", *(domain for domain, _ in schema_versions())}

@@ -28,8 +28,8 @@ def run(job: Job) -> StageResult:
 
 def _write_functions(job: Job, role: str, references: dict[str, str]) -> dict[str, LocalFunction]:
     # libraries do not need onnx
-    from buildsys.stages.operators.local_functions import function_model, origins_of
-    from buildsys.stages.operators.nodes import nodes_of, operator_of
+    from buildsys.stages.operators.function_placement import nodes_of, operator_of, origins_of
+    from buildsys.stages.operators.local_functions import function_model
 
     job.progress("making the local functions")
     model = function_model(references, job.project)

@@ -29,11 +29,11 @@ from buildsys.stages.common.golden_check import (
     OutputCheck,
     and_more,
     check_outputs,
-    open_model,
     summarize_checks,
 )
-from buildsys.stages.convert.opset import raise_opset
+from buildsys.stages.convert.cast_graph import raise_opset
 from buildsys.stages.operators.implementation import implementation_of
+from buildsys.stages.operators.open_graph import open_graph
 from buildsys.stages.quantize.batches import load_batches
 from buildsys.stages.quantize.insert_qdq import (
     GRIDS,
@@ -230,7 +230,7 @@ def _check(job: Job, golden: Mapping[str, Case], quantized: Path) -> list[Output
     job.progress(f"running the {precision} graph in {len(golden)} cases")
     model = load_model(quantized)
     named_nodes(model)
-    return check_outputs(job, precision, open_model(job, model), golden)
+    return check_outputs(job, precision, open_graph(job, model), golden)
 
 
 def _losses(job: Job, case: Case, quantized: list[str]) -> list[Loss]:
@@ -240,7 +240,6 @@ def _losses(job: Job, case: Case, quantized: list[str]) -> list[Loss]:
     for path in (job.inputs["model"], job.outputs["model"]):
         model = load_model(path)
         named_nodes(model)
-        implementation.require(model)
         implementation.apply(model)
         graphs.append(IntermediateTensors(model, scratch, job.threads, implementation.libraries))
     return largest_losses(graphs[0], graphs[1], quantized, dict(case.inputs))

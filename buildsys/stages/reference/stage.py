@@ -101,11 +101,9 @@ def _implemented_file(job: Job, folder: Path) -> Path:
     from buildsys.stages.operators.function_placement import add_functions
 
     model = load_model(source)
-    implementation = implementation_of(job)
-    implementation.require(model)
     if "graph_functions" in job.inputs:
         add_functions(model, load_model(job.inputs["graph_functions"]))
-    implementation.apply(model)
+    implementation_of(job).apply(model)
     save_model(model, folder / "model.onnx")
     return folder / "model.onnx"
 

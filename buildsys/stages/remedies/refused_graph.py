@@ -9,8 +9,12 @@ from typing import Any
 from buildsys.backends.interface import BuildRequest, GraphRefusedError, UnsupportedNode
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.source_origins import Origin, origin_of, read_origins
-from buildsys.stages.remedies.remedies import OnnxOperator, format_remedies, refusal_remedies
-from buildsys.stages.remedies.shipped_plugins import shipped_files
+from buildsys.stages.remedies.remedies import (
+    OnnxOperator,
+    format_remedies,
+    refusal_remedies,
+    shipped_files,
+)
 from buildsys.workers.job import Job
 
 

@@ -10,11 +10,22 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-
-from buildsys.stages.remedies.shipped_plugins import SHIPPED
+from pathlib import Path
+from typing import NamedTuple
 
 NEWEST_TORCHSCRIPT_OPSET = 23  # the exporter raises from 24 on
 _ONNX_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
+_ASINH = (
+    'symbolics: [{op: "aten::asinh", function: "plugins/symbolics/asinh.py:asinh", opset: 9}]',
+)
+_DEFORM_CONV = (
+    'symbolics: [{op: "torchvision::deform_conv2d",'
+    ' function: "plugins/symbolics/deform_conv2d.py:deform_conv2d", opset: 19}]',
+    'ops: [{op: "custom_domain::deformConv2d",'
+    ' function: {onnxruntime: "plugins/ops/deform_conv2d.py:deform_conv",'
+    ' tensorrt: "plugins/ops/deform_conv2d.py:grid_sample_conv",'
+    ' tensorrt_rtx: "plugins/ops/deform_conv2d.py:grid_sample_conv"}}]',
+)
 
 
 @dataclass(frozen=True)
@@ -203,3 +214,49 @@ def _file_name(operator: str) -> str:
     """Return a Python name for an operator: ``custom_op2`` for customOp2."""
     word = re.sub(r"\W", "_", operator.rpartition("::")[2].strip("_"))
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", word).lower() or "operator"
+
+
+class ShippedPlugin(NamedTuple):
+    """A ready solution for one operator, as YAML."""
+
+    operator: str  # of torch, or of the graph
+    exporter: str
+    text: str
+    yaml: tuple[str, ...]  # one section per line
+    opset: int  # the lowest supported one
+    backends: tuple[str, ...] = ()  # for an operator of the graph: the backends it helps
+
+    @property
+    def files(self) -> frozenset[str]:
+        """The plugin files, relative to the project."""
+        return frozenset(re.findall(r"plugins/\w+/\w+\.py", " ".join(self.yaml)))
+
+
+SHIPPED = (
+    ShippedPlugin(
+        "aten::asinh", "torchscript", "a symbolic function that writes ONNX's own Asinh", _ASINH, 9
+    ),
+    ShippedPlugin(
+        "torchvision::deform_conv2d",
+        "torchscript",
+        "DeformConv for ONNX Runtime, GridSample and a 1x1 Conv for TensorRT",
+        _DEFORM_CONV,
+        19,
+    ),
+    ShippedPlugin(
+        "DeformConv",
+        "torchscript",
+        "torchvision's deform_conv2d as GridSample and a 1x1 Conv for TensorRT,"
+        " through TorchScript",
+        _DEFORM_CONV,
+        19,
+        ("tensorrt", "tensorrt_rtx"),
+    ),
+)
+
+
+def shipped_files(project: Path) -> frozenset[str]:
+    """Return the shipped plugin files present in a project."""
+    return frozenset(
+        name for plugin in SHIPPED for name in plugin.files if (project / name).is_file()
+    )

@@ -26,21 +26,21 @@ from buildsys.onnx_graphs.result_types import GraphSummary
 from buildsys.onnx_graphs.tensors import Tensor, tensor_of
 from buildsys.report.results.simplify import SimplifyResult
 from buildsys.stages.common.equivalence import (
-    Runtime,
     compare_cases,
     limits_of,
     random_operators,
     refuse_random_graph,
     run_cases,
 )
-from buildsys.stages.simplify import onnxsim, onnxslim
+from buildsys.stages.operators.implementation import implementation_of
+from buildsys.stages.simplify.tools import simplify_by_onnxsim, simplify_by_onnxslim
 from buildsys.workers.job import Job, StageResult
 
 Tool = Callable[[Path, Path, Mapping[str, Any], bool], None]
 Outputs = dict[str, dict[str, Tensor]]  # by case
 
 _LARGE_BYTES = 1 << 30
-_TOOLS: Mapping[str, Tool] = {"onnxsim": onnxsim.simplify, "onnxslim": onnxslim.simplify}
+_TOOLS: Mapping[str, Tool] = {"onnxsim": simplify_by_onnxsim, "onnxslim": simplify_by_onnxslim}
 
 
 def run(job: Job) -> StageResult:
@@ -61,10 +61,10 @@ def run(job: Job) -> StageResult:
         copy_model(source, target)
         return StageResult(figures=_figures(tool, before, before))
     del original  # the weights of a large graph must not add to the tool's copies
-    runtime, inputs = Runtime.of(job), _random_cases(job, ports["input"])
-    comparable = runtime.implementation.is_complete_for(source)
+    inputs = _random_cases(job, ports["input"])
+    comparable = implementation_of(job).is_complete_for(source)
     with _background(job, source) as start:
-        expected = start(lambda: run_cases(source, inputs, runtime) if comparable else {})
+        expected = start(lambda: run_cases(job, source, inputs) if comparable else {})
         job.progress(f"simplifying {before['nodes']} nodes with {tool}")
         _TOOLS[tool](source, target, spec, initializers_are_inputs)
         after = _check_simplified(target, ports, tool)
@@ -75,7 +75,7 @@ def run(job: Job) -> StageResult:
         figures["warnings"] = [f"the graphs were not compared: {reason}"]
         return StageResult(figures=figures)
     job.progress(f"comparing both graphs in {len(inputs)} cases")
-    compared = compare_cases(run_cases(target, inputs, runtime), outputs, limits)
+    compared = compare_cases(run_cases(job, target, inputs), outputs, limits)
     different = [
         (case, name, comparison)
         for case, comparisons in compared.items()
@@ -85,7 +85,7 @@ def run(job: Job) -> StageResult:
     random = random_operators(before["operators"])
     if random or different:
         first = next(iter(inputs.values()))
-        refuse_random_graph(source, "the exported graph", first, limits, random, runtime)
+        refuse_random_graph(job, source, "the exported graph", first, limits, random)
     figures["equal"] = {
         case: {name: comparison.figures() for name, comparison in comparisons.items()}
         for case, comparisons in compared.items()

@@ -1,10 +1,11 @@
-"""Steps on nodes: replacement by a local function, and removal."""
+"""Steps on nodes: replacement by local functions, removal, and hooks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import onnx
@@ -13,7 +14,12 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper
 
 from buildsys.errors import StageError
 from buildsys.manifest.problem import suggest
-from buildsys.models.user_code import load_callable, reraise_as_stage_error, with_article
+from buildsys.models.user_code import (
+    check_parameters,
+    load_callable,
+    reraise_as_stage_error,
+    with_article,
+)
 from buildsys.onnx_graphs.onnx_file import (
     all_nodes,
     operator_counts,
@@ -25,6 +31,7 @@ from buildsys.stages.surgery.tensor_names import input_names, rename_tensors, re
 
 Step = Mapping[str, Any]
 _FUNCTIONS_IR_VERSION = 8  # the first with local functions
+_KINDS = {"onnx": "an onnx.ModelProto", "graphsurgeon": "an onnx-graphsurgeon graph"}
 
 
 def replace(model: ModelProto, step: Step, project: Path) -> ModelProto:
@@ -171,3 +178,37 @@ def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
     for node in graph.node:
         for body in subgraphs(node):
             yield from _graphs(body)
+
+
+def call_hook(model: ModelProto, step: Mapping[str, Any], project: Path) -> ModelProto:
+    """Return the hook's graph; the hook may change ``model``.
+
+    Raises: StageError: the function is missing, has other parameters, raises or returns no graph.
+    """
+    reference, kind = step["function"], step["graph"]
+    surgeon = _graphsurgeon(reference) if kind == "graphsurgeon" else None
+    hook = load_callable(reference, project)
+    check_parameters(hook, reference, 1, "a surgery hook takes one, the graph", "def f(graph): …")
+    ir_version = model.ir_version
+    with reraise_as_stage_error(f"{reference} failed", project):
+        returned = hook(surgeon.import_onnx(model) if surgeon else model)
+        if surgeon and isinstance(returned, surgeon.Graph):
+            returned = surgeon.export_onnx(returned)
+            returned.ir_version = ir_version  # its default, the newest, is too new for runtimes
+    if isinstance(returned, ModelProto):
+        return returned
+    hint = "end it with: return graph" if returned is None else f"return {_KINDS[kind]}"
+    what = "nothing" if returned is None else with_article(type(returned).__name__)
+    raise StageError(f"{reference} returned {what}; a surgery hook returns the graph", hint)
+
+
+def _graphsurgeon(reference: str) -> ModuleType:
+    try:
+        import onnx_graphsurgeon
+    except ImportError as error:
+        raise StageError(
+            f"{reference} needs onnx-graphsurgeon, which is not installed ({error})",
+            "pip install onnx-graphsurgeon",
+        ) from error
+    module: ModuleType = onnx_graphsurgeon
+    return module

@@ -11,9 +11,9 @@ from buildsys.onnx_graphs.onnx_file import check_file, copy_model, file_facts, l
 from buildsys.onnx_graphs.result_types import GraphSummary
 from buildsys.onnx_graphs.tensors import load_case, save_case
 from buildsys.report.results.surgery import SurgeryResult
-from buildsys.stages.common.equivalence import Runtime, run_cases
-from buildsys.stages.common.golden_check import OutputCheck, save_failed_tensors
-from buildsys.stages.surgery.state import Context, GraphState
+from buildsys.stages.common.equivalence import run_cases
+from buildsys.stages.common.golden_check import OutputCheck, and_more, save_failed_tensors
+from buildsys.stages.surgery.golden_cases import GraphState
 from buildsys.stages.surgery.steps import StepResult, apply_step, describe_step
 from buildsys.workers.job import Job, StageResult
 
@@ -26,23 +26,23 @@ def run(job: Job) -> StageResult:
     """
     target = job.outputs["model"]
     with TemporaryDirectory(dir=target.parent, prefix="surgery-") as folder:
-        context = Context(
-            project=job.project,
-            scratch=Path(folder),
-            dims={case: origin["dims"] for case, origin in job.options["cases"].items()},
-            tolerance=job.options.get("tolerance", {}),
-            seed=job.options.get("seed", 0),
-            runtime=Runtime.of(job),
-            progress=job.progress,
-        )
-        state = _initial_state(job, context)
+        source = job.inputs["model"]
+        check_file(source, "the graph before surgery")
+        golden = {
+            case: load_case(job.inputs[f"case.{origin['golden']}"])
+            for case, origin in job.options["cases"].items()
+        }
+        feeds = {case: tensors.inputs for case, tensors in golden.items()}
+        computed = run_cases(job, source, feeds)
+        state = GraphState(source, job.options["inputs"], golden, computed)
         before = file_facts(load_model(state.path, external_data=False), state.path)
         results: list[StepResult] = []
         for number, step in enumerate(job.options["steps"], start=1):
             title = f"surgery step {number} ({describe_step(step)})"
             job.progress(f"step {number}: {describe_step(step)}")
             try:
-                result = apply_step(step, number, state, context)
+                path = Path(folder) / f"step{number}" / "model.onnx"
+                result = apply_step(job, step, state, path)
             except StageError as error:
                 raise type(error)(f"{title}: {error.problem}", error.hint) from error
             results.append(result)
@@ -62,21 +62,9 @@ def run(job: Job) -> StageResult:
     return StageResult(figures=figures)
 
 
-def _initial_state(job: Job, context: Context) -> GraphState:
-    source = job.inputs["model"]
-    check_file(source, "the graph before surgery")
-    golden = {
-        case: load_case(job.inputs[f"case.{origin['golden']}"])
-        for case, origin in job.options["cases"].items()
-    }
-    feeds = {case: tensors.inputs for case, tensors in golden.items()}
-    computed = run_cases(source, feeds, context.runtime)
-    return GraphState(source, job.options["inputs"], golden, computed)
-
-
 def _failure(job: Job, number: int, result: StepResult) -> str:
     """Return a step's first difference and keep all tensors; "" without one."""
-    differences = list(result.failures())
+    differences = result.differences
     if not differences:
         return ""
     checks = [
@@ -92,9 +80,8 @@ def _failure(job: Job, number: int, result: StepResult) -> str:
     ]
     save_failed_tensors(job.outputs["result"].parent / "failed", checks, result.state.golden)
     case, name, comparison = differences[0]
-    more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
     sentence = comparison.sentence("the graph after it", result.figures["against"])
-    return f"changed {name} in case {case}: {sentence}{more}"
+    return f"changed {name} in case {case}: {sentence}{and_more(differences)}"
 
 
 def _figures(before: GraphSummary, results: Sequence[StepResult]) -> SurgeryResult:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
-from onnx import ModelProto
+from onnx import ModelProto, ValueInfoProto, shape_inference
 
 from buildsys.errors import CheckFailed, StageError
 from buildsys.manifest.surgery_interface import Interface, interface_after, kind_of
 from buildsys.onnx_graphs.onnx_file import (
+    all_nodes,
+    check_file,
     interface,
     interface_changes,
     load_model,
     operator_counts,
     ports,
+    save_model,
 )
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.report.results.header import CheckFailure
@@ -27,38 +32,25 @@ from buildsys.stages.common.equivalence import (
     refuse_random_graph,
     run_cases,
 )
-from buildsys.stages.surgery import (
-    cut,
-    edit_nodes,
-    edit_ports,
-    expected_cases,
-    freed_cases,
-    hooks,
-    reference_cases,
-)
-from buildsys.stages.surgery.state import Context, GraphState, Outputs, Step, StepCases
-from buildsys.stages.surgery.write_graph import write_checked
+from buildsys.stages.surgery import edit_nodes, edit_ports, golden_cases
+from buildsys.stages.surgery.golden_cases import GraphState, Step, StepCases, Tensors
+from buildsys.stages.surgery.tensor_names import replace_messages
+from buildsys.workers.job import Job
 
 _INTERFACE_KEEPING = ("function", "replace", "remove")
+_ONNX_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """A completed step: the new graph and its comparison."""
+    """A completed step: the new graph and its differences."""
 
     figures: SurgeryStep
     state: GraphState
-    expected: Mapping[str, Outputs]
-    compared: Mapping[str, Mapping[str, Comparison]]
+    expected: Mapping[str, Tensors]
+    differences: Sequence[tuple[str, str, Comparison]]  # case, output
     warnings: tuple[str, ...]
     hint: str  # for a difference
-
-    def failures(self) -> Iterator[tuple[str, str, Comparison]]:
-        """Yield case, output and comparison of all differences."""
-        for case, outputs in self.compared.items():
-            for name, found in outputs.items():
-                if found.problem:
-                    yield case, name, found
 
 
 def describe_step(step: Step) -> str:
@@ -80,36 +72,55 @@ def describe_step(step: Step) -> str:
     return f"{kind} " + ", ".join(f"{old} → {new}" for old, new in value.items())
 
 
-def apply_step(step: Step, number: int, state: GraphState, context: Context) -> StepResult:
-    """Apply one step; the result holds different outputs, if any.
+def apply_step(job: Job, step: Step, state: GraphState, path: Path) -> StepResult:
+    """Apply one step and write its graph to ``path``.
+
+    The result holds its differences, if any.
 
     Raises: StageError: it does not fit the graph. CheckFailed: the new graph is invalid or random,
         or has another interface.
     """
     before = load_model(state.path)
     counts, limits, old_interface = operator_counts(before), limits_of(before), interface(before)
-    cut_cases = expected_cases.cut_cases(state, step, context) if "cut" in step else None
-    path = context.scratch / f"step{number}" / "model.onnx"
     outputs = load_model(state.path, external_data=False).graph.output
     inputs = interface_after(Interface(dict(state.inputs), None), [step]).inputs
+    cut_cases = golden_cases.cut_cases(job, state, step) if "cut" in step else None
     if cut_cases:
         shapes = {name: tensor["shape"] for name, tensor in inputs.items()}
         case = next(iter(cut_cases.golden.values()))
         tensors = {**case.inputs, **case.outputs}
         kinds = {name: (tensor.dtype, len(tensor.shape)) for name, tensor in tensors.items()}
-        edited = cut.cut(before, step, shapes, kinds)
+        edited = edit_ports.cut(before, step, shapes, kinds)
     else:
-        edited = _edit(before, step, state, context)
-    after = write_checked(edited, path, outputs)
+        edits = {
+            "function": lambda: edit_nodes.call_hook(before, step, job.project),
+            "replace": lambda: edit_nodes.replace(before, step, job.project),
+            "remove": lambda: edit_nodes.remove(before, step),
+            "rename": lambda: edit_ports.rename(before, step),
+            "fix_dims": lambda: edit_ports.fix_dims(before, step, state.inputs),
+            "free_dims": lambda: edit_ports.free_dims(before, step),
+            "cast": lambda: edit_ports.cast(before, step),
+        }
+        edited = edits[kind_of(step)]()
+    after = _write_checked(edited, path, outputs)
     _check_interface(step, old_interface, interface(after))
-    cases = cut_cases or _step_cases(step, state, context, after)
+    cases = cut_cases or _step_cases(job, step, state, after)
     feeds = {case: tensors.inputs for case, tensors in cases.golden.items()}
-    actual = run_cases(path, feeds, context.runtime)
+    actual = run_cases(job, path, feeds)
     compared = compare_cases(actual, cases.expected, cases.limits or limits)
+    differences = [
+        (case, name, found)
+        for case, comparisons in compared.items()
+        for name, found in comparisons.items()
+        if found.problem
+    ]
     now, random = operator_counts(after), random_operators(counts)
+    if random or differences:
+        first = next(iter(state.golden.values())).inputs
+        refuse_random_graph(job, state.path, "the graph before it", first, limits, random)
     hint = ""
     if "free_dims" in step and step.get("reference") is None:
-        hint = freed_cases.HINT
+        hint = golden_cases.FREED_HINT
     elif step.get("changes") == "nothing":
         hint = "if this is intended, set changes: numbers and a reference"
     figures = SurgeryStep(
@@ -123,58 +134,27 @@ def apply_step(step: Step, number: int, state: GraphState, context: Context) -> 
             case: {name: comparison.figures() for name, comparison in comparisons.items()}
             for case, comparisons in compared.items()
         },
+        failures=[
+            cast(CheckFailure, {"case": case, "output": name, **comparison.failure()})
+            for case, name, comparison in differences
+        ],
     )
-    result = StepResult(
-        figures,
-        GraphState(path, inputs, cases.golden, actual),
-        cases.expected,
-        compared,
-        cases.warnings,
-        hint,
-    )
-    differences = list(result.failures())
-    if random or differences:
-        first = next(iter(state.golden.values())).inputs
-        refuse_random_graph(
-            state.path, "the graph before it", first, limits, random, context.runtime
-        )
-    figures["failures"] = [
-        cast(CheckFailure, {"case": case, "output": name, **comparison.failure()})
-        for case, name, comparison in differences
-    ]
-    return result
+    new_state = GraphState(path, inputs, cases.golden, actual)
+    return StepResult(figures, new_state, cases.expected, differences, cases.warnings, hint)
 
 
-def _edit(model: ModelProto, step: Step, state: GraphState, context: Context) -> ModelProto:
-    kind = kind_of(step)
-    if kind == "function":
-        return hooks.call_hook(model, step, context.project)
-    if kind == "fix_dims":
-        return edit_ports.fix_dims(model, step, state.inputs)
-    if kind == "replace":
-        return edit_nodes.replace(model, step, context.project)
-    edits = {
-        "rename": edit_ports.rename,
-        "free_dims": edit_ports.free_dims,
-        "cast": edit_ports.cast,
-        "remove": edit_nodes.remove,
-    }
-    return edits[kind](model, step)
-
-
-def _step_cases(step: Step, state: GraphState, context: Context, after: ModelProto) -> StepCases:
-    outputs = ports(after)[1]
+def _step_cases(job: Job, step: Step, state: GraphState, after: ModelProto) -> StepCases:
+    outputs, kind = ports(after)[1], kind_of(step)
     if step.get("reference") is not None:
-        return reference_cases.reference_cases(state, step, context, outputs)
-    kind = kind_of(step)
+        return golden_cases.reference_cases(job, state, step, outputs)
     if kind == "free_dims":
-        return freed_cases.freed_cases(state, step, context, outputs)
-    if kind == "function":
-        return expected_cases.declared_cases(state, step)
-    if kind == "rename":
-        return expected_cases.renamed_cases(state, step)
+        return golden_cases.freed_cases(job, state, step, outputs)
     if kind == "cast":
-        return expected_cases.cast_cases(state, step, context)
+        return golden_cases.cast_cases(job, state, step)
+    if kind == "function":
+        return golden_cases.declared_cases(state, step)
+    if kind == "rename":
+        return golden_cases.renamed_cases(state, step)
     return StepCases(state.golden, state.computed)
 
 
@@ -216,3 +196,44 @@ def _declared_ports(
         shape = port.get("shape") if shape is None else shape
         result.append({"name": name, "dtype": tensor["dtype"] or port.get("dtype"), "shape": shape})
     return result
+
+
+def _write_checked(model: ModelProto, path: Path, before: Sequence[ValueInfoProto]) -> ModelProto:
+    """Write ``model`` with fresh shapes; return it without external data.
+
+    Inner shapes are inferred again, as old ones may be wrong; only outputs of custom operators keep
+    theirs, which cannot be inferred. An output without a shape gets the one it had ``before``.
+    Opsets of unused domains are removed: graphsurgeon leaves them.
+    Raises: CheckFailed: the graph is invalid.
+    """
+    graph = model.graph
+    functions = {(function.domain, function.name) for function in model.functions}
+    custom = {
+        name
+        for node in graph.node
+        if node.domain not in _ONNX_DOMAINS and (node.domain, node.op_type) not in functions
+        for name in node.output
+    }
+    replace_messages(graph.value_info, [v for v in graph.value_info if v.name in custom])
+    used = {"", "ai.onnx", *(node.domain for node in all_nodes(graph))}
+    for function in model.functions:
+        used |= {function.domain, *(node.domain for node in function.node)}
+    replace_messages(model.opset_import, [e for e in model.opset_import if e.domain in used])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_model(model, path)
+    written = load_model(path, external_data=False)
+    # the checker reports the reason of a failure
+    with suppress(shape_inference.InferenceError, ValueError, RuntimeError):
+        written = shape_inference.infer_shapes(written, data_prop=True)
+    known = {value.name: value.type for value in before}
+    for value in written.graph.output:
+        if value.name in known and not value.type.tensor_type.HasField("shape"):
+            old = known[value.name]
+            if value.type.tensor_type.elem_type in (0, old.tensor_type.elem_type):
+                value.type.CopyFrom(old)
+    save_model(written, path)
+    try:
+        check_file(path, "the graph")
+    except StageError as error:
+        raise CheckFailed(error.problem, error.hint) from error
+    return written

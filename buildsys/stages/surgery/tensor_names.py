@@ -1,4 +1,4 @@
-"""Names of a graph's tensors: lists, uses and renaming."""
+"""Names of a graph's tensors: lists, uses and renaming; replacement of messages."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def rename_tensors(graph: GraphProto, names: Mapping[str, str]) -> None:
     for note in graph.quantization_annotation:
         note.tensor_name = names.get(note.tensor_name, note.tensor_name)
     for node in graph.node:
-        _rename_in(node.input, names)
-        _rename_in(node.output, names)
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
         for body in subgraphs(node):
             rename_tensors(body, names)
 
@@ -67,14 +67,18 @@ def rename_tensors(graph: GraphProto, names: Mapping[str, str]) -> None:
 def rename_uses(graph: GraphProto, names: Mapping[str, str]) -> None:
     """Let nodes read other tensors, including subgraphs; node outputs keep their names."""
     for node in graph.node:
-        _rename_in(node.input, names)
+        node.input[:] = [names.get(name, name) for name in node.input]
         for body in subgraphs(node):
             rename_uses(body, names)
             for value in body.output:
                 value.name = names.get(value.name, value.name)
 
 
-def _rename_in(field: Any, names: Mapping[str, str]) -> None:
-    for index, name in enumerate(field):
-        if name in names:
-            field[index] = names[name]
+def replace_messages(field: Any, messages: Iterable[Any]) -> None:
+    """Set a repeated field to copies of ``messages``, also from the field."""
+    copies = []
+    for message in messages:
+        copies.append(type(message)())
+        copies[-1].CopyFrom(message)
+    del field[:]
+    field.extend(copies)

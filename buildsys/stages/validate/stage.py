@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from buildsys.backends.onnxruntime.session import session_options
 from buildsys.onnx_graphs.tensors import Case, load_case
 from buildsys.report.results.validate import ValidateResult
 from buildsys.stages.common.golden_check import (
@@ -13,7 +12,6 @@ from buildsys.stages.common.golden_check import (
     check_outputs,
     summarize_checks,
 )
-from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.operators.open_graph import open_graph
 from buildsys.workers.job import Job, StageResult
 
@@ -56,10 +54,4 @@ def run(job: Job) -> StageResult:
 
 def _run_graph(job: Job, name: str, golden: Mapping[str, Case]) -> list[OutputCheck]:
     job.progress(f"running the {name} graph in {len(golden)} cases")
-    # ONNX Runtime's optimizations are off, so each node is computed as the file says. A fusion
-    # could hide what other runtimes will meet, and a faulty one would be blamed on the export; the
-    # optimized graph has its own check when an ONNX Runtime engine is verified.
-    options = session_options(optimization="disable", intra_op_threads=job.threads, few_runs=True)
-    file, scratch = job.inputs[f"{name}.model"], job.outputs["result"].parent
-    graph = open_graph(file, implementation_of(job), options, scratch)
-    return check_outputs(job, name, graph, golden)
+    return check_outputs(job, name, open_graph(job, job.inputs[f"{name}.model"]), golden)

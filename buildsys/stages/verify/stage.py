@@ -6,8 +6,9 @@ for its profiles, because the engine is what will be shipped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import le
 from typing import Any
 
 from buildsys.backends import load_backend
@@ -19,22 +20,59 @@ from buildsys.onnx_graphs.tensors import Case, Tensor, load_case, save_tensors, 
 from buildsys.report.results.header import CheckFailure
 from buildsys.report.results.verify import VerifyResult
 from buildsys.stages.operators.implementation import implementation_of
-from buildsys.stages.verify.profiles import (
-    CaseRun,
-    Ranges,
-    format_case,
-    format_ranges,
-    plan_runs,
-    uncovered_cases,
-    unused_profiles,
-)
 from buildsys.workers.job import Job, StageResult
 
+Shape = Sequence[int]
+Ranges = Mapping[str, Mapping[str, Shape]]  # input -> {"min": shape, "opt": shape, "max": shape}
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 # The largest change by TF32 seen, on kernels that truncate float32 instead of rounding it, was 0.11
 # of the largest output (efficientnet_b0).
 _MAX_TF32_ERROR = 0.15
+
+
+@dataclass(frozen=True)
+class CaseRun:
+    """One golden case in one profile; None without profiles."""
+
+    case: str
+    profile: int | None
+
+
+def plan_runs(
+    profiles: Sequence[Ranges], shapes: Mapping[str, Mapping[str, Shape]]
+) -> list[CaseRun]:
+    """Return every case in every profile it fits, profile by profile.
+
+    ``shapes`` maps each case to its input shapes. An engine without profiles takes every case.
+    """
+    if not profiles:
+        return [CaseRun(case, None) for case in shapes]
+    return [
+        CaseRun(case, index)
+        for index, ranges in enumerate(profiles)
+        for case, inputs in shapes.items()
+        if all(
+            len(span["min"]) == len(inputs[name])
+            and all(map(le, span["min"], inputs[name]))
+            and all(map(le, inputs[name], span["max"]))
+            for name, span in ranges.items()
+            if name in inputs
+        )
+    ]
+
+
+def format_ranges(ranges: Ranges) -> str:
+    """Return the ranges as in ``x [1, 3] to [8, 3]``."""
+    return ", ".join(
+        f"{name} {list(span['min'])} to {list(span['max'])}" for name, span in ranges.items()
+    )
+
+
+def format_case(case: str, dims: Mapping[str, Any]) -> str:
+    """Return a case with its sizes, as in ``odd (batch 3)``."""
+    sizes = ", ".join(f"{name} {size}" for name, size in dims.items())
+    return f"{case} ({sizes})" if sizes and "=" not in case else case
 
 
 @dataclass
@@ -85,7 +123,8 @@ def _run_cases(job: Job, session: Session) -> _Checks:
     }
     checks = _Checks(job.options["cases"], [dict(ranges) for ranges in session.profiles])
     runs = plan_runs(checks.profiles, shapes)
-    outside = uncovered_cases(runs, list(checks.cases))
+    covered, used = {run.case for run in runs}, {run.profile for run in runs}
+    outside = [case for case in checks.cases if case not in covered]
     if job.options["engine"].get("profiles") is not None:
         checks.outside, outside = outside, []
     for case in outside:
@@ -94,8 +133,10 @@ def _run_cases(job: Job, session: Session) -> _Checks:
         checks.sentences.append(f"{problem} ({profiles})")
         dims = dict(checks.cases[case])
         checks.failures.append({"case": case, "dims": dims, "problem": problem})
-    for index in unused_profiles(runs, checks.profiles):
-        ranges = format_ranges(checks.profiles[index])
+    for index, profile in enumerate(checks.profiles):
+        if index in used:
+            continue
+        ranges = format_ranges(profile)
         problem = f"no golden case fits profile {index} ({ranges}), so it is unverified"
         checks.sentences.append(problem)
         checks.failures.append({"profile": index, "problem": problem})
@@ -113,10 +154,15 @@ def _compare_run(
     missing = next((output for output in golden.outputs if output not in actual), None)
     if missing is not None:
         raise StageError(f"the engine has no output '{missing}', only {', '.join(actual)}")
-    compared = {
-        output: compare(*_in_one_type(actual[output], reference), job.options["tolerance"])
-        for output, reference in golden.outputs.items()
-    }
+    compared = {}
+    for output, reference in golden.outputs.items():
+        found = actual[output]
+        for names, widest in ((_FLOATS, "float64"), (_INTEGERS, "int64")):
+            # TensorRT 8.6 returns int32 for int64
+            if found.dtype != reference.dtype and {found.dtype, reference.dtype} <= set(names):
+                found = tensor_of(found.values(), widest)
+                reference = tensor_of(reference.values(), widest)
+        compared[output] = compare(found, reference, job.options["tolerance"])
     checks.compared[run] = compared
     failed = {output: found for output, found in compared.items() if not found.passed}
     if not failed:
@@ -136,14 +182,6 @@ def _compare_run(
     tensors = {f"in.{name}": tensor for name, tensor in golden.inputs.items()}
     tensors |= {f"expected.{name}": golden.outputs[name] for name in failed}
     save_tensors(file, tensors | {f"actual.{name}": actual[name] for name in failed})
-
-
-def _in_one_type(actual: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both tensors in one type: TensorRT 8.6 returns int32 for int64."""
-    for names, widest in ((_FLOATS, "float64"), (_INTEGERS, "int64")):
-        if actual.dtype != reference.dtype and {actual.dtype, reference.dtype} <= set(names):
-            return tensor_of(actual.values(), widest), tensor_of(reference.values(), widest)
-    return actual, reference
 
 
 def _figures(job: Job, checks: _Checks) -> VerifyResult:

@@ -14,8 +14,8 @@ from small_graphs import make_model, simplify_job, weights
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import load_model, save_model
-from buildsys.stages.simplify import onnxsim
 from buildsys.stages.simplify import stage as simplify
+from buildsys.stages.simplify import tools
 from buildsys.stages.simplify.offloaded_weights import offload_weights
 
 FLOAT = TensorProto.FLOAT
@@ -70,7 +70,7 @@ def test_offloading_changes_neither_graph_nor_weights(
 ) -> None:
     source = written(tmp_path / "export", perceptron())
     found, given = {}, []
-    tool = onnxsim._import_onnxsim()
+    tool = tools._import_onnxsim()
     real = tool.simplify
     monkeypatch.setattr(
         tool, "simplify", lambda model, **options: given.append(model) or real(model, **options)
@@ -84,7 +84,7 @@ def test_offloading_changes_neither_graph_nor_weights(
         result = simplify.run(job)
         assert result.status == "passed", result.reason
         found[name] = onnx.load(job.outputs["model"])
-        monkeypatch.setattr(onnxsim, "offload_weights", lambda *_: [])
+        monkeypatch.setattr(tools, "offload_weights", lambda *_: [])
     assert isinstance(given[0], onnx.ModelProto)  # without the offloaded weights
     assert given[1] == str(source)
     nodes = [

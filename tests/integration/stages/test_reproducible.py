@@ -23,7 +23,7 @@ from buildsys.onnx_graphs.inspection.first_difference import (
     difference_at,
     differences,
 )
-from buildsys.stages.export.strip_metadata import strip_traces
+from buildsys.stages.export.origins import strip_traces
 
 SUPPORT = ROOT / "tests" / "integration"
 NAMES = ("linear", "two_heads", "conv_bn_relu", "flatten_head", "token_scorer")

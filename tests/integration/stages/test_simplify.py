@@ -23,8 +23,8 @@ from buildsys.onnx_graphs.onnx_file import (
     ports,
     save_model,
 )
-from buildsys.stages.simplify import onnxsim
 from buildsys.stages.simplify import stage as simplify
+from buildsys.stages.simplify import tools
 
 FLOAT = TensorProto.FLOAT
 
@@ -281,7 +281,7 @@ def test_a_random_data_file_name_is_replaced(tmp_path: Path) -> None:
         conv_bn(), raw / "model.onnx", save_as_external_data=True, location="3f2a", size_threshold=0
     )
     target = tmp_path / "model.onnx"
-    onnxsim._publish(raw / "model.onnx", target)
+    tools._publish(raw / "model.onnx", target)
     assert (tmp_path / "model.onnx.data").exists()
     assert not (raw / "3f2a").exists()
     fc = next(tensor for tensor in onnx.load(target).graph.initializer if tensor.name == "fc")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -230,3 +231,33 @@ def test_an_engine_that_cannot_run_here_is_unavailable_not_passed(tmp_path: Path
     assert result.status == "unavailable"
     assert "no NVIDIA GPU" in result.reason
     assert "8.6, 8.9 or 12.0" in result.hint
+
+
+def test_cases_without_profile_and_profiles_without_case_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def x_between(low: int, high: int) -> dict[str, dict[str, tuple[int, ...]]]:
+        shapes = {"min": low, "opt": low, "max": high}
+        return {"x": {point: (batch, 3, 8, 8) for point, batch in shapes.items()}}
+
+    class Session:
+        profiles = (x_between(1, 4), x_between(32, 64))
+
+        def run(self, inputs: dict[str, Tensor], profile: int | None) -> dict[str, Tensor]:
+            assert profile == 0
+            return OrtGraph(conv_bn().SerializeToString()).run(inputs)
+
+    backend = SimpleNamespace(load=lambda *_: Session(), unload=lambda _: None)
+    monkeypatch.setattr(verify, "load_backend", lambda *_: backend)
+    result = verified(tmp_path, conv_bn(), golden(conv_bn()))
+    assert result.status == "failed"
+    assert "case max (batch 8) fits no optimization profile of the engine" in result.reason
+    problems = [failure["problem"] for failure in result.figures["failures"]]
+    assert problems[1:] == [
+        "no golden case fits profile 1 (x [32, 3, 8, 8] to [64, 3, 8, 8]), so it is unverified"
+    ]
+    assert set(result.figures["cases"]) == {"min", "opt", "odd"}
+    assert [set(profile["cases"]) for profile in result.figures["profiles"]] == [
+        {"min", "opt", "odd"},
+        set(),
+    ]

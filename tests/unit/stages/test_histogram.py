@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from buildsys.stages.quantize.histogram import BINS, Magnitudes
+from buildsys.stages.quantize.ranges import BINS, Magnitudes
 
 
 def magnitudes(*batches: np.ndarray) -> Magnitudes:

@@ -10,6 +10,7 @@ from yaml import safe_load
 
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.stages.remedies.remedies import (
+    SHIPPED,
     OnnxOperator,
     Remedy,
     TorchOperator,
@@ -17,9 +18,9 @@ from buildsys.stages.remedies.remedies import (
     higher_opset_remedies,
     opset_remedies,
     refusal_remedies,
+    shipped_files,
     translation_remedies,
 )
-from buildsys.stages.remedies.shipped_plugins import SHIPPED, shipped_files
 
 ASINH = TorchOperator("aten::asinh", dynamo_from=18)
 CELU = TorchOperator("aten::celu", torchscript_from=12, dynamo_from=18)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from buildsys.stages.verify.profiles import (
+from buildsys.stages.verify.stage import (
     CaseRun,
     format_case,
     format_ranges,
     plan_runs,
-    uncovered_cases,
-    unused_profiles,
 )
 
 SMALL = {"x": {"min": (1, 3), "opt": (2, 3), "max": (4, 3)}}
@@ -23,16 +21,10 @@ def test_without_profiles_every_case_runs_once() -> None:
 def test_a_case_runs_in_every_profile_it_fits() -> None:
     runs = plan_runs([SMALL, LARGE], SHAPES)
     assert runs == [CaseRun("1", 0), CaseRun("4", 0), CaseRun("4", 1), CaseRun("16", 1)]
-    assert uncovered_cases(runs, list(SHAPES)) == []
-    assert unused_profiles(runs, [SMALL, LARGE]) == []
 
 
-def test_uncovered_cases_and_unused_profiles_are_found() -> None:
-    far = {"x": {"min": (32, 3), "opt": (32, 3), "max": (64, 3)}}
-    runs = plan_runs([SMALL, far], SHAPES)
-    assert uncovered_cases(runs, list(SHAPES)) == ["16"]
-    assert unused_profiles(runs, [SMALL, far]) == [1]
-    assert format_ranges(far) == "x [32, 3] to [64, 3]"
+def test_a_profile_is_formatted_with_its_ranges() -> None:
+    assert format_ranges(LARGE) == "x [4, 3] to [16, 3]"
 
 
 def test_another_rank_does_not_fit() -> None:

@@ -1,4 +1,4 @@
-"""Simplification by onnxsim, without its metadata and random file names."""
+"""The simplifiers onnxsim, without its metadata and random file names, and onnxslim."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from onnx import ModelProto, TensorProto
 from onnx.external_data_helper import load_external_data_for_model
 
-from buildsys.errors import StageError
+from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.onnx_file import (
     DATA_SUFFIX,
     ONE_MESSAGE_LIMIT,
@@ -32,7 +32,7 @@ _MAX_THRESHOLD = 2**31 - 10000  # onnxsim refuses larger ones
 _METADATA_PREFIX = "onnxsim."
 
 
-def simplify(
+def simplify_by_onnxsim(
     source: Path, target: Path, spec: Mapping[str, Any], initializers_are_inputs: bool
 ) -> None:
     """Write the simplified graph of ``source`` to ``target``.
@@ -150,3 +150,38 @@ def _rename_data(model: ModelProto, folder: Path, target: Path) -> None:
         )
     for location in locations:
         (folder / location).replace(target.with_name(name))
+
+
+def simplify_by_onnxslim(
+    source: Path, target: Path, spec: Mapping[str, Any], initializers_are_inputs: bool
+) -> None:
+    """Write the simplified graph of ``source`` to ``target``.
+
+    Raises: Unavailable: onnxslim is not installed. StageError: it refuses the graph.
+    """
+    if initializers_are_inputs:
+        raise StageError(
+            "onnxslim cannot keep initializers that are inputs", "use simplify: {tool: onnxsim}"
+        )
+    try:
+        import onnxslim
+    except ImportError as error:
+        raise Unavailable("onnxslim is not installed", "pip install 'buildsys[slim]'") from error
+    skipped = [] if spec["constant_folding"] else ["constant_folding"]
+    skipped += [] if spec["fuse"] else ["graph_fusion"]
+    model = load_model(source)
+    try:
+        slimmed = onnxslim.slim(
+            model,
+            no_shape_infer=not spec["shape_inference"],
+            skip_optimizations=skipped or None,
+            size_threshold=spec["tensor_size_threshold"],
+        )
+    except Exception as error:  # any class, from its rewriting
+        raise StageError(
+            f"onnxslim cannot simplify the graph: {first_line(error)}",
+            "try simplify: {tool: onnxsim}",
+        ) from error
+    if slimmed is None:
+        raise StageError("onnxslim returned no graph", "try simplify: {tool: onnxsim}")
+    save_model(slimmed, target)

@@ -1,0 +1,351 @@
+"""Golden cases after a step of surgery.
+
+Golden outputs come from the network. Where a step leaves all numbers unchanged (rename, cast, cut),
+tensors that the network does not return are computed by the old graph in ONNX Runtime, after a
+check that this graph gives the golden outputs.
+
+For a fixed dimension turned dynamic, the network gave outputs for the fixed size only. Items along
+the freed dimension are assumed to be independent, like those of a batch: the old graph runs on
+pieces of its fixed size, and their outputs are concatenated. Dependent items need a reference in
+the step.
+"""
+
+from __future__ import annotations
+
+import inspect
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from buildsys.errors import CheckFailed, StageError
+from buildsys.manifest.problem import suggest
+from buildsys.manifest.shape_cases import concrete_shape
+from buildsys.manifest.surgery_interface import Inputs
+from buildsys.manifest.value_ranges import INTEGER_RANGES
+from buildsys.models.golden_inputs import golden_input
+from buildsys.models.user_code import load_callable, reraise_as_stage_error, with_article
+from buildsys.onnx_graphs.onnx_file import load_model, save_model
+from buildsys.onnx_graphs.tensors import Array, Case, Tensor, tensor_of
+from buildsys.stages.common.equivalence import compare_cases, run_cases
+from buildsys.stages.surgery.edit_ports import add_outputs, cut_tensors
+from buildsys.workers.job import Job
+
+Step = Mapping[str, Any]
+Tensors = Mapping[str, Tensor]
+Port = Mapping[str, Any]  # name, dtype and shape in a graph
+Axes = Mapping[str, int]  # tensor -> its freed axis
+FREED_HINT = (
+    "items along the dimension may depend on each other, or a size is fixed inside the graph;"
+    " verify it with a reference"
+)
+_NEEDS_REFERENCE = "give the outputs by a reference: reference: {python: …}"
+_FLOATS = {"float16", "bfloat16", "float32", "float64"}
+
+
+@dataclass(frozen=True)
+class GraphState:
+    """A graph with its declared inputs, golden cases and computed outputs."""
+
+    path: Path
+    inputs: Inputs
+    golden: Mapping[str, Case]
+    computed: Mapping[str, Tensors]
+
+
+@dataclass(frozen=True)
+class StepCases:
+    """The golden cases after a step, and the new graph's expected outputs."""
+
+    golden: Mapping[str, Case]
+    expected: Mapping[str, Tensors]
+    limits: Mapping[str, float | None] | None = None  # None: those of two forms of one graph
+    against: str = "the graph before it"
+    warnings: tuple[str, ...] = ()
+    basis: float | None = None  # relative error of the old graph, if it computed golden outputs
+
+
+def declared_cases(state: GraphState, step: Step) -> StepCases:
+    """Return the cases without ports removed by a hook."""
+
+    def select(tensors: Tensors, side: str) -> dict[str, Tensor]:
+        names = step.get(side)
+        chosen = tensors if names is None else [name for name in names if name in tensors]
+        return {name: tensors[name] for name in chosen}
+
+    return _relabelled(state, select)
+
+
+def renamed_cases(state: GraphState, step: Step) -> StepCases:
+    """Return the cases under the new names."""
+    names = step["rename"]
+    return _relabelled(state, lambda found, _: {names.get(n, n): t for n, t in found.items()})
+
+
+def _relabelled(
+    state: GraphState, relabel: Callable[[Tensors, str], Mapping[str, Tensor]]
+) -> StepCases:
+    golden = {
+        case: Case(relabel(tensors.inputs, "inputs"), relabel(tensors.outputs, "outputs"))
+        for case, tensors in state.golden.items()
+    }
+    return StepCases(golden, {case: relabel(t, "outputs") for case, t in state.computed.items()})
+
+
+def cast_cases(job: Job, state: GraphState, step: Step) -> StepCases:
+    """Return the cases with inputs of the new types.
+
+    If values change in the conversion, the outputs are computed again.
+    """
+    inputs: dict[str, dict[str, Tensor]] = {}
+    restored: dict[str, dict[str, Tensor]] = {}  # in the old type again
+    lossy: dict[str, str] = {}
+    for case, tensors in state.golden.items():
+        inputs[case], restored[case] = dict(tensors.inputs), dict(tensors.inputs)
+        for name, dtype in step["cast"].items():
+            old, values = tensors.inputs[name], tensors.inputs[name].values()
+            converted = values
+            if "int" in dtype and values.dtype.kind in "fiu":
+                if values.dtype.kind == "f":
+                    converted = np.rint(values.astype(np.float64))
+                converted = np.clip(converted, *INTEGER_RANGES[dtype])
+            inputs[case][name] = tensor_of(converted, dtype)
+            restored[case][name] = tensor_of(inputs[case][name].values(), old.dtype)
+            if not np.array_equal(restored[case][name].values(), values):
+                lossy[name] = dtype
+    if not lossy:
+        golden = {
+            case: Case(inputs[case], tensors.outputs) for case, tensors in state.golden.items()
+        }
+        return StepCases(golden, state.computed)
+    basis = _require_golden(job, state)
+    expected = run_cases(job, state.path, restored)
+    changed = ", ".join(f"{name} are not exact in {dtype}" for name, dtype in lossy.items())
+    warning = (
+        f"the golden inputs of {changed}: they are rounded, and the graph before the step computes"
+        " the outputs"
+    )
+    golden = {case: Case(inputs[case], expected[case]) for case in inputs}
+    return StepCases(golden, expected, warnings=(warning,), basis=basis)
+
+
+def cut_cases(job: Job, state: GraphState, step: Step) -> StepCases:
+    """Return the cases of a cut, if necessary from the old graph."""
+    model = load_model(state.path)
+    inputs, outputs = cut_tensors(model, step)
+    known = {name for case in state.golden.values() for name in (*case.inputs, *case.outputs)}
+    computed, basis = dict(state.computed), None
+    unknown = [name for name in (*inputs, *outputs) if name not in known]
+    if unknown:
+        basis = _require_golden(job, state)
+        with TemporaryDirectory(dir=job.outputs["model"].parent) as folder:
+            probe = Path(folder) / "model.onnx"
+            save_model(add_outputs(model, unknown), probe)
+            feeds = {case: tensors.inputs for case, tensors in state.golden.items()}
+            computed = dict(run_cases(job, probe, feeds))
+    golden, expected = {}, {}
+    for case, tensors in state.golden.items():
+        found = {**computed[case], **tensors.inputs}
+        given = {name: found[name] for name in inputs}
+        _check_cut_inputs(given, step, job.options["cases"][case]["dims"], case)
+        expected[case] = {name: found[name] for name in outputs}
+        golden[case] = Case(
+            given, {name: tensors.outputs.get(name, found[name]) for name in outputs}
+        )
+    return StepCases(golden, expected, basis=basis)
+
+
+def _require_golden(job: Job, state: GraphState) -> float:
+    """Check the graph's outputs before it computes others; return its worst error.
+
+    Raises: CheckFailed: they differ from the golden ones.
+    """
+    golden = {case: tensors.outputs for case, tensors in state.golden.items()}
+    compared = compare_cases(state.computed, golden, job.options.get("tolerance", {}))
+    for case, outputs in compared.items():
+        for name, found in outputs.items():
+            if found.problem:
+                raise CheckFailed(
+                    "the graph before this step cannot compute new golden outputs: its output"
+                    f" {name} differs in case {case}: {found.sentence('it', 'the network')}",
+                    "see the limits in validate",
+                )
+    return max(found.relative for outputs in compared.values() for found in outputs.values())
+
+
+def _check_cut_inputs(inputs: Tensors, step: Step, dims: Mapping[str, int], case: str) -> None:
+    for name, declared in (step["cut"]["inputs"] or {}).items():
+        tensor = inputs[name]
+        if declared["dtype"] not in (None, tensor.dtype):
+            raise StageError(
+                f"{name} is {tensor.dtype} in the graph, the step declares {declared['dtype']}"
+            )
+        if declared["shape"] is None:
+            continue
+        expected = concrete_shape(declared["shape"], dims)
+        if expected != tensor.shape:
+            raise StageError(
+                f"{name} has the shape {list(tensor.shape)} in case {case}, the step declares"
+                f" {declared['shape']} ({list(expected)})"
+            )
+
+
+def freed_cases(job: Job, state: GraphState, step: Step, outputs: Sequence[Port]) -> StepCases:
+    """Return cases of all sizes; ``outputs`` are the freed graph's ports."""
+    basis = _require_golden(job, state)
+    freed = step["free_dims"]
+    dim, *others = sorted({name for axes in freed.values() for name in axes.values()})
+    if others:
+        raise StageError(
+            f"{' and '.join((dim, *others))} are freed in one step, so their outputs cannot be"
+            " computed",
+            _NEEDS_REFERENCE,
+        )
+    if any(len(axes) > 1 for axes in freed.values()):
+        raise StageError(
+            f"{dim} is freed on two axes of one tensor, so its outputs cannot be computed",
+            _NEEDS_REFERENCE,
+        )
+    axes = {name: int(axis) for name, named in freed.items() for axis in named}
+    output_axes: dict[str, int] = {}  # from the step or inferred shapes
+    for port in outputs:
+        name, shape = port["name"], port["shape"] or []
+        if name not in axes and dim not in shape:
+            raise StageError(
+                f"the axis of {dim} in the output {name} is unknown (its shape: {shape})",
+                f"add {name}: {{0: {dim}}} to free_dims, with its axis",
+            )
+        output_axes[name] = axes[name] if name in axes else shape.index(dim)
+    golden, expected = {}, {}
+    for case, tensors in state.golden.items():
+        size = job.options["cases"][case]["dims"][dim]
+        fixed = max(t.shape[axes[name]] for name, t in tensors.inputs.items() if name in axes)
+        pieces = {
+            str(number): {
+                name: _rolled(tensor, number) if name in axes else tensor
+                for name, tensor in tensors.inputs.items()
+            }
+            for number in range(-(-size // fixed))
+        }
+        results = run_cases(job, state.path, pieces)
+        expected[case] = {
+            name: _joined([results[key][name] for key in pieces], axis, size)
+            for name, axis in output_axes.items()
+        }
+        golden[case] = Case(_resized_inputs(tensors.inputs, axes, size), expected[case])
+    return StepCases(golden, expected, basis=basis)
+
+
+def _resized_inputs(tensors: Tensors, axes: Axes, size: int) -> dict[str, Tensor]:
+    """Return inputs with ``size`` items along the freed axis."""
+    resized = dict(tensors)
+    for name, axis in axes.items():
+        if name in tensors:
+            count = -(-size // tensors[name].shape[axis])
+            parts = [_rolled(tensors[name], number) for number in range(count)]
+            resized[name] = _joined(parts, axis, size)
+    return resized
+
+
+def _rolled(tensor: Tensor, number: int) -> Tensor:
+    """Return another item of the same values, rolled by ``number`` places."""
+    array: Array = tensor.array
+    return Tensor(np.roll(array.reshape(-1), number).reshape(array.shape), tensor.dtype)
+
+
+def _joined(parts: Sequence[Tensor], axis: int, size: int) -> Tensor:
+    whole = np.concatenate([part.array for part in parts], axis=axis)
+    return Tensor(np.take(whole, range(size), axis=axis), parts[0].dtype)
+
+
+def reference_cases(job: Job, state: GraphState, step: Step, outputs: Sequence[Port]) -> StepCases:
+    """Return the cases with the reference's outputs; ``outputs`` are the new graph's."""
+    golden = {}
+    shown = step["reference"]["npz"] or step["reference"]["python"]
+    for case, before in state.golden.items():
+        inputs = _inputs(job, before, step, case)
+        arrays = _arrays(job, step["reference"], inputs, before, case)
+        golden[case] = Case(
+            inputs, {port["name"]: _output(arrays, port, shown, case) for port in outputs}
+        )
+    expected = {case: tensors.outputs for case, tensors in golden.items()}
+    limits = job.options.get("tolerance", {})
+    return StepCases(golden, expected, limits=limits, against="the reference")
+
+
+def _inputs(job: Job, before: Case, step: Step, case: str) -> dict[str, Tensor]:
+    dims = job.options["cases"][case]["dims"]
+    inputs: dict[str, Tensor] = dict(before.inputs)
+    if "free_dims" in step:
+        for name, axes in step["free_dims"].items():
+            for axis, dim in axes.items():
+                inputs = _resized_inputs(inputs, {name: int(axis)}, dims[dim])
+        return inputs
+    declared = step.get("inputs")
+    if declared is None:
+        return inputs
+    found, seed = {}, job.options.get("seed", 0)
+    for name, port in declared.items():
+        shape, dtype, data = concrete_shape(port["shape"], dims), port["dtype"], port["data"]
+        known = inputs.get(name)
+        if known is not None and data is None and (known.dtype, known.shape) == (dtype, shape):
+            found[name] = known
+        else:
+            found[name] = golden_input(
+                name, shape, dtype, data, case=case, seed=seed, project=job.project
+            )
+    return found
+
+
+def _arrays(
+    job: Job, reference: Mapping[str, Any], inputs: Tensors, before: Case, case: str
+) -> Mapping[str, Array]:
+    """Return a case's arrays from code or a file.
+
+    They are named ``CASE.NAME`` there, or ``NAME`` for a single case.
+    """
+    if (shown := reference["npz"]) is not None:
+        try:
+            with (
+                (job.project / shown).open("rb") as stream,
+                np.load(stream, allow_pickle=False) as archive,
+            ):
+                arrays = {name: archive[name] for name in archive.files}
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise StageError(
+                f"the reference {shown} cannot be read as an .npz file: {error}"
+            ) from error
+        prefix = f"{case}."
+        own = {n.removeprefix(prefix): array for n, array in arrays.items() if n.startswith(prefix)}
+        return own or (arrays if len(job.options["cases"]) == 1 else {})
+    name = reference["python"]
+    call = load_callable(name, job.project)
+    arguments: list[dict[str, Array]] = [{key: tensor.values() for key, tensor in inputs.items()}]
+    try:  # the old outputs as well, for references that only modify these
+        inspect.signature(call).bind(None, None)
+        arguments.append({key: tensor.values() for key, tensor in before.outputs.items()})
+    except (TypeError, ValueError):
+        pass
+    with reraise_as_stage_error(f"the reference {name} failed in case {case}", job.project):
+        found = call(*arguments)
+    if not isinstance(found, Mapping):
+        kind = "nothing" if found is None else with_article(type(found).__name__)
+        raise StageError(
+            f"the reference {name} returned {kind}; expected a dict of output names to arrays"
+        )
+    return {str(key): np.asarray(value) for key, value in found.items()}
+
+
+def _output(arrays: Mapping[str, Array], port: Port, shown: str, case: str) -> Tensor:
+    name = port["name"]
+    if name not in arrays:
+        hint = suggest(name, arrays, what="it has") or f"save an array named {case}.{name}"
+        raise StageError(f"the reference {shown} has no output {name} in case {case}", hint)
+    found = tensor_of(arrays[name])
+    if found.dtype != port["dtype"] and {found.dtype, port["dtype"]} <= _FLOATS:
+        return tensor_of(arrays[name], port["dtype"])
+    return found
