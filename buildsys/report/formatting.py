@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from unicodedata import east_asian_width
 
 NOTHING = "—"
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -110,3 +111,30 @@ def speedup(value: float | None) -> str:
     if value is None:
         return NOTHING
     return f"{value:.2f}{TIMES}" + (" (slower)" if value < 0.995 else "")
+
+
+def plain(value: object, between: str = ", ") -> str:
+    """Return a JSON value as text, with ``between`` between the entries of lists."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {plain(entry, between)}" for name, entry in value.items())
+    if isinstance(value, (list, tuple)):
+        return between.join(plain(entry, between) for entry in value) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def align(
+    rows: Sequence[Sequence[str]], at_right: Sequence[bool], least: int = 0
+) -> list[list[str]]:
+    """Return the cells of a table, padded to the width of their columns."""
+    widths = [max(least, *map(display_width, column)) for column in zip(*rows, strict=True)]
+
+    def pad(cell: str, width: int, right: bool) -> str:
+        fill = " " * (width - display_width(cell))
+        return fill + cell if right else cell + fill
+
+    return [list(map(pad, row, widths, at_right)) for row in rows]
+
+
+def display_width(text: str) -> int:
+    """Return the width of text on a terminal, with wide characters counted twice."""
+    return sum(2 if east_asian_width(char) in "WF" else 1 for char in text)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from buildsys.cli.command import JSON, Options, ProjectCommand, option, print_json, print_lines
-from buildsys.cli.console.table import format_table
+from buildsys.cli.console.rows import format_table
 from buildsys.errors import UsageError
 from buildsys.execution.build_cache import store_folder
 from buildsys.manifest.project import STATE_FOLDER, empty_project

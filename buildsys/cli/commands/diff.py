@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from buildsys.cli.command import (
-    JSON,
-    Options,
-    ProjectCommand,
-    print_json,
-    print_lines,
-    require_model,
-)
-from buildsys.cli.graph_files import GraphFiles, ask_inspection
+from buildsys.cli.command import JSON, Options, ProjectCommand, print_answer, require_model
+from buildsys.cli.console.rows import titled_lines
+from buildsys.cli.graph_files import ask_inspection, find_graph
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
-from buildsys.report.formatting import TIMES, count, size
+from buildsys.report.formatting import TIMES, count, first_names, size
+from buildsys.report.formatting import nodes as node_count
 
 SCHEMA = "buildsys/diff/1"
 _DEFAULT = ("export", "simplify")
@@ -48,8 +44,7 @@ class Diff(ProjectCommand):
         """Print the differences; the exit code is 0 with or without any."""
         session = Session.read_only(root)
         model = require_model("diff", session.project.models, names[:1])
-        files = GraphFiles(session, model)
-        graphs = [files.find(name) for name in _graph_names(names[1:])]
+        graphs = [find_graph(session, model, name) for name in _graph_names(names[1:])]
         for graph in graphs:
             if not graph.is_onnx:
                 raise UsageError(f"{graph.target} is a TensorRT engine without a graph to compare")
@@ -60,16 +55,19 @@ class Diff(ProjectCommand):
             "graphs": [graph.as_json() for graph in graphs],
             **ask_inspection("compare", request),
         }
-        if options["json"]:
-            print_json(document)
-        else:
-            notes = dict.fromkeys(graph.note for graph in graphs if graph.note)
-            print_lines((*notes, *_diff_lines(document)))
+        first, second = (graph.name for graph in graphs)
+        before, after = document["nodes"]
+        title = f"{model}: {first} → {second}: {count(before)} → {count(after)} nodes"
+        lines = [f"{title}, no difference"]
+        if not document["is_equal"]:
+            lines = [title, *_sections(document)]
+        notes = dict.fromkeys(graph.note for graph in graphs if graph.note)
+        print_answer(options, document, (*notes, *lines))
         return 0
 
 
 def _graph_names(names: Sequence[str]) -> Sequence[str]:
-    """Return two names; an earlier build is compared with its stage's current graph."""
+    """Return two names; the default for an earlier build is its stage's current graph."""
     if len(names) == 2:
         return names
     if not names:
@@ -81,15 +79,6 @@ def _graph_names(names: Sequence[str]) -> Sequence[str]:
         )
         raise UsageError("diff takes a model and the names of two graphs", hint)
     return (names[0], stage)
-
-
-def _diff_lines(document: Mapping[str, Any]) -> list[str]:
-    first, second = (graph["name"] for graph in document["graphs"])
-    before, after = document["nodes"]
-    title = f"{document['model']}: {first} → {second}: {count(before)} → {count(after)} nodes"
-    if document["is_equal"]:
-        return [f"{title}, no difference"]
-    return [title, *_sections(document)]
 
 
 def _sections(document: Mapping[str, Any]) -> Iterator[str]:
@@ -118,20 +107,32 @@ def _sections(document: Mapping[str, Any]) -> Iterator[str]:
 
 def _node_sections(document: Mapping[str, Any]) -> Iterator[str]:
     """Yield the changes of nodes: equal ones together, the most frequent first."""
-    groups = (*document["gone"], *(group for group in document["come"] if group["fate"] == "new"))
-    describe = _group_describer(document["come"])
+    come = document["come"]
+    groups = (*document["gone"], *(group for group in come if group["fate"] == "new"))
+    chains = {tuple(node["label"] for node in group["nodes"]): group["chain"] for group in come}
+    describe = partial(_describe_group, chains=chains)
     for fate, title in _TITLES.items():
         equal = _grouped([group for group in groups if group["fate"] == fate], describe)
-        lines = [line for text, found in equal[:_SHOWN] for line in _with_example(text, found)]
+        lines = []
+        for text, found in equal[:_SHOWN]:
+            lines.append(text)
+            first = found[0]
+            if first["chain"] != "Constant" or first["fate"] != "constant":
+                nodes = [node["label"] for node in first["nodes"]]
+                names = nodes[0] if len(nodes) == 1 else f"{nodes[0]} … {nodes[-1]}"
+                place = f"{_end(first['from'], 'input')} ⇢ {_end(first['to'], 'output')}"
+                lines.append(f"  {'first ' * (len(found) > 1)}{names}: {place}")
         yield from _kinds(title, lines, len(equal))
     changed = _grouped(document["changed"], _describe_change)
-    lines = [f"{text}: {_names(found)}" for text, found in changed[:_SHOWN]]
+    lines = [
+        f"{text}: {first_names([str(node['label']) for node in found], _SHOWN_NAMES)}"
+        for text, found in changed[:_SHOWN]
+    ]
     yield from _kinds("changed", lines, len(changed))
     renamed = document["renamed"]
     if renamed:
-        nodes = f"{count(len(renamed))} node{'s' * (len(renamed) != 1)}"
-        first = f"first {renamed[0]['from']} → {renamed[0]['to']}"
-        yield from _section("renamed", [f"{nodes}, {first}"])
+        example = f"first {renamed[0]['from']} → {renamed[0]['to']}"
+        yield from _section("renamed", [f"{node_count(len(renamed))}, {example}"])
 
 
 def _grouped(
@@ -146,46 +147,31 @@ def _grouped(
     return [(f"{count(len(members))} {TIMES} {text}", members) for text, members in ordered]
 
 
-def _group_describer(come: Sequence[Group]) -> Callable[[Group], Sequence[str]]:
-    chains = {tuple(node["label"] for node in group["nodes"]): group["chain"] for group in come}
-
-    def describe(group: Group) -> Sequence[str]:
-        fate, chain = group["fate"], group["chain"]
-        before, after = (
-            ", ".join(dict.fromkeys(end["kind"] for end in group[side])) or "nothing"
-            for side in ("from", "to")
-        )
-        between = f"{chain}, between {before} and {after}"
-        if fate == "folded":
-            return [f"{chain} folded into {', '.join(group['into'])}"]
-        if fate == "constant" and chain == "Constant":
-            return ["Constant became an initializer"]
-        if fate == "constant":
-            return [f"{between}: the input of {after} is now stored"]
-        if fate == "replaced":
-            by = dict.fromkeys(chains.get(tuple(labels), "others") for labels in group["by"])
-            return [f"{chain} by {' and '.join(by)}, between {before} and {after}"]
-        if fate == "shared":
-            return [f"{between}: {', '.join(group['into']) or 'an input'} computes the same"]
-        return [between]
-
-    return describe
-
-
-def _with_example(text: str, groups: Sequence[Group]) -> list[str]:
-    """Return a description and the place of its first group."""
-    group = groups[0]
-    if group["chain"] == "Constant" and group["fate"] == "constant":
-        return [text]
-    nodes = group["nodes"]
-    names = nodes[0]["label"] if len(nodes) == 1 else f"{nodes[0]['label']} … {nodes[-1]['label']}"
-    place = f"{_end(group['from'], 'input')} ⇢ {_end(group['to'], 'output')}"
-    return [text, f"  {'first ' * (len(groups) > 1)}{names}: {place}"]
+def _describe_group(group: Group, chains: Mapping[tuple[str, ...], str]) -> Sequence[str]:
+    fate, chain = group["fate"], group["chain"]
+    before, after = (
+        ", ".join(dict.fromkeys(end["kind"] for end in group[side])) or "nothing"
+        for side in ("from", "to")
+    )
+    between = f"{chain}, between {before} and {after}"
+    if fate == "folded":
+        return [f"{chain} folded into {', '.join(group['into'])}"]
+    if fate == "constant" and chain == "Constant":
+        return ["Constant became an initializer"]
+    if fate == "constant":
+        return [f"{between}: the input of {after} is now stored"]
+    if fate == "replaced":
+        by = dict.fromkeys(chains.get(tuple(labels), "others") for labels in group["by"])
+        return [f"{chain} by {' and '.join(by)}, between {before} and {after}"]
+    if fate == "shared":
+        return [f"{between}: {', '.join(group['into']) or 'an input'} computes the same"]
+    return [between]
 
 
 def _end(ends: Sequence[Mapping[str, Any]], border: str) -> str:
-    shown = f"{ends[0]['node'] or border} ({ends[0]['tensor']})" if ends else "nothing"
-    return shown + (f" and {len(ends) - 1} more" if len(ends) > 1 else "")
+    return (
+        first_names([f"{end['node'] or border} ({end['tensor']})" for end in ends], 1) or "nothing"
+    )
 
 
 def _describe_change(change: Group) -> list[str]:
@@ -210,20 +196,14 @@ def _initializers(changes: Mapping[str, Any]) -> Iterator[str]:
     yield f"{totals}: {', '.join(summary)}"
     for kind in ("gone", "come"):
         largest = sorted(changes[kind], key=lambda one: -one["bytes"])
-        shown = [{"label": f"{one['name']} {one['dtype']} {one['shape']}"} for one in largest]
+        shown = [f"{one['name']} {one['dtype']} {one['shape']}" for one in largest]
         if shown:
-            yield f"{titles[kind]}: {_names(shown)}"
+            yield f"{titles[kind]}: {first_names(shown, _SHOWN_NAMES)}"
     for one in changes["changed"][:_SHOWN_NAMES]:
         before = " (values)" if one["from"] == one["to"] else f", was {one['from']}"
         yield f"changed: {one['name']} {one['to']}{before}"
     for one in changes["renamed"][:_SHOWN_NAMES]:
         yield f"renamed: {one['from']} → {one['to']}"
-
-
-def _names(members: Sequence[Mapping[str, Any]]) -> str:
-    shown = ", ".join(str(member["label"]) for member in members[:_SHOWN_NAMES])
-    rest = len(members) - _SHOWN_NAMES
-    return shown + (f" and {rest} more" if rest > 0 else "")
 
 
 def _kinds(title: str, lines: Sequence[str], kinds: int) -> Iterator[str]:
@@ -233,9 +213,8 @@ def _kinds(title: str, lines: Sequence[str], kinds: int) -> Iterator[str]:
         yield f"  {'':<{_INDENT}}{kinds - _SHOWN} more kinds (--json lists all)"
 
 
-def _section(title: str, lines: Sequence[str]) -> Iterator[str]:
-    for at, line in enumerate(lines):
-        yield f"  {'' if at else title:<{_INDENT}}{line}"
+def _section(title: str, lines: Iterable[str]) -> list[str]:
+    return titled_lines(title, lines, _INDENT)
 
 
 def _wrapped(parts: Iterable[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""doit inspect: operators, tensors, weights and MACs of a graph, or a drawing."""
+"""doit inspect: contents of a graph (operators, tensors, weights, MACs), or a drawing."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from buildsys.cli.command import (
     Options,
     ProjectCommand,
     option,
-    print_json,
-    print_lines,
+    print_answer,
     unknown_name,
 )
-from buildsys.cli.console.table import format_table
-from buildsys.cli.graph_files import STORED, GraphFile, ask_inspection, find_graph
+from buildsys.cli.console.rows import format_table, titled_lines
+from buildsys.cli.graph_files import STORED, GraphFile, ask_inspection, named_graph
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
 from buildsys.manifest.shape_cases import case_values
-from buildsys.report.formatting import TIMES, count, large, size
+from buildsys.report.formatting import TIMES, count, first_names, large, plain, size
 
 SCHEMA, DRAWING_SCHEMA = "buildsys/inspect/1", "buildsys/picture/1"
 PREFIX = "inspect:"
@@ -59,9 +58,16 @@ class Inspect(ProjectCommand):
         if len(names) != 1:
             hint = "for example `doit inspect:resnet50:export`"
             raise UsageError("inspect takes one MODEL or MODEL:STAGE", hint)
-        _check_options(options)
+        depth = options["depth"]
+        several = [f"--{name}" for name in ("nodes", "node", "tensor", "svg") if options[name]]
+        if len(several) > 1:
+            raise UsageError(f"{' and '.join(several)} cannot be combined", "use one of them")
+        if not options["svg"] and (options["begin"] or options["end"] or depth):
+            raise UsageError("--from, --to and --depth select a part to draw", "add --svg FILE")
+        if depth and not (depth.isdecimal() and int(depth) > 0):
+            raise UsageError(f"--depth expects a positive integer, found {depth!r}")
         session = Session.read_only(root)
-        model, graph = find_graph(session, "inspect", names[0].removeprefix(PREFIX))
+        model, graph = named_graph(session, "inspect", names[0].removeprefix(PREFIX))
         head = {"schema": SCHEMA, "model": model, "graph": graph.as_json()}
         if options["svg"]:
             document, lines = _draw(graph, head, options)
@@ -69,22 +75,8 @@ class Inspect(ProjectCommand):
             document, lines = _describe(session, graph, head, options)
         else:
             document, lines = _describe_engine(session, graph, head, options)
-        if options["json"]:
-            print_json(document)
-        else:
-            print_lines([*([graph.note] if graph.note else []), *lines])
+        print_answer(options, document, [*([graph.note] if graph.note else []), *lines])
         return 0
-
-
-def _check_options(options: Options) -> None:
-    several = [f"--{name}" for name in ("nodes", "node", "tensor", "svg") if options[name]]
-    depth = options["depth"]
-    if len(several) > 1:
-        raise UsageError(f"{' and '.join(several)} cannot be combined", "use one of them")
-    if not options["svg"] and (options["begin"] or options["end"] or depth):
-        raise UsageError("--from, --to and --depth select a part to draw", "add --svg FILE")
-    if depth and not (depth.isdecimal() and int(depth) > 0):
-        raise UsageError(f"--depth expects a positive integer, found {depth!r}")
 
 
 def _describe(
@@ -96,24 +88,47 @@ def _describe(
     document = {**head, **ask_inspection("describe", request)}
     tensors = document["tensors"]
     if options["node"]:
-        nodes = [
-            {
-                **node,
-                "tensors": {
-                    name: _tensor(node, name, tensors)
-                    for name in (*node["inputs"], *node["outputs"])
-                    if name
-                },
-            }
-            for node in _nodes_named(document, options["node"])
-        ]
-        return {**head, "nodes": nodes}, [line for node in nodes for line in _node_lines(node)]
+        return _describe_nodes(head, document, options["node"])
     if options["tensor"]:
         name = options["tensor"]
         if name not in tensors:
             raise _unknown("tensor", name, tensors)
-        return {**head, "tensors": {name: tensors[name]}}, _tensor_lines(name, tensors[name])
+        tensor = tensors[name]
+        sized = f"{_shape(tensor['sized'])} at the optimal sizes"
+        return {**head, "tensors": {name: tensor}}, [
+            f"{tensor['kind']} {name}: {_typed(tensor)}",
+            *_entry("shape", [sized] if tensor["sized"] != tensor["shape"] else []),
+            *_entry("size", [size(tensor["bytes"])] if tensor["bytes"] is not None else []),
+            *_entry("producer", [tensor["producer"]] if tensor["producer"] else []),
+            *_entry("consumers", tensor["consumers"] or ["none"]),
+        ]
     return document, _node_table(document) if options["nodes"] else _graph_lines(document)
+
+
+def _describe_nodes(
+    head: Document, document: Document, name: str
+) -> tuple[Document, Sequence[str]]:
+    """Return all nodes of a name, or the producer of that tensor, as JSON and text."""
+    found = [node for node in document["nodes"] if node["name"] == name]
+    found = found or [node for node in document["nodes"] if name in node["outputs"]]
+    if not found:
+        raise _unknown("node", name, [node["label"] for node in document["nodes"]])
+    nodes: list[Document] = []
+    lines: list[str] = []
+    for node in found:
+        ports = filter(None, (*node["inputs"], *node["outputs"]))
+        tensors = {port: _tensor(node, port, document["tensors"]) for port in ports}
+        nodes.append({**node, "tensors": tensors})
+        where = f" in {node['inside']}" if node["inside"] else ""
+        attributes = (f"{name} = {value}" for name, value in node["attributes"].items())
+        lines += [
+            f"{node['operator']} {node['label']}{where}",
+            *_entry("attributes", attributes),
+            *_entry("inputs", (_end(one, tensors, "producer") for one in node["inputs"])),
+            *_entry("outputs", (_end(one, tensors, "consumers") for one in node["outputs"])),
+            *_entry("MACs", [count(node["macs"])] if node["macs"] else []),
+        ]
+    return {**head, "nodes": nodes}, lines
 
 
 def _describe_engine(
@@ -129,7 +144,7 @@ def _describe_engine(
     ]
     for name, value in result.items():
         if name not in _ENGINE_HEADER and value not in (None, "", [], {}):
-            lines.append(f"  {name:<18}{_plain(value)}")
+            lines.append(f"  {name:<18}{plain(value)}")
     return {**head, "engine": result}, lines
 
 
@@ -150,16 +165,6 @@ def _draw(graph: GraphFile, head: Document, options: Options) -> tuple[Document,
     if answer["boxes"] < answer["nodes"]:
         text += "; draw parts of it with --from, --to and --depth"
     return {**head, "schema": DRAWING_SCHEMA, "svg": str(path), **answer}, [text]
-
-
-def _nodes_named(document: Document, name: str) -> list[Document]:
-    """Return the nodes of a name, or the producer of that tensor."""
-    nodes: list[Document] = document["nodes"]
-    found = [node for node in nodes if node["name"] == name]
-    found = found or [node for node in nodes if name in node["outputs"]]
-    if not found:
-        raise _unknown("node", name, [node["label"] for node in nodes])
-    return found
 
 
 def _unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
@@ -197,7 +202,7 @@ def _graph_lines(document: Document) -> list[str]:
         *_entry("outputs", [f"{one['name']}: {_typed(one)}" for one in document["outputs"]]),
         *_entry("weights", [weights]),
         *_entry("largest", largest),
-        *_entry("MACs", list(_macs(document["macs"]))),
+        *_entry("MACs", _macs(document["macs"])),
         *_entry("domains", [f"{name}: {_counts(found)}" for name, found in domains.items()]),
         *_entry("functions", functions),
         "",
@@ -211,7 +216,13 @@ def _macs(macs: Document) -> Iterator[str]:
     if unknown and not macs["complete"]:
         total = f"at least {total}" if macs["total"] else "unknown"
     sizes = ", ".join(f"{name} = {value}" for name, value in macs["dims"].items())
-    yield f"{total}{f' at {sizes}' if sizes else ''}{_formula(macs['formula'])}"
+    terms, formula = macs["formula"] or {}, ""  # per dynamic dimension
+    if len(terms) == 1 and not {"*", "^"} & set(name := next(iter(terms))):
+        formula = f"; {large(terms[name])} per {name}" if name else ""
+    elif terms:
+        parts = (f"{large(n)} {TIMES} {term}" if term else large(n) for term, n in terms.items())
+        formula = f"; {' + '.join(parts)}"
+    yield f"{total}{f' at {sizes}' if sizes else ''}{formula}"
     shares = ", ".join(
         f"{name} {large(found['macs'])} in {found['nodes']}"
         for name, found in list(macs["operators"].items())[:_SHOWN_OPERATORS]
@@ -227,16 +238,6 @@ def _macs(macs: Document) -> Iterator[str]:
         yield f"not counted (unknown operator): {_counts(macs['unknown_operators'])}"
     if macs["loops_counted_once"]:
         yield "loop bodies are counted once, as the number of iterations is unknown"
-
-
-def _formula(terms: Mapping[str, int] | None) -> str:
-    """Return the MACs per dynamic dimension: ``; 4.09 G per batch``."""
-    if not terms or set(terms) == {""}:
-        return ""
-    if len(terms) == 1 and not {"*", "^"} & set(name := next(iter(terms))):
-        return f"; {large(terms[name])} per {name}"
-    parts = (f"{large(n)} {TIMES} {term}" if term else large(n) for term, n in terms.items())
-    return f"; {' + '.join(parts)}"
 
 
 def _operator_table(document: Document) -> list[str]:
@@ -280,47 +281,22 @@ def _node_table(document: Document) -> list[str]:
     return format_table(("operator", "name", "inputs", "outputs", "MACs>"), rows)
 
 
-def _node_lines(node: Document) -> list[str]:
-    where = f" in {node['inside']}" if node["inside"] else ""
-    attributes = [f"{name} = {value}" for name, value in node["attributes"].items()]
-    return [
-        f"{node['operator']} {node['label']}{where}",
-        *_entry("attributes", attributes),
-        *_entry("inputs", [_end(name, node, "producer") for name in node["inputs"]]),
-        *_entry("outputs", [_end(name, node, "consumers") for name in node["outputs"]]),
-        *_entry("MACs", [count(node["macs"])] if node["macs"] else []),
-    ]
-
-
-def _end(name: str, node: Document, other: str) -> str:
+def _end(name: str, tensors: Document, other: str) -> str:
     """Return an input with its producer, or an output with its consumers."""
     if not name:
         return "(omitted)"
-    tensor = node["tensors"].get(name)
+    tensor = tensors.get(name)
     if tensor is None:  # of the graph around a body
         return name
     text = f"{name}: {_typed(tensor)}"
     if other == "producer":
         return f"{text} from {tensor['producer'] or tensor['kind']}"
     consumers = tensor["consumers"] or [tensor["kind"] if tensor["kind"] == "output" else "nothing"]
-    rest = len(consumers) - _SHOWN_CONSUMERS
-    more = f" and {rest} more" if rest > 0 else ""
-    return f"{text} to {', '.join(consumers[:_SHOWN_CONSUMERS])}{more}"
+    return f"{text} to {first_names(consumers, _SHOWN_CONSUMERS)}"
 
 
-def _tensor_lines(name: str, tensor: Document) -> list[str]:
-    sized = f"{_shape(tensor['sized'])} at the optimal sizes"
-    return [
-        f"{tensor['kind']} {name}: {_typed(tensor)}",
-        *_entry("shape", [sized] if tensor["sized"] != tensor["shape"] else []),
-        *_entry("size", [size(tensor["bytes"])] if tensor["bytes"] is not None else []),
-        *_entry("producer", [tensor["producer"]] if tensor["producer"] else []),
-        *_entry("consumers", tensor["consumers"] or ["none"]),
-    ]
-
-
-def _entry(title: str, lines: Sequence[str]) -> list[str]:
-    return [f"  {'' if at else title:<{_INDENT}}{line}" for at, line in enumerate(lines)]
+def _entry(title: str, lines: Iterable[str]) -> list[str]:
+    return titled_lines(title, lines, _INDENT)
 
 
 def _typed(tensor: Document) -> str:
@@ -335,14 +311,6 @@ def _shape(shape: Sequence[Any] | None) -> str:
 
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {TIMES}{number}" for name, number in counts.items())
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_plain(entry)}" for name, entry in value.items())
-    if isinstance(value, list):
-        return ", ".join(map(_plain, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _shown_path(path: Path) -> str:

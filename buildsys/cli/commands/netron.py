@@ -14,11 +14,10 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from buildsys.cli.command import Options, ProjectCommand, option
-from buildsys.cli.graph_files import STORED, GraphFile, find_graph
+from buildsys.cli.graph_files import STORED, GraphFile, named_graph
 from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError, Unavailable, UsageError
 
@@ -44,7 +43,7 @@ class Netron(ProjectCommand):
             hint = "for example `doit netron resnet50:export`"
             raise UsageError("netron takes one MODEL or MODEL:STAGE", hint)
         port = _port(options["port"])
-        _, graph = find_graph(Session.read_only(root), "netron", names[0])
+        _, graph = named_graph(Session.read_only(root), "netron", names[0])
         if not graph.is_onnx:
             hint = "show the graph of an earlier stage"
             raise UsageError(f"{graph.target} is a TensorRT engine; netron cannot show it", hint)
@@ -61,7 +60,7 @@ class Netron(ProjectCommand):
 def _serve(file: Path, port: int, *, browse: bool) -> None:
     netron: Any = importlib.import_module("netron")
     logging.getLogger("netron").setLevel(logging.CRITICAL)  # it announces the address as well
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with contextlib.redirect_stdout(None):
             host, bound = netron.start(str(file), (_HOST, port), browse=browse)
@@ -74,11 +73,6 @@ def _serve(file: Path, port: int, *, browse: bool) -> None:
         signal.signal(signal.SIGTERM, before)
         with contextlib.redirect_stdout(None):
             netron.stop((_HOST, port))
-
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    del number, frame
-    raise KeyboardInterrupt
 
 
 def _port(text: str) -> int:

@@ -22,7 +22,7 @@ from buildsys.cli.command import (
     print_lines,
     require_model,
 )
-from buildsys.cli.console.table import format_table
+from buildsys.cli.console.rows import format_table
 from buildsys.errors import ManifestErrors, StageError, UsageError
 from buildsys.manifest.project import STATE_FOLDER, Project, load_project
 from buildsys.system.files import replace_file

@@ -1,4 +1,4 @@
-"""Rows of a coloured word, a name and details."""
+"""Text output of commands: coloured rows, titled lines and tables."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import time
 from calendar import timegm
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from buildsys.report.formatting import align
 
 _STYLES = {
     "fresh": "green", "stale": "bold red", "may rerun": "yellow", "restore": "cyan", "run": "bold",
@@ -19,7 +21,7 @@ _UNITS = ((86400, "day"), (3600, "h"), (60, "min"))
 
 @dataclass(frozen=True)
 class Row:
-    """A state in one word, a name, details below, a note next to it."""
+    """A state in one word, and a name with a note and details."""
 
     word: str
     text: str
@@ -63,6 +65,18 @@ def _print_with_rich(rows: Iterable[Row], closing: Iterable[str], width: int) ->
             console.print(Padding(Text(line, overflow="fold"), (0, 0, 0, width + 2)))
     for line in closing:
         console.print(Text(line), soft_wrap=True)
+
+
+def titled_lines(title: str, lines: Iterable[str], indent: int) -> list[str]:
+    """Return lines with a title in front of the first."""
+    return [f"  {'' if at else title:<{indent}}{line}" for at, line in enumerate(lines)]
+
+
+def format_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table; ``>`` ends titles of right-aligned columns."""
+    names = [title.removesuffix(">") for title in titles]
+    cells = align([names, *rows], [title.endswith(">") for title in titles])
+    return ["  ".join(line).rstrip() for line in cells]
 
 
 def time_ago(started: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from unicodedata import east_asian_width
+
+from buildsys.report.formatting import align, display_width
 
 _SPECIAL = re.compile(r"([\\`*<|\[\]]|(?<![^\W_])_|_(?![^\W_]))")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -40,21 +41,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     right = [column.endswith(">") for column in columns]
     # a bar ends a cell even inside a code span; one that is escaped already stays as it is
     cells = [[re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in row] for row in rows]
-    titles = [column.removesuffix(">") for column in columns]
-    widths = [max(3, *(_width(row[at]) for row in (titles, *cells))) for at in range(len(titles))]
+    titles, *cells = align([[column.removesuffix(">") for column in columns], *cells], right, 3)
     rule = [
-        "-" * (width - 1) + (":" if at_right else "-")
-        for width, at_right in zip(widths, right, strict=True)
+        "-" * (display_width(title) - 1) + (":" if at_right else "-")
+        for title, at_right in zip(titles, right, strict=True)
     ]
-
-    def padded(row: Sequence[str]) -> str:
-        parts = []
-        for cell, width, at_right in zip(row, widths, right, strict=True):
-            fill = " " * (width - _width(cell))
-            parts.append(fill + cell if at_right else cell + fill)
-        return f"| {' | '.join(parts)} |"
-
-    return [padded(row) for row in (titles, rule, *cells)]
+    return [f"| {' | '.join(row)} |" for row in (titles, rule, *cells)]
 
 
 def section(title: str) -> tuple[str, str, str]:
@@ -64,7 +56,3 @@ def section(title: str) -> tuple[str, str, str]:
 
 def _one_line(text: str) -> str:
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", " ".join(text.split()))
-
-
-def _width(text: str) -> int:
-    return sum(2 if east_asian_width(char) in "WF" else 1 for char in text)

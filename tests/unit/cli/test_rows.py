@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from buildsys.cli.console.rows import Row, print_rows, time_ago
-from buildsys.cli.console.table import format_table
+from buildsys.cli.console.rows import Row, format_table, print_rows, time_ago
 
 
 def utc(seconds_ago: float) -> str:

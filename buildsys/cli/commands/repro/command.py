@@ -24,7 +24,7 @@ from buildsys.cli.command import (
 )
 from buildsys.cli.commands.repro.artifacts import EQUAL, Artifact, compare_builds
 from buildsys.cli.commands.repro.two_builds import Built, build_twice
-from buildsys.cli.console.table import format_table
+from buildsys.cli.console.rows import format_table
 from buildsys.errors import UsageError
 from buildsys.execution.builder_versions import builder_versions
 from buildsys.manifest.project import load_project
