@@ -193,7 +193,13 @@ class Backend(Protocol):
         ...
 
 
+def shares(amounts: Mapping[str, float]) -> dict[str, float]:
+    """Return each part of the total, by name; {} without a total."""
+    total = sum(amounts.values())
+    return {name: part / total for name, part in sorted(amounts.items())} if total else {}
+
+
 def uses_tf32(options: Options) -> bool:
-    """Return True if an fp32 engine of TensorRT multiplies in TF32, the default."""
+    """Return True if TensorRT multiplies float32 in TF32, its default."""
     chosen = options.get("tf32", (options.get("flags") or {}).get("tf32"))
     return True if chosen is None else bool(chosen)

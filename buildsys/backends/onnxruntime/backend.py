@@ -44,12 +44,8 @@ _SPINNING = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning
 _MODES = {"sequential": "ORT_SEQUENTIAL", "parallel": "ORT_PARALLEL"}
 
 
-class OrtSession:
+class OrtSession(OrtGraph):
     """A loaded engine."""
-
-    def __init__(self, graph: OrtGraph, device: str) -> None:
-        self.graph = graph
-        self._device = device
 
     @property
     def profiles(self) -> list[dict[str, dict[str, tuple[int, ...]]]]:
@@ -60,22 +56,23 @@ class OrtSession:
         self, inputs: Mapping[str, Tensor], profile: int | None = None  # noqa: ARG002
     ) -> dict[str, Tensor]:  # fmt: skip
         """Return the outputs by name."""
-        return self.graph.run(inputs)
+        return super().run(inputs)
 
     def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:  # noqa: ARG002
         """Return a call for inputs and outputs on the device."""
-        self.graph.run(inputs)  # reports wrong inputs
-        ports = (*self.graph.inputs, *self.graph.outputs)
+        self.run(inputs)  # reports wrong inputs
+        ports = (*self.inputs, *self.outputs)
         if any(port.dtype == "string" or port.dtype in BIT_DTYPES for port in ports):
-            return lambda: self.graph.run(inputs)  # a binding cannot hold these types
-        session = self.graph.session
+            return lambda: self.run(inputs)  # a binding cannot hold these types
+        session = self.session
+        device = "cuda" if _PROVIDERS["cuda"] in session.get_providers() else "cpu"
         binding = session.io_binding()
-        for port in self.graph.inputs:
+        for port in self.inputs:
             array = np.asarray(inputs[port.name].array, order="C")
-            value = ort.OrtValue.ortvalue_from_numpy(array, self._device, 0)
+            value = ort.OrtValue.ortvalue_from_numpy(array, device, 0)
             binding.bind_ortvalue_input(port.name, value)
-        for port in self.graph.outputs:
-            binding.bind_output(port.name, self._device)
+        for port in self.outputs:
+            binding.bind_output(port.name, device)
 
         def run() -> None:
             session.run_with_iobinding(binding)
@@ -178,8 +175,7 @@ def load(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
     Raises: Unavailable: its execution provider is not available.
     """
     prepare(options)
-    session = _session_options(options, "disable")
-    return OrtSession(_open(engine, session, options, operators), options["provider"])
+    return _open(engine, _session_options(options, "disable"), options, operators)
 
 
 def load_graph(
@@ -193,13 +189,13 @@ def load_graph(
     options = {"provider": provider}
     prepare(options)
     session = session_options(optimization="all", intra_op_threads=intra_op_threads)
-    return OrtSession(_open(model, session, options, operators), provider)
+    return _open(model, session, options, operators)
 
 
 def unload(session: Session) -> None:
     """Free the session's threads and memory, despite remaining references."""
     if isinstance(session, OrtSession):
-        del session.graph
+        del session.session
 
 
 def device(options: Options) -> Figures:
@@ -236,9 +232,9 @@ def _session_options(options: Options, optimization: str) -> ort.SessionOptions:
 
 def _open(
     model: Path, session: ort.SessionOptions, options: Options, operators: tuple[OperatorUse, ...]
-) -> OrtGraph:
+) -> OrtSession:
     provider = _PROVIDERS[options["provider"]]
-    graph = OrtGraph(model, session, [provider], [use.path for use in operators])
+    graph = OrtSession(model, session, [provider], [use.path for use in operators])
     # it falls back to the CPU with no more than a log line
     if provider not in graph.session.get_providers():
         raise Unavailable(
@@ -287,25 +283,17 @@ def _optimization(options: Options) -> str:
 
 
 def _messages(options: Options) -> list[str]:
-    messages = []
-    if _optimization(options) == "all":
-        messages.append(
-            "optimized for the kind of processor that built it: it may not run, or run slowly, on"
-            " others"
-        )
-    if options["provider"] == "cpu" and options["precision"] == "fp16":
-        messages.append(
-            "the CPU computes float16 in float32, without rounding between its nodes; "
-            "the stage convert has checked that rounding and the range of float16"
-        )
-    if options["precision"] == "fp8":
-        messages.append(
-            "fp8 is computed in float32 between its quantizers, optimized up to basic; its speed is"
-            " not meaningful"
-        )
-    if _is_emulated(options):
-        messages.append(
-            "bfloat16 is emulated: computed in float32, every result rounded; its speed is not"
-            " meaningful"
-        )
-    return messages
+    precision, is_cpu = options["precision"], options["provider"] == "cpu"
+    messages = {
+        "optimized for the kind of processor that built it: it may not run, or run slowly, on"
+        " others": _optimization(options) == "all",
+        "the CPU computes float16 in float32, without rounding between its nodes; "
+        "the stage convert has checked that rounding and the range of float16": (
+            is_cpu and precision == "fp16"
+        ),
+        "fp8 is computed in float32 between its quantizers, optimized up to basic; its speed is"
+        " not meaningful": precision == "fp8",
+        "bfloat16 is emulated: computed in float32, every result rounded; its speed is not"
+        " meaningful": _is_emulated(options),
+    }
+    return [text for text, applies in messages.items() if applies]

@@ -11,7 +11,8 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from buildsys.backends.interface import Figures
+from buildsys.backends.interface import Figures, shares
+from buildsys.onnx_graphs.onnx_file import dtype_name
 
 _INDEX_OPERATORS = ("Shape", "Size", "ArgMax", "ArgMin", "NonZero")
 _BOOL_OPERATORS = (
@@ -37,8 +38,8 @@ def graph_facts(model_file: Path) -> Figures:
         "outputs": [_tensor_facts(value) for value in model.graph.output],
         "layers": dict(sorted(nodes.items())),
         "precision_shares": {
-            "layers": _shares(_node_types(model.graph)),
-            "weights": _shares(weights),
+            "layers": shares(_node_types(model.graph)),
+            "weights": shares(weights),
         },
     }
 
@@ -84,12 +85,4 @@ def _tensor_facts(value: Any) -> dict[str, Any]:
 
 
 def _type_name(elem_type: int) -> str:
-    if elem_type == TensorProto.UNDEFINED:
-        return "unknown"
-    name = str(TensorProto.DataType.Name(elem_type)).lower()
-    return {"float": "float32", "double": "float64"}.get(name, name)
-
-
-def _shares(counts: Mapping[str, int]) -> dict[str, float]:
-    total = sum(counts.values())
-    return {name: count / total for name, count in sorted(counts.items())} if total else {}
+    return "unknown" if elem_type == TensorProto.UNDEFINED else dtype_name(elem_type)

@@ -57,10 +57,11 @@ class OrtGraph:
         options: ort.SessionOptions | None = None,
         providers: Sequence[Any] | None = None,
         libraries: Iterable[Path] = (),
+        shown: str = "the graph",
     ) -> None:
         """Load ``model``; a graph with external data needs a path.
 
-        ``libraries`` contain custom operators; each is registered once.
+        ``libraries`` contain custom operators; each is registered once. ``shown`` is for messages.
         Raises: StageError: ONNX Runtime refuses the graph (names the node without a kernel) or a
         library.
         """
@@ -71,11 +72,12 @@ class OrtGraph:
             register = partial(settings.register_custom_ops_library, str(library.absolute()))
             _call(f"cannot take the operator library {library.name}", register)
         self.session: ort.InferenceSession = _call(
-            "cannot load the graph",
+            f"cannot load {shown}",
             lambda: ort.InferenceSession(
                 source, sess_options=settings, providers=providers or ["CPUExecutionProvider"]
             ),
         )
+        self._shown = shown
         self.inputs = tuple(_port(argument) for argument in self.session.get_inputs())
         self.outputs = tuple(_port(argument) for argument in self.session.get_outputs())
 
@@ -90,35 +92,24 @@ class OrtGraph:
             raise StageError(f"the graph needs the input {missing[0]}, and only {given} is given")
         names = [port.name for port in self.outputs]
         feeds = {port.name: _feed(inputs[port.name]) for port in self.inputs}
-        if any(port.dtype in BIT_DTYPES for port in self.outputs):
-            return self._run_for_bits(names, feeds)
-        found = _call("cannot run the graph", lambda: self.session.run(names, feeds))
-        return {
-            port.name: tensor_of(value, port.dtype)
-            for port, value in zip(self.outputs, found, strict=True)
-        }
-
-    def _run_for_bits(self, names: list[str], feeds: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Run with OrtValues: ``run`` cannot return types unknown to numpy."""
-        texts = [
-            name
-            for name, value in feeds.items()
-            if isinstance(value, np.ndarray) and value.dtype.kind == "O"
-        ]
-        if texts:
-            raise StageError(
-                f"ONNX Runtime cannot take the string input {texts[0]} together with an output"
-                " of a type unknown to numpy"
-            )
-        values = {
-            name: ort.OrtValue.ortvalue_from_numpy(value)
-            if isinstance(value, np.ndarray)
-            else value
-            for name, value in feeds.items()
-        }
-        found = _call(
-            "cannot run the graph", lambda: self.session.run_with_ort_values(names, values)
-        )
+        what = f"cannot run {self._shown}"
+        if not any(port.dtype in BIT_DTYPES for port in self.outputs):
+            found = _call(what, lambda: self.session.run(names, feeds))
+            return {
+                port.name: tensor_of(value, port.dtype)
+                for port, value in zip(self.outputs, found, strict=True)
+            }
+        # with OrtValues: ``run`` cannot return types unknown to numpy
+        values = {}
+        for name, feed in feeds.items():
+            is_array = isinstance(feed, np.ndarray)
+            if is_array and feed.dtype.kind == "O":
+                raise StageError(
+                    f"ONNX Runtime cannot take the string input {name} together with an output"
+                    " of a type unknown to numpy"
+                )
+            values[name] = ort.OrtValue.ortvalue_from_numpy(feed) if is_array else feed
+        found = _call(what, lambda: self.session.run_with_ort_values(names, values))
         return {
             port.name: _read(value, port.dtype)
             for port, value in zip(self.outputs, found, strict=True)
@@ -163,17 +154,15 @@ def _call(what: str, function: Callable[[], T]) -> T:
         return function()
     except _FAILURES as error:
         text = " ".join(_PREFIX.sub("", str(error)).split())
-        if kernel := _NO_KERNEL.search(text):
-            node = _node_text(kernel[2])
+        kernel, failed = _NO_KERNEL.search(text), _FAILED_NODE.search(text)
+        if found := kernel or failed:
+            node = f"node {found[2]}" if found[2] else "a node without a name"
+        if kernel:
             text = f"ONNX Runtime has no kernel for {kernel[1]} with these types ({node})"
-        elif failed := _FAILED_NODE.search(text):
-            text = f"{failed[1]} ({_node_text(failed[2])}) failed: {_CPP_PLACE.sub('', failed[3])}"
+        elif failed:
+            text = f"{failed[1]} ({node}) failed: {_CPP_PLACE.sub('', failed[3])}"
         text = text if kernel or len(text) <= 400 else text[:400] + "…"
         raise StageError(f"ONNX Runtime {what}: {text}") from error
-
-
-def _node_text(node: str) -> str:
-    return f"node {node}" if node else "a node without a name"
 
 
 def _port(argument: Any) -> Port:

@@ -20,6 +20,7 @@ from buildsys.backends.interface import UnsupportedNode
 from buildsys.backends.onnxruntime import kernels
 from buildsys.backends.onnxruntime.kernels import Operator
 from buildsys.backends.onnxruntime.session import session_options
+from buildsys.onnx_graphs.onnx_file import subgraphs
 
 _DEFAULT_DOMAIN = ("", "ai.onnx")
 _IR_VERSION = 10  # supported by every ONNX Runtime here
@@ -91,20 +92,15 @@ def _tensor_types(graph: Any) -> Iterator[tuple[str, int]]:
             yield value.name, value.type.tensor_type.elem_type
     yield from ((tensor.name, tensor.data_type) for tensor in graph.initializer)
     for node in graph.node:
-        for body in _bodies(node):
+        for body in subgraphs(node):
             yield from _tensor_types(body)
-
-
-def _bodies(node: Any) -> Iterator[Any]:
-    for attribute in node.attribute:
-        yield from (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs)
 
 
 def _nodes(nodes: Any) -> Iterator[tuple[int, Any]]:
     """Yield nodes of all levels with their outermost node's index."""
     for index, node in enumerate(nodes):
         yield index, node
-        for body in _bodies(node):
+        for body in subgraphs(node):
             yield from ((index, inner) for _, inner in _nodes(body.node))
 
 
@@ -112,7 +108,7 @@ def _has_own_kernel(node: Any, opset: int, tensors: Mapping[str, int]) -> bool:
     """Return True if the node has a kernel or unknown types."""
     known = all(tensors.get(name) for name in node.input if name)
     own = node.domain in _DEFAULT_DOMAIN and onnx.defs.has(node.op_type, opset, "")
-    if not known or not own or any(_bodies(node)):
+    if not known or not own or any(subgraphs(node)):
         return True
     schema = onnx.defs.get_schema(node.op_type, opset, "")
     types: dict[str, str] = {}

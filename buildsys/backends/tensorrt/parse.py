@@ -9,7 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from buildsys.backends.interface import BuildRequest, Figures, UnsupportedNode, raise_refused
+from buildsys.backends.interface import (
+    BuildRequest,
+    Figures,
+    UnsupportedNode,
+    raise_refused,
+    shares,
+)
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.enum_tables import DTYPES
 from buildsys.backends.tensorrt.library import Library
@@ -123,10 +129,9 @@ def network_facts(library: Library, network: Any) -> Figures:
     layers = [network.get_layer(index) for index in range(network.num_layers)]
     kinds = Counter(str(layer.type.name).lower() for layer in layers)
     types = Counter(dtypes[layer.get_output_type(0)] for layer in layers if layer.num_outputs)
-    shares = {name: count / types.total() for name, count in sorted(types.items())}
     return {
         "layers": dict(sorted(kinds.items())),
-        "precision_shares": {"layers": shares},
+        "precision_shares": {"layers": shares(types)},
         "precision_of": "network",
     }
 

@@ -81,15 +81,15 @@ def _torch_model(job: Job) -> tuple[Model, str]:
 
 def _onnx_model(job: Job) -> tuple[Model, str]:
     """Return the ONNX source in a session, and its weights' origin."""
-    from buildsys.models.onnx_reference import OnnxReference
+    from buildsys.backends.onnxruntime.session import OrtGraph
 
     name = job.options["source"]["onnx"]
     if not (job.project / name).is_file():
         raise StageError(f"{name} does not exist in the project")
     with TemporaryDirectory(dir=job.outputs["result"].parent) as folder:
         file = _implemented_file(job, Path(folder))
-        reference = OnnxReference(file, name, implementation_of(job).libraries)
-    return lambda inputs, _dims: reference(inputs), f"from {name}"
+        graph = OrtGraph(file, libraries=implementation_of(job).libraries, shown=name)
+    return lambda inputs, _dims: graph.run(inputs), f"from {name}"
 
 
 def _implemented_file(job: Job, folder: Path) -> Path:

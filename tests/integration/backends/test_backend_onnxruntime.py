@@ -107,7 +107,7 @@ def test_every_field_reaches_the_session(tmp_path: Path) -> None:
     }  # fmt: skip
     engine, facts = build(tmp_path, conv_bn(), **fields)
     session = backend.load(engine, options(**fields))
-    used = session.graph.session.get_session_options()
+    used = session.session.get_session_options()
     assert (used.intra_op_num_threads, used.inter_op_num_threads) == (1, 2)
     assert used.execution_mode == ort.ExecutionMode.ORT_PARALLEL
     assert used.graph_optimization_level == ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -121,7 +121,7 @@ def test_no_number_of_threads_is_one_per_core(tmp_path: Path) -> None:
     engine, facts = build(tmp_path, one_node("Relu"))
     assert facts["settings"]["intra_op_threads"] == usable_cores() >= 1
     session = backend.load(engine, options())
-    assert session.graph.session.get_session_options().intra_op_num_threads == usable_cores()
+    assert session.session.get_session_options().intra_op_num_threads == usable_cores()
 
 
 def test_a_bound_call_runs_the_engine_again(tmp_path: Path) -> None:
