@@ -41,7 +41,6 @@ _EXTENDS: Schema = {
 }
 _USE: Schema = {**_PATH, "description": "Engine preset of engines.yaml to start from."}
 _ALONE = ("model", "extends", "matrix")  # not allowed in project defaults
-_NAME: Schema = {"type": "string", "description": "Name of the model in targets and paths."}
 
 
 def write_schemas(folder: Path) -> list[Path]:
@@ -85,7 +84,8 @@ def _model_schema() -> Schema:
             fields[name] = {**field, "description": section["description"]}
     preset = {**_PATH, "description": "Name of an engine preset."}
     fields["engines"]["items"] = {"anyOf": [preset, fields["engines"]["items"]]}
-    fields["model"] = _NAME  # without the pattern, which placeholders do not match
+    # without the pattern, which placeholders do not match
+    fields["model"] = {"type": "string", "description": fields["model"]["description"]}
     fields |= {"extends": _EXTENDS, "matrix": _MATRIX, "dynamic_axes": _DYNAMIC_AXES}
     return schema
 

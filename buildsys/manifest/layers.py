@@ -1,12 +1,13 @@
-"""Merging of a manifest with the files named by ``extends``."""
+"""Merging of a manifest with extended files and engine presets."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from buildsys.errors import ManifestError
-from buildsys.manifest.problem import Problem, expected, show_value, suggest_file
+from buildsys.manifest.problem import Problem, expected, show_value, suggest, suggest_file
 from buildsys.manifest.schema.network import DATA_KINDS, SOURCE_KINDS
 from buildsys.manifest.value_tree import FieldPath, ValueNode
 from buildsys.manifest.workspace import Workspace
@@ -14,6 +15,7 @@ from buildsys.manifest.workspace import Workspace
 MAX_FILES = 100  # extended by one manifest, directly or not
 
 _NOT_INHERITED = ("model", "extends")
+Presets = Mapping[str, "ValueNode | None"]  # None: broken and already reported
 
 
 def merge(base: ValueNode, override: ValueNode, path: FieldPath = ()) -> ValueNode:
@@ -76,8 +78,12 @@ class Layers:
         if not isinstance(name, str) or not name.strip() or "\0" in name:
             return Problem(node.origin, expected("the path of a manifest", name))
         path = Path(os.path.normpath(file.parent / name))
-        inside = (self._workspace.root, self._workspace.configs)
-        if Path(name).is_absolute() or not any(_is_inside(path, folder) for folder in inside):
+        folders = (self._workspace.root.resolve(), self._workspace.configs.resolve())
+        try:
+            is_inside = any(path.resolve().is_relative_to(folder) for folder in folders)
+        except (OSError, RuntimeError):  # RuntimeError: a loop of links, before Python 3.13
+            is_inside = False
+        if Path(name).is_absolute() or not is_inside:
             hint = "paths are relative to this file"
             return Problem(node.origin, f"path {show_value(name)} leaves the project", hint)
         if path in users:
@@ -95,8 +101,85 @@ class Layers:
         return path
 
 
-def _is_inside(path: Path, folder: Path) -> bool:
-    try:
-        return path.resolve().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError):
-        return False
+def build_presets(document: ValueNode) -> tuple[dict[str, ValueNode | None], list[Problem]]:
+    """Return every preset of engines.yaml, merged over its base."""
+    if not isinstance(document.value, dict):
+        return {}, [Problem(document.origin, expected("a map of engine presets", document.value))]
+    presets: dict[str, ValueNode | None] = dict.fromkeys(document.value)
+    problems: list[Problem] = []
+    for name, node in document.items():
+        if not isinstance(node.value, dict):
+            problems.append(Problem(node.origin, expected("a map of engine fields", node.value)))
+            continue
+        if named := node.get("name"):
+            text = "an engine preset is named by its key"
+            problems.append(Problem(named.origin, text, "remove name", of_key=True))
+        built = _build(document, name, (), problems)
+        if built is not None:
+            presets[name] = built.with_member("name", ValueNode(name, node.origin))
+    return presets, problems
+
+
+def _build(
+    document: ValueNode, name: str, users: tuple[str, ...], problems: list[Problem]
+) -> ValueNode | None:
+    node = document.value[name]
+    if not isinstance(node.value, dict):
+        return None
+    used = node.get("use")
+    if used is None:
+        return ValueNode(node.value, node.origin)
+    if used.value in (*users, name):
+        chain = " → ".join([*users, name, used.value])
+        text = f"the engine preset uses itself: {chain}"
+        problems.append(Problem(used.origin, text, "break the cycle"))
+        return None
+    if not _is_known(used, document.value, problems):
+        return None
+    base = _build(document, used.value, (*users, name), problems)
+    return merge(base, node.without("use")) if base is not None else None
+
+
+def resolve_engines(tree: ValueNode, presets: Presets | None) -> tuple[ValueNode, list[Problem]]:
+    """Return the tree with every entry of ``engines`` written out.
+
+    Entries with a broken preset are dropped, as it has been reported; ``presets`` is None if
+    engines.yaml cannot be read.
+    """
+    engines = tree.get("engines")
+    if engines is None or not isinstance(engines.value, list):
+        return tree, []
+    problems: list[Problem] = []
+    complete = [_resolve_entry(entry, presets, problems) for entry in engines.value]
+    kept = ValueNode([entry for entry in complete if entry is not None], engines.origin)
+    return tree.with_member("engines", kept), problems
+
+
+def _resolve_entry(
+    entry: ValueNode, presets: Presets | None, problems: list[Problem]
+) -> ValueNode | None:
+    used = entry if isinstance(entry.value, str) else entry.get("use")
+    if used is None:
+        if isinstance(entry.value, dict):
+            return entry
+        what = "the name of an engine preset or a map of engine fields"
+        problems.append(Problem(entry.origin, expected(what, entry.value)))
+        return None
+    if presets is None or not _is_known(used, presets, problems):
+        return None
+    preset = presets[used.value]
+    if preset is None:
+        return None
+    preset = preset.with_member("name", ValueNode(used.value, used.origin))
+    return preset if used is entry else merge(preset, entry.without("use"))
+
+
+def _is_known(used: ValueNode, presets: Presets, problems: list[Problem]) -> bool:
+    if isinstance(used.value, str) and used.value in presets:
+        return True
+    if isinstance(used.value, str):
+        text = f"unknown engine preset {show_value(used.value)}"
+        problems.append(Problem(used.origin, text, suggest(used.value, presets, what="presets")))
+    else:
+        problems.append(Problem(used.origin, expected("the name of an engine preset", used.value)))
+    return False

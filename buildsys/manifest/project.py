@@ -123,10 +123,8 @@ def load_project(
     if load.errors:
         # each user of a shared value reports its error
         distinct = {(error.file, error.key, error.problem): error for error in load.errors}
-        places = {key: (str(e.file), e.line or 0, e.column or 0) for key, e in distinct.items()}
-        raise ManifestErrors(
-            tuple(distinct[key] for key in sorted(distinct, key=places.__getitem__))
-        )
+        errors = sorted(distinct.values(), key=lambda e: (str(e.file), e.line or 0, e.column or 0))
+        raise ManifestErrors(tuple(errors))
     return replace(project, models=models)
 
 
@@ -170,7 +168,14 @@ class _Load:
         for file, entry in entries.items():
             for name, text in entry.models:
                 if name in models:
-                    self.errors.append(self._duplicate(file, name, models[name].file))
+                    from buildsys.manifest.problem import Problem
+                    from buildsys.manifest.value_tree import ValueOrigin
+
+                    workspace = self._resolver.workspace
+                    workspace.document(root / file)  # positions are those of a file that was read
+                    text = f'model "{name}" is already declared in {models[name].file}'
+                    origin = ValueOrigin(Path(file), ("model",))
+                    self.errors += workspace.errors([Problem(origin, text, "rename one of them")])
                 else:
                     trace = partial(_trace_origins, self._project, file, name)
                     models[name] = ResolvedModel(name, file, text, trace)
@@ -222,16 +227,6 @@ class _Load:
 
     def _is_settled(self, found: Stamp | None) -> bool:
         return found is None or found.is_settled(self._started_ns)
-
-    def _duplicate(self, file: str, name: str, other: str) -> ManifestError:
-        from buildsys.manifest.problem import Problem
-        from buildsys.manifest.value_tree import ValueOrigin
-
-        workspace = self._resolver.workspace
-        workspace.document(self._project.root / file)  # positions are those of a file that was read
-        text = f'model "{name}" is already declared in {other}'
-        problem = Problem(ValueOrigin(Path(file), ("model",)), text, "rename one of them")
-        return workspace.errors([problem])[0]
 
     def _manifests(self) -> list[str]:
         folder = f"{self._project.configs}/models"

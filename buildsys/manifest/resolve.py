@@ -17,10 +17,8 @@ from buildsys.manifest.checks.engines import toolchain_problems, unknown_toolcha
 from buildsys.manifest.checks.model import check_model, unused_dims
 from buildsys.manifest.checks.referenced_files import file_problems
 from buildsys.manifest.checks.view import ManifestView
-from buildsys.manifest.dynamic_axes import name_dynamic_axes
-from buildsys.manifest.engine_presets import Presets, build_presets, resolve_engines
-from buildsys.manifest.layers import Layers, merge
-from buildsys.manifest.matrix import expand_matrix
+from buildsys.manifest.expansion import expand_matrix, name_dynamic_axes
+from buildsys.manifest.layers import Layers, Presets, build_presets, merge, resolve_engines
 from buildsys.manifest.problem import Problem, expected, problem_at
 from buildsys.manifest.schema.engines import Engine
 from buildsys.manifest.schema.model import ModelSpec

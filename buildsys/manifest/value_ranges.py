@@ -42,7 +42,19 @@ def data_problem(dtype: object, data: object) -> Found | None:
     if "images" in data and dtype not in IMAGE_DTYPES:
         text = f"cannot convert images to dtype {dtype}"
         return "images", text, f"supported: {', '.join(IMAGE_DTYPES)}"
-    return _constant_problem(dtype, data["constant"]) if "constant" in data else None
+    value = data.get("constant")
+    if not isinstance(value, (bool, int, float, str)):
+        return None
+    if isinstance(value, str) != (dtype == "string"):
+        kind = "a string" if isinstance(value, str) else "a number or boolean"
+        return "constant", f"the constant is {kind}, but the input has dtype {dtype}", ""
+    if dtype == "bool" and value not in (0, 1):
+        return "constant", f"expected true or false, found {value}", ""
+    if dtype in INTEGER_RANGES and isinstance(value, (int, float)):
+        least, most = INTEGER_RANGES[dtype]
+        if not least <= value <= most or value % 1:
+            return "constant", f"{value} is not a value of dtype {dtype} ({least} to {most})", ""
+    return None
 
 
 def _random_problem(dtype: str, data: Mapping[str, Any]) -> Found | None:
@@ -74,21 +86,6 @@ def _random_problem(dtype: str, data: Mapping[str, Any]) -> Found | None:
         field = "low" if low < least else "high"
         text = f"{data[field]:g} is outside the range of {dtype} ({least} to {most})"
         return field, text, "high is exclusive"
-    return None
-
-
-def _constant_problem(dtype: str, value: object) -> Found | None:
-    if not isinstance(value, (bool, int, float, str)):
-        return None
-    if isinstance(value, str) != (dtype == "string"):
-        kind = "a string" if isinstance(value, str) else "a number or boolean"
-        return "constant", f"the constant is {kind}, but the input has dtype {dtype}", ""
-    if dtype == "bool" and value not in (0, 1):
-        return "constant", f"expected true or false, found {value}", ""
-    if dtype in INTEGER_RANGES and isinstance(value, (int, float)):
-        least, most = INTEGER_RANGES[dtype]
-        if not least <= value <= most or value % 1:
-            return "constant", f"{value} is not a value of dtype {dtype} ({least} to {most})", ""
     return None
 
 

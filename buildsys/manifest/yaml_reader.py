@@ -150,17 +150,16 @@ class _Builder:
             is_map = isinstance(event, yaml.MappingStartEvent)
             if event.tag not in (None, "!", _TAG + ("map" if is_map else "seq")):
                 self._refuse(event, path, f"tag {event.tag} does not match the value", "remove it")
-            value = self._map(path, depth) if is_map else self._list(path, depth)
+            if is_map:
+                value = self._map(path, depth)
+            else:
+                value = []
+                while not self._loader.check_event(yaml.SequenceEndEvent):
+                    value.append(self._value((*path, len(value)), depth + 1))
+            self._loader.get_event()
         if event.anchor is not None:
             self._anchors[event.anchor] = (value, self._count - before)
         return value
-
-    def _list(self, path: FieldPath, depth: int) -> list[Any]:
-        values: list[Any] = []
-        while not self._loader.check_event(yaml.SequenceEndEvent):
-            values.append(self._value((*path, len(values)), depth + 1))
-        self._loader.get_event()
-        return values
 
     def _map(self, path: FieldPath, depth: int) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -173,7 +172,6 @@ class _Builder:
             if self._positions is not None:
                 self._positions.keys[below] = _start(event)
             values[name] = self._value(below, depth + 1)
-        self._loader.get_event()
         return values
 
     def _key(self, event: Any, path: FieldPath) -> str:

@@ -1,4 +1,4 @@
-"""Checks of engines, and of their benchmarks and toolchains."""
+"""Checks of engines: their fields, profiles, calibration, benchmarks and toolchains."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from buildsys.manifest.checks.surgery import shapes_after_surgery
 from buildsys.manifest.checks.view import REFUSED, ManifestView
 from buildsys.manifest.problem import Problem, Problems, show_value, suggest
 from buildsys.manifest.schema.base import QUANTIZED, Precision
+from buildsys.manifest.schema.stages import DEFAULT_PERCENTILE
+from buildsys.manifest.value_ranges import data_problem
 from buildsys.manifest.value_tree import FieldPath, ValueNode
 from buildsys.system.interpreters.toolchain import override_variable
 
 _UNQUANTIZED = tuple(precision for precision in get_args(Precision) if precision not in QUANTIZED)
+_TENSORRT_ALGORITHMS = ("entropy", "minmax")
+_POINTS = ("min", "opt", "max")
 _DLA_ONLY = ("gpu_fallback", "dla_managed_sram", "dla_local_dram", "dla_global_dram")
 _TENSORRT_ONLY = {  # field -> values with no effect
     "cuda_graph": (False, [False]),
@@ -19,6 +23,8 @@ _TENSORRT_ONLY = {  # field -> values with no effect
     "in_flight": (1,),
     "wait": ("spin",),
 }
+Shape = list[Any]
+Ranges = dict[str, list[int]]
 
 
 def engine_problems(view: ManifestView) -> Problems:
@@ -33,9 +39,8 @@ def engine_problems(view: ManifestView) -> Problems:
         if backend in ("tensorrt", "tensorrt_rtx"):
             yield from _io(view, path)
         if backend == "tensorrt":
-            yield from _typing(view, path, engine)
+            yield from _contradictions(view, path, engine)
             yield from _quantization(view, path, engine)
-            yield from _dependent_fields(view, path, engine)
 
 
 def int8_layers(engine: dict[str, Any]) -> list[int]:
@@ -45,7 +50,7 @@ def int8_layers(engine: dict[str, Any]) -> list[int]:
     return [i for i, entry in given if isinstance(entry, dict) and entry.get("precision") == "int8"]
 
 
-def _typing(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:
+def _contradictions(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:
     typing = engine.get("typing")
     if typing == "strong" and engine.get("layer_precisions"):
         text = "a strongly typed engine takes the type of each layer from the graph"
@@ -57,6 +62,17 @@ def _typing(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Prob
     if typing == "weak" and engine.get("precision") == "fp8":
         text = "a weakly typed engine cannot use fp8"
         yield view.problem((*path, "typing"), text, "set typing: strong, or remove it")
+    for name in _DLA_ONLY:
+        if engine.get(name) not in (None, False) and engine.get("dla_core") is None:
+            hint = "set dla_core, or remove it"
+            yield view.problem((*path, name), "has no effect without dla_core", hint, of_key=True)
+    if engine.get("exclude_lean_runtime") is True and engine.get("version_compatible") is not True:
+        text = "only a version-compatible engine contains a lean runtime"
+        hint = "set version_compatible: true, or remove it"
+        yield view.problem((*path, "exclude_lean_runtime"), text, hint, of_key=True)
+    if engine.get("workspace") == 0:
+        text = "an engine cannot be built without workspace memory"
+        yield view.problem((*path, "workspace"), text, "set a size such as 4GiB, or remove it")
 
 
 def _quantization(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:
@@ -80,20 +96,6 @@ def _quantization(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -
         yield view.problem(field, text, f"set {other}, or remove it")
 
 
-def _dependent_fields(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:
-    for name in _DLA_ONLY:
-        if engine.get(name) not in (None, False) and engine.get("dla_core") is None:
-            hint = "set dla_core, or remove it"
-            yield view.problem((*path, name), "has no effect without dla_core", hint, of_key=True)
-    if engine.get("exclude_lean_runtime") is True and engine.get("version_compatible") is not True:
-        text = "only a version-compatible engine contains a lean runtime"
-        hint = "set version_compatible: true, or remove it"
-        yield view.problem((*path, "exclude_lean_runtime"), text, hint, of_key=True)
-    if engine.get("workspace") == 0:
-        text = "an engine cannot be built without workspace memory"
-        yield view.problem((*path, "workspace"), text, "set a size such as 4GiB, or remove it")
-
-
 def _io(view: ManifestView, path: FieldPath) -> Problems:
     inputs, outputs = shapes_after_surgery(view), view.map("outputs")
     if inputs is None or not outputs:
@@ -104,6 +106,196 @@ def _io(view: ManifestView, path: FieldPath) -> Problems:
             hint = suggest(name, known, what="inputs and outputs")
             text = f'unknown input or output "{name}"'
             yield view.problem((*path, "io", name), text, hint, of_key=True)
+
+
+def quantization_problems(view: ManifestView) -> Problems:
+    """Yield missing data and unsupported combinations of int8 and fp8 engines."""
+    shapes = shapes_after_surgery(view)
+    if shapes is not None and isinstance(view.get("calibration"), dict):
+        yield from _calibration(view, shapes)
+    reported = set()
+    for path, engine in view.maps("engines", ...):
+        calibrated = engine.get("quantization") == "implicit" and int8_layers(engine)
+        if engine.get("precision") in QUANTIZED or calibrated:
+            for problem in _calibration_use(view, path, engine, shapes or {}):
+                if problem.origin not in reported:  # several engines may share one problem
+                    reported.add(problem.origin)
+                    yield problem
+
+
+def _calibration_use(
+    view: ManifestView, path: FieldPath, engine: dict[str, Any], shapes: dict[str, list[Any]]
+) -> Problems:
+    precision, tool = engine.get("precision"), view.get("quantize", "tool")
+    algorithm = view.get("calibration", "algorithm") or _TENSORRT_ALGORITHMS[0]
+    if view.get("calibration") is None:
+        field, what = (
+            ("precision", f"an {precision} engine")
+            if precision in QUANTIZED
+            else ("quantization", "an engine with implicit quantization")
+        )
+        text = f"{what} needs calibration data, but this model has no section calibration"
+        entries = ", ".join(f"{name}: {_example_data(shape)}" for name, shape in shapes.items())
+        yield view.problem((*path, field), text, f"add calibration: {{data: {{{entries}}}}}")
+    if precision == "fp8" and tool == "onnxruntime":
+        text = "the fp8 scales of onnxruntime.quantization are not supported by TensorRT"
+        hint = "use builtin or modelopt, or remove it"
+        yield view.problem(("quantize", "tool"), text, hint)
+    if tool == "modelopt":
+        for field, default in (("per_channel", True), ("outputs", False)):
+            if view.get("quantize", field) not in (None, REFUSED, default):
+                hint = "remove it, or use tool: builtin or onnxruntime"
+                text = "not supported by ModelOpt"
+                yield view.problem(("quantize", field), text, hint, of_key=True)
+        if algorithm == "percentile":
+            hint = "use entropy or minmax, or another quantize.tool"
+            text = "algorithm percentile is not supported by ModelOpt"
+            yield view.problem(("calibration", "algorithm"), text, hint)
+    chosen = engine.get("quantization", "auto")
+    implicit = chosen == "implicit" or (chosen == "auto" and engine.get("typing") == "weak")
+    if implicit and algorithm not in (*_TENSORRT_ALGORITHMS, REFUSED):
+        text = f"engine {engine.get('name')} calibrates with TensorRT: entropy or minmax only"
+        hint = "use one of these, or quantization: explicit for the engine"
+        yield view.problem(("calibration", "algorithm"), text, hint)
+
+
+def _calibration(view: ManifestView, shapes: dict[str, list[Any]]) -> Problems:
+    data = view.map("calibration", "data")
+    for name, values in data.items():
+        path = ("calibration", "data", name)
+        if name not in shapes:
+            hint = suggest(name, shapes, what="inputs")
+            yield view.problem(path, f'unknown input "{name}"', hint, of_key=True)
+        elif found := data_problem(view.get("inputs", name, "dtype") or "float32", values):
+            field, text, hint = found
+            yield view.problem((*path, *((field,) if field else ())), text, hint)
+    for name, shape in shapes.items():
+        unset = name not in data and view.get("inputs", name, "data") is None
+        if unset and view.get("calibration", "data") is not REFUSED:
+            hint = f"add data: {{{name}: {_example_data(shape)}}}"
+            text = f'input "{name}" has no calibration data'
+            yield view.problem(("calibration",), text, hint)
+    algorithm = view.get("calibration", "algorithm") or _TENSORRT_ALGORITHMS[0]
+    percentile = view.get("calibration", "percentile")
+    if percentile not in (None, DEFAULT_PERCENTILE) and algorithm in _TENSORRT_ALGORITHMS:
+        text, hint = f"ignored by algorithm {algorithm}", "remove it, or set algorithm: percentile"
+        yield view.problem(("calibration", "percentile"), text, hint, of_key=True)
+    size = view.get("calibration", "batch_size")
+    for name, shape in shapes.items() if isinstance(size, int) else ():
+        first = shape[0] if shape else None
+        if not isinstance(first, str):
+            state = f"has the fixed size {first}" if shape else "does not exist"
+            text = f'the first dimension of input "{name}" {state}, so the batch size cannot be set'
+            yield view.problem(("calibration", "batch_size"), text, "remove it", of_key=True)
+        elif (span := view.dim_range(first)) and not span[0] <= size <= span[1]:
+            text = f"{size} is outside the range of {first} ({span[0]} to {span[1]})"
+            hint = f"choose a size in this range, or widen dims.{first}"
+            yield view.problem(("calibration", "batch_size"), text, hint)
+
+
+def _example_data(shape: list[Any]) -> str:
+    image = len(shape) == 4 and shape[1] in (1, 3)
+    return "{images: data/calibration}" if image else "{npz: data/calibration.npz}"
+
+
+def profile_problems(view: ManifestView) -> Problems:
+    """Yield the problems of the explicit profiles of all engines."""
+    profiles = list(view.maps("engines", ..., "profiles", ...))
+    inputs = shapes_after_surgery(view) if profiles else None
+    if inputs is not None:
+        for path, profile in profiles:
+            yield from _profile(view, path, profile, inputs)
+
+
+def _profile(
+    view: ManifestView, path: FieldPath, profile: dict[str, Any], inputs: dict[str, Shape]
+) -> Problems:
+    sizes: dict[tuple[str, str], tuple[str, int]] = {}  # dimension, point -> first place and size
+    for name, entry in profile.items():
+        if name not in inputs:
+            hint = suggest(name, inputs, what="inputs")
+            yield view.problem((*path, name), f'unknown input "{name}"', hint, of_key=True)
+        elif isinstance(entry, dict) and "values" in entry:
+            yield from _value_range(view, (*path, name, "values"), entry["values"], inputs[name])
+        else:
+            ranges = _ranges_of(entry)
+            problems = list(_shape_range(view, (*path, name), ranges, inputs[name]))
+            yield from problems
+            named = enumerate(inputs[name]) if not problems else ()
+            for axis, dim in ((axis, dim) for axis, dim in named if isinstance(dim, str)):
+                for point, given in ranges.items():
+                    here = f"axis {axis} of {name}", given[axis]
+                    place, size = sizes.setdefault((dim, point), here)
+                    if size != given[axis]:
+                        text = f"axis {axis} ({dim}) is {given[axis]}, but {place} (also {dim}) is"
+                        hint = "give both the same size, or two names in dims"
+                        yield view.problem((*path, name, point), f"{text} {size}", hint)
+    for name, shape in inputs.items():
+        if name not in profile and any(isinstance(size, str) for size in shape):
+            text = f'the profile has no range for the dynamic input "{name}"'
+            yield view.problem(path, text, f"add {name}: {{min: […], opt: […], max: […]}}")
+
+
+def _value_range(view: ManifestView, path: FieldPath, entry: Any, shape: Shape) -> Problems:
+    if any(isinstance(size, str) for size in shape) or len(shape) > 1:
+        text = "a range of values needs an input of fixed shape with at most one dimension"
+        yield view.problem(path, text, "give min, opt and max of its shape instead", of_key=True)
+        return
+    ranges, count = _ranges_of(entry), shape[0] if shape else 1
+    for point, values in ranges.items():
+        if len(values) != count:
+            text = f"expected {count} values, one per element of the input, found {len(values)}"
+            yield view.problem((*path, point), text)
+            return
+    if len(ranges) == len(_POINTS):
+        for index, (low, best, high) in enumerate(zip(*ranges.values(), strict=True)):
+            if not low <= best <= high:
+                text = f"min {low}, opt {best}, max {high} of value {index} are not ascending"
+                yield view.problem(path, text, "reorder them")
+
+
+def _ranges_of(entry: Any) -> Ranges:
+    """Return the valid lists of integers among min, opt and max."""
+    given = {point: entry.get(point) for point in _POINTS} if isinstance(entry, dict) else {}
+    return {
+        point: sizes
+        for point, sizes in given.items()
+        if isinstance(sizes, list) and all(isinstance(size, int) for size in sizes)
+    }
+
+
+def _shape_range(view: ManifestView, path: FieldPath, ranges: Ranges, shape: Shape) -> Problems:
+    for point, sizes in ranges.items():
+        if len(sizes) != len(shape):
+            text = (
+                f"expected {len(shape)} sizes, one per dimension of the input, found {len(sizes)}"
+            )
+            hint = f"its shape is [{', '.join(map(str, shape))}]"
+            yield view.problem((*path, point), text, hint)
+            return
+    if len(ranges) < len(_POINTS):
+        return
+    for axis, size in enumerate(shape):
+        low, best, high = (ranges[point][axis] for point in _POINTS)
+        if not low <= best <= high:
+            text = f"min {low}, opt {best}, max {high} of axis {axis} are not ascending"
+            yield view.problem(path, text, "reorder them")
+        elif isinstance(size, int) and not low == high == size:
+            text = f"axis {axis} is {low} to {high}, but the input has the fixed size {size} there"
+            yield view.problem(path, text, f"use {size} for min, opt and max")
+        elif isinstance(size, str) and (span := view.dim_range(size)):
+            least, most, step = span
+            for point in _POINTS:
+                chosen = ranges[point][axis]
+                text = f"axis {axis} ({size}) is {chosen}, "
+                if not least <= chosen <= most:
+                    text += f"outside the range {least} to {most} of dims.{size}"
+                    hint = "widen dims or narrow the profile: outputs are verified within dims only"
+                    yield view.problem((*path, point), text, hint)
+                elif rest := chosen % step:
+                    text += f"but dims.{size}.multiple_of is {step}"
+                    hint = f"nearest: {chosen - rest} or {chosen - rest + step}"
+                    yield view.problem((*path, point), text, hint)
 
 
 def bench_problems(view: ManifestView) -> Problems:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from buildsys.manifest.checks.engines import bench_problems, engine_problems
+from buildsys.manifest.checks.engines import (
+    bench_problems,
+    engine_problems,
+    profile_problems,
+    quantization_problems,
+)
 from buildsys.manifest.checks.operators import (
     TORCHSCRIPT_OPSETS,
     operator_problems,
     registration_problems,
 )
-from buildsys.manifest.checks.profiles import profile_problems
-from buildsys.manifest.checks.quantization import quantization_problems
 from buildsys.manifest.checks.surgery import dims_named_by_surgery, surgery_problems
 from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.problem import Problems
@@ -44,6 +47,8 @@ def check_model(view: ManifestView) -> Problems:
     """Yield the problems between the fields of a merged model."""
     for check in _CHECKS:
         yield from check(view)
+    for section in ("validate", "verify", "bench"):
+        yield from view.duplicates(section, "cases")
 
 
 def unused_dims(view: ManifestView) -> list[str]:
@@ -125,18 +130,12 @@ def _tensors(view: ManifestView) -> Problems:
             yield view.problem(("outputs", name), text, "rename one of them", of_key=True)
 
 
-def _cases(view: ManifestView) -> Problems:
-    for section in ("validate", "verify", "bench"):
-        yield from view.duplicates(section, "cases")
-
-
 _CHECKS: tuple[Callable[[ManifestView], Problems], ...] = (
     _export,
     registration_problems,
     _simplify,
     _dims,
     _tensors,
-    _cases,
     bench_problems,
     profile_problems,
     engine_problems,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import stat
+import symtable
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import EllipsisType
+from typing import Any
 
 from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.problem import Problems, show_value, suggest, suggest_file
@@ -117,44 +119,16 @@ def _missing_callable(name: str, file: Path, callable_name: str) -> tuple[str, s
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in user code are not our business
-            names = _Names()
-            names.visit(ast.parse(file.read_bytes()))
+            source: Any = file.read_bytes()  # not text: a file may declare its encoding
+            symbols = symtable.symtable(source, name, "exec").get_symbols()
+            nodes = ast.walk(ast.parse(source))
+            star = any(isinstance(node, ast.alias) and node.name == "*" for node in nodes)
     except SyntaxError as error:
         return f"{name}:{error.lineno or 1}: {error.msg}", ""
     except (ValueError, RecursionError, MemoryError) as error:
         return f"cannot parse {name}: {error}", ""
     wanted = callable_name.partition(".")[0]
-    if wanted in names.found or names.open:
+    defined = sorted(s.get_name() for s in symbols if s.is_assigned() or s.is_imported())
+    if star or wanted in defined or "__getattr__" in defined:  # these may provide any name
         return None
-    return f"{name} does not define {wanted}", suggest(wanted, sorted(names.found), what="defined")
-
-
-class _Names(ast.NodeVisitor):
-    """Names bound at module level, including in if, try and with."""
-
-    def __init__(self) -> None:
-        self.found: set[str] = set()
-        self.open = False  # a star import or a module __getattr__ may provide any name
-
-    def visit_FunctionDef(
-        self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    ) -> None:
-        """Add the name; skip the body."""
-        self.found.add(node.name)
-        self.open |= node.name == "__getattr__"
-
-    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
-    visit_ClassDef = visit_FunctionDef  # noqa: N815
-
-    def visit_Lambda(self, node: ast.Lambda) -> None:
-        """Skip the body, a separate scope."""
-
-    def visit_Name(self, node: ast.Name) -> None:
-        """Add assigned names."""
-        if isinstance(node.ctx, ast.Store):
-            self.found.add(node.id)
-
-    def visit_alias(self, node: ast.alias) -> None:
-        """Add imported names."""
-        self.open |= node.name == "*"
-        self.found.add(node.asname or node.name.partition(".")[0])
+    return f"{name} does not define {wanted}", suggest(wanted, defined, what="defined")

@@ -6,7 +6,7 @@ inside the graph and undeclared outputs are known to the stage only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from buildsys.manifest.checks.view import ManifestView, contains_refused
@@ -18,7 +18,6 @@ from buildsys.manifest.surgery_interface import (
     Step,
     exported_interface,
     interface_after,
-    kind_of,
     names_in_shapes,
     steps_of,
 )
@@ -39,9 +38,9 @@ def surgery_problems(view: ManifestView) -> Problems:
                 return
             if step.get("when", AFTER_EXPORT) != when:
                 continue
-            check = _CHECKS.get(kind_of(step))
-            for path, text, hint in check(view, interface, step) if check else ():
-                yield view.problem(("surgery", number, *path), text, hint, of_key=True)
+            for check in (_tensor_problems, _dim_problems):
+                for path, text, hint in check(view, interface, step):
+                    yield view.problem(("surgery", number, *path), text, hint, of_key=True)
             interface = interface_after(interface, [step])
 
 
@@ -66,7 +65,7 @@ def dims_named_by_surgery(view: ManifestView) -> set[str]:
     return {dim for dim in found if isinstance(dim, str)}
 
 
-def _function(view: ManifestView, interface: Interface, step: Step) -> Iterator[Found]:
+def _tensor_problems(view: ManifestView, interface: Interface, step: Step) -> Iterator[Found]:
     for name, tensor in (step.get("inputs") or {}).items():
         yield from _undeclared(view, ("inputs", name), tensor["shape"])
         if found := data_problem(tensor.get("dtype", "float32"), tensor.get("data")):
@@ -75,41 +74,47 @@ def _function(view: ManifestView, interface: Interface, step: Step) -> Iterator[
         if name not in interface.inputs and step.get("changes") != "numbers":
             text = f'input "{name}" is new, so its outputs cannot be compared with earlier ones'
             yield ("inputs", name), text, "set changes: numbers, with a reference for the outputs"
-
-
-def _rename(view: ManifestView, interface: Interface, step: Step) -> Iterator[Found]:
-    del view
-    new = list(step["rename"].values())
-    for old, name in step["rename"].items():
+    new_names = list(step.get("rename", {}).values())
+    for old, name in step.get("rename", {}).items():
         yield from _unknown_tensor(interface, ("rename", old))
-        if new.count(name) > 1:
+        if new_names.count(name) > 1:
             yield ("rename", old), f'two tensors would be named "{name}"', "choose another name"
+    for name, tensor in (step.get("cut", {}).get("inputs") or {}).items():
+        shape = (tensor or {}).get("shape")
+        path: FieldPath = ("cut", "inputs", name)
+        if shape is None and name not in interface.inputs:
+            yield path, f'new input "{name}" needs a shape', f"write {name}: {{shape: […]}}"
+        elif shape is not None and None in shape:
+            text = "the shape of an input must be complete"
+            yield (*path, "shape"), text, "replace null by a number or a name of dims"
+        yield from _undeclared(view, path, shape or [])
+    for name, dtype in step.get("cast", {}).items():
+        if name not in interface.inputs:
+            hint = suggest(name, interface.inputs, what="inputs")
+            yield ("cast", name), f'unknown input "{name}" at this step', hint
+        elif interface.inputs[name]["dtype"] == dtype:
+            yield ("cast", name), f'input "{name}" is already {dtype}', "remove it"
 
 
-def _fix_dims(view: ManifestView, interface: Interface, step: Step) -> Iterator[Found]:
+def _dim_problems(view: ManifestView, interface: Interface, step: Step) -> Iterator[Found]:
     dynamic = sorted(names_in_shapes(interface.inputs))
-    for name, value in step["fix_dims"].items():
+    for name, value in step.get("fix_dims", {}).items():
+        path: FieldPath = ("fix_dims", name)
         if name not in dynamic:
             hint = suggest(name, dynamic, what="dimensions")
-            yield ("fix_dims", name), f'no input has the dimension "{name}" at this step', hint
+            yield path, f'no input has the dimension "{name}" at this step', hint
         elif span := view.dim_range(name):
             low, high, multiple = span
             if not low <= value <= high or value % multiple:
                 steps = f" in steps of {multiple}" if multiple != 1 else ""
                 text = f"{value} is outside the range of {name} ({low} to {high}{steps})"
-                yield (
-                    ("fix_dims", name),
-                    text,
-                    f"choose a value in this range, or widen dims.{name}",
-                )
-
-
-def _free_dims(view: ManifestView, interface: Interface, step: Step) -> Iterator[Found]:
-    names = {dim for axes in step["free_dims"].values() for dim in axes.values()}
+                yield path, text, f"choose a value in this range, or widen dims.{name}"
+    freed = step.get("free_dims", {})
+    names = {dim for axes in freed.values() for dim in axes.values()}
     if len(names) > 1 and not step.get("reference"):
         text = f"freeing {' and '.join(sorted(names))} together needs reference outputs"
         yield ("free_dims",), text, "add reference: {python: FILE.py:CALLABLE}"
-    for tensor, axes in step["free_dims"].items():
+    for tensor, axes in freed.items():
         yield from _unknown_tensor(interface, ("free_dims", tensor))
         for axis, dim in axes.items():
             path = ("free_dims", tensor, axis)
@@ -125,28 +130,6 @@ def _free_dims(view: ManifestView, interface: Interface, step: Step) -> Iterator
                 yield path, text, "remove it"
 
 
-def _cut(view: ManifestView, interface: Interface, step: Step) -> Iterator[Found]:
-    for name, tensor in (step["cut"].get("inputs") or {}).items():
-        shape = (tensor or {}).get("shape")
-        path: FieldPath = ("cut", "inputs", name)
-        if shape is None and name not in interface.inputs:
-            yield path, f'new input "{name}" needs a shape', f"write {name}: {{shape: […]}}"
-        elif shape is not None and None in shape:
-            text = "the shape of an input must be complete"
-            yield (*path, "shape"), text, "replace null by a number or a name of dims"
-        yield from _undeclared(view, path, shape or [])
-
-
-def _cast(view: ManifestView, interface: Interface, step: Step) -> Iterator[Found]:
-    del view
-    for name, dtype in step["cast"].items():
-        if name not in interface.inputs:
-            hint = suggest(name, interface.inputs, what="inputs")
-            yield ("cast", name), f'unknown input "{name}" at this step', hint
-        elif interface.inputs[name]["dtype"] == dtype:
-            yield ("cast", name), f'input "{name}" is already {dtype}', "remove it"
-
-
 def _unknown_tensor(interface: Interface, path: FieldPath) -> Iterator[Found]:
     name = str(path[-1])
     known = (*interface.inputs, *(interface.outputs or ()))
@@ -159,13 +142,3 @@ def _undeclared(view: ManifestView, path: FieldPath, shape: list[Any]) -> Iterat
     for size in shape:
         if found := view.undeclared(size):
             yield path, *found
-
-
-_CHECKS: dict[str, Callable[[ManifestView, Interface, Step], Iterator[Found]]] = {
-    "function": _function,
-    "rename": _rename,
-    "fix_dims": _fix_dims,
-    "free_dims": _free_dims,
-    "cut": _cut,
-    "cast": _cast,
-}
