@@ -112,13 +112,13 @@ dims: {batch: {min: 1, opt: 2, max: 4}}
 simplify: {tool: none}
 engines:
   - {backend: onnxruntime, name: ort, intra_op_threads: 1}
-  - {backend: onnxruntime, name: lent, intra_op_threads: 1, toolchain: lent}
+  - {backend: onnxruntime, name: other, intra_op_threads: 1, toolchain: other}
   - {backend: tensorrt, name: trt}
 bench: {duration: 20ms, warmup: 5ms, min_samples: 3, baselines: []}
 """
 PROJECT_YAML = """\
 toolchains:
-  lent: {python: ../envs/lent/bin/python, env: {SETTING: "1"}}
+  other: {python: ../envs/other/bin/python, env: {SETTING: "1"}}
 """
 TRACED_YAML = """\
 model: traced
@@ -338,10 +338,10 @@ class KeyProject:
         self.root = root / "project"
         self._kept = root / "kept"
         self._pool = WorkerPool(root / "pool")
-        self.lent = Environment(
-            root / "envs/lent", "numpy", "onnxruntime"
+        self.environment = Environment(
+            root / "envs/other", "numpy", "onnxruntime"
         )  # of the toolchain, which edits may relabel
-        (root / "envs/moved").symlink_to("lent")
+        (root / "envs/moved").symlink_to("other")
         for path, text in {
             "plugins/models/net.py": NET, "plugins/models/other.py": OTHER,
             "plugins/lib/blocks.py": BLOCKS,
@@ -520,7 +520,7 @@ class KeyProject:
             shutil.rmtree(self.root)
             shutil.copytree(self._kept, self.root)
             for package in ("numpy", "onnxruntime"):
-                self.lent.relabel(package, metadata.version(package))
+                self.environment.relabel(package, metadata.version(package))
             forget_facts()
 
     def close(self) -> None:

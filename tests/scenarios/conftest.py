@@ -1,4 +1,8 @@
-"""Projects and shared worker servers for tests with real processes."""
+"""Projects and shared worker servers for tests with real processes.
+
+All projects of one kind are in one folder, one after the other: a server loads torch for one
+project folder, and loading it again for every test would take most of the time of these tests.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from project_folder import ProjectFolder, Ran
-from ready_project import ReadyProject
+from ready_project import ReadyProject, TorchProject
 
 from buildsys.workers.client import status
 
@@ -20,51 +24,78 @@ def shared_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Let servers outlive their run during this test; yields their folder."""
     runtime = Path(tempfile.mkdtemp(prefix="bs-"))  # socket addresses in pytest's are too long
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    monkeypatch.setenv("BUILDSYS_WORKER_IDLE", "60")
+    monkeypatch.setenv("BUILDSYS_WORKER_IDLE", "600")
     yield runtime / "buildsys"
     status.stop_servers(os.environ)
     shutil.rmtree(runtime)
 
 
 @pytest.fixture(scope="session")
-def built_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[ProjectFolder, Ran]:
-    """A built project with the model ``lin``; read-only."""
-    project = ProjectFolder(tmp_path_factory.mktemp("built"))
-    project.create()
-    project.add_model("lin")
-    return project, project.doit()
-
-
-@pytest.fixture
-def built(built_once: tuple[ProjectFolder, Ran], tmp_path: Path) -> ProjectFolder:
-    """A copy of a built project."""
-    project = ProjectFolder(tmp_path / "project")
-    shutil.copytree(built_once[0].root, project.root, symlinks=True)
-    return project
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> ProjectFolder:
-    """A project without models."""
-    project = ProjectFolder(tmp_path / "project")
-    project.root.mkdir()
-    project.create()
-    return project
-
-
-@pytest.fixture(scope="session")
 def runtime_folder() -> Iterator[Path]:
-    """The socket folder of ready projects' worker servers."""
+    """The socket folder of the worker servers of all projects."""
     folder = Path(tempfile.mkdtemp(prefix="bs-"))  # socket addresses in pytest's are too long
     yield folder
     shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")
+def torch_place(
+    tmp_path_factory: pytest.TempPathFactory, runtime_folder: Path
+) -> Iterator[TorchProject]:
+    """The common folder of projects with PyTorch models."""
+    place = TorchProject(tmp_path_factory.mktemp("torch") / "project", runtime_folder)
+    place.root.mkdir()
+    yield place
+    place.end()
+
+
+@pytest.fixture(scope="session")
+def built_once(
+    torch_place: TorchProject, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[ProjectFolder, Ran]:
+    """A built project with the model ``lin``; only to be copied."""
+    torch_place.clear()
+    torch_place.create()
+    torch_place.add_model("lin")
+    ran = torch_place.doit()
+    kept = ProjectFolder(tmp_path_factory.mktemp("built") / "project")
+    shutil.copytree(torch_place.root, kept.root, symlinks=True)
+    return kept, ran
+
+
+@pytest.fixture
+def empty_place(torch_place: TorchProject) -> Iterator[TorchProject]:
+    """The common folder without files, for one test."""
+    with torch_place.cleared():
+        yield torch_place
+
+
+@pytest.fixture(scope="module")
+def module_place(torch_place: TorchProject) -> Iterator[TorchProject]:
+    """The common folder without files, for all tests of a module."""
+    with torch_place.cleared():
+        yield torch_place
+
+
+@pytest.fixture
+def built(built_once: tuple[ProjectFolder, Ran], empty_place: TorchProject) -> ProjectFolder:
+    """A copy of a built project with the model ``lin``."""
+    empty_place.copy_from(built_once[0].root)
+    return empty_place
+
+
+@pytest.fixture
+def project(empty_place: TorchProject) -> ProjectFolder:
+    """A project without models."""
+    empty_place.create()
+    return empty_place
+
+
+@pytest.fixture(scope="session")
 def ready_place(
     tmp_path_factory: pytest.TempPathFactory, runtime_folder: Path
 ) -> Iterator[ReadyProject]:
-    """The common folder of ready projects, so that they share a worker server."""
+    """The common folder of ready projects."""
     place = ReadyProject(tmp_path_factory.mktemp("ready") / "project", runtime_folder)
     place.root.mkdir()
     yield place
@@ -86,19 +117,15 @@ def ready_kept(ready_place: ReadyProject, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture
 def ready(ready_place: ReadyProject) -> Iterator[ReadyProject]:
     """A project with the network ``a``, not built."""
-    ready_place.clear()
-    ready_place.create()
-    ready_place.add_model("a")
-    yield ready_place
-    ready_place.finish_runs()
+    with ready_place.cleared():
+        ready_place.create()
+        ready_place.add_model("a")
+        yield ready_place
 
 
 @pytest.fixture
 def ready_built(ready_kept: Path, ready_place: ReadyProject) -> Iterator[ReadyProject]:
     """A copy of the built project with the network ``a``."""
-    ready_place.clear()
-    shutil.copytree(
-        ready_kept, ready_place.root, dirs_exist_ok=True, ignore=shutil.ignore_patterns("workers")
-    )
-    yield ready_place
-    ready_place.finish_runs()
+    with ready_place.cleared():
+        ready_place.copy_from(ready_kept)
+        yield ready_place

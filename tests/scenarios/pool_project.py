@@ -16,7 +16,6 @@ from buildsys.workers.job import Job
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = "tests.scenarios.worker_stages"
-PATIENCE_S = 60  # for conditions that hold within milliseconds on an idle machine
 
 
 class PoolProject:
@@ -72,7 +71,7 @@ def children_of(pid: int) -> list[int]:
 
 def wait_for_end(*pids: int) -> None:
     for pid in pids:  # an orphan in a container may stay a zombie
-        wait_until(lambda pid=pid: state(pid) in ("", "Z"), PATIENCE_S, f"{pid} still runs")
+        wait_until(lambda pid=pid: state(pid) in ("", "Z"), f"{pid} still runs")
 
 
 def import_from(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:

@@ -9,11 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-TIMEOUT_S = 120
+TIMEOUT_S = 120  # of whatever takes moments on an idle machine
 MODEL_FILE = '''\
 import torch
 
@@ -161,9 +162,8 @@ def processes_of_session(leader: int) -> list[int]:
     return found
 
 
-def wait_until(condition: object, timeout_s: float, what: str) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + timeout_s
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -66,11 +67,9 @@ class ReadyProject(ProjectFolder):
         self.environment |= {
             name: value,
             "XDG_RUNTIME_DIR": str(runtime),
-            "BUILDSYS_WORKER_IDLE": "60",
+            "BUILDSYS_WORKER_IDLE": "300",
         }
-        self.environment["BUILDSYS_MACHINE_LOCK"] = str(
-            runtime
-        )  # benchmarks elsewhere are no concern of these tests
+        self.environment["BUILDSYS_MACHINE_LOCK"] = str(runtime)  # do not wait for others
 
     def end(self) -> None:
         """Kill every process that belongs to this project."""
@@ -88,9 +87,21 @@ class ReadyProject(ProjectFolder):
             process.kill()
             process.communicate()
         self._started.clear()
-        wait_until(
-            lambda: not workers_in(self.root / "build"), 10, "the workers end with their runs"
-        )
+        wait_until(lambda: not workers_in(self.root / "build"), "the workers end with their runs")
+
+    @contextlib.contextmanager
+    def cleared(self) -> Iterator[None]:
+        """Use the empty folder for a while; afterwards end its runs, but not its servers."""
+        self.clear()
+        environment = dict(self.environment)
+        yield
+        self.environment = environment
+        self.finish_runs()
+
+    def copy_from(self, built: Path) -> None:
+        """Copy a built project into the empty folder."""
+        dropped = shutil.ignore_patterns("workers")
+        shutil.copytree(built, self.root, symlinks=True, dirs_exist_ok=True, ignore=dropped)
 
     def clear(self) -> None:
         """Delete everything except the registry of running servers."""
@@ -181,6 +192,13 @@ class ReadyProject(ProjectFolder):
 
     def let_go(self) -> None:
         (self.root / "hold").unlink(missing_ok=True)
+
+
+class TorchProject(ReadyProject):
+    """A project of PyTorch models whose worker servers outlive a run until ``end``."""
+
+    create = ProjectFolder.create
+    add_model = ProjectFolder.add_model
 
 
 def network(seed: int) -> bytes:

@@ -200,8 +200,8 @@ def other_variables(bench: Bench, patch: Patch) -> None:
 
 
 def another_name(bench: Bench, patch: Patch) -> None:
-    bench.project.replace("configs/project.yaml", "lent:", "other:")
-    bench.project.replace("configs/models/given.yaml", "toolchain: lent", "toolchain: other")
+    bench.project.replace("configs/project.yaml", "other:", "another:")
+    bench.project.replace("configs/models/given.yaml", "toolchain: other", "toolchain: another")
 
 
 EDITS: dict[str, Callable[[Bench, Patch], None]] = {
@@ -336,12 +336,14 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     },
     "user library": library("keyed_tool", requires="Requires-Dist: keyed-base>1\n"),
     "other libraries": library("doit", "pydantic", "protobuf", "rich"),
-    "toolchain library": lambda bench, patch: bench.project.lent.relabel("onnxruntime", "99.9"),
-    "toolchain numpy": lambda bench, patch: bench.project.lent.relabel("numpy", "99.9"),
+    "toolchain library": lambda bench, patch: bench.project.environment.relabel(
+        "onnxruntime", "99.9"
+    ),
+    "toolchain numpy": lambda bench, patch: bench.project.environment.relabel("numpy", "99.9"),
     "toolchain python": lambda bench, patch: patch.setattr(Interpreter, "release", "CPython 3.99"),
     "toolchain variable": in_file("configs/project.yaml", 'SETTING: "1"', 'SETTING: "2"'),
     "toolchain name": another_name,
-    "toolchain place": in_file("configs/project.yaml", "envs/lent/", "envs/moved/"),
+    "toolchain place": in_file("configs/project.yaml", "envs/other/", "envs/moved/"),
     "cpu": another_cpu,
     "cores": fewer_cores,
     "gpu": another_gpu,

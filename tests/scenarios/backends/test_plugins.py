@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from project_folder import REPOSITORY, ProjectFolder
@@ -15,9 +14,9 @@ PLUGIN = "plugins/ops/scaled_clip_plugin.py"
 ENGINES = {"engine:clipped_signal:rtx-fp32", "engine:clipped_signal:rtx-fp16"}
 
 
-def clipped_signal(root: Path) -> ProjectFolder:
-    project = ProjectFolder(root)
-    project.create()
+@pytest.fixture
+def clipped_signal(project: ProjectFolder) -> ProjectFolder:
+    root = project.root
     for folder in ("configs", "plugins"):
         shutil.copytree(REPOSITORY / folder, root / folder, dirs_exist_ok=True)
     for manifest in (root / "configs/models").glob("*.yaml"):
@@ -28,8 +27,10 @@ def clipped_signal(root: Path) -> ProjectFolder:
     return project
 
 
-def test_it_is_built_and_a_wrong_plugin_fails_its_engines_alone(tmp_path: Path) -> None:
-    project = clipped_signal(tmp_path)
+def test_it_is_built_and_a_wrong_plugin_fails_its_engines_alone(
+    clipped_signal: ProjectFolder,
+) -> None:
+    project = clipped_signal
     built = project.doit("build:clipped_signal")
     assert built.code == 0, built.out
     expected = {
@@ -45,7 +46,7 @@ def test_it_is_built_and_a_wrong_plugin_fails_its_engines_alone(tmp_path: Path) 
     } | ENGINES <= built.passed
     for engine in ("rtx-fp32", "rtx-fp16"):
         result = json.loads(
-            (tmp_path / f"build/clipped_signal/engine/{engine}/engine.json").read_text()
+            (project.root / f"build/clipped_signal/engine/{engine}/engine.json").read_text()
         )
         assert result["layers"]["plugin_v3"] == 2  # the local function was taken out
         assert [plugin["operator"] for plugin in result["plugins"]] == ["mydomain::ScaledClip"]

@@ -1,4 +1,4 @@
-"""``doit explain`` and ``doit plan`` with real doit, real git and a small built model."""
+"""``doit explain`` and ``doit plan`` on a small built model."""
 
 from __future__ import annotations
 
@@ -10,31 +10,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from command_answers import answer, commit, git, states, texts
 from project_folder import TIMEOUT_S, ProjectFolder, Ran
 from test_doit import HEAVY, TARGETS, imported
 
 SLOW = {"pydantic", "yaml", "rich"}
 MODEL = "lin/export/model.onnx"
-
-
-def answer(project: ProjectFolder, *arguments: str, warned: bool = False) -> Any:
-    """Return the one JSON document that a command prints."""
-    done = project.doit(*arguments, "--json")
-    assert (done.code, bool(done.err)) == (0, warned), done.err
-    return json.loads(done.out)
-
-
-def texts(project: ProjectFolder, *arguments: str, warned: bool = False) -> dict[str, list[str]]:
-    """Return target -> its reasons in words."""
-    found = answer(project, *arguments, warned=warned)["targets"]
-    return {one["target"]: [reason["text"] for reason in one["reasons"]] for one in found}
-
-
-def states(project: ProjectFolder, *arguments: str) -> dict[str, str]:
-    return {one["target"]: one["state"] for one in answer(project, *arguments)["targets"]}
 
 
 def edit_state(project: ProjectFolder, statement: str) -> None:
@@ -60,7 +43,7 @@ def everything(root: Path) -> dict[Path, tuple[int, int, int]]:
     }
 
 
-# --- explain --------------------------------------------------------------------------------------
+# --- explain ---
 
 
 def test_a_fresh_target_shows_when_why_and_how_fast_it_was_built(
@@ -215,7 +198,7 @@ def test_no_worker_is_started_and_nothing_heavy_imported(built: ProjectFolder) -
         )
 
 
-# --- plan -----------------------------------------------------------------------------------------
+# --- plan ---
 
 
 def test_a_plan_of_nothing(built: ProjectFolder) -> None:
@@ -265,47 +248,33 @@ def test_explaining_a_project_that_was_never_built_makes_no_folder(project: Proj
     assert texts(project, "explain", "export:lin") == {"export:lin": ["never built"]}
 
 
-# --- bad input ------------------------------------------------------------------------------------
+# --- bad input ---
 
 
-@pytest.mark.parametrize("command", [("explain",), ("plan",), ("explain", "--json")])
-@pytest.mark.parametrize(
-    ("name", "near"),
-    [
-        ("build:ln", "build:lin"),
-        ("exprt:lin", "export:lin"),
-        ("lin", "build:lin"),
-        ("engin", "engine"),
-    ],
-)
-def test_the_nearest_target_is_suggested_for_an_unknown_one(
-    built: ProjectFolder, command: tuple[str, ...], name: str, near: str
-) -> None:
-    wrong = built.doit(*command, name)
-    assert (wrong.code, wrong.out) == (3, "")
-    assert wrong.err.startswith(f"ERROR: there is no target '{name}'; nearest: ")
-    assert near in wrong.err
+def test_the_nearest_target_is_suggested_for_an_unknown_one(built: ProjectFolder) -> None:
+    for arguments, near in (
+        (("explain", "build:ln"), "build:lin"),
+        (("explain", "lin"), "build:lin"),
+        (("explain", "engin"), "engine"),
+        (("explain", "--json", "exprt:lin"), "export:lin"),
+        (("plan", "exprt:lin"), "export:lin"),
+    ):
+        wrong = built.doit(*arguments)
+        assert (wrong.code, wrong.out) == (3, "")
+        assert wrong.err.startswith(f"ERROR: there is no target '{arguments[-1]}'; nearest: ")
+        assert near in wrong.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (
-            ("explain", "--jsn"),
-            "option --jsn not recognized; run `doit help explain` for its options",
-        ),
-        (
-            ("plan", "--since"),
-            "option --since requires argument; run `doit help plan` for its options",
-        ),
+def test_wrong_options_are_one_sentence(built: ProjectFolder) -> None:
+    unknown = "option --jsn not recognized; run `doit help explain` for its options"
+    missing = "option --since requires argument; run `doit help plan` for its options"
+    for arguments, problem in (
+        (("explain", "--jsn"), unknown),
+        (("plan", "--since"), missing),
         (("plan", "-n", "two"), "-n expects a positive integer, found 'two'"),
         (("plan", "-n", "0"), "-n expects a positive integer, found '0'"),
-    ],
-)
-def test_wrong_options_are_one_sentence(
-    built: ProjectFolder, arguments: tuple[str, ...], problem: str
-) -> None:
-    assert built.doit(*arguments) == Ran(3, "", f"ERROR: {problem}\n")
+    ):
+        assert built.doit(*arguments) == Ran(3, "", f"ERROR: {problem}\n")
 
 
 def test_options_may_follow_names(built: ProjectFolder) -> None:
@@ -384,7 +353,7 @@ def test_a_full_disk_is_one_sentence(built: ProjectFolder) -> None:
 
 
 def in_read_only_folder(project: ProjectFolder, script: str) -> subprocess.CompletedProcess[str]:
-    """Run a script where the project lies on a disk that nobody, not even root, can write to."""
+    """Run a script with the project on a read-only disk."""
     root = project.root
     mount = f"mount --bind {root} {root} && mount -o remount,ro,bind {root}"
     unshare = ["unshare", "-rm", "sh", "-c"]
@@ -397,269 +366,3 @@ def in_read_only_folder(project: ProjectFolder, script: str) -> subprocess.Compl
         [*unshare, f"{mount} && cd {root} && {script}"],
         env=project.environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
-
-
-# --- since a git revision -------------------------------------------------------------------------
-
-
-def git(root: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
-    done = subprocess.run(
-        ["git", *identity, *arguments], cwd=root, capture_output=True, text=True, check=True
-    )
-    return done.stdout
-
-
-def commit(root: Path, message: str) -> None:
-    (root / ".gitignore").write_text("build/\n.buildsys/\n__pycache__/\n*.pth\n/data/\n")
-    git(root, "add", "-A")
-    git(root, "commit", "-qm", message)
-
-
-@pytest.fixture
-def versioned(project: ProjectFolder, tmp_path: Path) -> ProjectFolder:
-    """A project in git with the models ``lin`` and ``old``; nothing is built."""
-    project.add_model("lin")
-    project.add_model("old")
-    git(project.root, "init", "-q")
-    commit(project.root, "one")
-    git(project.root, "tag", "v1")
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    project.environment["TMPDIR"] = str(temporary)
-    return project
-
-
-def leftovers(project: ProjectFolder) -> list[Path]:
-    return list(Path(project.environment["TMPDIR"]).iterdir())
-
-
-def test_since_a_revision_targets_are_added_removed_changed_or_downstream(
-    versioned: ProjectFolder,
-) -> None:
-    root = versioned.root
-    versioned.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
-    (root / "configs/models/old.yaml").rename(root / "configs/models/new.yaml")
-    versioned.edit("configs/models/new.yaml", "model: old", "model: new")
-    status, index = git(root, "status", "--porcelain"), (root / ".git/index").read_bytes()
-    plan = answer(versioned, "plan", "--since", "v1")
-    assert (plan["schema"], plan["since"], len(plan["commit"])) == (
-        "buildsys/plan-since/1",
-        "v1",
-        40,
-    )
-    state = {one["target"]: one["state"] for one in plan["targets"]}
-    assert state["export:lin"] == "changed"
-    assert state["simplify:lin"] == "behind"
-    assert "reference:lin" not in state
-    assert {target for target, found in state.items() if found == "added"} == {
-        target.replace("lin", "new") for target in TARGETS
-    }
-    assert {target for target, found in state.items() if found == "removed"} == {
-        target.replace("lin", "old") for target in TARGETS
-    }
-    shown = versioned.doit(
-        "plan", "--since", "v1", "export:lin", "simplify:lin", "export:old"
-    ).out.splitlines()
-    assert shown[:5] == [
-        "changed     export:lin",
-        "              export.opset: 17 → 18",
-        "downstream  simplify:lin",
-        "              upstream: export:lin will rerun",
-        "removed     export:old",
-    ]
-    assert shown[5].startswith("since v1 (")
-    assert shown[5].endswith("): 1 changed, 1 removed, 1 downstream")
-    assert ((root / ".git/index").read_bytes(), git(root, "status", "--porcelain")) == (
-        index,
-        status,
-    )
-    assert leftovers(versioned) == []
-
-
-def test_since_a_revision_sources_and_their_imports_count(versioned: ProjectFolder) -> None:
-    root = versioned.root
-    assert versioned.doit("plan", "--since", "v1").out.endswith("): no differences\n")
-    versioned.edit("configs/models/lin.yaml", "model: lin", "# a comment\nmodel: lin")
-    assert versioned.doit("plan", "--since", "v1").out.endswith("): no differences\n")
-    (root / "plugins/models/parts.py").write_text("width = 3\n")
-    versioned.edit("plugins/models/small.py", "import torch\n", "import torch\nimport parts\n")
-    found = texts(versioned, "plan", "--since", "v1", "export:lin")
-    assert found == {
-        "export:lin": ["plugins/models/parts.py added", "plugins/models/small.py changed"]
-    }
-    commit(root, "two")
-    (root / "plugins/models/parts.py").write_text("width = 4\n")
-    assert texts(versioned, "plan", "--since", "HEAD", "export:lin") == {
-        "export:lin": ["plugins/models/parts.py changed"]
-    }
-
-
-def test_since_a_revision_files_that_git_ignores_are_taken_as_they_are(
-    versioned: ProjectFolder,
-) -> None:
-    root = versioned.root
-    (root / "data").mkdir()
-    for path in ("data/a.pth", "w.pth"):
-        (root / path).write_bytes(b"weights")
-    for name, path in (("lin", "data/a.pth"), ("old", "w.pth")):
-        versioned.edit(
-            f"configs/models/{name}.yaml", ":Linear}", f":Linear, weights: {{file: {path}}}}}"
-        )
-    commit(root, "weights")
-    assert versioned.doit("plan", "--since", "HEAD").out.endswith("): no differences\n")
-    versioned.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
-    assert texts(versioned, "plan", "--since", "HEAD", "export:lin") == {
-        "export:lin": ["export.opset: 17 → 18"]
-    }
-
-
-def test_since_a_revision_weights_and_variables(versioned: ProjectFolder) -> None:
-    root = versioned.root
-    (root / "my w.bin").write_bytes(b"weights")
-    versioned.edit("configs/models/lin.yaml", ":Linear}", ':Linear, weights: {file: "my w.bin"}}')
-    versioned.edit(
-        "plugins/models/small.py",
-        "import torch\n",
-        "import os\nimport torch\nWIDTH = os.environ.get('WIDTH')\n",
-    )
-    commit(root, "weights")
-    versioned.environment["WIDTH"] = "7"  # as it is on both sides
-    assert versioned.doit("plan", "--since", "HEAD").out.endswith("): no differences\n")
-    (root / "my w.bin").write_bytes(b"other weights")
-    assert texts(versioned, "plan", "--since", "HEAD", "export:lin") == {
-        "export:lin": ["weights my w.bin changed"]
-    }
-
-
-def test_since_a_revision_in_a_subfolder_with_configs_elsewhere(
-    versioned: ProjectFolder, tmp_path: Path
-) -> None:
-    whole = tmp_path / "whole"
-    shutil.copytree(versioned.root, whole / "deploy/engines", ignore=shutil.ignore_patterns(".git"))
-    (whole / "deploy/engines/configs").rename(whole / "manifests")
-    git(whole, "init", "-q")
-    commit(whole, "one")
-    project = ProjectFolder(whole / "deploy/engines")
-    for folder in ("../../manifests", str(whole / "manifests")):
-        project.environment["BUILDSYS_CONFIGS"] = folder
-        assert project.doit("plan", "--since", "HEAD").out.endswith("): no differences\n")
-    manifest = whole / "manifests/models/lin.yaml"
-    manifest.write_text(manifest.read_text().replace("opset: 17", "opset: 16"))
-    assert texts(project, "plan", "--since", "HEAD", "export:lin") == {
-        "export:lin": ["export.opset: 17 → 16"]
-    }
-    project.environment["BUILDSYS_CONFIGS"] = str(versioned.root / "configs")
-    outside = project.doit("plan", "--since", "HEAD")
-    assert (outside.code, outside.out) == (3, "")
-    assert "is outside the git repository" in outside.err
-
-
-def test_since_a_revision_headers_of_c_sources_are_compared(versioned: ProjectFolder) -> None:
-    folder = versioned.root / "plugins/ops"
-    folder.mkdir(parents=True)
-    (folder / "scale.c").write_text('#include "scale.h"\n')
-    (folder / "scale.h").write_text("#define SCALE 2\n")
-    versioned.edit(
-        "configs/models/lin.yaml",
-        "export: {opset: 17}\n",
-        "export: {opset: 17}\n"
-        'ops: [{op: "own::Scale", library: {sources: [plugins/ops/scale.c]}}]\n',
-    )
-    commit(versioned.root, "an operator")
-    assert versioned.doit("plan", "--since", "HEAD").out.endswith("): no differences\n")
-    (folder / "scale.h").write_text("#define SCALE 3\n")
-    assert texts(versioned, "plan", "--since", "HEAD", "operators:lin") == {
-        "operators:lin": ["plugins/ops/scale.h changed"]
-    }
-
-
-def test_since_a_revision_with_configs_as_a_link(versioned: ProjectFolder, tmp_path: Path) -> None:
-    root = versioned.root
-    (root / "configs").rename(root / "manifests")
-    (root / "configs").symlink_to("manifests")
-    assert versioned.doit("plan", "--since", "v1").out.endswith("): no differences\n")
-    commit(root, "a link")
-    versioned.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
-    for revision in ("HEAD", "v1"):
-        found = texts(versioned, "plan", "--since", revision, "export:lin")
-        assert found == {"export:lin": ["export.opset: 17 → 18"]}
-    (root / "manifests").rename(tmp_path / "elsewhere")
-    (root / "configs").unlink()
-    (root / "configs").symlink_to(tmp_path / "elsewhere")
-    assert "is outside the git repository" in versioned.doit("plan", "--since", "v1").err
-
-
-def test_since_a_revision_nothing_is_written_through_a_link_out_of_the_folder(
-    versioned: ProjectFolder, tmp_path: Path
-) -> None:
-    root, outside = versioned.root, tmp_path / "outside"
-    outside.mkdir()
-    (root / "extra").symlink_to(outside)
-    (root / "configs/loop.yaml").symlink_to("loop.yaml")
-    commit(root, "links")
-    (root / "extra").unlink()
-    (root / "extra").mkdir()
-    (root / "extra/w.pth").write_bytes(b"ignored by git")
-    assert versioned.doit("plan", "--since", "HEAD").out.endswith("): no differences\n")
-    assert list(outside.iterdir()) == []
-
-
-@pytest.mark.parametrize("revision", ["v9", "", "--all", "HEAD~99", "v1:configs", "a b"])
-def test_a_revision_that_does_not_exist(versioned: ProjectFolder, revision: str) -> None:
-    wrong = versioned.doit("plan", f"--since={revision}")
-    assert (wrong.code, wrong.out) == (3, "")
-    assert (
-        wrong.err
-        == f"ERROR: git knows no revision {revision!r}; `git log` and `git tag` list revisions\n"
-    )
-    assert leftovers(versioned) == []
-
-
-def test_a_folder_that_is_no_git_repository(project: ProjectFolder) -> None:
-    project.add_model("lin")
-    project.environment["GIT_CEILING_DIRECTORIES"] = str(project.root.parent)
-    wrong = project.doit("plan", "--since", "HEAD")
-    assert (wrong.code, wrong.out) == (3, "")
-    assert wrong.err == f"ERROR: {project.root} is not in a git repository\n"
-
-
-def test_a_repository_without_commits_and_a_machine_without_git(
-    project: ProjectFolder, tmp_path: Path
-) -> None:
-    project.add_model("lin")
-    git(project.root, "init", "-q")
-    wrong = project.doit("plan", "--since", "HEAD")
-    assert (wrong.code, wrong.err.startswith("ERROR: git knows no revision 'HEAD'")) == (3, True)
-    project.environment["PATH"] = str(tmp_path)
-    wrong = project.doit("plan", "--since", "HEAD")
-    assert (wrong.code, wrong.err) == (3, "ERROR: `--since` needs git, which is not installed\n")
-
-
-def test_a_revision_without_manifests(versioned: ProjectFolder) -> None:
-    git(versioned.root, "rm", "-rq", "--cached", "configs")
-    git(versioned.root, "commit", "-qm", "no configs")
-    wrong = versioned.doit("plan", "--since", "HEAD")
-    assert (wrong.code, wrong.out) == (3, "")
-    assert wrong.err == "ERROR: HEAD has no manifests: no folder configs/models\n"
-
-
-def test_a_revision_whose_manifests_are_wrong(versioned: ProjectFolder) -> None:
-    versioned.edit("configs/models/lin.yaml", "opset: 17", "opset: 99")
-    commit(versioned.root, "wrong")
-    versioned.edit("configs/models/lin.yaml", "opset: 99", "opset: 17")
-    wrong = versioned.doit("plan", "--since", "HEAD")
-    assert (wrong.code, wrong.out) == (3, "")
-    first, second = wrong.err.splitlines()
-    assert first == "ERROR: 1 error in the manifests of HEAD"
-    assert second.startswith("configs/models/lin.yaml:6:")
-
-
-def test_a_git_hook_may_ask(versioned: ProjectFolder) -> None:
-    """Git sets variables for its hooks that would point to another repository."""
-    versioned.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
-    versioned.environment |= {
-        "GIT_DIR": str(versioned.root / ".git"),
-        "GIT_INDEX_FILE": "/nonexistent/index",
-    }
-    assert "export:lin" in texts(versioned, "plan", "--since", "v1")

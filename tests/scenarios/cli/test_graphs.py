@@ -12,7 +12,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from project_folder import Ran
+from project_folder import TIMEOUT_S, Ran
 from ready_project import FEATURES, ReadyProject
 
 from buildsys.report.formatting import TIMES
@@ -201,7 +201,7 @@ def test_netron_serves_until_it_is_interrupted(
         with urllib.request.urlopen(f"{address[1]}/data/model.onnx", timeout=30) as served:
             assert served.read() == (ready_built.root / "build/a/export/model.onnx").read_bytes()
         os.kill(process.pid, number)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=TIMEOUT_S)
         assert (process.returncode, out, err) == (0, "", "")
     finally:
         process.kill()

@@ -6,12 +6,12 @@ executor (``tests/bench/_scale_project.py``), as building them all would take mi
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from project_folder import ProjectFolder, Ran
+from ready_project import TorchProject
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
@@ -40,13 +40,12 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def many(filled: Path, tmp_path: Path) -> ProjectFolder:
+def many(filled: Path, empty_place: TorchProject) -> ProjectFolder:
     """A copy in which everything has been found fresh, and in a second run remembered as that."""
-    project = ProjectFolder(tmp_path / "project")
-    shutil.copytree(filled, project.root, symlinks=True)
-    assert project.doit() == Ran(0, UP_TO_DATE, "")
-    assert project.doit() == Ran(0, UP_TO_DATE, "")
-    return project
+    empty_place.copy_from(filled)
+    assert empty_place.doit() == Ran(0, UP_TO_DATE, "")
+    assert empty_place.doit() == Ran(0, UP_TO_DATE, "")
+    return empty_place
 
 
 def manifest(project: ProjectFolder, model: str) -> Path:

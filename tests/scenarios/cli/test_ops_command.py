@@ -10,9 +10,9 @@ from project_folder import ProjectFolder
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> ProjectFolder:
+def project(module_place: ProjectFolder) -> ProjectFolder:
     """Return a project whose table is made."""
-    project = ProjectFolder(tmp_path_factory.mktemp("ops"))
+    project = module_place
     project.create()
     project.add_model("lin")
     first = project.doit("ops", "asinh", "roll", "DeformConv")

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from project_folder import ProjectFolder, processes_of_session, wait_until
+from project_folder import TIMEOUT_S, ProjectFolder, processes_of_session, wait_until
 
 BY_PROCESS = '''
 
@@ -167,15 +167,14 @@ def test_an_interrupted_comparison_leaves_no_files(
         logs = "*/a/project/build/lin/export/export.log"
         wait_until(
             lambda: any("sleeping" in log.read_text() for log in temporary.glob(logs)),
-            60,
             "the stage has begun",
         )
         (os.killpg if to_all else os.kill)(process.pid, number)
-        out, err = process.communicate(timeout=60)  # the stage sleeps ten times as long
+        out, err = process.communicate(timeout=TIMEOUT_S)  # the stage sleeps ten times as long
         assert process.returncode == code, out + err
         assert "Traceback" not in out + err
         assert out == ""
-        wait_until(lambda: not processes_of_session(process.pid), 60, "all workers are gone")
+        wait_until(lambda: not processes_of_session(process.pid), "all workers are gone")
         assert not list(temporary.iterdir())
     finally:
         for left in processes_of_session(process.pid):

@@ -9,10 +9,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from project_folder import Ran, wait_until
+from project_folder import TIMEOUT_S, Ran, wait_until
 from ready_project import NETWORK, VALUES, ReadyProject, contents, network
 
-pytestmark = pytest.mark.timeout(120)
 UP_TO_DATE = Ran(0, "everything is up to date (8 targets)\n", "")
 MANIFEST = "configs/models/a.yaml"
 TOO_STRICT = "validate: {rtol: 1.0e-12, cosine: 1.0}\n"
@@ -183,9 +182,9 @@ def kill(project: ReadyProject, *arguments: str) -> None:
     """Run doit and kill it in the middle of the stage ``reference``."""
     project.hold()
     process = project.start(*arguments)
-    wait_until(lambda: project.is_held, 60, "reference:a is at work")
+    wait_until(lambda: project.is_held, "reference:a is at work")
     os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=30)
+    process.communicate(timeout=TIMEOUT_S)
     project.finish_runs()
 
 
@@ -232,9 +231,9 @@ def test_an_interrupted_run_reports_on_the_models_it_reached(ready_built: ReadyP
     ready_built.edit(VALUES, "SCALE = 1.0", "SCALE = 2.0")
     ready_built.hold()
     process = ready_built.start()
-    wait_until(lambda: ready_built.is_held, 60, "reference:a is at work")
+    wait_until(lambda: ready_built.is_held, "reference:a is at work")
     os.kill(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, err) == (130, "")
     assert LINE.findall(out) == ["verify ort, bench ort, reference, validate"]
     assert json.loads(reports(ready_built)["report.json"])["verdict"]["status"] == "stale"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 from project_folder import REPOSITORY, ProjectFolder, Ran
@@ -45,9 +44,7 @@ def remedy(ran: Ran, name: str) -> str:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> ProjectFolder:
-    project = ProjectFolder(tmp_path)
-    project.create()
+def deformed(project: ProjectFolder) -> ProjectFolder:
     (project.root / "plugins/models/deform.py").write_text(NETWORK)
     for folder in ("symbolics", "ops"):
         shutil.copytree(REPOSITORY / "plugins" / folder, project.root / "plugins" / folder)
@@ -58,21 +55,21 @@ def write(project: ProjectFolder, export: str) -> None:
     (project.root / "configs/models/deform.yaml").write_text(MANIFEST.format(export=export.strip()))
 
 
-def test_one_remedy_after_another_until_both_engines_are_built(project: ProjectFolder) -> None:
-    write(project, "export: {opset: 17}")
-    traced = project.doit("export:deform")
+def test_one_remedy_after_another_until_both_engines_are_built(deformed: ProjectFolder) -> None:
+    write(deformed, "export: {opset: 17}")
+    traced = deformed.doit("export:deform")
     assert traced.code == 2
     assert (
         "cannot translate the operator torchvision::deform_conv2d to opset 17 (plugins/mod"
         in traced.out
     )
-    write(project, remedy(traced, "exporter"))
-    captured = project.doit("--continue", "engine:deform:ort", "engine:deform:rtx")
+    write(deformed, remedy(traced, "exporter"))
+    captured = deformed.doit("--continue", "engine:deform:ort", "engine:deform:rtx")
     assert captured.code == 2
     assert "engine:deform:ort" in captured.passed
     assert "DeformConv: 1 node, from plugins/models/deform.py:13" in captured.out
-    write(project, remedy(captured, "shipped"))
-    done = project.doit("--continue", "verify:deform:ort", "engine:deform:rtx")
+    write(deformed, remedy(captured, "shipped"))
+    done = deformed.doit("--continue", "verify:deform:ort", "engine:deform:rtx")
     assert done.code == 0, done.out
     assert {"verify:deform:ort", "engine:deform:rtx"} <= done.passed
     # the reason of the next run leaves out the list of remedies

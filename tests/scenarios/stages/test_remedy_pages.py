@@ -24,9 +24,8 @@ _FILE = re.compile(r"(?:#|//) file: (?P<path>\S+)\n")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_examples_of_a_page_work(page: Path, tmp_path: Path) -> None:
-    project = ProjectFolder(tmp_path / "project")
-    project.root.mkdir()
+def test_the_examples_of_a_page_work(page: Path, empty_place: ProjectFolder) -> None:
+    project = empty_place
     for name in ("dodo.py", "pyproject.toml"):
         shutil.copy(REPOSITORY / name, project.root)
     (project.root / "configs/models").mkdir(parents=True)
@@ -58,10 +57,7 @@ def replay(project: ProjectFolder, terminal: str) -> int:
     return len(commands)
 
 
-def test_a_page_with_wrong_output_fails(tmp_path: Path) -> None:
-    project = ProjectFolder(tmp_path / "project")
-    project.root.mkdir()
-    project.create()
+def test_a_page_with_wrong_output_fails(project: ProjectFolder) -> None:
     project.add_model("lin")
     assert replay(project, "$ doit list\nbuild:lin ...\n") == 1
     with pytest.raises(AssertionError, match="did not print"):

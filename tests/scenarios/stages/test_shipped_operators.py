@@ -19,8 +19,8 @@ RTX = {
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> ProjectFolder:
-    made = ProjectFolder(tmp_path_factory.mktemp("shipped"))
+def project(module_place: ProjectFolder) -> ProjectFolder:
+    made = module_place
     made.create()
     shutil.copytree(REPOSITORY / "plugins", made.root / "plugins", dirs_exist_ok=True)
     for model in MODELS:

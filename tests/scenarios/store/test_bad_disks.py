@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from project_folder import Ran
+from project_folder import TIMEOUT_S, Ran
 from ready_project import NETWORK, ReadyProject, contents, targets
 
-pytestmark = pytest.mark.timeout(120)
 UP_TO_DATE = Ran(0, "everything is up to date (8 targets)\n", "")
 ALL = targets("a")
 
@@ -139,7 +138,7 @@ def test_a_limit_on_the_size_of_files(ready: ReadyProject) -> None:
         process = ready.start()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=TIMEOUT_S)
     limited = Ran(process.returncode, out, err)
     assert limited.code == 2, limited
     assert "File too large" in sentence(limited) or "disk I/O error" in sentence(

@@ -10,10 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from project_folder import Ran, wait_until
+from project_folder import TIMEOUT_S, Ran, wait_until
 from ready_project import VALUES, ReadyProject, contents, targets
 
-pytestmark = pytest.mark.timeout(120)
 UP_TO_DATE = Ran(0, "everything is up to date (8 targets)\n", "")
 ALL = targets("a")
 
@@ -87,7 +86,7 @@ def test_damaged_resolved_manifests_are_resolved_again(ready_built: ReadyProject
 def test_the_state_is_deleted_during_a_run(ready: ReadyProject, what: str) -> None:
     ready.hold()
     process = ready.start("-n", "2")
-    wait_until(lambda: ready.is_held, 60, "reference:a is at work")
+    wait_until(lambda: ready.is_held, "reference:a is at work")
     path = state(ready, what)
     if path.is_file():
         path.unlink()
@@ -95,7 +94,7 @@ def test_the_state_is_deleted_during_a_run(ready: ReadyProject, what: str) -> No
         shutil.rmtree(path, ignore_errors=True)
     state(ready, "doit.db").unlink(missing_ok=True)
     ready.let_go()
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, "Traceback" in out + err) == (0, False), out + err
     again = ready.doit()
     assert (again.code, "reference:a" in again.ran) == (0, False)

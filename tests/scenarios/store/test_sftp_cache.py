@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from project_folder import ProjectFolder
+from ready_project import ReadyProject
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 pytestmark = pytest.mark.skipif(SSHD is None, reason="no sshd: apt-get install openssh-server")
@@ -56,15 +56,15 @@ def wait_for(port: int) -> None:
     pytest.fail("sshd did not start")
 
 
-def checkout(root: Path, url: str, home: Path) -> ProjectFolder:
+def checkout(root: Path, url: str, home: Path) -> ReadyProject:
     """Make a checkout of the same project as on another machine."""
-    project = ProjectFolder(root)
+    project = ReadyProject(root, root)
     root.mkdir()
     project.create()
-    project.add_model("lin")
+    project.add_model("a")
     settings = f"cache: {{remote: '{url}', mode: read-write, timeout: 20s}}\n"
     (root / "configs/project.yaml").write_text(settings)
-    project.environment["HOME"] = str(home)
+    project.environment |= {"HOME": str(home), "BUILDSYS_WORKER_IDLE": "0"}
     return project
 
 
@@ -72,14 +72,14 @@ def test_another_checkout_reuses_a_build_over_sftp(
     server: tuple[str, Path], tmp_path: Path
 ) -> None:
     one, two = (checkout(tmp_path / name, *server) for name in ("one", "two"))
-    built = one.doit("simplify:lin")
+    built = one.doit("simplify:a")
     assert (built.code, built.err) == (0, "")
-    assert built.passed == {"export:lin", "simplify:lin"}
-    taken = two.doit("simplify:lin")
+    assert built.passed == {"export:a", "simplify:a"}
+    taken = two.doit("simplify:a")
     assert (taken.code, taken.err) == (0, "")
     assert taken.restored == built.passed
     for name in ("export", "simplify"):
-        path = f"build/lin/{name}/model.onnx"
+        path = f"build/a/{name}/model.onnx"
         assert (one.root / path).read_bytes() == (two.root / path).read_bytes()
     shared = {
         path.relative_to(tmp_path / "shared").parts[0]
@@ -92,8 +92,8 @@ def test_a_refusing_server_costs_one_warning(server: tuple[str, Path], tmp_path:
     url, home = server
     (home / ".ssh/id_ed25519").unlink()
     project = checkout(tmp_path / "one", url, home)
-    built = project.doit("simplify:lin")
+    built = project.doit("simplify:a")
     assert built.code == 0
-    assert built.passed == {"export:lin", "simplify:lin"}
+    assert built.passed == {"export:a", "simplify:a"}
     assert built.err.count("this run goes on without it") == 1
     assert len(built.err.splitlines()) == 1

@@ -133,13 +133,13 @@ def test_closing_waits_for_running_targets(tmp_path: Path) -> None:
 
     def slow() -> object:
         begun.set()
-        assert may_end.wait(10)
+        assert may_end.wait(60)
         return passed()
 
     executor.actions["export:net"] = slow
     thread = threading.Thread(target=session.build, args=("export:net",))
     thread.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     threading.Timer(0.1, may_end.set).start()
     session.close()
     assert session.finished["export:net"].status == "passed"

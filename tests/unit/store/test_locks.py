@@ -86,7 +86,7 @@ def test_a_killed_process_releases_its_lock(tmp_path: Path) -> None:
 
 
 def test_shared_holders_of_the_machine_run_together(locks: Locks) -> None:
-    together = threading.Barrier(2, timeout=10)
+    together = threading.Barrier(2, timeout=60)
 
     def stage() -> None:
         with locks.machine("s", exclusive=False, on_wait=unexpected):

@@ -1,0 +1,258 @@
+"""``doit plan --since`` with real git: what differs from a revision."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from command_answers import answer, commit, git, texts
+from project_folder import ProjectFolder
+from test_doit import TARGETS
+
+
+@pytest.fixture
+def versioned(project: ProjectFolder, tmp_path: Path) -> ProjectFolder:
+    """A project in git with the models ``lin`` and ``old``; nothing is built."""
+    project.add_model("lin")
+    project.add_model("old")
+    git(project.root, "init", "-q")
+    commit(project.root, "one")
+    git(project.root, "tag", "v1")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    project.environment["TMPDIR"] = str(temporary)
+    return project
+
+
+def leftovers(project: ProjectFolder) -> list[Path]:
+    return list(Path(project.environment["TMPDIR"]).iterdir())
+
+
+def test_since_a_revision_targets_are_added_removed_changed_or_downstream(
+    versioned: ProjectFolder,
+) -> None:
+    root = versioned.root
+    versioned.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
+    (root / "configs/models/old.yaml").rename(root / "configs/models/new.yaml")
+    versioned.edit("configs/models/new.yaml", "model: old", "model: new")
+    status, index = git(root, "status", "--porcelain"), (root / ".git/index").read_bytes()
+    plan = answer(versioned, "plan", "--since", "v1")
+    assert (plan["schema"], plan["since"], len(plan["commit"])) == (
+        "buildsys/plan-since/1",
+        "v1",
+        40,
+    )
+    state = {one["target"]: one["state"] for one in plan["targets"]}
+    assert state["export:lin"] == "changed"
+    assert state["simplify:lin"] == "behind"
+    assert "reference:lin" not in state
+    assert {target for target, found in state.items() if found == "added"} == {
+        target.replace("lin", "new") for target in TARGETS
+    }
+    assert {target for target, found in state.items() if found == "removed"} == {
+        target.replace("lin", "old") for target in TARGETS
+    }
+    shown = versioned.doit(
+        "plan", "--since", "v1", "export:lin", "simplify:lin", "export:old"
+    ).out.splitlines()
+    assert shown[:5] == [
+        "changed     export:lin",
+        "              export.opset: 17 → 18",
+        "downstream  simplify:lin",
+        "              upstream: export:lin will rerun",
+        "removed     export:old",
+    ]
+    assert shown[5].startswith("since v1 (")
+    assert shown[5].endswith("): 1 changed, 1 removed, 1 downstream")
+    assert ((root / ".git/index").read_bytes(), git(root, "status", "--porcelain")) == (
+        index,
+        status,
+    )
+    assert leftovers(versioned) == []
+
+
+def test_since_a_revision_sources_and_their_imports_count(versioned: ProjectFolder) -> None:
+    root = versioned.root
+    assert versioned.doit("plan", "--since", "v1").out.endswith("): no differences\n")
+    versioned.edit("configs/models/lin.yaml", "model: lin", "# a comment\nmodel: lin")
+    assert versioned.doit("plan", "--since", "v1").out.endswith("): no differences\n")
+    (root / "plugins/models/parts.py").write_text("width = 3\n")
+    versioned.edit("plugins/models/small.py", "import torch\n", "import torch\nimport parts\n")
+    found = texts(versioned, "plan", "--since", "v1", "export:lin")
+    assert found == {
+        "export:lin": ["plugins/models/parts.py added", "plugins/models/small.py changed"]
+    }
+    commit(root, "two")
+    (root / "plugins/models/parts.py").write_text("width = 4\n")
+    assert texts(versioned, "plan", "--since", "HEAD", "export:lin") == {
+        "export:lin": ["plugins/models/parts.py changed"]
+    }
+
+
+def test_since_a_revision_files_that_git_ignores_are_taken_as_they_are(
+    versioned: ProjectFolder,
+) -> None:
+    root = versioned.root
+    (root / "data").mkdir()
+    for path in ("data/a.pth", "w.pth"):
+        (root / path).write_bytes(b"weights")
+    for name, path in (("lin", "data/a.pth"), ("old", "w.pth")):
+        versioned.edit(
+            f"configs/models/{name}.yaml", ":Linear}", f":Linear, weights: {{file: {path}}}}}"
+        )
+    commit(root, "weights")
+    assert versioned.doit("plan", "--since", "HEAD").out.endswith("): no differences\n")
+    versioned.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
+    assert texts(versioned, "plan", "--since", "HEAD", "export:lin") == {
+        "export:lin": ["export.opset: 17 → 18"]
+    }
+
+
+def test_since_a_revision_weights_and_variables(versioned: ProjectFolder) -> None:
+    root = versioned.root
+    (root / "my w.bin").write_bytes(b"weights")
+    versioned.edit("configs/models/lin.yaml", ":Linear}", ':Linear, weights: {file: "my w.bin"}}')
+    versioned.edit(
+        "plugins/models/small.py",
+        "import torch\n",
+        "import os\nimport torch\nWIDTH = os.environ.get('WIDTH')\n",
+    )
+    commit(root, "weights")
+    versioned.environment["WIDTH"] = "7"  # as it is on both sides
+    assert versioned.doit("plan", "--since", "HEAD").out.endswith("): no differences\n")
+    (root / "my w.bin").write_bytes(b"other weights")
+    assert texts(versioned, "plan", "--since", "HEAD", "export:lin") == {
+        "export:lin": ["weights my w.bin changed"]
+    }
+
+
+def test_since_a_revision_in_a_subfolder_with_configs_elsewhere(
+    versioned: ProjectFolder, tmp_path: Path
+) -> None:
+    whole = tmp_path / "whole"
+    shutil.copytree(versioned.root, whole / "deploy/engines", ignore=shutil.ignore_patterns(".git"))
+    (whole / "deploy/engines/configs").rename(whole / "manifests")
+    git(whole, "init", "-q")
+    commit(whole, "one")
+    project = ProjectFolder(whole / "deploy/engines")
+    for folder in ("../../manifests", str(whole / "manifests")):
+        project.environment["BUILDSYS_CONFIGS"] = folder
+        assert project.doit("plan", "--since", "HEAD").out.endswith("): no differences\n")
+    manifest = whole / "manifests/models/lin.yaml"
+    manifest.write_text(manifest.read_text().replace("opset: 17", "opset: 16"))
+    assert texts(project, "plan", "--since", "HEAD", "export:lin") == {
+        "export:lin": ["export.opset: 17 → 16"]
+    }
+    project.environment["BUILDSYS_CONFIGS"] = str(versioned.root / "configs")
+    outside = project.doit("plan", "--since", "HEAD")
+    assert (outside.code, outside.out) == (3, "")
+    assert "is outside the git repository" in outside.err
+
+
+def test_since_a_revision_headers_of_c_sources_are_compared(versioned: ProjectFolder) -> None:
+    folder = versioned.root / "plugins/ops"
+    folder.mkdir(parents=True)
+    (folder / "scale.c").write_text('#include "scale.h"\n')
+    (folder / "scale.h").write_text("#define SCALE 2\n")
+    versioned.edit(
+        "configs/models/lin.yaml",
+        "export: {opset: 17}\n",
+        "export: {opset: 17}\n"
+        'ops: [{op: "own::Scale", library: {sources: [plugins/ops/scale.c]}}]\n',
+    )
+    commit(versioned.root, "an operator")
+    assert versioned.doit("plan", "--since", "HEAD").out.endswith("): no differences\n")
+    (folder / "scale.h").write_text("#define SCALE 3\n")
+    assert texts(versioned, "plan", "--since", "HEAD", "operators:lin") == {
+        "operators:lin": ["plugins/ops/scale.h changed"]
+    }
+
+
+def test_since_a_revision_with_configs_as_a_link(versioned: ProjectFolder, tmp_path: Path) -> None:
+    root = versioned.root
+    (root / "configs").rename(root / "manifests")
+    (root / "configs").symlink_to("manifests")
+    assert versioned.doit("plan", "--since", "v1").out.endswith("): no differences\n")
+    commit(root, "a link")
+    versioned.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
+    for revision in ("HEAD", "v1"):
+        found = texts(versioned, "plan", "--since", revision, "export:lin")
+        assert found == {"export:lin": ["export.opset: 17 → 18"]}
+    (root / "manifests").rename(tmp_path / "elsewhere")
+    (root / "configs").unlink()
+    (root / "configs").symlink_to(tmp_path / "elsewhere")
+    assert "is outside the git repository" in versioned.doit("plan", "--since", "v1").err
+
+
+def test_since_a_revision_nothing_is_written_through_a_link_out_of_the_folder(
+    versioned: ProjectFolder, tmp_path: Path
+) -> None:
+    root, outside = versioned.root, tmp_path / "outside"
+    outside.mkdir()
+    (root / "extra").symlink_to(outside)
+    (root / "configs/loop.yaml").symlink_to("loop.yaml")
+    commit(root, "links")
+    (root / "extra").unlink()
+    (root / "extra").mkdir()
+    (root / "extra/w.pth").write_bytes(b"ignored by git")
+    assert versioned.doit("plan", "--since", "HEAD").out.endswith("): no differences\n")
+    assert list(outside.iterdir()) == []
+
+
+def test_a_revision_that_does_not_exist(versioned: ProjectFolder) -> None:
+    for revision in ("v9", "", "--all", "HEAD~99", "v1:configs", "a b"):
+        wrong = versioned.doit("plan", f"--since={revision}")
+        assert (wrong.code, wrong.out) == (3, "")
+        found = f"ERROR: git knows no revision {revision!r}; "
+        assert wrong.err == f"{found}`git log` and `git tag` list revisions\n"
+        assert leftovers(versioned) == []
+
+
+def test_a_folder_that_is_no_git_repository(project: ProjectFolder) -> None:
+    project.add_model("lin")
+    project.environment["GIT_CEILING_DIRECTORIES"] = str(project.root.parent)
+    wrong = project.doit("plan", "--since", "HEAD")
+    assert (wrong.code, wrong.out) == (3, "")
+    assert wrong.err == f"ERROR: {project.root} is not in a git repository\n"
+
+
+def test_a_repository_without_commits_and_a_machine_without_git(
+    project: ProjectFolder, tmp_path: Path
+) -> None:
+    project.add_model("lin")
+    git(project.root, "init", "-q")
+    wrong = project.doit("plan", "--since", "HEAD")
+    assert (wrong.code, wrong.err.startswith("ERROR: git knows no revision 'HEAD'")) == (3, True)
+    project.environment["PATH"] = str(tmp_path)
+    wrong = project.doit("plan", "--since", "HEAD")
+    assert (wrong.code, wrong.err) == (3, "ERROR: `--since` needs git, which is not installed\n")
+
+
+def test_a_revision_without_manifests(versioned: ProjectFolder) -> None:
+    git(versioned.root, "rm", "-rq", "--cached", "configs")
+    git(versioned.root, "commit", "-qm", "no configs")
+    wrong = versioned.doit("plan", "--since", "HEAD")
+    assert (wrong.code, wrong.out) == (3, "")
+    assert wrong.err == "ERROR: HEAD has no manifests: no folder configs/models\n"
+
+
+def test_a_revision_whose_manifests_are_wrong(versioned: ProjectFolder) -> None:
+    versioned.edit("configs/models/lin.yaml", "opset: 17", "opset: 99")
+    commit(versioned.root, "wrong")
+    versioned.edit("configs/models/lin.yaml", "opset: 99", "opset: 17")
+    wrong = versioned.doit("plan", "--since", "HEAD")
+    assert (wrong.code, wrong.out) == (3, "")
+    first, second = wrong.err.splitlines()
+    assert first == "ERROR: 1 error in the manifests of HEAD"
+    assert second.startswith("configs/models/lin.yaml:6:")
+
+
+def test_a_git_hook_may_ask(versioned: ProjectFolder) -> None:
+    """Git sets variables for its hooks that would point to another repository."""
+    versioned.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
+    versioned.environment |= {
+        "GIT_DIR": str(versioned.root / ".git"),
+        "GIT_INDEX_FILE": "/nonexistent/index",
+    }
+    assert "export:lin" in texts(versioned, "plan", "--since", "v1")
