@@ -23,7 +23,7 @@ import tensorrt as trt
 sys.path.append(str(Path(__file__).parents[2]))
 
 from buildsys.backends.cuda.device import CudaGraph, Device
-from buildsys.backends.measurement.gpu import GpuTiming
+from buildsys.backends.measurement.gpu import GpuContender, GpuTiming
 from buildsys.onnx_graphs.tensors import load_case
 from buildsys.stages.bench.local_engine import LocalEngine
 
@@ -69,23 +69,32 @@ def build(onnx: str, engine: str, precision: str, *batches: str) -> dict[str, An
 
 
 def compare(engine: str, case: str) -> dict[str, Any]:
-    """Return interleaved times in ms of bare loops and the harness."""
+    """Return times in ms of bare loops and the harness, neighbours in turns."""
     options = json.loads(os.environ["ENGINE_OPTIONS"])
     ours = LocalEngine(options["backend"], Path(engine), options, ())
     contenders = ours.bind(Path(case), GpuTiming(cuda_graph=(False, True)))
     bare = Bare(Path(engine), Path(case))
     taken: dict[str, list[float]] = {}
-    for _ in range(ROUNDS):
-        for name, contender in contenders.items():
-            contender.block(0.02, 2)
-            samples = contender.block(0.2, RUNS)
-            taken.setdefault(f"{name}.gpu", []).append(statistics.median(samples.gpu_ns) / 1e6)
-            taken.setdefault(f"{name}.wall", []).append(statistics.median(samples.wall_ns) / 1e6)
-        for name, launch in bare.launches().items():
-            taken.setdefault(f"{name}.queued", []).append(bare.queued(launch))
-            gpu, wall = bare.one_at_a_time(launch)
-            taken.setdefault(f"{name}.alone_gpu", []).append(gpu)
-            taken.setdefault(f"{name}.alone_wall", []).append(wall)
+
+    def time_harness(name: str, contender: GpuContender) -> None:
+        contender.block(0.02, 2)
+        samples = contender.block(0.2, RUNS)
+        taken.setdefault(f"{name}.gpu", []).append(statistics.median(samples.gpu_ns) / 1e6)
+        taken.setdefault(f"{name}.wall", []).append(statistics.median(samples.wall_ns) / 1e6)
+
+    def time_bare(name: str, launch: Callable[[], object]) -> None:
+        taken.setdefault(f"{name}.queued", []).append(bare.queued(launch))
+        gpu, wall = bare.one_at_a_time(launch)
+        taken.setdefault(f"{name}.alone_gpu", []).append(gpu)
+        taken.setdefault(f"{name}.alone_wall", []).append(wall)
+
+    for number in range(ROUNDS):
+        for contender, launch in zip(contenders.items(), bare.launches().items(), strict=True):
+            if number % 2:
+                time_harness(*contender)
+            time_bare(*launch)
+            if not number % 2:
+                time_harness(*contender)
     facts = ours.facts()
     bare.close()
     ours.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,323 +18,31 @@ from toolchain import ROOT, Refused, Toolchain, missing
 from buildsys.backends.cuda.gpus import find_driver
 
 sys.path.insert(0, str(ROOT / "tests" / "integration"))
-from engine_jobs import DIMS, INPUTS, resolved, write_golden
+from engine_jobs import INPUTS, resolved, write_golden
 from onnx import TensorProto, helper
 from small_graphs import conv_bn, make_model, one_node, weights, write
+from tensorrt_jobs import (
+    IMAGE,
+    SOURCES,
+    build,
+    convolutions,
+    error_of,
+    image,
+    job_of,
+    options,
+    refusal,
+    request,
+    run,
+)
 
-from buildsys.backends.onnxruntime.session import OrtGraph
-from buildsys.onnx_graphs.tensors import Tensor, load_tensors, save_tensors, tensor_of
-from buildsys.plan.action import Action
+from buildsys.onnx_graphs.tensors import Tensor, tensor_of
 from buildsys.plan.project_plan import plan_model
-from buildsys.stages.calibrate import stage as calibrate
-from buildsys.stages.convert import stage as convert
-from buildsys.workers.job import Job
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(bool(missing()), reason=missing() or "there is one"),
     pytest.mark.skipif(not find_driver().gpus, reason=f"no GPU: {find_driver().missing}"),
 ]
-SOURCES = ("edge_mask_convolutions", "jit_convolutions")  # cuBLAS and cuDNN need not be there
-IMAGE = {"x": {"shape": ["batch", 16, 16, 16], "dtype": "float32"}}
-
-
-@pytest.fixture(scope="module")
-def toolchain() -> Iterator[Toolchain]:
-    started = Toolchain()
-    yield started
-    started.close()
-
-
-def convolutions() -> Any:
-    """Five convolutions of 16 channels: enough for tensor cores, and quick to build."""
-    nodes = []
-    stored = {}
-    for index in range(5):
-        before, after = f"t{index}" if index else "x", f"t{index + 1}"
-        stored[f"w{index}"] = weights(16, 16, 3, 3, seed=index) * np.float32(0.1)
-        nodes.append(
-            helper.make_node(
-                "Conv", [before, f"w{index}"], [f"c{index}"], name=f"/conv{index}", pads=[1] * 4
-            )
-        )
-        nodes.append(
-            helper.make_node(
-                "Relu", [f"c{index}"], [after if index < 4 else "y"], name=f"/relu{index}"
-            )
-        )
-    shape = (TensorProto.FLOAT, ["batch", 16, 16, 16])
-    return make_model(nodes, {"x": shape}, {"y": shape}, stored)
-
-
-def options(toolchain: Toolchain, **fields: Any) -> dict[str, Any]:
-    sources = {"tactic_sources": list(SOURCES)} if toolchain.version.startswith("8.") else {}
-    spec = resolved({"backend": "tensorrt", **sources, **fields})
-    actions = plan_model(spec, lambda _: toolchain.version)
-    return dict(next(action for action in actions if action.stage == "engine").options["engine"])
-
-
-def request(
-    model: Path, options: Mapping[str, Any], inputs: Mapping[str, Any] = IMAGE, **more: Any
-) -> dict[str, Any]:
-    base = {
-        "model": "m",
-        "onnx": model,
-        "engine": model.with_suffix(".engine"),
-        "options": options,
-        "inputs": inputs,
-    }
-    return {**base, "dims": DIMS, **more}
-
-
-def build(toolchain: Toolchain, folder: Path, model: Any = None, **fields: Any) -> dict[str, Any]:
-    file = write(folder, model or convolutions())
-    given = {
-        name: fields.pop(name)
-        for name in ("inputs", "timing_cache", "calibration", "project")
-        if name in fields
-    }
-    answer = toolchain.ask("build", request=request(file, options(toolchain, **fields), **given))
-    return dict(answer)
-
-
-def run(
-    toolchain: Toolchain, folder: Path, inputs: Mapping[str, Tensor], profile: int | None = None
-) -> tuple[dict[str, Tensor], Any]:
-    save_tensors(folder / "in.npz", inputs)
-    files = {
-        "engine": folder / "model.engine",
-        "inputs": folder / "in.npz",
-        "outputs": folder / "out.npz",
-    }
-    profiles = toolchain.ask("run", **files, options=options(toolchain), profile=profile)
-    return dict(load_tensors(folder / "out.npz")), profiles
-
-
-def image(batch: int, seed: int = 0) -> dict[str, Tensor]:
-    return {
-        "x": tensor_of(
-            np.random.default_rng(seed).standard_normal((batch, 16, 16, 16)).astype(np.float32)
-        )
-    }
-
-
-def error_of(
-    toolchain: Toolchain, folder: Path, inputs: Mapping[str, Tensor], profile: int | None = None
-) -> float:
-    """Return the largest difference from ONNX Runtime over the largest value."""
-    expected = OrtGraph(folder / "model.onnx").run(inputs)["y"].values()
-    found = run(toolchain, folder, inputs, profile)[0]["y"].values()
-    return float(np.abs(found.astype(np.float64) - expected).max() / np.abs(expected).max())
-
-
-def job_of(action: Action, build: Path, **inputs: Path) -> dict[str, Any]:
-    """Return the executor's fields of a job; ``inputs`` replace planned files."""
-    files = {role: build / ref.path for role, ref in action.inputs.items()} | inputs
-    outputs = {role: build / ref.path for role, ref in action.outputs.items()}
-    for path in outputs.values():
-        path.parent.mkdir(parents=True, exist_ok=True)
-    return {
-        "target": action.target, "stage": action.stage, "model": "m", "variant": action.variant,
-        "options": action.options,
-        "inputs": {role: path for role, path in files.items() if path.is_file()},
-        "outputs": outputs,
-    }  # fmt: skip
-
-
-def refusal(toolchain: Toolchain, folder: Path, **fields: Any) -> str:
-    with pytest.raises(Refused) as caught:
-        build(toolchain, folder, **fields)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("precision", "tf32", "limit"),
-    [("fp32", False, 5e-6), ("fp32", True, 5e-3), ("fp16", True, 2e-2)],
-)
-def test_an_engine_has_its_precision_and_its_numbers(
-    toolchain: Toolchain, tmp_path: Path, precision: str, tf32: bool, limit: float
-) -> None:
-    if precision == "fp16" and int(toolchain.version.split(".")[0]) >= 11:
-        pytest.skip("weakly typed engines are for TensorRT 8.6 and 10")
-    # nets this small are often as fast in float32, and the builder may choose
-    asked = (
-        {"layer_precisions": [{"layers": "*", "precision": "fp16"}]} if precision == "fp16" else {}
-    )
-    facts = build(toolchain, tmp_path, precision=precision, tf32=tf32, **asked)
-    assert facts["precision_of"] == "engine"
-    dtype = {"fp32": "float32", "fp16": "float16"}[precision]
-    assert facts["precision_shares"]["layers"][dtype] > 0.9
-    assert facts["precision_shares"]["time"][dtype] > 0.3
-    assert facts["device_memory_bytes"] >= 0
-    assert facts["phases"].keys() == {"start", "parse", "configure", "build"}
-    assert facts["settings"]["flags"]["tf32"] is tf32
-    for batch in (1, 2, 5, 8):
-        assert error_of(toolchain, tmp_path, image(batch)) <= limit
-
-
-@pytest.mark.parametrize("algorithm", ["entropy", "minmax"])
-def test_an_int8_engine_is_calibrated(toolchain: Toolchain, tmp_path: Path, algorithm: str) -> None:
-    if int(toolchain.version.split(".")[0]) >= 11:
-        pytest.skip("calibrators are for TensorRT 8.6 and 10")
-    np.savez(
-        tmp_path / "batches.npz", **{f"{index}/x": image(4, index)["x"].array for index in range(3)}
-    )
-    given = {
-        "batches": tmp_path / "batches.npz",
-        "algorithm": algorithm,
-        "cache": tmp_path / "ranges",
-    }
-    # so small a network would be faster in fp16
-    wanted = {
-        "layer_precisions": [{"layers": "/conv*", "precision": "int8"}],
-        "precision_constraints": "prefer",
-    }
-    int8 = {**options(toolchain, precision="fp16", **wanted), "precision": "int8"}
-    asked = request(write(tmp_path, convolutions()), int8, calibration=given)
-    facts = toolchain.ask("build", request=asked)
-    assert facts["precision_shares"]["layers"]["int8"] > 0.3
-    assert (tmp_path / "ranges").read_bytes().startswith(b"TRT-")
-    assert error_of(toolchain, tmp_path, image(4)) <= 0.15
-    (tmp_path / "batches.npz").unlink()
-    np.savez(tmp_path / "batches.npz", **{"0/x": image(4)["x"].array[:, :, :, :8]})
-    with pytest.raises(
-        Refused, match=r"batch 0 of the calibration data has x of shape \[4, 16, 16, 8\]"
-    ):
-        toolchain.ask("build", request=asked)
-
-
-def test_a_weakly_typed_builder_accepts_quantizers(toolchain: Toolchain, tmp_path: Path) -> None:
-    """The stages of a project, those of TensorRT in its interpreter."""
-    if int(toolchain.version.split(".")[0]) >= 11:
-        pytest.skip("weakly typed engines are for TensorRT 8.6 and 10")
-    sources = {"tactic_sources": list(SOURCES)} if toolchain.version.startswith("8.") else {}
-    spec = resolved(
-        {"backend": "tensorrt", "precision": "int8", "typing": "weak", "quantization": "explicit",
-         **sources},
-        inputs={"x": {"shape": IMAGE["x"]["shape"]}},
-        calibration={"data": {"x": {"random": "normal"}}, "batches": 4},
-    )  # fmt: skip
-    actions = {action.stage: action for action in plan_model(spec, lambda _: toolchain.version)}
-    write(tmp_path / "m" / "simplify", convolutions())
-    exact = OrtGraph(tmp_path / "m" / "simplify" / "model.onnx")
-    given = {
-        case: image(dims["batch"], dims["batch"])
-        for case, dims in actions["verify"].options["cases"].items()
-    }
-    write_golden(tmp_path, {case: exact.run(x) for case, x in given.items()}, given)
-    for stage in (calibrate, convert):
-        found = stage.run(
-            Job(**job_of(actions[stage.__name__.split(".")[-2]], tmp_path), project=tmp_path)
-        )
-        assert found.status == "passed", found.reason
-    results = {}
-    for name in ("engine", "verify"):
-        results[name] = toolchain.ask(
-            "stage", job=job_of(actions[name], tmp_path), project=tmp_path
-        )
-        assert results[name]["status"] == "passed", results[name]["reason"]
-    built = results["engine"]["figures"]
-    assert (built["settings"]["typing"], built["settings"]["quantization"]) == ("weak", "explicit")
-    assert built["settings"]["flags"]["int8"]
-    assert built["settings"]["flags"]["fp16"]
-    assert "calibration" not in built
-    assert not list(tmp_path.rglob("calibration.cache"))
-    assert built["precision_of"] == "engine"
-    assert built["precision_shares"]["layers"]["int8"] >= 0.5
-    quantized = OrtGraph(tmp_path / "m" / "convert" / "int8" / "model.onnx")
-    save_tensors(tmp_path / "in.npz", given["opt"])
-    engine = tmp_path / actions["engine"].outputs["engine"].path
-    files = {"engine": engine, "inputs": tmp_path / "in.npz", "outputs": tmp_path / "out.npz"}
-    toolchain.ask("run", **files, options=actions["verify"].options["engine"])
-    answer = load_tensors(tmp_path / "out.npz")["y"].values().astype(np.float64)
-    for graph, limit in (
-        (quantized, 0.05),
-        (exact, 0.15),
-    ):  # the same numbers but for rounding, and those meant
-        expected = graph.run(given["opt"])["y"].values()
-        assert np.abs(answer - expected).max() / np.abs(expected).max() <= limit
-
-
-def test_an_unquantized_engine_is_pointed_to_quantizers(
-    toolchain: Toolchain, tmp_path: Path
-) -> None:
-    if int(toolchain.version.split(".")[0]) >= 11:
-        pytest.skip("calibrators are for TensorRT 8.6 and 10")
-    np.savez(
-        tmp_path / "batches.npz", **{f"{index}/x": image(4, index)["x"].array for index in range(3)}
-    )
-    given = {
-        "batches": tmp_path / "batches.npz",
-        "algorithm": "minmax",
-        "cache": tmp_path / "ranges",
-    }
-    layers = [
-        {"layers": "*", "precision": "fp16"}
-    ]  # in the place of a builder that finds no use for the ranges
-    int8 = {**options(toolchain, precision="fp16", layer_precisions=layers), "precision": "int8"}
-    with pytest.raises(Refused) as caught:
-        toolchain.ask(
-            "build", request=request(write(tmp_path, convolutions()), int8, calibration=given)
-        )
-    said = str(caught.value)
-    assert "the engine was requested in int8, but none of its layers is in int8" in said
-    assert "set quantization: explicit" in said
-
-
-def test_an_engine_in_another_precision_fails_with_the_figure(
-    toolchain: Toolchain, tmp_path: Path
-) -> None:
-    if not toolchain.version.startswith(("8.", "10.")):
-        pytest.skip("precisions of layers are for TensorRT 8.6 and 10")
-    said = refusal(
-        toolchain,
-        tmp_path,
-        precision="fp16",
-        layer_precisions=[{"layers": "*", "precision": "fp32"}],
-    )
-    assert (
-        "the engine was requested in fp16, but none of its layers is in float16 (the minimum is"
-        " 10%): 100% in float32" in said
-    )
-
-
-def test_layers_get_their_own_precision(toolchain: Toolchain, tmp_path: Path) -> None:
-    if not toolchain.version.startswith(("8.", "10.")):
-        pytest.skip("precisions of layers are for TensorRT 8.6 and 10")
-    asked = [{"layers": "/*", "precision": "fp16"}, {"layers": "/*[01]", "precision": "fp32"}]
-    facts = build(toolchain, tmp_path, precision="fp16", layer_precisions=asked)
-    shares = facts["precision_shares"]["layers"]
-    assert 0.2 < shares["float32"] < 0.7
-    assert error_of(toolchain, tmp_path, image(3)) <= 2e-2
-    said = refusal(
-        toolchain,
-        tmp_path,
-        precision="fp16",
-        layer_precisions=[{"layers": "/konv*", "precision": "fp32"}],
-    )
-    assert (
-        "layer_precisions: the pattern /konv* matches no layer; layers are named like /conv" in said
-    )
-
-
-@pytest.mark.parametrize(
-    ("layout", "dtype"),
-    [("hwc8", "float16"), ("chw2", "float16"), ("linear", "float16"), ("chw32", None)],
-)
-def test_tensors_have_the_requested_layout(
-    toolchain: Toolchain, tmp_path: Path, layout: str, dtype: str | None
-) -> None:
-    if not toolchain.version.startswith(("8.", "10.")):
-        pytest.skip("types of inputs can be chosen up to TensorRT 10")
-    io = {name: {"format": layout, "dtype": dtype} for name in ("x", "y")}
-    facts = build(toolchain, tmp_path, precision="fp16", io=io)
-    if layout != "linear":
-        assert facts["formats"] == {"x": layout, "y": layout}
-    if dtype:
-        assert facts["inputs"][0]["dtype"] == dtype
-    assert error_of(toolchain, tmp_path, image(3)) <= 2e-2
 
 
 def test_profiles_are_chosen_automatically_or_explicitly(

@@ -1,0 +1,15 @@
+"""The interpreter with TensorRT, started once per module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from toolchain import Toolchain
+
+
+@pytest.fixture(scope="module")
+def toolchain() -> Iterator[Toolchain]:
+    started = Toolchain()
+    yield started
+    started.close()

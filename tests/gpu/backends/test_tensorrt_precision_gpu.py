@@ -1,0 +1,229 @@
+"""Precision, quantization and layout of engines of TensorRT 8.6, 10 or 11 on a GPU."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toolchain import ROOT, Refused, Toolchain, missing
+
+from buildsys.backends.cuda.gpus import find_driver
+
+sys.path.insert(0, str(ROOT / "tests" / "integration"))
+from engine_jobs import resolved, write_golden
+from small_graphs import write
+from tensorrt_jobs import (
+    IMAGE,
+    SOURCES,
+    build,
+    convolutions,
+    error_of,
+    image,
+    job_of,
+    options,
+    refusal,
+    request,
+)
+
+from buildsys.backends.onnxruntime.session import OrtGraph
+from buildsys.onnx_graphs.tensors import load_tensors, save_tensors
+from buildsys.plan.project_plan import plan_model
+from buildsys.stages.calibrate import stage as calibrate
+from buildsys.stages.convert import stage as convert
+from buildsys.workers.job import Job
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(bool(missing()), reason=missing() or "there is one"),
+    pytest.mark.skipif(not find_driver().gpus, reason=f"no GPU: {find_driver().missing}"),
+]
+
+
+@pytest.mark.parametrize(
+    ("precision", "tf32", "limit"),
+    [("fp32", False, 5e-6), ("fp32", True, 5e-3), ("fp16", True, 2e-2)],
+)
+def test_an_engine_has_its_precision_and_its_numbers(
+    toolchain: Toolchain, tmp_path: Path, precision: str, tf32: bool, limit: float
+) -> None:
+    if precision == "fp16" and int(toolchain.version.split(".")[0]) >= 11:
+        pytest.skip("weakly typed engines are for TensorRT 8.6 and 10")
+    # nets this small are often as fast in float32, and the builder may choose
+    asked = (
+        {"layer_precisions": [{"layers": "*", "precision": "fp16"}]} if precision == "fp16" else {}
+    )
+    facts = build(toolchain, tmp_path, precision=precision, tf32=tf32, **asked)
+    assert facts["precision_of"] == "engine"
+    dtype = {"fp32": "float32", "fp16": "float16"}[precision]
+    assert facts["precision_shares"]["layers"][dtype] > 0.9
+    assert facts["precision_shares"]["time"][dtype] > 0.3
+    assert facts["device_memory_bytes"] >= 0
+    assert facts["phases"].keys() == {"start", "parse", "configure", "build"}
+    assert facts["settings"]["flags"]["tf32"] is tf32
+    for batch in (1, 2, 5, 8):
+        assert error_of(toolchain, tmp_path, image(batch)) <= limit
+
+
+@pytest.mark.parametrize("algorithm", ["entropy", "minmax"])
+def test_an_int8_engine_is_calibrated(toolchain: Toolchain, tmp_path: Path, algorithm: str) -> None:
+    if int(toolchain.version.split(".")[0]) >= 11:
+        pytest.skip("calibrators are for TensorRT 8.6 and 10")
+    np.savez(
+        tmp_path / "batches.npz", **{f"{index}/x": image(4, index)["x"].array for index in range(3)}
+    )
+    given = {
+        "batches": tmp_path / "batches.npz",
+        "algorithm": algorithm,
+        "cache": tmp_path / "ranges",
+    }
+    # so small a network would be faster in fp16
+    wanted = {
+        "layer_precisions": [{"layers": "/conv*", "precision": "int8"}],
+        "precision_constraints": "prefer",
+    }
+    int8 = {**options(toolchain, precision="fp16", **wanted), "precision": "int8"}
+    asked = request(write(tmp_path, convolutions()), int8, calibration=given)
+    facts = toolchain.ask("build", request=asked)
+    assert facts["precision_shares"]["layers"]["int8"] > 0.3
+    assert (tmp_path / "ranges").read_bytes().startswith(b"TRT-")
+    assert error_of(toolchain, tmp_path, image(4)) <= 0.15
+    (tmp_path / "batches.npz").unlink()
+    np.savez(tmp_path / "batches.npz", **{"0/x": image(4)["x"].array[:, :, :, :8]})
+    with pytest.raises(
+        Refused, match=r"batch 0 of the calibration data has x of shape \[4, 16, 16, 8\]"
+    ):
+        toolchain.ask("build", request=asked)
+
+
+def test_a_weakly_typed_builder_accepts_quantizers(toolchain: Toolchain, tmp_path: Path) -> None:
+    """The stages of a project, those of TensorRT in its interpreter."""
+    if int(toolchain.version.split(".")[0]) >= 11:
+        pytest.skip("weakly typed engines are for TensorRT 8.6 and 10")
+    sources = {"tactic_sources": list(SOURCES)} if toolchain.version.startswith("8.") else {}
+    spec = resolved(
+        {"backend": "tensorrt", "precision": "int8", "typing": "weak", "quantization": "explicit",
+         **sources},
+        inputs={"x": {"shape": IMAGE["x"]["shape"]}},
+        calibration={"data": {"x": {"random": "normal"}}, "batches": 4},
+    )  # fmt: skip
+    actions = {action.stage: action for action in plan_model(spec, lambda _: toolchain.version)}
+    write(tmp_path / "m" / "simplify", convolutions())
+    exact = OrtGraph(tmp_path / "m" / "simplify" / "model.onnx")
+    given = {
+        case: image(dims["batch"], dims["batch"])
+        for case, dims in actions["verify"].options["cases"].items()
+    }
+    write_golden(tmp_path, {case: exact.run(x) for case, x in given.items()}, given)
+    for stage in (calibrate, convert):
+        found = stage.run(
+            Job(**job_of(actions[stage.__name__.split(".")[-2]], tmp_path), project=tmp_path)
+        )
+        assert found.status == "passed", found.reason
+    results = {}
+    for name in ("engine", "verify"):
+        results[name] = toolchain.ask(
+            "stage", job=job_of(actions[name], tmp_path), project=tmp_path
+        )
+        assert results[name]["status"] == "passed", results[name]["reason"]
+    built = results["engine"]["figures"]
+    assert (built["settings"]["typing"], built["settings"]["quantization"]) == ("weak", "explicit")
+    assert built["settings"]["flags"]["int8"]
+    assert built["settings"]["flags"]["fp16"]
+    assert "calibration" not in built
+    assert not list(tmp_path.rglob("calibration.cache"))
+    assert built["precision_of"] == "engine"
+    assert built["precision_shares"]["layers"]["int8"] >= 0.5
+    quantized = OrtGraph(tmp_path / "m" / "convert" / "int8" / "model.onnx")
+    save_tensors(tmp_path / "in.npz", given["opt"])
+    engine = tmp_path / actions["engine"].outputs["engine"].path
+    files = {"engine": engine, "inputs": tmp_path / "in.npz", "outputs": tmp_path / "out.npz"}
+    toolchain.ask("run", **files, options=actions["verify"].options["engine"])
+    answer = load_tensors(tmp_path / "out.npz")["y"].values().astype(np.float64)
+    for graph, limit in (
+        (quantized, 0.05),
+        (exact, 0.15),
+    ):  # the same numbers but for rounding, and those meant
+        expected = graph.run(given["opt"])["y"].values()
+        assert np.abs(answer - expected).max() / np.abs(expected).max() <= limit
+
+
+def test_an_unquantized_engine_is_pointed_to_quantizers(
+    toolchain: Toolchain, tmp_path: Path
+) -> None:
+    if int(toolchain.version.split(".")[0]) >= 11:
+        pytest.skip("calibrators are for TensorRT 8.6 and 10")
+    np.savez(
+        tmp_path / "batches.npz", **{f"{index}/x": image(4, index)["x"].array for index in range(3)}
+    )
+    given = {
+        "batches": tmp_path / "batches.npz",
+        "algorithm": "minmax",
+        "cache": tmp_path / "ranges",
+    }
+    layers = [
+        {"layers": "*", "precision": "fp16"}
+    ]  # in the place of a builder that finds no use for the ranges
+    int8 = {**options(toolchain, precision="fp16", layer_precisions=layers), "precision": "int8"}
+    with pytest.raises(Refused) as caught:
+        toolchain.ask(
+            "build", request=request(write(tmp_path, convolutions()), int8, calibration=given)
+        )
+    said = str(caught.value)
+    assert "the engine was requested in int8, but none of its layers is in int8" in said
+    assert "set quantization: explicit" in said
+
+
+def test_an_engine_in_another_precision_fails_with_the_figure(
+    toolchain: Toolchain, tmp_path: Path
+) -> None:
+    if not toolchain.version.startswith(("8.", "10.")):
+        pytest.skip("precisions of layers are for TensorRT 8.6 and 10")
+    said = refusal(
+        toolchain,
+        tmp_path,
+        precision="fp16",
+        layer_precisions=[{"layers": "*", "precision": "fp32"}],
+    )
+    assert (
+        "the engine was requested in fp16, but none of its layers is in float16 (the minimum is"
+        " 10%): 100% in float32" in said
+    )
+
+
+def test_layers_get_their_own_precision(toolchain: Toolchain, tmp_path: Path) -> None:
+    if not toolchain.version.startswith(("8.", "10.")):
+        pytest.skip("precisions of layers are for TensorRT 8.6 and 10")
+    asked = [{"layers": "/*", "precision": "fp16"}, {"layers": "/*[01]", "precision": "fp32"}]
+    facts = build(toolchain, tmp_path, precision="fp16", layer_precisions=asked)
+    shares = facts["precision_shares"]["layers"]
+    assert 0.2 < shares["float32"] < 0.7
+    assert error_of(toolchain, tmp_path, image(3)) <= 2e-2
+    said = refusal(
+        toolchain,
+        tmp_path,
+        precision="fp16",
+        layer_precisions=[{"layers": "/konv*", "precision": "fp32"}],
+    )
+    assert (
+        "layer_precisions: the pattern /konv* matches no layer; layers are named like /conv" in said
+    )
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    [("hwc8", "float16"), ("chw2", "float16"), ("linear", "float16"), ("chw32", None)],
+)
+def test_tensors_have_the_requested_layout(
+    toolchain: Toolchain, tmp_path: Path, layout: str, dtype: str | None
+) -> None:
+    if not toolchain.version.startswith(("8.", "10.")):
+        pytest.skip("types of inputs can be chosen up to TensorRT 10")
+    io = {name: {"format": layout, "dtype": dtype} for name in ("x", "y")}
+    facts = build(toolchain, tmp_path, precision="fp16", io=io)
+    if layout != "linear":
+        assert facts["formats"] == {"x": layout, "y": layout}
+    if dtype:
+        assert facts["inputs"][0]["dtype"] == dtype
+    assert error_of(toolchain, tmp_path, image(3)) <= 2e-2
