@@ -1,6 +1,6 @@
 """Child process for questions about graphs: ``python -m buildsys.onnx_graphs.inspection``.
 
-The request on stdin is JSON with ``question`` (a key of ``_QUESTIONS``) and its arguments. The
+The request on stdin is JSON with ``question`` and its arguments. The
 answer on stdout is JSON as well; a user error is ``{"error": problem, "hint": …}``.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,52 +19,41 @@ from buildsys.onnx_graphs.inspection.describe import describe
 from buildsys.onnx_graphs.inspection.diff import compare
 from buildsys.onnx_graphs.inspection.drawing.svg import draw
 from buildsys.onnx_graphs.inspection.first_difference import first_difference
-from buildsys.onnx_graphs.inspection.load import content_digests, drop_weights, plain_model
-from buildsys.onnx_graphs.inspection.shapes import with_shapes
+from buildsys.onnx_graphs.inspection.load import drop_weights, plain_model, with_shapes
 from buildsys.onnx_graphs.onnx_file import load_model
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answer to one request."""
     try:
-        return _QUESTIONS[request["question"]](request)
+        match request["question"]:
+            case "describe":
+                return describe(_read(request["graph"]), request["dims"])
+            case "compare":
+                graphs = (_read(request[side], with_digests=True) for side in ("first", "second"))
+                return compare(*(plain_model(with_shapes(graph)) for graph in graphs))
+            case "draw":
+                body = plain_model(with_shapes(_read(request["graph"]))).body
+                ends = request["from"], request["to"], request["depth"]
+                svg, size = draw(body, request["title"], *ends)
+                return {"svg": svg, **size}
+            case "first_differences":
+                pairs = (
+                    (Path(pair["first"]), Path(pair["second"]), pair["first_byte"])
+                    for pair in request["pairs"]
+                )
+                return {"differences": [first_difference(*pair) for pair in pairs]}
+            case unknown:
+                raise ValueError(f"unknown question {unknown!r}")
     except (StageError, UsageError) as error:
         return {"error": error.problem, "hint": error.hint, "usage": isinstance(error, UsageError)}
 
 
-def _compare(request: Mapping[str, Any]) -> dict[str, Any]:
-    models = []
-    for graph in (request["first"], request["second"]):
-        model = load_model(Path(graph["file"]), external_data=False)
-        with content_digests(Path(graph["data"]) if graph["data"] else None) as digest:
-            drop_weights(model, digest)
-        models.append(plain_model(with_shapes(model)))
-    return compare(*models)
-
-
-def _light(graph: Mapping[str, Any]) -> ModelProto:
+def _read(graph: Mapping[str, Any], *, with_digests: bool = False) -> ModelProto:
     model = load_model(Path(graph["file"]), external_data=False)
-    drop_weights(model)
+    data = Path(graph["data"]) if graph["data"] else None
+    drop_weights(model, with_digests=with_digests, data=data)
     return model
-
-
-def _draw(request: Mapping[str, Any]) -> dict[str, Any]:
-    body = plain_model(with_shapes(_light(request["graph"]))).body
-    svg, size = draw(body, request["title"], request["from"], request["to"], request["depth"])
-    return {"svg": svg, **size}
-
-
-_QUESTIONS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    "describe": lambda request: describe(_light(request["graph"]), request["dims"]),
-    "compare": _compare,
-    "draw": _draw,
-    "first_differences": lambda request: {
-        "differences": [
-            first_difference(Path(pair["first"]), Path(pair["second"]), pair["first_byte"])
-            for pair in request["pairs"]
-        ]
-    },
-}
 
 
 if __name__ == "__main__":

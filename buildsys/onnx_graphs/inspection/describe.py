@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache, partial
 from typing import Any
 
-from onnx import ModelProto
+from onnx import ModelProto, inliner
 
-from buildsys.onnx_graphs.inspection.load import drop_weights, plain_model
-from buildsys.onnx_graphs.inspection.mac_totals import macs_at, macs_per_node, macs_summary
-from buildsys.onnx_graphs.inspection.macs import COUNTED
-from buildsys.onnx_graphs.inspection.plain_graph import (
-    Body,
-    PlainModel,
-    StoredTensor,
-    Value,
-    operator_histogram,
+from buildsys.onnx_graphs.inspection.load import (
+    drop_weights,
+    input_dims,
+    plain_model,
+    with_shapes,
+    with_sizes,
 )
-from buildsys.onnx_graphs.inspection.shapes import input_dims, with_shapes, with_sizes
+from buildsys.onnx_graphs.inspection.macs import (
+    COUNTED,
+    Macs,
+    count_macs,
+    formula,
+    macs_per_node,
+)
+from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainModel
 
+_FALLBACK = 2  # size of dimensions without one; 1 would broadcast
 _LARGEST = 5
 # indices, shapes and flags
 _NOT_WEIGHTS = ("int64", "int32", "int16", "bool", "string", "undefined")
@@ -32,7 +39,7 @@ def describe(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
     """
     model = plain_model(with_shapes(proto))
     sized = plain_model(with_sizes(proto, dims))
-    histogram = operator_histogram(model)
+    histogram = model.operators
     custom_domains: dict[str, dict[str, int]] = {}  # domain -> operator -> nodes
     for operator, count in histogram.items():
         domain, _, name = operator.rpartition("::")
@@ -45,8 +52,8 @@ def describe(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
         "inputs": [_port(model.body, name) for name in model.body.inputs],
         "outputs": [_port(model.body, name) for name in model.body.outputs],
         "operators": histogram,
-        "initializers": initializer_summary(model),
-        "parameters": parameter_count(model.stored),
+        "initializers": _initializers(model),
+        "parameters": _parameters(model),
         "macs": _macs(proto, dims),
         "custom_domains": custom_domains,
         "functions": [
@@ -61,16 +68,18 @@ def describe(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
         ],
         "nodes": [
             {
-                "name": place.node.name,
-                "label": place.node.label,
-                "operator": place.node.operator,
-                "inputs": list(place.node.inputs),
-                "outputs": list(place.node.outputs),
-                "attributes": dict(place.node.attributes),
+                "name": node.name,
+                "label": node.label,
+                "operator": node.operator,
+                "inputs": list(node.inputs),
+                "outputs": list(node.outputs),
+                "attributes": dict(node.attributes),
                 "macs": macs,
-                "inside": place.inside,
+                "inside": inside,
             }
-            for place, macs in zip(model.placed, macs_per_node(sized.body), strict=True)
+            for (node, inside), macs in zip(
+                model.body.walk(), macs_per_node(sized.body), strict=True
+            )
         ],
         "tensors": _tensors(model, sized),
     }
@@ -85,15 +94,15 @@ def report_facts(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
     model = plain_model(proto)
     return {
         "opsets": dict(model.opsets),
-        "initializers": initializer_summary(model),
-        "weights": parameter_count(model.stored),
-        "macs": macs_summary(proto, dims),
+        "initializers": _initializers(model),
+        "weights": _parameters(model),
+        "macs": _mac_formulas(proto, dims),
     }
 
 
-def initializer_summary(model: PlainModel) -> dict[str, Any]:
+def _initializers(model: PlainModel) -> dict[str, Any]:
     """Return the sizes of the initializers, and the largest ones."""
-    stored = list(model.stored)
+    stored = model.initializers
     dtypes: dict[str, dict[str, int]] = {}
     for one in stored:
         found = dtypes.setdefault(one.dtype, {"count": 0, "bytes": 0})
@@ -108,59 +117,52 @@ def initializer_summary(model: PlainModel) -> dict[str, Any]:
     }
 
 
-def parameter_count(stored: Iterable[StoredTensor]) -> int:
+def _parameters(model: PlainModel) -> int:
     """Return the number of elements in floating-point and quantized initializers."""
-    return sum(one.elements for one in stored if one.dtype not in _NOT_WEIGHTS)
+    return sum(one.elements for one in model.initializers if one.dtype not in _NOT_WEIGHTS)
 
 
 def _tensors(model: PlainModel, sized: PlainModel) -> dict[str, Any]:
     """Return all tensors by name. Names of bodies get a prefix if they are taken."""
-    found = {name: _tensor(model.body, sized.body, name) for name in _tensor_names(model.body)}
-    for place, at in zip(model.placed, sized.placed, strict=True):
-        for attribute, body in place.node.bodies.items():
-            inside = f"{place.inside}/{place.node.label}.{attribute}".lstrip("/")
-            for name in _tensor_names(body):
-                tensor = _tensor(body, at.node.bodies[attribute], name)
-                found[f"{inside}:{name}" if name in found else name] = {**tensor, "inside": inside}
+    bodies = [("", model.body, sized.body)]
+    for (node, inside), (other, _) in zip(model.body.walk(), sized.body.walk(), strict=True):
+        for attribute, body in node.bodies.items():
+            path = f"{inside}/{node.label}.{attribute}".lstrip("/")
+            bodies.append((path, body, other.bodies[attribute]))
+    found: dict[str, Any] = {}
+    for inside, body, at in bodies:
+        names = (*body.inputs, *body.initializers, *body.producers, *body.outputs)
+        for name in dict.fromkeys(names):
+            stored, producer = body.initializers.get(name), body.producers.get(name)
+            kind = "input" if name in body.inputs else "output" if name in body.outputs else "value"
+            port = _port(body, name)
+            found[f"{inside}:{name}" if name in found else name] = {
+                "kind": "initializer" if stored else kind,
+                "dtype": port["dtype"],
+                "shape": port["shape"],
+                "sized": _port(at, name)["shape"],
+                "bytes": stored.bytes if stored else None,
+                "producer": producer.label if producer else None,
+                "consumers": [node.label for node in body.consumers.get(name, ())],
+                **({"inside": inside} if inside else {}),
+            }
     return found
-
-
-def _tensor(body: Body, sized: Body, name: str) -> dict[str, Any]:
-    value, stored = body.value(name), body.initializers.get(name)
-    kind = "input" if name in body.inputs else "output" if name in body.outputs else "value"
-    producer = body.producers.get(name)
-    return {
-        "kind": "initializer" if stored else kind,
-        "dtype": value.dtype if value else None,
-        "shape": _shape(value),
-        "sized": _shape(sized.value(name)),
-        "bytes": stored.bytes if stored else None,
-        "producer": producer.label if producer else None,
-        "consumers": [node.label for node in body.consumers.get(name, ())],
-    }
-
-
-def _tensor_names(body: Body) -> list[str]:
-    return list(dict.fromkeys((*body.inputs, *body.initializers, *body.producers, *body.outputs)))
 
 
 def _port(body: Body, name: str) -> dict[str, Any]:
     value = body.value(name)
-    return {"name": name, "dtype": value.dtype if value else None, "shape": _shape(value)}
-
-
-def _shape(value: Value | None) -> list[int | str | None] | None:
-    return None if value is None or value.shape is None else list(value.shape)
+    shape = None if value is None or value.shape is None else list(value.shape)
+    return {"name": name, "dtype": value.dtype if value else None, "shape": shape}
 
 
 def _macs(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
-    found = macs_at(proto, dims)
+    found = _macs_at(proto, dims)
     has_formula = input_dims(proto) and found.is_complete
     return {
         "total": found.total,
         "complete": found.is_complete,
         "dims": dict(dims),
-        "formula": macs_summary(proto, dims)["formula"] if has_formula else None,
+        "formula": _mac_formulas(proto, dims)["formula"] if has_formula else None,
         "operators": {
             name: {"macs": macs, "nodes": found.counted[name]}
             for name, macs in found.by_operator.most_common()
@@ -169,4 +171,37 @@ def _macs(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
         "unknown_operators": dict(found.opaque),
         "loops_counted_once": found.loops,
         "counted": list(COUNTED),
+    }
+
+
+def _macs_at(model: ModelProto, dims: Mapping[str, int]) -> Macs:
+    """Return the counts of a model, with functions inlined if possible."""
+    if model.functions:
+        with suppress(RuntimeError, ValueError):  # the opsets of function and model differ
+            model = inliner.inline_local_functions(model)
+    return count_macs(plain_model(with_sizes(model, dims)).body)
+
+
+def _mac_formulas(model: ModelProto, base: Mapping[str, int]) -> dict[str, Any]:
+    """Return formulas in the dynamic dimensions: ``formula`` in total, ``operators`` by operator.
+
+    ``not_counted`` has operators with unknown counts. ``base`` are valid sizes; the formulas are
+    fitted to multiples of them, and None if no polynomial fits or something is unknown.
+    """
+    sizes = {name: base.get(name, _FALLBACK) for name in input_dims(model)}
+    at = cache(lambda *values: _macs_at(model, dict(zip(sizes, values, strict=True))))
+    first = at(*sizes.values())
+    missing = dict(sorted((first.unknown + first.opaque).items()))
+    if not first.is_complete:  # a partial total would look complete
+        return {"formula": None, "operators": {}, "not_counted": missing}
+
+    def macs_of(name: str, dims: Mapping[str, int]) -> int:
+        return at(*dims.values()).by_operator[name]
+
+    return {
+        "formula": formula(lambda dims: at(*dims.values()).total, sizes),
+        "operators": {
+            name: formula(partial(macs_of, name), sizes) for name in sorted(first.by_operator)
+        },
+        "not_counted": missing,
     }

@@ -2,27 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, zip_longest
 from typing import Any
 
-from buildsys.onnx_graphs.inspection.node_changes import added_group, node_changes, removed_group
 from buildsys.onnx_graphs.inspection.node_matching import Matching, regions
 from buildsys.onnx_graphs.inspection.plain_graph import (
+    CONSTANT,
+    TIMES,
     Body,
-    Function,
     PlainModel,
+    PlainNode,
     StoredTensor,
-    Value,
-    operator_histogram,
 )
+
+_LONGEST_CHAIN = 8
+_NOT_WEIGHTS = ("int32", "bool", "string")  # indices, flags
+
+
+@dataclass(frozen=True)
+class _Connection:
+    """A connection of a group to the rest of its graph."""
+
+    tensor: str
+    node: PlainNode | None
+    kind: str  # the operator of the node, or input, output, initializer
+    port: int = 0
+
+
+@dataclass(frozen=True)
+class _NodeGroup:
+    """Connected nodes of one graph without match, and their counterpart.
+
+    ``outcome`` of removed nodes: folded (into the weights of ``into``), left out, constant (their
+    result is stored), shared (another node computes it), replaced (by the groups ``by``), unused.
+    ``outcome`` of added nodes: new, or replaces.
+    """
+
+    nodes: Sequence[PlainNode]
+    entries: Sequence[_Connection]
+    exits: Sequence[_Connection]
+    outcome: str
+    into: Sequence[PlainNode | None] = ()
+    by: Sequence[Sequence[PlainNode]] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it with nodes as their labels."""
+        entries, exits = (
+            [
+                {"tensor": end.tensor, "node": end.node and end.node.label, "kind": end.kind}
+                for end in ends
+            ]
+            for ends in (self.entries, self.exits)
+        )
+        return {
+            "nodes": [{"label": node.label, "operator": node.operator} for node in self.nodes],
+            "chain": _chain_text(self.nodes),
+            "from": entries,
+            "to": exits,
+            "fate": self.outcome,
+            "into": list(dict.fromkeys(node.operator for node in self.into if node is not None)),
+            "by": [[node.label for node in nodes] for nodes in self.by],
+        }
 
 
 def compare(first: PlainModel, second: PlainModel) -> dict[str, Any]:
     """Return all differences as JSON values; ``is_equal`` if there are none."""
-    histograms = operator_histogram(first), operator_histogram(second)
     models = first, second
     headers = [{"ir_version": one.ir_version, "producer": one.producer} for one in models]
-    functions = [{one.name: _text(one) for one in model.functions} for model in models]
+    functions = [
+        {
+            function.name: "; ".join(
+                f"{node.operator}({', '.join(node.inputs)})→{', '.join(node.outputs)}"
+                f"{dict(node.attributes)}"
+                for node in function.nodes
+            )
+            for function in model.functions
+        }
+        for model in models
+    ]
     interface = {}
     for side in ("inputs", "outputs"):
         ours, theirs = (
@@ -36,50 +96,167 @@ def compare(first: PlainModel, second: PlainModel) -> dict[str, Any]:
         "opsets": _mapping_changes(first.opsets, second.opsets),
         "functions": _mapping_changes(functions[0], functions[1]),
         "interface": interface,
-        "operators": _mapping_changes(histograms[0], histograms[1], absent=0),
+        "operators": _mapping_changes(first.operators, second.operators, absent=0),
         **compare_bodies(first.body, second.body),
     }
-    nodes = [sum(histogram.values()) for histogram in histograms]
+    nodes = [sum(model.operators.values()) for model in models]
     return {"nodes": nodes, "is_equal": not _is_filled(found), **found}
 
 
 def compare_bodies(first: Body, second: Body) -> dict[str, Any]:
     """Return the differences of nodes, shapes and initializers."""
-
-    def difference(one: Body, other: Body) -> dict[str, Any]:
-        found = compare_bodies(one, other)
-        return found if _is_filled(found) else {}
-
     matching = Matching(first, second)
-    changes = {change.node: change for change in node_changes(matching, difference)}
+    changes = {
+        node: change
+        for node, other in matching.nodes.items()
+        if (change := _node_change(node, other, matching))
+    }
     gone = regions(matching.removed, first)
-    removed = [removed_group(nodes, matching, changes) for nodes in gone]
-    added = [added_group(nodes, matching, removed) for nodes in regions(matching.added, second)]
+    removed = [_removed_group(nodes, matching, changes) for nodes in gone]
+    added = [_added_group(nodes, matching, removed) for nodes in regions(matching.added, second)]
     shapes = []
-    for name, other in matching.tensors.items():
-        was, now = first.value(name), second.value(other)
-        if was and now and _is_known(was) and _is_known(now) and was != now:
-            change = {"tensor": other, "was_called": name, "from": str(was), "to": str(now)}
+    for name, other_name in matching.tensors.items():
+        was, now = first.value(name), second.value(other_name)
+        sizes = [value.shape if value else None for value in (was, now)]
+        if str(was) != str(now) and all(one is not None and None not in one for one in sizes):
+            change = {"tensor": other_name, "was_called": name, "from": str(was), "to": str(now)}
             shapes.append(change)
     return {
         "gone": [group.as_json() for group in removed],
         "come": [group.as_json() for group in added],
-        "changed": [change.as_json() for change in changes.values()],
+        "changed": list(changes.values()),
         "renamed": [
             {"from": node.label, "to": other.label, "operator": node.operator}
             for node, other in matching.nodes.items()
             if node.label != other.label
         ],
         "shapes": shapes,
-        "initializers": initializer_changes(first.initializers, second.initializers),
+        "initializers": _initializer_changes(first.initializers, second.initializers),
     }
 
 
-def _is_known(value: Value) -> bool:
-    return value.shape is not None and None not in value.shape
+def _node_change(node: PlainNode, other: PlainNode, matching: Matching) -> dict[str, Any] | None:
+    """Return the differences of matched nodes, None if there are none."""
+    attributes = _mapping_changes(node.attributes, other.attributes)
+    weights, inputs = [], []  # stored inputs with other contents, inputs from another matched node
+    ours, theirs = matching.first, matching.second
+    for port, (was, now) in enumerate(zip_longest(node.inputs, other.inputs, fillvalue="")):
+        end = {"port": port, "from": was, "to": now}
+        if now in theirs.stored and (was in ours.stored or not was):
+            if ours.stored.get(was, "") != theirs.stored[now]:
+                weights.append(end)
+            continue
+        maker, other_maker = ours.producers.get(was), theirs.producers.get(now)
+        is_in_group = (maker and maker not in matching.nodes) or (
+            other_maker and other_maker not in matching.back
+        )
+        if not is_in_group and matching.tensors.get(was, was) != now:
+            inputs.append(end)
+    bodies = {}
+    for name in (name for name in node.bodies if name in other.bodies):
+        found = compare_bodies(node.bodies[name], other.bodies[name])
+        if _is_filled(found):
+            bodies[name] = found
+    constants = [[tensor.digest for tensor in one.constants] for one in (node, other)]
+    if not (attributes or weights or inputs or bodies or constants[0] != constants[1]):
+        return None
+    dtypes = [value.dtype for end in weights if (value := theirs.value(str(end["to"])))]
+    return {
+        "label": other.label,
+        "operator": other.operator,
+        "was": node.label,
+        "attributes": attributes,
+        "weights": weights,
+        "numbers": any("int64" not in d and d not in _NOT_WEIGHTS for d in dtypes),
+        "inputs": inputs,
+        "bodies": bodies,
+    }
 
 
-def initializer_changes(
+def _removed_group(
+    nodes: Sequence[PlainNode], matching: Matching, changes: Mapping[PlainNode, dict[str, Any]]
+) -> _NodeGroup:
+    """Return a group of removed nodes with its counterpart."""
+    entries, exits = _connections(nodes, matching.first)
+    now = [tensor for end in exits if (tensor := _tensor_now(end, matching))]
+    group = _NodeGroup(nodes, entries, exits, "unused")
+    if not now:
+        return group
+    if all(tensor in matching.second.stored for tensor in now):
+        return replace(group, outcome="constant")
+    makers = [matching.second.producers.get(tensor) for tensor in now]
+    new = {maker for maker in makers if maker is not None and maker not in matching.back}
+    if new:
+        added = regions(matching.added, matching.second)
+        by = [region for region in added if new & set(region)]
+        return replace(group, outcome="replaced", by=by)
+    before = {matching.tensors.get(end.tensor) for end in entries}
+    if not set(now) <= before:
+        return replace(group, outcome="shared", into=makers)
+    for ends in (entries, exits):  # folded into the nodes before the group, or else after it
+        near = [end.node for end in ends if end.node is not None]
+        if near and all(node in changes and changes[node]["numbers"] for node in near):
+            return replace(group, outcome="folded", into=near)
+    return replace(group, outcome="left out")
+
+
+def _added_group(
+    nodes: Sequence[PlainNode], matching: Matching, removed: Sequence[_NodeGroup]
+) -> _NodeGroup:
+    """Return a group of added nodes with the removed groups it replaces."""
+    entries, exits = _connections(nodes, matching.second)
+    replaced = [group.nodes for group in removed if nodes in group.by]
+    return _NodeGroup(nodes, entries, exits, "replaces" if replaced else "new", by=replaced)
+
+
+def _connections(
+    nodes: Sequence[PlainNode], body: Body
+) -> tuple[list[_Connection], list[_Connection]]:
+    """Return the inputs of a group, preferably without stored tensors, and its outputs."""
+    members = set(nodes)
+    entries: dict[str, _Connection] = {}
+    exits = []
+    for node in nodes:
+        for name in node.reads:
+            maker = body.producers.get(name)
+            if maker not in members:
+                outer = "initializer" if name in body.initializers else "input"
+                entries[name] = _Connection(name, maker, maker.operator if maker else outer)
+        for name in filter(None, node.outputs):
+            for taker in body.consumers.get(name, ()):
+                if taker not in members:
+                    ports = [port for port, taken in enumerate(taker.inputs) if taken == name]
+                    # -1: read only by a body of the taker
+                    for port in ports or [-1]:
+                        exits.append(_Connection(name, taker, taker.operator, port))
+            ports = [port for port, taken in enumerate(body.outputs) if taken == name]
+            exits += [_Connection(name, None, "output", port) for port in ports]
+    activations = [end for end in entries.values() if end.kind not in ("initializer", CONSTANT)]
+    return activations or list(entries.values()), exits
+
+
+def _tensor_now(end: _Connection, matching: Matching) -> str:
+    """Return the second graph's tensor at an exit, or ""."""
+    if end.node is None:
+        outputs = matching.second.outputs
+        at_port = outputs[end.port] if end.port < len(outputs) else ""
+        return end.tensor if end.tensor in outputs else at_port
+    other = matching.nodes.get(end.node)
+    return other.inputs[end.port] if other is not None and 0 <= end.port < len(other.inputs) else ""
+
+
+def _chain_text(nodes: Sequence[PlainNode]) -> str:
+    """Return operators as ``Shape → Slice → Concat``, or as counts."""
+    shown = [node.operator for node in nodes if node.operator != CONSTANT] or [CONSTANT]
+    runs = [(operator, len(list(run))) for operator, run in groupby(shown)]
+    if len(runs) > _LONGEST_CHAIN:
+        runs = sorted(Counter(shown).items(), key=lambda item: (-item[1], item[0]))
+        text = ", ".join(f"{operator} {TIMES}{count}" for operator, count in runs[:_LONGEST_CHAIN])
+        return f"{len(shown)} nodes ({text}{', …' if len(runs) > _LONGEST_CHAIN else ''})"
+    return " → ".join(f"{name} {TIMES}{count}" if count > 1 else name for name, count in runs)
+
+
+def _initializer_changes(
     first: Mapping[str, StoredTensor], second: Mapping[str, StoredTensor]
 ) -> dict[str, Any]:
     """Return removed, added, changed and renamed initializers."""
@@ -95,11 +272,8 @@ def initializer_changes(
             renamed.append({"from": name, "to": other})
             del removed[name], added[other]
 
-    def text(stored: StoredTensor) -> str:
-        return f"{stored.dtype} {list(stored.shape)}"
-
     changed = [
-        {"name": name, "from": text(stored), "to": text(second[name])}
+        {"name": name, "from": str(stored), "to": str(second[name])}
         for name, stored in first.items()
         if name in second and stored.digest != second[name].digest
     ]
@@ -120,14 +294,6 @@ def _mapping_changes(
         name: [first.get(name, absent), second.get(name, absent)] for name in (*first, *second)
     }
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def _text(function: Function) -> str:
-    return "; ".join(
-        f"{node.operator}({', '.join(node.inputs)})→{', '.join(node.outputs)}"
-        f"{dict(node.attributes)}"
-        for node in function.nodes
-    )
 
 
 def _is_filled(value: Any) -> bool:

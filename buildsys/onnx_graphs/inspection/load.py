@@ -1,13 +1,13 @@
-"""Reader of ONNX files into plain data, without reading large weights."""
+"""ONNX models as plain data with inferred shapes, without reading large weights."""
 
 from __future__ import annotations
 
 import math
-import mmap
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 from blake3 import blake3
 from onnx import (
@@ -17,6 +17,7 @@ from onnx import (
     NodeProto,
     TensorProto,
     numpy_helper,
+    shape_inference,
 )
 
 from buildsys.onnx_graphs.inspection.plain_graph import (
@@ -29,14 +30,16 @@ from buildsys.onnx_graphs.inspection.plain_graph import (
     Value,
 )
 from buildsys.onnx_graphs.onnx_file import (
+    all_nodes,
     dtype_name,
     operator_name,
     opsets,
     port_of,
+    ports,
+    subgraphs,
     tensors_of,
 )
 
-Digest = Callable[[TensorProto], str]
 _LARGE = 1024  # bytes; shape inference may need smaller tensors
 _SHOWN_ELEMENTS = 8
 _LONGEST = 80
@@ -46,22 +49,75 @@ _NOT_SHOWN = (AttributeProto.TENSORS, AttributeProto.GRAPHS, AttributeProto.SPAR
 _HALF_BYTES = (TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1)
 
 
-def drop_weights(model: ModelProto, digest: Digest | None = None) -> None:
+def drop_weights(
+    model: ModelProto, *, with_digests: bool = False, data: Path | None = None
+) -> None:
     """Remove the values of all large tensors; types and shapes stay.
 
-    The ``digest`` of removed and external values is kept in the tensor.
+    ``with_digests`` keeps digests of their contents in the tensors; ``data`` has external values.
     """
+    mapped: memoryview | None = None
+    if with_digests and data is not None and data.is_file() and data.stat().st_size:
+        mapped = np.memmap(data, np.uint8, "r").data
     for tensor in tensors_of(model):
         size = stored_bytes(tensor)  # ByteSize() would serialize the message
-        if tensor.data_location != TensorProto.EXTERNAL and size < _LARGE:
+        is_external = tensor.data_location == TensorProto.EXTERNAL
+        if not is_external and size < _LARGE:
             continue
-        entries = {"length": str(size), _DIGEST: digest(tensor) if digest else ""}
+        digest = ""
+        if with_digests and not is_external:
+            digest = _digest(tensor)
+        elif with_digests and mapped is not None:
+            begin = int(_external(tensor, "offset") or 0)
+            digest = _digest(tensor, mapped[begin : begin + size])
+        entries = {"length": str(size), _DIGEST: digest}
         name, dtype, dims = tensor.name, tensor.data_type, list(tensor.dims)
         tensor.Clear()
         tensor.name, tensor.data_type, tensor.data_location = name, dtype, TensorProto.EXTERNAL
         tensor.dims.extend(dims)
         for key, value in entries.items():
             tensor.external_data.add(key=key, value=value)
+
+
+def with_shapes(model: ModelProto) -> ModelProto:
+    """Return a model with inferred shapes, unchanged if inference fails.
+
+    Inference fails on types of a later ONNX and on contradictory shapes. Large weights are removed.
+    """
+    try:
+        return shape_inference.infer_shapes(model, data_prop=True)
+    except (shape_inference.InferenceError, RuntimeError, ValueError):
+        return model
+
+
+def with_sizes(model: ModelProto, dims: Mapping[str, int]) -> ModelProto:
+    """Return a model with fixed dynamic dimensions and inferred shapes.
+
+    Dimensions that ``dims`` does not name stay dynamic.
+    """
+    sized = ModelProto()
+    sized.CopyFrom(model)
+    bodies = (body for node in all_nodes(sized.graph) for body in subgraphs(node))
+    for graph in (sized.graph, *bodies):
+        for value in (*graph.input, *graph.output):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param in dims:
+                    dim.dim_value = dims[dim.dim_param]
+        # drop shapes with names; types of custom operators cannot be inferred, so all types stay
+        for value in graph.value_info:
+            if any(not dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim):
+                value.type.tensor_type.ClearField("shape")
+    for value in sized.graph.output:  # inference replaces names that the exporter invented
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.Clear()
+    return with_shapes(sized)
+
+
+def input_dims(model: ModelProto) -> list[str]:
+    """Return the names of the dynamic dimensions of the inputs."""
+    sizes = (size for port in ports(model)[0] for size in port["shape"] or ())
+    return list(dict.fromkeys(size for size in sizes if isinstance(size, str)))
 
 
 def plain_model(model: ModelProto) -> PlainModel:
@@ -86,7 +142,7 @@ def plain_model(model: ModelProto) -> PlainModel:
 def stored_bytes(tensor: TensorProto) -> int:
     """Return the size of inline or external values without reading them."""
     if tensor.data_location == TensorProto.EXTERNAL:
-        length = next((entry.value for entry in tensor.external_data if entry.key == "length"), "")
+        length = _external(tensor, "length")
         if length.isdecimal():
             return int(length)
     if tensor.data_type == TensorProto.STRING:
@@ -99,29 +155,13 @@ def stored_bytes(tensor: TensorProto) -> int:
     return int(math.prod(tensor.dims) * bits + 7) // 8
 
 
-@contextmanager
-def content_digests(data: Path | None) -> Iterator[Digest]:
-    """Yield a function for digests of type, shape and values."""
-    mapped: mmap.mmap | None = None
-
-    def digest(tensor: TensorProto) -> str:
-        if tensor.data_location != TensorProto.EXTERNAL:
-            return _digest(tensor)
-        if mapped is None:  # missing file
-            return ""
-        begin = int(next((e.value for e in tensor.external_data if e.key == "offset"), 0))
-        with memoryview(mapped) as view, view[begin : begin + stored_bytes(tensor)] as values:
-            return _digest(tensor, values)
-
-    with ExitStack() as stack:
-        if data is not None and data.is_file() and data.stat().st_size:
-            file = stack.enter_context(data.open("rb"))
-            mapped = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        yield digest
+def _external(tensor: TensorProto, key: str) -> str:
+    """Return an entry of external data, "" if it is missing."""
+    return next((entry.value for entry in tensor.external_data if entry.key == key), "")
 
 
 def _digest(tensor: TensorProto, values: bytes | memoryview | None = None) -> str:
-    """Return the digest of type, shape and values, by default the inline ones."""
+    """Return the digest of type, shape and (by default inline) values."""
     if values is None:
         if not tensor.data_type:
             return ""
@@ -138,9 +178,8 @@ def _body(graph: GraphProto) -> Body:
     stored = {tensor.name: _stored(tensor) for tensor in graph.initializer}
     for sparse in graph.sparse_initializer:
         one = _stored(sparse.values)
-        stored[one.name] = StoredTensor(
-            one.name, f"sparse {one.dtype}", tuple(sparse.dims), one.bytes, one.digest
-        )
+        kind, dims = f"sparse {one.dtype}", tuple(sparse.dims)
+        stored[one.name] = replace(one, dtype=kind, shape=dims)
     values = {}
     for port in map(port_of, (*graph.value_info, *graph.input, *graph.output)):
         shape: Shape | None = None
@@ -181,11 +220,9 @@ def _node(node: NodeProto) -> PlainNode:
 
 def _stored(tensor: TensorProto) -> StoredTensor:
     dtype = dtype_name(tensor.data_type) if tensor.data_type else "undefined"
-    if tensor.data_location == TensorProto.EXTERNAL:
-        digest = next((entry.value for entry in tensor.external_data if entry.key == _DIGEST), "")
-    else:
-        digest = _digest(tensor)
-    return StoredTensor(tensor.name, dtype, tuple(tensor.dims), stored_bytes(tensor), digest)
+    is_external = tensor.data_location == TensorProto.EXTERNAL
+    digest = _external(tensor, _DIGEST) if is_external else _digest(tensor)
+    return StoredTensor(dtype, tuple(tensor.dims), tensor.name, stored_bytes(tensor), digest)
 
 
 def _attribute_text(attribute: AttributeProto) -> str:
@@ -196,25 +233,22 @@ def _attribute_text(attribute: AttributeProto) -> str:
     if attribute.type in _NOT_SHOWN:
         return str(AttributeProto.AttributeType.Name(attribute.type)).lower()
     if attribute.type == AttributeProto.TENSOR:
-        text = _tensor_text(attribute.t)
+        tensor = attribute.t
+        text = "undefined"
+        if tensor.data_type:
+            text = f"{dtype_name(tensor.data_type)} {list(tensor.dims)}"
+            is_short = math.prod(tensor.dims) <= _SHOWN_ELEMENTS
+            if is_short and tensor.data_location != TensorProto.EXTERNAL:
+                text += f" = {numpy_helper.to_array(tensor).tolist()}"
     else:
         value = onnx.helper.get_attribute_value(attribute)
         is_list = not isinstance(value, bytes) and hasattr(value, "__len__")
-        text = f"[{', '.join(map(_entry, value))}]" if is_list else _entry(value)
+        entries = []
+        for entry in value if is_list else [value]:
+            if isinstance(entry, bytes):
+                entries.append(entry.decode(errors="replace"))
+            else:
+                entries.append(f"{entry:g}" if isinstance(entry, float) else str(entry))
+        text = f"[{', '.join(entries)}]" if is_list else entries[0]
     text = " ".join(text.split())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
-
-
-def _entry(value: object) -> str:
-    if isinstance(value, bytes):
-        return value.decode(errors="replace")
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _tensor_text(tensor: TensorProto) -> str:
-    if not tensor.data_type:
-        return "undefined"
-    text = f"{dtype_name(tensor.data_type)} {list(tensor.dims)}"
-    if math.prod(tensor.dims) > _SHOWN_ELEMENTS or tensor.data_location == TensorProto.EXTERNAL:
-        return text
-    return f"{text} = {numpy_helper.to_array(tensor).tolist()}"

@@ -5,17 +5,14 @@ Element-wise operators, normalizations, poolings and resizes count as 0: they co
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainNode, Value
-
-Lookup = Callable[[str], "Value | None"]
+from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainNode
 
 
 class UnknownShapeError(Exception):
@@ -42,79 +39,70 @@ class Macs:
         """True if nothing is missing from the total."""
         return not (self.unknown or self.opaque or self.loops)
 
-    def add(self, other: Macs) -> None:
-        """Add the counts of another part of the graph."""
-        for name in ("by_operator", "counted", "unknown", "opaque"):
-            getattr(self, name).update(getattr(other, name))
-        self.loops += other.loops
 
-
-def nothing(name: str) -> None:
-    """Look up a tensor outside the outermost graph."""
-    del name
-
-
-def count_macs(body: Body, outer: Lookup = nothing) -> Macs:
+def count_macs(body: Body, outer: Sequence[Body] = ()) -> Macs:
     """Count a graph. An If counts as its larger branch, a loop once."""
-    found = Macs()
-    lookup = within(body, outer)
+    found, scopes = Macs(), (body, *outer)
     for node in body.nodes:
         if node.bodies:
-            inner = [count_macs(part, lookup) for part in node.bodies.values()]
+            inner = [count_macs(part, scopes) for part in node.bodies.values()]
             largest = max(inner, key=lambda macs: macs.total)
-            found.add(largest)
+            for name in ("by_operator", "counted", "unknown", "opaque"):
+                getattr(found, name).update(getattr(largest, name))
+            found.loops += largest.loops
             found.loops += node.operator in ("Loop", "Scan") and largest.total > 0
             continue
-        macs = node_macs(node, lookup)
+        macs = _node_macs(node, scopes)
         if macs:
             found.by_operator[node.operator] += macs
             found.counted[node.operator] += 1
         elif macs is None:
-            kind = found.unknown if _plain(node.operator) in _COUNTS else found.opaque
+            kind = found.unknown if _own_name(node.operator) in _COUNTS else found.opaque
             kind[node.operator] += 1
     return found
 
 
-def within(body: Body, outer: Lookup) -> Lookup:
-    """Return a lookup of tensors in a graph and its enclosing graphs."""
-    return lambda name: body.value(name) or outer(name)
+def macs_per_node(body: Body, outer: Sequence[Body] = ()) -> Iterator[int | None]:
+    """Yield the count of every node, in the order of ``Body.walk``."""
+    scopes = (body, *outer)
+    for node in body.nodes:
+        yield None if node.bodies else _node_macs(node, scopes)
+        for inner in node.bodies.values():
+            yield from macs_per_node(inner, scopes)
 
 
-def node_macs(node: PlainNode, lookup: Lookup) -> int | None:
+def _node_macs(node: PlainNode, scopes: Sequence[Body]) -> int | None:
     """Return the count of one node, None if it is unknown."""
-    count = _COUNTS.get(_plain(node.operator))
+    count = _COUNTS.get(_own_name(node.operator))
     if count is None:
         is_onnx = "::" not in node.operator or node.operator.startswith("ai.onnx")
         return 0 if is_onnx or _WITHOUT_MACS.fullmatch(node.operator) else None
     try:
-        return count(_Shapes(node, lookup))
+        return count(_Shapes(node, scopes))
     except UnknownShapeError:
         return None
 
 
+@dataclass
 class _Shapes:
-    """The numeric shapes of a node's inputs and outputs."""
+    """The numeric shapes of a node's inputs and first output."""
 
-    def __init__(self, node: PlainNode, lookup: Lookup) -> None:
-        self.node = node
-        self._lookup = lookup
+    node: PlainNode
+    scopes: Sequence[Body]  # from its own to the outermost graph
 
     def of_input(self, index: int) -> tuple[int, ...]:
-        return self._shape(self.node.inputs[index] if index < len(self.node.inputs) else "")
+        return self._of(self.node.inputs[index] if index < len(self.node.inputs) else "")
 
-    def of_output(self, index: int = 0) -> tuple[int, ...]:
-        return self._shape(self.node.outputs[index])
+    def of_output(self) -> tuple[int, ...]:
+        return self._of(self.node.outputs[0])
 
-    def _shape(self, name: str) -> tuple[int, ...]:
-        value = self._lookup(name)
+    def _of(self, name: str) -> tuple[int, ...]:
+        value = next((found for body in self.scopes if (found := body.value(name))), None)
         shape = value.shape if value else None
         sizes = tuple(size for size in shape or () if isinstance(size, int))
         if shape is None or len(sizes) < len(shape):
             raise UnknownShapeError(name)
         return sizes
-
-    def flag(self, name: str) -> bool:
-        return self.node.attributes.get(name, "0") not in ("0", "")
 
 
 def _convolution(weights: int) -> Callable[[_Shapes], int]:
@@ -125,7 +113,8 @@ def _matrix_product(shapes: _Shapes) -> int:
     first = shapes.of_input(0)
     if not first:
         raise UnknownShapeError(shapes.node.inputs[0])
-    return math.prod(shapes.of_output()) * first[-2 if shapes.flag("transA") else -1]
+    transposed = shapes.node.attributes.get("transA", "0") not in ("0", "")
+    return math.prod(shapes.of_output()) * first[-2 if transposed else -1]
 
 
 def _einsum(shapes: _Shapes) -> int:
@@ -173,7 +162,7 @@ _WITHOUT_MACS = re.compile(
 )
 
 
-def _plain(operator: str) -> str:
+def _own_name(operator: str) -> str:
     """Return the operator without the domain of ONNX or ONNX Runtime."""
     domain, _, name = operator.rpartition("::")
     return name if domain in ("", "com.microsoft", "com.microsoft.nchwc") else operator
@@ -187,21 +176,49 @@ def formula(
     ``macs_at`` counts at given sizes. The polynomial in at most two dimensions is fitted to counts
     at multiples of ``base`` and tested at another one; None if it does not fit.
     """
-    names = list(base)
-    if len(names) > 2:
+    if len(base) > 2:
         return None
-    if not names:
-        total = macs_at({})
-        return None if total is None else {"": total}
-    counted: dict[tuple[int, ...], Fraction] = {}
-    for scales in itertools.product((1, 2, 3), repeat=len(names)):
-        count = macs_at({n: base[n] * scale for n, scale in zip(names, scales, strict=True)})
-        if count is None:
+    found = _interpolated(macs_at, base, {})
+    if found is None or any(factor.denominator != 1 for factor in found.values()):
+        return None
+    terms = {}
+    for exponents, factor in sorted(found.items()):
+        shown = (
+            name if power == 1 else f"{name}^{power}"
+            for name, power in zip(base, exponents, strict=True)
+            if power
+        )
+        if factor or not base:
+            terms["*".join(shown)] = int(factor)
+    beyond = {name: size * 5 for name, size in base.items()}
+    return terms if evaluate(terms, beyond) == macs_at(beyond) else None
+
+
+def _interpolated(
+    macs_at: Callable[[Mapping[str, int]], int | None],
+    free: Mapping[str, int],
+    fixed: Mapping[str, int],
+) -> dict[tuple[int, ...], Fraction] | None:
+    """Return powers -> factor of the quadratic polynomial through multiples of ``free``."""
+    if not free:
+        count = macs_at(fixed)
+        return None if count is None else {(): Fraction(count)}
+    (name, size), *others = free.items()
+    counted = []
+    for scale in (1, 2, 3):
+        part = _interpolated(macs_at, dict(others), {**fixed, name: size * scale})
+        if part is None:
             return None
-        counted[scales] = Fraction(count)
-    terms = _interpolated(names, counted, base)
-    beyond = {name: base[name] * 5 for name in names}
-    return terms if terms is not None and evaluate(terms, beyond) == macs_at(beyond) else None
+        counted.append(part)
+    found = {}
+    for key in counted[0]:
+        one, two, three = (part[key] for part in counted)
+        square = (three - 2 * two + one) / 2
+        linear = two - one - 3 * square
+        for power, factor in enumerate((one - linear - square, linear, square)):
+            exponents = (power, *key)
+            found[exponents] = factor / size**power
+    return found
 
 
 def evaluate(terms: Mapping[str, int], dims: Mapping[str, int]) -> int | None:
@@ -215,35 +232,3 @@ def evaluate(terms: Mapping[str, int], dims: Mapping[str, int]) -> int | None:
             factor *= dims[name] ** int(power or 1)
         total += factor
     return total
-
-
-def _interpolated(
-    names: Sequence[str], counted: Mapping[tuple[int, ...], Fraction], base: Mapping[str, int]
-) -> dict[str, int] | None:
-    """Return the quadratic polynomial through counts at multiples of ``base``."""
-    found = dict(counted)
-    for at in range(len(names)):  # one dimension at a time, from scales to powers
-        powers: dict[tuple[int, ...], Fraction] = {}
-        for key in [key for key in found if key[at] == 1]:
-            one, two, three = (found[_with(key, at, scale)] for scale in (1, 2, 3))
-            square = (three - 2 * two + one) / 2
-            linear = two - one - 3 * square
-            for power, factor in enumerate((one - linear - square, linear, square)):
-                powers[_with(key, at, power)] = factor / base[names[at]] ** power
-        found = powers
-    if any(factor.denominator != 1 for factor in found.values()):
-        return None
-    terms = {}
-    for exponents, factor in sorted(found.items()):
-        shown = (
-            name if power == 1 else f"{name}^{power}"
-            for name, power in zip(names, exponents, strict=True)
-            if power
-        )
-        if factor:
-            terms["*".join(shown)] = int(factor)
-    return terms
-
-
-def _with(key: tuple[int, ...], at: int, value: int) -> tuple[int, ...]:
-    return (*key[:at], value, *key[at + 1 :])

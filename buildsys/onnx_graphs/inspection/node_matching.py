@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 
-from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainNode
+from buildsys.onnx_graphs.inspection.plain_graph import CONSTANT, Body, PlainNode
 
-CONSTANT = "Constant"
+_EQUAL = (True, True)  # attributes, stored inputs
 
 
 class Matching:
@@ -61,25 +62,38 @@ class Matching:
         for node in self.first.nodes:
             other = next((producers[name] for name in node.outputs if name in producers), None)
             self._pair_if_similar(node, other)
-        named, others = _unique_names(self.removed), _unique_names(self.added)
-        for name, node in named.items():
-            other = others.get(name)
-            if other is not None and node.operator == other.operator:
-                self._pair(node, other)
+        unique: list[dict[str, PlainNode]] = []
+        for nodes in (self.removed, self.added):
+            counts = Counter(node.name for node in nodes)
+            unique.append({node.name: node for node in nodes if counts[node.name] == 1})
+        for name, node in unique[0].items():
+            match = unique[1].get(name) if name else None
+            if match is not None and node.operator == match.operator:
+                self._pair(node, match)
 
     def _match_by_inputs(self) -> bool:
         """Pair nodes with the same operator and inputs, by similarity."""
+
+        def similarity(node: PlainNode, other: PlainNode) -> tuple[bool, bool]:
+            contents = [
+                [*(body.stored.get(name, "") for name in one.inputs)]
+                + [tensor.digest for tensor in one.constants]
+                for one, body in ((node, self.first), (other, self.second))
+            ]
+            return node.attributes == other.attributes, contents[0] == contents[1]
+
         waiting: dict[tuple[str, ...], list[PlainNode]] = {}
         for other in self.added:
-            key = (other.operator, *moving_inputs(other, self.second))
-            waiting.setdefault(key, []).append(other)
+            inputs = (name for name in other.reads if name not in self.second.stored)
+            waiting.setdefault((other.operator, *inputs), []).append(other)
         before = len(self.nodes)
         for node in self.removed:
-            taken = [self.tensors.get(name, "") for name in moving_inputs(node, self.first)]
+            inputs = (name for name in node.reads if name not in self.first.stored)
+            taken = [self.tensors.get(name, "") for name in inputs]
             candidates = waiting.get((node.operator, *taken), []) if all(taken) else []
             if candidates and (taken or node.operator == CONSTANT):
-                best = max(candidates, key=lambda other: self._similarity(node, other))
-                if taken or self._similarity(node, best) == _EQUAL:
+                best = max(candidates, key=partial(similarity, node))
+                if taken or similarity(node, best) == _EQUAL:
                     candidates.remove(best)
                     self._pair(node, best)
         return len(self.nodes) > before
@@ -104,40 +118,6 @@ class Matching:
                 found.add(maker if maker and maker.outputs.index(tensor) == at else None)
         return found.pop() if len(found) == 1 else None
 
-    def _similarity(self, node: PlainNode, other: PlainNode) -> tuple[bool, bool]:
-        same_contents = contents(node, self.first) == contents(other, self.second)
-        return node.attributes == other.attributes, same_contents
-
-
-_EQUAL = (True, True)
-
-
-def moving_inputs(node: PlainNode, body: Body) -> list[str]:
-    """Return a node's inputs without stored tensors."""
-    return [name for name in node.reads if not is_stored(name, body)]
-
-
-def is_stored(name: str, body: Body) -> bool:
-    """Return True for initializers and outputs of a Constant."""
-    maker = body.producers.get(name)
-    return name in body.initializers or (maker is not None and maker.operator == CONSTANT)
-
-
-def contents(node: PlainNode, body: Body) -> tuple[str, ...]:
-    """Return the digests of a node's stored inputs, "" for all others."""
-    stored = (content(name, body) for name in node.inputs)
-    return (*stored, *(tensor.digest for tensor in node.constants))
-
-
-def content(name: str, body: Body) -> str:
-    """Return the digest of an initializer or Constant, or ""."""
-    stored = body.initializers.get(name)
-    if stored is not None:
-        return stored.digest
-    maker = body.producers.get(name)
-    is_constant = maker and maker.operator == CONSTANT and maker.constants
-    return maker.constants[0].digest if maker and is_constant else ""
-
 
 def regions(nodes: Iterable[PlainNode], body: Body) -> list[list[PlainNode]]:
     """Return connected groups of nodes, each in the order of the graph."""
@@ -160,9 +140,3 @@ def regions(nodes: Iterable[PlainNode], body: Body) -> list[list[PlainNode]]:
     order = {node: at for at, node in enumerate(wanted)}
     groups = {id(group): group for group in found.values()}
     return [sorted(group, key=order.__getitem__) for group in groups.values()]
-
-
-def _unique_names(nodes: Iterable[PlainNode]) -> dict[str, PlainNode]:
-    listed = [node for node in nodes if node.name]
-    counts = Counter(node.name for node in listed)
-    return {node.name: node for node in listed if counts[node.name] == 1}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+CONSTANT = "Constant"
 TIMES = "\N{MULTIPLICATION SIGN}"
 Size = int | str | None  # a number, the name of a dynamic dimension, None: unknown
 Shape = tuple[Size, ...]
@@ -27,12 +28,11 @@ class Value:
 
 
 @dataclass(frozen=True)
-class StoredTensor:
+class StoredTensor(Value):
     """A stored tensor. ``digest`` covers type, shape and values."""
 
-    name: str
-    dtype: str
     shape: tuple[int, ...]
+    name: str
     bytes: int
     digest: str = ""
 
@@ -104,10 +104,26 @@ class Body:
             dict.fromkeys(name for name in (*wanted, *self.outputs) if name and name not in own)
         )
 
+    @cached_property
+    def stored(self) -> dict[str, str]:
+        """Initializer or output of a Constant -> its digest, "" if unknown."""
+        found = {}
+        for node in self.nodes:
+            if node.operator == CONSTANT:
+                digest = node.constants[0].digest if node.constants else ""
+                found.update(dict.fromkeys(filter(None, node.outputs), digest))
+        return found | {name: tensor.digest for name, tensor in self.initializers.items()}
+
     def value(self, name: str) -> Value | None:
         """Return type and shape of a tensor, None if they are unknown."""
-        stored = self.initializers.get(name)
-        return self.values.get(name) or (Value(stored.dtype, stored.shape) if stored else None)
+        return self.values.get(name) or self.initializers.get(name)
+
+    def walk(self, inside: str = "") -> Iterator[tuple[PlainNode, str]]:
+        """Yield all nodes with the path of their body, e.g. ``loop.body``, after its node."""
+        for node in self.nodes:
+            yield node, inside
+            for attribute, body in node.bodies.items():
+                yield from body.walk(f"{inside}/{node.label}.{attribute}".lstrip("/"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,43 +147,18 @@ class PlainModel:
     opsets: Mapping[str, int]
     functions: tuple[Function, ...] = ()
 
-    @cached_property
-    def placed(self) -> list[Placed]:
-        """All nodes with their position, bodies after their node."""
-        return list(_placed(self.body, ""))
+    @property
+    def initializers(self) -> list[StoredTensor]:
+        """All initializers, including those of bodies."""
+        inner = (body for node, _ in self.body.walk() for body in node.bodies.values())
+        return [one for body in (self.body, *inner) for one in body.initializers.values()]
 
     @property
-    def stored(self) -> Iterator[StoredTensor]:
-        """All initializers, including those of bodies."""
-        yield from self.body.initializers.values()
-        for place in self.placed:
-            for body in place.node.bodies.values():
-                yield from body.initializers.values()
-
-
-@dataclass(frozen=True, eq=False)
-class Placed:
-    """A node with its graph; ``inside`` is "" or e.g. ``loop.body``."""
-
-    node: PlainNode
-    body: Body
-    inside: str
-
-
-def _placed(body: Body, inside: str) -> Iterator[Placed]:
-    for node in body.nodes:
-        yield Placed(node, body, inside)
-        for attribute, inner in node.bodies.items():
-            yield from _placed(inner, f"{inside}/{node.label}.{attribute}".lstrip("/"))
-
-
-def operator_histogram(model: PlainModel) -> dict[str, int]:
-    """Return operator -> count with bodies and local functions, by falling count."""
-    nodes = [place.node for place in model.placed]
-    for function in model.functions:
-        nodes += [place.node for place in _placed(Body((), (), function.nodes), "")]
-    counts = Counter(node.operator for node in nodes)
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+    def operators(self) -> dict[str, int]:
+        """Operator -> count with bodies and local functions, by falling count."""
+        bodies = (self.body, *(Body((), (), function.nodes) for function in self.functions))
+        counts = Counter(node.operator for body in bodies for node, _ in body.walk())
+        return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def shape_text(shape: Shape | None) -> str:

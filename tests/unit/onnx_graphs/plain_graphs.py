@@ -30,7 +30,7 @@ def body(
         tuple(outputs.split()),
         tuple(nodes),
         {
-            name: StoredTensor(name, "float32", (4,), 16, digest)
+            name: StoredTensor("float32", (4,), name, 16, digest)
             for name, digest in (stored or {}).items()
         },
         {name: Value("float32", tuple(shape)) for name, shape in (values or {}).items()},

@@ -159,4 +159,4 @@ def test_a_renamed_input_matches() -> None:
         body(chain("Neg", "Exp", prefix="u", begin="image"), inputs="image"),
     )
     assert len(matched(first, second)) == 2
-    assert StoredTensor("s", "float32", (2, 3), 24).elements == 6
+    assert StoredTensor("float32", (2, 3), "s", 24).elements == 6

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from buildsys.errors import UsageError
-from buildsys.onnx_graphs.inspection.node_matching import CONSTANT, is_stored
-from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainNode
+from buildsys.onnx_graphs.inspection.plain_graph import CONSTANT, Body, PlainNode
 from buildsys.system.suggestions import nearest
 
 
@@ -89,7 +88,7 @@ def tensors_across_border(part: Part) -> Mapping[str, list[str]]:
         name
         for node in part.nodes
         for name in node.reads
-        if body.producers.get(name) not in members and not is_stored(name, body)
+        if body.producers.get(name) not in members and name not in body.stored
     ]
     outgoing = [
         name
