@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from buildsys.errors import BuildsysError, ManifestErrors, UsageError
 from buildsys.manifest.project import Project, load_project
+from buildsys.report.formatting import plural
 
 # set when a git hook calls us
 _GIT_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
@@ -55,32 +56,23 @@ def project_at(project: Project, revision: str) -> Iterator[Revision]:
         configs = Path(os.path.normpath(root / relative_configs))
         if not configs.is_relative_to(tree):
             raise UsageError(f"{project.configs} is outside the git repository {git.top}")
-        _link_ignored(git, project, tree)
+        ours = {folder.resolve() for folder in (project.build, project.state)}
+        for path in git.ignored():
+            place = tree / path.relative_to(git.top)
+            if path in ours or path.name in ("__pycache__", ".git") or place.exists():
+                continue
+            # not through a link out of the tree
+            if Path(os.path.realpath(place.parent)).is_relative_to(tree):
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.symlink_to(path)
         if not (configs / "models").is_dir():
             raise UsageError(f"{revision} has no manifests: no folder {relative_configs}/models")
-        yield Revision(revision, commit, _load(project, root, configs, revision))
-
-
-def _load(project: Project, root: Path, configs: Path, revision: str) -> Project:
-    try:
-        return load_project(root, remember=False, configs=configs, links_into=project.root)
-    except ManifestErrors as error:
-        count = len(error.errors)
-        errors = f"{count} error{'s' * (count != 1)} in the manifests of {revision}"
-        raise UsageError(f"{errors}\n{error}".replace(f"{root}{os.sep}", "")) from None
-
-
-def _link_ignored(git: _Git, project: Project, tree: Path) -> None:
-    ours = {folder.resolve() for folder in (project.build, project.state)}
-    for path in git.ignored():
-        place = tree / path.relative_to(git.top)
-        if path in ours or path.name in ("__pycache__", ".git") or place.exists():
-            continue
-        if Path(os.path.realpath(place.parent)).is_relative_to(
-            tree
-        ):  # not through a link out of it
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.symlink_to(path)
+        try:
+            old = load_project(root, remember=False, configs=configs, links_into=project.root)
+        except ManifestErrors as error:
+            problem = f"{plural(len(error.errors), 'error')} in the manifests of {revision}"
+            raise UsageError(f"{problem}\n{error}".replace(f"{root}{os.sep}", "")) from None
+        yield Revision(revision, commit, old)
 
 
 class _Git:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ from buildsys.manifest.operator_choice import chosen_kind, implementations
 from buildsys.report.benchmarks import bench_notes, gpu_states, gpu_timings, timings
 from buildsys.report.checks import checks_of, contradictions
 from buildsys.report.engines import engine_lines, engine_provenance
+from buildsys.report.formatting import first_names
 from buildsys.report.graphs import conversion_line, graph_history, surgery_lines
+from buildsys.report.key_figures import key_figure, worst_error
 from buildsys.report.results.convert import ConvertResult
 from buildsys.report.results.export import ExportResult
 from buildsys.report.results.reader import (
@@ -29,18 +31,20 @@ from buildsys.report.results.reader import (
 from buildsys.report.results.reference import ReferenceResult
 from buildsys.report.results.report import (
     BuildVerdict,
+    ComparisonLine,
     FileLine,
     OperatorLine,
     Provenance,
     Report,
+    TargetLine,
     TensorLine,
 )
 from buildsys.report.results.simplify import SimplifyResult
 from buildsys.report.results.surgery import SurgeryResult
-from buildsys.report.verdict import target_line, verdict_of
 
 Manifest = Mapping[str, Any]
 _WARNINGS = ("warnings", "messages", "noisy")
+_MOST_NAMES = 4  # in the verdict
 _GRAPH_RUNTIME = "onnxruntime"  # simplify, convert and validate run graphs in it
 
 
@@ -123,8 +127,8 @@ def _assemble(
         description=str(manifest.get("description") or ""),
         source=" ".join(f"{kind} {source[kind]}" for kind in kinds),
         weights=export.get("weights") or reference.get("weights") or _weights(manifest),
-        verdict=verdict_of(results, doubts),
-        summary=tuple(target_line(result, compared.get(result.target, ())) for result in results),
+        verdict=_verdict(results, doubts),
+        summary=tuple(_target_line(result, compared.get(result.target, ())) for result in results),
         tensors=tuple(
             TensorLine(
                 role=role,
@@ -138,7 +142,11 @@ def _assemble(
             )
             for tensor in tensors
         ),
-        dims={name: _range(span) for name, span in _section(manifest, "dims").items()},
+        dims={
+            name: f"{span.get('min')} to {span.get('max')}, optimized for {span.get('opt')}"
+            + (f", in steps of {span['multiple_of']}" if span.get("multiple_of", 1) != 1 else "")
+            for name, span in _section(manifest, "dims").items()
+        },
         graph=graph_history(
             export, simplify, graphs, opt_sizes(manifest), has_surgery=bool(surgery)
         ),
@@ -165,6 +173,49 @@ def _assemble(
     )
 
 
+def _verdict(results: Sequence[AnyResult], contradictions: Sequence[str]) -> BuildVerdict:
+    """Return the verdict: ``passed`` only if all results passed."""
+    failed = [result for result in results if result.status == FAILED]
+    missing = [result.target for result in results if result.status not in (FAILED, PASSED)]
+    passed = len(results) - len(failed) - len(missing)
+    causes = [f"{result.target}: {result.reason or 'failed'}" for result in failed]
+    causes += contradictions
+    if causes:
+        more = f" (and {len(causes) - 1} more)" if len(causes) > 1 else ""
+        return BuildVerdict("failed", f"FAILED: {causes[0]}{more}")
+    if missing:
+        counted = f"{passed} of {len(results)} targets passed; {len(missing)} did not run"
+        names = first_names(missing, _MOST_NAMES)
+        return BuildVerdict("partial", f"PARTIAL: {counted}: {names}")
+    if not results:
+        return BuildVerdict("partial", "PARTIAL: there are no results to report")
+    return BuildVerdict("passed", f"PASSED: all {len(results)} targets passed")
+
+
+def _target_line(result: AnyResult, comparisons: Iterable[ComparisonLine]) -> TargetLine:
+    """Return one target's line with key figure and worst error."""
+    outcome = key_figure(result.stage, result.content)
+    if result.stage not in ("validate", "verify"):  # their key figure
+        errors = [
+            (line.relative, f"{line.case} {line.output}")
+            for line in comparisons
+            if line.relative is not None
+        ]
+        outcome = "; ".join(filter(None, (outcome, worst_error(errors))))
+    return TargetLine(
+        target=result.target,
+        stage=result.stage,
+        variant=result.variant,
+        status=result.status,
+        seconds=result.content.get("seconds"),
+        outcome=outcome if result.status in (PASSED, FAILED) else "",
+        reason=result.reason,
+        hint=result.hint,
+        file=result.file,
+        log=result.log,
+    )
+
+
 def _section(manifest: Manifest, name: str) -> Mapping[str, Any]:
     return manifest.get(name) or {}
 
@@ -177,11 +228,6 @@ def _weights(manifest: Manifest) -> str:
     if weights or "onnx" in source:
         return str(weights or "as in the file")
     return f"not loaded; seed {source.get('seed', 0)}"
-
-
-def _range(span: Mapping[str, Any]) -> str:
-    text = f"{span.get('min')} to {span.get('max')}, optimized for {span.get('opt')}"
-    return text if span.get("multiple_of", 1) == 1 else f"{text}, in steps of {span['multiple_of']}"
 
 
 def _operator_lines(manifest: Manifest) -> Iterator[OperatorLine]:

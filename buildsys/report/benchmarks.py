@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from buildsys.report.checks import case_order, dims_text
+from buildsys.report.formatting import plain
 from buildsys.report.results.bench import BenchCase, BenchResult, ContenderResult, Span
 from buildsys.report.results.reader import AnyResult, Result, of_type
 from buildsys.report.results.report import GpuState, GpuTimingLine, TimingLine
@@ -141,18 +142,10 @@ def _notes(result: Result[BenchResult]) -> Iterator[str]:
         yield f"{contender_title(name)} was not timed: {reason}"
     settings = {name: v for name, v in content.get("settings", {}).items() if name != "device"}
     if settings:
-        yield f"Settings: {_plain(settings)}"
+        yield f"Settings: {plain(settings, between=' ')}"
     counts = [line.samples for line in timings([result]) if line.samples]
     if counts and min(counts) < _FEW_SAMPLES:
         yield (
             f"{result.target}: only {min(counts)} samples;"
             f" with fewer than {_FEW_SAMPLES}, p99 is the largest sample"
         )
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_plain(entry)}" for key, entry in value.items())
-    if isinstance(value, (list, tuple)):
-        return " ".join(map(_plain, value)) or "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 
 from buildsys.report.results.header import CheckFailure, ComparedCases
-from buildsys.report.results.reader import FAILED, PASSED, AnyResult, Result
+from buildsys.report.results.reader import FAILED, PASSED, AnyResult
 from buildsys.report.results.report import Check, ComparisonLine, FailureLine
-from buildsys.report.results.verify import VerifyResult
 
 _CASES = ("min", "opt", "max", "odd")
 _COMPARING = ("surgery", "simplify", "convert", "validate", "verify")  # stages
-_NO_DIMS: Mapping[str, Mapping[str, int]] = {}
 _LIMITS = ("rtol", "cosine", "atol", "top1")
 
 
@@ -48,9 +45,18 @@ def contradictions(checks: Iterable[Check]) -> Iterator[str]:
 
 def _check_of(result: AnyResult) -> Check:
     content, variant = result.content, result.variant
+    dims: Mapping[str, Mapping[str, int]] = {}
+    idle: tuple[str, ...] = ()
     if result.stage == "verify":
-        return _verify(result)
-    if result.stage == "simplify":
+        subject = f"golden outputs against engine {variant}"
+        dims, profiles = content.get("dims", {}), content.get("profiles", [])
+        compared = [(variant, content.get("cases", {}))]
+        if len(profiles) > 1:
+            names = [f"profile {entry.get('profile')}" for entry in profiles]
+            cases = [entry.get("cases", {}) for entry in profiles]
+            compared = [(f"{variant}, {n}", one) for n, one in zip(names, cases, strict=True)]
+            idle = tuple(n for n, one in zip(names, cases, strict=True) if not one)
+    elif result.stage == "simplify":
         subject = "exported graph against simplified graph"
         compared = [("simplified against exported", content.get("equal", {}))]
     elif result.stage == "surgery":
@@ -63,39 +69,21 @@ def _check_of(result: AnyResult) -> Check:
     else:
         subject = "PyTorch against ONNX Runtime"
         compared = list(content.get("graphs", {}).items())
-    return _check(result, subject, [line for one in compared for line in _lines(*one)])
-
-
-def _verify(result: Result[VerifyResult]) -> Check:
-    subject = f"golden outputs against engine {result.variant}"
-    content, variant = result.content, result.variant
-    dims, profiles = content.get("dims", {}), content.get("profiles", [])
-    if len(profiles) <= 1:
-        return _check(result, subject, _lines(variant, content.get("cases", {}), dims))
-    by_profile = {f"profile {entry.get('profile')}": entry.get("cases", {}) for entry in profiles}
-    lines = [
-        line
-        for name, cases in by_profile.items()
-        for line in _lines(f"{variant}, {name}", cases, dims)
-    ]
-    idle = tuple(name for name, cases in by_profile.items() if not cases)
-    return replace(_check(result, subject, lines), idle=idle)
-
-
-def _check(result: AnyResult, subject: str, lines: Iterable[ComparisonLine]) -> Check:
-    tolerance = result.content.get("tolerance", {})
+    tolerance = content.get("tolerance", {})
+    lines = [line for one in compared for line in _lines(*one, dims)]
     return Check(
         target=result.target,
         subject=subject,
         status=result.status,
         limits={name: tolerance[name] for name in _LIMITS if tolerance.get(name) is not None},
         comparisons=tuple(lines) if result.status in (PASSED, FAILED) else (),
-        failures=tuple(_failure(result, entry) for entry in result.content.get("failures", [])),
+        failures=tuple(_failure(result, entry) for entry in content.get("failures", [])),
+        idle=idle,
     )
 
 
 def _lines(
-    subject: str, cases: ComparedCases, dims: Mapping[str, Mapping[str, int]] = _NO_DIMS
+    subject: str, cases: ComparedCases, dims: Mapping[str, Mapping[str, int]]
 ) -> Iterator[ComparisonLine]:
     for case in sorted(cases, key=case_order):
         for output, comparison in cases[case].items():

@@ -43,6 +43,15 @@ def engine_lines(
         toolchain = dict(content.get("toolchain", {}))
         toolchain_name = toolchain.pop("name", "")
         libraries = ", ".join(f"{library} {version}" for library, version in toolchain.items())
+        facts: Mapping[str, Any] = content.get("device", {})
+        device = [str(facts.get("name", ""))] if facts else []
+        device += [
+            f"{title.replace('_', ' ')} {fact}"
+            for title, fact in facts.items()
+            if title not in ("kind", "name")
+        ]
+        if facts.get("missing"):
+            device = [f"not on this machine: {facts['missing']}"]
         in_brackets = f" ({libraries})" if toolchain_name and libraries else ""
         return EngineLine(
             name=name,
@@ -54,7 +63,7 @@ def engine_lines(
             size_bytes=content.get("engine_bytes"),
             build_seconds=content.get("build_seconds"),
             layers=layers,
-            device=_device(content.get("device", {})),
+            device=", ".join(device),
             sha256=content.get("engine_sha256", ""),
             messages=tuple(content.get("messages", [])),
             toolchain=f"{toolchain_name}{in_brackets}",
@@ -76,11 +85,16 @@ def engine_provenance(
 
 
 def _origin(engine: EngineResult, spec: Mapping[str, Any]) -> dict[str, str]:
+    defaults = _defaults(str(spec.get("backend"))) if spec else {}
     shares = engine.get("precision_shares", {})
     phases = engine.get("phases", {}).items()
     lines = {
         "built with": _built_with(engine.get("built_with", {})),
-        "settings that are not the defaults": _settings(spec),
+        "settings that are not the defaults": ", ".join(
+            f"{name} {_plain(value)}"
+            for name, value in spec.items()
+            if name not in NOT_SETTINGS and value != defaults.get(name, "")
+        ),
         "precision of the layers": _shares(shares.get("layers", {})),
         "precision of the time": _shares(shares.get("time", {})),
         "plugins and operator libraries": ", ".join(_operators(engine)),
@@ -97,14 +111,6 @@ def _origin(engine: EngineResult, spec: Mapping[str, Any]) -> dict[str, str]:
     return {title: text for title, text in lines.items() if text not in ("", formatting.NOTHING)}
 
 
-def _device(device: Mapping[str, Any]) -> str:
-    if device.get("missing"):
-        return f"not on this machine: {device['missing']}"
-    details = {name: fact for name, fact in device.items() if name not in ("kind", "name")}
-    facts = (f"{name.replace('_', ' ')} {fact}" for name, fact in details.items())
-    return ", ".join((str(device.get("name", "")), *facts)) if device else ""
-
-
 def _built_with(facts: BuildEnvironment) -> str:
     versions: Mapping[str, object] = facts
     parts = [f"{title} {versions[n]}" for n, title in _LIBRARIES.items() if versions.get(n)]
@@ -118,15 +124,6 @@ def _built_with(facts: BuildEnvironment) -> str:
     if facts.get("cuda"):
         parts.append(f"CUDA {facts['cuda']}")
     return ", ".join([*parts, *filter(None, [facts.get("platform")])])
-
-
-def _settings(spec: Mapping[str, Any]) -> str:
-    defaults = _defaults(str(spec.get("backend"))) if spec else {}
-    return ", ".join(
-        f"{name} {_plain(value)}"
-        for name, value in spec.items()
-        if name not in NOT_SETTINGS and value != defaults.get(name, "")
-    )
 
 
 @cache

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from buildsys.onnx_graphs.inspection.macs import evaluate
-from buildsys.onnx_graphs.result_types import GraphSummary
 from buildsys.report.results.convert import ConvertResult
 from buildsys.report.results.export import ExportResult
 from buildsys.report.results.reader import Result
@@ -53,6 +52,10 @@ def graph_history(
     simplified = simplify.get("after")
     old = exported.get("operators") if exported else None
     new = simplified.get("operators") if simplified else None
+    sizes = [
+        GraphSize(nodes=graph.get("nodes"), size_bytes=graph.get("bytes")) if graph else None
+        for graph in (exported, simplified)
+    ]
     modules = tuple(_modules(export.get("modules", {}), old, new))
     return GraphHistory(
         exporter=export.get("exporter", ""),
@@ -60,8 +63,8 @@ def graph_history(
         ir_version=export.get("ir_version"),
         parameters=export.get("parameters"),
         tool=simplify.get("tool", ""),
-        exported=_size(exported),
-        simplified=_size(simplified),
+        exported=sizes[0],
+        simplified=sizes[1],
         operators=_operators(old, new),
         modules=modules,
         folded=tuple(_folded(modules, has_surgery=has_surgery)),
@@ -124,12 +127,6 @@ def _stage(target: str, facts: Mapping[str, Any], dims: Counts) -> GraphStage:
         },
         not_counted=macs["not_counted"],
     )
-
-
-def _size(graph: ExportResult | GraphSummary | None) -> GraphSize | None:
-    if not graph:
-        return None
-    return GraphSize(nodes=graph.get("nodes"), size_bytes=graph.get("bytes"))
 
 
 def _operators(old: Counts | None, new: Counts | None) -> tuple[OperatorCount, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from buildsys.report import formatting as q
 from buildsys.report.benchmarks import ENGINE_CUDA_GRAPH, engine_contender
 from buildsys.report.checks import case_order
-from buildsys.report.results.bench import BenchCase, BenchResult, ContenderResult
+from buildsys.report.results.bench import BenchResult, ContenderResult
 from buildsys.report.results.header import ComparedCases
 from buildsys.report.results.operators import OperatorsResult
 from buildsys.report.results.reader import RESULT_TYPES, parse
@@ -29,15 +30,21 @@ def key_figure(stage: str, result: Mapping[str, Any]) -> str:
 def worst_relative(found: Iterable[tuple[str, ComparedCases]]) -> str:
     """Return the largest relative error with its place. NaN is the worst."""
     errors = [
-        (float("nan") if error is None else error, " ".join(filter(None, (graph, case, output))))
+        (math.nan if error is None else error, " ".join(filter(None, (graph, case, output))))
         for graph, cases in found
         for case, outputs in cases.items()
         for output, comparison in outputs.items()
         if (error := comparison.get("relative")) is not None or comparison.get("passed") is False
     ]
+    return worst_error(errors)
+
+
+def worst_error(errors: Sequence[tuple[float, str]]) -> str:
+    """Return the largest of errors with their places. NaN is the worst."""
     if not errors:
         return ""
-    error, place = max(errors, key=lambda entry: (entry[0] != entry[0], entry[0]))
+    # any comparison with NaN is false, so it is put last by hand
+    error, place = max(errors, key=lambda entry: (math.isnan(entry[0]), entry[0]))
     return f"worst relative error {q.error(error)} ({place})"
 
 
@@ -54,24 +61,21 @@ def _simplify(result: SimplifyResult | SurgeryResult) -> str:
 
 
 def _bench(result: BenchResult) -> str:
-    cases = result["cases"]
-    name = "opt" if "opt" in cases else next(iter(cases), "opt")
-    return f"{name}: {_latency(cases[name])}{', noisy' if result.get('noisy') else ''}"
-
-
-def _latency(case: BenchCase) -> str:
     def p50(contender: ContenderResult) -> str:
         gpu = contender.get("gpu")
         by_gpu = f" (GPU {q.significant(gpu['p50_ms'])})" if gpu else ""
         return f"p50 {q.significant(contender['p50_ms'])} ms{by_gpu}"
 
+    name = "opt" if "opt" in result["cases"] else next(iter(result["cases"]), "opt")
+    case = result["cases"][name]
     contenders = case["contenders"]
     own = contenders[engine_contender(contenders)]
-    text = f"{p50(own)}, {q.significant(own['throughput_per_s'])}/s"
+    text = f"{name}: {p50(own)}, {q.significant(own['throughput_per_s'])}/s"
     speedup = case.get("speedup")
     text += f", {q.speedup(speedup)} torch" if speedup is not None else ""
     graph = contenders.get(ENGINE_CUDA_GRAPH)
-    return text if graph is None or graph is own else f"{text}; CUDA graph {p50(graph)}"
+    text += "" if graph is None or graph is own else f"; CUDA graph {p50(graph)}"
+    return f"{text}, noisy" if result.get("noisy") else text
 
 
 _KEY_FIGURES: Mapping[str, Callable[[Any], str]] = {

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from buildsys.cli.command import JSON, Options, ProjectCommand, option, print_json, print_lines
+from buildsys.cli.command import JSON, Options, ProjectCommand, option, print_answer
 from buildsys.cli.console.rows import format_table
 from buildsys.errors import UsageError
 from buildsys.execution.build_cache import store_folder
-from buildsys.manifest.project import STATE_FOLDER, empty_project
+from buildsys.manifest.project import STATE_FOLDER, Project, empty_project
 from buildsys.manifest.units import parse_duration, parse_size
 from buildsys.report.formatting import count, size
 from buildsys.store import garbage_collection
@@ -53,72 +53,24 @@ class Cache(ProjectCommand):
         if name not in commands or len(names) > 1:
             hint = "run `doit help cache` for their options"
             raise UsageError("cache takes one of show, verify, gc", hint)
-        store = Store(store_folder(root / STATE_FOLDER))
-        document, lines = commands[name](root, store, _TimingCaches.of(root), options)
-        if options["json"]:
-            print_json({"schema": SCHEMA, "folder": str(store.folder), **document})
-        else:
-            print_lines(lines)
+        store, project = Store(store_folder(root / STATE_FOLDER)), empty_project(root)
+        timing_caches = project.timing_caches()
+        document, lines = commands[name](project, store, timing_caches, options)
+        document = {"schema": SCHEMA, "folder": str(store.folder), **document}
+        print_answer(options, document, lines)
         return _DAMAGED if document.get("damaged") else 0
-
-
-@dataclass(frozen=True)
-class _TimingCaches:
-    """The folder of timing caches of a project."""
-
-    folder: Path
-    is_private: bool  # not shared with other clones
-
-    @classmethod
-    def of(cls, root: Path) -> _TimingCaches:
-        project = empty_project(root)
-        folder = project.timing_caches()
-        inside = Path(os.path.abspath(folder)).is_relative_to(project.state)  # noqa: PTH100
-        return cls(folder, is_private=inside)
-
-    def usage(self) -> tuple[dict[str, Any], list[str]]:
-        with _usable("timing caches in", self.folder):
-            found = timing_collection.usage(self.folder)
-        lines = []
-        if found.shared + found.kept + found.broken:
-            kinds = f"{count(found.shared)} shared, {count(found.kept)} kept by digest"
-            kinds += f", {count(found.broken)} set aside (safe to delete)" if found.broken else ""
-            lines = [f"{self.folder}: {size(found.bytes)} of timing caches: {kinds}"]
-        return {"folder": str(self.folder), **asdict(found)}, lines
-
-    def set_damaged_aside(self) -> list[str]:
-        """Return one sentence per damaged file."""
-        with _usable("timing caches in", self.folder):
-            found = list(damaged(self.folder))
-            for path, _ in found:
-                set_aside(path)
-        return [f"{path} is unusable: {why}" for path, why in found]
-
-    def collect(
-        self, wanted: Collection[str], unused_for_s: float | None, *, by_size: bool, dry_run: bool
-    ) -> timing_collection.TimingCacheCollection:
-        """Remove unwanted files, unless only the store's size is limited."""
-        if by_size and unused_for_s is None:
-            return timing_collection.TimingCacheCollection(0, 0)
-        with _usable("timing caches in", self.folder):
-            return timing_collection.collect(
-                self.folder,
-                wanted=wanted,
-                unused_for_s=unused_for_s,
-                private=self.is_private,
-                dry_run=dry_run,
-            )
 
 
 Answer = tuple[Mapping[str, Any], Sequence[str]]
 
 
-def _show(_root: Path, store: Store, timings: _TimingCaches, _options: Options) -> Answer:
+def _show(_project: Project, store: Store, timing_caches: Path, _options: Options) -> Answer:
     with _usable("store", store.folder):
         found = garbage_collection.usage(store)
+    with _usable("timing caches in", timing_caches):
+        timings = timing_collection.usage(timing_caches)
     quarantined = sum(1 for _ in store.folder.glob("quarantine/*"))
     total = sum(row.bytes for row in found)
-    timing_figures, timing_lines = timings.usage()
     stages = {
         row.stage or "unreferenced": {"actions": row.actions, "bytes": row.bytes} for row in found
     }
@@ -126,7 +78,7 @@ def _show(_root: Path, store: Store, timings: _TimingCaches, _options: Options) 
         "stages": stages,
         "bytes": total,
         "quarantined": quarantined,
-        "timing_caches": timing_figures,
+        "timing_caches": {"folder": str(timing_caches), **asdict(timings)},
     }
     rows = [
         (row.stage or "unreferenced", count(row.actions), size(row.bytes))
@@ -138,26 +90,35 @@ def _show(_root: Path, store: Store, timings: _TimingCaches, _options: Options) 
     if quarantined:
         folder = store.folder / "quarantine"
         lines.append(f"{count(quarantined)} in quarantine: {folder} (safe to delete)")
-    return document, [*lines, *timing_lines]
+    if timings.shared + timings.kept + timings.broken:
+        kinds = f"{count(timings.shared)} shared, {count(timings.kept)} kept by digest"
+        if timings.broken:
+            kinds += f", {count(timings.broken)} set aside (safe to delete)"
+        lines.append(f"{timing_caches}: {size(timings.bytes)} of timing caches: {kinds}")
+    return document, lines
 
 
-def _verify(_root: Path, store: Store, timings: _TimingCaches, _options: Options) -> Answer:
+def _verify(_project: Project, store: Store, timing_caches: Path, _options: Options) -> Answer:
     with _usable("store", store.folder):
         problems = garbage_collection.verify(store, _print_progress)
-    problems += timings.set_damaged_aside()
+    with _usable("timing caches in", timing_caches):
+        unusable = list(damaged(timing_caches))
+        for path, _ in unusable:
+            set_aside(path)
+    problems += [f"{path} is unusable: {why}" for path, why in unusable]
     if not problems:
         return {"damaged": []}, [f"{store.folder}: all objects match their digests"]
     moved = f"{count(len(problems))} moved into quarantine; affected targets will be rebuilt"
     return {"damaged": problems}, [*problems, moved]
 
 
-def _collect(root: Path, store: Store, timings: _TimingCaches, options: Options) -> Answer:
+def _collect(project: Project, store: Store, timing_caches: Path, options: Options) -> Answer:
     from buildsys.cli.reachable_builds import reached_by
 
     older_than = _quantity(parse_duration, options["older_than"], "--older-than")
     max_size = _quantity(parse_size, options["max_size"], "--max-size")
     dry_run = options["dry_run"]
-    reached = reached_by(root, [ref for ref in options["keep_refs"].split(",") if ref])
+    reached = reached_by(project.root, [ref for ref in options["keep_refs"].split(",") if ref])
     with _usable("store", store.folder):
         wanted = reached.pins | _recorded_timings(store, reached.records)
         found = garbage_collection.collect(
@@ -167,7 +128,17 @@ def _collect(root: Path, store: Store, timings: _TimingCaches, options: Options)
             reached=reached.records,
             dry_run=dry_run,
         )
-    removed = timings.collect(wanted, older_than, by_size=max_size is not None, dry_run=dry_run)
+    removed = timing_collection.TimingCacheCollection(0, 0)
+    if max_size is None or older_than is not None:  # not only the store's size is limited
+        inside = Path(os.path.abspath(timing_caches))  # noqa: PTH100
+        with _usable("timing caches in", timing_caches):
+            removed = timing_collection.collect(
+                timing_caches,
+                wanted=wanted,
+                unused_for_s=older_than,
+                private=inside.is_relative_to(project.state),  # not shared with other clones
+                dry_run=dry_run,
+            )
     document = {"dry_run": dry_run, **asdict(found), "timing_caches": asdict(removed)}
     verb = "would remove" if dry_run else "removed"
     lines = [
@@ -175,7 +146,7 @@ def _collect(root: Path, store: Store, timings: _TimingCaches, options: Options)
         f"{size(found.bytes)}; {count(found.kept_actions)} records remain, {size(found.kept_bytes)}"
     ]
     if removed.files:
-        caches = f"timing cache{'s' * (removed.files != 1)}"
+        caches = "timing cache" if removed.files == 1 else "timing caches"
         lines.append(f"{verb} {count(removed.files)} {caches}, {size(removed.bytes)}")
     return document, lines
 

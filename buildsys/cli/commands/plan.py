@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from buildsys.cli.command import JSON, Options, ProjectCommand, option, print_json
 from buildsys.cli.commands.explain import explanation_json, reasons_json
@@ -27,7 +26,8 @@ from buildsys.execution.stale_reasons import (
     part_reasons,
     summarize_reasons,
 )
-from buildsys.report.formatting import duration
+from buildsys.plan.action import Action
+from buildsys.report.formatting import duration, plural
 from buildsys.store.file_digests import DigestCache, FileDigest
 from buildsys.store.state_db import ReadOnlyStateDb, StateTextCache
 
@@ -67,10 +67,10 @@ def print_plan(
 ) -> None:
     """Print the targets of the next run, in order."""
     steps = [one for one in explained if one.state != FRESH]
-    times = _Times.of(session, steps, jobs)
+    times = _usual_times(session, steps, jobs)
     if as_json:
         targets = [explanation_json(one) for one in steps]
-        print_json({"schema": SCHEMA, "jobs": jobs, **times.as_json(), "targets": targets})
+        print_json({"schema": SCHEMA, "jobs": jobs, **times, "targets": targets})
         return
     width = max((len(one.target) for one in steps), default=0)
     rows = []
@@ -79,60 +79,43 @@ def print_plan(
         usual = "unknown" if one.expected_s is None else duration(one.expected_s)
         text = f"{one.target:<{width}}  {'' if one.restorable else usual:>10}"
         rows.append(Row(word, text, note=summarize_reasons(one.reasons, _SHOWN_REASONS)))
-    print_rows(rows, [times.summary()])
+    print_rows(rows, [_summary(steps, times, jobs)])
 
 
-@dataclass(frozen=True)
-class _Times:
-    """Usual times of the steps of a plan; unbuilt steps have none."""
+def _usual_times(session: Session, steps: Sequence[Explanation], jobs: int) -> dict[str, Any]:
+    """Return the usual times of the steps as JSON; unbuilt steps have none."""
+    executed = [one for one in steps if not one.restorable]
+    usual = {one.target: one.expected_s or 0.0 for one in executed}
+    total_s = sum(usual.values())
+    ends: dict[str, float] = {}  # of each step, after the steps that it waits for
+    for target, seconds in usual.items():
+        action = session.actions[target]
+        before = (ends.get(name, 0.0) for name in (*action.after, *action.order))
+        ends[target] = seconds + max(before, default=0.0)
+    return {
+        "expected_s": sum(usual[one.target] for one in executed if one.state == STALE),
+        "expected_at_most_s": total_s,
+        "expected_parallel_s": max(max(ends.values(), default=0.0), total_s / jobs),
+        "unknown": sum(one.expected_s is None for one in executed),
+    }
 
-    run_s: float  # of steps that will run
-    may_rerun_s: float
-    longest_chain_s: float  # of steps that wait for each other
-    jobs: int
-    steps: int
-    unknown: int
 
-    @classmethod
-    def of(cls, session: Session, steps: Sequence[Explanation], jobs: int) -> _Times:
-        executed = [one for one in steps if not one.restorable]
-        usual = {one.target: one.expected_s or 0.0 for one in executed}
-        run_s = sum(usual[one.target] for one in executed if one.state == STALE)
-        unknown = sum(one.expected_s is None for one in executed)
-        ends: dict[str, float] = {}
-        for target, seconds in usual.items():
-            action = session.actions[target]
-            before = (ends.get(name, 0.0) for name in (*action.after, *action.order))
-            ends[target] = seconds + max(before, default=0.0)
-        longest = max(ends.values(), default=0.0)
-        return cls(run_s, sum(usual.values()) - run_s, longest, jobs, len(steps), unknown)
-
-    @property
-    def parallel_s(self) -> float:
-        return max(self.longest_chain_s, (self.run_s + self.may_rerun_s) / self.jobs)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "expected_s": self.run_s,
-            "expected_at_most_s": self.run_s + self.may_rerun_s,
-            "expected_parallel_s": self.parallel_s,
-            "unknown": self.unknown,
-        }
-
-    def summary(self) -> str:
-        if not self.steps:
-            return "everything is up to date: nothing would run"
-        count = f"{self.steps} target{'s' * (self.steps != 1)}"
-        if self.unknown == self.steps:
-            return f"{count}; time unknown (never built)"
-        parts = [f"{duration(self.run_s)} for what will run"] if self.run_s else []
-        parts += [f"{duration(self.may_rerun_s)} for what may rerun"] if self.may_rerun_s else []
-        if self.jobs > 1:
-            parts.append(f"at best {duration(self.parallel_s)} with -n {self.jobs}")
-        parts += [f"unknown for {self.unknown}"] if self.unknown else []
-        if not parts:
-            return f"{count}; nothing has to run, everything is in the store"
-        return f"{count}; usual time: {', '.join(parts)}"
+def _summary(steps: Sequence[Explanation], times: Mapping[str, Any], jobs: int) -> str:
+    if not steps:
+        return "everything is up to date: nothing would run"
+    count, unknown = plural(len(steps), "target"), times["unknown"]
+    if unknown == len(steps):
+        return f"{count}; time unknown (never built)"
+    run_s = times["expected_s"]
+    may_rerun_s = times["expected_at_most_s"] - run_s
+    parts = [f"{duration(run_s)} for what will run"] if run_s else []
+    parts += [f"{duration(may_rerun_s)} for what may rerun"] if may_rerun_s else []
+    if jobs > 1:
+        parts.append(f"at best {duration(times['expected_parallel_s'])} with -n {jobs}")
+    parts += [f"unknown for {unknown}"] if unknown else []
+    if not parts:
+        return f"{count}; nothing has to run, everything is in the store"
+    return f"{count}; usual time: {', '.join(parts)}"
 
 
 def print_since(root: Path, names: Sequence[str], revision: str, *, as_json: bool) -> None:
@@ -167,8 +150,7 @@ def print_since(root: Path, names: Sequence[str], revision: str, *, as_json: boo
     print_rows(rows, [f"since {revision} ({there.commit[:10]}): {summary or 'no differences'}"])
 
 
-@dataclass(frozen=True)
-class _Difference:
+class _Difference(NamedTuple):
     target: str
     state: str
     reasons: tuple[Reason, ...] = ()
@@ -176,8 +158,11 @@ class _Difference:
 
 def _differences(before: Session, now: Session) -> Iterator[_Difference]:
     """Yield the targets with another declaration or other sources, and those downstream."""
-    state = now.project.state / "state.db"
-    old, new = _RevisionParts(before, state), _RevisionParts(now, state)
+    db = ReadOnlyStateDb(now.project.state / "state.db")
+    old, new = (
+        KeyBuilder(one.project.root, one.project.build, _RealPathDigests(db), StateTextCache(db))
+        for one in (before, now)
+    )
     states: dict[str, str] = {}
     for target, action in now.actions.items():
         if target not in before.actions:
@@ -185,7 +170,7 @@ def _differences(before: Session, now: Session) -> Iterator[_Difference]:
             yield _Difference(target, ADDED)
             continue
         try:
-            own = part_reasons(old.of(target), new.of(target))
+            own = part_reasons(_parts(old, before.actions[target]), _parts(new, action))
         except StageError as error:
             own = [Reason(UNREADABLE, str(error))]
         upstream = [
@@ -201,25 +186,15 @@ def _differences(before: Session, now: Session) -> Iterator[_Difference]:
             yield _Difference(target, REMOVED)
 
 
-class _RevisionParts:
-    """Key parts determined by a git revision: manifest fields and sources."""
-
-    def __init__(self, session: Session, state: Path) -> None:
-        project, db = session.project, ReadOnlyStateDb(state)
-        self._actions = session.actions
-        self._keys = KeyBuilder(
-            project.root, project.build, _RealPathDigests(db), StateTextCache(db)
-        )
-
-    def of(self, target: str) -> Mapping[str, str]:
-        action = self._actions[target]
-        reads_files = action.sources or action.weights
-        parts = self._keys.build(action).parts if reads_files else declared_parts(action)
-        return {
-            label: value
-            for label, value in parts.items()
-            if label.partition(":")[0] not in _NOT_IN_A_REVISION
-        }
+def _parts(keys: KeyBuilder, action: Action) -> Mapping[str, str]:
+    """Return the key parts determined by a git revision: manifest fields and sources."""
+    reads_files = action.sources or action.weights
+    parts = keys.build(action).parts if reads_files else declared_parts(action)
+    return {
+        label: value
+        for label, value in parts.items()
+        if label.partition(":")[0] not in _NOT_IN_A_REVISION
+    }
 
 
 class _RealPathDigests(DigestCache):

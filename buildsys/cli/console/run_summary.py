@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rich import box
 from rich.console import Console
@@ -35,7 +35,7 @@ def print_summary(
     elapsed_s: float,
     stale: Sequence[StaleOutputs] = (),
 ) -> None:
-    """Print every target of the models built in this run, and stale outputs."""
+    """Print a table per model built in this run, and stale outputs."""
     remaining = {one.model: one for one in stale}
     width = None if out.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH
     console = Console(file=out, highlight=False, width=width)
@@ -53,9 +53,11 @@ def print_summary(
         console.print(_table(session, model, rows))
         for warning in _warnings(session, rows):
             print_line(warning, "yellow")
-        report = _report(session, rows)
-        if report:
-            print_line(f"report: {report}")
+        for row in rows:
+            if row.stage == "report" and row.status in ("passed", "restored", "fresh"):
+                outputs = session.actions[row.target].outputs
+                file = outputs.get("markdown", outputs["result"])
+                print_line(f"report: {_shown(session.project.build / file.path)}")
         if model in remaining:
             one = remaining.pop(model)
             if one.report:
@@ -86,21 +88,18 @@ def _table(session: Session, model: str, lines: Iterable[TargetLine]) -> Table:
         status = line.status
         if status in ("fresh", "restored") and result.get("status") == "unavailable":
             status = "unavailable"  # up to date, but it could not run here
+        figure = "" if status == "failed" else line.reason  # a failure was printed above
+        if status == "unavailable":
+            figure = str(result.get("reason", "")) or line.reason  # the hint was printed above
+        elif status in ("passed", "restored", "fresh") or status == result.get("status"):
+            figure = key_figure(line.stage, result)
         table.add_row(
             f"{line.stage} {line.variant}".rstrip(),
             Text(status, _STYLES.get(status, "dim")),
-            "" if line.seconds is None else duration(line.seconds),
-            Text(_figure(line, status, result)),
+            line.took,
+            Text(figure),
         )
     return table
-
-
-def _figure(line: TargetLine, status: str, result: Mapping[str, Any]) -> str:
-    if status == "unavailable":
-        return str(result.get("reason", "")) or line.reason  # the hint was printed above
-    if status in ("passed", "restored", "fresh") or status == result.get("status"):
-        return key_figure(line.stage, result)
-    return "" if status == "failed" else line.reason  # a failure was printed above
 
 
 def _warnings(session: Session, lines: Iterable[TargetLine]) -> Iterator[str]:
@@ -115,15 +114,6 @@ def _warnings(session: Session, lines: Iterable[TargetLine]) -> Iterator[str]:
     yield from found[:_MOST_WARNINGS]
     if len(found) > _MOST_WARNINGS:
         yield f"and {len(found) - _MOST_WARNINGS} more warnings, in the report"
-
-
-def _report(session: Session, lines: Iterable[TargetLine]) -> str:
-    for line in lines:
-        if line.stage == "report" and line.status in ("passed", "restored", "fresh"):
-            outputs = session.actions[line.target].outputs
-            file = outputs.get("markdown", outputs["result"])
-            return _shown(session.project.build / file.path)
-    return ""
 
 
 def _shown(path: Path) -> str:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 
 from buildsys.report import formatting as q
-from buildsys.report.markdown import graph, measurements
-from buildsys.report.markdown.elements import code, escape, section, sentence, table
-from buildsys.report.results.report import EngineLine, GraphSize, Report, TargetLine
-from buildsys.report.verdict import status_text
+from buildsys.report.markdown import measurements
+from buildsys.report.markdown.elements import code, escape, section, sentence, status_text, table
+from buildsys.report.results.report import GraphHistory, GraphSize, Report, SurgeryLine, TargetLine
 
 Lines = Iterator[str]
 _FAILED_TITLE = "build failed"
+_STAGE_COLUMNS = (
+    "graph", "opsets", "weights>", "initializers>", "their size>", "MACs>", "MACs by size",
+)  # fmt: skip
 
 
 def is_failure_report(markdown: str) -> bool:
@@ -34,9 +36,19 @@ def _lines(report: Report) -> Lines:
         yield from ("", escape(report.description))
     yield from _targets(report)
     yield from _build_chain(report)
-    yield from graph.operators(report)
-    yield from graph.surgery(report.surgery)
-    yield from _custom_operators(report)
+    yield from _graph(report)
+    yield from _surgery_steps(report)
+    if report.custom_operators:
+        yield from section("## Custom operators")
+        rows = [
+            (
+                code(line.operator),
+                escape(line.place),
+                code(line.implementation) or "not implemented",
+            )
+            for line in report.custom_operators
+        ]
+        yield from table(("operator", "place", "implemented by"), rows)
     yield from measurements.conversions(report)
     yield from measurements.checks(report)
     yield from measurements.engines(report)
@@ -67,22 +79,16 @@ def _targets(report: Report) -> Lines:
     for line in report.summary:
         if line.reason:
             same_reason.setdefault((line.status, line.reason, line.hint), []).append(line)
-    for lines in same_reason.values():
-        yield from _reason(lines)
-
-
-def _reason(lines: Sequence[TargetLine]) -> Lines:
-    """Yield the common reason and remedy of targets."""
-    first = lines[0]
-    targets = ", ".join(code(line.target) for line in lines)
-    yield f"- {targets} — {status_text(first.status)}: {sentence(first.reason)}"
-    if "\n" in first.hint:  # a list, with YAML to copy
-        hint = (f"  {line}" for line in first.hint.splitlines())
-        yield from ("  What to do:", "", "  ```text", *hint, "  ```", "")
-    elif first.hint:
-        yield f"  What to do: {sentence(first.hint)}"
-    if first.status == "failed":
-        yield f"  Log: {', '.join(code(line.log) for line in lines)}."
+    for (status, reason, hint), lines in same_reason.items():
+        targets = ", ".join(code(line.target) for line in lines)
+        yield f"- {targets} — {status_text(status)}: {sentence(reason)}"
+        if "\n" in hint:  # a list, with YAML to copy
+            listed = (f"  {line}" for line in hint.splitlines())
+            yield from ("  What to do:", "", "  ```text", *listed, "  ```", "")
+        elif hint:
+            yield f"  What to do: {sentence(hint)}"
+        if status == "failed":
+            yield f"  Log: {', '.join(code(line.log) for line in lines)}."
 
 
 def _build_chain(report: Report) -> Lines:
@@ -105,7 +111,16 @@ def _build_chain(report: Report) -> Lines:
     for made in report.conversions:
         how = escape(made.method) or status_text(made.status)
         yield f"- convert: {code(f'convert/{made.precision}/model.onnx')}, {how}"
-    yield from (_engine(report, engine) for engine in report.engines)
+    changed = any(step.when == "after_simplify" for step in report.surgery)
+    for engine in report.engines:
+        source = f"convert/{engine.precision}"
+        if engine.precision in ("fp32", ""):
+            source = "surgery/after_simplify" if changed else "simplify"
+        text = f"- engine {code(engine.name)} ({engine.backend}, {engine.precision})"
+        text += f": from {code(f'{source}/model.onnx')}"
+        if engine.toolchain and engine.built == "passed":
+            text += f", built in the toolchain {escape(engine.toolchain)}"
+        yield text
     if report.tensors:
         rows = [
             (t.role, code(t.name), t.dtype, f" {q.TIMES} ".join(t.shape) or "scalar")
@@ -114,18 +129,6 @@ def _build_chain(report: Report) -> Lines:
         yield from ("", *table(("tensor", "name", "dtype", "shape"), rows))
     for name, span in report.dims.items():
         yield from ("", f"Dimension {code(name)}: {span}.")
-
-
-def _engine(report: Report, engine: EngineLine) -> str:
-    changed = any(step.when == "after_simplify" for step in report.surgery)
-    source = f"convert/{engine.precision}"
-    if engine.precision in ("fp32", ""):
-        source = "surgery/after_simplify" if changed else "simplify"
-    text = f"{code(engine.name)} ({engine.backend}, {engine.precision})"
-    text = f"- engine {text}: from {code(f'{source}/model.onnx')}"
-    if engine.toolchain and engine.built == "passed":
-        text += f", built in the toolchain {escape(engine.toolchain)}"
-    return text
 
 
 def _surgery(report: Report, when: str) -> Lines:
@@ -139,15 +142,114 @@ def _sized(size: GraphSize | None) -> str:
     return f", {q.nodes(size.nodes)}, {q.size(size.size_bytes)}" if size else ""
 
 
-def _custom_operators(report: Report) -> Lines:
-    if not report.custom_operators:
+def _graph(report: Report) -> Lines:
+    """Yield the graph before and after simplification, operator by operator."""
+    graph = report.graph
+    yield from section("## Graph before and after")
+    if not graph.operators:
+        yield "No graph was recorded."
         return
-    yield from section("## Custom operators")
+    if graph.exported and graph.simplified:
+        by = "Surgery and simplification" if report.surgery else "Simplification"
+        before, after = q.count(graph.exported.nodes), q.nodes(graph.simplified.nodes)
+        yield f"- {by}: {before} → {after}{_difference(graph)}."
+    yield from (f"- {sentence}" for sentence in graph.folded)
+    yield from _stages(graph)
+    if graph.modules:
+        columns = ("PyTorch modules", "modules>", "operator", "exported>", "simplified>")
+        modules = [
+            (
+                ", ".join(each.modules),
+                q.count(each.count),
+                code(" or ".join(each.operators)),
+                q.count(each.exported),
+                q.count(each.simplified),
+            )
+            for each in graph.modules
+        ]
+        yield from ("", *table(columns, modules))
+    rows = []
+    for line in graph.operators:
+        change = q.NOTHING
+        if line.exported is not None and line.simplified is not None:
+            difference = line.simplified - line.exported
+            change = f"{difference:+d}" if difference else "0"
+        counts = q.count(line.exported), q.count(line.simplified)
+        rows.append((code(line.operator), *counts, change))
+    yield from ("", *table(("operator", "exported>", "simplified>", "change>"), rows))
+
+
+def _surgery_steps(report: Report) -> Lines:
+    """Yield the surgery steps with their checks."""
+    if not report.surgery:
+        return
+
+    def error(step: SurgeryLine) -> str:
+        basis = ""
+        if step.basis is not None:
+            basis = f", itself within {q.error(step.basis)} of the golden outputs"
+        return f"{q.error(step.relative)} against {escape(step.against)}{basis}"
+
+    def nodes(counts: Mapping[str, int]) -> str:
+        return ", ".join(f"{n} {escape(operator)}" for operator, n in counts.items()) or q.NOTHING
+
+    yield from section("## Surgery")
     rows = [
-        (code(line.operator), escape(line.place), code(line.implementation) or "not implemented")
-        for line in report.custom_operators
+        (
+            step.when.replace("_", " "),
+            code(step.step),
+            nodes(step.removed),
+            nodes(step.added),
+            q.count(step.nodes),
+            error(step),
+        )
+        for step in report.surgery
     ]
-    yield from table(("operator", "place", "implemented by"), rows)
+    columns = ("when", "step", "removed", "added", "nodes>", "worst relative error")
+    yield from table(columns, rows)
+
+
+def _stages(graph: GraphHistory) -> Lines:
+    if not graph.stages:
+        return
+    if any(stage.macs for stage in graph.stages):
+        sizes = ", ".join(f"{name} = {size}" for name, size in graph.macs_at.items())
+        counted = "multiply-accumulates of convolutions, matrix products and recurrent layers"
+        yield f"- MACs{f' at {sizes}' if sizes else ''}: {counted}."
+    for stage in graph.stages:
+        if stage.not_counted:
+            counts = stage.not_counted.items()
+            names = ", ".join(f"{code(name)} {q.TIMES}{number}" for name, number in counts)
+            yield f"- The MACs of {stage.stage} are unknown, because {names} cannot be counted."
+    rows = []
+    for stage in graph.stages:
+        opsets = ", ".join(f"{domain} {version}" for domain, version in stage.opsets.items())
+        factors = [(q.large(factor), term) for term, factor in stage.formula.items()]
+        formula = ""
+        if any(stage.formula):  # else no dimension is dynamic
+            formula = " + ".join(f"{n} {q.TIMES} {term}" if term else n for n, term in factors)
+        rows.append(
+            (
+                stage.stage,
+                escape(opsets) or q.NOTHING,
+                q.count(stage.weights),
+                q.count(stage.initializers),
+                q.size(stage.initializer_bytes),
+                q.large(stage.macs),
+                escape(formula) or q.NOTHING,
+            )
+        )
+    yield from ("", *table(_STAGE_COLUMNS, rows))
+
+
+def _difference(graph: GraphHistory) -> str:
+    changes = [
+        (line.operator, (line.simplified or 0) - (line.exported or 0)) for line in graph.operators
+    ]
+    removed = ", ".join(f"{-change} {operator}" for operator, change in changes if change < 0)
+    added = ", ".join(f"{change} {operator}" for operator, change in changes if change > 0)
+    parts = [f"{verb} {names}" for verb, names in (("removed", removed), ("added", added)) if names]
+    return f" ({'; '.join(parts)})" if parts else ""
 
 
 def _provenance(report: Report) -> Lines:

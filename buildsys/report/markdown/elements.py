@@ -10,6 +10,7 @@ from buildsys.report.formatting import align, display_width
 _SPECIAL = re.compile(r"([\\`*<|\[\]]|(?<![^\W_])_|_(?![^\W_]))")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _LONGEST = 400
+_STATUS_TEXTS = {"failed": "FAILED", "unavailable": "not run", "absent": "no result"}
 
 
 def escape(text: str) -> str:
@@ -47,6 +48,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
         for title, at_right in zip(titles, right, strict=True)
     ]
     return [f"| {' | '.join(row)} |" for row in (titles, rule, *cells)]
+
+
+def status_text(status: str) -> str:
+    """Return a status for people; only passed targets are called so."""
+    return _STATUS_TEXTS.get(status, status)
 
 
 def section(title: str) -> tuple[str, str, str]:

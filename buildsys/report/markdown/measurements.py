@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from buildsys.report import formatting as q
 from buildsys.report.benchmarks import contender_title
-from buildsys.report.markdown.elements import code, escape, section, table
+from buildsys.report.markdown.elements import code, escape, section, status_text, table
 from buildsys.report.results.report import Check, ComparisonLine, FailureLine, Report
-from buildsys.report.verdict import status_text
 
 Lines = Iterator[str]
 _MOST_ROWS = 64
@@ -36,10 +35,8 @@ def conversions(report: Report) -> Lines:
     yield from table(("precision", "status", "initializers", "casts>", "size>"), rows)
     for made in report.conversions:
         if made.kept_fp32:
-            names = ", ".join(map(code, made.kept_fp32[:_MOST_NAMES]))
-            further = len(made.kept_fp32) - _MOST_NAMES
-            more = f" and {further} more" if further > 0 else ""
-            yield from ("", f"Kept in fp32 in the {made.precision} graph: {names}{more}.")
+            names = q.first_names(list(map(code, made.kept_fp32)), _MOST_NAMES)
+            yield from ("", f"Kept in fp32 in the {made.precision} graph: {names}.")
 
 
 def checks(report: Report) -> Lines:
@@ -201,21 +198,20 @@ def _comparisons(check: Check) -> Lines:
         "graph or engine", "case", "output", "max abs error>", "relative error>", "cosine>",
         "top-1>", "within limits",
     )  # fmt: skip
-    yield from ("", *table(columns, map(_comparison, shown)))
+    rows = [
+        (
+            escape(line.subject),
+            line.case + (f" ({escape(line.dims)})" if line.dims and "=" not in line.case else ""),
+            code(line.output),
+            q.error(line.max_abs),
+            q.error(line.relative),
+            q.cosine(line.cosine),
+            q.share(line.top1),
+            {True: "yes", False: "NO", None: q.NOTHING}[line.passed],
+        )
+        for line in shown
+    ]
+    yield from ("", *table(columns, rows))
     if len(shown) < len(found):
         text = f"The {len(shown)} worst of {len(found)} comparisons; all are in `report.json`."
         yield from ("", text)
-
-
-def _comparison(line: ComparisonLine) -> tuple[str, ...]:
-    case = f"{line.case} ({escape(line.dims)})" if line.dims and "=" not in line.case else line.case
-    return (
-        escape(line.subject),
-        case,
-        code(line.output),
-        q.error(line.max_abs),
-        q.error(line.relative),
-        q.cosine(line.cosine),
-        q.share(line.top1),
-        {True: "yes", False: "NO", None: q.NOTHING}[line.passed],
-    )

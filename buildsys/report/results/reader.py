@@ -174,6 +174,4 @@ def _without_wrong(entries: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return {name: entry for name, entry in entries if entry is not _WRONG_TYPE}
 
 
-@cache
-def _fields(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+_fields = cache(get_type_hints)

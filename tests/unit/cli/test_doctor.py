@@ -19,9 +19,16 @@ from buildsys.cli.commands.doctor.backends import (
     check_environment,
     check_toolchain,
 )
-from buildsys.cli.commands.doctor.check import BROKEN, MISSING, OK
 from buildsys.cli.commands.doctor.command import check_machine
-from buildsys.cli.commands.doctor.machine import Gpus, check_extras, check_folders, check_gpus
+from buildsys.cli.commands.doctor.machine import (
+    BROKEN,
+    MISSING,
+    OK,
+    Gpus,
+    check_extras,
+    check_folders,
+    check_gpus,
+)
 from buildsys.manifest.project import Project
 from buildsys.system.gpus.devices import GpuDetails, GpuError
 from buildsys.system.interpreters.probe import Library, check_libraries
@@ -225,7 +232,7 @@ def test_extras_are_those_of_the_project_file(monkeypatch: pytest.MonkeyPatch) -
 
 def test_our_libraries_are_imported_in_separate_processes() -> None:
     before = set(sys.modules)
-    found = machine.check_own_libraries(("numpy", "none_such_library"), 60)
+    found = check_libraries(Path(sys.executable), ("numpy", "none_such_library"), HERE, 60)
     assert found["numpy"].is_usable
     assert found["none_such_library"].missing
     assert {name for name in set(sys.modules) - before if name.startswith("numpy")} == set()
@@ -241,8 +248,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     monkeypatch.setattr(
         command,
-        "check_own_libraries",
-        lambda names, within_s: {name: Library(name, "1.0") for name in names},
+        "check_libraries",
+        lambda python, names, environment, limit_s: {name: Library(name, "1.0") for name in names},
     )
     return tmp_path
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buildsys.cli.commands.repro.artifacts import Artifact, compare_builds, first_difference
+from buildsys.cli.commands.repro.command import Artifact, compare_builds, first_difference
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action
 from buildsys.plan.project_plan import plan_model
@@ -32,8 +32,8 @@ def plan() -> tuple[Action, ...]:
 
 def write(build: Path, files: dict[str, bytes]) -> Path:
     for name, content in files.items():
-        (build / "net" / name).parent.mkdir(parents=True, exist_ok=True)
-        (build / "net" / name).write_bytes(content)
+        (build / "build/net" / name).parent.mkdir(parents=True, exist_ok=True)
+        (build / "build/net" / name).write_bytes(content)
     return build
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
-from buildsys.cli.commands.doctor.check import MISSING, OK, Check, counted
-from buildsys.cli.commands.doctor.machine import Gpus
+from buildsys.cli.commands.doctor.machine import MISSING, OK, Check, Gpus
 from buildsys.manifest.schema.engines import ComputeCapability
+from buildsys.report.formatting import plural
 from buildsys.system.interpreters.interpreter import check_interpreter
 from buildsys.system.interpreters.probe import Library, check_libraries
 from buildsys.system.interpreters.toolchain import Toolchain
@@ -46,7 +46,7 @@ class Environment:
     has_cuda: bool = True  # cuda-bindings, which our own interpreter requires
 
     def ability(self, backend: str, gpus: Gpus, *, cuda: bool = False) -> Ability:
-        """Return the abilities of a backend, or with ``cuda`` those on the GPU."""
+        """Return the abilities of a backend; with ``cuda`` only those on the GPU."""
         if self.problem:
             return Ability(problem=self.problem, remedy=self.remedy)
         library = self.libraries[backend]
@@ -95,7 +95,7 @@ def check_backends(
         engines = list(users.get(backend, ()))
         facts = {"version": library.version, **(library.facts or {}), "engines": engines}
         if ability.problem:
-            needed = f"needed by {counted(len(engines), 'engine')} of this project"
+            needed = f"needed by {plural(len(engines), 'engine')} of this project"
             text = (
                 f"{ability.problem}; {needed if engines else 'no engine of this project uses it'}"
             )

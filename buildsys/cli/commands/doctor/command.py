@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,22 +18,25 @@ from buildsys.cli.commands.doctor.backends import (
     check_environment,
     check_toolchain,
 )
-from buildsys.cli.commands.doctor.check import BROKEN, MISSING, OK, Check, counted
 from buildsys.cli.commands.doctor.machine import (
+    BROKEN,
     LIBRARIES,
-    Gpus,
+    MISSING,
+    OK,
+    Check,
     check_extras,
     check_folders,
     check_gpus,
     check_libraries_here,
-    check_own_libraries,
     check_python,
 )
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.errors import ManifestErrors
 from buildsys.manifest.project import Project, empty_project, load_project
-from buildsys.system.interpreters.probe import probe_limit_s
+from buildsys.report.formatting import plural
+from buildsys.system.interpreters.probe import check_libraries, probe_limit_s
 from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
+from buildsys.system.processes import package_environment
 
 SCHEMA = "buildsys/doctor/1"
 _FOUND_BROKEN = 1
@@ -114,7 +118,7 @@ def _read_needs(root: Path) -> _Needs:
     try:
         project = load_project(root, remember=False)
     except ManifestErrors as error:
-        text = f"{counted(len(error.errors), 'error')} in the manifests, first {error.errors[0]}"
+        text = f"{plural(len(error.errors), 'error')} in the manifests, first {error.errors[0]}"
         check = Check("project", "manifests", BROKEN, text)
         return _Needs(empty_project(root), check, exit_code=error.exit_code)
     strict = os.environ.get("BUILDSYS_STRICT", "0") not in ("", "0")
@@ -133,8 +137,8 @@ def _read_needs(root: Path) -> _Needs:
         locate_toolchain(name, python, env.items(), project.root, os.environ)
         for name, (python, env) in project.toolchains().items()
     )
-    models = counted(len(project.models), "model")
-    text = f"{models}, {counted(len(engines), 'engine')} in {project.root}"
+    models = plural(len(project.models), "model")
+    text = f"{models}, {plural(len(engines), 'engine')} in {project.root}"
     return _Needs(project, Check("project", "manifests", OK, text), engines, toolchains)
 
 
@@ -142,7 +146,8 @@ def _checks(needs: _Needs) -> Iterator[Check]:
     limit_s = probe_limit_s(os.environ)
     with ThreadPoolExecutor(2) as threads:  # toolchains are probed while our libraries are
         probed = threads.map(partial(check_environment, limit_s=limit_s), needs.toolchains)
-        libraries = check_own_libraries((*LIBRARIES, *INSTALL), limit_s)
+        python, names = Path(sys.executable), (*LIBRARIES, *INSTALL)
+        libraries = check_libraries(python, names, package_environment(), limit_s)
         environments: dict[str | None, Environment] = {
             found.toolchain.name: found for found in probed if found.toolchain
         }
@@ -158,16 +163,9 @@ def _checks(needs: _Needs) -> Iterator[Check]:
     yield from gpu_checks
     yield from check_extras()
     yield from check_folders(needs.project)
-    yield from _required_engines(needs, environments, gpus)
-
-
-def _required_engines(
-    needs: _Needs, environments: dict[str | None, Environment], gpus: Gpus
-) -> Iterator[Check]:
-    """Yield required engines without a usable backend."""
     for engine in needs.engines:
         if engine.required:
-            found = environments[engine.toolchain].ability(engine.backend, gpus, cuda=engine.cuda)
-            if found.problem:
-                text = f"required, but cannot be built here: {found.problem}"
-                yield Check("engine", engine.name, BROKEN, text, found.remedy)
+            ability = environments[engine.toolchain].ability(engine.backend, gpus, cuda=engine.cuda)
+            if ability.problem:
+                text = f"required, but cannot be built here: {ability.problem}"
+                yield Check("engine", engine.name, BROKEN, text, ability.remedy)

@@ -25,10 +25,7 @@ from buildsys.system.processes import describe_exit, run_python
 from buildsys.system.suggestions import nearest
 
 SCHEMA = "buildsys/doctor/1"
-STALE, CHECK = (
-    "stale",
-    "check",
-)  # kinds of reasons found in the project, not by the engine's process
+STALE, CHECK = "stale", "check"  # kinds of reasons that only the project knows
 _NOT_USABLE = 1
 _LIMIT_S = 120
 _SHOWN_REASONS = 2

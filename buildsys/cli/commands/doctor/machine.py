@@ -9,21 +9,21 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import buildsys
-from buildsys.cli.commands.doctor.check import BROKEN, MISSING, OK, Check
 from buildsys.execution.build_cache import store_folder
 from buildsys.manifest.project import Project
 from buildsys.report.formatting import size
 from buildsys.system.gpus.devices import GpuError, read_details
-from buildsys.system.interpreters.probe import Library, check_libraries
-from buildsys.system.processes import package_environment
+from buildsys.system.interpreters.probe import Library
 from buildsys.system.versions import installed_versions, normalized
 
+OK, MISSING, BROKEN = "ok", "missing", "broken"  # broken: something that the project needs
 # needed by every project
 LIBRARIES = ("torch", "torchvision", "numpy", "onnx", "onnxscript", "onnxsim", "ml_dtypes")
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")  # dxg: WSL
@@ -31,6 +31,29 @@ _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
 _DEVELOPMENT_EXTRAS = ("test",)
 _LOW_SPACE_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class Check:
+    """State of one part of the installation, with a remedy."""
+
+    kind: str  # python, project, library, extra, toolchain, backend, gpu, folder or engine
+    name: str
+    state: str = OK
+    text: str = ""
+    remedy: str = ""  # a command where there is one
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the check under the field names of the JSON output."""
+        fields = {
+            "about": self.kind,
+            "name": self.name,
+            "state": self.state,
+            "text": self.text,
+            "mend": self.remedy,
+        }
+        return {**fields, "facts": dict(self.facts)} if self.facts else fields
 
 
 def check_python() -> Check:
@@ -45,11 +68,6 @@ def check_python() -> Check:
     }
     text = f"{python}; buildsys {buildsys.__version__} in {folder}"
     return Check("python", "python", OK, text, facts=facts)
-
-
-def check_own_libraries(names: Sequence[str], limit_s: float) -> dict[str, Library]:
-    """Import libraries of our interpreter, each in a separate process."""
-    return check_libraries(Path(sys.executable), names, package_environment(), limit_s)
 
 
 def check_libraries_here(found: Mapping[str, Library]) -> Iterator[Check]:

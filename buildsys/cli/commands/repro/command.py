@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
+from typing import Any
 
 from buildsys.cli.command import (
     JSON,
+    TERMINATED,
     Options,
     ProjectCommand,
     option,
-    print_json,
-    print_lines,
+    print_answer,
     require_model,
     unknown_name,
 )
-from buildsys.cli.commands.repro.artifacts import EQUAL, Artifact, compare_builds
-from buildsys.cli.commands.repro.two_builds import Built, build_twice
+from buildsys.cli.commands.repro.two_builds import BUILD, Built, build_twice, report_progress
 from buildsys.cli.console.rows import format_table
-from buildsys.errors import UsageError
+from buildsys.cli.graph_files import ask_inspection
+from buildsys.errors import StageError, UsageError
 from buildsys.execution.builder_versions import builder_versions
 from buildsys.manifest.project import load_project
 from buildsys.plan.action import Action
@@ -34,18 +36,15 @@ from buildsys.plan.project_plan import plan_model
 SCHEMA = "buildsys/repro/1"
 # stages whose files are artifacts, in build order
 STAGES = (
-    "operators",
-    "export",
-    "surgery",
-    "simplify",
-    "reference",
-    "calibrate",
-    "convert",
-    "engine",
-)
+    "operators", "export", "surgery", "simplify", "reference", "calibrate", "convert", "engine",
+)  # fmt: skip
 _MEASURING_STAGES = ("validate", "verify", "bench", "report")
 _DIFFERENT, _NOT_BUILT = 1, 2
-_TERMINATED = 143
+EQUAL, DIFFERENT, NOT_EXPECTED, ONE_SIDED = (
+    "equal", "different", "not expected to be equal", "in one build only",
+)  # fmt: skip
+_PIECE_BYTES = 1 << 20
+_TIMES = frozenset({"started", "seconds", "peak_rss_mib", "build_seconds", "phases"})
 
 
 class Repro(ProjectCommand):
@@ -67,35 +66,37 @@ class Repro(ProjectCommand):
         actions = select_actions(plan, model, names[1:], options["until"])
         with _clean_folder(keep=options["keep"]) as folder:
             builds: list[Built] = []
-            for built in build_twice(
-                project, Path(options["dodoFile"]).name, actions, folder, _say
-            ):
+            dodo = Path(options["dodoFile"]).name
+            for built in build_twice(project, dodo, actions, folder):
                 builds.append(built)
                 if len(built.failed()) == len(actions):
                     break  # the second build would fail in the same way
-            _say("comparing")
+            report_progress("comparing")
             artifacts: list[Artifact] = []
             if len(builds) == 2:
-                artifacts = compare_builds(builds[0].folder, builds[1].folder, model, actions)
+                artifacts = compare_builds(builds[0].root, builds[1].root, model, actions)
         different = [artifact for artifact in artifacts if artifact.is_broken]
         failed = {name: why for built in reversed(builds) for name, why in built.failed().items()}
-        if options["json"]:
-            status = "failed" if failed else "different" if different else "reproducible"
-            print_json(
-                {
-                    "schema": SCHEMA,
-                    "model": model,
-                    "status": status,
-                    "artifacts": [artifact.as_json() for artifact in artifacts],
-                    "builds": [built.as_json(kept=options["keep"]) for built in builds],
-                    "failed": failed,
-                }
-            )
-        else:
-            lines = _lines(model, builds, artifacts, failed)
-            if options["keep"]:
-                lines.append(f"kept: {', '.join(str(built.root) for built in builds)}")
-            print_lines([*lines, _conclusion(artifacts, different, failed)])
+        document = {
+            "schema": SCHEMA,
+            "model": model,
+            "status": "failed" if failed else "different" if different else "reproducible",
+            "artifacts": [artifact.as_json() for artifact in artifacts],
+            "builds": [built.as_json(kept=options["keep"]) for built in builds],
+            "failed": failed,
+        }
+        expected = sum(not artifact.exemption for artifact in artifacts)
+        conclusion = f"reproducible: all {expected} artifacts are byte-equal"
+        if different:
+            first = f"first {different[0].target} {different[0].file}"
+            counts = f"{len(different)} of {expected} artifacts differ"
+            conclusion = f"not reproducible: {counts}, {first}"
+        elif failed:
+            conclusion = f"not checked: {len(failed)} targets could not be built"
+        lines = _lines(model, builds, artifacts, failed)
+        if options["keep"]:
+            lines.append(f"kept: {', '.join(str(built.root) for built in builds)}")
+        print_answer(options, document, [*lines, conclusion])
         return _NOT_BUILT if failed else _DIFFERENT if different else 0
 
 
@@ -147,23 +148,11 @@ def _lines(
     return lines
 
 
-def _conclusion(
-    artifacts: Sequence[Artifact], different: Sequence[Artifact], failed: dict[str, str]
-) -> str:
-    expected = sum(not artifact.exemption for artifact in artifacts)
-    if different:
-        first = f"first {different[0].target} {different[0].file}"
-        return f"not reproducible: {len(different)} of {expected} artifacts differ, {first}"
-    if failed:
-        return f"not checked: {len(failed)} targets could not be built"
-    return f"reproducible: all {expected} artifacts are byte-equal"
-
-
 @contextmanager
 def _clean_folder(*, keep: bool) -> Iterator[Path]:
     """Make a temporary folder; remove it even after Ctrl-C and SIGTERM."""
     folder = Path(tempfile.mkdtemp(prefix="buildsys-repro-")).resolve()
-    before = signal.signal(signal.SIGTERM, _terminate)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         yield folder
     finally:
@@ -174,11 +163,170 @@ def _clean_folder(*, keep: bool) -> Iterator[Path]:
         signal.signal(signal.SIGINT, interrupts)
 
 
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    del number, frame
-    raise SystemExit(_TERMINATED)
+@dataclass(frozen=True)
+class Artifact:
+    """One file of both builds."""
+
+    target: str
+    file: str  # relative to the model's folder
+    exemption: str  # why it need not be equal; "" if it must be
+    sizes: tuple[int | None, int | None]  # bytes; None if a build has not made it
+    first_byte: int | None = None  # the first that differs; None if all are equal
+    difference: str = ""  # what is stored there
+    field: Mapping[str, Any] | None = None  # of a graph: kind, name, field, and both values
+
+    @property
+    def state(self) -> str:
+        """Return EQUAL, DIFFERENT, NOT_EXPECTED or ONE_SIDED."""
+        if self.first_byte is None and None not in self.sizes:
+            return EQUAL
+        if self.exemption:
+            return NOT_EXPECTED
+        return ONE_SIDED if None in self.sizes else DIFFERENT
+
+    @property
+    def is_broken(self) -> bool:
+        """Return True if it should be equal and is not."""
+        return self.state in (DIFFERENT, ONE_SIDED)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the artifact under the field names of the JSON output."""
+        return {
+            "target": self.target,
+            "file": self.file,
+            "state": self.state,
+            "expected": not self.exemption,
+            "why": self.exemption,
+            "bytes": list(self.sizes),
+            "first_byte": self.first_byte,
+            "difference": self.difference,
+            "field": self.field,
+        }
 
 
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+def compare_builds(
+    first_root: Path, second_root: Path, model: str, actions: Sequence[Action]
+) -> list[Artifact]:
+    """Return every file of ``model`` in build order, except logs."""
+    first, second = first_root / BUILD, second_root / BUILD
+    found = {
+        path.relative_to(build).as_posix()
+        for build in (first, second)
+        for path in (build / model).rglob("*")
+        if path.is_file() and path.suffix != ".log"
+    }
+    declared = {ref.path for action in actions for ref in action.outputs.values()}
+    artifacts = []
+    for action in actions:
+        roles = {ref.path: role for role, ref in action.outputs.items()}
+        folder = action.outputs["result"].path.rpartition("/")[0] + "/"
+        others = sorted(path for path in found - declared if path.startswith(folder))
+        for path in [*(path for path in roles if path in found), *others]:
+            found.discard(path)
+            file = path.removeprefix(f"{model}/")
+            exemption = _exemption(action, roles.get(path))
+            artifacts.append(_compare(action.target, file, exemption, first / path, second / path))
+    differing = [
+        one
+        for one in artifacts
+        if one.first_byte is not None and one.file.endswith((".onnx", ".onnx.data"))
+    ]
+    if not differing:
+        return artifacts
+    pairs = [
+        {
+            "first": str(first / model / one.file),
+            "second": str(second / model / one.file),
+            "first_byte": one.first_byte,
+        }
+        for one in differing
+    ]
+    try:
+        answer = ask_inspection("first_differences", {"pairs": pairs})["differences"]
+    except StageError:  # the byte positions must do
+        return artifacts
+    fields = {one.file: field for one, field in zip(differing, answer, strict=True) if field}
+    return [
+        replace(one, difference=fields[one.file]["sentence"], field=fields[one.file])
+        if one.file in fields
+        else one
+        for one in artifacts
+    ]
+
+
+def _exemption(action: Action, role: str | None) -> str:
+    """Return the reason for accepting differences in a file, if any."""
+    if role is None:
+        return "an exporter's own report, with times and paths"
+    if role == "result":
+        return "a record with times"
+    if action.stage != "engine":
+        return ""
+    engine = action.options["engine"]
+    if engine["backend"] != "onnxruntime":
+        return "TensorRT engines are not reproducible"
+    # its layout pass iterates over a hash table of addresses: 2 of 8 builds of one graph had
+    # their nodes in another order
+    reordered = engine["graph_optimization_level"] == "all"
+    return "ONNX Runtime's layout pass orders nodes by address" if reordered else ""
+
+
+def _compare(target: str, file: str, exemption: str, first: Path, second: Path) -> Artifact:
+    sizes = tuple(path.stat().st_size if path.is_file() else None for path in (first, second))
+    artifact = Artifact(target, file, exemption, (sizes[0], sizes[1]))
+    if None in sizes:
+        return artifact
+    position = first_difference(first, second)
+    if position is None:
+        return artifact
+    return replace(artifact, first_byte=position, difference=_describe(first, second))
+
+
+def first_difference(first: Path, second: Path) -> int | None:
+    """Return the position of the first differing byte, None if equal."""
+    position = 0
+    with first.open("rb") as one, second.open("rb") as other:
+        while True:
+            here, there = one.read(_PIECE_BYTES), other.read(_PIECE_BYTES)
+            if here != there:
+                # bisected, as a loop over bytes is slow; here[:low] is equal
+                low, high = 0, min(len(here), len(there))
+                while low < high:
+                    middle = (low + high + 1) // 2
+                    if here[low:middle] == there[low:middle]:
+                        low = middle
+                    else:
+                        high = middle - 1
+                return position + low
+            if not here:
+                return None
+            position += len(here)
+
+
+def _describe(first: Path, second: Path) -> str:
+    """Return the difference between two JSON or npz files; "" for others."""
+    try:
+        if first.suffix == ".json":
+            here, there = json.loads(first.read_bytes()), json.loads(second.read_bytes())
+            key = next(_changed_keys(here, there, ""), "")
+            return f"{key} differs" if key else "only times differ"
+        if first.suffix != ".npz":
+            return ""
+        with zipfile.ZipFile(first) as one, zipfile.ZipFile(second) as other:
+            names, others = one.namelist(), other.namelist()
+            if names != others:
+                return f"its arrays are {', '.join(names)} and {', '.join(others)}"
+            changed = [n for n in names if one.getinfo(n).CRC != other.getinfo(n).CRC]
+        return f"array {changed[0].removesuffix('.npy')}" if changed else ""
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return ""
+
+
+def _changed_keys(first: Any, second: Any, where: str) -> Iterator[str]:
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        for name in dict.fromkeys((*first, *second)):
+            if name not in _TIMES:
+                key = f"{where}.{name}" if where else name
+                yield from _changed_keys(first.get(name), second.get(name), key)
+    elif first != second:
+        yield where

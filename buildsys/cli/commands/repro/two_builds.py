@@ -7,11 +7,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from buildsys.errors import StageError
 from buildsys.manifest.project import STATE_FOLDER, Project
@@ -19,7 +19,7 @@ from buildsys.plan.action import Action
 from buildsys.store.locks import machine_lock_folder
 from buildsys.system.processes import package_environment
 
-_BUILD = "build"
+BUILD = "build"
 _END_LIMIT_S = 10.0  # for a build to stop its workers
 _COPIED_BYTES = 1 << 20  # larger files (weights, data) are linked: their place does not matter
 _LEFT_OUT = {"__pycache__", "node_modules"}
@@ -32,8 +32,7 @@ _DOIT = (
 )
 
 
-@dataclass(frozen=True)
-class Conditions:
+class Conditions(NamedTuple):
     """Conditions of a build without effect on its artifacts."""
 
     name: str
@@ -56,11 +55,6 @@ class Built:
     seconds: float
     targets: Mapping[str, Mapping[str, str]]  # status (passed, unavailable, …) and reason
 
-    @property
-    def folder(self) -> Path:
-        """The build folder."""
-        return self.root / _BUILD
-
     def failed(self) -> dict[str, str]:
         """Return failed and skipped targets with their reasons."""
         bad = ("failed", "not run")
@@ -76,8 +70,14 @@ class Built:
         }
 
 
+def report_progress(line: str) -> None:
+    """Print a line on stderr."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
 def build_twice(
-    project: Project, dodo: str, actions: Sequence[Action], folder: Path, say: Callable[[str], None]
+    project: Project, dodo: str, actions: Sequence[Action], folder: Path
 ) -> Iterator[Built]:
     """Copy the project below ``folder`` and build it with doit, twice.
 
@@ -88,17 +88,12 @@ def build_twice(
         copy_project(project.root, root, without=(project.build, project.state, folder))
         (root.parent / "tmp").mkdir()
         began = time.monotonic()
-        ends = _build(project, conditions, root, dodo, actions, say)
+        ends = _build(project, conditions, root, dodo, actions)
         yield Built(conditions, root, time.monotonic() - began, ends)
 
 
 def _build(
-    project: Project,
-    conditions: Conditions,
-    root: Path,
-    dodo: str,
-    actions: Sequence[Action],
-    say: Callable[[str], None],
+    project: Project, conditions: Conditions, root: Path, dodo: str, actions: Sequence[Action]
 ) -> dict[str, dict[str, str]]:
     ends: dict[str, dict[str, str]] = {}
     targets = [action.target for action in actions]
@@ -110,11 +105,13 @@ def _build(
             word, rest = line[:_WORD_WIDTH].strip(), line[_WORD_WIDTH:].rstrip("\n").split("  ", 2)
             where = f"{conditions.name}, {len(ends) + 1} of {len(targets)}: {rest[0]}"
             if word == "run" and rest[0] in targets:
-                say(f"{where} …")
+                report_progress(f"{where} …")
             elif word in _ENDS and rest[0] in targets:
                 took, reason = (*rest[1:], "", "")[:2]
                 current = ends[rest[0]] = {"status": _ENDS[word], "reason": reason}
-                say(f"{where} {_ENDS[word]}, {took}" + (f": {reason}" if reason else ""))
+                report_progress(
+                    f"{where} {_ENDS[word]}, {took}" + (f": {reason}" if reason else "")
+                )
             elif not word and rest[0] and current and not rest[0].startswith("log: "):
                 current["reason"] += f"\n{'  '.join(rest)}"  # of several lines
             else:
@@ -137,7 +134,7 @@ def _environment(project: Project, root: Path, conditions: Conditions) -> dict[s
     configs, inside = project.configs, project.configs.is_relative_to(project.root)
     return {
         **package_environment(),
-        "BUILDSYS_BUILD": _BUILD,
+        "BUILDSYS_BUILD": BUILD,
         "BUILDSYS_CONFIGS": str(configs.relative_to(project.root) if inside else configs),
         # benchmarks of this user still exclude each other
         "BUILDSYS_MACHINE_LOCK": str(machine_lock_folder(project.state / "locks")),
