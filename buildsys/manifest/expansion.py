@@ -10,17 +10,15 @@ from typing import Any
 
 from buildsys.manifest.layers import merge
 from buildsys.manifest.problem import Problem, expected, show_value, suggest
-from buildsys.manifest.value_tree import FieldPath, ValueNode, leaves, nearest, plain, replace_at
+from buildsys.manifest.value_tree import FieldPath, ValueNode, nearest, plain, replace_at
 
 MAX_MODELS = 1000
 
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.+-]+")
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
-_FIXED = ("model", "extends", "matrix")
 
 Axis = tuple[FieldPath, list[ValueNode]]
-Choice = tuple[FieldPath, ValueNode]
 
 
 def expand_matrix(tree: ValueNode) -> tuple[list[ValueNode], list[Problem]]:
@@ -39,9 +37,8 @@ def expand_matrix(tree: ValueNode) -> tuple[list[ValueNode], list[Problem]]:
         return [tree], problems
     trees = []
     for values in itertools.product(*(values for _, values in axes)):
-        choices = [(path, value) for (path, _), value in zip(axes, values, strict=True)]
         variant = tree
-        for path, value in choices:
+        for (path, _), value in zip(axes, values, strict=True):
             existing, missing = nearest(variant, _indexed(variant, path))
             new = value if missing else merge(existing, value, path)
             try:
@@ -49,11 +46,11 @@ def expand_matrix(tree: ValueNode) -> tuple[list[ValueNode], list[Problem]]:
             except LookupError as error:
                 text = f"unknown field {'.'.join(map(str, path))}"
                 problems.append(Problem(value.origin, text, f"{error.args[0]} does not exist"))
-        variant, found = _rename(variant, choices)
+        variant, found = _rename(variant, values)
         problems += found
         trees.append(variant)
-    names = [node.value for variant in trees if (node := variant.get("model"))]
-    names = [name for name in names if isinstance(name, str)]
+    nodes = [node for variant in trees if (node := variant.get("model"))]
+    names = [node.value for node in nodes if isinstance(node.value, str)]
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if duplicate is not None and not problems:
         text = f"two combinations are both named {show_value(duplicate)}"
@@ -69,7 +66,7 @@ def _axes(matrix: ValueNode) -> tuple[list[Axis], list[Problem]]:
     problems = []
     for name, values in matrix.items():
         path: FieldPath = tuple(name.split("."))
-        if path[0] in _FIXED:
+        if path[0] in ("model", "extends", "matrix"):
             text = f"a matrix cannot vary {path[0]}"
             problems.append(Problem(values.origin, text, "remove it", of_key=True))
         elif not isinstance(values.value, list) or not values.value:
@@ -93,7 +90,7 @@ def _indexed(tree: ValueNode, path: FieldPath) -> FieldPath:
     return tuple(indexed)
 
 
-def _rename(tree: ValueNode, choices: Sequence[Choice]) -> tuple[ValueNode, list[Problem]]:
+def _rename(tree: ValueNode, values: Sequence[ValueNode]) -> tuple[ValueNode, list[Problem]]:
     model = tree.get("model")
     if model is None or not isinstance(model.value, str):
         return tree, []
@@ -104,26 +101,23 @@ def _rename(tree: ValueNode, choices: Sequence[Choice]) -> tuple[ValueNode, list
         if missing:
             text = f"the name uses {{{match[1]}}}, which is not set"
             problems.append(Problem(model.origin, text, "set the field, or use another one"))
-        return "" if missing else _label(node)
+        return "" if missing else _label(plain(node))
 
     name: str = _PLACEHOLDER.sub(fill, model.value)
     if name == model.value:
-        name = "-".join([name, *(_label(value) for _, value in choices)])
+        name = "-".join([name, *(_label(plain(value)) for value in values)])
     return tree.with_member("model", ValueNode(name, model.origin)), problems
 
 
-def _label(node: ValueNode) -> str:
+def _label(value: Any) -> str:
     """Return a value as a part of a model's name."""
-    words = [_word(leaf.value) for _, leaf in leaves(node)]
-    return _NOT_IN_NAMES.sub("-", "-".join(words))
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, list):
-        return "-".join(_word(plain(member)) for member in value) or "empty"
-    if value is None or isinstance(value, (bool, dict)):
-        return show_value(value).rpartition(" ")[2] if value != {} else "empty"
-    return str(value) or "empty"
+    if value in ("", [], {}):
+        return "empty"
+    if isinstance(value, (dict, list)):
+        members = value.values() if isinstance(value, dict) else value
+        return "-".join(map(_label, members))
+    is_word = value is None or isinstance(value, bool)
+    return _NOT_IN_NAMES.sub("-", show_value(value) if is_word else str(value))
 
 
 def name_dynamic_axes(tree: ValueNode) -> tuple[ValueNode, list[Problem]]:

@@ -13,8 +13,6 @@ from buildsys.manifest.value_tree import FieldPath, ValueNode
 from buildsys.manifest.workspace import Workspace
 
 MAX_FILES = 100  # extended by one manifest, directly or not
-
-_NOT_INHERITED = ("model", "extends")
 Presets = Mapping[str, "ValueNode | None"]  # None: broken and already reported
 
 
@@ -70,7 +68,7 @@ class Layers:
             except ManifestError as error:
                 self.problems.append(error)
             else:
-                merged = merge(merged, layer.without(*_NOT_INHERITED))
+                merged = merge(merged, layer.without("model", "extends"))
         return merge(merged, document.without("extends"))
 
     def _base_file(self, node: ValueNode, file: Path, users: tuple[Path, ...]) -> Path | Problem:

@@ -79,8 +79,8 @@ class Project:
         folder below ``state``.
         """
         chosen = os.environ.get("BUILDSYS_TIMING_CACHES") or self._setting("timing_caches")
-        default = self.state / "timing_caches"
-        return self.root / Path(str(chosen)).expanduser() if chosen else default
+        folder = self.root / Path(str(chosen)).expanduser()
+        return folder if chosen else self.state / "timing_caches"
 
     def toolchains(self) -> dict[str, tuple[str, dict[str, str]]]:
         """Return name -> interpreter and environment variables of every toolchain."""
@@ -139,15 +139,15 @@ def empty_project(root: Path, *, configs: Path | None = None) -> Project:
     return Project(root, configs, folder("BUILDSYS_BUILD", "build"), root / STATE_FOLDER, {})
 
 
+@dataclass
 class _Load:
     """One load of a project, from the cache or from manifests."""
 
-    def __init__(self, project: Project, remember: bool, links_into: Path | None) -> None:
-        self._project = project
-        self._remember = remember
-        self._links_into = links_into
-        self._started_ns = time.time_ns()
-        self.errors: list[ManifestError] = []
+    _project: Project
+    _remember: bool
+    _links_into: Path | None
+    _started_ns: int = field(default_factory=time.time_ns)
+    errors: list[ManifestError] = field(default_factory=list)
 
     def models(self) -> dict[str, ResolvedModel]:
         root, configs = self._project.root, self._project.configs
@@ -198,7 +198,7 @@ class _Load:
         self.errors += errors
         if errors:
             return None
-        texts = [(model.name, json.dumps(model.data, separators=(",", ":"))) for model in found]
+        texts = [(data["model"], json.dumps(data, separators=(",", ":"))) for data, _ in found]
         return Entry(texts, sorted(paths))
 
     def _updated_cache(
@@ -253,11 +253,11 @@ def _trace_origins(project: Project, file: str, name: str) -> dict[str, str]:
     models, errors = Resolver(workspace).resolve(project.root / file)
     if errors:
         raise ManifestErrors(tuple(errors))
-    trees = [model.tree for model in models if model.name == name]
     return {
         ".".join(map(str, path)): workspace.line(node)
-        for tree in trees
+        for data, tree in models
         for path, node in leaves(tree)
+        if data["model"] == name
     }
 
 

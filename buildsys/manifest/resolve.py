@@ -6,7 +6,6 @@ Layers, matrix, ``dynamic_axes`` and engine presets are expanded first, then eve
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +22,13 @@ from buildsys.manifest.problem import Problem, expected, problem_at
 from buildsys.manifest.schema.engines import Engine
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.manifest.schema.project import ProjectSpec
-from buildsys.manifest.schema_errors import SchemaFindings, known_fields, schema_findings
+from buildsys.manifest.schema_errors import known_fields, schema_problems
 from buildsys.manifest.value_ranges import default_high
 from buildsys.manifest.value_tree import FieldPath, ValueNode, ValueOrigin, plain
 from buildsys.manifest.workspace import Workspace
 
+Resolution = tuple[dict[str, Any], ValueNode]  # a model, and the origins of its values
 _NOT_SHARED = ("model", "extends", "matrix")  # not allowed in project defaults
-
-
-@dataclass(frozen=True)
-class Resolution:
-    """A resolved model, and the tree with the origin of each value."""
-
-    name: str
-    data: dict[str, Any]
-    tree: ValueNode
 
 
 class Resolver:
@@ -58,7 +49,7 @@ class Resolver:
             return self._project_errors
         problems: list[Problem] = []
         for preset in filter(None, (self._presets or {}).values()):
-            problems += _validate(preset, Engine).problems
+            problems += _validate(preset, Engine)
             problems += unknown_toolchain(preset, self._toolchains)
         return self._engine_errors + self.workspace.errors(problems)
 
@@ -91,15 +82,15 @@ class Resolver:
         tree = _without_shared_dims(tree, file)
         problems = [*axes_problems, *engine_problems]
         data: dict[str, Any] = {}
-        findings = SchemaFindings(refused=[*unknown])
+        refused = [*unknown]
         try:
             data = ModelSpec.model_validate(plain(tree)).model_dump(mode="json", by_alias=True)
         except ValidationError as error:
-            findings = schema_findings(error, tree, ModelSpec, unknown)
-            problems += findings.problems
+            found, refused = schema_problems(error, tree, ModelSpec, unknown)
+            problems += found
         reported = {problem.origin for problem in problems}
-        reported |= {problem_at(tree, path, "").origin for path in findings.refused}
-        view = ManifestView(tree, file, findings.refused)
+        reported |= {problem_at(tree, path, "").origin for path in refused}
+        view = ManifestView(tree, file, refused)
         checks = [*check_model(view), *file_problems(view, self.workspace)]
         engines = tree.get("engines")
         for engine in engines.value if engines and isinstance(engines.value, list) else []:
@@ -121,7 +112,7 @@ class Resolver:
                 name: {"python": entry["python"], "env": entry.get("env") or {}}
                 for name, entry in plain(toolchains).items()
             }
-        return Resolution(data["model"], data, tree), []
+        return (data, tree), []
 
     def _read_project(self) -> tuple[ValueNode, list[ManifestError]]:
         """Return the defaults of project.yaml and its errors; remember its toolchains."""
@@ -133,15 +124,14 @@ class Resolver:
             document = self.workspace.document(self.project_file)
         except ManifestError as error:
             return empty, [error]
-        problems = _validate(document, ProjectSpec).problems
+        problems = _validate(document, ProjectSpec)
         problems += toolchain_problems(document.get("toolchains") or empty)
         defaults = document.get("defaults") or empty
         for name in _NOT_SHARED:
             if misplaced := defaults.get(name):
                 text = f"{name} cannot be a default of all models"
-                problems.append(
-                    Problem(misplaced.origin, text, "move it to a manifest", of_key=True)
-                )
+                hint = "move it to a manifest"
+                problems.append(Problem(misplaced.origin, text, hint, of_key=True))
         if not problems:
             self._toolchains = document.get("toolchains") or empty
         defaults = defaults.without(*_NOT_SHARED) if isinstance(defaults.value, dict) else empty
@@ -158,16 +148,16 @@ class Resolver:
         return presets, self.workspace.errors(problems)
 
 
-def _validate(node: ValueNode, spec: Any) -> SchemaFindings:
+def _validate(node: ValueNode, spec: Any) -> list[Problem]:
     """Validate a part without the rest of a manifest."""
     if spec is ProjectSpec and not isinstance(node.value, dict):
-        return SchemaFindings([Problem(node.origin, expected("a map of settings", node.value))])
+        return [Problem(node.origin, expected("a map of settings", node.value))]
     validator: TypeAdapter[Any] = TypeAdapter(spec)
     try:
         validator.validate_python(plain(node))
     except ValidationError as error:
-        return schema_findings(error, node, spec)
-    return SchemaFindings()
+        return schema_problems(error, node, spec)[0]
+    return []
 
 
 def _without_shared_dims(tree: ValueNode, file: Path) -> ValueNode:

@@ -12,7 +12,6 @@ from buildsys.manifest.project import ResolvedModel
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+-]*( [A-Za-z0-9_./+-]+)*")
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_./+-]*")
 _RESERVED = re.compile(r"(?i)null|true|false|yes|no|on|off|y|n")  # most for YAML 1.1 readers
-_INDENT = "  "
 Line = tuple[str, str]  # text, comment
 
 
@@ -39,7 +38,7 @@ def _lines(
     value: Any, path: tuple[str, ...], depth: int, origins: Mapping[str, str]
 ) -> Iterator[Line]:
     """Yield the lines of a map or list."""
-    indent = _INDENT * depth
+    indent = "  " * depth
     if isinstance(value, Mapping):
         for name, member in value.items():
             plain = _KEY.fullmatch(name) and not _RESERVED.fullmatch(name)
@@ -57,7 +56,7 @@ def _lines(
             yield f"{indent}- {_flow(member)}", origins.get(".".join(member_path), "default")
             continue
         for number, (line, comment) in enumerate(_lines(member, member_path, depth + 1, origins)):
-            first = f"{indent}- {line[len(indent + _INDENT) :]}"
+            first = f"{indent}- {line[len(indent) + 2 :]}"
             yield (line if number else first), comment
 
 

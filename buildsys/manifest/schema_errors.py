@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -13,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from buildsys.manifest.problem import Problem, expected, problem_at, show_value, suggest
 from buildsys.manifest.schema.base import PATTERN_WORDS
+from buildsys.manifest.schema.model import ModelSpec
 from buildsys.manifest.value_tree import FieldPath, ValueNode
 
 _OTHER_NAMES = {  # names from torch and other tools -> ours
@@ -20,7 +20,7 @@ _OTHER_NAMES = {  # names from torch and other tools -> ours
     "output_names": "outputs", "dynamic_shapes": "dims", "name": "model", "type": "dtype",
     "fp16": "precision", "threads": "intra_op_threads", "sha": "sha256", "tolerance": "rtol",
 }  # fmt: skip
-_FILE_FIELDS = {"ModelSpec": ("extends", "matrix", "dynamic_axes")}  # resolved before validation
+_FILE_FIELDS = ("extends", "matrix", "dynamic_axes")  # resolved before validation
 _INTERNAL = re.compile(r"\[key\]|<.*>", re.DOTALL)
 _EXPECTED = {
     "string_type": "a string",
@@ -39,28 +39,19 @@ _BOUNDS = {  # pydantic's error type -> limit in its context, words
     "less_than": ("lt", "less than {:g}"),
     "too_short": ("min_length", "at least {}"),
     "too_long": ("max_length", "at most {}"),
-    "string_too_short": ("min_length", "at least {}"),
-    "string_too_long": ("max_length", "at most {}"),
 }
 
 
-@dataclass
-class SchemaFindings:
-    """Problems found by the schema, and the fields left unknown."""
-
-    problems: list[Problem] = field(default_factory=list)
-    refused: list[FieldPath] = field(default_factory=list)
-
-
-def schema_findings(
+def schema_problems(
     error: ValidationError, tree: ValueNode, root: Any, unknown: Iterable[FieldPath] = ()
-) -> SchemaFindings:
-    """Return the findings on ``tree``, validated as the type ``root``.
+) -> tuple[list[Problem], list[FieldPath]]:
+    """Return the problems of ``tree``, validated as ``root``, and the refused fields.
 
     A misspelled field leaves the intended one unknown: only the misspelling is reported.
     ``unknown`` are fields that a file already reported may set.
     """
-    findings = SchemaFindings(refused=[*unknown])
+    problems: list[Problem] = []
+    refused = [*unknown]
     missing: list[tuple[FieldPath, Problem]] = []
     for found in error.errors(include_url=False):
         location, kind = found["loc"], found["type"]
@@ -68,7 +59,7 @@ def schema_findings(
         path: FieldPath = tuple(step for step in location if not _INTERNAL.fullmatch(str(step)))
         if kind == "too_short" and len(found["input"]) >= found["ctx"]["min_length"]:
             continue  # pydantic does not count entries that it has already reported
-        findings.refused.append(path)
+        refused.append(path)
         if kind == "extra_forbidden":
             known, name = known_fields(root, location[:-1]), str(path[-1])
             other = _OTHER_NAMES.get(name, "")
@@ -76,7 +67,7 @@ def schema_findings(
             hint = hint if other in known else suggest(name, known, what="known fields")
             if hint.startswith("did you mean "):
                 intended = hint.removeprefix("did you mean ").removesuffix("?")
-                findings.refused.append((*path[:-1], intended))
+                refused.append((*path[:-1], intended))
             problem = problem_at(tree, path, "unknown field", hint, of_key=True)
         elif kind == "missing":
             missing.append((path, problem_at(tree, path, "required field is missing")))
@@ -87,10 +78,10 @@ def schema_findings(
                 field_of_kind = found["ctx"]["field"]
                 path = (*path, field_of_kind) if field_of_kind in found["input"] else path
             problem = problem_at(tree, path, text, hint, of_key=location[-1:] == ("[key]",))
-        findings.problems.append(problem)
-    explained = [path for path in findings.refused if findings.refused.count(path) > 1]
-    findings.problems += [problem for path, problem in missing if path not in explained]
-    return findings
+        problems.append(problem)
+    explained = [path for path in refused if refused.count(path) > 1]
+    problems += [problem for path, problem in missing if path not in explained]
+    return problems, refused
 
 
 def known_fields(root: Any, location: FieldPath) -> list[str]:
@@ -99,7 +90,7 @@ def known_fields(root: Any, location: FieldPath) -> list[str]:
         root = _member(root, step)
     specs = [member for member in _members(root) if _is_spec(member)]
     names = [name for spec in specs for name in _fields(spec)]
-    return names + [name for spec in specs for name in _FILE_FIELDS.get(spec.__name__, ())]
+    return [*names, *_FILE_FIELDS] if ModelSpec in specs else names
 
 
 def _sentence(found: ErrorDetails) -> tuple[str, str]:
@@ -119,8 +110,8 @@ def _sentence(found: ErrorDetails) -> tuple[str, str]:
         return expected(context["words"], value), ""
     if kind == "one_of":
         return _unknown_kind(context["kinds"].split(", "), context["field"], value)
-    if kind in _BOUNDS:
-        limit, words = _BOUNDS[kind]
+    if bound := _BOUNDS.get(kind.removeprefix("string_")):
+        limit, words = bound
         units = {"too": ("entries", "entry"), "str": ("characters", "character")}.get(kind[:3])
         unit = f" {units[context[limit] == 1]}" if units else ""
         return expected(words.format(context[limit]) + unit, value), ""

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 DimRange = Mapping[str, int | None]  # min, opt, max, odd, multiple_of as in the manifest
 Dims = dict[str, int]
 
-_PREFERENCE = ("opt", "min", "max", "odd")  # the case that keeps a shape shared by several
-
 
 def case_values(dims: Mapping[str, DimRange]) -> dict[str, Dims]:
     """Return the dimension values of all four cases."""
@@ -28,7 +26,7 @@ def representatives(every: Mapping[str, Dims]) -> dict[str, str]:
 
     All cases of a model without dynamic dimensions are represented by ``opt``.
     """
-    preferred = [*_PREFERENCE, *(case for case in every if case not in _PREFERENCE)]
+    preferred = dict.fromkeys(("opt", "min", "max", "odd", *every))
     return {case: next(name for name in preferred if every[name] == every[case]) for case in every}
 
 

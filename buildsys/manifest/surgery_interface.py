@@ -80,7 +80,7 @@ def _tensor(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any
 
 def fixed_dims(manifest: Mapping[str, Any]) -> dict[str, int]:
     """Return the dimensions fixed by surgery, with their values."""
-    steps = [step for when in WHENS for step in steps_of(manifest, when)]
+    steps = manifest.get("surgery") or ()
     return {name: value for step in steps for name, value in (step.get("fix_dims") or {}).items()}
 
 

@@ -67,9 +67,8 @@ class Workspace:
         if shown not in self._documents:
             try:
                 self._contents[shown] = _content(path, shown)
-                self._documents[shown] = with_origins(
-                    read_yaml(shown, self._contents[shown]), shown
-                )
+                data = read_yaml(shown, self._contents[shown])
+                self._documents[shown] = with_origins(data, shown)
             except ManifestError as error:
                 self._documents[shown] = error
         found = self._documents[shown]

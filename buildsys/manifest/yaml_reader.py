@@ -33,15 +33,9 @@ _WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None} | {
     spelling: value for word, value in (("true", True), ("false", False))
     for spelling in (word, word.capitalize(), word.upper())
 }  # fmt: skip
-_NAN = (".nan", ".NaN", ".NAN")
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _TAG = "tag:yaml.org,2002:"
-_TAGGED: dict[str, tuple[type, ...]] = {
-    "int": (int,),
-    "float": (int, float),
-    "bool": (bool,),
-    "null": (type(None),),
-}
+_TAGGED = {"int": (int,), "float": (int, float), "bool": (bool,), "null": (type(None),)}
 
 
 @dataclass(frozen=True)
@@ -212,7 +206,7 @@ class _Builder:
             return float(text)
         if match := _INFINITE.fullmatch(text):
             return float(match[1] + "inf")
-        return float("nan") if text in _NAN else text
+        return float("nan") if text in (".nan", ".NaN", ".NAN") else text
 
     def _refuse(self, event: Any, path: FieldPath, problem: str, hint: str = "") -> NoReturn:
         raise ManifestError(self._file, path, problem, hint, *_start(event))

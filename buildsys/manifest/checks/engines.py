@@ -200,10 +200,8 @@ def _example_data(shape: list[Any]) -> str:
 
 def profile_problems(view: ManifestView) -> Problems:
     """Yield the problems of the explicit profiles of all engines."""
-    profiles = list(view.maps("engines", ..., "profiles", ...))
-    inputs = shapes_after_surgery(view) if profiles else None
-    if inputs is not None:
-        for path, profile in profiles:
+    if (inputs := shapes_after_surgery(view)) is not None:
+        for path, profile in view.maps("engines", ..., "profiles", ...):
             yield from _profile(view, path, profile, inputs)
 
 
@@ -338,8 +336,8 @@ def toolchain_problems(toolchains: ValueNode) -> Problems:
             yield Problem(toolchain.origin, text, "rename one of them", of_key=True)
         taken.setdefault(variable, name)
         python = toolchain.get("python")
-        path = python.value if python is not None else None
-        if python is not None and isinstance(path, str) and ("\0" in path or not path.strip()):
+        path = python.value if python else ""
+        if python and isinstance(path, str) and ("\0" in path or not path.strip()):
             yield Problem(python.origin, f"{show_value(path)} is not a path")
 
 
@@ -350,6 +348,6 @@ def unknown_toolchain(engine: ValueNode, toolchains: ValueNode | None) -> Proble
         return
     known = [name for name, _ in toolchains.items()]
     if named.value not in known:
-        close = suggest(named.value, known, what="toolchains")
-        hint = close or "declare it in configs/project.yaml"
+        hint = suggest(named.value, known, what="toolchains")
+        hint = hint or "declare it in configs/project.yaml"
         yield Problem(named.origin, f"unknown toolchain {show_value(named.value)}", hint)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from buildsys.manifest.checks.engines import (
@@ -12,8 +11,8 @@ from buildsys.manifest.checks.engines import (
     quantization_problems,
 )
 from buildsys.manifest.checks.operators import (
-    TORCHSCRIPT_OPSETS,
     operator_problems,
+    opset_problems,
     registration_problems,
 )
 from buildsys.manifest.checks.surgery import dims_named_by_surgery, surgery_problems
@@ -21,8 +20,6 @@ from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.problem import Problems
 from buildsys.manifest.value_ranges import data_problem
 
-# below 18 dynamo converts down, which the export checks; 28 is the newest opset of onnx 1.23
-_DYNAMO_OPSETS = range(7, 29)
 _IGNORED_BY = {  # exporter -> option -> what to do instead
     "torchscript": {
         "optimize": "use do_constant_folding",
@@ -45,7 +42,20 @@ _IGNORED_BY = {  # exporter -> option -> what to do instead
 
 def check_model(view: ManifestView) -> Problems:
     """Yield the problems between the fields of a merged model."""
-    for check in _CHECKS:
+    checks = (
+        _export,
+        registration_problems,
+        _simplify,
+        _dims,
+        _tensors,
+        bench_problems,
+        profile_problems,
+        engine_problems,
+        surgery_problems,
+        operator_problems,
+        quantization_problems,
+    )
+    for check in checks:
         yield from check(view)
     for section in ("validate", "verify", "bench"):
         yield from view.duplicates(section, "cases")
@@ -72,12 +82,7 @@ def _export(view: ManifestView) -> Problems:
         if view.get("export", option) is not None:
             text = f"ignored by exporter {exporter}"
             yield view.problem(("export", option), text, hint, of_key=True)
-    opset = view.get("export", "opset")
-    opsets = TORCHSCRIPT_OPSETS if exporter == "torchscript" else _DYNAMO_OPSETS
-    if isinstance(opset, int) and opset not in opsets:
-        span = f"{opsets[0]} to {opsets[-1]}"
-        text = f"opset {opset} is not supported by the {exporter} exporter ({span})"
-        yield view.problem(("export", "opset"), text, "choose an opset in this range")
+    yield from opset_problems(view, ("export", "opset"), exporter)
     as_inputs = view.get("export", "keep_initializers_as_inputs")
     if exporter == "dynamo" and view.get("export", "export_params") is False and not as_inputs:
         text = "the dynamo exporter writes an invalid file without parameters"
@@ -128,18 +133,3 @@ def _tensors(view: ManifestView) -> Problems:
         if name in view.map("inputs"):
             text = f'an input is already named "{name}"'
             yield view.problem(("outputs", name), text, "rename one of them", of_key=True)
-
-
-_CHECKS: tuple[Callable[[ManifestView], Problems], ...] = (
-    _export,
-    registration_problems,
-    _simplify,
-    _dims,
-    _tensors,
-    bench_problems,
-    profile_problems,
-    engine_problems,
-    surgery_problems,
-    operator_problems,
-    quantization_problems,
-)

@@ -10,7 +10,11 @@ from buildsys.manifest.operator_choice import BACKEND_KINDS, implementations
 from buildsys.manifest.problem import Problems, expected
 from buildsys.manifest.value_tree import FieldPath
 
-TORCHSCRIPT_OPSETS = range(6, 24)
+_OPSETS = {
+    "torchscript": range(6, 24),
+    # below 18 dynamo converts down, which the export checks; 28 is the newest opset of onnx 1.23
+    "dynamo": range(7, 29),
+}
 _BASE_OPSET = 9  # below it, torch searches symbolics from the export's opset up to this one
 _OPERATOR = re.compile(r"\w+::\w+(\.\w+)?")
 _SECTIONS = {"symbolics": ("torchscript", "translations"), "translations": ("dynamo", "symbolics")}
@@ -42,8 +46,7 @@ def registration_problems(view: ManifestView) -> Problems:
         registered: list[tuple[str, Any]] = []
         for path, entry in view.maps(section, ...):
             if section == "symbolics":
-                yield from _form_problems(view, path, entry)
-                yield from _opset_problems(view, path, entry)
+                yield from _symbolic_problems(view, path, entry)
             op = entry.get("op")
             if not isinstance(op, str):
                 continue
@@ -56,6 +59,15 @@ def registration_problems(view: ManifestView) -> Problems:
             registered.append((name, opset))
 
 
+def opset_problems(view: ManifestView, path: FieldPath, exporter: str) -> Problems:
+    """Yield an opset not supported by its exporter."""
+    opset, opsets = view.get(*path), _OPSETS[exporter]
+    if isinstance(opset, int) and opset not in opsets:
+        span = f"{opsets[0]} to {opsets[-1]}"
+        text = f"opset {opset} is not supported by the {exporter} exporter ({span})"
+        yield view.problem(path, text, "choose an opset in this range")
+
+
 def reaches(exported: int, registered: int) -> bool:
     """Return true if an export may use a symbolic of another opset.
 
@@ -66,8 +78,8 @@ def reaches(exported: int, registered: int) -> bool:
     return exported <= registered <= _BASE_OPSET
 
 
-def _form_problems(view: ManifestView, path: FieldPath, entry: dict[str, Any]) -> Problems:
-    """Yield mixtures of the forms {op, function, opset} and {module}."""
+def _symbolic_problems(view: ManifestView, path: FieldPath, entry: dict[str, Any]) -> Problems:
+    """Yield mixtures of the two forms of a symbolic, and unusable opsets."""
     fields = ("op", "function", "opset")
     if entry.get("module") is not None:
         for field in fields:
@@ -75,11 +87,18 @@ def _form_problems(view: ManifestView, path: FieldPath, entry: dict[str, Any]) -
                 text = "cannot be combined with module, which registers its own functions"
                 hint = f"remove {field} or module"
                 yield view.problem((*path, field), text, hint, of_key=True)
-        return
     missing = [field for field in fields[:2] if entry.get(field) is None]
-    if missing and not entry.keys() - {*fields, "module"}:
+    if entry.get("module") is None and missing and not entry.keys() - {*fields, "module"}:
         text = f"required field is missing: {' and '.join(missing)}"
         yield view.problem(path, text, "write {op: …, function: …, opset: …} or {module: FILE.py}")
+    yield from opset_problems(view, (*path, "opset"), "torchscript")
+    opset: Any = entry.get("opset")
+    exported: Any = view.map("export").get("opset", 17)
+    known = isinstance(exported, int) and isinstance(opset, int)
+    if known and opset in _OPSETS["torchscript"] and not reaches(exported, opset):
+        text = f"an export to opset {exported} cannot use a symbolic of opset {opset}"
+        hint = f"set it to {exported} or lower, remove it, or raise export.opset"
+        yield view.problem((*path, "opset"), text, hint)
 
 
 def _name_problems(view: ManifestView, path: FieldPath, op: str) -> Problems:
@@ -96,20 +115,6 @@ def _name_problems(view: ManifestView, path: FieldPath, op: str) -> Problems:
         text = "the torchscript exporter ignores overloads"
         hint = f"write {op.partition('.')[0]}; the function gets the inputs of every overload"
         yield view.problem(path, text, hint)
-
-
-def _opset_problems(view: ManifestView, path: FieldPath, entry: dict[str, Any]) -> Problems:
-    opset, exported = entry.get("opset"), view.map("export").get("opset", 17)
-    if not isinstance(opset, int):
-        return
-    if opset not in TORCHSCRIPT_OPSETS:
-        span = f"{TORCHSCRIPT_OPSETS[0]} to {TORCHSCRIPT_OPSETS[-1]}"
-        text = f"opset {opset} is not supported by the torchscript exporter ({span})"
-        yield view.problem((*path, "opset"), text, "choose an opset in this range")
-    elif isinstance(exported, int) and not reaches(exported, opset):
-        text = f"an export to opset {exported} cannot use a symbolic of opset {opset}"
-        hint = f"set it to {exported} or lower, remove it, or raise export.opset"
-        yield view.problem((*path, "opset"), text, hint)
 
 
 def operator_problems(view: ManifestView) -> Problems:

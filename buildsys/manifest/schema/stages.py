@@ -35,12 +35,10 @@ def _check_switches(value: object) -> object:
 
 
 _BOOLEAN = {"type": "boolean"}
-_STRINGS = {"type": "array", "items": {"type": "string"}}
 _BOOLEANS = {"type": "array", "items": _BOOLEAN, "minItems": 1}
 Modules = Annotated[
     bool | tuple[str, ...],
     form("true, false or a list of class paths", _is_bool_or_strings),
-    WithJsonSchema({"anyOf": [_BOOLEAN, _STRINGS]}),
 ]
 CudaGraph = Annotated[
     tuple[bool, ...],
