@@ -199,3 +199,69 @@ def test_a_valid_engine_with_every_field_is_accepted(project):
     )
     assert engine["profiles"][0]["s"] == {"values": {"min": [1, 4], "opt": [2, 4], "max": [4, 4]}}
     assert engine["io"]["x"] == {"format": "linear", "dtype": "float16"}
+
+
+@pytest.mark.parametrize(
+    ("profile", "expected"),
+    [
+        ("{y: {min: [1], opt: [1], max: [1]}}", 'unknown input "y"'),
+        (
+            "{x: {min: [1], opt: [1], max: [1]}}",
+            "expected 4 sizes, one per dimension of the input, found 1",
+        ),
+        (
+            "{x: {min: [4,3,32,32], opt: [2,3,32,32], max: [8,3,32,32]}}",
+            "min 4, opt 2, max 8 of axis 0 are not ascending",
+        ),
+        (
+            "{x: {min: [1,3,32,32], opt: [1,3,32,32], max: [1,3,64,32]}}",
+            "axis 2 is 32 to 64, but the input has the fixed size 32",
+        ),
+        ("{}", 'the profile has no range for the dynamic input "x"; add x: {min: […]'),
+        (
+            "{x: {min: [1,3,32,32], opt: [2,3,32,32], max: [64,3,32,32]}}",
+            "profiles.0.x.max: axis 0 (batch) is 64, outside the range 1 to 4 of dims.batch; "
+            "widen dims",
+        ),
+        (
+            "{x: {min: [0,3,32,32], opt: [2,3,32,32], max: [4,3,32,32]}}",
+            "profiles.0.x.min: axis 0 (batch) is 0, outside the range 1 to 4 of dims.batch",
+        ),
+        (
+            "{X: {min: [1,3,32,32], opt: [2,3,32,32], max: [4,3,32,32]}}",
+            'unknown input "X"; did you mean x?',
+        ),
+    ],
+)
+def test_invalid_optimization_profiles(project, profile, expected):
+    project.model(f"engines: [{{use: rtx-fp16, profiles: [{profile}]}}]")
+    errors = project.errors()
+    assert any(error.startswith(f"{NET}:6:") and expected in error for error in errors), errors
+
+
+def test_profiles_respect_multiple_of_and_shared_dimensions(project):
+    manifest = """\
+        model: net
+        source: {torchvision: resnet18}
+        inputs: {x: {shape: [n, n]}, y: {shape: [n]}}
+        dims: {n: {min: 4, opt: 8, max: 16, multiple_of: 4}}
+        engines:
+          - use: rtx-fp16
+            profiles:
+              - {x: {min: [4, 4], opt: [10, 10], max: [16, 12]}, y: {min: [4], opt: [8], max: [16]}}
+        """
+    project.write(NET, manifest)
+    assert project.errors() == [
+        f"{NET}:8:32: engines.0.profiles.0.x.opt: axis {axis} (n) is 10, but dims.n.multiple_of "
+        f"is 4; nearest: 8 or 12"
+        for axis in (0, 1)
+    ]
+    project.write(NET, manifest.replace("[10, 10]", "[8, 8]"))
+    assert project.errors() == [
+        f"{NET}:8:45: engines.0.profiles.0.x.max: axis 1 (n) is 12, but axis 0 of x (also n) is "
+        f"16; "
+        "give both the same size, or two names in dims"
+    ]
+    project.write(NET, manifest.replace("[10, 10]", "[8, 8]").replace("[16, 12]", "[12, 12]"))
+    (error,) = project.errors()
+    assert "profiles.0.y.max: axis 0 (n) is 16, but axis 0 of x (also n) is 12" in error
