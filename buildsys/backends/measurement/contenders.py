@@ -42,11 +42,6 @@ class Samples:
         self.gpu_ns += later.gpu_ns
         self.queued_ns += later.queued_ns
 
-    @property
-    def measured_ns(self) -> int:
-        """Return the total measured time."""
-        return self.elapsed_ns + self.queued_ns
-
 
 class Contender(Protocol):
     """A subject of timing, in this process or another."""
@@ -103,15 +98,15 @@ def measure(contenders: Mapping[str, Contender], pace: Pace) -> dict[str, Sample
         except StageError as failure:
             raise StageError(f"timing {name} failed: {failure.problem}", failure.hint) from failure
 
-    def is_complete(taken: Samples) -> bool:
-        enough = len(taken.wall_ns) >= pace.min_samples
-        return enough and taken.measured_ns >= pace.duration_s * _NS
-
     samples = {name: Samples() for name in contenders}
     for name in contenders:
         run_block(name, pace.warmup_s, 1)
     order = list(contenders)
-    while not all(is_complete(taken) for taken in samples.values()):
+    while any(
+        len(taken.wall_ns) < pace.min_samples
+        or taken.elapsed_ns + taken.queued_ns < pace.duration_s * _NS
+        for taken in samples.values()
+    ):
         for name in order:
             if len(order) > 1:
                 run_block(name, pace.settle_s, pace.settle_runs)

@@ -149,7 +149,7 @@ def build(request: BuildRequest) -> Figures:
     settings = {
         **{name: options[name] for name in names},
         "graph_optimization_level": _optimization(options),
-        "intra_op_threads": _threads(options),
+        "intra_op_threads": int(options["intra_op_threads"]) or usable_cores(),
         "session_config": dict(options["session_config"]),
         "providers": list(graph.session.get_providers()),
     }
@@ -209,17 +209,12 @@ def device(options: Options) -> Figures:
     return {"kind": "gpu", "name": gpu.name, "compute_capability": gpu.compute_capability}
 
 
-def _threads(options: Options) -> int:
-    """Return the threads of one operator; 0 means all usable cores."""
-    return int(options["intra_op_threads"]) or usable_cores()
-
-
 def _session_options(options: Options, optimization: str) -> ort.SessionOptions:
     # an explicit number of threads: for 0, ONNX Runtime also pins them to cores, which other
     # libraries then share
     session = session_options(
         optimization=optimization,
-        intra_op_threads=_threads(options),
+        intra_op_threads=int(options["intra_op_threads"]) or usable_cores(),
         inter_op_threads=options["inter_op_threads"],
     )
     session.execution_mode = getattr(ort.ExecutionMode, _MODES[options["execution_mode"]])

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-CPU = "CPUExecutionProvider"
 _OPEN = 2**31 - 1  # a kernel for this version until a newer one is registered
 
 
@@ -41,12 +40,12 @@ class Kernel(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def kernels(provider: str = CPU) -> Mapping[Operator, tuple[Kernel, ...]]:
-    """Return an execution provider's kernels; none if they are not listed."""
+def kernels() -> Mapping[Operator, tuple[Kernel, ...]]:
+    """Return the CPU provider's kernels; none if they are not listed."""
     list_kernels = getattr(ort_state, "get_all_opkernel_def", None)
     found: dict[Operator, list[Kernel]] = {}
     for kernel in list_kernels() if list_kernels else ():
-        if kernel.provider == provider:
+        if kernel.provider == "CPUExecutionProvider":
             types = {name: frozenset(allowed) for name, allowed in kernel.type_constraints.items()}
             first, last = kernel.version_range
             operator = Operator(_domain(kernel.domain), kernel.op_name)
@@ -62,19 +61,6 @@ def schema_versions() -> Mapping[Operator, tuple[int, ...]]:
         operator = Operator(_domain(schema.domain), schema.name)
         found.setdefault(operator, set()).add(int(schema.since_version))
     return {operator: tuple(sorted(versions)) for operator, versions in found.items()}
-
-
-def knows(operator: Operator) -> bool:
-    """Return True if an operator has a schema or a kernel."""
-    return operator in schema_versions() or operator in kernels()
-
-
-def has_kernel(operator: Operator, since_version: int, types: Mapping[str, str]) -> bool:
-    """Return True if the CPU provider implements it for these types."""
-    return any(
-        kernel.supports_version(since_version) and kernel.supports_types(types)
-        for kernel in kernels().get(operator, ())
-    )
 
 
 def kernel_types(operator: Operator, since_version: int) -> tuple[str, ...]:

@@ -43,7 +43,11 @@ def refused_nodes(model_file: Path, provided: Collection[str] = ()) -> list[Unsu
     for inside, nodes in groups:
         for index, node in _nodes(nodes):
             operator = Operator("" if node.domain in _DEFAULT_DOMAIN else node.domain, node.op_type)
-            if f"{node.domain}::{node.op_type}" in known or kernels.knows(operator):
+            if (
+                f"{node.domain}::{node.op_type}" in known
+                or operator in kernels.schema_versions()
+                or operator in kernels.kernels()
+            ):
                 continue
             domain = operator.domain or "ai.onnx"
             reason = (
@@ -117,7 +121,10 @@ def _has_own_kernel(node: Any, opset: int, tensors: Mapping[str, int]) -> bool:
             if tensors.get(name):
                 types.setdefault(formal.type_str, f"tensor({_type_name(tensors[name])})")
                 types.setdefault(formal.name, f"tensor({_type_name(tensors[name])})")
-    return kernels.has_kernel(Operator("", node.op_type), int(schema.since_version), types)
+    return any(
+        kernel.supports_version(int(schema.since_version)) and kernel.supports_types(types)
+        for kernel in kernels.kernels().get(Operator("", node.op_type), ())
+    )
 
 
 def _tried(node: Any, opset: int, tensors: Mapping[str, int]) -> UnsupportedNode | None:

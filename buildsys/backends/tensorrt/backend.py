@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import tensorrt
 
+from buildsys.backends.tensorrt import timing_cache
+from buildsys.backends.tensorrt.build import build_engine
 from buildsys.backends.tensorrt.common_backend import TensorRtBackend
 from buildsys.backends.tensorrt.library import library_of
 
@@ -15,13 +18,14 @@ if TYPE_CHECKING:
 
     _CONFORMS: Backend = _this_module
 
-_BACKEND = TensorRtBackend(library_of(tensorrt))
+_LIBRARY = library_of(tensorrt)
+_BACKEND = TensorRtBackend(_LIBRARY)
 
 prepare = _BACKEND.prepare
 unsupported = _BACKEND.unsupported
-build = _BACKEND.build
+build = partial(build_engine, _LIBRARY)
 describe = _BACKEND.describe
 load = _BACKEND.load
 unload = _BACKEND.unload
 device = _BACKEND.device
-merge_timing_caches = _BACKEND.merge_timing_caches
+merge_timing_caches = partial(timing_cache.merge_timing_caches, _LIBRARY)

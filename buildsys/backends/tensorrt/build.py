@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from buildsys.backends.interface import BuildRequest, Figures
@@ -21,6 +21,7 @@ from buildsys.backends.tensorrt.log import Messages, build_failure, log_of
 from buildsys.backends.tensorrt.network_edits import (
     call_hook,
     io_facts,
+    io_tensors,
     set_formats,
     set_layer_precisions,
 )
@@ -31,34 +32,21 @@ from buildsys.backends.tensorrt.timing_cache import keep_timing_cache, use_timin
 from buildsys.errors import StageError
 
 
-@dataclass
-class _PhaseTimes:
-    """Seconds of each part of a build."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    _last: float = field(default_factory=time.perf_counter)
-
-    def end(self, phase: str) -> None:
-        now = time.perf_counter()
-        self.seconds[phase] = round(now - self._last, 3)
-        self._last = now
-
-
-def build(library: Library, request: BuildRequest) -> Figures:
+def build_engine(library: Library, request: BuildRequest) -> Figures:
     """Write the engine; return its settings, profiles, tensors and layers.
 
     The layers and the share of each type are those of the parsed network, before TensorRT fuses it.
     Raises: GraphRefusedError: all nodes that the parser refuses. StageError: the build failed.
     """
-    options, times = request.options, _PhaseTimes()
+    options, phases = request.options, [("", time.perf_counter())]
     profiles = resolve_profiles(request.inputs, request.dims, options["profiles"])
     with log_of(library).collected() as messages:
         plugins = load_plugins(library, request.operators)
         builder = new_builder(library)
-        times.end("start")  # mostly TensorRT loading its kernels
+        phases.append(("start", time.perf_counter()))  # mostly TensorRT loading its kernels
         parsed = parse(library, builder, request.onnx, strong=is_strong(options))
         check_parsed(library, request, parsed, messages)
-        times.end("parse")
+        phases.append(("parse", time.perf_counter()))
         network, config = parsed.network, builder.create_builder_config()
         configure(library, builder, config, options, messages)
         set_formats(library, network, options["io"], strong=is_strong(options))
@@ -69,15 +57,15 @@ def build(library: Library, request: BuildRequest) -> Figures:
             raise StageError(f"{library.title} refuses a field of the engine: {reason}")
         if options["network"]:  # the hook has the last word
             call_hook(options["network"], request.project, network, config, messages)
-        tensors = [network.get_input(index) for index in range(network.num_inputs)]
+        tensors, _ = io_tensors(network)
         shapes = {tensor.name: tuple(tensor.shape) for tensor in tensors}
         deciding = {tensor.name for tensor in tensors if tensor.is_shape_tensor}
         check_against_graph(profiles, shapes, deciding)
         add_profiles(library, builder, config, profiles)
         settings = settings_in_force(library, builder, config, options)
-        times.end("configure")
-        cache_facts = _build_engine(library, request, parsed, config, messages)
-        times.end("build")
+        phases.append(("configure", time.perf_counter()))
+        cache_facts = _run_builder(library, request, parsed, config, messages)
+        phases.append(("build", time.perf_counter()))
         facts = {**network_facts(library, network), **io_facts(library, network, options["io"])}
     if is_strong(options) and options["precision_share"]:  # 0 accepts any precision
         # the engine of a strongly typed network has the same types
@@ -93,7 +81,7 @@ def build(library: Library, request: BuildRequest) -> Figures:
         **facts,
         **({"plugins": plugins} if plugins else {}),
         **cache_facts,
-        "phases": times.seconds,
+        "phases": {phase: round(end - begin, 3) for (_, begin), (phase, end) in pairwise(phases)},
         "messages": list(dict.fromkeys(messages.warnings)),
     }
 
@@ -114,10 +102,10 @@ def add_profiles(library: Library, builder: Any, config: Any, profiles: Sequence
             raise StageError(f"{library.title} refuses the optimization profile {number}: {ranges}")
 
 
-def _build_engine(
+def _run_builder(
     library: Library, request: BuildRequest, parsed: Parsed, config: Any, messages: Messages
 ) -> Figures:
-    """Run the builder and write the engine; return the facts of the timing cache."""
+    """Run the builder; write the engine and its timing cache."""
     builder, network = parsed.builder, parsed.network
     monitor = version_adapter.monitor_progress(library, config, request.progress)
     calibrator = None

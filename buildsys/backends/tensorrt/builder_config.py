@@ -32,7 +32,7 @@ _ALLOWED = {"int8": ("int8", "fp16")}
 
 
 def check_fields(library: Library, options: Options) -> None:
-    """Check that the library supports every field of an engine.
+    """Check an engine's fields against the library.
 
     Raises: StageError: all unsupported fields, with the versions that support them.
     """
@@ -93,7 +93,14 @@ def configure(
     if options.get("tactic_sources") is not None:
         bits = {1 << int(TACTIC_SOURCES.of(library, name)) for name in options["tactic_sources"]}
         config.set_tactic_sources(sum(bits))
-    _set_dla_core(library, builder, config, options.get("dla_core"))
+    core = options.get("dla_core")
+    if core is not None:
+        if core >= builder.num_DLA_cores:
+            found = f"has {builder.num_DLA_cores}" if builder.num_DLA_cores else "has none"
+            text = f"dla_core: {core} needs a deep learning accelerator, and this machine {found}"
+            raise StageError(text)
+        config.default_device_type = library.trt.DeviceType.DLA
+        config.DLA_core = core
     ignored = []
     flags = [(name, FLAGS.of(library, name), wanted) for name, wanted in _flags(options).items()]
     flags += [(name, PRECISION_FLAGS.of(library, name), True) for name in precision_flags(options)]
@@ -144,21 +151,10 @@ def settings_in_force(library: Library, builder: Any, config: Any, options: Opti
 
 
 def _flags(options: Options) -> dict[str, bool]:
-    """Return the flags of an engine's fields, except for defaults, and its own ``flags``."""
+    """Return the flags of an engine's fields, and its own ``flags``."""
     fields = {
         flag: bool(options[field]) for field, flag in _FLAG_FIELDS.items() if field in options
     }
     # tf32 is the only flag that is on by default
     changed = {flag: value for flag, value in fields.items() if value or flag == "tf32"}
     return {**changed, **options["flags"]}
-
-
-def _set_dla_core(library: Library, builder: Any, config: Any, core: int | None) -> None:
-    if core is None:
-        return
-    if core >= builder.num_DLA_cores:
-        found = f"has {builder.num_DLA_cores}" if builder.num_DLA_cores else "has none"
-        text = f"dla_core: {core} needs a deep learning accelerator, and this machine {found}"
-        raise StageError(text)
-    config.default_device_type = library.trt.DeviceType.DLA
-    config.DLA_core = core

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from buildsys.backends.cuda.gpus import find_driver
@@ -15,7 +14,6 @@ from buildsys.backends.interface import (
     Session,
     UnsupportedNode,
 )
-from buildsys.backends.tensorrt import build as engine_build
 from buildsys.backends.tensorrt import gpu_requirements
 from buildsys.backends.tensorrt.builder_config import check_fields, is_strong, quantization_of
 from buildsys.backends.tensorrt.engine_contenders import TimedSession
@@ -24,7 +22,6 @@ from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import log_of
 from buildsys.backends.tensorrt.parse import new_builder, parse
 from buildsys.backends.tensorrt.plugins.load import load_plugins
-from buildsys.backends.tensorrt.timing_cache import merge_timing_caches
 from buildsys.errors import StageError, Unavailable
 from buildsys.system.files import sha256_of
 
@@ -63,13 +60,6 @@ class TensorRtBackend:
             builder = new_builder(self.library)
             parsed = parse(self.library, builder, request.onnx, strong=is_strong(request.options))
             return [node for node in parsed.refused if node.operator]
-
-    def build(self, request: BuildRequest) -> Figures:
-        """Write the engine; return its settings, profiles, tensors and layers.
-
-        Raises: GraphRefusedError: all nodes that the parser refuses. StageError: the build failed.
-        """
-        return engine_build.build(self.library, request)
 
     def describe(
         self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
@@ -112,13 +102,6 @@ class TensorRtBackend:
         """Free the engine and all its device memory."""
         if isinstance(session, TimedSession):
             session.close()
-
-    def merge_timing_caches(self, files: Sequence[Path], merged: Path) -> list[str]:
-        """Merge timing caches; return a warning per unusable one.
-
-        Raises: StageError: TensorRT does not work here, or none of the files can be used.
-        """
-        return merge_timing_caches(self.library, files, merged)
 
     def device(self, options: Options) -> Figures:  # noqa: ARG002 (the same for all options)
         """Return the first GPU and the driver, or the reason for none."""

@@ -14,8 +14,10 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+from buildsys.backends.interface import shares
 
 _WORDS = {
     "float32": ("fp32", "float", "float32", "tf32"),
@@ -64,38 +66,37 @@ def read_layers(text: str, precision: str) -> list[EngineLayer]:
     return [_read_layer(entry, DTYPE_OF_PRECISION[precision]) for entry in entries]
 
 
-def layer_kinds(layers: list[EngineLayer]) -> dict[str, int]:
-    """Return the number of layers of each kind."""
-    return dict(sorted(Counter(each.kind for each in layers).items()))
-
-
 def layer_shares(layers: list[EngineLayer]) -> dict[str, float]:
     """Return the share of layers per type."""
-    return _shares((each.dtype, 1.0) for each in layers if each.dtype)
-
-
-def time_shares(layers: list[EngineLayer], times_ms: Mapping[str, float]) -> dict[str, float]:
-    """Return the share of the time of layers of each type.
-
-    ``other`` has copies and shapes, ``unknown`` parts compiled as a whole without a known type.
-    """
-    types = {each.name: each.dtype or ("unknown" if each.is_fused else "other") for each in layers}
-    return _shares((types.get(name, "other"), time) for name, time in times_ms.items())
+    counts = Counter(each.dtype for each in layers if each.dtype)
+    return {dtype: round(share, 4) for dtype, share in shares(counts).items()}
 
 
 def precision_facts(
     layers: list[EngineLayer], times_ms: Mapping[str, float], precision: str
 ) -> dict[str, Any]:
-    """Return the shares per type for ``engine.json``, or a warning."""
-    shares = layer_shares(layers)
-    timed = time_shares(layers, times_ms) if shares else {}
-    facts: dict[str, Any] = {}
-    if shares:  # unknown below detailed profiling_verbosity
-        facts["precision_shares"] = {"layers": shares, **({"time": timed} if timed else {})}
+    """Return the kinds of layers and the shares per type, or a warning.
+
+    Of the time, ``other`` has copies and shapes, ``unknown`` parts compiled as a whole without a
+    known type.
+    """
+    facts: dict[str, Any] = {
+        "engine_layers": dict(sorted(Counter(each.kind for each in layers).items()))
+    }
+    types = {each.name: each.dtype or ("unknown" if each.is_fused else "other") for each in layers}
+    by_layer = layer_shares(layers)
+    by_time: dict[str, float] = {}
+    for name, time_ms in times_ms.items():
+        dtype = types.get(name, "other")
+        by_time[dtype] = by_time.get(dtype, 0.0) + time_ms
+    timed: dict[str, float] = {}
+    if by_layer:  # unknown below detailed profiling_verbosity
+        timed = {dtype: round(share, 4) for dtype, share in shares(by_time).items()}
+        facts["precision_shares"] = {"layers": by_layer, **({"time": timed} if timed else {})}
         facts["precision_of"] = "engine"
-    if layers and (not shares or timed.get("unknown", 0.0) > _MOST_OF_THE_TIME):
+    if layers and (not by_layer or timed.get("unknown", 0.0) > _MOST_OF_THE_TIME):
         much = (
-            f"{timed['unknown']:.0%} of the engine's time is" if shares else "the whole engine is"
+            f"{timed['unknown']:.0%} of the engine's time is" if by_layer else "the whole engine is"
         )
         text = (
             f"{much} in parts of unknown types, so the share of {precision} is unknown: TensorRT"
@@ -108,18 +109,18 @@ def precision_facts(
     return facts
 
 
-def precision_problem(precision: str, shares: Mapping[str, float], least: float) -> str:
+def precision_problem(precision: str, found: Mapping[str, float], least: float) -> str:
     """Return the problem of an engine's precision, "" without one.
 
     An fp32 engine has none: a graph may have layers of other types.
     """
     wanted = DTYPE_OF_PRECISION[precision]
-    if wanted == "float32" or not shares:
+    if wanted == "float32" or not found:
         return ""
-    share = shares.get(wanted, 0.0)
+    share = found.get(wanted, 0.0)
     if share > 0 and share >= least:
         return ""
-    descending = sorted(shares.items(), key=lambda item: -item[1])
+    descending = sorted(found.items(), key=lambda item: -item[1])
     rest = ", ".join(f"{other:.0%} in {dtype}" for dtype, other in descending)
     actual = f"only {share:.1%} of its layers are" if share else "none of its layers is"
     limit = f" (the minimum is {least:.0%})" if least else ""
@@ -144,11 +145,3 @@ def _read_layer(entry: Any, wanted: str) -> EngineLayer:
     if is_fused and dtype and (dtype == "float32" or _RANK(dtype) > _RANK(wanted)):
         dtype = None  # the type at its ends says nothing about its inside
     return EngineLayer(name, kind, dtype, is_fused)
-
-
-def _shares(amounts: Iterable[tuple[str, float]]) -> dict[str, float]:
-    sums: dict[str, float] = {}
-    for name, amount in amounts:
-        sums[name] = sums.get(name, 0.0) + amount
-    total = sum(sums.values())
-    return {name: round(each / total, 4) for name, each in sorted(sums.items())} if total else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 from buildsys.errors import Unavailable
 
@@ -26,18 +26,13 @@ _OLDEST = (8, 6)
 class Library:
     """A loaded TensorRT."""
 
-    module: ModuleType  # ``tensorrt`` or ``tensorrt_rtx``
+    trt: Any  # the module ``tensorrt`` or ``tensorrt_rtx``; its bindings have no types
     version: tuple[int, ...]
-
-    @property
-    def trt(self) -> Any:
-        """Return the module; its bindings have no types."""
-        return cast(Any, self.module)
 
     @property
     def generation(self) -> str:
         """Return the API generation, one of ``GENERATIONS``."""
-        if self.module.__name__ == "tensorrt_rtx":
+        if self.trt.__name__ == "tensorrt_rtx":
             return RTX
         return TRT_8 if self.version < (10,) else TRT_10 if self.version < (11,) else TRT_11
 

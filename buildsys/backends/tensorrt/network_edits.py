@@ -33,7 +33,8 @@ def set_formats(
 
     Raises: StageError: there is no such tensor, or its type cannot differ from the graph's.
     """
-    tensors = {tensor.name: tensor for tensor in [*_inputs(network), *_outputs(network)]}
+    inputs, outputs = io_tensors(network)
+    tensors = {tensor.name: tensor for tensor in (*inputs, *outputs)}
     for name, wanted in io.items():
         tensor = tensors.get(name)
         if tensor is None:
@@ -132,15 +133,11 @@ def io_facts(library: Library, network: Any, io: Mapping[str, Mapping[str, Any]]
         dtype = dtypes[tensor.dtype]
         return {"name": tensor.name, "dtype": dtype, "shape": sizes, "format": layout}
 
-    return {
-        "inputs": [facts(tensor) for tensor in _inputs(network)],
-        "outputs": [facts(tensor) for tensor in _outputs(network)],
-    }
+    inputs, outputs = io_tensors(network)
+    return {"inputs": list(map(facts, inputs)), "outputs": list(map(facts, outputs))}
 
 
-def _inputs(network: Any) -> list[Any]:
-    return [network.get_input(index) for index in range(network.num_inputs)]
-
-
-def _outputs(network: Any) -> list[Any]:
-    return [network.get_output(index) for index in range(network.num_outputs)]
+def io_tensors(network: Any) -> tuple[list[Any], list[Any]]:
+    """Return the inputs and the outputs."""
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    return inputs, [network.get_output(index) for index in range(network.num_outputs)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -26,7 +26,9 @@ def resolve_profiles(
     Raises: StageError: all problems of the explicit profiles.
     """
     dynamic = {
-        name: tensor["shape"] for name, tensor in inputs.items() if _is_dynamic(tensor["shape"])
+        name: tensor["shape"]
+        for name, tensor in inputs.items()
+        if any(isinstance(size, str) for size in tensor["shape"])
     }
     if explicit is None:
         profile = {
@@ -40,7 +42,7 @@ def resolve_profiles(
     problems: list[str] = []
     profiles = []
     for number, given in enumerate(explicit):
-        ranges, found = _checked_profile(given, inputs)
+        ranges, found = _checked_profile(given, inputs, dynamic)
         needed = [name for name in inputs if name in dynamic or "values" in given.get(name, ())]
         profiles.append({name: ranges[name] for name in needed if name in ranges})
         problems += [f"profile {number}: {problem}" for problem in found]
@@ -107,7 +109,9 @@ def _mismatches(ranges_of: Profile, shapes: Mapping[str, Sequence[int]]) -> Iter
 
 
 def _checked_profile(
-    given: Mapping[str, Mapping[str, Any]], inputs: Mapping[str, Mapping[str, Any]]
+    given: Mapping[str, Mapping[str, Any]],
+    inputs: Mapping[str, Mapping[str, Any]],
+    dynamic: Iterable[str],
 ) -> tuple[Profile, list[str]]:
     """Return an explicit profile and its problems."""
     problems = []
@@ -124,12 +128,7 @@ def _checked_profile(
             continue
         profile[name] = {point: tuple(ranges[point]) for point in _POINTS}
         problems += [f"{name}: {problem}" for problem in _range_problems(profile[name], shape)]
-    missing = [
-        name
-        for name, tensor in inputs.items()
-        if _is_dynamic(tensor["shape"]) and name not in given
-    ]
-    if missing:
+    if missing := [name for name in dynamic if name not in given]:
         problems.append(f"no range for {', '.join(missing)}, whose shape is dynamic")
     return profile, problems
 
@@ -150,7 +149,3 @@ def _range_problems(ranges: Mapping[str, Shape], shape: Sequence[Any]) -> list[s
         elif not isinstance(size, str) and (low, high) != (size, size):
             problems.append(f"axis {axis} is always {size}, not {low} to {high}")
     return problems
-
-
-def _is_dynamic(shape: Sequence[Any]) -> bool:
-    return any(isinstance(size, str) for size in shape)

@@ -14,7 +14,7 @@ from buildsys.backends.cuda.device import Buffer, Device
 from buildsys.backends.interface import Figures, Run
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.enum_tables import DTYPES, FORMATS
-from buildsys.backends.tensorrt.inspector import layer_kinds, precision_facts, read_layers
+from buildsys.backends.tensorrt.inspector import precision_facts, read_layers
 from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import Log, load_failure, log_of
 from buildsys.backends.tensorrt.profiles import Profile
@@ -85,8 +85,9 @@ class TensorRtSession:
         found = {}
         with self.gpu.current():
             for name in self._outputs:
-                output, layout, dtype = self.results[name], self._layouts[name], self._dtype(name)
-                target = np.empty(packed_shape(output.shape, layout), _numpy_dtype(dtype))
+                output, layout = self.results[name], self._layouts[name]
+                dtype, stored = self._dtype(name)
+                target = np.empty(packed_shape(output.shape, layout), stored)
                 output.buffer.download(target)
                 found[name] = Tensor(unpacked(target, layout, output.shape), dtype)
         return found
@@ -123,12 +124,10 @@ class TensorRtSession:
         # without a context whose shapes are set, TensorRT 8.6 does not know the formats
         inspector.execution_context = self._context
         text = inspector.get_engine_information(self._library.trt.LayerInformationFormat.JSON)
-        layers = read_layers(text, precision)
         return {
-            "engine_layers": layer_kinds(layers),
             "formats": {name: layout for name, layout in self._layouts.items() if layout != LINEAR},
             **self.memory_figures(),
-            **precision_facts(layers, times, precision),
+            **precision_facts(read_layers(text, precision), times, precision),
         }
 
     def memory_figures(self) -> Figures:
@@ -172,12 +171,13 @@ class TensorRtSession:
 
         try:
             for name, span in self.profiles[0].items():
-                values = np.zeros(span["opt"], _numpy_dtype(self._dtype(name)))
+                dtype, stored = self._dtype(name)
+                values = np.zeros(span["opt"], stored)
                 if "opt_values" in span:
                     values = np.array(span["opt_values"], values.dtype).reshape(span["opt"])
                 elif self._engine.is_shape_inference_io(name):  # zeros there crash TensorRT 8.6
                     return {}
-                inputs[name] = Tensor(values, self._dtype(name))
+                inputs[name] = Tensor(values, dtype)
             call = self.bind(inputs)
             call()
             self._timer = Profiler()  # must outlive the context
@@ -207,7 +207,16 @@ class TensorRtSession:
             stream.synchronize()
 
     def _set_input(self, name: str, value: Tensor) -> None:
-        values = _as_dtype(name, value, self._dtype(name))
+        dtype, values = self._dtype(name)[0], value.array
+        if value.dtype != dtype:  # TensorRT has no float64, and 8.6 no int64
+            given = value.values()
+            values = tensor_of(given, dtype).array
+            if given.dtype.kind in "iu" and not np.array_equal(values, given):
+                raise StageError(
+                    f"the input {name} has values beyond {dtype}, the engine's type for"
+                    f" {value.dtype}",
+                    "use smaller numbers, or build with a later TensorRT",
+                )
         if not self._context.set_input_shape(name, value.shape):
             raise StageError(f"the engine's input {name} cannot have the shape {list(value.shape)}")
         if self._engine.get_tensor_location(name) == self._library.trt.TensorLocation.HOST:
@@ -223,7 +232,7 @@ class TensorRtSession:
 
     def _set_output(self, name: str) -> None:
         shape = tuple(self._context.get_tensor_shape(name))
-        itemsize = _numpy_dtype(self._dtype(name)).itemsize
+        itemsize = self._dtype(name)[1].itemsize
         if any(size < 0 for size in shape):
             output = ValueShapedOutput(self._library, self.gpu, itemsize)
             self.results[name] = output
@@ -239,12 +248,13 @@ class TensorRtSession:
         if not self._context.set_tensor_address(name, address):
             raise StageError(f"the engine does not take the memory for {name}")
 
-    def _dtype(self, name: str) -> str:
+    def _dtype(self, name: str) -> tuple[str, np.dtype[np.generic]]:
+        """Return a tensor's type, and the one that stores it."""
         dtype = self._dtypes[self._engine.get_tensor_dtype(name)]
         if dtype in _PACKED:
             text = f"{name} is a tensor of {dtype}, which cannot be an input or output here"
             raise StageError(text)
-        return dtype
+        return dtype, np.dtype(BIT_DTYPES.get(dtype, dtype))
 
     def _new_buffer(self, name: str, size_bytes: int) -> Buffer:
         try:
@@ -325,23 +335,3 @@ def _fits(ranges: Profile, inputs: Mapping[str, Tensor]) -> bool:
             ):
                 return False
     return True
-
-
-def _numpy_dtype(dtype: str) -> np.dtype[np.generic]:
-    return np.dtype(BIT_DTYPES.get(dtype, dtype))
-
-
-def _as_dtype(name: str, given: Tensor, dtype: str) -> Array:
-    """Convert an input to the engine's type.
-
-    TensorRT has no float64, and 8.6 no int64.
-    Raises: StageError: an integer does not fit the narrower type.
-    """
-    if given.dtype == dtype:
-        return given.array
-    values = given.values()
-    found = tensor_of(values, dtype).array
-    if values.dtype.kind in "iu" and not np.array_equal(found, values):
-        text = f"the input {name} has values beyond {dtype}, the engine's type for {given.dtype}"
-        raise StageError(text, "use smaller numbers, or build with a later TensorRT")
-    return found

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from buildsys.backends.tensorrt.inspector import (
-    layer_kinds,
     layer_shares,
     precision_facts,
     precision_problem,
     read_layers,
-    time_shares,
 )
 
 FOLDER = Path(__file__).parent / "trt_inspector"
@@ -44,7 +42,10 @@ def one_layer(*formats: str, kind: str = "CaskConvolution", **fields: Any) -> st
 
 def test_the_layers_of_a_half_engine() -> None:
     layers = read_layers(answer("fp16"), "fp16")
-    assert layer_kinds(layers) == {"CaskConvolution": 5, "Reformat": 2}
+    assert precision_facts(layers, {}, "fp16")["engine_layers"] == {
+        "CaskConvolution": 5,
+        "Reformat": 2,
+    }
     assert layer_shares(layers) == {"float16": 1.0}
     assert precision_problem("fp16", layer_shares(layers), 0.1) == ""
 
@@ -61,7 +62,7 @@ def test_a_float32_engine_is_reported_with_its_share() -> None:
 
 def test_a_layer_of_unknown_types_does_not_count() -> None:
     layers = read_layers(answer("attention"), "fp16")
-    assert layer_kinds(layers) == {"Myelin": 1}
+    assert precision_facts(layers, {}, "fp16")["engine_layers"] == {"Myelin": 1}
     assert layer_shares(layers) == {}
     assert precision_problem("fp16", {}, 0.1) == ""
 
@@ -131,8 +132,12 @@ def test_a_reformat_is_recognized_by_its_origin() -> None:
 def test_shares_of_layers_and_of_time() -> None:
     layers = read_layers(answer("fp16"), "fp16")
     times = {layer.name: 2.0 if layer.kind == "Reformat" else 1.0 for layer in layers}
-    assert time_shares(layers, times) == {"float16": 0.5556, "other": 0.4444}
-    assert time_shares(layers, {}) == {}
+    found = precision_facts(layers, times, "fp16")["precision_shares"]
+    assert found == {
+        "layers": {"float16": 1.0},
+        "time": {"float16": 0.5556, "other": 0.4444},
+    }
+    assert precision_facts(layers, {}, "fp16")["precision_shares"] == {"layers": found["layers"]}
 
 
 @pytest.mark.parametrize(
@@ -169,7 +174,11 @@ def test_names_alone_have_no_types() -> None:
 def test_an_int8_transformer_of_one_part_has_one_known_type() -> None:
     """swin_t with quantizers: TensorRT 8.6.0 fuses all but one convolution."""
     layers = read_layers(answer("swin-int8"), "int8")
-    assert layer_kinds(layers) == {"Reformat": 3, "CaskConvolution": 1, "Myelin": 1}
+    assert precision_facts(layers, {}, "fp16")["engine_layers"] == {
+        "Reformat": 3,
+        "CaskConvolution": 1,
+        "Myelin": 1,
+    }
     assert layer_shares(layers) == {"int8": 1.0}
     times = {layer.name: 97.0 if layer.is_fused else 1.0 for layer in layers}
     facts = precision_facts(layers, times, "int8")
@@ -190,5 +199,9 @@ def test_an_engine_of_unknown_types_has_a_warning(precision: str, *, warns: bool
 
 def test_an_engine_of_known_types_has_no_warning() -> None:
     facts = precision_facts(read_layers(answer("fp16"), "fp16"), {}, "fp16")
-    assert facts == {"precision_shares": {"layers": {"float16": 1.0}}, "precision_of": "engine"}
-    assert precision_facts([], {}, "fp16") == {}
+    assert facts == {
+        "engine_layers": {"CaskConvolution": 5, "Reformat": 2},
+        "precision_shares": {"layers": {"float16": 1.0}},
+        "precision_of": "engine",
+    }
+    assert precision_facts([], {}, "fp16") == {"engine_layers": {}}

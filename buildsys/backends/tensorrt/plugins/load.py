@@ -15,8 +15,12 @@ from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.enum_tables import join_or
 from buildsys.backends.tensorrt.library import FEATURES, Library
 from buildsys.backends.tensorrt.log import log_of
-from buildsys.backends.tensorrt.plugins.callback_guard import Guard
-from buildsys.backends.tensorrt.plugins.python import VERSION, register_file, registered_creator
+from buildsys.backends.tensorrt.plugins.python import (
+    VERSION,
+    Guard,
+    register_file,
+    registered_creator,
+)
 from buildsys.errors import StageError
 from buildsys.system.files import sha256_of
 
@@ -28,7 +32,7 @@ _LOADED: dict[tuple[Library, OperatorUse], Figures] = {}
 def load_plugins(library: Library, operators: Sequence[OperatorUse]) -> list[Figures]:
     """Register TensorRT's plugins and those of operators; return their facts.
 
-    A failing callback ends the stage, see ``callback_guard``.
+    A failing callback ends the stage, see ``Guard``.
     Raises: StageError: a file has no such plugin, cannot be loaded, or is not for this machine.
     """
     _register_bundled(library)

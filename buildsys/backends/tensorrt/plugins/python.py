@@ -3,25 +3,52 @@
 A file defines a class derived from ``IPluginCreatorV3One`` with a constructor without arguments
 and the operator's name as ``name``. It may have several, for several operators. A file that
 registers its creators itself, as the tutorials do, is accepted as well.
+
+TensorRT's bindings print the exception of a callback and go on with a status that the caller may
+ignore. Seen with TensorRT-RTX 1.7: an exception in ``clone`` is a segmentation fault, one in
+``get_capability_interface`` damages the heap, after one in ``get_fields_to_serialize`` or
+``get_workspace_size`` the engine looks like any other. So no failure is returned to TensorRT: the
+process, which serves this stage only, reports it and ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from inspect import isroutine
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from buildsys.backends.interface import Fail
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.library import SINCE_10, Library
-from buildsys.backends.tensorrt.plugins.callback_guard import Guard
 from buildsys.errors import StageError
-from buildsys.models.user_code import load_module, reraise_as_stage_error
+from buildsys.models.user_code import (
+    describe_exception,
+    load_module,
+    reraise_as_stage_error,
+    with_article,
+)
 from buildsys.system.suggestions import nearest
 
 ONLY = SINCE_10
 _CREATOR_FIELDS = ("name", "plugin_version", "plugin_namespace")
 VERSION = "1"  # for the parser, as ONNX nodes have no version
 _REGISTERED: list[Any] = []  # creators: the registry does not keep them alive
+# required methods of a plugin, by capability
+_PLUGIN = ("clone", "get_capability_interface")
+_BUILD = (
+    "get_output_data_types",
+    "get_output_shapes",
+    "supports_format_combination",
+    "configure_plugin",
+)
+_RUNTIME = ("get_fields_to_serialize", "attach_to_context", "on_shape_change", "enqueue")
+_WITH_DEFAULT = ("get_workspace_size", "get_valid_tactics", "set_tactic", "destroy")
+_CORE_NAMES = ("plugin_name", "plugin_version", "plugin_namespace")
+_IS_GUARDED = "_buildsys_guarded"
 
 
 def register_file(path: str, operators: Sequence[str], guard: Guard) -> list[Any]:
@@ -40,8 +67,8 @@ def register_file(path: str, operators: Sequence[str], guard: Guard) -> list[Any
     creators = []
     for operator in operators:
         creator = _find_creator(module, path, operator, guard)
-        guard.wrap_creator(creator, f"{path}: plugin {creator.name}")
-        registry = guard.trt.get_plugin_registry()
+        guard.wrap(type(creator), ("create_plugin",), f"{path}: plugin {creator.name}")
+        registry = guard.library.trt.get_plugin_registry()
         # the file may have registered it on import
         is_known = registered_creator(guard.library, operator) is not None
         if not is_known and not registry.register_creator(creator, creator.plugin_namespace):
@@ -64,7 +91,7 @@ def registered_creator(library: Library, operator: str) -> Any:
 
 def _find_creator(module: ModuleType, path: str, operator: str, guard: Guard) -> Any:
     domain, _, name = operator.rpartition("::")
-    base = guard.trt.IPluginCreatorV3One
+    base = guard.library.trt.IPluginCreatorV3One
     derived = [
         item for item in vars(module).values() if isinstance(item, type) and issubclass(item, base)
     ]
@@ -76,33 +103,30 @@ def _find_creator(module: ModuleType, path: str, operator: str, guard: Guard) ->
     ]
     problem = f"{path} has no plugin creator for the operator {operator}"
     if not creators:
-        hint = f"define a class derived from {guard.trt.__name__}.IPluginCreatorV3One"
+        hint = f"define a class derived from {guard.library.trt.__name__}.IPluginCreatorV3One"
         raise StageError(problem, hint)
     for creator in creators:
-        if creator.name == name:
-            _check_version_and_namespace(creator, path, domain)
-            return creator
+        if creator.name != name:
+            continue
+        who = f"{path}: {type(creator).__name__}"
+        if creator.plugin_version != VERSION:
+            raise StageError(
+                f"{who} has plugin_version '{creator.plugin_version}',"
+                f" but the parser needs '{VERSION}'",
+                f"set plugin_version = '{VERSION}'",
+            )
+        if creator.plugin_namespace not in ("", domain):
+            raise StageError(
+                f"{who} has plugin_namespace '{creator.plugin_namespace}',"
+                f" but the operator's domain is '{domain}'",
+                f"set plugin_namespace = '' or '{domain}'",
+            )
+        return creator
     found = ", ".join(f"{type(creator).__name__} ({creator.name})" for creator in creators)
     near = nearest(name, [creator.name for creator in creators], count=1)
     hint = f"did you mean {name} instead of {near[0]}?" if near else ""
     hint = hint or f"set name = '{name}' in the creator's __init__"
     raise StageError(f"{problem}, only {found}", hint)
-
-
-def _check_version_and_namespace(creator: Any, path: str, domain: str) -> None:
-    who = f"{path}: {type(creator).__name__}"
-    if creator.plugin_version != VERSION:
-        raise StageError(
-            f"{who} has plugin_version '{creator.plugin_version}',"
-            f" but the parser needs '{VERSION}'",
-            f"set plugin_version = '{VERSION}'",
-        )
-    if creator.plugin_namespace not in ("", domain):
-        raise StageError(
-            f"{who} has plugin_namespace '{creator.plugin_namespace}',"
-            f" but the operator's domain is '{domain}'",
-            f"set plugin_namespace = '' or '{domain}'",
-        )
 
 
 def _make_creator(owner: type, path: str, guard: Guard) -> Any:
@@ -111,8 +135,106 @@ def _make_creator(owner: type, path: str, guard: Guard) -> Any:
         creator = owner()
         missing = [name for name in _CREATOR_FIELDS if getattr(creator, name, None) is None]
         if not len(creator.field_names):  # the parser would read through a null pointer
-            creator.field_names = guard.trt.PluginFieldCollection([])
+            creator.field_names = guard.library.trt.PluginFieldCollection([])
     if missing:
         text = f"{path}: the creator {owner.__name__} does not set {' and '.join(missing)}"
         raise StageError(text, "set it in __init__")
     return creator
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Wrapper of the callbacks of creators and of all their plugins."""
+
+    library: Library  # the API that the plugin uses
+    project: Path
+    fail: Fail  # reports an error and ends the process
+
+    def _wrap_plugin(self, plugin: Any, label: str) -> None:
+        trt = self.library.trt
+        self.wrap(type(plugin), _PLUGIN, label)
+        capabilities = (  # one object may have all three
+            (trt.PluginCapabilityType.CORE, (), _CORE_NAMES),
+            (trt.PluginCapabilityType.BUILD, _BUILD, ("num_outputs",)),
+            (trt.PluginCapabilityType.RUNTIME, _RUNTIME, ()),
+        )
+        for kind, callbacks, attributes in capabilities:
+            part = plugin.get_capability_interface(kind)
+            self.wrap(type(part), callbacks, label)
+            for name in attributes:
+                if getattr(part, name, None) in (None, -1):  # the bindings' values if it is not set
+                    text = f"{label}: {type(part).__name__} does not set {name}"
+                    self.fail(StageError(text, "set it in __init__"))
+
+    def wrap(self, owner: type, callbacks: Iterable[str], label: str) -> None:
+        """Replace callbacks in the class itself, for the bindings.
+
+        ``label`` is for messages. The plugins of a creator are guarded as well.
+        """
+        for name in (*callbacks, *_WITH_DEFAULT):
+            method = getattr(owner, name, None)
+            is_python = isroutine(method) and hasattr(
+                method, "__code__"
+            )  # those of the bindings are compiled
+            if not is_python:
+                if name in callbacks:
+                    self.fail(StageError(f"{label}: {owner.__name__} has no method {name}"))
+            elif not hasattr(method, _IS_GUARDED):
+                setattr(owner, name, self._guarded(name, method, label))
+
+    def _guarded(self, name: str, method: Any, label: str) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(plugin: Any, *arguments: Any, **named: Any) -> Any:
+            try:
+                value = method(plugin, *arguments, **named)
+            except BaseException as error:  # of any kind: TensorRT would swallow it
+                reason = describe_exception(error, self.project)
+                failure = StageError(f"{label}: {name}() raised {reason}")
+                failure.__cause__ = error
+                self.fail(failure)
+            problem = self._result_problem(name, plugin, value)
+            if problem:
+                self.fail(StageError(f"{label}: {name}() of {type(plugin).__name__} {problem}"))
+            if name in ("create_plugin", "clone"):
+                self._wrap_plugin(value, label)
+            return value
+
+        setattr(call, _IS_GUARDED, True)
+        return call
+
+    def _result_problem(self, name: str, plugin: Any, value: Any) -> str:
+        """Return the problem of a callback's result, unchecked by TensorRT."""
+        trt = self.library.trt
+        types: dict[str, type] = {
+            "create_plugin": trt.IPluginV3,
+            "clone": trt.IPluginV3,
+            "attach_to_context": trt.IPluginV3,
+            "get_capability_interface": trt.IPluginCapability,
+            "get_fields_to_serialize": trt.PluginFieldCollection,
+            "supports_format_combination": int,  # includes bool
+            "get_workspace_size": int,
+        }
+        lists: dict[str, type] = {
+            "get_output_data_types": trt.DataType,
+            "get_output_shapes": trt.DimsExprs,
+            "get_valid_tactics": int,
+        }
+        if name in types and not isinstance(value, types[name]):
+            return f"returned {_describe(value)} instead of {with_article(types[name].__name__)}"
+        if name not in lists:
+            return ""
+        is_list = isinstance(value, (list, tuple))
+        if not is_list or not all(isinstance(item, lists[name]) for item in value):
+            return f"returned {_describe(value)} instead of a list of {lists[name].__name__}"
+        if name != "get_valid_tactics" and len(value) != plugin.num_outputs:
+            return f"returned {len(value)} of {plugin.num_outputs} outputs"
+        return ""
+
+
+def _describe(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, (list, tuple)):
+        kinds = dict.fromkeys(type(item).__name__ for item in value)
+        return f"a {type(value).__name__} of {', '.join(kinds) or 'nothing'}"
+    return with_article(type(value).__name__)
