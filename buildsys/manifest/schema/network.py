@@ -76,7 +76,7 @@ class RandomData(Spec):
     std: float = Field(1.0, ge=0)
     low: float = Field(0.0, description="Lower bound of uniform and integers.")
     high: float = Field(
-        1.0, description="Upper bound, exclusive for integers (default: 10; bool 2; 4-bit types 8)."
+        1.0, description="Upper bound, exclusive for integers (default: 10; bool 2; int4 8)."
     )
 
 
