@@ -126,7 +126,7 @@ def _assemble(
         model=model,
         description=str(manifest.get("description") or ""),
         source=" ".join(f"{kind} {source[kind]}" for kind in kinds),
-        weights=export.get("weights") or reference.get("weights") or _weights(manifest),
+        weights=export.get("weights") or reference.get("weights") or _weights(source),
         verdict=_verdict(results, doubts),
         summary=tuple(_target_line(result, compared.get(result.target, ())) for result in results),
         tensors=tuple(
@@ -220,8 +220,7 @@ def _section(manifest: Manifest, name: str) -> Mapping[str, Any]:
     return manifest.get(name) or {}
 
 
-def _weights(manifest: Manifest) -> str:
-    source = _section(manifest, "source")
+def _weights(source: Mapping[str, Any]) -> str:
     weights = source.get("weights")
     if isinstance(weights, Mapping):
         return f"from {weights.get('file')}"
@@ -249,26 +248,20 @@ def _operator_lines(manifest: Manifest) -> Iterator[OperatorLine]:
 def _provenance(manifest: Manifest, results: Sequence[AnyResult]) -> Provenance:
     canonical = json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     started = (result.content.get("started", "") for result in results)
+    versions: dict[str, dict[str, None]] = {}  # all in use, with the names of toolchains
+    for result in results:
+        toolchain = dict(result.content.get("toolchain", {}))
+        owner = toolchain.pop("name", "")
+        for name, version in toolchain.items():
+            versions.setdefault(f"{name} ({owner})" if owner else name, {})[version] = None
     return Provenance(
         manifest=manifest,
         manifest_sha256=hashlib.sha256(canonical.encode()).hexdigest(),
-        versions=_versions(results),
+        versions={name: " and ".join(found) for name, found in sorted(versions.items())},
         devices=tuple(sorted({f"CPU: {r.content['cpu']}" for r in results if "cpu" in r.content})),
         files=tuple(_files(results)),
         started=min(filter(None, started), default=""),
     )
-
-
-def _versions(results: Sequence[AnyResult]) -> dict[str, str]:
-    """Return library -> all versions in use, with the names of toolchains."""
-    seen: dict[str, dict[str, None]] = {}
-    for result in results:
-        versions = result.content.get("toolchain", {})
-        toolchain = versions.get("name")
-        for name, version in versions.items():
-            if name != "name":
-                seen.setdefault(f"{name} ({toolchain})" if toolchain else name, {})[version] = None
-    return {name: " and ".join(versions) for name, versions in sorted(seen.items())}
 
 
 def _files(results: Sequence[AnyResult]) -> Iterator[FileLine]:

@@ -7,11 +7,14 @@ from typing import Any
 
 from buildsys.report.checks import case_order, dims_text
 from buildsys.report.formatting import plain
-from buildsys.report.results.bench import BenchCase, BenchResult, ContenderResult, Span
+from buildsys.report.results.bench import BenchCase, BenchResult, Span
 from buildsys.report.results.reader import AnyResult, Result, of_type
 from buildsys.report.results.report import GpuState, GpuTimingLine, TimingLine
 
 ENGINE, ENGINE_CUDA_GRAPH = "engine", "engine_cuda_graph"
+_FIGURES = (
+    "p50_ms", "p90_ms", "p95_ms", "p99_ms", "mean_ms", "min_ms", "max_ms", "throughput_per_s",
+)  # fmt: skip
 _FEW_SAMPLES = 100  # below this, p99 is the largest sample
 _TITLES = {
     ENGINE_CUDA_GRAPH: "engine, CUDA graph",
@@ -42,14 +45,7 @@ def timings(results: Iterable[AnyResult]) -> tuple[TimingLine, ...]:
             dims=dims_text(figures.get("dims", {})) or "fixed",
             batch=figures.get("batch"),
             samples=own.get("count"),
-            p50_ms=own.get("p50_ms"),
-            p90_ms=own.get("p90_ms"),
-            p95_ms=own.get("p95_ms"),
-            p99_ms=own.get("p99_ms"),
-            mean_ms=own.get("mean_ms"),
-            min_ms=own.get("min_ms"),
-            max_ms=own.get("max_ms"),
-            throughput_per_s=own.get("throughput_per_s"),
+            **{name: own.get(name) for name in _FIGURES},
             speedup=(
                 figures.get("speedup")
                 if name == engine_contender(figures.get("contenders", {}))
@@ -119,7 +115,7 @@ def _cases(results: Iterable[AnyResult]) -> Iterator[tuple[Result[BenchResult], 
 
 def _contenders(
     results: Iterable[AnyResult],
-) -> Iterator[tuple[Result[BenchResult], str, BenchCase, str, ContenderResult]]:
+) -> Iterator[tuple[Result[BenchResult], str, BenchCase, str, Mapping[str, Any]]]:
     for result, case, figures in _cases(results):
         contenders = figures.get("contenders", {})
         for name in sorted(contenders, key=lambda n: (n not in (ENGINE, ENGINE_CUDA_GRAPH), n)):

@@ -56,6 +56,8 @@ def graph_history(
         GraphSize(nodes=graph.get("nodes"), size_bytes=graph.get("bytes")) if graph else None
         for graph in (exported, simplified)
     ]
+    names = sorted({*(old or {}), *(new or {})})
+    counts = [OperatorCount(name, _of(old, (name,)), _of(new, (name,))) for name in names]
     modules = tuple(_modules(export.get("modules", {}), old, new))
     return GraphHistory(
         exporter=export.get("exporter", ""),
@@ -65,7 +67,7 @@ def graph_history(
         tool=simplify.get("tool", ""),
         exported=sizes[0],
         simplified=sizes[1],
-        operators=_operators(old, new),
+        operators=tuple(sorted(counts, key=lambda line: (-_change(line), line.operator))),
         modules=modules,
         folded=tuple(_folded(modules, has_surgery=has_surgery)),
         stages=tuple(_stage(target, facts, dims) for target, facts in graphs.items()),
@@ -129,13 +131,8 @@ def _stage(target: str, facts: Mapping[str, Any], dims: Counts) -> GraphStage:
     )
 
 
-def _operators(old: Counts | None, new: Counts | None) -> tuple[OperatorCount, ...]:
-    def change(line: OperatorCount) -> int:
-        return 0 if line.simplified is None else abs(line.simplified - (line.exported or 0))
-
-    names = sorted({*(old or {}), *(new or {})})
-    lines = [OperatorCount(name, _of(old, (name,)), _of(new, (name,))) for name in names]
-    return tuple(sorted(lines, key=lambda line: (-change(line), line.operator)))
+def _change(line: OperatorCount) -> int:
+    return 0 if line.simplified is None else abs(line.simplified - (line.exported or 0))
 
 
 def _of(counts: Counts | None, operators: Iterable[str]) -> int | None:

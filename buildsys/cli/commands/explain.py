@@ -75,18 +75,16 @@ def _rows(session: Session, found: Iterable[Explanation], *, by_name: bool) -> I
             latest = max((one.last.started for one in fresh if one.last), default="")
             built = f", last built {time_ago(latest)}" if latest else ""
             yield Row(FRESH, f"{model}: {count} targets{built}")
-        yield from (_row(one) for one in targets if by_name or one.state != FRESH)
-
-
-def _row(one: Explanation) -> Row:
-    last = one.last
-    if one.state == FRESH:
-        return Row(FRESH, f"{one.target}: {_how_built(last)}" if last else one.target)
-    details = format_reasons(one.reasons)
-    if one.restorable:
-        details.append("its outputs are in the store and will be restored")
-    last_run = f": last run {time_ago(last.started)}, {last.status}" if last else ""
-    return Row(one.state, one.target + last_run, details)
+        for one in targets:
+            last = one.last
+            if one.state != FRESH:
+                details = format_reasons(one.reasons)
+                if one.restorable:
+                    details.append("its outputs are in the store and will be restored")
+                last_run = f": last run {time_ago(last.started)}, {last.status}" if last else ""
+                yield Row(one.state, one.target + last_run, details)
+            elif by_name:
+                yield Row(FRESH, f"{one.target}: {_how_built(last)}" if last else one.target)
 
 
 def _how_built(last: LastRun) -> str:

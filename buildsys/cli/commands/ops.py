@@ -9,7 +9,6 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from buildsys.cli.command import (
 )
 from buildsys.cli.console.rows import format_table
 from buildsys.errors import ManifestErrors, StageError, UsageError
-from buildsys.manifest.project import STATE_FOLDER, Project, load_project
+from buildsys.manifest.project import STATE_FOLDER, Project, empty_project, load_project
 from buildsys.system.files import replace_file
 from buildsys.system.processes import run_python
 from buildsys.system.suggestions import nearest
@@ -38,12 +37,8 @@ _KEPT_TABLES = 4  # of other versions: users switch between environments
 _REGISTERING = ("symbolics", "translations", "ops")
 _TORCH_TITLES = ("PyTorch operator", "TorchScript", "dynamo", "registered here")
 _ONNX_TITLES = (
-    "ONNX operator",
-    "opsets",
-    "ONNX Runtime (CPU)",
-    "TensorRT-RTX",
-    "implemented here",
-)
+    "ONNX operator", "opsets", "ONNX Runtime (CPU)", "TensorRT-RTX", "implemented here",
+)  # fmt: skip
 _MODEL_TITLES = ("operator", "nodes>", "since", *_ONNX_TITLES[2:])
 _NO, _UNKNOWN = "no", "not installed"
 Row = Mapping[str, Any]
@@ -66,15 +61,17 @@ class Ops(ProjectCommand):
         model = options["model"]
         if model and names:
             raise UsageError("ops takes the names of operators or --model, not both")
-        project = None
-        with suppress(*(() if model else (ManifestErrors,))):  # operators need no manifest
+        try:
             project = load_project(root, remember=False)
+        except ManifestErrors:  # operators need no manifest
+            if model:
+                raise
+            project = empty_project(root)
         known = operator_table(root / STATE_FOLDER)
         registered = _registrations(project)
         if model:
-            require_model("ops --model", project.models if project else {}, [model])
-            assert project is not None
-            _print_model(project, model, known, registered, as_json=options["json"])
+            require_model("ops --model", project.models, [model])
+            _print_model(project, model, known, registered, options)
             return 0
         torch, onnx = known["torch"], known["onnx"]
         if names:
@@ -150,10 +147,10 @@ def _read_registries() -> dict[str, Any]:
     return table
 
 
-def _registrations(project: Project | None) -> dict[str, list[str]]:
+def _registrations(project: Project) -> dict[str, list[str]]:
     """Return operator -> ``MODEL (section)`` of its registrations and implementations."""
     found: dict[str, dict[str, None]] = {}
-    for name, model in (project.models if project else {}).items():
+    for name, model in project.models.items():
         for section in _REGISTERING:
             for entry in model.data.get(section) or ():
                 if isinstance(entry, dict) and entry.get("op"):
@@ -168,12 +165,8 @@ def _chosen(
     torch: dict[str, Row] = {}
     onnx: dict[str, Row] = {}
     unsupported: Row = {
-        "torchscript": None,
-        "dynamo": None,
-        "by_parts": False,
-        "writes": [],
-        "schemas": [],
-    }
+        "torchscript": None, "dynamo": None, "by_parts": False, "writes": [], "schemas": [],
+    }  # fmt: skip
     own = {n: unsupported for n in registered if n not in known["torch"] and n not in known["onnx"]}
     for name in names:
         tables: tuple[Rows, Rows] = ({**known["torch"], **own}, known["onnx"])
@@ -181,7 +174,18 @@ def _chosen(
         if not any(found):
             found = [_matching(name, rows) for rows in tables]
         if not any(found):
-            raise _unknown_operator(name, [*known["torch"], *known["onnx"], *own])
+            everything = [*known["torch"], *known["onnx"], *own]
+            near = nearest(name, everything)
+            if "::" not in name:
+                plain: dict[str, str] = {}
+                for one in everything:
+                    plain.setdefault(one.rpartition("::")[2].lower(), one)
+                near = [*(plain[word] for word in nearest(name.lower(), plain)), *near]
+            shown = ", ".join(list(dict.fromkeys(near))[:3])
+            raise UsageError(
+                f"there is no operator {name!r} in torch, ONNX or ONNX Runtime here",
+                f"nearest: {shown}" if near else "`doit ops --all` lists all operators",
+            )
         torch |= found[0]
         onnx |= found[1]
     return torch, onnx
@@ -196,18 +200,6 @@ def _matching(name: str, rows: Rows) -> dict[str, Row]:
         if known.lower() == wanted
         or ("::" not in wanted and known.lower().rpartition("::")[2] == wanted)
     }
-
-
-def _unknown_operator(name: str, known: Sequence[str]) -> UsageError:
-    near = nearest(name, known)
-    if "::" not in name:
-        plain: dict[str, str] = {}
-        for one in known:
-            plain.setdefault(one.rpartition("::")[2].lower(), one)
-        near = [*(plain[word] for word in nearest(name.lower(), plain)), *near]
-    shown = ", ".join(list(dict.fromkeys(near))[:3])
-    hint = f"nearest: {shown}" if near else "`doit ops --all` lists all operators"
-    return UsageError(f"there is no operator {name!r} in torch, ONNX or ONNX Runtime here", hint)
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -280,45 +272,37 @@ def _print_model(
     model: str,
     known: Mapping[str, Any],
     registered: Mapping[str, list[str]],
-    *,
-    as_json: bool,
+    options: Options,
 ) -> None:
     """Print the operators of a model's simplified or exported graph."""
-    folder = project.build / model
-    exported = _read_json(folder / "export/export.json")
-    simplified = _read_json(folder / "simplify/graph.json")
+    results: list[dict[str, Any]] = []
+    for name in ("export/export.json", "simplify/graph.json"):
+        try:
+            found = json.loads((project.build / model / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            found = None
+        results.append(found if isinstance(found, dict) else {})
+    exported, simplified = results
     if not exported:
         raise UsageError(f"{model} has no graph yet", f"`doit simplify:{model}` builds it")
     opset = int(exported.get("opset") or 0)
     counts: dict[str, int] = (simplified.get("after") or exported).get("operators") or {}
-    found = {name: known["onnx"].get(name) for name in counts}
-    if as_json:
-        _print_json(model=model, opset=opset, operators=counts, onnx=found, registered=registered)
+    onnx = {name: known["onnx"].get(name) for name in counts}
+    if options["json"]:
+        _print_json(model=model, opset=opset, operators=counts, onnx=onnx, registered=registered)
         return
-    rows = [
-        (name, str(counts[name]), *_cells_at(row, opset), ", ".join(registered.get(name, ())))
-        for name, row in found.items()
-    ]
+    rows = []
+    for name, row in onnx.items():
+        since, runs, parsed = "", _NO, _NO
+        if row is not None:  # the support at the graph's opset
+            first = max((one for one in row["opsets"] if 0 < one <= opset), default=None)
+            kernels, since = row["onnxruntime"], str(first or "")
+            now = [one for one in kernels or () if first is None or one["opset"] == first]
+            runs = _UNKNOWN if kernels is None else _runs(now)
+            parsed = _parsed(row["tensorrt_rtx"])
+        users = ", ".join(registered.get(name, ()))
+        rows.append((name, str(counts[name]), since, runs, parsed, users))
     print_lines([f"{model}: simplified graph, opset {opset}", *_table(_MODEL_TITLES, rows)])
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _cells_at(row: Row | None, opset: int) -> tuple[str, str, str]:
-    """Return the first opset and the support of an operator at ``opset``."""
-    if row is None:
-        return "", _NO, _NO
-    since = max((one for one in row["opsets"] if 0 < one <= opset), default=None)
-    support = row["onnxruntime"]
-    now = [one for one in support or () if since is None or one["opset"] == since]
-    runs = _UNKNOWN if support is None else _runs(now)
-    return str(since or ""), runs, _parsed(row["tensorrt_rtx"])
 
 
 def _print_json(**fields: Any) -> None:

@@ -72,15 +72,20 @@ class _EngineChecker:
 
     def find(self, name: str) -> _Engine:
         """Return the engine of a name."""
-        exists, is_path = Path(name).exists(), os.sep in name
-        if not exists and not is_path and ":" in name:
+        if not Path(name).exists() and os.sep not in name and (":" in name or "." not in name):
             model, _, variant = name.removeprefix("engine:").rpartition(":")
             action = self._session.actions.of(model).get(f"engine:{model}:{variant}")
-            if action is None:
-                raise self._unknown(name)
-            return self._of_action(action)
-        if not exists and not is_path and "." not in name:
-            raise self._unknown(name)
+            if action is not None:
+                return self._of_action(action)
+            known = [
+                f"{model}:{engine['name']}"
+                for model, found in self._session.project.models.items()
+                for engine in found.data["engines"]
+            ]
+            near = nearest(name.removeprefix("engine:"), known)
+            listed = ", ".join(known[:_SHOWN_ENGINES]) or "none yet"
+            hint = f"nearest: {', '.join(near)}" if near else f"engines: {listed}"
+            raise UsageError(f"there is no engine file and no engine {name!r}", hint)
         path = Path(name).resolve()
         if path.is_relative_to(empty_project(self._root).build.resolve()):
             for action in self._session.actions.values():
@@ -96,17 +101,6 @@ class _EngineChecker:
             toolchain = locate_toolchain(*action.toolchain, project.root, os.environ)
         path = project.build / action.outputs["engine"].path
         return _Engine(action.target, path, toolchain, action)
-
-    def _unknown(self, name: str) -> UsageError:
-        known = [
-            f"{model}:{engine['name']}"
-            for model, found in self._session.project.models.items()
-            for engine in found.data["engines"]
-        ]
-        near = nearest(name.removeprefix("engine:"), known)
-        listed = ", ".join(known[:_SHOWN_ENGINES]) or "none yet"
-        hint = f"nearest: {', '.join(near)}" if near else f"engines: {listed}"
-        return UsageError(f"there is no engine file and no engine {name!r}", hint)
 
     def check(self, engine: _Engine) -> dict[str, Any]:
         """Return the ability of an engine to run here, and its freshness."""
