@@ -1,4 +1,4 @@
-"""Stale outputs after a failed run, and the report that replaces the last successful one."""
+"""Report on a failed run and its stale outputs."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _report_model(session: Session, model: str) -> StaleOutputs:
 
 
 def _read_state(session: Session, model: str) -> tuple[Problems, dict[str, str]]:
-    """Return a model's problems, and its stale outputs with the start of their run.
+    """Return problems, and the start of the run per stale output.
 
     Raises: StageError, OSError: the state cannot be read.
     """
@@ -130,7 +130,7 @@ def _read_state(session: Session, model: str) -> tuple[Problems, dict[str, str]]
 
 
 def _replace_report(session: Session, report: Action) -> tuple[Problems, dict[str, str]]:
-    """Replace a model's report by one on the failure; return the model's state.
+    """Replace a model's report and return the model's state.
 
     The last successful report is kept next to it. Nothing is written if there is no report, or if
     another run has brought everything up to date meanwhile.

@@ -139,7 +139,7 @@ def _action(session: Session, model: str, stage: str) -> Action:
 
 
 def _current(session: Session, action: Action) -> tuple[str, str, Path]:
-    """Return the state, a note and the file of a graph in the build folder."""
+    """Return state, note and file of a current graph."""
     target, file = action.target, session.project.build / _graph_ref(action)
     if not file.is_file():
         result = session.result(target)
@@ -181,7 +181,7 @@ def _earlier_record(ledger: Ledger, action: Action, name: str, steps: int) -> Ac
 def _record_at_revision(
     session: Session, ledger: Ledger, store: Store, action: Action, revision: str
 ) -> ActionRecord:
-    from buildsys.cli.reachable_builds import builds_of
+    from buildsys.cli.git_revision import builds_of
 
     stored: dict[str, list[ActionRecord]] = {}
     for one in store.actions():
@@ -206,7 +206,7 @@ def _record_at_revision(
 
 
 def _graph_ref(action: Action) -> str:
-    """Return the path of a target's graph in the build folder, or ""."""
+    """Return the relative path of a target's graph, or ""."""
     return next((action.outputs[role].path for role in _ROLES if role in action.outputs), "")
 
 

@@ -24,7 +24,7 @@ _END_LIMIT_S = 10.0  # for the main thread, once all workers are stopped
 
 @contextmanager
 def on_interruption(stop: Callable[[int], None]) -> Iterator[None]:
-    """Call ``stop`` with the exit code in a separate thread after SIGINT or SIGTERM."""
+    """Call ``stop`` in a thread after SIGINT or SIGTERM."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -106,7 +106,7 @@ class Selection(NamedTuple):
 
 
 def select(session: Session, requested: Requested) -> Selection | None:
-    """Return the targets to check in a run; None for a pattern, path or mistake.
+    """Return the targets to check, None for a pattern, path or mistake.
 
     Of thousands of models only the selected targets become tasks of doit; models that are entirely
     up to date are left out.
@@ -207,7 +207,7 @@ def _target_task(session: Session, target: str, others: Iterable[str]) -> Sessio
 
 
 def _group_task(session: Session, name: str, members: list[str]) -> SessionTask:
-    """Return the task of a stage, a model, or a stage of a model."""
+    """Return the task of a stage, model or both."""
     stage, _, model = name.partition(":")
     if not model:
         doc = _STAGE_DOCS.get(stage, f"{stage} of every model")

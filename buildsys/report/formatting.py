@@ -56,7 +56,7 @@ def plural(number: int, singular: str, plural: str = "") -> str:
 
 
 def first_names(names: Sequence[str], most: int) -> str:
-    """Return the first names and the number of others: a, b and 3 more."""
+    """Return the first names and the number of others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
@@ -114,7 +114,7 @@ def speedup(value: float | None) -> str:
 
 
 def plain(value: object, between: str = ", ") -> str:
-    """Return a JSON value as text, with ``between`` between the entries of lists."""
+    """Return a JSON value as text; ``between`` separates entries of lists."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {plain(entry, between)}" for name, entry in value.items())
     if isinstance(value, (list, tuple)):
@@ -125,7 +125,7 @@ def plain(value: object, between: str = ", ") -> str:
 def align(
     rows: Sequence[Sequence[str]], at_right: Sequence[bool], least: int = 0
 ) -> list[list[str]]:
-    """Return the cells of a table, padded to the width of their columns."""
+    """Return a table with its cells padded."""
     widths = [max(least, *map(display_width, column)) for column in zip(*rows, strict=True)]
 
     def pad(cell: str, width: int, right: bool) -> str:
@@ -136,5 +136,5 @@ def align(
 
 
 def display_width(text: str) -> int:
-    """Return the width of text on a terminal, with wide characters counted twice."""
+    """Return the width of text, counting wide characters twice."""
     return sum(2 if east_asian_width(char) in "WF" else 1 for char in text)

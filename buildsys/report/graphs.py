@@ -58,6 +58,8 @@ def graph_history(
     ]
     names = sorted({*(old or {}), *(new or {})})
     counts = [OperatorCount(name, _of(old, (name,)), _of(new, (name,))) for name in names]
+    if new is not None:  # the largest changes first
+        counts.sort(key=lambda one: -abs((one.simplified or 0) - (one.exported or 0)))
     modules = tuple(_modules(export.get("modules", {}), old, new))
     return GraphHistory(
         exporter=export.get("exporter", ""),
@@ -67,7 +69,7 @@ def graph_history(
         tool=simplify.get("tool", ""),
         exported=sizes[0],
         simplified=sizes[1],
-        operators=tuple(sorted(counts, key=lambda line: (-_change(line), line.operator))),
+        operators=tuple(counts),
         modules=modules,
         folded=tuple(_folded(modules, has_surgery=has_surgery)),
         stages=tuple(_stage(target, facts, dims) for target, facts in graphs.items()),
@@ -129,10 +131,6 @@ def _stage(target: str, facts: Mapping[str, Any], dims: Counts) -> GraphStage:
         },
         not_counted=macs["not_counted"],
     )
-
-
-def _change(line: OperatorCount) -> int:
-    return 0 if line.simplified is None else abs(line.simplified - (line.exported or 0))
 
 
 def _of(counts: Counts | None, operators: Iterable[str]) -> int | None:

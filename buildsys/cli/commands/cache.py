@@ -113,7 +113,7 @@ def _verify(_project: Project, store: Store, timing_caches: Path, _options: Opti
 
 
 def _collect(project: Project, store: Store, timing_caches: Path, options: Options) -> Answer:
-    from buildsys.cli.reachable_builds import reached_by
+    from buildsys.cli.git_revision import reached_by
 
     older_than = _quantity(parse_duration, options["older_than"], "--older-than")
     max_size = _quantity(parse_size, options["max_size"], "--max-size")

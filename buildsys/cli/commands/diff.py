@@ -26,6 +26,7 @@ _TITLES = {
     "replaced": "replaced", "unused": "unused", "new": "new",
 }  # fmt: skip
 Group = Mapping[str, Any]
+_section = partial(titled_lines, indent=_INDENT)
 
 
 class Diff(ProjectCommand):
@@ -67,7 +68,7 @@ class Diff(ProjectCommand):
 
 
 def _graph_names(names: Sequence[str]) -> Sequence[str]:
-    """Return two names; the default for an earlier build is its stage's current graph."""
+    """Return two names, by default an earlier build and its stage."""
     if len(names) == 2:
         return names
     if not names:
@@ -211,10 +212,6 @@ def _kinds(title: str, lines: Sequence[str], kinds: int) -> Iterator[str]:
     yield from _section(title, lines)
     if kinds > _SHOWN:
         yield f"  {'':<{_INDENT}}{kinds - _SHOWN} more kinds (--json lists all)"
-
-
-def _section(title: str, lines: Iterable[str]) -> list[str]:
-    return titled_lines(title, lines, _INDENT)
 
 
 def _wrapped(parts: Iterable[str]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from buildsys.cli.command import JSON, Options, ProjectCommand, print_json
 from buildsys.cli.console.rows import Row, print_rows, time_ago
 from buildsys.cli.session import Session
-from buildsys.execution.freshness import FRESH, MAY_RERUN, STALE, Explanation, LastRun
+from buildsys.execution.freshness import FRESH, MAY_RERUN, STALE, Explanation
 from buildsys.execution.stale_reasons import Reason, format_reasons, summarize_reasons
 from buildsys.report.formatting import duration
 
@@ -84,13 +84,12 @@ def _rows(session: Session, found: Iterable[Explanation], *, by_name: bool) -> I
                 last_run = f": last run {time_ago(last.started)}, {last.status}" if last else ""
                 yield Row(one.state, one.target + last_run, details)
             elif by_name:
-                yield Row(FRESH, f"{one.target}: {_how_built(last)}" if last else one.target)
-
-
-def _how_built(last: LastRun) -> str:
-    how = {"passed": "built", "error": "last run failed"}.get(last.status, last.status)
-    text = f"{how} {time_ago(last.started)} in {duration(last.seconds)}"
-    text += f" ({last.reason})" if last.reason else ""
-    return text + (
-        f"; reason: {summarize_reasons(last.reasons, _SHOWN_CAUSES)}" if last.reasons else ""
-    )
+                built = ""
+                if last:
+                    how = {"passed": "built", "error": "last run failed"}
+                    built = f": {how.get(last.status, last.status)} {time_ago(last.started)}"
+                    built += f" in {duration(last.seconds)}"
+                    built += f" ({last.reason})" if last.reason else ""
+                    if last.reasons:
+                        built += f"; reason: {summarize_reasons(last.reasons, _SHOWN_CAUSES)}"
+                yield Row(FRESH, one.target + built)

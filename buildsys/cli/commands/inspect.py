@@ -1,10 +1,11 @@
-"""doit inspect: contents of a graph (operators, tensors, weights, MACs), or a drawing."""
+"""doit inspect: operators, tensors, weights and MACs of a graph."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ _SHOWN_OPERATORS = 12
 _SHOWN_CONSUMERS = 6
 _ENGINE_HEADER = ("schema", "target", "stage", "model", "variant", "toolchain")
 Document = Mapping[str, Any]
+_entry = partial(titled_lines, indent=_INDENT)
 
 
 class Inspect(ProjectCommand):
@@ -108,7 +110,7 @@ def _describe(
 def _describe_nodes(
     head: Document, document: Document, name: str
 ) -> tuple[Document, Sequence[str]]:
-    """Return all nodes of a name, or the producer of that tensor, as JSON and text."""
+    """Return the nodes of a name, or the producer of a tensor."""
     found = [node for node in document["nodes"] if node["name"] == name]
     found = found or [node for node in document["nodes"] if name in node["outputs"]]
     if not found:
@@ -293,10 +295,6 @@ def _end(name: str, tensors: Document, other: str) -> str:
         return f"{text} from {tensor['producer'] or tensor['kind']}"
     consumers = tensor["consumers"] or [tensor["kind"] if tensor["kind"] == "output" else "nothing"]
     return f"{text} to {first_names(consumers, _SHOWN_CONSUMERS)}"
-
-
-def _entry(title: str, lines: Iterable[str]) -> list[str]:
-    return titled_lines(title, lines, _INDENT)
 
 
 def _typed(tensor: Document) -> str:

@@ -83,7 +83,7 @@ def print_plan(
 
 
 def _usual_times(session: Session, steps: Sequence[Explanation], jobs: int) -> dict[str, Any]:
-    """Return the usual times of the steps as JSON; unbuilt steps have none."""
+    """Return usual times for the JSON output; unbuilt steps have none."""
     executed = [one for one in steps if not one.restorable]
     usual = {one.target: one.expected_s or 0.0 for one in executed}
     total_s = sum(usual.values())
@@ -187,7 +187,7 @@ def _differences(before: Session, now: Session) -> Iterator[_Difference]:
 
 
 def _parts(keys: KeyBuilder, action: Action) -> Mapping[str, str]:
-    """Return the key parts determined by a git revision: manifest fields and sources."""
+    """Return key parts for manifest fields and sources."""
     reads_files = action.sources or action.weights
     parts = keys.build(action).parts if reads_files else declared_parts(action)
     return {

@@ -1,4 +1,4 @@
-"""Displays of the targets of a run: plain lines, or a live terminal."""
+"""Plain and live displays of a run's targets."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _UNITS = ((86400, "day"), (3600, "h"), (60, "min"))
 
 @dataclass(frozen=True)
 class Row:
-    """A state in one word, and a name with a note and details."""
+    """One word for a state, a name, a note and details."""
 
     word: str
     text: str

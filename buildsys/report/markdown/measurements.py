@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from buildsys.report import formatting as q
 from buildsys.report.benchmarks import contender_title
 from buildsys.report.markdown.elements import code, escape, section, status_text, table
-from buildsys.report.results.report import Check, ComparisonLine, FailureLine, Report
+from buildsys.report.results.report import Check, ComparisonLine, Report
 
 Lines = Iterator[str]
 _MOST_ROWS = 64
 _MOST_FAILURES = 20
 _MOST_NAMES = 12
+_FAILURE_COLUMNS = (
+    "graph or engine", "case", "output", "index", "actual>", "expected>", "problem",
+)  # fmt: skip
 _LIMIT_TEXT = {
     "rtol": "relative error at most {}",
     "cosine": "cosine at least {}",
@@ -53,7 +56,23 @@ def checks(report: Report) -> Lines:
         ]
         shown = f" Limits: {', '.join(limits)}." if limits else ""
         yield f"Status: {status_text(check.status)}.{shown}"
-        yield from _failures(check.failures)
+        if check.failures:
+            rows = [
+                (
+                    escape(line.subject),
+                    escape(line.case),
+                    code(line.output),
+                    code(line.index),
+                    code(line.actual),
+                    code(line.expected),
+                    escape(line.problem),
+                )
+                for line in check.failures[:_MOST_FAILURES]
+            ]
+            yield from ("", *table(_FAILURE_COLUMNS, rows))
+            further = len(check.failures) - _MOST_FAILURES
+            if further > 0:
+                yield from ("", f"… and {further} more failures in `report.json`.")
         yield from _comparisons(check)
 
 
@@ -158,28 +177,6 @@ def _on_gpu(report: Report) -> Lines:
             readings = q.count(state.readings), escape(state.throttle)
             state_rows.append((code(state.engine), state.case, *shown, *readings))
         yield from table(state_columns, state_rows)
-
-
-def _failures(failures: Sequence[FailureLine]) -> Lines:
-    if not failures:
-        return
-    rows = [
-        (
-            escape(line.subject),
-            escape(line.case),
-            code(line.output),
-            code(line.index),
-            code(line.actual),
-            code(line.expected),
-            escape(line.problem),
-        )
-        for line in failures[:_MOST_FAILURES]
-    ]
-    columns = ("graph or engine", "case", "output", "index", "actual>", "expected>", "problem")
-    yield from ("", *table(columns, rows))
-    if len(failures) > _MOST_FAILURES:
-        further = len(failures) - _MOST_FAILURES
-        yield from ("", f"… and {further} more failures in `report.json`.")
 
 
 def _comparisons(check: Check) -> Lines:

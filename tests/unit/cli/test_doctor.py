@@ -12,22 +12,20 @@ from python_environments import program
 
 from buildsys import backends
 from buildsys.cli.commands.doctor import command, machine
-from buildsys.cli.commands.doctor.backends import (
-    INSTALL,
-    Environment,
-    check_backends,
-    check_environment,
-    check_toolchain,
-)
 from buildsys.cli.commands.doctor.command import check_machine
 from buildsys.cli.commands.doctor.machine import (
     BROKEN,
+    INSTALL,
     MISSING,
     OK,
+    Environment,
     Gpus,
+    check_backends,
+    check_environment,
     check_extras,
     check_folders,
     check_gpus,
+    check_toolchain,
 )
 from buildsys.manifest.project import Project
 from buildsys.system.gpus.devices import GpuDetails, GpuError

@@ -11,24 +11,22 @@ from functools import partial
 from pathlib import Path
 
 from buildsys.cli.command import JSON, Options, ProjectCommand, print_json
-from buildsys.cli.commands.doctor.backends import (
-    INSTALL,
-    Environment,
-    check_backends,
-    check_environment,
-    check_toolchain,
-)
 from buildsys.cli.commands.doctor.machine import (
     BROKEN,
+    INSTALL,
     LIBRARIES,
     MISSING,
     OK,
     Check,
+    Environment,
+    check_backends,
+    check_environment,
     check_extras,
     check_folders,
     check_gpus,
     check_libraries_here,
     check_python,
+    check_toolchain,
 )
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.errors import ManifestErrors
