@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,32 +30,22 @@ _NAMES = ("name", "key", "domain")
 class FieldDifference:
     """A field with different values in two models."""
 
-    kind: str
-    name: str  # of that node, initializer …
-    field: str
-    first: str
-    second: str
+    kind: str = "model"
+    name: str = ""  # of that node, initializer …
+    field: str = ""
+    first: str = ""
+    second: str = ""
 
     def sentence(self) -> str:
         """Return e.g. ``initializer fc.bias: raw_data: 0.5 and 0.25 at element 3``."""
         where = ": ".join(part for part in (f"{self.kind} {self.name}".strip(), self.field) if part)
         return f"{where}: {self.first} and {self.second}"
 
-
-@dataclass(frozen=True)
-class _Place:
-    """The position of a message within a model."""
-
-    kind: str = "model"
-    name: str = ""
-    path: tuple[str, ...] = ()
-
-    def field(self, name: str) -> _Place:
-        return _Place(self.kind, self.name, (*self.path, name))
-
-    def difference(self, first: Any, second: Any) -> FieldDifference:
-        path = [part for part in self.path if part != "graph" or len(self.path) == 1]
-        return FieldDifference(self.kind, self.name, ".".join(path), _shown(first), _shown(second))
+    def at(self, field: str, *values: Any) -> FieldDifference:
+        """Return the difference of a field inside this one."""
+        outer = self.field if self.field != "graph" else ""
+        texts = {"first": _shown(values[0]), "second": _shown(values[1])} if values else {}
+        return replace(self, field=f"{outer}.{field}" if outer else field, **texts)
 
 
 def first_difference(first: Path, second: Path, first_byte: int) -> dict[str, Any] | None:
@@ -77,7 +67,7 @@ def first_difference(first: Path, second: Path, first_byte: int) -> dict[str, An
 
 def differences(first: onnx.ModelProto, second: onnx.ModelProto) -> Iterator[FieldDifference]:
     """Yield the differing fields of two models, in file order."""
-    yield from _fields(first, second, _Place())
+    yield from _fields(first, second, FieldDifference())
 
 
 def difference_at(model: onnx.ModelProto, position: int) -> FieldDifference | None:
@@ -93,46 +83,54 @@ def difference_at(model: onnx.ModelProto, position: int) -> FieldDifference | No
     return None
 
 
-def _fields(first: Message, second: Message, place: _Place) -> Iterator[FieldDifference]:
+def _fields(first: Message, second: Message, place: FieldDifference) -> Iterator[FieldDifference]:
     here = {field.name: value for field, value in first.ListFields()}
     there = {field.name: value for field, value in second.ListFields()}
     if isinstance(first, TensorProto) and isinstance(second, TensorProto):
         same_shape = first.data_type == second.data_type and first.dims == second.dims
         inside = TensorProto.EXTERNAL not in (first.data_location, second.data_location)
         if same_shape and inside and first.raw_data != second.raw_data:
-            yield place.field("values").difference(*_first_values(first, second))
+            yield place.at("values", *_first_values(first, second))
             here.pop("raw_data", None), there.pop("raw_data", None)
     for name in dict.fromkeys((*here, *there)):
         old, new = here.get(name), there.get(name)
-        if _is_repeated(old) or _is_repeated(new):
+        if any(
+            not isinstance(value, (str, bytes, Message)) and hasattr(value, "__len__")
+            for value in (old, new)
+        ):
             yield from _members(name, list(old or ()), list(new or ()), place)
         elif isinstance(old, Message) and isinstance(new, Message):
-            yield from _fields(old, new, place.field(name))
+            yield from _fields(old, new, place.at(name))
         elif old != new:
-            yield place.field(name).difference(old, new)
+            yield place.at(name, old, new)
 
 
 def _members(
-    name: str, first: Sequence[Any], second: Sequence[Any], place: _Place
+    name: str, first: Sequence[Any], second: Sequence[Any], place: FieldDifference
 ) -> Iterator[FieldDifference]:
     """Yield the differences between the members of a repeated field."""
     if not all(isinstance(member, Message) for member in (*first, *second)):
         if first != second:
-            yield place.field(name).difference(first, second)
+            yield place.at(name, first, second)
         return
-    labels, others = (
-        [_label(member) or f"[{at}]" for at, member in enumerate(side)] for side in (first, second)
-    )
+    sides: list[list[str]] = []
+    for side in (first, second):
+        labels = []
+        for at, member in enumerate(side):  # by name, or else by first output
+            fields = {field.name: value for field, value in member.ListFields()}
+            label = next((str(fields[key]) for key in _NAMES if key in fields), "")
+            labels.append(label or str(next(iter(fields.get("output", ())), "")) or f"[{at}]")
+        sides.append(labels)
+    labels, others = sides
     if labels == others:
         for label, old, new in zip(labels, first, second, strict=True):
             if old != new:
-                named = _Place(_KINDS[name], label) if name in _KINDS else None
-                yield from _fields(old, new, named or place.field(f"{name} {label}"))
+                named = FieldDifference(_KINDS[name], label) if name in _KINDS else None
+                yield from _fields(old, new, named or place.at(f"{name} {label}"))
     elif sorted(labels) == sorted(others):
         pairs = enumerate(zip(labels, others, strict=True))
         at, (label, other) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
-        order = place.field(f"order of {name}")
-        yield order.difference(f"{label} at {at}", f"{other} there")
+        yield place.at(f"order of {name}", f"{label} at {at}", f"{other} there")
     else:
         removed = [label for label in labels if label not in others]
         added = [label for label in others if label not in labels]
@@ -144,18 +142,7 @@ def _members(
             changed = (removed or added or [""])[0]
             yield FieldDifference(_KINDS[name], changed, name, *texts)
         else:
-            yield place.field(name).difference(*texts)
-
-
-def _label(message: Message) -> str:
-    """Return the name of a message, or else its first output."""
-    fields = {field.name: value for field, value in message.ListFields()}
-    label = next((str(fields[name]) for name in _NAMES if name in fields), "")
-    return label or str(next(iter(fields.get("output", ())), ""))
-
-
-def _is_repeated(value: Any) -> bool:
-    return not isinstance(value, (str, bytes, Message)) and hasattr(value, "__len__")
+            yield place.at(name, *texts)
 
 
 def _first_values(first: TensorProto, second: TensorProto) -> tuple[str, str]:

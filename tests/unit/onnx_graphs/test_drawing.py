@@ -7,8 +7,7 @@ from plain_graphs import body, chain, node, residual_blocks
 
 from buildsys.errors import UsageError
 from buildsys.onnx_graphs.inspection.drawing.labels import text_width, wrapped
-from buildsys.onnx_graphs.inspection.drawing.subgraph import choose
-from buildsys.onnx_graphs.inspection.drawing.svg import draw
+from buildsys.onnx_graphs.inspection.drawing.svg import choose, draw
 from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainNode
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -21,7 +20,7 @@ def forked() -> Body:
 
 
 def labels(graph: Body, *ends: object) -> list[str]:
-    return [one.operator for one in choose(graph, *ends).nodes]  # type: ignore[arg-type]
+    return [one.operator for one in choose(graph, *ends)]  # type: ignore[arg-type]
 
 
 def test_a_part_has_all_paths_between_two_names() -> None:

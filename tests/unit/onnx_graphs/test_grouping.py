@@ -29,7 +29,7 @@ def grouped(graph: Body, form: object = None) -> list[Box]:
 
 
 def texts(boxes: list[Box]) -> list[tuple[str, int]]:
-    return [(outline(box.pattern or box.items), box.count) for box in boxes]
+    return [(outline(box.pattern), box.count) for box in boxes]
 
 
 def nodes_of(boxes: list[Box]) -> list[PlainNode]:

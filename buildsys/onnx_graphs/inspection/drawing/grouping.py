@@ -35,11 +35,15 @@ Item = PlainNode | Parallel
 
 @dataclass(frozen=True, eq=False)
 class Box:
-    """One box: consecutive items, repeated ``count`` times."""
+    """One box: ``count`` equal blocks of consecutive items."""
 
     items: tuple[Item, ...]
     count: int = 1
-    pattern: tuple[Item, ...] = ()  # the repeated items
+
+    @property
+    def pattern(self) -> tuple[Item, ...]:
+        """The first block."""
+        return self.items[: len(self.items) // self.count]
 
     @property
     def nodes(self) -> list[PlainNode]:
@@ -137,15 +141,16 @@ def _join_branches(units: list[_Unit], alone: set[_Unit]) -> bool:
 
 def _open_large(units: list[_Unit], alone: set[_Unit], total: int) -> None:
     """Open units with too many nodes for one box."""
-
-    def is_large(item: Item) -> bool:
-        limit = max(PLAIN_LIMIT / 2, _LARGE_SHARE * total)
-        return isinstance(item, Parallel) and sum(1 for _ in all_nodes([item])) > limit
-
+    limit = max(PLAIN_LIMIT / 2, _LARGE_SHARE * total)
     waiting = list(units)
     while waiting and len(units) < _BOX_LIMIT:
         unit = waiting.pop(0)
-        at = next((at for at, item in enumerate(unit.items) if is_large(item)), None)
+        large = (
+            at
+            for at, item in enumerate(unit.items)
+            if isinstance(item, Parallel) and len(list(all_nodes([item]))) > limit
+        )
+        at = next(large, None)
         if at is None or unit in alone:
             continue
         pieces = _opened(unit, at)
@@ -224,36 +229,25 @@ def _repeats(blocks: list[tuple[Item, ...]], form: Callable[[PlainNode], str]) -
     begin, length, count = chosen
     end = begin + length * count
     items = tuple(item for block in blocks[begin:end] for item in block)
-    pattern_items = tuple(item for block in blocks[begin : begin + length] for item in block)
-    return [
-        *_repeats(blocks[:begin], form),
-        Box(items, count, pattern_items),
-        *_repeats(blocks[end:], form),
-    ]
+    return [*_repeats(blocks[:begin], form), Box(items, count), *_repeats(blocks[end:], form)]
 
 
 def _runs(boxes: Sequence[Box]) -> list[Box]:
     """Join consecutive single nodes; one or two after branches join these."""
     found: list[Box] = []
-    run: list[Item] = []
-
-    def finish() -> None:
+    for is_single, run in groupby(
+        boxes, key=lambda box: isinstance(box.items[0], PlainNode) and len(box.items) == 1
+    ):
+        if not is_single:
+            found += run
+            continue
+        items = tuple(box.items[0] for box in run)
         last = found[-1] if found else None
-        after_branches = last and last.count == 1 and isinstance(last.items[0], Parallel)
-        if run and last and after_branches and len(run) <= 2:
-            found[-1] = Box((*last.items, *run))
+        if last and last.count == 1 and isinstance(last.items[0], Parallel) and len(items) <= 2:
+            found[-1] = Box((*last.items, *items))
         else:
-            starts = range(0, len(run), _LONGEST_RUN)
-            found.extend(Box(tuple(run[at : at + _LONGEST_RUN])) for at in starts)
-        run.clear()
-
-    for box in boxes:
-        if box.count == 1 and len(box.items) == 1 and not isinstance(box.items[0], Parallel):
-            run.append(box.items[0])
-        else:
-            finish()
-            found.append(box)
-    finish()
+            starts = range(0, len(items), _LONGEST_RUN)
+            found += [Box(items[at : at + _LONGEST_RUN]) for at in starts]
     return found
 
 

@@ -89,7 +89,7 @@ def label_of(box: Box, body: Body, draw_body: Callable[[Body], Picture]) -> BoxL
         shape = [str(value)] if value else []
         return BoxLabel(wrapped(node.name), shape, "end", f"{node.operator} {node.name}")
     nodes, repeated = box.nodes, box.count > 1
-    text = outline(box.pattern if repeated else box.items)
+    text = outline(box.pattern)
     is_one = "→" not in text and "," not in text
     lines = [f"{box.count} times in a row"] if repeated and not is_one else []
     lines += [f"{len(nodes)} nodes, {nodes[0].label} …"] if len(nodes) > 1 else []

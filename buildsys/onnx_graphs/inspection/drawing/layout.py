@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 from itertools import pairwise
 
 ROW_GAP = 34.0
@@ -87,13 +88,7 @@ def _ranks(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
     for begin, end in edges:
         above[end].append(begin)
         below[begin].append(end)
-    missing = [len(sources) for sources in above]
-    order = [box for box in range(count) if not missing[box]]
-    for box in order:  # grows: topological order
-        for target in below[box]:
-            missing[target] -= 1
-            if not missing[target]:
-                order.append(target)
+    order = list(TopologicalSorter(dict(enumerate(above))).static_order())
     ranks = [0] * count
     for box in order:
         ranks[box] = max((ranks[source] + 1 for source in above[box]), default=0)
@@ -187,28 +182,22 @@ def _paths(
     left: float,
 ) -> list[list[Point]]:
     """Return the points of each edge. Bends are between rows only."""
-    leaving = _ports(slots, chains, first=True)
-    arriving = _ports(slots, chains, first=False)
+    leaving: dict[int, float] = {}  # edge -> x at its first box
+    arriving: dict[int, float] = {}
+    for slot in slots:
+        for found, end, near in ((leaving, 0, 1), (arriving, -1, -2)):
+            mine = sorted(
+                (chain[near].x, at) for at, chain in enumerate(chains) if chain[end] is slot
+            )
+            for place, (_, at) in enumerate(mine):
+                found[at] = slot.x + slot.width * 0.7 * ((place + 1) / (len(mine) + 1) - 0.5)
     paths = []
     for at, chain in enumerate(chains):
         begin, end = chain[0], chain[-1]
         height = sizes[begin.box][1] if begin.box is not None else 0.0
         points = [(leaving[at], rows[begin.rank][0] + height), (leaving[at], rows[begin.rank][1])]
-        for slot in chain[1:-1]:
-            points += [(slot.x, rows[slot.rank][0]), (slot.x, rows[slot.rank][1])]
+        for passed in chain[1:-1]:
+            points += [(passed.x, y) for y in rows[passed.rank]]
         points.append((arriving[at], rows[end.rank][0]))
         paths.append([(round(x - left, 2), round(y, 2)) for x, y in points])
     return paths
-
-
-def _ports(
-    slots: Sequence[_Slot], chains: Sequence[Sequence[_Slot]], *, first: bool
-) -> dict[int, float]:
-    """Return the x of each edge at its first or last box."""
-    found: dict[int, float] = {}
-    for slot in slots:
-        mine = [at for at, chain in enumerate(chains) if chain[0 if first else -1] is slot]
-        mine.sort(key=lambda at: (chains[at][1 if first else -2].x, at))
-        for place, at in enumerate(mine):
-            found[at] = slot.x + slot.width * 0.7 * ((place + 1) / (len(mine) + 1) - 0.5)
-    return found

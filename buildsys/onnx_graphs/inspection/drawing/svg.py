@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from html import escape as escape_markup
 
+from buildsys.errors import UsageError
 from buildsys.onnx_graphs.inspection.drawing.grouping import group
 from buildsys.onnx_graphs.inspection.drawing.labels import (
     INPUT,
@@ -20,8 +21,8 @@ from buildsys.onnx_graphs.inspection.drawing.labels import (
     text_width,
 )
 from buildsys.onnx_graphs.inspection.drawing.layout import Point, place
-from buildsys.onnx_graphs.inspection.drawing.subgraph import Part, choose, tensors_across_border
-from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainNode
+from buildsys.onnx_graphs.inspection.plain_graph import CONSTANT, Body, PlainNode
+from buildsys.system.suggestions import nearest
 
 _MARGIN = 20.0
 _CONTROL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -60,8 +61,8 @@ def draw(
 
     Raises: UsageError: unknown node or tensor, or no path between them.
     """
-    part = choose(body, begin, end, depth)
-    picture = _picture(part)
+    nodes = choose(body, begin, end, depth)
+    picture = _picture(body, nodes)
     width = max(picture.width, text_width(title, TITLE, bold=True)) + 2 * _MARGIN
     document = _DOCUMENT.format(
         font=_FONT,
@@ -72,14 +73,84 @@ def draw(
         top=_number(_MARGIN + 2 * LINE_HEIGHT),
         shapes=picture.shapes,
     )
-    return document, {"nodes": len(part.nodes), "boxes": picture.boxes}
+    return document, {"nodes": len(nodes), "boxes": picture.boxes}
 
 
-def _picture(part: Part) -> Picture:
-    body, border = part.body, tensors_across_border(part)
-    inputs = [PlainNode(name, INPUT, (), (name,)) for name in border["in"]]
-    outputs = [PlainNode(name, OUTPUT, (name,), ()) for name in border["out"]]
-    nodes = [*inputs, *part.nodes, *outputs]
+def choose(body: Body, begin: str = "", end: str = "", depth: int | None = None) -> list[PlainNode]:
+    """Return the nodes on all paths from ``begin`` to ``end``, without Constants.
+
+    Both are names of nodes or tensors; "" stands for the border of the graph. ``depth`` limits the
+    nodes of a path, counted from ``begin``, or else from ``end``, or else from the inputs.
+
+    Raises: UsageError: unknown node or tensor, or no path between them.
+    """
+    nodes = [node for node in body.nodes if node.operator != CONSTANT]
+    wanted = set(nodes)
+    if begin or (depth is not None and not end):
+        names = [begin] if begin else body.inputs
+        starts = {node for name in names for node in _nodes(body, name, forwards=True)}
+        wanted &= _reached(body, starts, depth, forwards=True)
+    if end:
+        ends = set(_nodes(body, end, forwards=False))
+        wanted &= _reached(body, ends, None if begin else depth, forwards=False)
+    if not wanted:
+        within = f" within {depth} nodes" if depth is not None else ""
+        path = f"from {begin or 'the inputs'} to {end or 'the outputs'}{within}"
+        raise UsageError(f"no path leads {path}")
+    return [node for node in nodes if node in wanted]
+
+
+def _nodes(body: Body, name: str, *, forwards: bool) -> list[PlainNode]:
+    """Return the node with a name, or those next to a tensor.
+
+    Raises: UsageError: unknown name.
+    """
+    named = next((node for node in body.nodes if node.name == name), None)
+    if named:
+        return [named]
+    consumers = body.consumers.get(name, [])
+    producer = [body.producers[name]] if name in body.producers else []
+    found = consumers or producer if forwards else producer or consumers[:1]
+    if found or name in body.inputs:
+        return found
+    names = [*(node.label for node in body.nodes), *body.producers, *body.inputs]
+    near = nearest(name, names)
+    hint = f"nearest: {', '.join(near)}" if near else "`--nodes` lists all nodes and their tensors"
+    raise UsageError(f"the graph has no node or tensor {name!r}", hint)
+
+
+def _reached(
+    body: Body, starts: set[PlainNode], depth: int | None, *, forwards: bool
+) -> set[PlainNode]:
+    found: set[PlainNode] = set()
+    level, distance = starts, 1
+    while level and (depth is None or distance <= depth):
+        found |= level
+        if forwards:
+            names = (name for node in level for name in node.outputs)
+            near = {taker for name in names for taker in body.consumers.get(name, ())}
+        else:
+            names = (name for node in level for name in node.reads)
+            near = {body.producers[name] for name in names if name in body.producers}
+        level, distance = near - found, distance + 1
+    return found
+
+
+def _picture(body: Body, part: Sequence[PlainNode]) -> Picture:
+    members = set(part)
+    incoming = [
+        name
+        for name in (name for node in part for name in node.reads)
+        if body.producers.get(name) not in members and name not in body.stored
+    ]
+    outgoing = [
+        name
+        for name in (name for node in part for name in node.outputs)
+        if name in body.outputs or not members.issuperset(body.consumers.get(name, ()))
+    ]
+    inputs = [PlainNode(name, INPUT, (), (name,)) for name in dict.fromkeys(incoming)]
+    outputs = [PlainNode(name, OUTPUT, (name,), ()) for name in dict.fromkeys(outgoing)]
+    nodes = [*inputs, *part, *outputs]
     makers = {name: node for node in nodes for name in node.outputs if name}
     edges = [(makers[name], node) for node in nodes for name in node.reads if name in makers]
 
@@ -92,7 +163,7 @@ def _picture(part: Part) -> Picture:
     ends = (*inputs, *outputs)
     columns = group(nodes, dict.fromkeys(edges), fixed=ends, form=known_sizes)
     boxes = [box for column in columns for box in column]
-    labels = [label_of(box, body, lambda inner: _picture(choose(inner))) for box in boxes]
+    labels = [label_of(box, body, lambda inner: _picture(inner, choose(inner))) for box in boxes]
     home = {node: at for at, box in enumerate(boxes) for node in box.nodes}
     box_edges = {(home[a], home[b]): None for a, b in edges if home[a] != home[b]}
     layout = place([label.size for label in labels], list(box_edges))
@@ -124,8 +195,9 @@ def _box(label: BoxLabel, corner: Point) -> str:
     radius = 11 if label.kind == "end" else 4
     size = f'width="{_number(width)}" height="{_number(height)}" rx="{radius}"'
     frame = f'{size} fill="{fill}" stroke="{line}" stroke-width="1.1"'
-    drawn = _rectangle(x + _STACK_OFFSET, y + _STACK_OFFSET, frame) if label.stacked else ""
-    drawn += _rectangle(x, y, frame)
+    drawn = ""
+    for shift in (_STACK_OFFSET, 0.0) if label.stacked else (0.0,):
+        drawn += f'<rect x="{_number(x + shift)}" y="{_number(y + shift)}" {frame}/>'
     ink, faint = ("#ffffff", "#e8e8e8") if label.kind == "end" else ("#222222", "#5f5f5f")
     baseline = y + PADDING * 0.7 + TITLE
     for text, color, style in (
@@ -146,10 +218,6 @@ def _box(label: BoxLabel, corner: Point) -> str:
 def _text(text: str, x: float, y: float, color: str, style: str = "") -> str:
     place = f'x="{_number(x)}" y="{_number(y)}" text-anchor="middle"'
     return f'<text {place}{style} fill="{color}">{_escaped(text)}</text>'
-
-
-def _rectangle(x: float, y: float, frame: str) -> str:
-    return f'<rect x="{_number(x)}" y="{_number(y)}" {frame}/>'
 
 
 def _number(value: float) -> str:
