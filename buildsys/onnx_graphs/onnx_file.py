@@ -65,7 +65,9 @@ def save_model(
     file with their external data, or their contents by name. Without it they are in the external
     data of ``path`` and stay there.
     """
-    if weights_of is not None or not any(map(_is_outside, tensors_of(model))):
+    if weights_of is not None or not any(
+        tensor.data_location == TensorProto.EXTERNAL for tensor in tensors_of(model)
+    ):
         contents = {} if weights_of is None else weights_of
         data_path(path).unlink(missing_ok=True)
         # raw_data copies the bytes at every access
@@ -74,10 +76,11 @@ def save_model(
             for tensor in tensors_of(model)
         ]
         limit = _EXTERNAL_FROM if sum(size for _, size in sizes) > inline_limit else math.inf
-        for tensor in (tensor for tensor, size in sizes if size < limit and _is_outside(tensor)):
-            tensor.raw_data = b"".join(_pieces(tensor, contents))
-            tensor.ClearField("external_data")
-            tensor.ClearField("data_location")
+        for tensor, size in sizes:
+            if size < limit and tensor.data_location == TensorProto.EXTERNAL:
+                tensor.raw_data = b"".join(_pieces(tensor, contents))
+                tensor.ClearField("external_data")
+                tensor.ClearField("data_location")
         apart = [tensor for tensor, size in sizes if size >= limit]
         if apart:
             _write_apart(apart, data_path(path), contents)
@@ -100,13 +103,9 @@ def _write_apart(tensors: Iterable[TensorProto], data: Path, weights_of: Weights
                 tensor.external_data.add(key=key, value=str(value))
 
 
-def _is_outside(tensor: TensorProto) -> bool:
-    return bool(tensor.data_location == TensorProto.EXTERNAL)
-
-
 def _pieces(tensor: TensorProto, weights_of: WeightsOf) -> Iterator[bytes]:
     """Yield the contents of an inline or external tensor."""
-    if not _is_outside(tensor):
+    if tensor.data_location != TensorProto.EXTERNAL:
         yield tensor.raw_data
         return
     if isinstance(weights_of, Mapping):
@@ -280,7 +279,7 @@ def file_bytes(path: Path) -> int:
 
 def outside_bytes(tensor: TensorProto, weights_of: WeightsOf | None = None) -> int:
     """Return the size of a tensor outside the model, 0 if inline."""
-    if not _is_outside(tensor):
+    if tensor.data_location != TensorProto.EXTERNAL:
         return 0
     if isinstance(weights_of, Mapping):
         return len(weights_of[tensor.name])

@@ -41,20 +41,28 @@ class Comparison:
 
     def figures(self) -> OutputComparison:
         """Return the numbers for a result file; infinity and NaN become None."""
+        max_abs, relative, cosine, top1 = (
+            value if value is not None and math.isfinite(value) else None
+            for value in (self.max_abs, self.relative, self.cosine, self.top1)
+        )
         return {
-            "max_abs": _finite(self.max_abs),
-            "relative": _finite(self.relative),
-            "cosine": _finite(self.cosine),
-            "top1": _finite(self.top1),
+            "max_abs": max_abs,
+            "relative": relative,
+            "cosine": cosine,
+            "top1": top1,
             "passed": self.passed,
         }
 
     def failure(self) -> WorstElement:
         """Return the worst element for a result file."""
+        actual, expected = (
+            str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for value in (self.worst_actual, self.worst_expected)
+        )
         return {
             "index": None if self.worst_index is None else list(self.worst_index),
-            "actual": _json_value(self.worst_actual),
-            "expected": _json_value(self.worst_expected),
+            "actual": actual,
+            "expected": expected,
             "problem": self.problem,
         }
 
@@ -115,8 +123,20 @@ def _compare_floats(a: Array, b: Array, tolerance: Tolerance) -> Comparison:
         return _failed(unusable, a, b, (problem,), non_finite=count)
     x, y = np.where(same_infinity, 0, x), np.where(same_infinity, 0, y)
     errors = _errors(x, y)
-    broken = _broken_limits(errors, tolerance)
-    return _failed(np.abs(x - y), a, b, broken, errors) if broken else errors
+    broken = []
+    for title, value, limit in (
+        ("relative error", errors.relative, tolerance.get("rtol")),
+        ("absolute error", errors.max_abs, tolerance.get("atol")),
+    ):
+        if limit is not None and not value <= limit:  # so that a NaN counts as broken
+            broken.append(f"{title} {value:.1e}, allowed {limit:g}")
+    for title, share, least in (
+        ("cosine", errors.cosine, tolerance.get("cosine")),
+        ("top-1 agreement", errors.top1, tolerance.get("top1")),
+    ):
+        if share is not None and least is not None and not share >= least:
+            broken.append(f"{title} {share:.6g}, at least {least:g}")
+    return _failed(np.abs(x - y), a, b, tuple(broken), errors) if broken else errors
 
 
 def _errors(x: Array, y: Array) -> Comparison:
@@ -146,23 +166,6 @@ def _cosine(x: Array, y: Array) -> float:
     return min(1.0, max(-1.0, cosine))
 
 
-def _broken_limits(errors: Comparison, tolerance: Tolerance) -> tuple[str, ...]:
-    broken = []
-    for title, value, limit in (
-        ("relative error", errors.relative, tolerance.get("rtol")),
-        ("absolute error", errors.max_abs, tolerance.get("atol")),
-    ):
-        if limit is not None and not value <= limit:  # so that a NaN counts as broken
-            broken.append(f"{title} {value:.1e}, allowed {limit:g}")
-    for title, share, least in (
-        ("cosine", errors.cosine, tolerance.get("cosine")),
-        ("top-1 agreement", errors.top1, tolerance.get("top1")),
-    ):
-        if share is not None and least is not None and not share >= least:
-            broken.append(f"{title} {share:.6g}, at least {least:g}")
-    return tuple(broken)
-
-
 def _failed(
     distance: Array,
     a: Array,
@@ -190,11 +193,3 @@ def _failed(
 
 def _show(value: Value) -> str:
     return f"{value:.6g}" if isinstance(value, float) else repr(value)
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _json_value(value: Value) -> Value:
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

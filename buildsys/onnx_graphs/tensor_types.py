@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, defs, shape_inference
 
@@ -58,7 +58,14 @@ def types_at(ports: Sequence[defs.OpSchema.FormalParameter], index: int) -> froz
 
 def outer_names(node: NodeProto) -> set[str]:
     """Return the tensors captured by an If, Loop or Scan."""
-    return {name for body in subgraphs(node) for name in _free_names(body)}
+    found: set[str] = set()
+    for body in subgraphs(node):
+        known = {"", *(value.name for value in (*body.input, *body.initializer))}
+        for inner in body.node:
+            found |= {*inner.input, *outer_names(inner)} - known
+            known.update(inner.output)
+        found.update(value.name for value in body.output if value.name not in known)
+    return found
 
 
 def rename_outer(node: NodeProto, names: dict[str, str]) -> None:
@@ -68,15 +75,6 @@ def rename_outer(node: NodeProto, names: dict[str, str]) -> None:
             for index, name in enumerate(inner.input):
                 inner.input[index] = names.get(name, name)
             rename_outer(inner, names)
-
-
-def _free_names(graph: GraphProto) -> Iterator[str]:
-    known = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-    for node in graph.node:
-        yield from (name for name in node.input if name and name not in known)
-        yield from outer_names(node) - known
-        known |= set(node.output)
-    yield from (value.name for value in graph.output if value.name not in known)
 
 
 class FreshNames:

@@ -106,7 +106,16 @@ def tensor_of(array: npt.ArrayLike, dtype: str | None = None) -> Tensor:
             raise StageError(problem)
         return Tensor(np.array(words, dtype=np.str_).reshape(values.shape), dtype)
     if dtype in BIT_DTYPES:
-        return Tensor(_encode(values, dtype), dtype)
+        if values.dtype.name == _ML_DTYPES[dtype]:
+            bits = values.view(BIT_DTYPES[dtype])
+        elif dtype == "bfloat16":
+            bits = _bfloat16_bits(values.astype(np.float32))
+        elif dtype in _INTEGER_BITS:
+            mask = np.uint8(2 ** _INTEGER_BITS[dtype] - 1)
+            bits = values.astype(np.int8).view(np.uint8) & mask
+        else:
+            bits = values.astype(np.float32).astype(_ml_dtype(dtype)).view(BIT_DTYPES[dtype])
+        return Tensor(bits, dtype)
     if dtype not in NATIVE_DTYPES:
         raise StageError(f"{dtype} is not a supported tensor type")
     return Tensor(values.astype(dtype, copy=False), dtype)
@@ -167,18 +176,6 @@ def _write_array(stream: IO[bytes], array: Array) -> None:
     # not ascontiguousarray: it turns a scalar into a vector
     values = np.asarray(little, order="C")
     np.lib.format.write_array(stream, values, version=(1, 0), allow_pickle=False)
-
-
-def _encode(values: Array, dtype: str) -> Array:
-    """Return the bits of ``values`` rounded to a bit type."""
-    if values.dtype.name == _ML_DTYPES[dtype]:
-        return values.view(BIT_DTYPES[dtype])
-    if dtype == "bfloat16":
-        return _bfloat16_bits(values.astype(np.float32))
-    if dtype in _INTEGER_BITS:
-        mask = np.uint8(2 ** _INTEGER_BITS[dtype] - 1)
-        return np.asarray(values.astype(np.int8).view(np.uint8) & mask)
-    return values.astype(np.float32).astype(_ml_dtype(dtype)).view(BIT_DTYPES[dtype])
 
 
 def _bfloat16_bits(values: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
@@ -119,7 +120,8 @@ def _initializers(model: PlainModel) -> dict[str, Any]:
 
 def _parameters(model: PlainModel) -> int:
     """Return the number of elements in floating-point and quantized initializers."""
-    return sum(one.elements for one in model.initializers if one.dtype not in _NOT_WEIGHTS)
+    weights = (one for one in model.initializers if one.dtype not in _NOT_WEIGHTS)
+    return sum(math.prod(one.shape) for one in weights)
 
 
 def _tensors(model: PlainModel, sized: PlainModel) -> dict[str, Any]:

@@ -113,7 +113,11 @@ def compare_bodies(first: Body, second: Body) -> dict[str, Any]:
     }
     gone = regions(matching.removed, first)
     removed = [_removed_group(nodes, matching, changes) for nodes in gone]
-    added = [_added_group(nodes, matching, removed) for nodes in regions(matching.added, second)]
+    added = []
+    for nodes in regions(matching.added, second):
+        replaced = [group.nodes for group in removed if nodes in group.by]
+        outcome = "replaces" if replaced else "new"
+        added.append(_NodeGroup(nodes, *_connections(nodes, second), outcome, by=replaced))
     shapes = []
     for name, other_name in matching.tensors.items():
         was, now = first.value(name), second.value(other_name)
@@ -178,7 +182,14 @@ def _removed_group(
 ) -> _NodeGroup:
     """Return a group of removed nodes with its counterpart."""
     entries, exits = _connections(nodes, matching.first)
-    now = [tensor for end in exits if (tensor := _tensor_now(end, matching))]
+    now = []  # the second graph's tensors at the exits
+    for end in exits:
+        other = matching.nodes.get(end.node) if end.node else None
+        ports = other.inputs if other else () if end.node else matching.second.outputs
+        if end.node is None and end.tensor in ports:
+            now.append(end.tensor)
+        elif 0 <= end.port < len(ports) and ports[end.port]:
+            now.append(ports[end.port])
     group = _NodeGroup(nodes, entries, exits, "unused")
     if not now:
         return group
@@ -200,19 +211,10 @@ def _removed_group(
     return replace(group, outcome="left out")
 
 
-def _added_group(
-    nodes: Sequence[PlainNode], matching: Matching, removed: Sequence[_NodeGroup]
-) -> _NodeGroup:
-    """Return a group of added nodes with the removed groups it replaces."""
-    entries, exits = _connections(nodes, matching.second)
-    replaced = [group.nodes for group in removed if nodes in group.by]
-    return _NodeGroup(nodes, entries, exits, "replaces" if replaced else "new", by=replaced)
-
-
 def _connections(
     nodes: Sequence[PlainNode], body: Body
 ) -> tuple[list[_Connection], list[_Connection]]:
-    """Return the inputs of a group, preferably without stored tensors, and its outputs."""
+    """Return the inputs (preferably not stored) and outputs of a group."""
     members = set(nodes)
     entries: dict[str, _Connection] = {}
     exits = []
@@ -233,16 +235,6 @@ def _connections(
             exits += [_Connection(name, None, "output", port) for port in ports]
     activations = [end for end in entries.values() if end.kind not in ("initializer", CONSTANT)]
     return activations or list(entries.values()), exits
-
-
-def _tensor_now(end: _Connection, matching: Matching) -> str:
-    """Return the second graph's tensor at an exit, or ""."""
-    if end.node is None:
-        outputs = matching.second.outputs
-        at_port = outputs[end.port] if end.port < len(outputs) else ""
-        return end.tensor if end.tensor in outputs else at_port
-    other = matching.nodes.get(end.node)
-    return other.inputs[end.port] if other is not None and 0 <= end.port < len(other.inputs) else ""
 
 
 def _chain_text(nodes: Sequence[PlainNode]) -> str:

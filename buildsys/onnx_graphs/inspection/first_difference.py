@@ -65,11 +65,6 @@ def first_difference(first: Path, second: Path, first_byte: int) -> dict[str, An
     return None if found is None else {**asdict(found), "sentence": found.sentence()}
 
 
-def differences(first: onnx.ModelProto, second: onnx.ModelProto) -> Iterator[FieldDifference]:
-    """Yield the differing fields of two models, in file order."""
-    yield from _fields(first, second, FieldDifference())
-
-
 def difference_at(model: onnx.ModelProto, position: int) -> FieldDifference | None:
     """Return the initializer at a position of the external data."""
     for tensor in tensors_of(model):
@@ -83,14 +78,24 @@ def difference_at(model: onnx.ModelProto, position: int) -> FieldDifference | No
     return None
 
 
-def _fields(first: Message, second: Message, place: FieldDifference) -> Iterator[FieldDifference]:
+def differences(
+    first: Message, second: Message, place: FieldDifference | None = None
+) -> Iterator[FieldDifference]:
+    """Yield the differing fields of two messages, in file order."""
+    place = place or FieldDifference()
     here = {field.name: value for field, value in first.ListFields()}
     there = {field.name: value for field, value in second.ListFields()}
     if isinstance(first, TensorProto) and isinstance(second, TensorProto):
         same_shape = first.data_type == second.data_type and first.dims == second.dims
         inside = TensorProto.EXTERNAL not in (first.data_location, second.data_location)
         if same_shape and inside and first.raw_data != second.raw_data:
-            yield place.at("values", *_first_values(first, second))
+            a, b = (numpy_helper.to_array(tensor).reshape(-1) for tensor in (first, second))
+            # bit by bit: the files differ there, even if both values are NaN or zero
+            bits = (np.ascontiguousarray(one).view(np.uint8).reshape(a.size, -1) for one in (a, b))
+            unequal = np.not_equal(*bits).any(axis=1)
+            index = int(unequal.argmax())
+            more = f" (of {int(unequal.sum())} of {a.size})" if a.size > 1 else ""
+            yield place.at("values", f"{a[index]} at element {index}", f"{b[index]}{more}")
             here.pop("raw_data", None), there.pop("raw_data", None)
     for name in dict.fromkeys((*here, *there)):
         old, new = here.get(name), there.get(name)
@@ -100,7 +105,7 @@ def _fields(first: Message, second: Message, place: FieldDifference) -> Iterator
         ):
             yield from _members(name, list(old or ()), list(new or ()), place)
         elif isinstance(old, Message) and isinstance(new, Message):
-            yield from _fields(old, new, place.at(name))
+            yield from differences(old, new, place.at(name))
         elif old != new:
             yield place.at(name, old, new)
 
@@ -126,7 +131,7 @@ def _members(
         for label, old, new in zip(labels, first, second, strict=True):
             if old != new:
                 named = FieldDifference(_KINDS[name], label) if name in _KINDS else None
-                yield from _fields(old, new, named or place.at(f"{name} {label}"))
+                yield from differences(old, new, named or place.at(f"{name} {label}"))
     elif sorted(labels) == sorted(others):
         pairs = enumerate(zip(labels, others, strict=True))
         at, (label, other) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
@@ -143,16 +148,6 @@ def _members(
             yield FieldDifference(_KINDS[name], changed, name, *texts)
         else:
             yield place.at(name, *texts)
-
-
-def _first_values(first: TensorProto, second: TensorProto) -> tuple[str, str]:
-    here, there = (numpy_helper.to_array(tensor).reshape(-1) for tensor in (first, second))
-    # bit by bit: the files differ there, even if both values are NaN or zero
-    bits = (np.ascontiguousarray(a).view(np.uint8).reshape(a.size, -1) for a in (here, there))
-    unequal = np.not_equal(*bits).any(axis=1)
-    index = int(unequal.argmax())
-    more = f" (of {int(unequal.sum())} of {here.size})" if here.size > 1 else ""
-    return f"{here[index]} at element {index}", f"{there[index]}{more}"
 
 
 def _shown(value: Any) -> str:

@@ -68,7 +68,7 @@ def drop_weights(
         if with_digests and not is_external:
             digest = _digest(tensor)
         elif with_digests and mapped is not None:
-            begin = int(_external(tensor, "offset") or 0)
+            begin = int({e.key: e.value for e in tensor.external_data}.get("offset", 0))
             digest = _digest(tensor, mapped[begin : begin + size])
         entries = {"length": str(size), _DIGEST: digest}
         name, dtype, dims = tensor.name, tensor.data_type, list(tensor.dims)
@@ -142,7 +142,7 @@ def plain_model(model: ModelProto) -> PlainModel:
 def stored_bytes(tensor: TensorProto) -> int:
     """Return the size of inline or external values without reading them."""
     if tensor.data_location == TensorProto.EXTERNAL:
-        length = _external(tensor, "length")
+        length = {e.key: e.value for e in tensor.external_data}.get("length", "")
         if length.isdecimal():
             return int(length)
     if tensor.data_type == TensorProto.STRING:
@@ -153,11 +153,6 @@ def stored_bytes(tensor: TensorProto) -> int:
         bits = 0
     bits = 4 if tensor.data_type in _HALF_BYTES else bits
     return int(math.prod(tensor.dims) * bits + 7) // 8
-
-
-def _external(tensor: TensorProto, key: str) -> str:
-    """Return an entry of external data, "" if it is missing."""
-    return next((entry.value for entry in tensor.external_data if entry.key == key), "")
 
 
 def _digest(tensor: TensorProto, values: bytes | memoryview | None = None) -> str:
@@ -220,8 +215,10 @@ def _node(node: NodeProto) -> PlainNode:
 
 def _stored(tensor: TensorProto) -> StoredTensor:
     dtype = dtype_name(tensor.data_type) if tensor.data_type else "undefined"
-    is_external = tensor.data_location == TensorProto.EXTERNAL
-    digest = _external(tensor, _DIGEST) if is_external else _digest(tensor)
+    if tensor.data_location == TensorProto.EXTERNAL:
+        digest = {e.key: e.value for e in tensor.external_data}.get(_DIGEST, "")
+    else:
+        digest = _digest(tensor)
     return StoredTensor(dtype, tuple(tensor.dims), tensor.name, stored_bytes(tensor), digest)
 
 

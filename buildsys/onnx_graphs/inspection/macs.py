@@ -11,12 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 
 from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainNode
 
-
-class UnknownShapeError(Exception):
-    """A shape needed for a count is unknown."""
+SizesOf = Callable[[str], tuple[int, ...]]
 
 
 @dataclass
@@ -78,79 +77,73 @@ def _node_macs(node: PlainNode, scopes: Sequence[Body]) -> int | None:
         is_onnx = "::" not in node.operator or node.operator.startswith("ai.onnx")
         return 0 if is_onnx or _WITHOUT_MACS.fullmatch(node.operator) else None
     try:
-        return count(_Shapes(node, scopes))
-    except UnknownShapeError:
+        return count(node, partial(_sizes, scopes))
+    except LookupError:
         return None
 
 
-@dataclass
-class _Shapes:
-    """The numeric shapes of a node's inputs and first output."""
+def _sizes(scopes: Sequence[Body], name: str) -> tuple[int, ...]:
+    """Return the numeric shape of a tensor in nested graphs.
 
-    node: PlainNode
-    scopes: Sequence[Body]  # from its own to the outermost graph
-
-    def of_input(self, index: int) -> tuple[int, ...]:
-        return self._of(self.node.inputs[index] if index < len(self.node.inputs) else "")
-
-    def of_output(self) -> tuple[int, ...]:
-        return self._of(self.node.outputs[0])
-
-    def _of(self, name: str) -> tuple[int, ...]:
-        value = next((found for body in self.scopes if (found := body.value(name))), None)
-        shape = value.shape if value else None
-        sizes = tuple(size for size in shape or () if isinstance(size, int))
-        if shape is None or len(sizes) < len(shape):
-            raise UnknownShapeError(name)
-        return sizes
+    Raises: LookupError: the shape is not completely known.
+    """
+    value = next((found for body in scopes if (found := body.value(name))), None)
+    shape = value.shape if value else None
+    sizes = tuple(size for size in shape or () if isinstance(size, int))
+    if shape is None or len(sizes) < len(shape):
+        raise LookupError(name)
+    return sizes
 
 
-def _convolution(weights: int) -> Callable[[_Shapes], int]:
-    return lambda shapes: math.prod(shapes.of_output()) * math.prod(shapes.of_input(weights)[1:])
+def _convolution(node: PlainNode, of: SizesOf) -> int:
+    weights = 3 if node.operator.endswith("QLinearConv") else 1
+    return math.prod(of(node.outputs[0])) * math.prod(of(node.inputs[weights])[1:])
 
 
-def _matrix_product(shapes: _Shapes) -> int:
-    first = shapes.of_input(0)
-    if not first:
-        raise UnknownShapeError(shapes.node.inputs[0])
-    transposed = shapes.node.attributes.get("transA", "0") not in ("0", "")
-    return math.prod(shapes.of_output()) * first[-2 if transposed else -1]
+def _matrix_product(node: PlainNode, of: SizesOf) -> int:
+    first = of(node.inputs[0])
+    transposed = node.attributes.get("transA", "0") not in ("0", "")
+    return math.prod(of(node.outputs[0])) * first[-2 if transposed else -1]
 
 
-def _einsum(shapes: _Shapes) -> int:
+def _einsum(node: PlainNode, of: SizesOf) -> int:
     """Return the product of all index sizes, for two operands."""
-    equation = shapes.node.attributes.get("equation", "")
-    terms = equation.partition("->")[0].replace(" ", "").split(",")
+    terms = node.attributes.get("equation", "").partition("->")[0].replace(" ", "").split(",")
     if len(terms) == 1:
         return 0
     if len(terms) != 2 or not all(re.fullmatch("[A-Za-z]+", term) for term in terms):
-        raise UnknownShapeError(shapes.node.label)
+        raise LookupError(node.label)
     sizes: dict[str, int] = {}
-    for index, term in enumerate(terms):
-        sizes.update(zip(term, shapes.of_input(index), strict=False))
+    for term, name in zip(terms, node.inputs, strict=False):
+        sizes.update(zip(term, of(name), strict=False))
     return math.prod(sizes.values())
 
 
-def _attention(shapes: _Shapes) -> int:
+def _attention(node: PlainNode, of: SizesOf) -> int:
     """Count query-key and weight-value products of ONNX's own operator."""
-    keys = shapes.of_input(1)[-2]
-    if len(shapes.node.inputs) > 4 and shapes.node.inputs[4]:  # keys of earlier steps
-        keys += shapes.of_input(4)[-2]
-    return (math.prod(shapes.of_input(0)) + math.prod(shapes.of_output())) * keys
+    keys = of(node.inputs[1])[-2]
+    if len(node.inputs) > 4 and node.inputs[4]:  # keys of earlier steps
+        keys += of(node.inputs[4])[-2]
+    return (math.prod(of(node.inputs[0])) + math.prod(of(node.outputs[0]))) * keys
 
 
 # operators of ONNX and of ONNX Runtime's optimizer, without their domain
-_COUNTS: Mapping[str, Callable[[_Shapes], int]] = {
-    "Conv": _convolution(1), "FusedConv": _convolution(1), "NhwcFusedConv": _convolution(1),
-    "ConvInteger": _convolution(1), "QLinearConv": _convolution(3), "DeformConv": _convolution(1),
-    "ConvTranspose": lambda node: math.prod(node.of_input(0)) * math.prod(node.of_input(1)[1:]),
-    "Gemm": _matrix_product, "FusedGemm": _matrix_product,
-    "MatMul": _matrix_product, "FusedMatMul": _matrix_product, "MatMulInteger": _matrix_product,
-    "QLinearMatMul": _matrix_product,
+_COUNTS: Mapping[str, Callable[[PlainNode, SizesOf], int]] = {
+    **dict.fromkeys(
+        ("Conv", "FusedConv", "NhwcFusedConv", "ConvInteger", "QLinearConv", "DeformConv"),
+        _convolution,
+    ),
+    "ConvTranspose": lambda node, of: (
+        math.prod(of(node.inputs[0])) * math.prod(of(node.inputs[1])[1:])
+    ),
+    **dict.fromkeys(
+        ("Gemm", "FusedGemm", "MatMul", "FusedMatMul", "MatMulInteger", "QLinearMatMul"),
+        _matrix_product,
+    ),
     "Einsum": _einsum,
     # weights and recurrent weights, once per step and batch item
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), lambda node: math.prod(node.of_input(0)[:2]) * (
-        math.prod(node.of_input(1)) + math.prod(node.of_input(2))
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), lambda node, of: math.prod(of(node.inputs[0])[:2]) * (
+        math.prod(of(node.inputs[1])) + math.prod(of(node.inputs[2]))
     )),
     "Attention": _attention,
 }  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -35,11 +34,6 @@ class StoredTensor(Value):
     name: str
     bytes: int
     digest: str = ""
-
-    @property
-    def elements(self) -> int:
-        """Number of values."""
-        return math.prod(self.shape)
 
     def as_json(self) -> dict[str, Any]:
         """Return name, dtype, shape and size."""

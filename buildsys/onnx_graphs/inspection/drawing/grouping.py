@@ -192,7 +192,7 @@ def _opened(unit: _Unit, at: int) -> list[_Unit]:
 
 
 def boxes_of(items: Sequence[Item], form: Callable[[PlainNode], str] = lambda _: "") -> list[Box]:
-    """Return a series as boxes."""
+    """Return a series as boxes. One or two nodes after branches join these."""
     blocks: list[tuple[Item, ...]] = []  # branches with their joining node, other nodes alone
     for item in items:
         after_branches = blocks and len(blocks[-1]) == 1 and isinstance(blocks[-1][0], Parallel)
@@ -200,7 +200,22 @@ def boxes_of(items: Sequence[Item], form: Callable[[PlainNode], str] = lambda _:
             blocks[-1] += (item,)
         else:
             blocks.append((item,))
-    return _runs(_repeats(blocks, form))
+    found: list[Box] = []
+    for is_single, run in groupby(
+        _repeats(blocks, form),
+        key=lambda box: isinstance(box.items[0], PlainNode) and len(box.items) == 1,
+    ):
+        if not is_single:
+            found += run
+            continue
+        items = tuple(box.items[0] for box in run)
+        last = found[-1] if found else None
+        if last and last.count == 1 and isinstance(last.items[0], Parallel) and len(items) <= 2:
+            found[-1] = Box((*last.items, *items))
+        else:
+            starts = range(0, len(items), _LONGEST_RUN)
+            found += [Box(items[at : at + _LONGEST_RUN]) for at in starts]
+    return found
 
 
 def _repeats(blocks: list[tuple[Item, ...]], form: Callable[[PlainNode], str]) -> list[Box]:
@@ -230,25 +245,6 @@ def _repeats(blocks: list[tuple[Item, ...]], form: Callable[[PlainNode], str]) -
     end = begin + length * count
     items = tuple(item for block in blocks[begin:end] for item in block)
     return [*_repeats(blocks[:begin], form), Box(items, count), *_repeats(blocks[end:], form)]
-
-
-def _runs(boxes: Sequence[Box]) -> list[Box]:
-    """Join consecutive single nodes; one or two after branches join these."""
-    found: list[Box] = []
-    for is_single, run in groupby(
-        boxes, key=lambda box: isinstance(box.items[0], PlainNode) and len(box.items) == 1
-    ):
-        if not is_single:
-            found += run
-            continue
-        items = tuple(box.items[0] for box in run)
-        last = found[-1] if found else None
-        if last and last.count == 1 and isinstance(last.items[0], Parallel) and len(items) <= 2:
-            found[-1] = Box((*last.items, *items))
-        else:
-            starts = range(0, len(items), _LONGEST_RUN)
-            found += [Box(items[at : at + _LONGEST_RUN]) for at in starts]
-    return found
 
 
 def outline(items: Sequence[Item], longest: int = _LONGEST_OUTLINE) -> str:

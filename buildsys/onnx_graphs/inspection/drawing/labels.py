@@ -109,15 +109,15 @@ def label_of(box: Box, body: Body, draw_body: Callable[[Body], Picture]) -> BoxL
 
 def text_width(text: str, size: float, *, bold: bool = False) -> float:
     """Return the width of a line in pixels, as an upper estimate."""
-
-    def width(letter: str) -> float:
+    width = 0.0
+    for letter in text:
         if letter in _NARROW_LETTERS:
-            return _NARROW
-        if letter in _WIDE_LETTERS or ord(letter) > 0x2E80:
-            return _WIDE
-        return _CAPITAL if letter.isupper() else _USUAL
-
-    return sum(map(width, text)) * size * (_BOLD if bold else 1.0)
+            width += _NARROW
+        elif letter in _WIDE_LETTERS or ord(letter) > 0x2E80:
+            width += _WIDE
+        else:
+            width += _CAPITAL if letter.isupper() else _USUAL
+    return width * size * (_BOLD if bold else 1.0)
 
 
 def wrapped(text: str, longest: int = _TITLE_CHARACTERS) -> list[str]:

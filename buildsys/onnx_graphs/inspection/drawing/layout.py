@@ -7,7 +7,8 @@ pixels. docs/architecture.md compares it with the library grandalf.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from itertools import pairwise
@@ -100,9 +101,17 @@ def _ranks(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
 
 def _order(rows: Rows) -> None:
     """Sort rows by barycenters and keep the order with the fewest crossings."""
-    _number(rows)
-    best, fewest = [list(row) for row in rows], _crossings(rows)
-    for sweep in range(_ORDER_SWEEPS):
+    best, fewest = rows, math.inf
+    for row in rows:
+        for at, slot in enumerate(row):
+            slot.at = at
+    for sweep in range(_ORDER_SWEEPS + 1):
+        crossings = 0
+        for row in rows:
+            ends = [at for slot in row for at in sorted(lower.at for lower in slot.down)]
+            crossings += sum(later < end for i, end in enumerate(ends) for later in ends[i + 1 :])
+        if crossings < fewest:
+            best, fewest = [list(row) for row in rows], crossings
         downwards = sweep % 2 == 0
         for row in rows if downwards else reversed(rows):
             keys = {}
@@ -111,26 +120,9 @@ def _order(rows: Rows) -> None:
                 center = sum(other.at for other in near) / len(near) if near else float(slot.at)
                 keys[id(slot)] = center
             row.sort(key=lambda slot: keys[id(slot)])
-            _number([row])
-        crossings = _crossings(rows)
-        if crossings < fewest:
-            best, fewest = [list(row) for row in rows], crossings
+            for at, slot in enumerate(row):
+                slot.at = at
     rows[:] = best
-    _number(rows)
-
-
-def _number(rows: Iterable[Iterable[_Slot]]) -> None:
-    for row in rows:
-        for at, slot in enumerate(row):
-            slot.at = at
-
-
-def _crossings(rows: Rows) -> int:
-    total = 0
-    for row in rows:
-        ends = [at for slot in row for at in sorted(lower.at for lower in slot.down)]
-        total += sum(ends[j] < ends[i] for i in range(len(ends)) for j in range(i + 1, len(ends)))
-    return total
 
 
 def _position(rows: Rows) -> None:
@@ -149,7 +141,7 @@ def _position(rows: Rows) -> None:
         for at, slot in enumerate(row):
             if len(slot.up) != 1 or len(slot.up[0].down) != 1:
                 continue
-            low, high = float("-inf"), float("inf")
+            low, high = -math.inf, math.inf
             if at:
                 low = row[at - 1].x + (row[at - 1].width + slot.width) / 2 + COLUMN_GAP
             if at + 1 < len(row):
@@ -185,9 +177,9 @@ def _paths(
     leaving: dict[int, float] = {}  # edge -> x at its first box
     arriving: dict[int, float] = {}
     for slot in slots:
-        for found, end, near in ((leaving, 0, 1), (arriving, -1, -2)):
+        for found, here, near in ((leaving, 0, 1), (arriving, -1, -2)):
             mine = sorted(
-                (chain[near].x, at) for at, chain in enumerate(chains) if chain[end] is slot
+                (chain[near].x, at) for at, chain in enumerate(chains) if chain[here] is slot
             )
             for place, (_, at) in enumerate(mine):
                 found[at] = slot.x + slot.width * 0.7 * ((place + 1) / (len(mine) + 1) - 0.5)
