@@ -28,7 +28,7 @@ from buildsys.plan.project_plan import ProjectPlan, model_of
 from buildsys.report.formatting import plural
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.ledger import ActionRecord
-from buildsys.store.state_db import StateDb, StateTextCache
+from buildsys.store.state_db import StateDb
 
 _FROM_REPOSITORY = ("config", "source", "weights", "inputs", "outputs")  # kinds of key parts
 _INPUT = "input:"
@@ -233,7 +233,7 @@ def _repository_parts(
         actions = ProjectPlan(project.models, builder_versions(project.root, project.state))
     with tempfile.TemporaryDirectory(prefix="buildsys-") as folder:
         db = StateDb(Path(folder) / "state.db")
-        keys = KeyBuilder(project.root, project.build, DigestCache(db), StateTextCache(db))
+        keys = KeyBuilder(project.root, project.build, DigestCache(db), db)
         for target, action in actions.items():
             yield target, _select(keys.build(action).parts)
         db.close()

@@ -22,12 +22,12 @@ def builder_versions(root: Path, state: Path) -> VersionOf:
     def version_of(toolchain: ToolchainRef | None) -> str:
         if toolchain is None:
             return tool_versions(("tensorrt",))["tensorrt"]
-        from buildsys.store.state_db import ReadOnlyStateDb, StateTextCache
+        from buildsys.store.state_db import ReadOnlyStateDb
 
         view = ReadOnlyStateDb(state / "state.db", lambda _: None)  # a run reports problems with it
         try:
             located = locate_toolchain(*toolchain, root, os.environ)
-            return tool_versions(("tensorrt",), located, StateTextCache(view))["tensorrt"]
+            return tool_versions(("tensorrt",), located, view)["tensorrt"]
         finally:
             view.close()
 

@@ -26,7 +26,7 @@ from buildsys.store.ledger import ActionRecord, HistoryEntry, Ledger, OutputFile
 from buildsys.store.locks import LockHolder, Locks, machine_lock_folder
 from buildsys.store.object_store import Store
 from buildsys.store.publish import Background, Publisher, publish_failure
-from buildsys.store.state_db import StateDb, StateTextCache, warn_on_stderr
+from buildsys.store.state_db import StateDb, warn_on_stderr
 from buildsys.system.gpus.selection import gpu_uuids
 from buildsys.system.interpreters.toolchain import locate_toolchain
 from buildsys.workers.job import Job
@@ -93,7 +93,7 @@ class Executor:
         self._background = Background()
         self._publisher = Publisher(build, self._digests, self._background, notify)
         self._cache = BuildCache(build, store, self._ledger, remote, notify)
-        self._keys = KeyBuilder(project_root, build, self._digests, StateTextCache(self._db))
+        self._keys = KeyBuilder(project_root, build, self._digests, self._db)
         self._checker = FreshnessChecker(build, self._keys, self._db, self._digests)
         self._models = UpToDateModels(build, self._db, self._keys)
         self._swept = False

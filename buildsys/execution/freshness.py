@@ -19,7 +19,7 @@ from buildsys.store import ledger
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.ledger import HistoryEntry, Ledger, Outputs
 from buildsys.store.object_store import Store
-from buildsys.store.state_db import StateDb, StateTextCache, warn_on_stderr
+from buildsys.store.state_db import StateDb, warn_on_stderr
 
 FRESH, STALE, MAY_RERUN = "fresh", "stale", "may rerun"
 _RECENT_RUNS = 20  # considered for the usual time and the last reasons
@@ -233,7 +233,7 @@ def read_only_checker(
 
     db = ReadOnlyStateDb(state / "state.db", notify)
     digests = DigestCache(db)
-    keys = KeyBuilder(project, build, digests, StateTextCache(db))
+    keys = KeyBuilder(project, build, digests, db)
     is_stored = is_stored or partial(is_restorable, Store(store_folder(state)), Ledger(db))
     return FreshnessChecker(build, keys, db, digests, is_stored)
 

@@ -66,11 +66,15 @@ class StateDb:
 
     WAL with synchronous=NORMAL: a killed process loses nothing that it committed. A power cut may
     lose the last commits, which makes their targets stale.
+
+    ``get`` and ``set`` make it a ``TextCache``.
     """
 
     def __init__(self, path: Path, notify: Callable[[str], None] = warn_on_stderr) -> None:
         self.path = path
+        self._lock = path.with_name(path.name + ".lock")
         self._notify = notify
+        self._texts: dict[str, str] = {}
         self._guard = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
@@ -113,6 +117,21 @@ class StateDb:
                 self.close()
             self._attempt(transaction)
 
+    def get(self, name: str, /) -> str | None:
+        """Return the text stored under ``name``, or None."""
+        if name not in self._texts:
+            # the table is named after its first use: the imports of a source file
+            rows = self.read("SELECT imports FROM source_imports WHERE digest = ?", (name,))
+            if not rows:
+                return None
+            self._texts[name] = rows[0][0]
+        return self._texts[name]
+
+    def set(self, name: str, text: str, /) -> None:
+        """Store ``text`` under ``name``."""
+        self._texts[name] = text
+        self.write([("INSERT OR REPLACE INTO source_imports VALUES (?, ?)", (name, text))])
+
     def close(self) -> None:
         """Close the connection; the next use opens it again."""
         with self._guard:
@@ -124,17 +143,18 @@ class StateDb:
     def _attempt(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Do work with an open connection, again after a recovery."""
         try:
-            return work(self._open())
-        except sqlite3.DatabaseError as error:
-            problem = error
-        except OSError as error:
-            raise self._unusable(error) from error
-        try:
-            self._recover(problem)
-            return work(self._open())
+            try:
+                return work(self._open())
+            except sqlite3.DatabaseError as error:
+                self._recover(error)
+                return work(self._open())
         except (sqlite3.DatabaseError, OSError) as error:
             self.close()
-            raise self._unusable(error) from error
+            raise StageError(
+                f"cannot use the build state {self.path}: {error}",
+                "its folder must be writable and its disk not full; deleting the file is safe and "
+                "costs a rebuild",
+            ) from error
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -143,7 +163,7 @@ class StateDb:
             try:
                 connection.execute("PRAGMA synchronous=NORMAL")
                 if not _has_tables(connection):
-                    with self._lock():  # two processes may create it at the same time
+                    with locked(self._lock):  # two processes may create it at the same time
                         if not _has_tables(connection):
                             connection.execute("PRAGMA journal_mode=WAL")
                             version = f"PRAGMA user_version={VERSION};"
@@ -156,14 +176,14 @@ class StateDb:
         return self._connection
 
     def _recover(self, error: sqlite3.DatabaseError) -> None:
-        """Make the next open succeed. Raises: StageError: the user has to help."""
+        """Make the next open succeed. Raises: sqlite3.DatabaseError: the user has to help."""
         self.close()
         if not self._is_current():
             return  # deleted or replaced meanwhile: opening it again is enough
         damaged = type(error) is sqlite3.DatabaseError or str(error).startswith("no such table")
         if not damaged:
-            raise self._unusable(error) from error
-        with self._lock():
+            raise error
+        with locked(self._lock):
             if not self._is_current():
                 return  # another process was faster
             suffix = f".broken-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
@@ -181,39 +201,6 @@ class StateDb:
         inode = _inode(self.path)
         return inode != 0 and inode == self._inode  # 0: it was deleted, perhaps while it was opened
 
-    def _lock(self) -> contextlib.AbstractContextManager[None]:
-        return locked(self.path.with_name(self.path.name + ".lock"))
-
-    def _unusable(self, error: Exception) -> StageError:
-        return StageError(
-            f"cannot use the build state {self.path}: {error}",
-            "its folder must be writable and its disk not full; deleting the file is safe and "
-            "costs a rebuild",
-        )
-
-
-class StateTextCache:
-    """A ``TextCache`` in the state database."""
-
-    def __init__(self, db: StateDb) -> None:
-        self._db = db
-        self._known: dict[str, str] = {}
-
-    def get(self, name: str, /) -> str | None:
-        """Return the text stored under ``name``, or None."""
-        if name not in self._known:
-            # the table is named after its first use: the imports of a source file
-            rows = self._db.read("SELECT imports FROM source_imports WHERE digest = ?", (name,))
-            if not rows:
-                return None
-            self._known[name] = rows[0][0]
-        return self._known[name]
-
-    def set(self, name: str, text: str, /) -> None:
-        """Store ``text`` under ``name``."""
-        self._known[name] = text
-        self._db.write([("INSERT OR REPLACE INTO source_imports VALUES (?, ?)", (name, text))])
-
 
 class ReadOnlyStateDb(StateDb):
     """The state database for read-only commands: never written, moved or created.
@@ -222,11 +209,22 @@ class ReadOnlyStateDb(StateDb):
     """
 
     def read(self, query: str, values: Sequence[object] = ()) -> list[Row]:
-        """Return all rows of a query; none, with one warning, if damaged."""
+        """Return all rows of a query; none, with one warning, if damaged.
+
+        Even to read a database with a write-ahead log, SQLite writes next to it. ``immutable``
+        prevents that and is correct while there is no log, as then no process has the file open. If
+        one way fails, the other may work.
+        """
         with self._guard:
             try:
                 if self._read_only is None and self.path.exists():
-                    self._read_only = self._open_existing()
+                    modes = ["mode=ro&immutable=1", "mode=ro"]
+                    if self.path.with_name(self.path.name + "-wal").exists():
+                        modes.reverse()
+                    try:
+                        self._read_only = _open_read_only(self.path, modes[0])
+                    except sqlite3.OperationalError:
+                        self._read_only = _open_read_only(self.path, modes[1])
                 if self._read_only is not None:
                     return self._read_only.execute(query, values).fetchall()
             except (sqlite3.DatabaseError, OSError) as error:
@@ -241,21 +239,6 @@ class ReadOnlyStateDb(StateDb):
 
     def write(self, statements: Iterable[Statement]) -> None:
         """Drop the statements."""
-
-    def _open_existing(self) -> sqlite3.Connection:
-        """Open the file without leaving a trace.
-
-        Even to read a database with a write-ahead log, SQLite writes next to it. ``immutable``
-        prevents that and is correct while there is no log, as then no process has the file open. If
-        one way fails, the other may work.
-        """
-        modes = ["mode=ro&immutable=1", "mode=ro"]
-        if self.path.with_name(self.path.name + "-wal").exists():
-            modes.reverse()
-        try:
-            return _open_read_only(self.path, modes[0])
-        except sqlite3.OperationalError:
-            return _open_read_only(self.path, modes[1])
 
 
 def _open_read_only(path: Path, mode: str) -> sqlite3.Connection:

@@ -21,7 +21,7 @@ from buildsys.manifest.project import load_project
 from buildsys.plan.action import Action
 from buildsys.store.file_digests import DigestCache, hash_file
 from buildsys.store.ledger import ActionRecord, Ledger, OutputFile
-from buildsys.store.state_db import StateDb, StateTextCache
+from buildsys.store.state_db import StateDb
 
 FAMILY_SIZE = 50  # models that share a source file
 FIRST = "m00000"
@@ -90,7 +90,7 @@ def fill(project: Path) -> int:
     root, build = session.project.root, session.project.build
     db = StateDb(session.project.state / "state.db")
     digests, ledger = DigestCache(db), Ledger(db)
-    keys = KeyBuilder(root, build, digests, StateTextCache(db))
+    keys = KeyBuilder(root, build, digests, db)
     begun = time.monotonic()
     for done, (target, action) in enumerate(session.actions.items()):
         if action.model != FIRST:

@@ -29,7 +29,7 @@ from buildsys.execution.stale_reasons import (
 from buildsys.plan.action import Action
 from buildsys.report.formatting import duration, plural
 from buildsys.store.file_digests import DigestCache, FileDigest
-from buildsys.store.state_db import ReadOnlyStateDb, StateTextCache
+from buildsys.store.state_db import ReadOnlyStateDb
 
 SCHEMA, SINCE_SCHEMA = "buildsys/plan/1", "buildsys/plan-since/1"
 ADDED, CHANGED, REMOVED, DOWNSTREAM = "added", "changed", "removed", "downstream"
@@ -160,7 +160,7 @@ def _differences(before: Session, now: Session) -> Iterator[_Difference]:
     """Yield the targets with another declaration or other sources, and those downstream."""
     db = ReadOnlyStateDb(now.project.state / "state.db")
     old, new = (
-        KeyBuilder(one.project.root, one.project.build, _RealPathDigests(db), StateTextCache(db))
+        KeyBuilder(one.project.root, one.project.build, _RealPathDigests(db), db)
         for one in (before, now)
     )
     states: dict[str, str] = {}

@@ -13,7 +13,7 @@ from buildsys.execution.key_builder import KeyBuilder
 from buildsys.execution.up_to_date_models import action_in, environment_of
 from buildsys.plan.action import Action, ToolchainRef
 from buildsys.store.file_digests import DigestCache
-from buildsys.store.state_db import StateDb, StateTextCache
+from buildsys.store.state_db import StateDb
 from buildsys.system import versions
 
 
@@ -27,7 +27,7 @@ def db(tmp_path: Path) -> Iterator[StateDb]:
 
 def parts(root: Path, db: StateDb, action: Action | None = None) -> Mapping[str, str]:
     action = action or actions()[EXPORT]
-    keys = KeyBuilder(root, root / "build", DigestCache(db), StateTextCache(db))
+    keys = KeyBuilder(root, root / "build", DigestCache(db), db)
     return keys.build(action).parts
 
 

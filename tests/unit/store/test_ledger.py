@@ -11,7 +11,7 @@ from buildsys.store.ledger import (
     Ledger,
     OutputFile,
 )
-from buildsys.store.state_db import StateDb, StateTextCache
+from buildsys.store.state_db import StateDb
 
 RECORD = ActionRecord(
     target="export:m",
@@ -101,6 +101,6 @@ def test_a_record_that_cannot_be_read_counts_as_absent(db: StateDb) -> None:
 
 
 def test_texts_survive_the_process(db: StateDb) -> None:
-    StateTextCache(db).set("digest", "[]")
-    assert StateTextCache(StateDb(db.path)).get("digest") == "[]"
-    assert StateTextCache(db).get("other") is None
+    db.set("digest", "[]")
+    assert StateDb(db.path).get("digest") == "[]"
+    assert db.get("other") is None
