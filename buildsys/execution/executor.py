@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable, joined
 from buildsys.execution.action_key import ActionKey
@@ -25,7 +23,7 @@ from buildsys.store.file_digests import DigestCache
 from buildsys.store.ledger import ActionRecord, HistoryEntry, Ledger, OutputFile
 from buildsys.store.locks import LockHolder, Locks, machine_lock_folder
 from buildsys.store.object_store import Store
-from buildsys.store.publish import Background, Publisher, publish_failure
+from buildsys.store.publish import Background, Publisher
 from buildsys.store.state_db import StateDb, warn_on_stderr
 from buildsys.system.gpus.selection import gpu_uuids
 from buildsys.system.interpreters.toolchain import locate_toolchain
@@ -40,17 +38,14 @@ _RESULT = "result"  # the role that every action has
 _ATTEMPTS = 2  # if an input is written while the stage runs
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The end of a target."""
 
     target: str
-    status: str  # passed | unavailable
+    status: str  # passed | unavailable | failed
     seconds: float  # of the stage itself
     reason: str = ""
     hint: str = ""
-    figures: Mapping[str, Any] = field(default_factory=dict)  # without long lists
-    log: Path = Path()
     waited: bool = False  # not run: another process or thread built it meanwhile
     restored: bool = False  # not run: its outputs came from the store
 
@@ -91,13 +86,11 @@ class Executor:
         self._stopped = False
         self._locks = Locks(state / "locks", machine_lock_folder(state / "locks"))
         self._background = Background()
-        self._publisher = Publisher(build, self._digests, self._background, notify)
+        self._publisher = Publisher(build, self._digests, self._ledger, self._background, notify)
         self._cache = BuildCache(build, store, self._ledger, remote, notify)
         self._keys = KeyBuilder(project_root, build, self._digests, self._db)
         self._checker = FreshnessChecker(build, self._keys, self._db, self._digests)
         self._models = UpToDateModels(build, self._db, self._keys)
-        self._swept = False
-        self._sweeping = threading.Lock()
 
     def is_fresh(self, target: str) -> bool:
         """Return True if a target is up to date.
@@ -146,20 +139,20 @@ class Executor:
             if found.up_to_date and (waited or not force):
                 record = self._ledger.lookup(target, key.digest)
                 if record is not None:
-                    return self._outcome(record, waited=True)
+                    return _outcome(record, waited=True)
             reasons = found.reasons or (Reason(ASKED_FOR),)
             self._on_event(target, {"event": "stale", "reason": summarize_reasons(reasons)})
             why = encode_reasons(reasons)
             if not force and not key.missing and not self._ledger.is_forgotten(target):
                 record = self._restore(action, key, why)
                 if record is not None:
-                    return self._outcome(record, restored=True)
+                    return _outcome(record, restored=True)
             variables = action.toolchain.env if action.toolchain else ()
             gpus = gpu_uuids(variables) if action.alone_on_gpu else ()
             with self._locks.resources(
                 target, devices=gpus, exclusive=action.exclusive, on_wait=on_wait
             ):
-                self._sweep_once()
+                self._publisher.remove_abandoned()
                 return self._make(action, key, why)
 
     def replace_by_failure(
@@ -175,11 +168,17 @@ class Executor:
         action = self._actions[target]
         with self._locks.target(target, partial(self._report_wait, target)):
             files, reason = write()
-            if files:
-                key = self._keys.build(action).digest
-                run = HistoryEntry(target, key, ledger.FAILED, ledger.utc_now(), 0.0, reason)
-                result = action.outputs[_RESULT].path
-                publish_failure(self._publisher, self._ledger, run, files, result)
+            if not files:
+                return
+            key = self._keys.build(action).digest
+            run = HistoryEntry(target, key, ledger.FAILED, ledger.utc_now(), 0.0, reason)
+            with self._publisher.staging(target) as tree:
+                for name, content in files.items():
+                    (tree / name).parent.mkdir(parents=True, exist_ok=True)
+                    (tree / name).write_bytes(content)
+                sealed = self._publisher.digest_outputs(tree)
+                self._publisher.publish(target, tree, sealed, last=action.outputs[_RESULT].path)
+            self._ledger.add_run(run, sealed)
 
     def owned(self, target: str) -> set[str]:
         """Return the files of a target, relative to the build folder."""
@@ -209,7 +208,7 @@ class Executor:
             return None
         wanted = record.files
         present = self._digests.digests(str(self._build / name) for name in wanted)
-        self._sweep_once()
+        self._publisher.remove_abandoned()
         fetched = {}
         for name, file in wanted.items():
             found = present[str(self._build / name)]
@@ -219,11 +218,15 @@ class Executor:
             if not self._cache.fetch(record, fetched, tree):
                 return None
             digests = {name: file.digest for name, file in fetched.items()}
-            placed = self._publisher.stamp_outputs(tree, digests)
-            unwanted = (self._ledger.owned(action.target) | record.outputs.keys()) - wanted.keys()
-            self._ledger.claim(action.target, wanted)
-            self._publisher.publish(tree, placed, last=action.outputs[_RESULT].path, restored=True)
-            self._publisher.remove(unwanted)
+            self._publisher.publish(
+                action.target,
+                tree,
+                self._publisher.digest_outputs(tree, digests),
+                last=action.outputs[_RESULT].path,
+                kept=wanted,
+                optional=record.outputs,
+                restored=True,
+            )
         with suppress(OSError):  # the outputs are complete without a log
             text = f"# {action.target} was restored from the store; built {record.started}\n"
             self._log(action).write_text(text, encoding="utf-8")
@@ -314,13 +317,10 @@ class Executor:
             for name in declared.keys() - {main}:
                 (tree / name).unlink(missing_ok=True)
         sealed = self._publisher.digest_outputs(tree)
-        unwanted = (self._ledger.owned(target) | declared.keys()) - sealed.keys()
-        self._ledger.claim(target, sealed)
-        self._publisher.publish(tree, sealed, last=main)
-        self._publisher.remove(unwanted)
+        self._publisher.publish(target, tree, sealed, last=main, optional=declared)
         if status == ledger.FAILED:
             run = (target, key.digest, ledger.FAILED, started, reply.seconds, reply.reason, why)
-            self._ledger.add_failure(HistoryEntry(*run), sealed)
+            self._ledger.add_run(HistoryEntry(*run), sealed)
             details = f"details: {self._shown(self._build / main)}"
             raise CheckFailed(reply.reason, joined(reply.hint, details))
         outputs: dict[str, OutputFile | None] = dict.fromkeys(declared)
@@ -342,22 +342,7 @@ class Executor:
         self._background.submit(partial(self._cache.keep, action, record))
         if status == ledger.UNAVAILABLE and is_required(action):
             raise StageError(f"{target} is required, but unavailable: {reply.reason}", reply.hint)
-        return self._outcome(record)
-
-    def _outcome(
-        self, record: ActionRecord, *, waited: bool = False, restored: bool = False
-    ) -> Outcome:
-        return Outcome(
-            target=record.target,
-            status=record.status,
-            seconds=record.seconds,
-            reason=record.reason,
-            hint=record.hint,
-            figures=record.figures,
-            log=self._project / record.log,
-            waited=waited,
-            restored=restored,
-        )
+        return _outcome(record)
 
     def _log(self, action: Action) -> Path:
         return (self._build / action.outputs[_RESULT].path).with_suffix(".log")
@@ -370,8 +355,7 @@ class Executor:
         name = "other targets" if holder is None else str(holder)
         self._on_event(target, {"event": "waiting", "holder": name, "elsewhere": elsewhere})
 
-    def _sweep_once(self) -> None:
-        with self._sweeping:
-            if not self._swept:
-                self._publisher.remove_abandoned()
-                self._swept = True
+
+def _outcome(record: ActionRecord, *, waited: bool = False, restored: bool = False) -> Outcome:
+    ended = (record.target, record.status, record.seconds, record.reason, record.hint)
+    return Outcome(*ended, waited, restored)

@@ -175,7 +175,7 @@ class FreshnessChecker:
             failed_with_this_key=failed and runs[0].key == key.digest,
             restorable=not key.missing and self._is_stored(action, key),
         )
-        latest = self._ledger.latest(action.target)
+        latest = self._ledger.lookup(action.target)
         parts = latest.parts if latest else None
         readable = isinstance(parts, dict) and all(isinstance(v, str) for v in parts.values())
         if latest is None or not readable:

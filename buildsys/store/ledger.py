@@ -87,17 +87,26 @@ class Ledger:
     def __init__(self, db: StateDb) -> None:
         self._db = db
 
-    def lookup(self, target: str, key: str) -> ActionRecord | None:
-        """Return the record of a target under exactly this key."""
-        return next(iter(self._select("AND key = ?", target, key)), None)
+    def lookup(self, target: str, key: str = "") -> ActionRecord | None:
+        """Return the record of a target under exactly this key, or the most recent one."""
+        return next(iter(self.records(target, key, limit=1)), None)
 
-    def latest(self, target: str) -> ActionRecord | None:
-        """Return the most recent record of a target, whatever its key."""
-        return next(iter(self._select("ORDER BY seq DESC LIMIT 1", target)), None)
-
-    def records(self, target: str) -> list[ActionRecord]:
-        """Return all readable records of a target, newest first."""
-        return self._select("ORDER BY seq DESC", target)
+    def records(self, target: str, key: str = "", *, limit: int = -1) -> list[ActionRecord]:
+        """Return the readable records of a target, newest first."""
+        where, values = (" AND key = ?", (target, key)) if key else ("", (target,))
+        query = f"{_SELECT_RECORD}{where} ORDER BY seq DESC LIMIT ?"
+        records = []
+        for row in self._db.read(query, (*values, limit)):
+            _, own_key, parts, outputs, status, started, seconds, reason, hint, figures, log = row
+            published = _outputs(outputs)
+            with suppress(TypeError, ValueError, RecursionError):
+                if published is not None:
+                    record = ActionRecord(
+                        target, own_key, json.loads(parts), published, status, started, seconds,
+                        reason, hint, json.loads(figures), log,
+                    )  # fmt: skip
+                    records.append(record)
+        return records
 
     def outputs(self, target: str, key: str) -> tuple[str, Outputs] | None:
         """Return only status and outputs of a record, faster than ``lookup``."""
@@ -117,24 +126,27 @@ class Ledger:
         entry = HistoryEntry(
             record.target, record.key, status, record.started, record.seconds, record.reason, why
         )
-        self._db.write(
-            [
-                (_INSERT_HISTORY, entry),
-                ("DELETE FROM forgotten WHERE target = ?", (record.target,)),
-                (_INSERT_RECORD, row),
-                *_ownership(record.target, record.files),
-                *_pruning(record.target),
-            ]
-        )
+        record_it = [
+            ("DELETE FROM forgotten WHERE target = ?", (record.target,)),
+            (_INSERT_RECORD, row),  # with the number of the entry before it
+        ]
+        self.add_run(entry, record.files, record_it)
 
-    def add_failure(self, entry: HistoryEntry, files: Iterable[str]) -> None:
-        """Add a failed check and its files in the build folder."""
-        ownership = _ownership(entry.target, files)
-        self._db.write([(_INSERT_HISTORY, entry), *ownership, *_pruning(entry.target)])
-
-    def add_run(self, entry: HistoryEntry) -> None:
-        """Add a run without outputs to the history."""
-        self._db.write([(_INSERT_HISTORY, entry), *_pruning(entry.target)])
+    def add_run(
+        self,
+        entry: HistoryEntry,
+        files: Iterable[str] | None = None,
+        also: Iterable[Statement] = (),
+    ) -> None:
+        """Add a run to the history; its ``files`` become the only ones of the target."""
+        target = entry.target
+        statements: list[Statement] = [(_INSERT_HISTORY, entry), *also]
+        if files is not None:
+            statements.append(("DELETE FROM owned WHERE target = ?", (target,)))
+            statements += [(_CLAIM, (path, target)) for path in files]
+        for table, kept in (("records", KEEP_RECORDS), ("history", KEEP_HISTORY)):
+            statements.append((_PRUNE.format(table), (target, target, kept)))
+        self._db.write(statements)
 
     def claim(self, target: str, paths: Iterable[str]) -> None:
         """Record files before their publication, in case of a kill midway."""
@@ -162,21 +174,6 @@ class Ledger:
         """Return the last runs of a target, newest first."""
         return [HistoryEntry(*row) for row in self._db.read(_SELECT_HISTORY, (target, limit))]
 
-    def _select(self, clause: str, *values: str) -> list[ActionRecord]:
-        """Return the readable records among the selected ones."""
-        records = []
-        for row in self._db.read(f"{_SELECT_RECORD} {clause}", values):
-            target, key, parts, outputs, status, started, seconds, reason, hint, figures, log = row
-            published = _outputs(outputs)
-            with suppress(TypeError, ValueError, RecursionError):
-                if published is not None:
-                    record = ActionRecord(
-                        target, key, json.loads(parts), published, status, started, seconds,
-                        reason, hint, json.loads(figures), log,
-                    )  # fmt: skip
-                    records.append(record)
-        return records
-
 
 def utc_now() -> str:
     """Return the current time in the format of records."""
@@ -192,16 +189,6 @@ def summary(figures: Any) -> Any:
             if not (isinstance(value, (list, tuple)) and len(value) > _SUMMARY_ITEMS)
         }
     return [summary(item) for item in figures] if isinstance(figures, (list, tuple)) else figures
-
-
-def _ownership(target: str, paths: Iterable[str]) -> list[Statement]:
-    claims: list[Statement] = [(_CLAIM, (path, target)) for path in paths]
-    return [("DELETE FROM owned WHERE target = ?", (target,)), *claims]
-
-
-def _pruning(target: str) -> list[Statement]:
-    kept = {"records": KEEP_RECORDS, "history": KEEP_HISTORY}
-    return [(_PRUNE.format(table), (target, target, count)) for table, count in kept.items()]
 
 
 def _outputs(text: str) -> dict[str, OutputFile | None] | None:

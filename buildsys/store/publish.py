@@ -11,10 +11,11 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from buildsys.errors import StageError
@@ -26,10 +27,10 @@ from buildsys.store.file_digests import (
     run_all,
     stamp_file,
 )
-from buildsys.store.ledger import HistoryEntry, Ledger
+from buildsys.store.ledger import Ledger
 from buildsys.store.state_db import warn_on_stderr
 from buildsys.system.file_locks import open_lock, try_lock
-from buildsys.system.files import SETTLE_NS, fsync
+from buildsys.system.files import SETTLE_NS, Stamp, fsync
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -78,13 +79,17 @@ class Publisher:
         self,
         build: Path,
         digests: DigestCache,
+        ledger: Ledger,
         background: Background,
         notify: Callable[[str], None] = warn_on_stderr,
     ) -> None:
         self._build = build
         self._digests = digests
+        self._ledger = ledger
         self._background = background
         self._notify = notify
+        self._sweeping = threading.Lock()
+        self._swept = False
 
     @contextmanager
     def staging(self, target: str) -> Iterator[Path]:
@@ -109,31 +114,53 @@ class Publisher:
             else:
                 _discard(folder, lock)
 
-    def digest_outputs(self, tree: Path) -> dict[str, FileDigest]:
-        """Return the digests of all files in a tree, without symbolic links."""
-        paths = [p for p in sorted(tree.rglob("*")) if p.is_file() and not p.is_symlink()]
-        with _disk_errors("read the outputs"):
-            in_threads = sum(map(_backdate, paths)) >= THREADS_FROM_BYTES
-            jobs = [partial(hash_file, str(path)) for path in paths]
-            digests = run_all(jobs, in_threads=in_threads)
-        names = [path.relative_to(tree).as_posix() for path in paths]
-        return dict(zip(names, digests, strict=True))
+    def digest_outputs(
+        self, tree: Path, known: Mapping[str, str] = MappingProxyType({})
+    ) -> dict[str, FileDigest]:
+        """Return the digests of all files in a tree, without symbolic links.
 
-    def stamp_outputs(self, tree: Path, digests: Mapping[str, str]) -> dict[str, FileDigest]:
-        """Return the result of ``digest_outputs`` for files with known digests."""
+        Files with ``known`` digests are not read.
+        """
+        found = (path for path in sorted(tree.rglob("*")) if not path.is_symlink())
+        files = {path.relative_to(tree).as_posix(): path for path in found if path.is_file()}
+        unread, size = [name for name in files if name not in known], 0
         with _disk_errors("read the outputs"):
-            for name in digests:
-                _backdate(tree / name)
-        stamps = {name: stamp_file(str(tree / name)) for name in digests}
-        return {name: FileDigest(digests[name], found) for name, found in stamps.items() if found}
+            for path in files.values():
+                stat = path.stat()
+                size += stat.st_size
+                # a write right after the rename then shows in the times of the file, so its digest
+                # can be cached at once
+                if time.time_ns() - stat.st_mtime_ns < 2 * SETTLE_NS:
+                    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns - 2 * SETTLE_NS))
+            jobs = [partial(hash_file, str(files[name])) for name in unread]
+            hashed = run_all(jobs, in_threads=size >= THREADS_FROM_BYTES)
+            digests = dict(zip(unread, hashed, strict=True))
+            return {
+                name: digests.get(name) or FileDigest(known[name], Stamp.of(path.stat()))
+                for name, path in files.items()
+            }
 
     def publish(
-        self, tree: Path, outputs: Mapping[str, FileDigest], last: str, *, restored: bool = False
+        self,
+        target: str,
+        tree: Path,
+        outputs: Mapping[str, FileDigest],
+        *,
+        last: str,
+        kept: Collection[str] = (),
+        optional: Collection[str] = (),
+        restored: bool = False,
     ) -> None:
-        """Rename outputs into the build folder, the result file ``last``.
+        """Make ``outputs`` and ``kept`` the files of a target in the build folder.
 
-        ``restored`` outputs are not flushed: the store has them as well.
+        The outputs are renamed from ``tree``, the result file ``last``; ``kept`` files are in place
+        already. All other files of the target are removed, including ``optional`` ones. Files are
+        recorded first, in case of a kill midway. ``restored`` outputs are not flushed: the store
+        has them as well.
         """
+        wanted = {*outputs, *kept}
+        unwanted = (self._ledger.owned(target) | set(optional)) - wanted
+        self._ledger.claim(target, wanted)
         for name in sorted(outputs, key=lambda name: (name == last, name)):
             path = self._build / name
             with _disk_errors(f"publish {path}"):
@@ -156,6 +183,9 @@ class Publisher:
         self._digests.add(cached)
         if not restored:
             self._background.submit(partial(self._flush, published))
+        for name in unwanted:
+            with _disk_errors(f"remove {self._build / name}"):
+                (self._build / name).unlink(missing_ok=True)
 
     def low_disk_note(self) -> str:
         """Return a sentence if the disk is almost full, else ""."""
@@ -166,29 +196,27 @@ class Publisher:
                 return f"the disk of {self._build} has {free >> 10} KiB left"
         return ""
 
-    def remove(self, names: Iterable[str]) -> None:
-        """Delete published files."""
-        for name in names:
-            with _disk_errors(f"remove {self._build / name}"):
-                (self._build / name).unlink(missing_ok=True)
-
     def remove_abandoned(self) -> None:
-        """Delete the temporary folders of dead processes."""
+        """Delete the temporary folders of dead processes, once."""
         temporary = self._build / TEMPORARY
-        for folder in temporary.iterdir() if temporary.is_dir() else ():
-            try:
-                lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-            except FileNotFoundError:
-                with suppress(FileNotFoundError):  # another process may remove it as well
-                    if time.time() - folder.stat().st_mtime > _ABANDONED_S:
-                        shutil.rmtree(folder, ignore_errors=True)
-                continue
-            except OSError:  # another user's, or not a folder
-                continue
-            if try_lock(lock):
-                _discard(folder, lock)
-            else:
-                os.close(lock)
+        with self._sweeping:
+            if self._swept:
+                return
+            for folder in temporary.iterdir() if temporary.is_dir() else ():
+                try:
+                    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+                except FileNotFoundError:
+                    with suppress(FileNotFoundError):  # another process may remove it as well
+                        if time.time() - folder.stat().st_mtime > _ABANDONED_S:
+                            shutil.rmtree(folder, ignore_errors=True)
+                    continue
+                except OSError:  # another user's, or not a folder
+                    continue
+                if try_lock(lock):
+                    _discard(folder, lock)
+                else:
+                    os.close(lock)
+            self._swept = True
 
     def _flush(self, paths: Iterable[str]) -> None:
         """Write published files to disk; drop the digests of failures."""
@@ -201,31 +229,6 @@ class Publisher:
                 problem = f"cannot write {path} to disk: {error.strerror}"
                 self._notify(f"{problem}; the next run reads it again")
                 self._digests.drop(path)
-
-
-def publish_failure(
-    publisher: Publisher,
-    ledger: Ledger,
-    entry: HistoryEntry,
-    files: Mapping[str, bytes],
-    result: str,
-) -> None:
-    """Publish ``files`` (path -> content) as outputs of a failed run.
-
-    They replace the target's outputs, which the store still has, and make it stale. ``result`` is
-    placed last.
-    Raises: StageError, OSError: some or no files are in place, and the target is stale.
-    """
-    with publisher.staging(entry.target) as tree:
-        for name, content in files.items():
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            (tree / name).write_bytes(content)
-        outputs = publisher.digest_outputs(tree)
-        unwanted = ledger.owned(entry.target) - outputs.keys()
-        ledger.claim(entry.target, outputs)
-        publisher.publish(tree, outputs, last=result)
-        publisher.remove(unwanted)
-    ledger.add_failure(entry, outputs)
 
 
 def _discard(folder: Path, lock: int) -> None:
@@ -241,17 +244,6 @@ def _discard(folder: Path, lock: int) -> None:
                 path.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
     os.close(lock)
-
-
-def _backdate(path: Path) -> int:
-    """Backdate a new file by a moment; return its size.
-
-    A write right after the rename then shows in its times, so its digest can be cached at once.
-    """
-    found = path.stat()
-    if time.time_ns() - found.st_mtime_ns < 2 * SETTLE_NS:
-        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns - 2 * SETTLE_NS))
-    return found.st_size
 
 
 @contextmanager

@@ -94,7 +94,7 @@ def fill(project: Path) -> int:
     begun = time.monotonic()
     for done, (target, action) in enumerate(session.actions.items()):
         if action.model != FIRST:
-            built = ledger.latest(target.replace(action.model, FIRST))
+            built = ledger.lookup(target.replace(action.model, FIRST))
             if built is None:
                 raise SystemExit(f"{FIRST} was not built")
             ledger.add(_copied(action, built, keys.build(action), build))

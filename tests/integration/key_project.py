@@ -469,7 +469,7 @@ class KeyProject:
         """Return the recorded key parts of each target."""
         session = self.session()
         ledger = session.executor._ledger
-        found = {target: ledger.latest(target) for target in session.actions}
+        found = {target: ledger.lookup(target) for target in session.actions}
         session.executor.close()
         return {
             target: dict(record.parts) for target, record in found.items() if record is not None

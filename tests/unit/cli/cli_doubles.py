@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from buildsys.cli.session import Session
+from buildsys.execution.executor import Outcome
 from buildsys.execution.freshness import Freshness
 from buildsys.execution.up_to_date_models import PlannedModel
 from buildsys.manifest.schema.model import ModelSpec
@@ -90,17 +91,7 @@ class ScriptedExecutor:
 
 
 def passed(**changes: Any) -> Any:
-    return SimpleNamespace(
-        **{
-            "status": "passed",
-            "seconds": 0.1,
-            "reason": "",
-            "hint": "",
-            "waited": False,
-            "restored": False,
-            **changes,
-        }
-    )
+    return Outcome(**{"target": "", "status": "passed", "seconds": 0.1, **changes})
 
 
 def make_session(root: Path, *models: str) -> tuple[Session, ScriptedExecutor]:

@@ -30,7 +30,7 @@ def test_a_record_survives_a_round_trip(db: StateDb) -> None:
     Ledger(db).add(RECORD)
     ledger = Ledger(StateDb(db.path))
     assert ledger.lookup("export:m", "k1") == RECORD
-    assert ledger.latest("export:m") == RECORD
+    assert ledger.lookup("export:m") == RECORD
     assert ledger.outputs("export:m", "k1") == ("passed", RECORD.outputs)
     assert ledger.owned("export:m") == {"m/export/model.onnx"}
 
@@ -40,14 +40,14 @@ def test_a_record_counts_for_its_target_and_key_only(db: StateDb) -> None:
     ledger.add(RECORD)
     assert ledger.lookup("export:m", "k2") is None
     assert ledger.lookup("export:other", "k1") is None
-    assert ledger.latest("export:other") is None
+    assert ledger.lookup("export:other") is None
 
 
 def test_the_latest_is_the_one_written_last_even_under_an_old_key(db: StateDb) -> None:
     ledger = Ledger(db)
     for key in ("k1", "k2", "k1"):
         ledger.add(replace(RECORD, key=key))
-    assert ledger.latest("export:m").key == "k1"
+    assert ledger.lookup("export:m").key == "k1"
     assert ledger.lookup("export:m", "k2").key == "k2"
     assert [run.key for run in ledger.history("export:m")] == ["k1", "k2", "k1"]
 
@@ -56,7 +56,7 @@ def test_forgetting_drops_records_but_not_ownership(db: StateDb) -> None:
     ledger = Ledger(db)
     ledger.add(RECORD)
     ledger.forget("export:m")
-    assert ledger.latest("export:m") is None
+    assert ledger.lookup("export:m") is None
     assert ledger.owned("export:m") == {"m/export/model.onnx"}
     assert len(ledger.history("export:m")) == 1
 
@@ -64,7 +64,7 @@ def test_forgetting_drops_records_but_not_ownership(db: StateDb) -> None:
 def test_a_failure_is_in_the_history_without_a_record(db: StateDb) -> None:
     ledger = Ledger(db)
     ledger.add(RECORD)
-    ledger.add_failure(
+    ledger.add_run(
         HistoryEntry("export:m", "k2", FAILED, "2026", 1.0, "numbers differ"),
         ["m/export/export.json"],
     )
@@ -89,7 +89,7 @@ def test_old_records_and_history_are_pruned_per_target(db: StateDb) -> None:
     assert ledger.lookup("export:m", f"k{newest - KEEP_RECORDS + 1}") is not None
     assert ledger.lookup("export:m", f"k{newest - KEEP_RECORDS}") is None
     assert len(ledger.history("export:m", limit=1000)) == KEEP_HISTORY
-    assert ledger.latest("export:other") is not None
+    assert ledger.lookup("export:other") is not None
 
 
 def test_a_record_that_cannot_be_read_counts_as_absent(db: StateDb) -> None:

@@ -14,6 +14,7 @@ import buildsys.store.file_digests as digest_module
 import buildsys.store.publish as publish_module
 from buildsys.errors import StageError
 from buildsys.store.file_digests import DigestCache
+from buildsys.store.ledger import Ledger
 from buildsys.store.publish import Background, Publisher
 from buildsys.store.state_db import StateDb
 
@@ -29,7 +30,7 @@ def build(tmp_path: Path) -> Path:
 def publisher(
     build: Path, db: StateDb, background: Background, warnings_given: list[str]
 ) -> Publisher:
-    return Publisher(build, DigestCache(db), background, warnings_given.append)
+    return Publisher(build, DigestCache(db), Ledger(db), background, warnings_given.append)
 
 
 def write(tree: Path, **files: bytes) -> None:
@@ -43,7 +44,7 @@ def publish(publisher: Publisher, **files: bytes) -> dict[str, digest_module.Fil
     with publisher.staging("export:m") as tree:
         write(tree, **files)
         sealed = publisher.digest_outputs(tree)
-        publisher.publish(tree, sealed, last=RESULT)
+        publisher.publish("export:m", tree, sealed, last=RESULT)
     return sealed
 
 
@@ -98,7 +99,7 @@ def test_a_large_output_is_read_once(
     with publisher.staging("export:m") as tree:
         write(tree, model_onnx=b"x" * 1000)
         sealed = publisher.digest_outputs(tree)
-        publisher.publish(tree, sealed, last=RESULT)
+        publisher.publish("export:m", tree, sealed, last=RESULT)
     monkeypatch.setattr(
         digest_module, "hash_file", lambda path: pytest.fail(f"{path} is read again")
     )
@@ -175,7 +176,7 @@ def test_a_folder_in_the_way_is_a_clear_error(publisher: Publisher, build: Path)
 def test_only_folders_of_dead_processes_are_removed(publisher: Publisher, build: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from buildsys.store.publish import Publisher\n"
-        "with Publisher(Path(sys.argv[1]), None, None).staging('export:dead') as tree:\n"
+        "with Publisher(Path(sys.argv[1]), None, None, None).staging('export:dead') as tree:\n"
         "    (tree / 'half').write_text('x'); os.kill(os.getpid(), 9)\n"
     )
     assert subprocess.run([sys.executable, "-c", code, build], check=False).returncode == -9
