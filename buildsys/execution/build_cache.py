@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -79,7 +79,8 @@ class BuildCache:
             text = f"cannot restore {record.target} from the store {folder}: {error.strerror}"
             self._warn("fetch", text)
             return False
-        self._store.mark_used(record.key)
+        with suppress(OSError):  # a read-only store: its owner removes what is unused
+            os.utime(self._store.action_path(record.key))
         return True
 
     def keep(self, action: Action, record: ActionRecord) -> None:

@@ -1,18 +1,23 @@
-"""Usage, verification and garbage collection of a store."""
+"""Usage, verification and garbage collection of a store and of timing caches."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from collections.abc import Collection as Container
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from buildsys.errors import StageError
 from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import ActionRecord
-from buildsys.store.object_store import Store, StoredAction
-from buildsys.store.record_file import RecordError, decode_record
+from buildsys.store.object_store import RecordError, Store, StoredAction, decode_record
+from buildsys.store.timing_caches import list_files
+
+_ABANDONED_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,24 @@ class Collection:
     bytes: int
     kept_actions: int
     kept_bytes: int
+
+
+@dataclass(frozen=True)
+class TimingCacheUsage:
+    """The number of files of each kind, and the size of all."""
+
+    shared: int
+    kept: int  # by digest
+    broken: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class TimingCacheCollection:
+    """The result of a garbage collection or its dry run."""
+
+    files: int
+    bytes: int
 
 
 def usage(store: Store) -> list[StageUsage]:
@@ -57,7 +80,7 @@ def verify(store: Store, progress: Callable[[int, int], None]) -> list[str]:
     ``progress`` receives the number of files read and of all files.
     Raises: OSError: the store cannot be read.
     """
-    objects, records = store.objects(), sorted(store.folder.glob("actions/??/*.json"))
+    objects, records = (sorted(store.folder.glob(f"{n}/??/*")) for n in ("objects", "actions"))
     problems = []
     for count, path in enumerate([*objects, *records], 1):
         problem = ""
@@ -119,7 +142,9 @@ def collect(
             # records first: a record without its objects is only a cache miss
             for path in [a.path for a in gone] + [store.object_path(digest) for digest in dead]:
                 path.unlink(missing_ok=True)
-            store.remove_abandoned()
+            for path, found in _stats(store.folder.glob("tmp/*")).items():
+                if time.time() - found.st_mtime > _ABANDONED_S:  # of a dead process
+                    path.unlink(missing_ok=True)
         return Collection(
             actions=tuple(sorted(action.record.target for action in gone)),
             objects=len(dead),
@@ -129,13 +154,57 @@ def collect(
         )
 
 
+def timing_cache_usage(folder: Path) -> TimingCacheUsage:
+    """Return the usage of a folder of timing caches. Raises: OSError: it cannot be read."""
+    kinds = list_files(folder)
+    size = sum(found.st_size for kind in kinds for found in _stats(kind).values())
+    shared, kept, broken = map(len, kinds)
+    return TimingCacheUsage(shared, kept, broken, size)
+
+
+def collect_timing_caches(
+    folder: Path,
+    *,
+    wanted: Container[str],
+    unused_for_s: float | None,
+    private: bool,
+    dry_run: bool,
+) -> TimingCacheCollection:
+    """Remove unwanted timing caches stored by digest, and files set aside.
+
+    With ``unused_for_s`` only files unused for that long are removed, including shared caches.
+    Without it nothing is removed from a folder that is not ``private``: other clones may pin caches
+    unknown here.
+    Raises: OSError: the folder cannot be read or written.
+    """
+    found = list_files(folder)
+    files = [*(path for path in found.by_digest if path.name not in wanted), *found.broken]
+    if unused_for_s is not None:
+        limit = time.time() - unused_for_s
+        stats = _stats([*files, *found.shared])
+        stats = {path: stat for path, stat in stats.items() if stat.st_mtime < limit}
+    else:
+        stats = _stats(files) if private else {}
+    if not dry_run:
+        for path in stats:
+            path.unlink(missing_ok=True)
+            path.with_suffix(".lock").unlink(missing_ok=True)
+    return TimingCacheCollection(len(stats), sum(stat.st_size for stat in stats.values()))
+
+
 def _digests(record: ActionRecord) -> list[str]:
     return [file.digest for file in record.files.values()]
 
 
 def _sizes(store: Store) -> dict[str, int]:
-    sizes = {}
-    for path in store.objects():
+    stats = _stats(store.folder.glob("objects/??/*"))
+    return {path.name: found.st_size for path, found in stats.items()}
+
+
+def _stats(paths: Iterable[Path]) -> dict[Path, os.stat_result]:
+    """Return the stats of existing files; another process may remove some meanwhile."""
+    found = {}
+    for path in paths:
         with suppress(FileNotFoundError):
-            sizes[path.name] = path.stat().st_size
-    return sizes
+            found[path] = path.stat()
+    return found

@@ -88,7 +88,7 @@ class Ledger:
         self._db = db
 
     def lookup(self, target: str, key: str = "") -> ActionRecord | None:
-        """Return the record of a target under exactly this key, or the most recent one."""
+        """Return the record of a target under this key, or the latest."""
         return next(iter(self.records(target, key, limit=1)), None)
 
     def records(self, target: str, key: str = "", *, limit: int = -1) -> list[ActionRecord]:
@@ -138,7 +138,7 @@ class Ledger:
         files: Iterable[str] | None = None,
         also: Iterable[Statement] = (),
     ) -> None:
-        """Add a run to the history; its ``files`` become the only ones of the target."""
+        """Add a run; its ``files`` become the only ones of the target."""
         target = entry.target
         statements: list[Statement] = [(_INSERT_HISTORY, entry), *also]
         if files is not None:

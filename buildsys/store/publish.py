@@ -151,7 +151,7 @@ class Publisher:
         optional: Collection[str] = (),
         restored: bool = False,
     ) -> None:
-        """Make ``outputs`` and ``kept`` the files of a target in the build folder.
+        """Make ``outputs`` and ``kept`` the published files of a target.
 
         The outputs are renamed from ``tree``, the result file ``last``; ``kept`` files are in place
         already. All other files of the target are removed, including ``optional`` ones. Files are

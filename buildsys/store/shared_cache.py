@@ -15,8 +15,15 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from buildsys.store.ledger import ActionRecord, OutputFile
-from buildsys.store.object_store import Store, StoreWriteError
-from buildsys.store.record_file import RecordError, decode_record, encode_record
+from buildsys.store.object_store import (
+    RecordError,
+    Store,
+    StoreWriteError,
+    action_name,
+    decode_record,
+    encode_record,
+    object_name,
+)
 
 READ_ONLY, READ_WRITE = "read-only", "read-write"
 _CHUNK_BYTES = 1 << 20
@@ -57,7 +64,7 @@ class SharedCache:
 
     def read_action(self, target: str, key: str) -> ActionRecord | None:
         """Return the record of a key, None if none is usable."""
-        path = _action(key)
+        path = action_name(key)
         content = self._within(lambda place, _: place.read(path), f"look up {target}")
         if content is None:
             return None
@@ -76,14 +83,15 @@ class SharedCache:
 
         def fetch_all(place: _Connection, timed_out: threading.Event) -> bool | OSError:
             for file in missing:
-                with place.open(_object(file), "rb") as reader:
+                name = object_name(file.digest)
+                with place.open(name, "rb") as reader:
                     try:
                         matches = store.add(file, _chunks(reader, timed_out))
                     except StoreWriteError as error:
                         return error.cause
                 if not matches:
                     self._damaged.add(file.digest)
-                    self._notify_ignored(_object(file), "does not match its digest")
+                    self._notify_ignored(name, "does not match its digest")
                     return False
             return True
 
@@ -99,10 +107,11 @@ class SharedCache:
 
         def push_all(place: _Connection, timed_out: threading.Event) -> None:
             for file in record.files.values():
-                if file.digest in self._damaged or place.size(_object(file)) != file.size:
+                name = object_name(file.digest)
+                if file.digest in self._damaged or place.size(name) != file.size:
                     with store.object_path(file.digest).open("rb") as reader:
-                        place.write(_object(file), _chunks(reader, timed_out))
-            place.write(_action(record.key), iter([encode_record(record)]))
+                        place.write(name, _chunks(reader, timed_out))
+            place.write(action_name(record.key), iter([encode_record(record)]))
 
         self._within(push_all, f"share {record.target}")
 
@@ -207,14 +216,6 @@ class _Connection(NamedTuple):
                 self.system.rm(f"{self.root}/{part}")
             if not self.system.exists(target):  # else another machine wrote the same content first
                 raise
-
-
-def _object(file: OutputFile) -> str:
-    return f"objects/{file.digest[:2]}/{file.digest}"
-
-
-def _action(key: str) -> str:
-    return f"actions/{key[:2]}/{key}.json"
 
 
 def _chunks(reader: Any, timed_out: threading.Event) -> Iterator[bytes]:

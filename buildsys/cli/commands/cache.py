@@ -20,8 +20,7 @@ from buildsys.report.formatting import count, size
 from buildsys.store import garbage_collection
 from buildsys.store.ledger import ActionRecord
 from buildsys.store.object_store import Store
-from buildsys.store.timing_caches import garbage_collection as timing_collection
-from buildsys.store.timing_caches.files import damaged, set_aside
+from buildsys.store.timing_caches import damaged, set_aside
 
 SCHEMA = "buildsys/cache/1"
 _DAMAGED = 1
@@ -68,7 +67,7 @@ def _show(_project: Project, store: Store, timing_caches: Path, _options: Option
     with _usable("store", store.folder):
         found = garbage_collection.usage(store)
     with _usable("timing caches in", timing_caches):
-        timings = timing_collection.usage(timing_caches)
+        timings = garbage_collection.timing_cache_usage(timing_caches)
     quarantined = sum(1 for _ in store.folder.glob("quarantine/*"))
     total = sum(row.bytes for row in found)
     stages = {
@@ -128,11 +127,11 @@ def _collect(project: Project, store: Store, timing_caches: Path, options: Optio
             reached=reached.records,
             dry_run=dry_run,
         )
-    removed = timing_collection.TimingCacheCollection(0, 0)
+    removed = garbage_collection.TimingCacheCollection(0, 0)
     if max_size is None or older_than is not None:  # not only the store's size is limited
         inside = Path(os.path.abspath(timing_caches))  # noqa: PTH100
         with _usable("timing caches in", timing_caches):
-            removed = timing_collection.collect(
+            removed = garbage_collection.collect_timing_caches(
                 timing_caches,
                 wanted=wanted,
                 unused_for_s=older_than,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from buildsys.backends.interface import Backend, Figures
-from buildsys.store.timing_caches.checkout import (
+from buildsys.store.timing_caches import (
     SharedTimingCache,
     checkout_pinned,
     pinned_cache_warning,

@@ -20,7 +20,7 @@ from buildsys.backends.cuda.gpus import find_driver
 sys.path.insert(0, str(ROOT / "tests" / "scenarios"))
 from project_folder import ProjectFolder
 
-from buildsys.store.timing_caches.files import broken_files, files_by_digest, shared_files
+from buildsys.store.timing_caches import list_files
 
 pytestmark = [
     pytest.mark.gpu,
@@ -149,8 +149,8 @@ def test_timings_are_shared_merged_and_pinned(project: ProjectFolder) -> None:
         name: result(project, f"{name}/engine/trt/engine.json")["timing_cache"] for name in "ab"
     }
     assert all(facts["added_bytes"] > 0 for facts in first.values())
-    assert len(shared_files(caches)) == 1
-    assert {path.name for path in files_by_digest(caches)} == {
+    assert len(list_files(caches).shared) == 1
+    assert {path.name for path in list_files(caches).by_digest} == {
         facts["digest"] for facts in first.values()
     }
 
@@ -170,7 +170,7 @@ def test_timings_are_shared_merged_and_pinned(project: ProjectFolder) -> None:
         0,
     )
     assert project.doit("cache", "gc").code == 0
-    assert first["a"]["digest"] in {path.name for path in files_by_digest(caches)}
+    assert first["a"]["digest"] in {path.name for path in list_files(caches).by_digest}
 
     model(
         project, "b", {"timing_cache": {"pin": first["a"]["digest"]}}, channels=24
@@ -188,12 +188,12 @@ def test_timings_are_shared_merged_and_pinned(project: ProjectFolder) -> None:
 
 @pytest.mark.parametrize("damage", ["truncated", "foreign", "not TensorRT's"])
 def test_a_broken_timing_cache_costs_a_warning(project: ProjectFolder, damage: str) -> None:
-    from buildsys.store.timing_caches.files import TimingCacheData, write_shared
+    from buildsys.store.timing_caches import TimingCacheData, write_shared
 
     caches = project.root / ".buildsys/timing_caches"
     model(project, "m", {})
     assert project.doit("engine:m:trt").code == 0
-    (path,) = shared_files(caches)
+    (path,) = list_files(caches).shared
     stored = path.read_bytes()
     if damage == "truncated":
         path.write_bytes(stored[: len(stored) // 2])
@@ -212,7 +212,7 @@ def test_a_broken_timing_cache_costs_a_warning(project: ProjectFolder, damage: s
     record = result(project, "m/engine/trt/engine.json")
     assert any("timing cache" in message for message in record["messages"])
     assert record["timing_cache"]["digest"]
-    assert len(broken_files(caches)) == 1
+    assert len(list_files(caches).broken) == 1
     project.doit("forget", "engine:m:trt")
     assert project.doit("engine:m:trt").code == 0
     assert not any(

@@ -11,12 +11,12 @@ from pathlib import Path
 from project_folder import ProjectFolder
 from test_bad_disks import read_only, small_disk
 
-from buildsys.store.timing_caches.checkout import SharedTimingCache
-from buildsys.store.timing_caches.files import (
+from buildsys.store.timing_caches import (
+    SharedTimingCache,
     TimingCacheData,
     damaged,
+    list_files,
     read_shared,
-    shared_files,
     store_by_digest,
     write_shared,
 )
@@ -130,7 +130,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         assert "cannot be kept in" in warning
         assert "No space left on device; the next build times its tactics again" in warning
         assert list(damaged(folder)) == [], "its files are complete"
-        (path,) = shared_files(folder)
+        (path,) = list_files(folder).shared
         assert read_shared(path, CONDITIONS) is not None
         assert not [path for path in folder.rglob(".*") if path.is_file()], (
             "a temporary file is left"

@@ -16,23 +16,18 @@ import pytest
 
 import buildsys
 from buildsys.errors import StageError
-from buildsys.store.timing_caches.checkout import (
+from buildsys.store.timing_caches import (
     _REFUSED,
+    BrokenCacheError,
     SharedTimingCache,
+    TimingCacheData,
     checkout_pinned,
-    file_stem,
+    damaged,
+    list_files,
     pinned_cache_warning,
     pinned_figures,
-)
-from buildsys.store.timing_caches.files import (
-    BrokenCacheError,
-    TimingCacheData,
-    broken_files,
-    damaged,
-    files_by_digest,
     read_by_digest,
     read_shared,
-    shared_files,
     store_by_digest,
     write_shared,
 )
@@ -48,7 +43,7 @@ import sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[4])
 from test_timing_caches import CONDITIONS, merge_lines
-from buildsys.store.timing_caches.checkout import SharedTimingCache
+from buildsys.store.timing_caches import SharedTimingCache
 folder, name, barrier = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 private = folder.parent / f"private-{name}"
 private.mkdir()
@@ -100,7 +95,7 @@ def test_a_build_reuses_earlier_timings(folder: Path, tmp_path: Path) -> None:
     assert second["added_bytes"] == 10
     assert shared.checkout(tmp_path / "look") == TimingCacheData(b"conv 1 us\ngemm 2 us\n")
     assert shared.warnings == []
-    assert [path.name for path in files_by_digest(folder)] == sorted(
+    assert [path.name for path in list_files(folder).by_digest] == sorted(
         [str(first["digest"]), str(second["digest"])]
     )
     assert not [path for path in folder.rglob("*") if path.name.startswith(".")], (
@@ -109,12 +104,12 @@ def test_a_build_reuses_earlier_timings(folder: Path, tmp_path: Path) -> None:
 
 
 def test_other_conditions_have_another_file(folder: Path, tmp_path: Path) -> None:
-    names = {file_stem({**CONDITIONS, field: "other"}) for field in CONDITIONS} | {
-        file_stem(CONDITIONS)
-    }
-    assert len(names) == len(CONDITIONS) + 1
-    assert file_stem(CONDITIONS).startswith("tensorrt-8.6.1_NVIDIA-H200-9.0_cuda12.4-driver550.54_")
-    build(SharedTimingCache(folder, CONDITIONS, merge_lines), tmp_path / "1", b"x")
+    others = [{**CONDITIONS, field: "other"} for field in CONDITIONS]
+    every = [SharedTimingCache(folder, found, merge_lines) for found in (CONDITIONS, *others)]
+    assert len({shared.path for shared in every}) == len(every)
+    readable = "tensorrt-8.6.1_NVIDIA-H200-9.0_cuda12.4-driver550.54_"
+    assert every[0].path.name.startswith(readable)
+    build(every[0], tmp_path / "1", b"x")
     assert (
         SharedTimingCache(folder, {**CONDITIONS, "gpu": "other"}, merge_lines).checkout(
             tmp_path / "look"
@@ -131,7 +126,7 @@ def test_parallel_builds_are_all_merged(folder: Path, tmp_path: Path) -> None:
         for name in "abc"
     ]
     assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
-    content = read_shared(*shared_files(folder), CONDITIONS)
+    content = read_shared(*list_files(folder).shared, CONDITIONS)
     assert content is not None
     assert sorted(content.data.decode().split()) == [
         f"{name}{number}" for name in "abc" for number in range(5)
@@ -160,7 +155,7 @@ def test_a_broken_or_foreign_file_is_set_aside_with_a_warning(
 ) -> None:
     assert callable(damage)
     build(SharedTimingCache(folder, CONDITIONS, merge_lines), tmp_path / "1", b"conv 1 us\n")
-    (path,) = shared_files(folder)
+    (path,) = list_files(folder).shared
     path.write_bytes(damage(path.read_bytes()))
     shared = SharedTimingCache(folder, CONDITIONS, merge_lines)
     figures = build(shared, tmp_path / "2", b"gemm 2 us\n")
@@ -170,7 +165,7 @@ def test_a_broken_or_foreign_file_is_set_aside_with_a_warning(
     assert re.search(
         r"renamed to .*\.timing_cache\.broken-\d+T\d+, and a new one is started", warning
     )
-    assert len(broken_files(folder)) == 1
+    assert len(list_files(folder).broken) == 1
     assert shared.checkout(tmp_path / "look") == TimingCacheData(b"gemm 2 us\n")
 
 
@@ -307,7 +302,7 @@ def test_a_shared_cache_that_the_builder_refuses_is_set_aside(folder: Path, tmp_
     assert (figures["added_bytes"], "lent" in figures) == (22, False)
     (warning,) = shared.warnings
     assert "was refused by the builder; it was renamed to " in warning
-    assert len(broken_files(folder)) == 1
+    assert len(list_files(folder).broken) == 1
     assert shared.checkout(private) == TimingCacheData(b"timings of all layers\n")
 
 
@@ -334,25 +329,25 @@ def test_a_missing_pin_lists_the_places_searched(folder: Path, tmp_path: Path) -
     (folder / "by_digest" / pin).write_bytes(b"something else")
     with pytest.raises(StageError, match=r"\(unusable: it does not match its digest\)"):
         checkout_pinned(folder, pin, tmp_path / "private", "the engine e")
-    assert [path.name.partition(".broken-")[0] for path in broken_files(folder)] == [pin]
+    assert [path.name.partition(".broken-")[0] for path in list_files(folder).broken] == [pin]
 
 
 def test_all_damaged_files_are_found(folder: Path, tmp_path: Path) -> None:
     build(SharedTimingCache(folder, CONDITIONS, merge_lines), tmp_path / "1", b"conv 1 us\n")
     assert list(damaged(folder)) == []
-    for path in (*shared_files(folder), *files_by_digest(folder)):
+    for path in (*list_files(folder).shared, *list_files(folder).by_digest):
         path.write_bytes(path.read_bytes()[:-1])
     assert [path for path, _ in damaged(folder)] == [
-        *shared_files(folder),
-        *files_by_digest(folder),
+        *list_files(folder).shared,
+        *list_files(folder).by_digest,
     ]
     with pytest.raises(BrokenCacheError):
-        read_by_digest(folder, files_by_digest(folder)[0].name)
+        read_by_digest(folder, list_files(folder).by_digest[0].name)
 
 
 def test_the_header_is_one_readable_line(folder: Path, tmp_path: Path) -> None:
     build(SharedTimingCache(folder, CONDITIONS, merge_lines), tmp_path / "1", b"binary\n\x00")
-    header, _, data = shared_files(folder)[0].read_bytes().partition(b"\n")
+    header, _, data = list_files(folder).shared[0].read_bytes().partition(b"\n")
     assert json.loads(header)["made_for"] == CONDITIONS
     assert data == b"binary\n\x00"
 

@@ -1,7 +1,12 @@
-"""Private copies of timing caches for builds, merged back under a lock.
+"""TensorRT timing caches: measured tactic times, reused by later builds.
 
-A cache only saves time: any problem with it costs a warning and a slower build. Only a pinned cache
-is required.
+    FOLDER/LIBRARY-VERSION_GPU_….timing_cache   shared: a JSON line of conditions, TensorRT's bytes
+    FOLDER/by_digest/SHA-256                    TensorRT's bytes alone, as a build left them
+    FOLDER/….broken-TIME                        a damaged file, or one for other conditions
+
+Files are checked at every read and replaced atomically. A build gets a private copy, merged back
+under a lock. A cache only saves time: any problem with it costs a warning and a slower build. Only
+a pinned cache is required.
 """
 
 from __future__ import annotations
@@ -10,36 +15,54 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from buildsys.errors import StageError
-from buildsys.store.timing_caches.files import (
-    BY_DIGEST,
-    SUFFIX,
-    BrokenCacheError,
-    Conditions,
-    TimingCacheData,
-    read_by_digest,
-    read_shared,
-    set_aside,
-    shared_files,
-    store_by_digest,
-    write_shared,
-)
 from buildsys.system.file_locks import locked
+from buildsys.system.files import replace_file
 
+SCHEMA = "buildsys/timing-cache/1"
+SUFFIX, BROKEN, BY_DIGEST = ".timing_cache", ".broken-", "by_digest"
+_LONGEST_HEADER = 4096
 # writes one file with the timings of all; returns warnings about those it could not use
 Merge = Callable[[Sequence[Path], Path], "Sequence[str] | None"]
+Conditions = Mapping[str, str]  # library, GPU, driver and builder settings that timings hold for
 _LOCK_TIMEOUT_S = 60.0
 _SHOWN_DIGITS = 16
 # messages of backends.tensorrt.timing_cache
 _REFUSED = re.compile(r"^the timing cache \S+ is (not used|broken)")
 _MISS = re.compile(r"\bmiss", re.I)
+
+
+class BrokenCacheError(Exception):
+    """An unusable timing cache file."""
+
+
+@dataclass(frozen=True)
+class TimingCacheData:
+    """TensorRT's bytes and their digest."""
+
+    data: bytes
+
+    @cached_property
+    def sha256(self) -> str:
+        """The digest of the bytes."""
+        return hashlib.sha256(self.data).hexdigest()
+
+
+class TimingCacheFiles(NamedTuple):
+    """The files of a folder by kind."""
+
+    shared: list[Path]
+    by_digest: list[Path]
+    broken: list[Path]  # set aside
 
 
 @dataclass
@@ -51,10 +74,13 @@ class SharedTimingCache:
     merge: Merge
     warnings: list[str] = field(default_factory=list)
 
-    @property
+    @cached_property
     def path(self) -> Path:
-        """Return the shared file."""
-        return self.folder / f"{file_stem(self.conditions)}{SUFFIX}"
+        """The shared file: a readable part and a digest of the conditions."""
+        content = json.dumps(dict(self.conditions), sort_keys=True).encode()
+        known = [self.conditions[n] for n in ("library", "gpu", "cuda") if self.conditions.get(n)]
+        readable = re.sub(r"[^A-Za-z0-9._-]+", "-", "_".join(known))[:120]
+        return self.folder / f"{readable}_{hashlib.sha256(content).hexdigest()[:8]}{SUFFIX}"
 
     def checkout(self, private: Path) -> TimingCacheData | None:
         """Copy the shared cache to a private file and return it."""
@@ -152,7 +178,7 @@ def checkout_pinned(folder: Path, sha256: str, private: Path, engine: str) -> Ti
         searched = f"{path} (unusable: {error})"
     except OSError as error:
         searched = f"{path} ({error.strerror})"
-    shared = shared_files(folder)
+    shared = list_files(folder).shared
     for file in shared if content is None else ():
         with suppress(BrokenCacheError, OSError):
             found = read_shared(file)
@@ -217,12 +243,103 @@ def pinned_cache_warning(figures: Mapping[str, Any]) -> str:
     ) + (f"; the complete cache is {grown}" if grown else "")
 
 
-def file_stem(conditions: Conditions) -> str:
-    """Return a shared file's name: a readable part and a digest."""
-    content = json.dumps(dict(conditions), sort_keys=True).encode()
-    known = [conditions[name] for name in ("library", "gpu", "cuda") if conditions.get(name)]
-    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", "_".join(known))[:120]
-    return f"{readable}_{hashlib.sha256(content).hexdigest()[:8]}"
+def read_shared(path: Path, conditions: Conditions | None = None) -> TimingCacheData | None:
+    """Return the content of a shared cache, None if there is none.
+
+    Raises: BrokenCacheError: it is damaged, or for other conditions. OSError: it cannot be read.
+    """
+    try:
+        stored = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    line, newline, _ = stored[:_LONGEST_HEADER].partition(b"\n")
+    try:
+        header = json.loads(line) if newline else None
+    except ValueError:
+        header = None
+    if not isinstance(header, dict) or header.get("schema") != SCHEMA:
+        raise BrokenCacheError("it has no timing cache header")
+    content = TimingCacheData(stored[len(line) + 1 :])
+    if len(content.data) != header.get("bytes"):
+        size = header.get("bytes")
+        raise BrokenCacheError(f"it is truncated: {len(content.data)} of {size} bytes")
+    if content.sha256 != header.get("sha256"):
+        raise BrokenCacheError("its content is damaged")
+    found = header.get("made_for")
+    if conditions is not None and found != dict(conditions):
+        shown = ", ".join(map(str, found.values())) if isinstance(found, dict) else "something else"
+        raise BrokenCacheError(f"it is for {shown}")
+    return content
+
+
+def write_shared(path: Path, content: TimingCacheData, conditions: Conditions) -> None:
+    """Replace a shared cache. Raises: OSError: it cannot be written; the previous one stays."""
+    header = {
+        "schema": SCHEMA,
+        "sha256": content.sha256,
+        "bytes": len(content.data),
+        "made_for": dict(conditions),
+    }
+    replace_file(path, json.dumps(header).encode() + b"\n" + content.data, durable=True)
+
+
+def read_by_digest(folder: Path, sha256: str) -> TimingCacheData | None:
+    """Return the cache with a digest, None if it is not stored.
+
+    Raises: BrokenCacheError: the file has other bytes. OSError: it cannot be read.
+    """
+    path = folder / BY_DIGEST / sha256
+    try:
+        content = TimingCacheData(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    if content.sha256 != sha256:
+        raise BrokenCacheError("it does not match its digest")
+    with suppress(OSError):  # only the time of its last use
+        os.utime(path)
+    return content
+
+
+def store_by_digest(folder: Path, content: TimingCacheData) -> None:
+    """Store a cache under its digest. Raises: OSError: it cannot be written."""
+    path = folder / BY_DIGEST / content.sha256
+    try:
+        os.utime(path)
+    except FileNotFoundError:
+        replace_file(path, content.data, durable=True)
+
+
+def list_files(folder: Path) -> TimingCacheFiles:
+    """Return the files of a folder."""
+    return TimingCacheFiles(
+        sorted(folder.glob(f"*{SUFFIX}")),
+        [path for path in sorted(folder.glob(f"{BY_DIGEST}/*")) if len(path.name) == 64],
+        sorted([*folder.glob(f"*{BROKEN}*"), *folder.glob(f"{BY_DIGEST}/*{BROKEN}*")]),
+    )
+
+
+def damaged(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield every damaged file of a folder and its problem."""
+    files = list_files(folder)
+    for path in [*files.shared, *files.by_digest]:
+        try:
+            if path.parent.name == BY_DIGEST:
+                read_by_digest(folder, path.name)
+            else:
+                read_shared(path)
+        except BrokenCacheError as error:
+            yield path, str(error)
+
+
+def set_aside(path: Path) -> Path:
+    """Take a file out of use; return its new path. Raises: OSError: it cannot be renamed."""
+    for number in range(1000):
+        suffix = f"{BROKEN}{time.strftime('%Y%m%dT%H%M%S')}{f'-{number}' if number else ''}"
+        aside = path.with_name(f"{path.name}{suffix}")
+        if not aside.exists():
+            break
+    path.replace(aside)
+    return aside
 
 
 def _refusal(messages: Sequence[str]) -> str:

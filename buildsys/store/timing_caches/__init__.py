@@ -1,1 +1,0 @@
-"""TensorRT timing caches: measured tactic times, reused by later builds."""
