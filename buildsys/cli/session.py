@@ -134,11 +134,11 @@ class Session:
         texts = {model: self.project.models[model].text for model in models}
         self.is_run = True
         try:
-            found = self.executor.remembered_models(texts)
+            found = self.executor.models.find(texts)
             unknown = [model for model in check if model not in found]
             if unknown:
                 planned = ((model, list(self.actions.of(model).values())) for model in unknown)
-                found |= self.executor.check_models(
+                found |= self.executor.models.check(
                     {name: PlannedModel(texts[name], actions) for name, actions in planned}
                 )
         except (BuildsysError, OSError, ValueError):  # the targets run, and fail with it

@@ -260,7 +260,7 @@ def remove_target_files(session: Session, target: str, *, dry_run: bool) -> Iter
     """
     build = session.project.build
     declared = {output.path for output in session.actions[target].outputs.values()}
-    paths = {build / path for path in declared | session.executor.owned(target)}
+    paths = {build / path for path in declared | session.executor.ledger.owned(target)}
     paths.add(session.log(target))
     files = sorted(path for path in paths if path.is_file() or path.is_symlink())
     for path in files:
@@ -306,12 +306,12 @@ def _connect_database(session: Session) -> None:
     def forget(name: str) -> None:
         if not session.is_run:
             for target in session.members(name):
-                session.executor.forget(target)
+                session.executor.ledger.forget(target)
             remove(name)
 
     def forget_all() -> None:
         for target in session.actions:
-            session.executor.forget(target)
+            session.executor.ledger.forget(target)
         remove_all()
 
     def close_database() -> None:

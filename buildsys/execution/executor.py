@@ -16,7 +16,7 @@ from buildsys.execution.build_cache import BuildCache
 from buildsys.execution.freshness import Freshness, FreshnessChecker, is_required
 from buildsys.execution.key_builder import KeyBuilder
 from buildsys.execution.stale_reasons import ASKED_FOR, Reason, encode_reasons, summarize_reasons
-from buildsys.execution.up_to_date_models import PlannedModel, UpToDateModels
+from buildsys.execution.up_to_date_models import UpToDateModels
 from buildsys.plan.action import Action, FileRef
 from buildsys.store import ledger
 from buildsys.store.file_digests import DigestCache
@@ -82,48 +82,29 @@ class Executor:
         self._on_event = on_event
         self._db = StateDb(state / "state.db", notify)
         self._digests = DigestCache(self._db)
-        self._ledger = Ledger(self._db)
+        self.ledger = Ledger(self._db)
         self._stopped = False
         self._locks = Locks(state / "locks", machine_lock_folder(state / "locks"))
         self._background = Background()
-        self._publisher = Publisher(build, self._digests, self._ledger, self._background, notify)
-        self._cache = BuildCache(build, store, self._ledger, remote, notify)
+        self._publisher = Publisher(build, self._digests, self.ledger, self._background, notify)
+        self._cache = BuildCache(build, store, self.ledger, remote, notify)
         self._keys = KeyBuilder(project_root, build, self._digests, self._db)
         self._checker = FreshnessChecker(build, self._keys, self._db, self._digests)
-        self._models = UpToDateModels(build, self._db, self._keys)
+        self.models = UpToDateModels(build, self._db, self._keys, self._checker)
 
     def is_fresh(self, target: str) -> bool:
         """Return True if a target is up to date.
 
         A target with an unreadable file is stale: ``run`` then reports the problem.
         """
-        return self.up_to_date_key(target) is not None
-
-    def up_to_date_key(self, target: str) -> str | None:
-        """Return the key digest of a target, None if it is stale."""
         try:
-            return self._checker.up_to_date_key(self._actions[target])
+            return self._checker.up_to_date_key(self._actions[target]) is not None
         except StageError:
-            return None
+            return False
 
     def examine(self, target: str) -> Freshness:
         """Return the freshness of a target. Raises: StageError: the state cannot be used."""
         return self._checker.examine(self._actions[target])
-
-    def remembered_models(self, models: Mapping[str, str]) -> dict[str, list[str]]:
-        """Return the targets of unchanged, up-to-date models of earlier runs.
-
-        ``models`` maps names to resolved manifests. Raises: StageError: the state cannot be used.
-        """
-        return self._models.find(models)
-
-    def check_models(self, models: Mapping[str, PlannedModel]) -> dict[str, list[str]]:
-        """Check models in full; remember those up to date.
-
-        Returns their targets.
-        Raises: StageError: the state cannot be used.
-        """
-        return self._models.check(models, self.up_to_date_key)
 
     def run(self, target: str, *, force: bool = False) -> Outcome:
         """Bring a target up to date, or with ``force`` rebuild it.
@@ -137,13 +118,13 @@ class Executor:
             key = found.key
             assert key is not None
             if found.up_to_date and (waited or not force):
-                record = self._ledger.lookup(target, key.digest)
+                record = self.ledger.lookup(target, key.digest)
                 if record is not None:
                     return _outcome(record, waited=True)
             reasons = found.reasons or (Reason(ASKED_FOR),)
             self._on_event(target, {"event": "stale", "reason": summarize_reasons(reasons)})
             why = encode_reasons(reasons)
-            if not force and not key.missing and not self._ledger.is_forgotten(target):
+            if not force and not key.missing and not self.ledger.is_forgotten(target):
                 record = self._restore(action, key, why)
                 if record is not None:
                     return _outcome(record, restored=True)
@@ -178,15 +159,7 @@ class Executor:
                     (tree / name).write_bytes(content)
                 sealed = self._publisher.digest_outputs(tree)
                 self._publisher.publish(target, tree, sealed, last=action.outputs[_RESULT].path)
-            self._ledger.add_run(run, sealed)
-
-    def owned(self, target: str) -> set[str]:
-        """Return the files of a target, relative to the build folder."""
-        return self._ledger.owned(target)
-
-    def forget(self, target: str) -> None:
-        """Drop the records of a target to make it stale."""
-        self._ledger.forget(target)
+            self.ledger.add_run(run, sealed)
 
     def stop(self) -> None:
         """Stop waiting for locks, without recording interrupted targets."""
@@ -230,7 +203,7 @@ class Executor:
         with suppress(OSError):  # the outputs are complete without a log
             text = f"# {action.target} was restored from the store; built {record.started}\n"
             self._log(action).write_text(text, encoding="utf-8")
-        self._ledger.add(record, restored=True, why=why)
+        self.ledger.add(record, restored=True, why=why)
         return record
 
     def _make(self, action: Action, key: ActionKey, why: str) -> Outcome:
@@ -249,7 +222,7 @@ class Executor:
                         error.hint = joined(self._publisher.low_disk_note(), error.hint)
                     run = HistoryEntry(target, key.digest, "error", started, 0.0, str(error), why)
                     if not self._stopped:
-                        self._ledger.add_run(run)
+                        self.ledger.add_run(run)
                     raise
                 now = self._keys.build(action)
                 changed = self._keys.changed_file(action, key, now)
@@ -320,7 +293,7 @@ class Executor:
         self._publisher.publish(target, tree, sealed, last=main, optional=declared)
         if status == ledger.FAILED:
             run = (target, key.digest, ledger.FAILED, started, reply.seconds, reply.reason, why)
-            self._ledger.add_run(HistoryEntry(*run), sealed)
+            self.ledger.add_run(HistoryEntry(*run), sealed)
             details = f"details: {self._shown(self._build / main)}"
             raise CheckFailed(reply.reason, joined(reply.hint, details))
         outputs: dict[str, OutputFile | None] = dict.fromkeys(declared)
@@ -338,7 +311,7 @@ class Executor:
             figures=ledger.summary(reply.figures),
             log=self._shown(self._log(action)),
         )
-        self._ledger.add(record, why=why)
+        self.ledger.add(record, why=why)
         self._background.submit(partial(self._cache.keep, action, record))
         if status == ledger.UNAVAILABLE and is_required(action):
             raise StageError(f"{target} is required, but unavailable: {reply.reason}", reply.hint)

@@ -13,13 +13,14 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from buildsys.errors import StageError
+from buildsys.execution.freshness import FreshnessChecker
 from buildsys.execution.key_builder import KeyBuilder, own_code
 from buildsys.plan.action import Action, ToolchainRef
 from buildsys.store.file_digests import boot_id
@@ -57,10 +58,13 @@ class PlannedModel(NamedTuple):
 class UpToDateModels:
     """The up-to-date models of a project, remembered until the next boot."""
 
-    def __init__(self, build: Path, db: StateDb, keys: KeyBuilder) -> None:
+    def __init__(
+        self, build: Path, db: StateDb, keys: KeyBuilder, checker: FreshnessChecker
+    ) -> None:
         self._build = f"{build}{os.sep}"
         self._db = db
         self._keys = keys
+        self._checker = checker
 
     def find(self, models: Mapping[str, str]) -> dict[str, list[str]]:
         """Return the targets of unchanged models among ``models`` (name -> resolved manifest).
@@ -83,10 +87,8 @@ class UpToDateModels:
                     found[model] = [row[0] for row in kept]
         return found
 
-    def check(
-        self, models: Mapping[str, PlannedModel], up_to_date_key: Callable[[str], str | None]
-    ) -> dict[str, list[str]]:
-        """Return the targets of models up to date according to ``up_to_date_key``.
+    def check(self, models: Mapping[str, PlannedModel]) -> dict[str, list[str]]:
+        """Check models in full; return the targets of those up to date.
 
         Everything that a finding depends on is compared before and after the check; models that
         changed meanwhile are left out. The others are kept for ``find``.
@@ -99,7 +101,7 @@ class UpToDateModels:
             refs = (r for a in actions for r in (*a.inputs.values(), *a.outputs.values()))
             files = sorted({ref.path for ref in refs})
             planned.append((name, environments, files, before.state(environments, files)))
-        checked = {name: self._check(models[name].actions, up_to_date_key) for name in models}
+        checked = {name: self._check(model.actions) for name, model in models.items()}
         now = _Moment(self._build, self._keys)
         found: dict[str, list[str]] = {}
         statements: list[Statement] = []
@@ -123,13 +125,13 @@ class UpToDateModels:
                 self._db.write(statements)
         return found
 
-    def _check(
-        self, actions: Sequence[Action], up_to_date_key: Callable[[str], str | None]
-    ) -> dict[str, str]:
+    def _check(self, actions: Sequence[Action]) -> dict[str, str]:
         """Return the keys of a model's targets, none if one is stale."""
         keys: dict[str, str] = {}
         for action in actions:
-            key = up_to_date_key(action.target)
+            key = None
+            with suppress(StageError):  # an unreadable file, which the run will report
+                key = self._checker.up_to_date_key(action)
             # doit runs a target without its files, though an unavailable one may be up to date
             paths = (self._build + ref.path for ref in action.outputs.values() if not ref.optional)
             if key is None or not all(map(os.path.exists, paths)):

@@ -30,6 +30,7 @@ class ScriptedExecutor:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self.models = self.ledger = self  # all that a session asks
         self.fresh: set[str] = set()
         self.forgotten: list[str] = []
         self.forced: list[str] = []
@@ -39,10 +40,10 @@ class ScriptedExecutor:
     def is_fresh(self, target: str) -> bool:
         return target in self.fresh
 
-    def remembered_models(self, models: Mapping[str, str]) -> dict[str, list[str]]:
+    def find(self, models: Mapping[str, str]) -> dict[str, list[str]]:
         return {}  # no earlier run has found anything
 
-    def check_models(self, models: Mapping[str, PlannedModel]) -> dict[str, list[str]]:
+    def check(self, models: Mapping[str, PlannedModel]) -> dict[str, list[str]]:
         found = {}
         for model, (_, actions) in models.items():
             if all(action.target in self.fresh and self._is_whole(action) for action in actions):

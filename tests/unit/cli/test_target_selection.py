@@ -52,7 +52,7 @@ def test_a_model_with_one_stale_target_is_selected_whole(tmp_path: Path) -> None
 def test_a_target_that_is_named_is_a_task_even_if_it_is_fresh(tmp_path: Path) -> None:
     session, executor = make(tmp_path, "a", "b")
     remembered = lambda models: {name: of(session, name) for name in models}  # noqa: E731
-    executor.remembered_models = remembered  # type: ignore[method-assign]
+    executor.find = remembered  # type: ignore[method-assign]
     found = selected(session, "verify:a:ort", "export")
     assert found.groups == ["export"]
     assert found.targets == ["verify:a:ort"]
@@ -81,7 +81,7 @@ def test_only_named_models_are_planned_and_checked(tmp_path: Path) -> None:
         asked.extend(models)
         return {}
 
-    session.executor.remembered_models = remembered  # type: ignore[method-assign]
+    session.executor.find = remembered  # type: ignore[method-assign]
     selected(session, "build:b", "export:b")
     assert asked == ["b"]
     assert list(session.actions._planned) == ["b"]
@@ -109,5 +109,5 @@ def test_a_problem_during_the_check_leaves_everything_to_the_run(tmp_path: Path)
     def broken(models: object) -> dict[str, list[str]]:
         raise StageError("cannot use the build state")
 
-    executor.remembered_models = broken  # type: ignore[method-assign]
+    executor.find = broken  # type: ignore[method-assign]
     assert selected(session, "build") == Selection(["build"], of(session, "a", "b"), [])

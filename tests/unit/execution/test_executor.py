@@ -147,7 +147,7 @@ def test_a_failed_check_is_not_restored(root: Path) -> None:
 def test_a_forgotten_target_is_built_not_restored(root: Path) -> None:
     build(root)
     executor, pool = make_executor(root)
-    executor.forget(EXPORT)
+    executor.ledger.forget(EXPORT)
     assert not executor.is_fresh(EXPORT)
     assert not executor.run(EXPORT).restored
     assert pool.ran == [EXPORT]
@@ -158,7 +158,7 @@ def test_a_forgotten_target_is_built_not_restored(root: Path) -> None:
 def test_a_forgotten_target_is_restored_again_once_it_has_been_built(root: Path) -> None:
     build(root)
     executor, _ = make_executor(root)
-    executor.forget(EXPORT)
+    executor.ledger.forget(EXPORT)
     executor.close()
     assert build(root) == [EXPORT]
     assert build(root, actions(opset=18)) == ALL
@@ -258,7 +258,7 @@ def test_additional_files_are_published_checked_and_removed(root: Path) -> None:
     executor, pool = make_executor(root)
     pool.meanwhile = lambda job: (job.outputs["result"].parent / "profile.txt").write_text("extra")
     executor.run(EXPORT)
-    assert executor.owned(EXPORT) == {MODEL, "m/export/export.json", "m/export/profile.txt"}
+    assert executor.ledger.owned(EXPORT) == {MODEL, "m/export/export.json", "m/export/profile.txt"}
     (root / "build/m/export/profile.txt").write_text("edited")
     assert not executor.is_fresh(EXPORT)
     executor.close()
@@ -308,7 +308,7 @@ def test_an_outcome_has_the_facts_for_the_console(root: Path) -> None:
     events: list[tuple[str, dict[str, Any]]] = []
     executor, _ = make_executor(root, on_event=lambda target, event: events.append((target, event)))
     outcome = executor.run(EXPORT)
-    record = executor._ledger.lookup(EXPORT)
+    record = executor.ledger.lookup(EXPORT)
     assert (outcome.status, outcome.seconds, outcome.waited) == ("passed", 0.25, False)
     assert record is not None
     assert record.figures == {
@@ -371,7 +371,7 @@ def test_forgetting_makes_it_stale_and_forcing_runs_it_anyway(root: Path) -> Non
     assert executor.run(EXPORT).waited  # up to date when its turn came: nothing to do
     executor.run(EXPORT, force=True)
     assert pool.ran == [EXPORT, EXPORT]
-    executor.forget(EXPORT)
+    executor.ledger.forget(EXPORT)
     assert not executor.is_fresh(EXPORT)
 
 
@@ -411,7 +411,7 @@ def test_files_about_a_failure_replace_outputs_until_the_next_success(root: Path
     assert (published(root), executor.is_fresh(REPORT)) == (before, True)
     executor.replace_by_failure(REPORT, lambda: (files, "it describes a failure"))
     assert published(root) == before | {name: content.decode() for name, content in files.items()}
-    assert executor.owned(REPORT) == files.keys()  # what `doit clean` removes
+    assert executor.ledger.owned(REPORT) == files.keys()  # what `doit clean` removes
     assert why(executor, REPORT) == "last run failed: it describes a failure"
     assert stale(root) == [REPORT]
     assert executor.run(REPORT).restored

@@ -97,7 +97,7 @@ def test_a_forced_run_of_a_fresh_target_has_that_reason(root: Path) -> None:
             [f"output added by somebody else: {MODEL}.data"],
         ),
         (lambda root: shutil.rmtree(root / ".buildsys"), ["never built"]),
-        (lambda root: make_executor(root)[0].forget(EXPORT), ["forgotten by `doit forget`"]),
+        (lambda root: make_executor(root)[0].ledger.forget(EXPORT), ["forgotten by `doit forget`"]),
     ],
 )
 def test_every_change_is_a_reason(
@@ -225,7 +225,7 @@ def test_a_stale_target_in_a_store_is_restorable(root: Path) -> None:
     assert seen.examine(graph[EXPORT]).restorable
     assert not seen.examine(graph[ENGINE]).restorable
     assert not seen.examine(replace(graph[EXPORT], target="other:m")).restorable
-    make_executor(root)[0].forget(EXPORT)
+    make_executor(root)[0].ledger.forget(EXPORT)
     assert not look().examine(graph[EXPORT]).restorable
 
 

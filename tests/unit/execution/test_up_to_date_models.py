@@ -55,7 +55,7 @@ class Project:
 
     def check(self, text: str = TEXT) -> list[str]:
         executor = self.executor()
-        found = executor.check_models(
+        found = executor.models.check(
             {"m": PlannedModel(text, list(tiny_project.actions().values()))}
         )
         executor.close()
@@ -63,7 +63,7 @@ class Project:
 
     def remembered(self, text: str = TEXT) -> list[str]:
         executor = self.executor()
-        found = executor.remembered_models({"m": text})
+        found = executor.models.find({"m": text})
         executor.close()
         return sorted(found.get("m", []))
 
@@ -138,7 +138,7 @@ CHANGES = {
         (project.root / "blocks").mkdir()
         or (project.root / "blocks/__init__.py").write_text("x = 1\n")
     ),
-    "record forgotten": lambda project: project.executor().forget(ENGINE),
+    "record forgotten": lambda project: project.executor().ledger.forget(ENGINE),
     "record of other outputs": _record(
         "UPDATE records SET outputs = '{}' WHERE target = 'bench:m:e'"
     ),
@@ -203,8 +203,8 @@ def test_another_library_or_device_causes_a_full_check(
     for target in TARGETS:
         executor.run(target)
     project.wait()
-    assert executor.check_models({"m": PlannedModel(TEXT, actions)}) == {"m": TARGETS}
-    assert executor.remembered_models({"m": TEXT})
+    assert executor.models.check({"m": PlannedModel(TEXT, actions)}) == {"m": TARGETS}
+    assert executor.models.find({"m": TEXT})
     for function in (
         "versions.tool_versions",
         "devices.device_facts",
@@ -213,8 +213,8 @@ def test_another_library_or_device_causes_a_full_check(
         with monkeypatch.context() as patch:
             patch.setattr(f"buildsys.system.{function}", lambda *_: {"torch": "0.0"})
             other, _ = tiny_project.make_executor(project.root)
-            assert other.remembered_models({"m": TEXT}) == {}, function
-    assert executor.remembered_models({"m": TEXT})
+            assert other.models.find({"m": TEXT}) == {}, function
+    assert executor.models.find({"m": TEXT})
 
 
 def test_our_own_code_and_strictness_cause_a_full_check(
@@ -248,17 +248,17 @@ def test_a_model_with_a_very_young_file_is_not_remembered(project: Project) -> N
 
 def test_a_change_during_the_check_keeps_the_model_stale(project: Project) -> None:
     executor = project.executor()
-    is_fresh = executor.up_to_date_key
+    check = executor._checker.up_to_date_key
 
-    def edited_meanwhile(target: str) -> str | None:
-        key = is_fresh(target)
-        if target == REPORT:
+    def edited_meanwhile(action: Action) -> str | None:
+        key = check(action)
+        if action.target == REPORT:
             (project.root / "build/m/export/model.onnx").write_text("edited")
         return key
 
-    executor.up_to_date_key = edited_meanwhile  # type: ignore[method-assign]
+    executor._checker.up_to_date_key = edited_meanwhile  # type: ignore[method-assign]
     assert (
-        executor.check_models({"m": PlannedModel(TEXT, list(tiny_project.actions().values()))})
+        executor.models.check({"m": PlannedModel(TEXT, list(tiny_project.actions().values()))})
         == {}
     )
 
@@ -267,8 +267,8 @@ def test_a_damaged_state_costs_only_time(project: Project) -> None:
     executor = project.executor()
     executor._db.write([("DROP TABLE settled_models", ())])
     planned = PlannedModel(TEXT, list(tiny_project.actions().values()))
-    assert executor.check_models({"m": planned}) == {"m": TARGETS}
-    assert executor.remembered_models({"m": TEXT}) == {}
+    assert executor.models.check({"m": planned}) == {"m": TARGETS}
+    assert executor.models.find({"m": TEXT}) == {}
     executor.close()
 
 
@@ -276,8 +276,8 @@ def test_many_models_are_read_at_once(project: Project, monkeypatch: pytest.Monk
     monkeypatch.setattr(buildsys.execution.up_to_date_models, "_FEW", 1)
     project.check()
     executor = project.executor()
-    assert list(executor.remembered_models({"m": TEXT, "other": "{}"})) == ["m"]
-    assert executor.remembered_models({"other": "{}", "third": "{}"}) == {}
+    assert list(executor.models.find({"m": TEXT, "other": "{}"})) == ["m"]
+    assert executor.models.find({"other": "{}", "third": "{}"}) == {}
 
 
 def test_the_fields_covered_elsewhere_exist() -> None:
