@@ -1,4 +1,4 @@
-"""Action keys: digests over labelled parts, and their differences."""
+"""Action keys: digests over labelled parts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from buildsys.plan.action import Action
 from buildsys.store.file_digests import FileDigest
@@ -16,8 +16,6 @@ from buildsys.store.file_digests import FileDigest
 SCHEMA = "buildsys/action/3"  # bump when the meaning of any part changes
 ABSENT = "absent"  # the value of a missing file or distribution
 _SPECIAL = re.compile(r"([\\.\[\]])")
-_KINDS = ("config", "weights", "source", "input", "tool", "device", "env", "code")
-_RANKS = {kind: rank for rank, kind in enumerate(_KINDS)}
 _encode = json.JSONEncoder().encode  # json.dumps evaluates its options again for every value
 
 
@@ -26,32 +24,17 @@ class ActionKey:
     """The key of an action at one moment, with its files."""
 
     target: str
+    # readable labels (``config:export.opset``, ``tool:torch``, ``device:gpu.name``,
+    # ``input:resnet50/export/model.onnx``) -> values or content digests
     parts: Mapping[str, str]
     files: Mapping[str, FileDigest | None]  # label of a part -> file, None if missing
     missing: tuple[str, ...]  # required inputs that do not exist
 
     @cached_property
     def digest(self) -> str:
-        """The digest of all parts, used in records and stores."""
-        return digest_parts(self.target, self.parts)
-
-
-class PartChange(NamedTuple):
-    """A part with different values in two keys, None if absent."""
-
-    label: str
-    old: str | None
-    new: str | None
-
-
-def digest_parts(target: str, parts: Mapping[str, str]) -> str:
-    """Return the SHA-256 of ``target`` and ``parts``.
-
-    ``parts`` maps readable labels (``config:export.opset``, ``tool:torch``, ``device:gpu.name``,
-    ``input:resnet50/export/model.onnx``) to values or content digests.
-    """
-    canonical = json.dumps([SCHEMA, target, sorted(parts.items())], separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
+        """The SHA-256 of the target and all parts."""
+        content = [SCHEMA, self.target, sorted(self.parts.items())]
+        return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
 
 
 def declared_parts(action: Action) -> dict[str, str]:
@@ -77,35 +60,20 @@ def flatten_options(options: Mapping[str, Any], prefix: str = "") -> dict[str, s
     Raises: TypeError: a name is not a string, or a value is not JSON.
     """
     leaves: dict[str, str] = {}
-    for name, value in options.items():
-        _add_leaves(leaves, prefix + _escape(name), value)
+    waiting = [(prefix + _escape(name), value) for name, value in options.items()]
+    while waiting:
+        name, value = waiting.pop()
+        if value and isinstance(value, dict):
+            waiting += [(f"{name}.{_escape(key)}", item) for key, item in value.items()]
+        elif isinstance(value, (list, tuple)) and any(
+            isinstance(item, (dict, list, tuple)) for item in value
+        ):
+            waiting += [(f"{name}[{index}]", item) for index, item in enumerate(value)]
+        elif value is None:  # the encoder is ten times slower for single values that are no strings
+            leaves[name] = "null"
+        else:
+            leaves[name] = str(value) if type(value) is int else _encode(value)
     return leaves
-
-
-def changed_parts(old: Mapping[str, str], new: Mapping[str, str]) -> list[PartChange]:
-    """Return the differences: fields first, then files, tools, devices and code."""
-    labels = old.keys() | new.keys()
-    changed = [
-        (_RANKS.get(label.partition(":")[0], len(_RANKS)), label)
-        for label in labels
-        if old.get(label) != new.get(label)
-    ]
-    return [PartChange(label, old.get(label), new.get(label)) for _, label in sorted(changed)]
-
-
-def _add_leaves(leaves: dict[str, str], name: str, value: Any) -> None:
-    if value and isinstance(value, dict):
-        for key, item in value.items():
-            _add_leaves(leaves, f"{name}.{_escape(key)}", item)
-    elif isinstance(value, (list, tuple)) and any(
-        isinstance(item, (dict, list, tuple)) for item in value
-    ):
-        for index, item in enumerate(value):
-            _add_leaves(leaves, f"{name}[{index}]", item)
-    elif value is None:  # the encoder is ten times slower for single values that are no strings
-        leaves[name] = "null"
-    else:
-        leaves[name] = str(value) if type(value) is int else _encode(value)
 
 
 @cache  # the same few field names occur in every target

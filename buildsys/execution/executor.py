@@ -130,8 +130,10 @@ class Executor:
                     return _outcome(record, restored=True)
             variables = action.toolchain.env if action.toolchain else ()
             gpus = gpu_uuids(variables) if action.alone_on_gpu else ()
-            with self._locks.resources(
-                target, devices=gpus, exclusive=action.exclusive, on_wait=on_wait
+            # GPUs first: waiting for one must not keep others from an exclusive machine
+            with (
+                self._locks.devices(gpus, target, on_wait),
+                self._locks.machine(target, exclusive=action.exclusive, on_wait=on_wait),
             ):
                 self._publisher.remove_abandoned()
                 return self._make(action, key, why)
@@ -164,11 +166,11 @@ class Executor:
     def stop(self) -> None:
         """Stop waiting for locks, without recording interrupted targets."""
         self._stopped = True
-        self._locks.stop()
+        self._locks.stopped.set()
 
     def close(self) -> None:
         """Stop waiting for locks, finish background work and close the state."""
-        self._locks.stop()
+        self._locks.stopped.set()
         try:
             self._background.close()
         finally:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 from buildsys.errors import StageError
@@ -19,14 +19,12 @@ from buildsys.store import ledger
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.ledger import HistoryEntry, Ledger, Outputs
 from buildsys.store.object_store import Store
-from buildsys.store.state_db import StateDb, warn_on_stderr
+from buildsys.store.state_db import StateDb
 
 FRESH, STALE, MAY_RERUN = "fresh", "stale", "may rerun"
 _RECENT_RUNS = 20  # considered for the usual time and the last reasons
 _TYPICAL_RUNS = 5
 _SUCCEEDED = (ledger.PASSED, ledger.UNAVAILABLE, ledger.RESTORED)
-
-IsStored = Callable[[Action, ActionKey], bool]
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ def explain(
 class FreshnessChecker:
     """Checker of targets against their records and outputs.
 
-    ``is_stored`` returns whether the outputs of a stale target could be restored.
+    With a ``store``, it also finds out if the outputs of a stale target could be restored.
     """
 
     def __init__(
@@ -125,13 +123,13 @@ class FreshnessChecker:
         keys: KeyBuilder,
         db: StateDb,
         digests: DigestCache,
-        is_stored: IsStored = lambda *_: False,
+        store: Store | None = None,
     ) -> None:
         self._build = build
         self._keys = keys
         self._digests = digests
         self._ledger = Ledger(db)
-        self._is_stored = is_stored
+        self._store = store
 
     def up_to_date_key(self, action: Action) -> str | None:
         """Return the key digest of a target, None if it is stale.
@@ -169,11 +167,14 @@ class FreshnessChecker:
         self, found: Freshness, action: Action, key: ActionKey, runs: list[HistoryEntry]
     ) -> Freshness:
         failed = bool(runs) and runs[0].status not in _SUCCEEDED
+        restorable = False
+        if self._store is not None and not key.missing:
+            restorable = is_restorable(self._store, self._ledger, action, key)
         found = replace(
             found,
             failure=runs[0].reason if failed else None,
             failed_with_this_key=failed and runs[0].key == key.digest,
-            restorable=not key.missing and self._is_stored(action, key),
+            restorable=restorable,
         )
         latest = self._ledger.lookup(action.target)
         parts = latest.parts if latest else None
@@ -184,7 +185,7 @@ class FreshnessChecker:
                 no_record = kinds.LOST_RECORD
             elif any(run.status in _SUCCEEDED for run in runs):
                 no_record = kinds.FORGOTTEN  # to be built, not restored
-            restorable = found.restorable and no_record != kinds.FORGOTTEN
+            restorable = restorable and no_record != kinds.FORGOTTEN
             return replace(found, no_record=no_record, restorable=restorable)
         removed = failed and runs[0].status == ledger.FAILED  # a failed check removes the outputs
         unavailable = latest.status == ledger.UNAVAILABLE and is_required(action)
@@ -221,21 +222,14 @@ class FreshnessChecker:
                 yield kinds.OUTPUT_EDITED, name
 
 
-def read_only_checker(
-    project: Path,
-    build: Path,
-    state: Path,
-    notify: Callable[[str], None] = warn_on_stderr,
-    is_stored: IsStored | None = None,
-) -> FreshnessChecker:
+def read_only_checker(project: Path, build: Path, state: Path) -> FreshnessChecker:
     """Return a checker for queries: it neither creates nor writes the state."""
     from buildsys.store.state_db import ReadOnlyStateDb  # not needed by a run
 
-    db = ReadOnlyStateDb(state / "state.db", notify)
+    db = ReadOnlyStateDb(state / "state.db")
     digests = DigestCache(db)
     keys = KeyBuilder(project, build, digests, db)
-    is_stored = is_stored or partial(is_restorable, Store(store_folder(state)), Ledger(db))
-    return FreshnessChecker(build, keys, db, digests, is_stored)
+    return FreshnessChecker(build, keys, db, digests, Store(store_folder(state)))
 
 
 def is_required(action: Action) -> bool:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from buildsys.execution.action_key import ABSENT, changed_parts
+from buildsys.execution.action_key import ABSENT
 
 NEVER_BUILT, FORGOTTEN = "never-built", "forgotten"
 LOST_RECORD, OTHER_KEYS = "lost-record", "other-keys"
@@ -22,6 +22,7 @@ _KEPT_REASONS, _KEPT_CHARACTERS = 30, 200  # per run, in the history
 _SHOWN_CHARACTERS = 60  # of a value; JSON has all of it
 _SHOWN_NAMES = 3  # upstream targets on one line
 _CONTEXT = 16  # characters before the first difference of two long values
+_KINDS = ("config", "weights", "source", "input", "tool", "device", "env", "code")
 _DIGEST = re.compile(r"[0-9a-f]{32,128}")
 _PREFIX = {"config": "", "source": "", "tool": ""}  # other kinds are named
 TEXTS = {
@@ -61,16 +62,19 @@ class Reason(NamedTuple):
 
 
 def part_reasons(old: Mapping[str, str], new: Mapping[str, str]) -> list[Reason]:
-    """Return the differences between the parts of two keys."""
+    """Return the differences of two keys, fields first and code last."""
+    ranks = {kind: rank for rank, kind in enumerate(_KINDS)}
+    changed = [label for label in old.keys() | new.keys() if old.get(label) != new.get(label)]
     reasons = []
-    for label, before, after in changed_parts(old, new):
+    for label in sorted(changed, key=lambda label: (ranks.get(label.partition(":")[0], 99), label)):
         kind, colon, name = label.partition(":")
+        before, after = old.get(label), new.get(label)
         was, now = _as_map(before), _as_map(after)
         if colon or was is None or now is None:
             reasons.append(Reason(kind, name if colon else kind, before, after))
         else:  # a map of roles
-            changed = (e for e in sorted(was.keys() | now.keys()) if was.get(e) != now.get(e))
-            reasons += [Reason(kind, entry, was.get(entry), now.get(entry)) for entry in changed]
+            entries = (e for e in sorted(was.keys() | now.keys()) if was.get(e) != now.get(e))
+            reasons += [Reason(kind, entry, was.get(entry), now.get(entry)) for entry in entries]
     return reasons
 
 

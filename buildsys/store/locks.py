@@ -65,30 +65,11 @@ class Locks:
     def __init__(self, folder: Path, machine: Path | None = None) -> None:
         self._folder = folder
         self._machine = machine
-        self._stopped = threading.Event()
-
-    def stop(self) -> None:
-        """End all waits, now and later, with ``InterruptedWaitError``."""
-        self._stopped.set()
+        self.stopped = threading.Event()  # set: all waits end with ``InterruptedWaitError``
 
     def target(self, target: str, on_wait: OnWait) -> AbstractContextManager[bool]:
         """Hold a target exclusively; yield True after a wait."""
         return self._hold(self._folder / _file_name(target), target, on_wait)
-
-    @contextmanager
-    def resources(
-        self, target: str, *, devices: Iterable[str], exclusive: bool, on_wait: OnWait
-    ) -> Iterator[None]:
-        """Hold devices exclusively, and the machine shared or exclusively.
-
-        Devices come first: a process waiting for one must not keep others from an exclusive
-        machine.
-        """
-        with (
-            self.devices(devices, target, on_wait),
-            self.machine(target, exclusive=exclusive, on_wait=on_wait),
-        ):
-            yield
 
     @contextmanager
     def devices(self, names: Iterable[str], target: str, on_wait: OnWait) -> Iterator[None]:
@@ -121,12 +102,11 @@ class Locks:
         """Hold a lock file and yield True after a wait."""
         handle, waited = self._acquire(path, on_wait, shared=shared)
         try:
-            with suppress(
-                OSError
-            ):  # only informs those waiting: a full disk must not fail the lock
-                if not shared:
-                    now = time.strftime("%H:%M:%S")
-                    holder = LockHolder(os.getpid(), socket.gethostname(), target, now)
+            if not shared:
+                now = time.strftime("%H:%M:%S")
+                holder = LockHolder(os.getpid(), socket.gethostname(), target, now)
+                # only informs those waiting: a full disk must not fail the lock
+                with suppress(OSError):
                     os.ftruncate(handle, 0)
                     os.pwrite(handle, json.dumps(holder).encode(), 0)
             yield waited
@@ -172,7 +152,7 @@ class Locks:
                     holder = LockHolder(*json.loads(os.pread(handle, 4096, 0)))
                 on_wait(holder)
                 reported = True
-            if self._stopped.wait(_POLL_S[min(polls, len(_POLL_S) - 1)]):
+            if self.stopped.wait(_POLL_S[min(polls, len(_POLL_S) - 1)]):
                 raise InterruptedWaitError("interrupted while waiting for another process")
             polls += 1
 

@@ -65,7 +65,12 @@ class SharedCache:
     def read_action(self, target: str, key: str) -> ActionRecord | None:
         """Return the record of a key, None if none is usable."""
         path = action_name(key)
-        content = self._within(lambda place, _: place.read(path), f"look up {target}")
+
+        def read(place: _Connection, _: threading.Event) -> bytes:
+            with place.open(path, "rb") as file:
+                return bytes(file.read(_MAX_RECORD_BYTES))  # without the rest it is refused
+
+        content = self._within(read, f"look up {target}")
         if content is None:
             return None
         try:
@@ -183,10 +188,6 @@ class _Connection(NamedTuple):
         if mode == "rb" and hasattr(file, "prefetch"):
             file.prefetch(self.size(path))
         return file
-
-    def read(self, path: str) -> bytes:
-        with self.open(path, "rb") as file:
-            return bytes(file.read(_MAX_RECORD_BYTES))  # the rest is missing, so it is refused
 
     def size(self, path: str) -> int | None:
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -210,23 +209,23 @@ def test_the_usual_time_is_the_median_of_the_last_successful_runs(root: Path) ->
 
 def test_a_stale_target_in_a_store_is_restorable(root: Path) -> None:
     build(root)
-    graph = actions(opset=18)
+    executor, _ = make_executor(root, actions(opset=18))
+    executor.run(EXPORT)
+    executor.close()
+    assert examine(root, EXPORT).restorable
+    assert not examine(root, EXPORT, opset=19).restorable
+    shutil.rmtree(root / ".buildsys/store/objects")
+    assert not examine(root, EXPORT).restorable
 
-    def look() -> FreshnessChecker:
-        stored = {EXPORT}
-        return read_only_checker(
-            root,
-            root / "build",
-            root / ".buildsys",
-            is_stored=lambda action, now: action.target in stored,
-        )
 
-    seen = look()
-    assert seen.examine(graph[EXPORT]).restorable
-    assert not seen.examine(graph[ENGINE]).restorable
-    assert not seen.examine(replace(graph[EXPORT], target="other:m")).restorable
-    make_executor(root)[0].ledger.forget(EXPORT)
-    assert not look().examine(graph[EXPORT]).restorable
+def test_a_forgotten_target_is_not_restorable(root: Path) -> None:
+    build(root)
+    executor, _ = make_executor(root, actions(opset=18))
+    executor.run(EXPORT)
+    executor.close()
+    executor.ledger.forget(EXPORT)
+    found = examine(root, EXPORT)
+    assert (found.up_to_date, found.restorable) == (False, False)
 
 
 def test_a_read_only_check_writes_nothing(root: Path) -> None:

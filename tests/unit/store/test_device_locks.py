@@ -17,8 +17,11 @@ import sys
 from pathlib import Path
 from buildsys.store.locks import Locks
 locks = Locks(Path(sys.argv[1]), Path(sys.argv[2]))
-gpus = sys.argv[3].split()
-with locks.resources("bench:m:trt", devices=gpus, exclusive=False, on_wait=lambda holder: None):
+wait, target = lambda holder: None, "bench:m:trt"
+with (
+    locks.devices(sys.argv[3].split(), target, wait),
+    locks.machine(target, exclusive=False, on_wait=wait),
+):
     print("held", flush=True)
     sys.stdin.read()
 """

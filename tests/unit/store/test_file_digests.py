@@ -158,11 +158,11 @@ def test_a_file_that_keeps_changing_is_an_error(
     path = tmp_path / "f"
     path.write_bytes(b"x")
 
-    def hash_and_write(read_into: object, size: int) -> str:
+    def write_and_hash(*, max_threads: int) -> blake3:
         path.write_bytes(path.read_bytes() + b"x")
-        return "digest"
+        return blake3(max_threads=max_threads)
 
-    monkeypatch.setattr(digest_module, "_hash_stream", hash_and_write)
+    monkeypatch.setattr("blake3.blake3", write_and_hash)
     with pytest.raises(StageError, match="keeps changing"):
         hash_file(str(path))
 

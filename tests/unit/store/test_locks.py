@@ -155,7 +155,7 @@ def test_stopping_ends_all_waiting(locks: Locks) -> None:
     with other.target("a", unexpected):
         thread = in_thread(wait)
         assert waiting.wait(30)
-        locks.stop()
+        locks.stopped.set()
         thread.join(30)
         assert len(caught) == 1
 
