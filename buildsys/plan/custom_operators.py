@@ -93,20 +93,13 @@ class CustomOperators:
         return _use(entries, inputs, (self.target,) if inputs else ())
 
     def loaded_use(self, engine: Mapping[str, Any]) -> OperatorUse:
-        """Return the additions to an action running an engine."""
+        """Return the additions to an action running an engine: its own copies of libraries."""
         found = self._entries(engine["backend"])
         entries = [entry for entry in found if entry["kind"] in ("library", "plugin")]
-        return _use(entries, self.copied_libraries(engine))
-
-    def copied_libraries(self, engine: Mapping[str, Any]) -> dict[str, FileRef]:
-        """Return the libraries copied into an engine's folder, by role."""
         folder = f"{self._model}/engine/{engine['name']}"
-        names = [entry.get("library") for entry in self._entries(engine["backend"])]
-        return {
-            f"library.{name}": FileRef(f"{folder}/{name}.so", optional=True)
-            for name in names
-            if name
-        }
+        names = [entry["library"] for entry in entries if "library" in entry]
+        copies = {f"library.{n}": FileRef(f"{folder}/{n}.so", optional=True) for n in names}
+        return _use(entries, copies)
 
     def _entries(self, backend: str) -> list[Entry]:
         """Return the implementation of each operator, except functions of the graph itself.

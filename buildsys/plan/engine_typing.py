@@ -68,11 +68,6 @@ def is_weak(engine: EngineSpec) -> bool:
     return engine.get("typing") == "weak"
 
 
-def is_explicit(engine: EngineSpec) -> bool:
-    """Return True for a weakly typed engine from a graph with quantizers."""
-    return is_weak(engine) and engine.get("quantization") == "explicit"
-
-
 def is_implicit(engine: EngineSpec) -> bool:
     """Return True if the builder itself calibrates int8 (typing decided)."""
     default = "implicit" if engine["precision"] == _CALIBRATED else None

@@ -11,7 +11,6 @@ from buildsys.plan.custom_operators import CustomOperators
 from buildsys.plan.engine_typing import (
     EngineSpec,
     VersionOf,
-    is_explicit,
     is_implicit,
     is_weak,
     toolchain_of,
@@ -122,8 +121,8 @@ class EnginePlan:
         }
         self.loaded_operators = model.operators.loaded_use(spec)
         # the graph has the types of the engine's precision
-        weak = is_weak(spec) and not is_explicit(spec)
-        self.is_converted = self.precision != FULL_PRECISION and not weak
+        typed = not is_weak(spec) or spec.get("quantization") == "explicit"
+        self.is_converted = typed and self.precision != FULL_PRECISION
         final = model.final
         self.graph = model.converted(self.precision) if self.is_converted else final.graph
         # of the check, including the engine's explicit profiles

@@ -57,11 +57,6 @@ class SharedCache:
         self._off = False
         self._damaged: set[str] = set()  # objects to be replaced by the next push
 
-    @property
-    def writable(self) -> bool:
-        """True if results may be added."""
-        return self.settings.mode == READ_WRITE and not self._off
-
     def read_action(self, target: str, key: str) -> ActionRecord | None:
         """Return the record of a key, None if none is usable."""
         path = action_name(key)
@@ -107,7 +102,7 @@ class SharedCache:
 
     def push(self, record: ActionRecord, store: Store) -> None:
         """Add a record, after its missing objects."""
-        if not self.writable:
+        if self.settings.mode != READ_WRITE or self._off:
             return
 
         def push_all(place: _Connection, timed_out: threading.Event) -> None:

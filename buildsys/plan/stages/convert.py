@@ -15,43 +15,38 @@ def plan_convert(model: ModelPlan) -> Iterator[Action]:
     """Plan one conversion per precision of engines and ONNX Runtime baselines."""
     precisions = [engine.precision for engine in model.engines if engine.is_converted]
     precisions += [e.baseline_precision for e in model.engines if e.baseline_graph]
-    for precision in dict.fromkeys(precisions):
-        if precision != FULL_PRECISION:
-            yield _plan(model, precision)
-
-
-def _plan(model: ModelPlan, precision: str) -> Action:
     spec, name, final = model.spec, model.name, model.final
-    cases = final.cases(spec["verify"]["cases"])
-    options: dict[str, Any]
-    if precision in QUANTIZED:
-        tool = spec["quantize"]["tool"] or _QUANTIZERS[precision]
-        algorithm = spec["calibration"]["algorithm"]
-        options = {"quantize": {**spec["quantize"], "tool": tool, "algorithm": algorithm}}
-        code = ["buildsys.stages.quantize.convert"]
-        calibrated = model.calibrated("ranges", *(["batches"] if tool == "modelopt" else []))
-        after = [f"calibrate:{name}"]
-        modelopt = tool == "modelopt"
-    else:
-        modelopt = spec["convert"]["tool"] == "autocast"
-        options = {"tool": "autocast"} if modelopt else {}
-        code = ["buildsys.stages.quantize.modelopt"] if modelopt else []
-        calibrated, after = {}, []
-    operators, graph = model.operators.use(), model.converted(precision)
-    return Action(
-        **model.fields("convert", precision),
-        options={
-            "precision": precision,
-            **options,
-            "tolerance": spec["verify"][precision],  # an engine's own limits apply to it alone
-            "cases": cases,
-            **operators.options,
-        },
-        inputs={**final.graph.files(), **calibrated, **final.golden(cases), **operators.inputs},
-        outputs={**graph.files(), "result": FileRef(f"{graph.folder}/convert.json")},
-        after=(final.graph.target, *after, final.golden_target, *operators.after),
-        code=("buildsys.stages.convert.stage", *code),
-        tools=("onnx", "onnxruntime", "numpy", *(("nvidia-modelopt",) if modelopt else ())),
-        environment=("onnxruntime",),
-        doc=f"convert {name} to {precision} and check its numbers",
-    )
+    cases, operators = final.cases(spec["verify"]["cases"]), model.operators.use()
+    for precision in dict.fromkeys(p for p in precisions if p != FULL_PRECISION):
+        options: dict[str, Any]
+        if precision in QUANTIZED:
+            tool = spec["quantize"]["tool"] or _QUANTIZERS[precision]
+            algorithm = spec["calibration"]["algorithm"]
+            options = {"quantize": {**spec["quantize"], "tool": tool, "algorithm": algorithm}}
+            code = ["buildsys.stages.quantize.convert"]
+            calibrated = model.calibrated("ranges", *(["batches"] if tool == "modelopt" else []))
+            after = [f"calibrate:{name}"]
+            modelopt = tool == "modelopt"
+        else:
+            modelopt = spec["convert"]["tool"] == "autocast"
+            options = {"tool": "autocast"} if modelopt else {}
+            code = ["buildsys.stages.quantize.modelopt"] if modelopt else []
+            calibrated, after = {}, []
+        graph = model.converted(precision)
+        yield Action(
+            **model.fields("convert", precision),
+            options={
+                "precision": precision,
+                **options,
+                "tolerance": spec["verify"][precision],  # an engine's own limits apply to it alone
+                "cases": cases,
+                **operators.options,
+            },
+            inputs={**final.graph.files(), **calibrated, **final.golden(cases), **operators.inputs},
+            outputs={**graph.files(), "result": FileRef(f"{graph.folder}/convert.json")},
+            after=(final.graph.target, *after, final.golden_target, *operators.after),
+            code=("buildsys.stages.convert.stage", *code),
+            tools=("onnx", "onnxruntime", "numpy", *(("nvidia-modelopt",) if modelopt else ())),
+            environment=("onnxruntime",),
+            doc=f"convert {name} to {precision} and check its numbers",
+        )

@@ -34,7 +34,7 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Action:
         options={**options, **operators.options},
         inputs={**engine.graph.files(), **batches, **operators.inputs},
         outputs={
-            **model.operators.copied_libraries(engine.spec),
+            **engine.loaded_operators.inputs,
             **engine.files,
             **cache,
             "result": FileRef(f"{folder}/engine.json"),
