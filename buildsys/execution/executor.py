@@ -21,7 +21,7 @@ from buildsys.plan.action import Action, FileRef
 from buildsys.store import ledger
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.ledger import ActionRecord, HistoryEntry, Ledger, OutputFile
-from buildsys.store.locks import LockHolder, Locks, machine_lock_folder
+from buildsys.store.locks import LockHolder, Locks
 from buildsys.store.object_store import Store
 from buildsys.store.publish import Background, Publisher
 from buildsys.store.state_db import StateDb, warn_on_stderr
@@ -84,7 +84,7 @@ class Executor:
         self._digests = DigestCache(self._db)
         self.ledger = Ledger(self._db)
         self._stopped = False
-        self._locks = Locks(state / "locks", machine_lock_folder(state / "locks"))
+        self._locks = Locks(state / "locks")
         self._background = Background()
         self._publisher = Publisher(build, self._digests, self.ledger, self._background, notify)
         self._cache = BuildCache(build, store, self.ledger, remote, notify)

@@ -64,7 +64,7 @@ class Locks:
 
     def __init__(self, folder: Path, machine: Path | None = None) -> None:
         self._folder = folder
-        self._machine = machine
+        self._machine = machine or machine_lock_folder(folder)
         self.stopped = threading.Event()  # set: all waits end with ``InterruptedWaitError``
 
     def target(self, target: str, on_wait: OnWait) -> AbstractContextManager[bool]:
@@ -74,10 +74,9 @@ class Locks:
     @contextmanager
     def devices(self, names: Iterable[str], target: str, on_wait: OnWait) -> Iterator[None]:
         """Hold devices (UUIDs) exclusively among the projects of this user."""
-        folder = self._machine or machine_lock_folder(self._folder)
         with ExitStack() as stack:
             for name in sorted(set(names)):  # the same order everywhere, against deadlocks
-                path = folder / f"device-{_file_name(name)}"
+                path = self._machine / f"device-{_file_name(name)}"
                 stack.enter_context(self._hold(path, target, on_wait))
             yield
 
@@ -88,11 +87,10 @@ class Locks:
         Everyone passes a turnstile first. A process that wants the machine exclusively keeps it
         shut while waiting, so a stream of short stages does not starve a benchmark.
         """
-        folder = self._machine or machine_lock_folder(self._folder)
         with ExitStack() as stack:
-            with self._hold(folder / "turnstile.lock", target, on_wait):
-                lock = self._hold(folder / "machine.lock", target, on_wait, shared=not exclusive)
-                stack.enter_context(lock)
+            with self._hold(self._machine / "turnstile.lock", target, on_wait):
+                path = self._machine / "machine.lock"
+                stack.enter_context(self._hold(path, target, on_wait, shared=not exclusive))
             yield
 
     @contextmanager
@@ -103,10 +101,10 @@ class Locks:
         handle, waited = self._acquire(path, on_wait, shared=shared)
         try:
             if not shared:
-                now = time.strftime("%H:%M:%S")
-                holder = LockHolder(os.getpid(), socket.gethostname(), target, now)
                 # only informs those waiting: a full disk must not fail the lock
                 with suppress(OSError):
+                    now = time.strftime("%H:%M:%S")
+                    holder = LockHolder(os.getpid(), socket.gethostname(), target, now)
                     os.ftruncate(handle, 0)
                     os.pwrite(handle, json.dumps(holder).encode(), 0)
             yield waited
