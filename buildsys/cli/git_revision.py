@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from buildsys.errors import BuildsysError, ManifestErrors, UsageError
-from buildsys.execution.action_key import ABSENT
+from buildsys.execution.action_key import ABSENT, KeyBuilder
 from buildsys.execution.builder_versions import builder_versions
-from buildsys.execution.key_builder import KeyBuilder
 from buildsys.manifest.project import Project, load_project
 from buildsys.plan.action import Action
 from buildsys.plan.project_plan import ProjectPlan, model_of

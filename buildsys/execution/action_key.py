@@ -1,22 +1,43 @@
-"""Action keys: digests over labelled parts."""
+"""Action keys: digests over labelled parts, built from options, files, libraries and code."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
-from buildsys.plan.action import Action
-from buildsys.store.file_digests import FileDigest
+from buildsys.plan.action import Action, ToolchainRef
+from buildsys.plan.dependencies import FolderListings, Import, SourceTree
+from buildsys.store.file_digests import DigestCache, FileDigest
+from buildsys.system import devices, distributions, versions
+from buildsys.system.files import sha256_of
+from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
+from buildsys.system.text_cache import TextCache
 
 SCHEMA = "buildsys/action/3"  # bump when the meaning of any part changes
 ABSENT = "absent"  # the value of a missing file or distribution
 _SPECIAL = re.compile(r"([\\.\[\]])")
 _encode = json.JSONEncoder().encode  # json.dumps evaluates its options again for every value
+_PACKAGE = "buildsys"
+_CODE_ROOT = str(Path(__file__).resolve().parents[2])
+# stages list their dependencies among these libraries; their other requirements do not count
+_KNOWN_LIBRARIES = [
+    "ml-dtypes",
+    "numpy",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
+    "torch",
+    "torchvision",
+]
+Parts = dict[str, str]
+Files = dict[str, FileDigest | None]
 
 
 @dataclass(frozen=True)
@@ -35,6 +56,176 @@ class ActionKey:
         """The SHA-256 of the target and all parts."""
         content = [SCHEMA, self.target, sorted(self.parts.items())]
         return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
+
+
+class KeyBuilder:
+    """Builds action keys.
+
+    Files are examined every time; libraries, devices and our own code once per instance.
+    ``texts`` caches facts about file contents.
+    """
+
+    def __init__(self, project: Path, build: Path, digests: DigestCache, texts: TextCache) -> None:
+        self._project = str(project)
+        self._build = str(build)
+        self._digests = digests
+        self._texts = texts
+        self._listings = FolderListings()
+        self._facts: dict[tuple[object, ...], Parts] = {}
+        self._providers: dict[tuple[ToolchainRef | None, str], distributions.Provider] = {}
+        self._code: dict[tuple[str, ...], dict[str, str | None]] = {}
+
+    def build(self, action: Action) -> ActionKey:
+        """Return the present key of an action. Raises: StageError: a file cannot be read."""
+        files: Files = {}
+        parts = declared_parts(action)
+        parts |= self._environment_parts(action)
+        parts |= content_parts("code", self._code_of(action.code))
+        paths = {ref.path: f"{self._build}/{ref.path}" for ref in action.inputs.values()}
+        found = self._digests.digests(paths.values())
+        for name, path in paths.items():
+            files[f"input:{name}"] = digest = found[path]
+            parts[f"input:{name}"] = ABSENT if digest is None else digest.digest
+        required = (ref.path for ref in action.inputs.values() if not ref.optional)
+        missing = tuple(name for name in required if found[paths[name]] is None)
+        for name, sha256 in action.weights.items():
+            path = f"{self._project}/{name}"
+            files[f"weights:{name}"] = digest = self._digests.digest(path)
+            parts[f"weights:{name}"] = ABSENT if digest is None else digest.digest
+            # a matching sha256 adds nothing to the digest; with another one the stage fails
+            for label in [label for label in parts if label.endswith("source.weights.sha256")]:
+                if sha256 is None or (digest and self._sha256(path, digest.digest) == sha256):
+                    del parts[label]
+                else:
+                    parts[label] = f"{sha256}, which the file does not have"
+        if action.sources:
+            self._add_sources(action, parts, files)
+        return ActionKey(action.target, parts, files, missing)
+
+    def changed_file(self, action: Action, before: ActionKey, now: ActionKey) -> str:
+        """Return a file or module changed since ``before``, or an empty string."""
+        for label in sorted(before.files.keys() | now.files.keys()):
+            if _digest(before.files.get(label)) != _digest(now.files.get(label)):
+                return label.partition(":")[2]
+        # the modules need not be followed again: with equal contents they import the same
+        pinned = self._code_of(action.code)
+        found = self._digests.digests(map(_module_file, pinned))
+        changed = (name for name, d in pinned.items() if _digest(found[_module_file(name)]) != d)
+        return next(changed, "")
+
+    def _sha256(self, path: str, digest: str) -> str:
+        known = self._texts.get(name := f"sha256/1:{digest}")
+        if known is None:
+            known = sha256_of(Path(path))
+            if _digest(self._digests.digest(path)) != digest:
+                return ""  # written meanwhile
+            self._texts.set(name, known)
+        return known
+
+    def _add_sources(self, action: Action, parts: Parts, files: Files) -> None:
+        found = self._tree(self._project, files).dependencies(action.sources)
+        parts |= content_parts("source", found.files)
+        modules: dict[str, list[Import]] = {}
+        for item in found.outside:
+            modules.setdefault(item.module.partition(".")[0], []).append(item)
+        variables = list(found.variables)
+        for module, imports in modules.items():
+            wanted = action.runs_in, module
+            if wanted not in self._providers:
+                interpreter = self._located(action.runs_in)
+                path = versions.module_path(interpreter, self._texts) if interpreter else None
+                providing = distributions.distributions_of(
+                    [module], self._texts, known=_KNOWN_LIBRARIES, path=path
+                )
+                self._providers[wanted] = distributions.Provider(
+                    versions.tool_versions(providing, interpreter, self._texts),
+                    distributions.source_root(module, path),
+                )
+            tools, root = self._providers[wanted]
+            parts |= {f"tool:{name}": version for name, version in tools.items()}
+            if root is not None and root != self._project:  # on PYTHONPATH, or installed editable
+                outside = self._tree(root, files, package=module).dependencies((), imports)
+                parts |= content_parts("source", outside.files)
+                variables += outside.variables
+        environment = {**os.environ, **dict(action.toolchain.env if action.toolchain else ())}
+        for name in variables:
+            value = environment.get(name)
+            if value is None:
+                parts[f"env:{name}"] = "unset"
+            else:  # not the value itself: it may be a secret, and records are kept and shared
+                digest = hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()
+                parts[f"env:{name}"] = f"set, digest {digest[:16]}"
+
+    def _environment_parts(self, action: Action) -> Parts:
+        """Return the versions, device facts and environment variables of an action."""
+        toolchain = action.toolchain
+        wanted = action.tools, action.peer_tools, toolchain, action.devices, action.environment
+        if wanted not in self._facts:
+            located = self._located(action.runs_in)
+            tools = dict(versions.tool_versions(action.tools, located, self._texts))
+            variables = dict(versions.environment_facts(action.environment, os.environ))
+            if toolchain is not None:  # a peer may have tools and variables of the same names
+                peer = f"{toolchain.name}/" if action.peer_tools else ""
+                found = versions.tool_versions(
+                    action.peer_tools, self._located(toolchain), self._texts
+                )
+                tools |= {
+                    (peer if n in action.tools else "") + n: version for n, version in found.items()
+                }
+                variables |= {f"{peer}{name}": value for name, value in toolchain.env}
+            self._facts[wanted] = {
+                **{f"tool:{name}": version for name, version in tools.items()},
+                **{f"device:{n}": v for n, v in devices.device_facts(action.devices).items()},
+                **{f"env:{name}": value for name, value in variables.items()},
+            }
+        return self._facts[wanted]
+
+    def _located(self, toolchain: ToolchainRef | None) -> Toolchain | None:
+        if toolchain is None:
+            return None
+        return locate_toolchain(*toolchain, Path(self._project), os.environ)
+
+    def _tree(self, root: str, files: Files, *, package: str = "") -> SourceTree:
+        prefix = len(root) + 1
+
+        def look(path: str) -> str | None:
+            files[f"source:{path[prefix:]}"] = found = self._digests.digest(path)
+            return _digest(found)
+
+        return SourceTree(root, look, self._texts, package=package, listings=self._listings)
+
+    def _code_of(self, modules: tuple[str, ...]) -> dict[str, str | None]:
+        """Return the digests of our ``modules`` and their imports by name."""
+        if modules not in self._code:
+            own = [name for name in modules if name.partition(".")[0] == _PACKAGE]
+            loaded, digest = self._loaded_code
+            cached = f"closure/1:{digest}:{' '.join(own)}"
+            text = self._texts.get(cached)
+            if text is None:
+                tree = SourceTree(
+                    _CODE_ROOT,
+                    lambda path: _digest(loaded.get(path)),
+                    self._texts,
+                    package=_PACKAGE,
+                )
+                paths = [name.replace(".", "/") for name in own]
+                sources = [
+                    f"{path}/__init__.py" if Path(_CODE_ROOT, path).is_dir() else f"{path}.py"
+                    for path in paths
+                ]
+                files = tree.dependencies(sources).files
+                text = json.dumps([file.removesuffix(".py").replace("/", ".") for file in files])
+                self._texts.set(cached, text)
+            names: list[str] = json.loads(text)
+            self._code[modules] = {n: _digest(loaded.get(_module_file(n))) for n in names}
+        return self._code[modules]
+
+    @cached_property
+    def _loaded_code(self) -> tuple[Files, str]:
+        """Our own modules and their digest, taken before any worker starts."""
+        files, prefix = self._digests.digests(sorted(own_code())), len(_CODE_ROOT) + 1
+        code = [(path[prefix:], _digest(found)) for path, found in files.items()]
+        return files, hashlib.sha256(json.dumps(code).encode()).hexdigest()
 
 
 def declared_parts(action: Action) -> dict[str, str]:
@@ -79,3 +270,20 @@ def flatten_options(options: Mapping[str, Any], prefix: str = "") -> dict[str, s
 @cache  # the same few field names occur in every target
 def _escape(name: str) -> str:
     return _SPECIAL.sub(r"\\\1", name)
+
+
+def own_code(folder: str = "") -> Iterator[str]:
+    """Yield the paths of our modules, or of those in a folder."""
+    for entry in os.scandir(folder or f"{_CODE_ROOT}/{_PACKAGE}"):
+        if entry.name.endswith(".py"):
+            yield entry.path
+        elif entry.is_dir():
+            yield from own_code(entry.path)
+
+
+def _module_file(name: str) -> str:
+    return f"{_CODE_ROOT}/{name.replace('.', '/')}.py"
+
+
+def _digest(found: FileDigest | None) -> str | None:
+    return None if found is None else found.digest

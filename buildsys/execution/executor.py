@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable, joined
-from buildsys.execution.action_key import ActionKey
+from buildsys.execution.action_key import ActionKey, KeyBuilder
 from buildsys.execution.build_cache import BuildCache
 from buildsys.execution.freshness import Freshness, FreshnessChecker, is_required
-from buildsys.execution.key_builder import KeyBuilder
 from buildsys.execution.stale_reasons import ASKED_FOR, Reason, encode_reasons, summarize_reasons
 from buildsys.execution.up_to_date_models import UpToDateModels
 from buildsys.plan.action import Action, FileRef

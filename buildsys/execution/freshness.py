@@ -10,9 +10,8 @@ from pathlib import Path
 
 from buildsys.errors import StageError
 from buildsys.execution import stale_reasons as kinds
-from buildsys.execution.action_key import ActionKey
+from buildsys.execution.action_key import ActionKey, KeyBuilder
 from buildsys.execution.build_cache import is_restorable, store_folder
-from buildsys.execution.key_builder import KeyBuilder
 from buildsys.execution.stale_reasons import Reason, decode_reasons, part_reasons
 from buildsys.plan.action import Action
 from buildsys.store import ledger

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from buildsys.errors import StageError
+from buildsys.execution.action_key import KeyBuilder, own_code
 from buildsys.execution.freshness import FreshnessChecker
-from buildsys.execution.key_builder import KeyBuilder, own_code
 from buildsys.plan.action import Action, ToolchainRef
 from buildsys.store.file_digests import boot_id
 from buildsys.store.state_db import Row, StateDb, Statement

@@ -15,8 +15,7 @@ from pathlib import Path
 from _harness import ROOT, doit_command, log, timed
 
 from buildsys.cli.session import Session
-from buildsys.execution.action_key import ActionKey
-from buildsys.execution.key_builder import KeyBuilder
+from buildsys.execution.action_key import ActionKey, KeyBuilder
 from buildsys.manifest.project import load_project
 from buildsys.plan.action import Action
 from buildsys.store.file_digests import DigestCache, hash_file

@@ -15,9 +15,8 @@ from buildsys.cli.commands.explain import explanation_json, reasons_json
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.session import Session
 from buildsys.errors import StageError, UsageError
-from buildsys.execution.action_key import declared_parts
+from buildsys.execution.action_key import KeyBuilder, declared_parts
 from buildsys.execution.freshness import FRESH, STALE, Explanation
-from buildsys.execution.key_builder import KeyBuilder
 from buildsys.execution.stale_reasons import (
     UNREADABLE,
     UPSTREAM,

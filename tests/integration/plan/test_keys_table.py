@@ -27,7 +27,7 @@ from key_project import KeyProject
 
 import buildsys
 from buildsys.errors import ManifestErrors, StageError
-from buildsys.execution import key_builder
+from buildsys.execution import action_key
 from buildsys.manifest.schema.base import Stage
 from buildsys.plan.action import Action
 from buildsys.system import versions
@@ -102,7 +102,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         patch.setenv(
             "BUILDSYS_MACHINE_LOCK", str(root / "machine")
         )  # do not wait for other benchmarks
-        patch.setattr(key_builder, "_CODE_ROOT", str(package.parent))
+        patch.setattr(action_key, "_CODE_ROOT", str(package.parent))
         project = KeyProject(root)
         yield Bench(project, package, root / "scratch")
         project.close()
@@ -144,7 +144,7 @@ def code(*paths: str) -> Callable[[Bench, Patch], None]:
         for path in paths:
             file = copy / "buildsys" / path
             file.write_text(f"{file.read_text()}\n# changed\n")
-        patch.setattr(key_builder, "_CODE_ROOT", str(copy))
+        patch.setattr(action_key, "_CODE_ROOT", str(copy))
 
     return change
 
@@ -435,7 +435,7 @@ def test_an_edit_reruns_exactly_the_listed_targets(
 def test_an_edit_changes_only_the_parts_that_come_from_it(
     outcome_of: Callable[[str], Outcome], edit: str
 ) -> None:
-    """Check that each part changes by its own fields or edits only."""
+    """Check the changed parts of every target."""
     found = outcome_of(edit)
     report = {
         label

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(SSHD is None, reason="no sshd: apt-get install o
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the URL of an SFTP cache and a home with its key."""
+    """Yield the URL of an SFTP cache and a home folder."""
     home = tmp_path / "home"
     (home / ".ssh").mkdir(parents=True, mode=0o700)
     for key in (home / ".ssh/id_ed25519", tmp_path / "host_key"):

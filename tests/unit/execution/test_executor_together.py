@@ -29,7 +29,7 @@ from tiny_project import (
 
 import buildsys
 from buildsys.errors import StageError
-from buildsys.execution import key_builder
+from buildsys.execution import action_key
 from buildsys.workers.job import Job
 
 
@@ -56,7 +56,7 @@ def test_own_code_edited_while_the_stage_runs_is_a_failure_that_names_it(
     module = tmp_path / "code" / "buildsys" / "errors.py"
     module.parent.mkdir(parents=True)
     module.write_text("# as loaded by the worker\n")
-    monkeypatch.setattr(key_builder, "_CODE_ROOT", str(tmp_path / "code"))
+    monkeypatch.setattr(action_key, "_CODE_ROOT", str(tmp_path / "code"))
     executor, pool = make_executor(root)
     pool.meanwhile = lambda job: module.write_text("# edited\n") and None
     with pytest.raises(StageError, match=r"^buildsys\.errors changed while export:m ran"):

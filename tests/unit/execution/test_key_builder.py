@@ -9,7 +9,7 @@ import pytest
 from python_environments import Environment
 from tiny_project import EXPORT, actions
 
-from buildsys.execution.key_builder import KeyBuilder
+from buildsys.execution.action_key import KeyBuilder
 from buildsys.execution.up_to_date_models import action_in, environment_of
 from buildsys.plan.action import Action, ToolchainRef
 from buildsys.store.file_digests import DigestCache

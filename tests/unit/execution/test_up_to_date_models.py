@@ -12,7 +12,7 @@ import pytest
 import tiny_project
 from tiny_project import BENCH, ENGINE, EXPORT, REPORT
 
-import buildsys.execution.key_builder
+import buildsys.execution.action_key
 import buildsys.execution.up_to_date_models
 from buildsys.execution.executor import Executor
 from buildsys.execution.up_to_date_models import (
