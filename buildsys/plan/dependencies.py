@@ -181,7 +181,7 @@ class SourceTree:
         if folder != self._root and not folder.startswith(self._root + os.sep):
             return
         if item.level:
-            yield from self._existing(folder, "__init__")
+            yield from self._module(folder, "__init__")
         for part in item.module.split(".") if item.module else ():
             yield from self._module(folder, part)
             if part not in self._listed(folder):
@@ -191,14 +191,14 @@ class SourceTree:
             yield from self._module(folder, name)
 
     def _module(self, folder: str, name: str) -> Iterator[str]:
-        yield from self._existing(folder, name)
+        """Yield the existing files of a module or package in a folder."""
+        places = [(folder, name)]
         if name in self._listed(folder):
-            yield from self._existing(f"{folder}/{name}", "__init__")
-
-    def _existing(self, folder: str, module: str) -> Iterator[str]:
-        names = self._listed(folder)
-        paths = (f"{folder}/{module}{end}" for end in _MODULE_SUFFIXES if module + end in names)
-        yield from filter(os.path.isfile, paths)
+            places.append((f"{folder}/{name}", "__init__"))
+        for place, module in places:
+            names = self._listed(place)
+            paths = (f"{place}/{module}{end}" for end in _MODULE_SUFFIXES if module + end in names)
+            yield from filter(os.path.isfile, paths)
 
     def _listed(self, folder: str) -> frozenset[str]:
         """Return the names in ``folder``, none if it does not exist."""
