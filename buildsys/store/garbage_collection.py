@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from collections.abc import Collection as Container
+from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
