@@ -12,7 +12,7 @@ from buildsys.errors import StageError
 from buildsys.execution import stale_reasons as kinds
 from buildsys.execution.action_key import ActionKey, KeyBuilder
 from buildsys.execution.build_cache import is_restorable, store_folder
-from buildsys.execution.stale_reasons import Reason, decode_reasons, part_reasons
+from buildsys.execution.stale_reasons import Reason, part_reasons
 from buildsys.plan.action import Action
 from buildsys.store import ledger
 from buildsys.store.file_digests import DigestCache
@@ -24,17 +24,6 @@ FRESH, STALE, MAY_RERUN = "fresh", "stale", "may rerun"
 _RECENT_RUNS = 20  # considered for the usual time and the last reasons
 _TYPICAL_RUNS = 5
 _SUCCEEDED = (ledger.PASSED, ledger.UNAVAILABLE, ledger.RESTORED)
-
-
-@dataclass(frozen=True)
-class LastRun:
-    """The last run of a target."""
-
-    status: str
-    started: str  # ISO, UTC
-    seconds: float
-    reason: str = ""  # of a failure or of being unavailable
-    reasons: tuple[Reason, ...] = ()  # for which it ran
 
 
 @dataclass(frozen=True)
@@ -51,7 +40,7 @@ class Freshness:
     failed_with_this_key: bool = False
     unavailable: str | None = None  # of a required target
     unreadable: str = ""  # error for a file that cannot be read
-    last: LastRun | None = None
+    last: HistoryEntry | None = None
     expected_s: float | None = None  # usual time of a run
     restorable: bool = False  # the store has the outputs of this key
 
@@ -79,7 +68,7 @@ class Explanation:
     target: str
     state: str  # FRESH, STALE, or MAY_RERUN: its own key matches, but an input will be rebuilt
     reasons: tuple[Reason, ...]
-    last: LastRun | None
+    last: HistoryEntry | None
     expected_s: float | None
     restorable: bool
 
@@ -156,7 +145,7 @@ class FreshnessChecker:
         found = replace(_from_history(action.target, runs), key=key)
         if self._is_current(action, key):
             made_it = [run for run in runs if run.key == key.digest]
-            return replace(found, up_to_date=True, last=_last_run(made_it or runs))
+            return replace(found, up_to_date=True, last=next(iter(made_it or runs), None))
         try:
             return self._add_reasons(found, action, key, runs)
         except StageError as error:  # an output: it cannot keep the target from being built
@@ -244,8 +233,4 @@ def _from_history(target: str, runs: list[HistoryEntry]) -> Freshness:
     seconds = sorted([run.seconds for run in runs if run.status == ledger.PASSED][:_TYPICAL_RUNS])
     middle = len(seconds) // 2
     median = (seconds[middle] + seconds[-middle - 1]) / 2 if seconds else None
-    return Freshness(target, last=_last_run(runs), expected_s=median)
-
-
-def _last_run(runs: list[HistoryEntry]) -> LastRun | None:
-    return LastRun(*runs[0][2:6], reasons=decode_reasons(runs[0].why)) if runs else None
+    return Freshness(target, last=next(iter(runs), None), expected_s=median)

@@ -11,7 +11,12 @@ from buildsys.cli.command import JSON, Options, ProjectCommand, print_json
 from buildsys.cli.console.rows import Row, print_rows, time_ago
 from buildsys.cli.session import Session
 from buildsys.execution.freshness import FRESH, MAY_RERUN, STALE, Explanation
-from buildsys.execution.stale_reasons import Reason, format_reasons, summarize_reasons
+from buildsys.execution.stale_reasons import (
+    Reason,
+    decode_reasons,
+    format_reasons,
+    summarize_reasons,
+)
 from buildsys.report.formatting import duration
 
 SCHEMA = "buildsys/explain/1"
@@ -54,7 +59,7 @@ def explanation_json(one: Explanation) -> dict[str, Any]:
             "started": last.started,
             "seconds": last.seconds,
             "reason": last.reason,
-            "reasons": reasons_json(last.reasons),
+            "reasons": reasons_json(decode_reasons(last.why)),
         },
     }
 
@@ -90,6 +95,6 @@ def _rows(session: Session, found: Iterable[Explanation], *, by_name: bool) -> I
                     built = f": {how.get(last.status, last.status)} {time_ago(last.started)}"
                     built += f" in {duration(last.seconds)}"
                     built += f" ({last.reason})" if last.reason else ""
-                    if last.reasons:
-                        built += f"; reason: {summarize_reasons(last.reasons, _SHOWN_CAUSES)}"
+                    if reasons := decode_reasons(last.why):
+                        built += f"; reason: {summarize_reasons(reasons, _SHOWN_CAUSES)}"
                 yield Row(FRESH, one.target + built)
