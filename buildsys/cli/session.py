@@ -81,10 +81,10 @@ class Session:
         project, cores, remote = self.project, len(os.sched_getaffinity(0)), None
         settings = project.shared_cache()
         if settings is not None:
-            from buildsys.store.shared_cache import SharedCache, SharedCacheSettings
+            from buildsys.store.shared_cache import SharedCache
             from buildsys.store.state_db import warn_on_stderr
 
-            remote = SharedCache(SharedCacheSettings(**settings), warn_on_stderr)
+            remote = SharedCache(notify=warn_on_stderr, **settings)
         return Executor(
             project.root,
             project.build,

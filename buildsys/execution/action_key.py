@@ -28,14 +28,8 @@ _PACKAGE = "buildsys"
 _CODE_ROOT = str(Path(__file__).resolve().parents[2])
 # stages list their dependencies among these libraries; their other requirements do not count
 _KNOWN_LIBRARIES = [
-    "ml-dtypes",
-    "numpy",
-    "onnx",
-    "onnxruntime",
-    "onnxscript",
-    "torch",
-    "torchvision",
-]
+    "ml-dtypes", "numpy", "onnx", "onnxruntime", "onnxscript", "torch", "torchvision",
+]  # fmt: skip
 Parts = dict[str, str]
 Files = dict[str, FileDigest | None]
 

@@ -10,7 +10,6 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -33,22 +32,25 @@ _NEED_RENAME = ("file", "local", "sftp", "ssh")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class SharedCacheSettings:
-    """The place of a shared cache and its permitted use."""
-
-    url: str
-    mode: str = READ_ONLY  # read-only | read-write
-    timeout_s: float = 30.0  # for everything that one target needs from it
-
-
 class SharedCache:
-    """A shared cache. Threads may share it; no method raises because of the remote side."""
+    """A shared cache. Threads may share it; no method raises because of the remote side.
 
-    def __init__(self, settings: SharedCacheSettings, notify: Callable[[str], None]) -> None:
-        self.settings = settings
-        password = urlsplit(settings.url).password
-        hidden = settings.url.replace(f":{password}@", ":***@") if password else settings.url
+    ``timeout_s`` is for everything that one target needs from it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        notify: Callable[[str], None],
+        *,
+        mode: str = READ_ONLY,
+        timeout_s: float = 30.0,
+    ) -> None:
+        self._url = url
+        self._mode = mode
+        self._timeout_s = timeout_s
+        password = urlsplit(url).password
+        hidden = url.replace(f":{password}@", ":***@") if password else url
         self._name = f"the shared cache {hidden}"
         self._notify = notify
         self._guard = threading.Lock()
@@ -102,7 +104,7 @@ class SharedCache:
 
     def push(self, record: ActionRecord, store: Store) -> None:
         """Add a record, after its missing objects."""
-        if self.settings.mode != READ_WRITE or self._off:
+        if self._mode != READ_WRITE or self._off:
             return
 
         def push_all(place: _Connection, timed_out: threading.Event) -> None:
@@ -138,11 +140,11 @@ class SharedCache:
 
         thread = threading.Thread(target=run, daemon=True, name="shared cache")
         thread.start()
-        thread.join(self.settings.timeout_s)
+        thread.join(self._timeout_s)
         late = thread.is_alive()
         if late:
             timed_out.set()
-            problems.insert(0, f"did not {attempt} within {self.settings.timeout_s:g} s")
+            problems.insert(0, f"did not {attempt} within {self._timeout_s:g} s")
         if problems:
             with self._guard:
                 first, self._off = not self._off, True
@@ -163,9 +165,9 @@ class SharedCache:
             raise RuntimeError("fsspec is not installed: pip install 'buildsys[remote]'") from error
         # no protocol may cache the listing of a folder
         options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
-        if self.settings.url.partition("://")[0] in ("sftp", "ssh"):
-            options = {"skip_instance_cache": True, "timeout": self.settings.timeout_s}
-        system, root = fsspec.core.url_to_fs(self.settings.url, **options)
+        if self._url.partition("://")[0] in ("sftp", "ssh"):
+            options = {"skip_instance_cache": True, "timeout": self._timeout_s}
+        system, root = fsspec.core.url_to_fs(self._url, **options)
         return _Connection(system, str(root).rstrip("/"))
 
 

@@ -12,7 +12,7 @@ import pytest
 from tiny_project import BENCH, ENGINE, EXPORT, REPORT, InlinePool, make_executor
 
 from buildsys.execution.executor import Executor, Outcome
-from buildsys.store.shared_cache import READ_ONLY, READ_WRITE, SharedCache, SharedCacheSettings
+from buildsys.store.shared_cache import READ_ONLY, READ_WRITE, SharedCache
 
 ALL = [EXPORT, ENGINE, BENCH, REPORT]
 SHARED = [EXPORT, ENGINE, REPORT]  # figures of another machine are not this one's
@@ -53,9 +53,7 @@ class Checkout:
         self.pool: InlinePool
         self.executor, self.pool = make_executor(
             root,
-            remote=SharedCache(
-                SharedCacheSettings(str(url), mode, timeout_s), self.warnings.append
-            ),
+            remote=SharedCache(str(url), self.warnings.append, mode=mode, timeout_s=timeout_s),
             notify=self.warnings.append,
             on_event=lambda target, event: self.events.append((target, event)),
         )
