@@ -30,6 +30,7 @@ import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,29 +102,14 @@ def draw_parameters(module: nn.Module, seed: int) -> None:
 @contextmanager
 def measuring_batch_norms(module: nn.Module, seed: int) -> Iterator[None]:
     """Set the statistics of all batch norms from the next forward."""
-    handles = [
-        layer.register_forward_pre_hook(_Measure(f"{seed}/{path}"), with_kwargs=True)
-        for path, layer in module.named_modules()
-        if _has_statistics(layer)
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    done: set[str] = set()
 
-
-class _Measure:
-    """A hook to set one layer's statistics, once."""
-
-    def __init__(self, stream: str) -> None:
-        self.stream = stream
-        self.done = False
-
-    def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if self.done:
+    def measure(
+        path: str, layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        if path in done:
             return
-        self.done = True
+        done.add(path)
         values = args[0] if args else next(iter(kwargs.values()))
         norm = float(torch.linalg.vector_norm(values.float()))
         mean_square = norm**2 / max(values.numel(), 1)
@@ -132,18 +118,29 @@ class _Measure:
             scale = float(2.0 ** round(math.log2(mean_square)))
         spread = 0.25 * math.sqrt(scale)
         buffers = dict(layer.named_buffers(recurse=False))
-        _fill(buffers["running_var"], Span(0.5 * scale, 1.5 * scale), f"{self.stream}.running_var")
-        _fill(buffers["running_mean"], Span(-spread, spread), f"{self.stream}.running_mean")
+        stream = f"{seed}/{path}"
+        _fill(buffers["running_var"], Span(0.5 * scale, 1.5 * scale), f"{stream}.running_var")
+        _fill(buffers["running_mean"], Span(-spread, spread), f"{stream}.running_mean")
+
+    handles = [
+        layer.register_forward_pre_hook(partial(measure, path), with_kwargs=True)
+        for path, layer in batch_norms(module)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
-def has_batch_norms(module: nn.Module) -> bool:
-    """Check for statistics to measure."""
-    return any(_has_statistics(layer) for layer in module.modules())
-
-
-def _has_statistics(layer: nn.Module) -> bool:
-    normalizes = isinstance(layer, _NormBase) or type(layer).__name__ == "FrozenBatchNorm2d"
-    return normalizes and isinstance(getattr(layer, "running_var", None), torch.Tensor)
+def batch_norms(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the layers with statistics to measure, with their paths."""
+    return [
+        (path, layer)
+        for path, layer in module.named_modules()
+        if isinstance(layer, _NormBase) or type(layer).__name__ == "FrozenBatchNorm2d"
+        if isinstance(getattr(layer, "running_var", None), torch.Tensor)
+    ]
 
 
 def _span(layer: nn.Module, name: str, parameter: torch.Tensor) -> Span:
@@ -152,22 +149,21 @@ def _span(layer: nn.Module, name: str, parameter: torch.Tensor) -> Span:
         return Span(-0.25, 0.25) if is_bias else Span(0.5, 1.5)
     if isinstance(layer, nn.PReLU):
         return Span(0.1, 0.4)
+    variance = 0.0
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
-        return _of_variance(1.0)
-    if parameter.dim() > 1 and not isinstance(layer, _NORMS):
+        variance = 1.0
+    elif parameter.dim() > 1 and not isinstance(layer, _NORMS):
         # the weight of a transposed convolution is (in, out / groups, …)
         outputs = parameter.shape[0]
         if isinstance(layer, nn.modules.conv._ConvTransposeNd):
             outputs = parameter.shape[1] * layer.groups
         fan_in = max(parameter.numel() // max(outputs, 1), 1)
         gain = 1.0 if isinstance(layer, nn.RNNBase | nn.RNNCellBase) else 2.0
-        return _of_variance(gain / fan_in)
+        variance = gain / fan_in
+    if variance:
+        bound = math.sqrt(3.0 * variance)
+        return Span(-bound, bound)
     return Span(-0.1, 0.1) if is_bias else Span(0.9, 1.1)
-
-
-def _of_variance(variance: float) -> Span:
-    bound = math.sqrt(3.0 * variance)
-    return Span(-bound, bound)
 
 
 def _fill(tensor: torch.Tensor, span: Span, name: str) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from buildsys.errors import StageError
-from buildsys.models.random_weights import SkipInitialization, draw_parameters, has_batch_norms
+from buildsys.models.random_weights import SkipInitialization, batch_norms, draw_parameters
 from buildsys.models.user_code import load_callable, reraise_as_stage_error
 from buildsys.system.files import sha256_of
 from buildsys.system.suggestions import nearest
@@ -108,7 +108,7 @@ def _from_python(source: Mapping[str, Any], project: Path) -> SourceModule:
 
 def _draw(module: nn.Module, source: Mapping[str, Any]) -> SourceModule:
     draw_parameters(module, source["seed"])
-    return SourceModule(module, f"random, seed {source['seed']}", has_batch_norms(module))
+    return SourceModule(module, f"random, seed {source['seed']}", bool(batch_norms(module)))
 
 
 def _ensure_downloaded(chosen: Any, name: str) -> None:

@@ -49,26 +49,22 @@ def load_callable(reference: str, project: Path) -> Callable[..., Any]:
     return find_callable(load_module(reference.rpartition(":")[0], project), reference)
 
 
-def load_object(reference: str, project: Path) -> Any:
-    """Return the object ``FILE.py:NAME`` of any type.
-
-    Raises: StageError: no such file or name, or the file raises on import.
-    """
-    return _find(load_module(reference.rpartition(":")[0], project), reference)
-
-
 def find_callable(module: ModuleType, reference: str) -> Callable[..., Any]:
     """Return the callable ``FILE.py:CALLABLE`` of an imported file.
 
     Raises: StageError: the module has no such callable.
     """
-    found = _find(module, reference)
+    found = find_object(module, reference)
     if not callable(found):
         raise StageError(f"{reference} is {with_article(type(found).__name__)}, not a callable")
     return found  # type: ignore[no-any-return]  # narrowed to return object
 
 
-def _find(module: ModuleType, reference: str) -> Any:
+def find_object(module: ModuleType, reference: str) -> Any:
+    """Return the object ``FILE.py:NAME`` of an imported file, of any type.
+
+    Raises: StageError: the module has no such name.
+    """
     path, _, qualified = reference.rpartition(":")
     found: Any = module
     for name in qualified.split("."):

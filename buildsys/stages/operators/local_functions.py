@@ -10,7 +10,12 @@ import onnx
 from onnx import FunctionProto, ModelProto, checker
 
 from buildsys.errors import StageError
-from buildsys.models.user_code import load_object, reraise_as_stage_error, with_article
+from buildsys.models.user_code import (
+    find_object,
+    load_module,
+    reraise_as_stage_error,
+    with_article,
+)
 from buildsys.onnx_graphs.onnx_file import first_line
 from buildsys.stages.operators.function_placement import nodes_of, operator_of, split_operator
 
@@ -46,7 +51,7 @@ def function_model(references: Mapping[str, str], project: Path) -> ModelProto:
 
 
 def _load_functions(op: str, reference: str, project: Path) -> list[FunctionProto]:
-    found = load_object(reference, project)
+    found = find_object(load_module(reference.rpartition(":")[0], project), reference)
     if not _is_function(found) and isinstance(found, Callable):  # type: ignore[arg-type]
         with reraise_as_stage_error(f"{reference} failed", project):
             found = found()
